@@ -1,0 +1,163 @@
+//! Validation errors: which field, what kind of problem, in upstream's wording.
+
+use serde_json::Value;
+use std::fmt;
+
+/// The path of a field, built while descending: `spec.containers[0].name`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Path(String);
+
+impl Path {
+    pub fn new(root: &str) -> Self {
+        Self(root.to_owned())
+    }
+
+    pub fn child(&self, name: &str) -> Self {
+        if self.0.is_empty() { Self(name.to_owned()) } else { Self(format!("{}.{name}", self.0)) }
+    }
+
+    pub fn index(&self, index: usize) -> Self {
+        Self(format!("{}[{index}]", self.0))
+    }
+
+    pub fn key(&self, key: &str) -> Self {
+        Self(format!("{}[{key}]", self.0))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "<nil>" } else { &self.0 })
+    }
+}
+
+/// What is wrong with a field. The variants are upstream's `field.ErrorType`s.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Problem {
+    Required,
+    Duplicate(Value),
+    Invalid(Value),
+    NotSupported { value: Value, supported: Vec<String> },
+    Forbidden,
+    TooLong { max: usize },
+    TooMany { actual: usize, max: usize },
+    NotFound(Value),
+    TypeInvalid(Value),
+    Internal,
+}
+
+/// One validation error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FieldError {
+    pub path: Path,
+    pub problem: Problem,
+    /// Upstream's explanation; empty where upstream gives none.
+    pub detail: String,
+}
+
+pub type FieldErrors = Vec<FieldError>;
+
+impl FieldError {
+    pub fn required(path: &Path, detail: impl Into<String>) -> Self {
+        Self { path: path.clone(), problem: Problem::Required, detail: detail.into() }
+    }
+
+    pub fn invalid(path: &Path, value: impl Into<Value>, detail: impl Into<String>) -> Self {
+        Self { path: path.clone(), problem: Problem::Invalid(value.into()), detail: detail.into() }
+    }
+
+    pub fn duplicate(path: &Path, value: impl Into<Value>) -> Self {
+        Self { path: path.clone(), problem: Problem::Duplicate(value.into()), detail: String::new() }
+    }
+
+    pub fn forbidden(path: &Path, detail: impl Into<String>) -> Self {
+        Self { path: path.clone(), problem: Problem::Forbidden, detail: detail.into() }
+    }
+
+    pub fn not_found(path: &Path, value: impl Into<Value>) -> Self {
+        Self { path: path.clone(), problem: Problem::NotFound(value.into()), detail: String::new() }
+    }
+
+    pub fn too_long(path: &Path, max: usize) -> Self {
+        Self { path: path.clone(), problem: Problem::TooLong { max }, detail: String::new() }
+    }
+
+    pub fn too_many(path: &Path, actual: usize, max: usize) -> Self {
+        Self { path: path.clone(), problem: Problem::TooMany { actual, max }, detail: String::new() }
+    }
+
+    /// `supported` is printed in the order given, as upstream's callers sort it.
+    pub fn not_supported(path: &Path, value: impl Into<Value>, supported: &[&str]) -> Self {
+        Self {
+            path: path.clone(),
+            problem: Problem::NotSupported {
+                value: value.into(),
+                supported: supported.iter().map(|s| (*s).to_owned()).collect(),
+            },
+            detail: String::new(),
+        }
+    }
+
+    /// The `reason` of the matching cause in `Status.details.causes`.
+    pub fn cause_reason(&self) -> &'static str {
+        match self.problem {
+            Problem::Required => "FieldValueRequired",
+            Problem::Duplicate(_) => "FieldValueDuplicate",
+            Problem::Invalid(_) => "FieldValueInvalid",
+            Problem::NotSupported { .. } => "FieldValueNotSupported",
+            Problem::Forbidden => "FieldValueForbidden",
+            Problem::TooLong { .. } => "FieldValueTooLong",
+            Problem::TooMany { .. } => "FieldValueTooMany",
+            Problem::NotFound(_) => "FieldValueNotFound",
+            Problem::TypeInvalid(_) => "FieldValueTypeInvalid",
+            Problem::Internal => "InternalError",
+        }
+    }
+
+    /// The error without its path: `Invalid value: "x": must be …`.
+    pub fn body(&self) -> String {
+        let detail =
+            |head: String| if self.detail.is_empty() { head } else { format!("{head}: {}", self.detail) };
+        match &self.problem {
+            Problem::Required => detail("Required value".into()),
+            Problem::Forbidden => detail("Forbidden".into()),
+            Problem::Internal => detail("Internal error".into()),
+            Problem::Duplicate(v) => detail(format!("Duplicate value: {}", go_value(v))),
+            Problem::Invalid(v) => detail(format!("Invalid value: {}", go_value(v))),
+            Problem::NotFound(v) => detail(format!("Not found: {}", go_value(v))),
+            Problem::TypeInvalid(v) => detail(format!("Invalid value: {}", go_value(v))),
+            Problem::NotSupported { value, supported } => {
+                let listed: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
+                let head = format!("Unsupported value: {}", go_value(value));
+                if listed.is_empty() {
+                    detail(head)
+                } else {
+                    format!("{head}: supported values: {}", listed.join(", "))
+                }
+            }
+            Problem::TooLong { max } => detail(format!("Too long: may not be more than {max} bytes")),
+            Problem::TooMany { actual, max } => {
+                detail(format!("Too many: {actual}: must have at most {max} items"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.body())
+    }
+}
+
+/// A value as upstream prints it: strings quoted, everything else as JSON.
+fn go_value(value: &Value) -> String {
+    match value {
+        Value::String(s) => format!("{s:?}"),
+        Value::Null => "null".into(),
+        other => other.to_string(),
+    }
+}

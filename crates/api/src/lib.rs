@@ -1,0 +1,17 @@
+//! The API's own knowledge, without I/O: kinds, schema, codecs, defaulting, validation, patches, selectors.
+//!
+//! An object travels through the server as a [`serde_json::Value`] whose shape is described once, in
+//! [`schema`]. Everything that depends on a kind is behind [`resource::Resource`]: a row of the table in
+//! [`kinds`] for the built-in ones.
+
+pub mod field;
+pub mod gvk;
+pub mod kinds;
+pub mod meta;
+pub mod meta_validation;
+pub mod resource;
+pub mod status;
+pub mod table;
+
+pub use gvk::{Gvk, Gvr};
+pub use status::Status;

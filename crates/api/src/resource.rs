@@ -1,0 +1,208 @@
+//! A resource as data: names, scope, subresources, and the strategy in which its kind differs from others.
+//!
+//! The server has one generic implementation of create, get, list, watch, update, patch and delete. What a
+//! kind adds is behind [`Strategy`]; every method has the behaviour of a kind without specialities.
+
+use crate::field::FieldErrors;
+use crate::gvk::{Gvk, Gvr};
+use jiff::Timestamp;
+use serde_json::Value;
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+/// Whether objects live in a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    Namespaced,
+    Cluster,
+}
+
+/// One resource in one version. Compiled-in rows borrow, rows made at run time own.
+#[derive(Clone)]
+pub struct Resource {
+    pub group: Cow<'static, str>,
+    pub version: Cow<'static, str>,
+    pub kind: Cow<'static, str>,
+    pub plural: Cow<'static, str>,
+    pub singular: Cow<'static, str>,
+    pub short_names: Cow<'static, [&'static str]>,
+    pub categories: Cow<'static, [&'static str]>,
+    pub scope: Scope,
+    /// In discovery's order (sorted).
+    pub verbs: Cow<'static, [&'static str]>,
+    pub subresources: Cow<'static, [Subresource]>,
+    pub strategy: Arc<dyn Strategy>,
+}
+
+/// A subresource as discovery lists it. `kind` differs from the parent's where the body does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subresource {
+    pub name: &'static str,
+    pub verbs: &'static [&'static str],
+    /// Group, version and kind of the body when it is not the parent's.
+    pub body: Option<(&'static str, &'static str, &'static str)>,
+}
+
+impl Resource {
+    pub fn gvk(&self) -> Gvk {
+        Gvk::new(&*self.group, &*self.version, &*self.kind)
+    }
+
+    pub fn gvr(&self) -> Gvr {
+        Gvr::new(&*self.group, &*self.version, &*self.plural)
+    }
+
+    pub fn api_version(&self) -> String {
+        crate::gvk::api_version(&self.group, &self.version)
+    }
+
+    pub fn is_namespaced(&self) -> bool {
+        self.scope == Scope::Namespaced
+    }
+
+    pub fn subresource(&self, name: &str) -> Option<&Subresource> {
+        self.subresources.iter().find(|s| s.name == name)
+    }
+}
+
+impl fmt::Debug for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Resource({}/{} {})", self.group, self.version, self.plural)
+    }
+}
+
+/// A column of the server-side table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    pub name: &'static str,
+    /// `string`, `integer`, `date` …
+    pub type_: &'static str,
+    /// `name` for the column that names the object, else empty.
+    pub format: &'static str,
+    /// 0 is always shown; higher only with `-o wide`.
+    pub priority: i32,
+}
+
+/// What deleting an object means for its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deletion {
+    /// The object goes at once (unless finalizers hold it).
+    Immediate,
+    /// The object is marked and stays until the agent that owns it deletes it with a grace period of zero.
+    Graceful { seconds: i64 },
+}
+
+/// How a kind differs from others. All methods work on the versioned object as JSON.
+pub trait Strategy: Send + Sync + 'static {
+    /// Fills defaults. Runs on every object that is decoded or read, so it must be idempotent.
+    fn default(&self, _object: &mut Value) {}
+
+    /// Before the object is created: drops what a client may not set (status) and normalises.
+    fn prepare_create(&self, _object: &mut Value) {}
+
+    /// Before an update of the main resource: keeps what only subresources may change. Generation is bumped
+    /// by the server when [`Strategy::generation_fields`] differ.
+    fn prepare_update(&self, _new: &mut Value, _old: &Value) {}
+
+    /// Before an update of `status`: everything but status and the parts of metadata that may change there
+    /// is taken from `old`.
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep_all_but_status(new, old);
+    }
+
+    /// Top-level fields whose change bumps `metadata.generation`; empty for kinds without generation.
+    fn generation_fields(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Validates a new object. Metadata has been validated by the server.
+    fn validate(&self, _object: &Value) -> FieldErrors {
+        Vec::new()
+    }
+
+    /// Validates the change from `old` to `new`; includes what [`Strategy::validate`] checks.
+    fn validate_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        self.validate(new)
+    }
+
+    fn validate_status_update(&self, _new: &Value, _old: &Value) -> FieldErrors {
+        Vec::new()
+    }
+
+    /// Validates `metadata.name`; answers upstream's complaints. Most kinds take a DNS-1123 subdomain.
+    fn validate_name(&self, name: &str) -> Vec<String> {
+        crate::meta_validation::dns1123_subdomain(name)
+    }
+
+    /// Warnings for the client about a valid object (deprecated fields and the like).
+    fn warnings(&self, _object: &Value) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The fields a field selector may name, `metadata.name` and `metadata.namespace` excluded.
+    fn selectable_fields(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// The value of one of [`Strategy::selectable_fields`]; empty when unset.
+    fn selectable_value(&self, _object: &Value, _field: &str) -> String {
+        String::new()
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        DEFAULT_COLUMNS
+    }
+
+    /// One cell per column.
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![crate::meta::name(object).into(), crate::table::age(object, now).into()]
+    }
+
+    /// `requested` is the grace period of the delete options, if any.
+    fn deletion(&self, _object: &Value, _requested: Option<i64>) -> Deletion {
+        Deletion::Immediate
+    }
+
+    /// What happens to dependents when the client does not say: upstream's default is background.
+    fn orphans_by_default(&self) -> bool {
+        false
+    }
+
+    /// A PUT to a name that does not exist creates it.
+    fn create_on_update(&self) -> bool {
+        false
+    }
+
+    /// An update without resourceVersion is taken as "whatever is stored".
+    fn unconditional_update(&self) -> bool {
+        true
+    }
+}
+
+/// Columns of a kind that has no printer of its own.
+pub const DEFAULT_COLUMNS: &[Column] = &[
+    Column { name: "Name", type_: "string", format: "name", priority: 0 },
+    Column { name: "Created At", type_: "date", format: "", priority: 0 },
+];
+
+/// Everything of `new` but `status` and `metadata.managedFields` becomes that of `old`.
+pub fn keep_all_but_status(new: &mut Value, old: &Value) {
+    let status = new.get("status").cloned();
+    let managed = new.pointer("/metadata/managedFields").cloned();
+    let version = new.pointer("/metadata/resourceVersion").cloned();
+    *new = old.clone();
+    if let Some(map) = new.as_object_mut() {
+        match status {
+            Some(status) => map.insert("status".into(), status),
+            None => map.remove("status"),
+        };
+    }
+    let metadata = crate::meta::metadata_mut(new);
+    for (key, value) in [("managedFields", managed), ("resourceVersion", version)] {
+        match value {
+            Some(value) => metadata.insert(key.into(), value),
+            None => metadata.remove(key),
+        };
+    }
+}

@@ -1,0 +1,184 @@
+//! `Status`: the one object in which the API tells of an error, and the only place where it is made.
+
+use crate::field::FieldError;
+use serde_json::{Map, Value, json};
+use std::fmt;
+
+/// An error answer. Constructors mirror upstream's: same code, reason, details and message.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Status {
+    pub code: u16,
+    pub reason: &'static str,
+    pub message: String,
+    pub details: Option<Box<Map<String, Value>>>,
+}
+
+impl Status {
+    pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), details: None }
+    }
+
+    fn with_details(mut self, group: &str, kind: &str, name: &str) -> Self {
+        let mut details = Map::new();
+        for (key, value) in [("name", name), ("group", group), ("kind", kind)] {
+            if !value.is_empty() {
+                details.insert(key.into(), value.into());
+            }
+        }
+        self.details = Some(Box::new(details));
+        self
+    }
+
+    /// `resource` is the plural name; messages spell it `deployments.apps "web"`.
+    pub fn not_found(group: &str, resource: &str, name: &str) -> Self {
+        Self::new(404, "NotFound", format!("{} {name:?} not found", qualified(group, resource)))
+            .with_details(group, resource, name)
+    }
+
+    pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
+        Self::new(409, "AlreadyExists", format!("{} {name:?} already exists", qualified(group, resource)))
+            .with_details(group, resource, name)
+    }
+
+    pub fn conflict(group: &str, resource: &str, name: &str, why: &str) -> Self {
+        Self::new(
+            409,
+            "Conflict",
+            format!("Operation cannot be fulfilled on {} {name:?}: {why}", qualified(group, resource)),
+        )
+        .with_details(group, resource, name)
+    }
+
+    pub fn forbidden(group: &str, resource: &str, name: &str, why: &str) -> Self {
+        let subject = if name.is_empty() {
+            qualified(group, resource)
+        } else {
+            format!("{} {name:?}", qualified(group, resource))
+        };
+        Self::new(403, "Forbidden", format!("{subject} is forbidden: {why}"))
+            .with_details(group, resource, name)
+    }
+
+    /// Validation failed. `kind` is the kind, not the resource, as upstream's.
+    pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
+        let listed: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let text = match listed.as_slice() {
+            [] => String::from("<nil>"),
+            [one] => one.clone(),
+            many => format!("[{}]", many.join(", ")),
+        };
+        let mut status =
+            Self::new(422, "Invalid", format!("{} {name:?} is invalid: {text}", qualified(group, kind)))
+                .with_details(group, kind, name);
+        let causes: Vec<Value> = errors
+            .iter()
+            .map(|e| json!({"reason": e.cause_reason(), "message": e.body(), "field": e.path.as_str()}))
+            .collect();
+        if let Some(details) = &mut status.details
+            && !causes.is_empty()
+        {
+            details.insert("causes".into(), causes.into());
+        }
+        status
+    }
+
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequest", message)
+    }
+
+    pub fn unauthorized() -> Self {
+        Self::new(401, "Unauthorized", "Unauthorized")
+    }
+
+    pub fn method_not_allowed(group: &str, resource: &str, verb: &str) -> Self {
+        Self::new(
+            405,
+            "MethodNotAllowed",
+            format!("{verb} is not supported on resources of kind {:?}", qualified(group, resource)),
+        )
+        .with_details(group, resource, "")
+    }
+
+    /// The path names nothing this server knows.
+    pub fn no_such_path() -> Self {
+        let mut status = Self::new(404, "NotFound", "the server could not find the requested resource");
+        status.details = Some(Box::new(Map::new()));
+        status
+    }
+
+    pub fn not_acceptable(accepted: &str) -> Self {
+        Self::new(406, "NotAcceptable", format!("only the following media types are accepted: {accepted}"))
+    }
+
+    pub fn unsupported_media_type(accepted: &str) -> Self {
+        Self::new(
+            415,
+            "UnsupportedMediaType",
+            format!(
+                "the body of the request was in an unknown format - accepted media types include: {accepted}"
+            ),
+        )
+    }
+
+    pub fn too_large(limit: usize) -> Self {
+        Self::new(413, "RequestEntityTooLarge", format!("Request entity too large: limit is {limit}"))
+    }
+
+    pub fn expired(message: impl Into<String>) -> Self {
+        Self::new(410, "Expired", message)
+    }
+
+    pub fn gone(message: impl Into<String>) -> Self {
+        Self::new(410, "Gone", message)
+    }
+
+    pub fn timeout(message: impl Into<String>) -> Self {
+        Self::new(504, "Timeout", message)
+    }
+
+    pub fn too_many_requests(message: impl Into<String>) -> Self {
+        Self::new(429, "TooManyRequests", message)
+    }
+
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(503, "ServiceUnavailable", message)
+    }
+
+    pub fn internal(message: impl fmt::Display) -> Self {
+        let text = message.to_string();
+        let mut status = Self::new(500, "InternalError", format!("Internal error occurred: {text}"));
+        let mut details = Map::new();
+        details.insert("causes".into(), json!([{ "message": text }]));
+        status.details = Some(Box::new(details));
+        status
+    }
+
+    pub fn to_value(&self) -> Value {
+        let mut object = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code,
+        });
+        if let (Some(details), Some(map)) = (&self.details, object.as_object_mut()) {
+            map.insert("details".into(), Value::Object((**details).clone()));
+        }
+        object
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Status {}
+
+/// `deployments.apps`, or `pods` for the core group.
+fn qualified(group: &str, resource: &str) -> String {
+    if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") }
+}

@@ -1,0 +1,1 @@
+//! The API server: serve, filters, authentication, authorization, admission, registry.

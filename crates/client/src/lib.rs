@@ -1,0 +1,1 @@
+//! Clients of the API: informers, indexers, workqueues, expectations, events, leader election.

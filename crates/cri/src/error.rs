@@ -1,0 +1,65 @@
+use std::fmt;
+
+/// The gRPC codes the kubelet tells apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    /// The request itself is wrong; repeating it will not help.
+    InvalidArgument,
+    /// The sandbox, container or image does not exist.
+    NotFound,
+    /// The name or identity is taken.
+    AlreadyExists,
+    /// The object is not in the state the call needs (exec in a container that has ended).
+    FailedPrecondition,
+    /// A registry refused the credentials.
+    PermissionDenied,
+    /// The call took longer than the caller allowed.
+    DeadlineExceeded,
+    /// The runtime does not offer this call.
+    Unimplemented,
+    /// The runtime cannot answer at present; the call may be repeated.
+    Unavailable,
+    /// Anything else.
+    Internal,
+}
+
+/// What a runtime answers when a call fails: a code for the program, a message for the person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    pub code: Code,
+    pub message: String,
+}
+
+impl Error {
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(Code::NotFound, message)
+    }
+
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, message)
+    }
+
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(Code::Internal, message)
+    }
+
+    pub fn unimplemented(call: &str) -> Self {
+        Self::new(Code::Unimplemented, format!("the runtime does not implement {call}"))
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        self.code == Code::NotFound
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,1 @@
+//! The node agent: pod workers, probes, volumes, status, kubelet API.

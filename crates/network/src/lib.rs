@@ -1,0 +1,1 @@
+//! Pod network: bridge, address management, routes.

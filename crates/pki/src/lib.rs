@@ -1,0 +1,1 @@
+//! Certificates and keys: authorities, serving and client certificates, renewal.

@@ -1,0 +1,1 @@
+//! The embedded container runtime: images, layers, sandboxes, containers, supervisor, streams.

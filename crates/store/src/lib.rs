@@ -1,0 +1,1 @@
+//! Revisions, watch, durability.
