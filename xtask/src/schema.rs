@@ -197,11 +197,7 @@ fn read_supplement(text: &str) -> Result<Supplement, String> {
             other => return Err(format!("supplement: unknown statement {other:?}")),
         };
         for field in words.split(' ') {
-            supplement
-                .statements
-                .entry(((*type_).to_owned(), field.to_owned()))
-                .or_default()
-                .insert(fact);
+            supplement.statements.entry(((*type_).to_owned(), field.to_owned())).or_default().insert(fact);
         }
     }
     Ok(supplement)

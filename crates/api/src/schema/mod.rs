@@ -180,8 +180,7 @@ pub fn kind(group: &str, version: &str, kind: &str) -> Option<TypeRef> {
         let at = tables::KINDS.binary_search_by(|(name, _)| name.cmp(&(group, version, kind))).ok()?;
         tables::KINDS.get(at).map(|(_, type_)| *type_)
     };
-    find(group, version)
-        .or_else(|| if EVERYWHERE.contains(&kind) { find("meta.k8s.io", "v1") } else { None })
+    find(group, version).or_else(|| if EVERYWHERE.contains(&kind) { find("meta.k8s.io", "v1") } else { None })
 }
 
 /// [`kind`] for a [`Gvk`].
