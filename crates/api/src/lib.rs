@@ -9,7 +9,9 @@ pub mod gvk;
 pub mod kinds;
 pub mod meta;
 pub mod meta_validation;
+pub mod quantity;
 pub mod resource;
+pub mod selector;
 pub mod status;
 pub mod table;
 
