@@ -10,8 +10,10 @@ pub mod gvk;
 pub mod kinds;
 pub mod meta;
 pub mod meta_validation;
+pub mod quantity;
 pub mod resource;
 pub mod schema;
+pub mod selector;
 pub mod status;
 pub mod table;
 
