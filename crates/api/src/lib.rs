@@ -10,6 +10,7 @@ pub mod gvk;
 pub mod kinds;
 pub mod meta;
 pub mod meta_validation;
+pub mod patch;
 pub mod resource;
 pub mod schema;
 pub mod status;
