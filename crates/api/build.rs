@@ -125,6 +125,7 @@ fn emit_type(out: &mut String, number: usize, type_: &Type, index: &HashMap<&str
         let required = field.presence.ends_with('!');
         let presence = match field.presence.trim_end_matches('!') {
             "ptr" => "Pointer",
+            "null" => "Nullable",
             "omit" => "OmitEmpty",
             "keep" => "Always",
             other => panic!("schema/types.tsv: presence {other:?}"),

@@ -189,6 +189,7 @@ fn read_supplement(text: &str) -> Result<Supplement, String> {
             "value" => "value",
             "keep" => "keep",
             "omit" => "omit",
+            "null" => "null",
             "kind" => {
                 let kinds = supplement.kinds.entry((*type_).to_owned()).or_default();
                 kinds.extend(words.split(' ').map(str::to_owned));
@@ -223,7 +224,7 @@ fn join(
     let mut out = String::from(
         "# Made by `cargo run -p xtask -- schema`; do not edit. A line `= type atomic? kinds` opens a type, the\n\
          # lines below it are its fields: JSON name, protobuf path (tags of inlined structs before the own tag),\n\
-         # type, presence (ptr, omit, keep; `!` required), list type or `atomic`, map keys, patch strategy,\n\
+         # type, presence (ptr, null, omit, keep; `!` required), list type or `atomic`, map keys, patch strategy,\n\
          # merge key, default.\n",
     );
     for (name, fields) in messages {
@@ -316,6 +317,8 @@ impl Join<'_> {
         let says = |what| self.supplement.says(what, owner, &field.json);
         let presence = if says("ptr") {
             "ptr"
+        } else if says("null") {
+            "null"
         } else if says("omit") {
             "omit"
         } else if says("keep") || says("value") {

@@ -11,6 +11,7 @@ pub mod kinds;
 pub mod meta;
 pub mod meta_validation;
 pub mod quantity;
+pub mod patch;
 pub mod resource;
 pub mod schema;
 pub mod selector;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 ///   (`emptyDir: {}`, `replicas: 0`) stays, because there it differs from absent;
 /// - fields without `omitempty` appear: `0`, `""`, `false`, `{}`, and `null` for lists, maps and times, which
 ///   is also what an empty list becomes, since upstream's storage does not tell it from none;
+/// - `items` of a list is `[]` when there are none;
 /// - times are UTC with the precision of their type.
 ///
 /// Fields the schema does not know, and values of another shape than the schema's, are left alone: decoding
@@ -23,18 +24,26 @@ pub fn normalise(type_: TypeRef, value: &mut Value) {
 
 fn normalise_struct(type_: TypeRef, map: &mut Map<String, Value>) {
     for field in type_.fields {
+        if field.name == "items" && type_.name.ends_with("List") && field.presence == Presence::Always {
+            normalise_items(&field.kind, map);
+            continue;
+        }
         let keep = match map.get_mut(field.name) {
             None => false,
             Some(value) => {
                 normalise_kind(&field.kind, value);
-                !value.is_null() && (field.presence == Presence::Pointer || !is_zero(field, value))
+                !value.is_null() && (field.presence.is_pointer() || !is_zero(field, value))
             }
         };
         if keep {
             continue;
         }
-        if field.presence == Presence::Always {
-            let value = zero(&field.kind);
+        let written = match field.presence {
+            Presence::Always => Some(zero(&field.kind)),
+            Presence::Nullable => Some(Value::Null),
+            Presence::Pointer | Presence::OmitEmpty => None,
+        };
+        if let Some(value) = written {
             match map.get_mut(field.name) {
                 Some(slot) => *slot = value,
                 None => {
@@ -45,6 +54,15 @@ fn normalise_struct(type_: TypeRef, map: &mut Map<String, Value>) {
             map.remove(field.name);
         }
     }
+}
+
+/// Upstream's list handlers make sure that clients never see `items: null`.
+fn normalise_items(kind: &Kind, map: &mut Map<String, Value>) {
+    let items = map.entry("items").or_insert_with(|| Value::Array(Vec::new()));
+    if items.is_null() {
+        *items = Value::Array(Vec::new());
+    }
+    normalise_kind(kind, items);
 }
 
 fn normalise_kind(kind: &Kind, value: &mut Value) {

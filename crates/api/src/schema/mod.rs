@@ -86,10 +86,19 @@ pub enum Kind {
 pub enum Presence {
     /// A pointer in Go: absent and zero differ, and absent is not written.
     Pointer,
+    /// A pointer that JSON writes as `null` when it is absent.
+    Nullable,
     /// A value whose zero is not written in JSON.
     OmitEmpty,
     /// A value that is always written: `0`, `""`, `{}`, or `null` for lists, maps and times.
     Always,
+}
+
+impl Presence {
+    /// Absent and zero differ.
+    pub fn is_pointer(self) -> bool {
+        matches!(self, Self::Pointer | Self::Nullable)
+    }
 }
 
 /// How server-side apply merges a list, map or struct.

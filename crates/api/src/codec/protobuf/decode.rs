@@ -2,7 +2,7 @@
 
 use super::reader::{Content, Reader};
 use crate::codec::{DecodeError, MAX_DEPTH, json, scalar};
-use crate::schema::{Field, Kind, Presence, Slot, TypeRef, Wire};
+use crate::schema::{Field, Kind, Slot, TypeRef, Wire};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
@@ -97,7 +97,7 @@ fn field_into(
                 }
                 _ => false,
             };
-            if value.is_null() || (zero && field.presence != Presence::Pointer) {
+            if value.is_null() || (zero && !field.presence.is_pointer()) {
                 map.remove(name);
             } else {
                 map.insert(name.to_owned(), value);

@@ -2,7 +2,7 @@
 
 use super::envelope;
 use crate::codec::scalar;
-use crate::schema::{Field, Kind, Presence, Slot, TypeRef, Wire};
+use crate::schema::{Field, Kind, Slot, TypeRef, Wire};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -148,7 +148,7 @@ impl Writer {
             (Kind::List(_) | Kind::Map(_), None) => Ok(()),
             (Kind::List(_) | Kind::Map(_), Some(_)) => Err(wrong),
             (kind, Some(value)) => self.element(tag, kind, value, field.name, depth),
-            (_, None) if field.presence == Presence::Pointer => Ok(()),
+            (_, None) if field.presence.is_pointer() => Ok(()),
             (Kind::Bytes | Kind::Strings, None) => Ok(()),
             (kind, None) => self.zero(tag, kind, depth),
         }
