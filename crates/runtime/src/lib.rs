@@ -1,1 +1,3 @@
 //! The embedded container runtime: images, layers, sandboxes, containers, supervisor, streams.
+
+pub mod image;
