@@ -257,16 +257,10 @@ impl<'a> Rollout<'a> {
         let wanted = replicas(&self.deployment);
         let active = split.old.iter().chain(&split.new).filter(|set| spec_replicas(set) > 0).count();
         if active <= 1 {
-            let only =
-                split.old.iter_mut().chain(&mut split.new).find(|set| active == 0 || spec_replicas(set) > 0);
-            // With none active: the new one, else the newest old one.
-            let target = if active == 0 { None } else { only };
-            let target = match target {
-                Some(set) => Some(set),
-                None => match &mut split.new {
-                    Some(new) => Some(new),
-                    None => split.old.last_mut(),
-                },
+            let target = if active == 1 {
+                split.old.iter_mut().chain(&mut split.new).find(|set| spec_replicas(set) > 0)
+            } else {
+                split.new.as_mut().or(split.old.last_mut())
             };
             if let Some(set) = target
                 && spec_replicas(set) != wanted
