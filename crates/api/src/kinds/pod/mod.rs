@@ -2,8 +2,11 @@
 
 mod containers;
 pub mod defaults;
+mod env;
 mod print;
 pub mod resources;
+mod scheduling;
+mod security;
 mod spec;
 mod update;
 mod volumes;
