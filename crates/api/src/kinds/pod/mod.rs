@@ -11,6 +11,7 @@ mod spec;
 mod update;
 mod volumes;
 
+pub use scheduling::validate_taint_effect;
 pub use spec::validate_spec;
 
 use super::access::{
