@@ -287,22 +287,13 @@ pub fn validate_metadata_update(new: &Value, old: &Value) -> FieldErrors {
         ["name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"]
     {
         if new[key] != old[key] {
-            errors.push(FieldError::invalid(
-                &path.child(key),
-                immutable_value(&new[key]),
-                "field is immutable",
-            ));
+            errors.push(FieldError::invalid(&path.child(key), new[key].clone(), "field is immutable"));
         }
     }
     errors.extend(validate_labels(&new["labels"], &path.child("labels")));
     errors.extend(validate_annotations(&new["annotations"], &path.child("annotations")));
     errors.extend(validate_owner_references(&new["ownerReferences"], &path.child("ownerReferences")));
     errors
-}
-
-/// An absent string prints as an empty one; absent times and numbers as null.
-fn immutable_value(value: &Value) -> Value {
-    value.clone()
 }
 
 /// Validates a map of labels: qualified keys, short values.
@@ -359,30 +350,49 @@ fn validate_owner_references(references: &Value, path: &Path) -> FieldErrors {
             }
         }
         if api_version == "v1" && text("kind") == "Event" {
-            errors.push(FieldError::invalid(
-                path,
-                reference.clone(),
-                "/v1, Kind=Event is disallowed from being an owner",
-            ));
+            errors.push(
+                FieldError::invalid(
+                    path,
+                    reference.clone(),
+                    "/v1, Kind=Event is disallowed from being an owner",
+                )
+                .rendered_as(render_owner(reference)),
+            );
         }
         if reference["controller"].as_bool() == Some(true) {
             match controller {
-                Some(first) => errors.push(FieldError::invalid(
-                    path,
-                    Value::Array(references.to_vec()),
-                    format!(
-                        "Only one reference can have Controller set to true. Found \"true\" in references for {}/{} and {}/{}",
-                        first["kind"].as_str().unwrap_or_default(),
-                        first["name"].as_str().unwrap_or_default(),
-                        text("kind"),
-                        text("name"),
-                    ),
-                )),
+                Some(first) => {
+                    let rendered: Vec<String> = references.iter().map(render_owner).collect();
+                    errors.push(
+                        FieldError::invalid(
+                            path,
+                            Value::Array(references.to_vec()),
+                            format!(
+                                "Only one reference can have Controller set to true. Found \"true\" in references for {}/{} and {}/{}",
+                                first["kind"].as_str().unwrap_or_default(),
+                                first["name"].as_str().unwrap_or_default(),
+                                text("kind"),
+                                text("name"),
+                            ),
+                        )
+                        .rendered_as(format!("[{}]", rendered.join(","))),
+                    );
+                }
                 None => controller = Some(reference),
             }
         }
     }
     errors
+}
+
+/// An owner in the order of its fields' declaration.
+fn render_owner(reference: &Value) -> String {
+    let fields: Vec<String> = ["apiVersion", "kind", "name", "uid", "controller", "blockOwnerDeletion"]
+        .iter()
+        .filter(|key| !reference[**key].is_null())
+        .map(|key| format!("\"{key}\":{}", reference[*key]))
+        .collect();
+    format!("{{{}}}", fields.join(","))
 }
 
 const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
