@@ -8,6 +8,7 @@ pub mod codec;
 pub mod field;
 pub mod gvk;
 pub mod kinds;
+pub mod managed_fields;
 pub mod meta;
 pub mod meta_validation;
 pub mod patch;
