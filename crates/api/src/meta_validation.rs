@@ -250,6 +250,23 @@ pub fn validate_metadata(
     errors
 }
 
+/// Takes from `old` what an update leaves out or may not touch: an absent uid, the time of creation, and a
+/// deletion once begun. Runs before [`validate_metadata_update`].
+pub fn restore_system_metadata(new: &mut Value, old: &Value) {
+    let metadata = crate::meta::metadata_mut(new);
+    let old = &old["metadata"];
+    let mut take = |key: &str, only_if_absent: bool| {
+        let absent = metadata.get(key).is_none_or(|v| v.is_null() || v.as_str() == Some(""));
+        if !old[key].is_null() && (absent || !only_if_absent) {
+            metadata.insert(key.to_owned(), old[key].clone());
+        }
+    };
+    take("uid", true);
+    take("creationTimestamp", false);
+    take("deletionTimestamp", false);
+    take("deletionGracePeriodSeconds", true);
+}
+
 /// Validates the change of `metadata`: what identifies an object stays, deletion is not undone.
 pub fn validate_metadata_update(new: &Value, old: &Value) -> FieldErrors {
     let path = Path::new("metadata");
