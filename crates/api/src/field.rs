@@ -91,6 +91,10 @@ impl FieldError {
         Self { path: path.clone(), problem: Problem::Forbidden, detail: detail.into(), rendered: None }
     }
 
+    pub fn internal(path: &Path, detail: impl Into<String>) -> Self {
+        Self { path: path.clone(), problem: Problem::Internal, detail: detail.into(), rendered: None }
+    }
+
     pub fn not_found(path: &Path, value: impl Into<Value>) -> Self {
         Self {
             path: path.clone(),
