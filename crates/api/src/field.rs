@@ -57,37 +57,64 @@ pub struct FieldError {
     pub problem: Problem,
     /// Upstream's explanation; empty where upstream gives none.
     pub detail: String,
+    /// How the value is printed when it is not as JSON with sorted keys: upstream prints structures in the
+    /// order in which their fields are declared.
+    pub rendered: Option<String>,
 }
 
 pub type FieldErrors = Vec<FieldError>;
 
 impl FieldError {
     pub fn required(path: &Path, detail: impl Into<String>) -> Self {
-        Self { path: path.clone(), problem: Problem::Required, detail: detail.into() }
+        Self { path: path.clone(), problem: Problem::Required, detail: detail.into(), rendered: None }
     }
 
     pub fn invalid(path: &Path, value: impl Into<Value>, detail: impl Into<String>) -> Self {
-        Self { path: path.clone(), problem: Problem::Invalid(value.into()), detail: detail.into() }
+        Self {
+            path: path.clone(),
+            problem: Problem::Invalid(value.into()),
+            detail: detail.into(),
+            rendered: None,
+        }
     }
 
     pub fn duplicate(path: &Path, value: impl Into<Value>) -> Self {
-        Self { path: path.clone(), problem: Problem::Duplicate(value.into()), detail: String::new() }
+        Self {
+            path: path.clone(),
+            problem: Problem::Duplicate(value.into()),
+            detail: String::new(),
+            rendered: None,
+        }
     }
 
     pub fn forbidden(path: &Path, detail: impl Into<String>) -> Self {
-        Self { path: path.clone(), problem: Problem::Forbidden, detail: detail.into() }
+        Self { path: path.clone(), problem: Problem::Forbidden, detail: detail.into(), rendered: None }
+    }
+
+    pub fn internal(path: &Path, detail: impl Into<String>) -> Self {
+        Self { path: path.clone(), problem: Problem::Internal, detail: detail.into(), rendered: None }
     }
 
     pub fn not_found(path: &Path, value: impl Into<Value>) -> Self {
-        Self { path: path.clone(), problem: Problem::NotFound(value.into()), detail: String::new() }
+        Self {
+            path: path.clone(),
+            problem: Problem::NotFound(value.into()),
+            detail: String::new(),
+            rendered: None,
+        }
     }
 
     pub fn too_long(path: &Path, max: usize) -> Self {
-        Self { path: path.clone(), problem: Problem::TooLong { max }, detail: String::new() }
+        Self { path: path.clone(), problem: Problem::TooLong { max }, detail: String::new(), rendered: None }
     }
 
     pub fn too_many(path: &Path, actual: usize, max: usize) -> Self {
-        Self { path: path.clone(), problem: Problem::TooMany { actual, max }, detail: String::new() }
+        Self {
+            path: path.clone(),
+            problem: Problem::TooMany { actual, max },
+            detail: String::new(),
+            rendered: None,
+        }
     }
 
     /// `supported` is printed in the order given, as upstream's callers sort it.
@@ -99,7 +126,20 @@ impl FieldError {
                 supported: supported.iter().map(|s| (*s).to_owned()).collect(),
             },
             detail: String::new(),
+            rendered: None,
         }
+    }
+
+    /// The same error with its value printed as `text`.
+    pub fn rendered_as(mut self, text: impl Into<String>) -> Self {
+        self.rendered = Some(text.into());
+        self
+    }
+
+    /// The same error with an explanation.
+    pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = detail.into();
+        self
     }
 
     /// The `reason` of the matching cause in `Status.details.causes`.
@@ -122,6 +162,7 @@ impl FieldError {
     pub fn body(&self) -> String {
         let detail =
             |head: String| if self.detail.is_empty() { head } else { format!("{head}: {}", self.detail) };
+        let go_value = |value: &Value| self.rendered.clone().unwrap_or_else(|| go_value(value));
         match &self.problem {
             Problem::Required => detail("Required value".into()),
             Problem::Forbidden => detail("Forbidden".into()),

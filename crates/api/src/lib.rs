@@ -12,8 +12,10 @@ pub mod managed_fields;
 pub mod meta;
 pub mod meta_validation;
 pub mod patch;
+pub mod quantity;
 pub mod resource;
 pub mod schema;
+pub mod selector;
 pub mod status;
 pub mod table;
 

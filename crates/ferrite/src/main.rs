@@ -1,1 +1,41 @@
-fn main() {}
+//! One binary, many names: `ferrite <component>`, or a symlink named like the component.
+
+mod apiserver;
+mod cli;
+mod component;
+mod kubeconfig;
+mod logging;
+mod paths;
+mod progress;
+mod tools;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    component::expand(&mut arguments);
+    let cli = cli::Cli::parse_from(arguments);
+    match cli.run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("ferrite: {}", chain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// An error with everything that led to it, in one line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
