@@ -136,7 +136,7 @@ impl Cluster {
     pub fn listen(&self, paths: &Paths) -> Result<(), BoxError> {
         let control = Control { images: Arc::clone(&self.images), runtime: Arc::clone(&self.runtime) };
         let serving = control.listen(paths)?;
-        let stopping = self.scope.token();
+        let stopping = self.scope.token().clone();
         self.scope.spawn(async move {
             tokio::select! {
                 () = serving => {}
@@ -182,7 +182,7 @@ fn start_controllers(api: &Running, scope: &Scope) {
 fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {
     let client = api.client("system:kube-scheduler", &[]);
     ferrite_scheduler::start(&SchedulerContext {
-        informers: Informers::new(client.clone(), scope),
+        informers: Informers::new(client.clone(), scope.clone()),
         events: Events::start(client.clone(), scope),
         client,
         scope: scope.clone(),

@@ -70,7 +70,7 @@ fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
 
 impl Control {
     /// Serves until the task is dropped. A socket left by a process that died is replaced.
-    pub fn listen(self, paths: &Paths) -> Result<impl Future<Output = ()> + Send + 'static, BoxError> {
+    pub fn listen(self, paths: &Paths) -> Result<impl Future<Output = ()> + Send + use<>, BoxError> {
         let path = socket(paths);
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
