@@ -84,9 +84,7 @@ impl Strategy for Secrets {
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         // An update that does not name the type keeps it.
-        if text(new, "type").is_empty() {
-            new["type"] = text(old, "type").into();
-        }
+        default_text(new, "type", text(old, "type"));
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {

@@ -1,4 +1,5 @@
 mod behaviour;
+mod hostile;
 mod validation;
 
 use super::*;
