@@ -27,7 +27,9 @@ impl Watcher {
         if watch < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { fd: AsyncFd::new(fd)? })
+        // SAFETY: the descriptor is owned by the `AsyncFd` and stays the same until it is dropped.
+        let fd = unsafe { AsyncFd::register(fd)? };
+        Ok(Self { fd })
     }
 
     /// Waits until something changed since the last call.

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::container::dns::{self, ClusterDns};
 use crate::container::env::ApiAddress;
 use crate::images::Images;
+use crate::logs;
 use crate::node::{Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
 use crate::pod::context::Context;
@@ -120,6 +121,8 @@ impl Kubelet {
             readiness,
             refresh,
         };
+        let (size, files) = (config.container_log_max_size, config.container_log_max_files);
+        scope.spawn(logs::rotate(context.clone(), size, files));
         let (started, owned, all) = (context.clone(), scope.clone(), workers.clone());
         scope.spawn(async move {
             node.start(&started.node, &owned).await;

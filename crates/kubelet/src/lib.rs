@@ -22,6 +22,8 @@ mod pod;
 mod probe;
 mod quantity;
 mod server;
+#[cfg(test)]
+mod testing;
 mod volumes;
 
 pub use config::Config;

@@ -4,7 +4,7 @@ mod line;
 mod reader;
 mod rotate;
 
-pub(crate) use line::{LogOptions, OptionError};
+pub(crate) use line::LogOptions;
 pub(crate) use reader::{LogEnd, stream};
 pub(crate) use rotate::run as rotate;
 

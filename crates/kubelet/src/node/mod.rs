@@ -5,6 +5,6 @@ mod machine;
 mod manager;
 mod status;
 
-pub(crate) use machine::Machine;
+pub(crate) use machine::{Machine, meminfo_bytes};
 pub(crate) use manager::{NodeManager, Readiness};
 pub(crate) use status::Allocatable;

@@ -128,7 +128,12 @@ impl Checker {
 
 async fn http_outcome(request: &HttpRequest, limit: Duration) -> Outcome {
     match http::get(request, limit).await {
-        Ok(answer) if (200..400).contains(&answer.status) => Outcome::Success,
+        Ok(answer) if (200..300).contains(&answer.status) => Outcome::Success,
+        // Answering at all is health enough; where it points to is not asked.
+        Ok(answer) if (300..400).contains(&answer.status) => {
+            let body = String::from_utf8_lossy(&answer.body).into_owned();
+            Outcome::Warning(format!("Probe terminated redirects, Response body: {body}"))
+        }
         Ok(answer) => Outcome::Failure(format!("HTTP probe failed with statuscode: {}", answer.status)),
         Err(e) => Outcome::Failure(format!("Get {:?}: {e}", request.url())),
     }

@@ -7,7 +7,7 @@ mod machine;
 mod worker;
 
 pub(crate) use check::{Checker, Target};
-pub(crate) use http::{HttpRequest, get as http_get};
+pub(crate) use http::get as http_get;
 pub(crate) use machine::Outcome;
 pub(crate) use worker::{ProbeContext, ProbeSet};
 
