@@ -145,7 +145,8 @@ async fn apply(
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
     let registry = &call.server.registry;
-    let change = |old: &Value| crate::managed::apply(&call.resource, Some(old), &applied, options, subresource);
+    let change =
+        |old: &Value| crate::managed::apply(&call.resource, Some(old), &applied, options, subresource);
     let update =
         Update { write: call.write(options), name: &name, subresource, change: &change, applied: true };
     match registry.update(&update).await {
