@@ -9,6 +9,7 @@ mod config;
 pub mod rootfs;
 mod service;
 mod spec;
+mod streaming;
 pub mod supervisor;
 mod sys;
 
