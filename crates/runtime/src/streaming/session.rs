@@ -179,7 +179,8 @@ impl Terminal {
             let flags = libc::fcntl(master.as_raw_fd(), libc::F_GETFL);
             libc::fcntl(master.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK);
         }
-        Ok(Self(AsyncFd::new(master)?))
+        // SAFETY: the descriptor is owned by the value that registers it and closed only with it.
+        Ok(Self(unsafe { AsyncFd::register(master) }?))
     }
 
     async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use hyper::body::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::session::{self, DEPTH, Size};
 use super::spdy_codec::{self as codec, Frame, HEADER_LENGTH, Headers};
@@ -53,21 +54,26 @@ impl Outgoing {
     }
 }
 
-/// Runs a connection until the client goes away or every sender of frames is gone. New streams are
+/// Runs a connection until the client goes away or `done` says that no more is to come. New streams are
 /// answered and handed over through `accepted`.
-async fn run<S>(io: S, accepted: mpsc::Sender<Stream>, frames: mpsc::Sender<Frame>, queue: mpsc::Receiver<Frame>)
+async fn run<S>(io: S, accepted: mpsc::Sender<Stream>, done: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (read, write) = tokio::io::split(io);
+    let (frames, queue) = mpsc::channel(DEPTH);
     let writing = write_frames(write, queue);
-    let reading = read_frames(read, accepted, frames);
-    tokio::pin!(writing, reading);
-    // Reading may end first (the client closed its side) while answers are still on their way out.
-    tokio::select! {
-        () = &mut writing => {}
-        () = &mut reading => writing.await,
+    tokio::pin!(writing);
+    {
+        let reading = read_frames(read, accepted, frames);
+        tokio::select! {
+            () = &mut writing => return,
+            () = reading => {}
+            () = done.cancelled() => {}
+        }
     }
+    // What was queued before still goes out; then the last sender is gone and the connection closes.
+    writing.await;
 }
 
 async fn write_frames(mut io: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Frame>) {
@@ -168,8 +174,8 @@ pub async fn serve<S>(inner: &Arc<Inner>, io: S, action: Action, protocol: &str)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (frames, queue) = mpsc::channel(DEPTH);
     let (accepting, mut accepted) = mpsc::channel(DEPTH);
+    let done = CancellationToken::new();
     let wanted = action.wanted();
     let resizes = wanted.tty && !matches!(protocol, "channel.k8s.io" | "v2.channel.k8s.io");
     let expected: Vec<&str> = [
@@ -182,8 +188,8 @@ where
     .into_iter()
     .filter_map(|(kind, wanted)| wanted.then_some(kind))
     .collect();
-    let connection = run(io, accepting, frames.clone(), queue);
-    let work = async move {
+    let connection = run(io, accepting, done.clone());
+    let work = async {
         let Some(mut streams) = collect(&mut accepted, &expected).await else { return };
         // Kept so that the reader does not stop when the client opens more.
         let _accepted = accepted;
@@ -238,9 +244,22 @@ where
             error.outgoing.finish().await;
         }
     };
-    // The connection ends when the last sender of frames is dropped, after everything was written.
-    drop(frames);
-    tokio::join!(connection, work);
+    tokio::pin!(connection);
+    {
+        tokio::pin!(work);
+        tokio::select! {
+            () = &mut work => {}
+            // As upstream: a client that goes away does not end the command; its terminal hangs up.
+            () = &mut connection => {
+                if !wanted.tty {
+                    work.await;
+                }
+                return;
+            }
+        }
+    }
+    done.cancel();
+    connection.await;
 }
 
 async fn relay(mut from: mpsc::Receiver<Bytes>, to: Option<Outgoing>) {
@@ -262,9 +281,7 @@ pub async fn forward<S>(inner: &Arc<Inner>, io: S, sandbox: &str)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (frames, queue) = mpsc::channel(DEPTH);
     let (accepting, accepted) = mpsc::channel(DEPTH);
-    let connection = run(io, accepting, frames.clone(), queue);
-    drop(frames);
+    let connection = run(io, accepting, CancellationToken::new());
     tokio::join!(connection, forward::serve(inner, sandbox, accepted));
 }

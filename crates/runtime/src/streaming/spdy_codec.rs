@@ -115,7 +115,7 @@ impl Reader {
         let count = number(&plain, 0)?;
         let mut at = 4;
         let mut headers = Headers::new();
-        let mut text = |at: &mut usize| -> Result<String, SpdyError> {
+        let text = |at: &mut usize| -> Result<String, SpdyError> {
             let length = number(&plain, *at)? as usize;
             *at += 4;
             let bytes = plain.get(*at..at.saturating_add(length)).ok_or(SpdyError::Malformed("it ends too early"))?;
