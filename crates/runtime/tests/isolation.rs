@@ -4,8 +4,8 @@ mod world;
 
 use std::os::unix::fs::symlink;
 
-use ferrite_cri::v1::*;
 use ferrite_cri::RuntimeService;
+use ferrite_cri::v1::*;
 use world::{World, container, own_pid, secure, shell};
 
 fn mount(host: &std::path::Path, inside: &str) -> Mount {
@@ -52,14 +52,22 @@ async fn kernel_files_are_masked_and_read_only() {
         assert!(said.contains("Read-only file system") || said.contains("nonexistent"), "{path}: {said}");
     }
     // The group shown is the container's own.
-    let procs = world.exec_out(&id, "cat /sys/fs/cgroup/pids/cgroup.procs /sys/fs/cgroup/cgroup.procs 2>/dev/null | head -n 1").await;
+    let procs = world
+        .exec_out(
+            &id,
+            "cat /sys/fs/cgroup/pids/cgroup.procs /sys/fs/cgroup/cgroup.procs 2>/dev/null | head -n 1",
+        )
+        .await;
     assert_eq!(procs.trim(), "1");
 
     let open = secure(shell("b", "sleep 100"), |s| {
         s.privileged = true;
     });
     let id = world.start(&sandbox, open).await;
-    assert_eq!(world.exec_out(&id, "echo x > /proc/sys/kernel/domainname && cat /proc/sys/kernel/domainname").await, "x\n");
+    assert_eq!(
+        world.exec_out(&id, "echo x > /proc/sys/kernel/domainname && cat /proc/sys/kernel/domainname").await,
+        "x\n"
+    );
 }
 
 #[tokio::test]
@@ -128,7 +136,10 @@ async fn mount_targets_cannot_leave_the_root() {
     std::fs::write(source.join("mark"), "here").unwrap();
     let file = world.directory.path().join("file");
     std::fs::write(&file, "a file").unwrap();
-    let mut config = shell("a", "cat /absolute/mark; echo; cat /dots/mark; echo; cat /var/run/deep/mark; echo; cat /absolute-not/f; sleep 100");
+    let mut config = shell(
+        "a",
+        "cat /absolute/mark; echo; cat /dots/mark; echo; cat /var/run/deep/mark; echo; cat /absolute-not/f; sleep 100",
+    );
     config.mounts = vec![
         mount(&source, "/absolute"),
         mount(&source, "/dots"),
@@ -137,7 +148,12 @@ async fn mount_targets_cannot_leave_the_root() {
     ];
     let sandbox = world.sandbox().await;
     let id = world.start(&sandbox, config).await;
-    let seen = world.exec_out(&id, "cat /absolute/mark /dots/mark /run/deep/mark /absolute-not/f; ls -d /tmp/escaped-by-dots").await;
+    let seen = world
+        .exec_out(
+            &id,
+            "cat /absolute/mark /dots/mark /run/deep/mark /absolute-not/f; ls -d /tmp/escaped-by-dots",
+        )
+        .await;
     assert_eq!(seen, "hereherehereaa file/tmp/escaped-by-dots\n".replace("aa file", "a file"));
     assert_eq!(std::fs::read_dir(&target).unwrap().count(), 0, "nothing was mounted or made outside");
     assert!(!std::path::Path::new("/tmp/escaped-by-dots").exists());
@@ -176,7 +192,8 @@ async fn many_layers_are_stacked_in_order() {
     })
     .await;
     let sandbox = world.sandbox().await;
-    let (_, output) = world.run(&sandbox, shell("a", "cat /who; ls -d /f* | wc -l; echo new > /who; cat /who")).await;
+    let (_, output) =
+        world.run(&sandbox, shell("a", "cat /who; ls -d /f* | wc -l; echo new > /who; cat /who")).await;
     assert_eq!(output, "0\n120\nnew\n");
 }
 
@@ -293,12 +310,14 @@ async fn a_pod_on_the_host_network_sees_the_nodes() {
     let mut config = world.sandbox_config();
     let options = NamespaceOption { network: NamespaceMode::Node.into(), ..own_pid() };
     config.hostname = String::new();
-    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options = Some(options.clone());
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options =
+        Some(options.clone());
     let sandbox = world.run_sandbox(config).await;
     let request = PodSandboxStatusRequest { pod_sandbox_id: sandbox.clone(), verbose: false };
     let status = world.runtime().pod_sandbox_status(request).await.unwrap().status.unwrap();
     assert_eq!(status.network.unwrap().ip, "", "the kubelet uses the node's own");
-    let id = world.start(&sandbox, secure(shell("a", "sleep 100"), |s| s.namespace_options = Some(options))).await;
+    let id =
+        world.start(&sandbox, secure(shell("a", "sleep 100"), |s| s.namespace_options = Some(options))).await;
     let ours = std::fs::read_link("/proc/self/ns/net").unwrap();
     assert_eq!(world.exec_out(&id, "readlink /proc/self/ns/net").await.trim(), ours.display().to_string());
 }
@@ -309,7 +328,7 @@ async fn mounts_propagate_as_asked() {
     let sandbox = world.sandbox().await;
     let shared = world.directory.path().join("shared");
     std::fs::create_dir(&shared).unwrap();
-    use nix::mount::{MsFlags, MntFlags, mount as do_mount, umount2};
+    use nix::mount::{MntFlags, MsFlags, mount as do_mount, umount2};
     do_mount(Some("tmpfs"), &shared, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
     do_mount(None::<&str>, &shared, None::<&str>, MsFlags::MS_SHARED, None::<&str>).unwrap();
     struct Unmount(std::path::PathBuf);

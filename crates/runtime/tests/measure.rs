@@ -48,7 +48,11 @@ async fn latency_and_memory() {
             let line = rollup.lines().find(|line| line.starts_with(name)).unwrap();
             line.split_whitespace().nth(1).unwrap().parse().unwrap()
         };
-        private.push((field("Private_Dirty") + field("Private_Clean"), field("Private_Dirty"), field("Pss:")));
+        private.push((
+            field("Private_Dirty") + field("Private_Clean"),
+            field("Private_Dirty"),
+            field("Pss:"),
+        ));
         let begin = Instant::now();
         let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox };
         world.runtime().remove_pod_sandbox(request).await.unwrap();

@@ -126,7 +126,8 @@ async fn attach_talks_to_the_first_process() {
     let mut config = shell("a", "while read line; do echo got $line; [ $line = end ] && exit 6; done");
     config.stdin = true;
     let id = world.start(&sandbox, config).await;
-    let request = AttachRequest { container_id: id.clone(), stdin: true, tty: false, stdout: true, stderr: true };
+    let request =
+        AttachRequest { container_id: id.clone(), stdin: true, tty: false, stdout: true, stderr: true };
     let url = world.runtime().attach(request).await.unwrap().url;
     let mut stream = websocket(&url, "v4.channel.k8s.io").await;
     stream.send(Message::Binary(b"\x00one\nend\n".to_vec().into())).await.unwrap();
@@ -138,7 +139,8 @@ async fn attach_talks_to_the_first_process() {
     let mut config = shell("b", "stty size; read x; stty size; echo bye");
     (config.tty, config.stdin) = (true, true);
     let id = world.start(&sandbox, config).await;
-    let request = AttachRequest { container_id: id.clone(), stdin: true, tty: true, stdout: true, stderr: false };
+    let request =
+        AttachRequest { container_id: id.clone(), stdin: true, tty: true, stdout: true, stderr: false };
     let url = world.runtime().attach(request).await.unwrap().url;
     let mut stream = websocket(&url, "v4.channel.k8s.io").await;
     let size = br#"{"Width":80,"Height":24}"#;
@@ -226,7 +228,12 @@ async fn exec_over_spdy() {
     let world = World::new().await;
     let sandbox = world.sandbox().await;
     let id = world.start(&sandbox, shell("a", "sleep 100")).await;
-    let url = world.runtime().exec(exec(&id, &["/bin/sh", "-c", "cat; echo e >&2; exit 9"], false)).await.unwrap().url;
+    let url = world
+        .runtime()
+        .exec(exec(&id, &["/bin/sh", "-c", "cat; echo e >&2; exit 9"], false))
+        .await
+        .unwrap()
+        .url;
     let (mut spdy, head) = Spdy::connect(&url, &["v4.channel.k8s.io", "v3.channel.k8s.io"]).await;
     assert!(head.contains("x-stream-protocol-version: v4.channel.k8s.io"), "{head}");
     for (id, kind) in [(1, "error"), (3, "stdin"), (5, "stdout"), (7, "stderr")] {
@@ -245,9 +252,9 @@ async fn exec_over_spdy() {
 async fn ports_are_forwarded_into_the_pod() {
     let world = World::new().await;
     let sandbox = world.sandbox().await;
-    let id = world.start(&sandbox, shell("a", "nc -l -p 8080 -s 127.0.0.1 -e cat; nc -l -p 8080 -s 127.0.0.1 -e cat")).await;
+    let id = world.start(&sandbox, shell("a", "exec nc -ll -p 8080 -e cat")).await;
     for _ in 0..500 {
-        if world.exec_out(&id, "cat /proc/net/tcp").await.contains("0100007F:1F90") {
+        if world.exec_out(&id, "cat /proc/net/tcp /proc/net/tcp6").await.contains(":1F90") {
             break;
         }
     }
@@ -264,5 +271,7 @@ async fn ports_are_forwarded_into_the_pod() {
     spdy.open(5, &[("streamType", "error"), ("port", "9"), ("requestID", "1")]).await;
     spdy.open(7, &[("streamType", "data"), ("port", "9"), ("requestID", "1")]).await;
     let streams = spdy.read_all(2).await;
-    assert!(String::from_utf8_lossy(&streams[&5]).contains("failed to connect to localhost:9 inside the pod"));
+    assert!(
+        String::from_utf8_lossy(&streams[&5]).contains("failed to connect to localhost:9 inside the pod")
+    );
 }

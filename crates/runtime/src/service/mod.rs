@@ -137,9 +137,7 @@ impl Inner {
         }
         let lock = teardown::lock(&config.root)?;
         let cgroups = Layout::detect().map_err(OpenError::Cgroups)?;
-        cgroups
-            .create(&format!("{}/{SUPERVISORS}", config.cgroup_parent))
-            .map_err(OpenError::Cgroups)?;
+        cgroups.create(&format!("{}/{SUPERVISORS}", config.cgroup_parent)).map_err(OpenError::Cgroups)?;
         let executable = SealedExecutable::open(&config.supervisor, &config.run.join("empty"))
             .map_err(|source| OpenError::Supervisor { path: config.supervisor.clone(), source })?;
         Ok(Self {
@@ -188,7 +186,11 @@ async fn finish<T: Send + 'static>(
     inner: &Inner,
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    inner.tasks.spawn(work).await.unwrap_or_else(|error| Err(Error::internal(format!("the call ended badly: {error}"))))
+    inner
+        .tasks
+        .spawn(work)
+        .await
+        .unwrap_or_else(|error| Err(Error::internal(format!("the call ended badly: {error}"))))
 }
 
 fn required<T>(value: Option<T>, field: &str) -> Result<T> {
@@ -225,7 +227,8 @@ impl RuntimeService for Runtime {
 
     async fn remove_pod_sandbox(&self, request: RemovePodSandboxRequest) -> Result<RemovePodSandboxResponse> {
         let inner = self.inner.clone();
-        finish(&self.inner, async move { inner.clone().remove_sandbox(&request.pod_sandbox_id).await }).await?;
+        finish(&self.inner, async move { inner.clone().remove_sandbox(&request.pod_sandbox_id).await })
+            .await?;
         Ok(RemovePodSandboxResponse {})
     }
 
@@ -246,7 +249,8 @@ impl RuntimeService for Runtime {
 
     async fn start_container(&self, request: StartContainerRequest) -> Result<StartContainerResponse> {
         let inner = self.inner.clone();
-        finish(&self.inner, async move { inner.clone().start_container(&request.container_id).await }).await?;
+        finish(&self.inner, async move { inner.clone().start_container(&request.container_id).await })
+            .await?;
         Ok(StartContainerResponse {})
     }
 

@@ -68,9 +68,9 @@ async fn pair(inner: &Arc<Inner>, sandbox: &str, first: Stream, second: Stream) 
 
 async fn copy(inner: &Arc<Inner>, sandbox: &str, port: u16, mut data: Stream) -> Result<(), String> {
     let connected = match inner.network_namespace(sandbox) {
-        Ok(namespace) => connect(namespace, port).await.map_err(|error| {
-            format!("failed to connect to localhost:{port} inside the pod: {error}")
-        }),
+        Ok(namespace) => connect(namespace, port)
+            .await
+            .map_err(|error| format!("failed to connect to localhost:{port} inside the pod: {error}")),
         Err(error) => Err(error.to_string()),
     };
     let socket = match connected {

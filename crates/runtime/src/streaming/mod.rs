@@ -64,7 +64,8 @@ impl Tickets {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.retain(|_, (issued, _)| now.duration_since(*issued) < LIFETIME);
         if waiting.len() >= MAX_WAITING
-            && let Some(oldest) = waiting.iter().min_by_key(|(_, (issued, _))| *issued).map(|(key, _)| key.clone())
+            && let Some(oldest) =
+                waiting.iter().min_by_key(|(_, (issued, _))| *issued).map(|(key, _)| key.clone())
         {
             waiting.remove(&oldest);
         }
@@ -237,7 +238,10 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.append("p", "x, v5.channel.k8s.io".parse().unwrap());
         headers.append("p", "v4.channel.k8s.io".parse().unwrap());
-        assert_eq!(choose(&headers, "p", &["v4.channel.k8s.io", "v5.channel.k8s.io"]), Some("v5.channel.k8s.io"));
+        assert_eq!(
+            choose(&headers, "p", &["v4.channel.k8s.io", "v5.channel.k8s.io"]),
+            Some("v5.channel.k8s.io")
+        );
         assert_eq!(choose(&headers, "p", &["v1.channel.k8s.io"]), None);
     }
 }

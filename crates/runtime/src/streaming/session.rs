@@ -68,8 +68,12 @@ impl Action {
     pub(super) fn wanted(&self) -> Wanted {
         match self {
             // A terminal has one output.
-            Self::Exec(r) => Wanted { stdin: r.stdin, stdout: r.stdout, stderr: r.stderr && !r.tty, tty: r.tty },
-            Self::Attach(r) => Wanted { stdin: r.stdin, stdout: r.stdout, stderr: r.stderr && !r.tty, tty: r.tty },
+            Self::Exec(r) => {
+                Wanted { stdin: r.stdin, stdout: r.stdout, stderr: r.stderr && !r.tty, tty: r.tty }
+            }
+            Self::Attach(r) => {
+                Wanted { stdin: r.stdin, stdout: r.stdout, stderr: r.stderr && !r.tty, tty: r.tty }
+            }
             Self::Forward { .. } => Wanted { stdin: false, stdout: false, stderr: false, tty: false },
         }
     }
@@ -81,7 +85,9 @@ pub async fn run(inner: &Arc<Inner>, action: &Action, channels: Channels) -> Out
         Action::Exec(request) if request.tty => {
             exec_terminal(inner, &request.container_id, &request.cmd, channels).await
         }
-        Action::Exec(request) => exec(inner, &request.container_id, &request.cmd, request.stdin, channels).await,
+        Action::Exec(request) => {
+            exec(inner, &request.container_id, &request.cmd, request.stdin, channels).await
+        }
         Action::Attach(request) => {
             let wanted = action.wanted();
             attach(inner, &request.container_id, wanted, channels).await

@@ -153,7 +153,10 @@ async fn read_frames(
 }
 
 /// Collects the streams an exec or attach needs, by type.
-async fn collect(accepted: &mut mpsc::Receiver<Stream>, expected: &[&str]) -> Option<HashMap<String, Stream>> {
+async fn collect(
+    accepted: &mut mpsc::Receiver<Stream>,
+    expected: &[&str],
+) -> Option<HashMap<String, Stream>> {
     let mut streams = HashMap::new();
     let all = async {
         while streams.len() < expected.len() {
@@ -236,8 +239,7 @@ where
             () = input => return,
         };
         if let Some(error) = streams.remove("error") {
-            let text =
-                if protocol == PROTOCOLS[0] { outcome.status().to_string() } else { outcome.text() };
+            let text = if protocol == PROTOCOLS[0] { outcome.status().to_string() } else { outcome.text() };
             if !text.is_empty() {
                 let _ = error.outgoing.send(Bytes::from(text)).await;
             }

@@ -21,12 +21,32 @@ pub type Headers = BTreeMap<String, String>;
 /// A frame as far as Kubernetes' streams need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    Syn { id: u32, headers: Headers, fin: bool },
-    Reply { id: u32, headers: Headers, fin: bool },
-    Data { id: u32, bytes: Bytes, fin: bool },
-    Reset { id: u32, status: u32 },
-    Ping { id: u32 },
-    GoAway { last: u32, status: u32 },
+    Syn {
+        id: u32,
+        headers: Headers,
+        fin: bool,
+    },
+    Reply {
+        id: u32,
+        headers: Headers,
+        fin: bool,
+    },
+    Data {
+        id: u32,
+        bytes: Bytes,
+        fin: bool,
+    },
+    Reset {
+        id: u32,
+        status: u32,
+    },
+    Ping {
+        id: u32,
+    },
+    GoAway {
+        last: u32,
+        status: u32,
+    },
     /// Settings, window updates, further headers: nothing to do.
     Other,
 }
@@ -118,7 +138,8 @@ impl Reader {
         let text = |at: &mut usize| -> Result<String, SpdyError> {
             let length = number(&plain, *at)? as usize;
             *at += 4;
-            let bytes = plain.get(*at..at.saturating_add(length)).ok_or(SpdyError::Malformed("it ends too early"))?;
+            let bytes =
+                plain.get(*at..at.saturating_add(length)).ok_or(SpdyError::Malformed("it ends too early"))?;
             *at += length;
             String::from_utf8(bytes.to_vec()).map_err(|_| SpdyError::Malformed("a header is not text"))
         };
@@ -276,7 +297,10 @@ mod tests {
 
     #[test]
     fn the_first_block_names_the_dictionary() {
-        let bytes = Writer::new().unwrap().frame(&Frame::Reply { id: 1, headers: Headers::new(), fin: false }).unwrap();
+        let bytes = Writer::new()
+            .unwrap()
+            .frame(&Frame::Reply { id: 1, headers: Headers::new(), fin: false })
+            .unwrap();
         assert_eq!(bytes[..4], [0x80, 3, 0, 2]);
         assert_eq!(bytes[14..18], [0xe3, 0xc6, 0xa7, 0xc2]);
     }
@@ -284,10 +308,13 @@ mod tests {
     #[test]
     fn long_headers_survive_and_too_long_ones_do_not() {
         let (mut writer, mut reader) = (Writer::new().unwrap(), Reader::default());
-        let noise: String = (0..20_000u32).map(|n| char::from(b'a' + (n.wrapping_mul(2_654_435_761) >> 27) as u8 % 26)).collect();
+        let noise: String = (0..20_000u32)
+            .map(|n| char::from(b'a' + (n.wrapping_mul(2_654_435_761) >> 27) as u8 % 26))
+            .collect();
         let frame = Frame::Syn { id: 1, headers: Headers::from([("x".into(), noise)]), fin: false };
         assert_eq!(read(&mut reader, &writer.frame(&frame).unwrap()), Ok(frame));
-        let bomb = Frame::Syn { id: 3, headers: Headers::from([("x".into(), "a".repeat(1 << 20))]), fin: false };
+        let bomb =
+            Frame::Syn { id: 3, headers: Headers::from([("x".into(), "a".repeat(1 << 20))]), fin: false };
         assert!(read(&mut reader, &writer.frame(&bomb).unwrap()).is_err());
         assert_eq!(head(&[0, 0, 0, 1, 0, 255, 255, 255]), Err(SpdyError::TooLong(0xff_ffff)));
     }

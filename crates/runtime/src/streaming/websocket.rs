@@ -49,7 +49,13 @@ where
     let (mut sink, mut source) = accept(io).await.split();
     let wanted = action.wanted();
     // Clients wait for a first, empty message on the lowest channel that can be written.
-    let first = if wanted.stdout { STDOUT } else if wanted.stderr { STDERR } else { ERROR };
+    let first = if wanted.stdout {
+        STDOUT
+    } else if wanted.stderr {
+        STDERR
+    } else {
+        ERROR
+    };
     if sink.send(frame(first, &[])).await.is_err() {
         return;
     }
@@ -147,7 +153,9 @@ where
     let outgoing = async {
         let mut buffer = vec![0; 32 * 1024];
         while let Ok(count) = read.read(&mut buffer).await {
-            if count == 0 || sink.send(Message::Binary(Bytes::copy_from_slice(&buffer[..count]))).await.is_err() {
+            if count == 0
+                || sink.send(Message::Binary(Bytes::copy_from_slice(&buffer[..count]))).await.is_err()
+            {
                 break;
             }
         }
