@@ -6,6 +6,7 @@
 
 mod cgroup;
 mod config;
+pub mod image;
 pub mod rootfs;
 mod service;
 mod spec;
