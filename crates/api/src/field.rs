@@ -57,37 +57,64 @@ pub struct FieldError {
     pub problem: Problem,
     /// Upstream's explanation; empty where upstream gives none.
     pub detail: String,
+    /// How the value is printed when it is not as JSON with sorted keys: upstream prints structures in the
+    /// order in which their fields are declared.
+    pub rendered: Option<String>,
 }
 
 pub type FieldErrors = Vec<FieldError>;
 
 impl FieldError {
     pub fn required(path: &Path, detail: impl Into<String>) -> Self {
-        Self { path: path.clone(), problem: Problem::Required, detail: detail.into() }
+        Self { path: path.clone(), problem: Problem::Required, detail: detail.into(), rendered: None }
     }
 
     pub fn invalid(path: &Path, value: impl Into<Value>, detail: impl Into<String>) -> Self {
-        Self { path: path.clone(), problem: Problem::Invalid(value.into()), detail: detail.into() }
+        Self {
+            path: path.clone(),
+            problem: Problem::Invalid(value.into()),
+            detail: detail.into(),
+            rendered: None,
+        }
     }
 
     pub fn duplicate(path: &Path, value: impl Into<Value>) -> Self {
-        Self { path: path.clone(), problem: Problem::Duplicate(value.into()), detail: String::new() }
+        Self {
+            path: path.clone(),
+            problem: Problem::Duplicate(value.into()),
+            detail: String::new(),
+            rendered: None,
+        }
     }
 
     pub fn forbidden(path: &Path, detail: impl Into<String>) -> Self {
-        Self { path: path.clone(), problem: Problem::Forbidden, detail: detail.into() }
+        Self { path: path.clone(), problem: Problem::Forbidden, detail: detail.into(), rendered: None }
+    }
+
+    pub fn internal(path: &Path, detail: impl Into<String>) -> Self {
+        Self { path: path.clone(), problem: Problem::Internal, detail: detail.into(), rendered: None }
     }
 
     pub fn not_found(path: &Path, value: impl Into<Value>) -> Self {
-        Self { path: path.clone(), problem: Problem::NotFound(value.into()), detail: String::new() }
+        Self {
+            path: path.clone(),
+            problem: Problem::NotFound(value.into()),
+            detail: String::new(),
+            rendered: None,
+        }
     }
 
     pub fn too_long(path: &Path, max: usize) -> Self {
-        Self { path: path.clone(), problem: Problem::TooLong { max }, detail: String::new() }
+        Self { path: path.clone(), problem: Problem::TooLong { max }, detail: String::new(), rendered: None }
     }
 
     pub fn too_many(path: &Path, actual: usize, max: usize) -> Self {
-        Self { path: path.clone(), problem: Problem::TooMany { actual, max }, detail: String::new() }
+        Self {
+            path: path.clone(),
+            problem: Problem::TooMany { actual, max },
+            detail: String::new(),
+            rendered: None,
+        }
     }
 
     /// `supported` is printed in the order given, as upstream's callers sort it.
@@ -99,7 +126,20 @@ impl FieldError {
                 supported: supported.iter().map(|s| (*s).to_owned()).collect(),
             },
             detail: String::new(),
+            rendered: None,
         }
+    }
+
+    /// The same error with its value printed as `text`.
+    pub fn rendered_as(mut self, text: impl Into<String>) -> Self {
+        self.rendered = Some(text.into());
+        self
+    }
+
+    /// The same error with an explanation.
+    pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = detail.into();
+        self
     }
 
     /// The `reason` of the matching cause in `Status.details.causes`.
@@ -122,6 +162,7 @@ impl FieldError {
     pub fn body(&self) -> String {
         let detail =
             |head: String| if self.detail.is_empty() { head } else { format!("{head}: {}", self.detail) };
+        let go_value = |value: &Value| self.rendered.clone().unwrap_or_else(|| go_value(value));
         match &self.problem {
             Problem::Required => detail("Required value".into()),
             Problem::Forbidden => detail("Forbidden".into()),
@@ -156,8 +197,76 @@ impl fmt::Display for FieldError {
 /// A value as upstream prints it: strings quoted, everything else as JSON.
 fn go_value(value: &Value) -> String {
     match value {
-        Value::String(s) => format!("{s:?}"),
+        Value::String(s) => go_quote(s),
         Value::Null => "null".into(),
         other => other.to_string(),
+    }
+}
+
+/// A string in Go's quotes, which differ from Rust's in how they escape what cannot be printed.
+fn go_quote(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\x07' => quoted.push_str("\\a"),
+            '\x08' => quoted.push_str("\\b"),
+            '\x0c' => quoted.push_str("\\f"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\x0b' => quoted.push_str("\\v"),
+            c if c.is_ascii_control() => quoted.push_str(&format!("\\x{:02x}", c as u32)),
+            c if c.is_control() => quoted.push_str(&format!("\\u{:04x}", c as u32)),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn errors_read_as_upstream_writes_them() {
+        let path = Path::new("spec").child("list").index(2).key("a/b").child("name");
+        for (error, text) in [
+            (FieldError::required(&path, ""), "spec.list[2][a/b].name: Required value"),
+            (FieldError::required(&path, "say it"), "spec.list[2][a/b].name: Required value: say it"),
+            (
+                FieldError::invalid(&path, "x\n\u{1}é", "bad"),
+                "spec.list[2][a/b].name: Invalid value: \"x\\n\\x01é\": bad",
+            ),
+            (
+                FieldError::invalid(&path, json!({"b": 1, "a": [2]}), "bad"),
+                "spec.list[2][a/b].name: Invalid value: {\"a\":[2],\"b\":1}: bad",
+            ),
+            (
+                FieldError::invalid(&path, 3, "bad").rendered_as("three"),
+                "spec.list[2][a/b].name: Invalid value: three: bad",
+            ),
+            (
+                FieldError::not_supported(&path, "c", &["a", "b"]),
+                "spec.list[2][a/b].name: Unsupported value: \"c\": supported values: \"a\", \"b\"",
+            ),
+            (FieldError::duplicate(&path, 80), "spec.list[2][a/b].name: Duplicate value: 80"),
+            (FieldError::not_found(&path, "v"), "spec.list[2][a/b].name: Not found: \"v\""),
+            (
+                FieldError::too_long(&path, 5),
+                "spec.list[2][a/b].name: Too long: may not be more than 5 bytes",
+            ),
+            (
+                FieldError::too_many(&path, 9, 5),
+                "spec.list[2][a/b].name: Too many: 9: must have at most 5 items",
+            ),
+            (FieldError::forbidden(&Path::default(), "no"), "<nil>: Forbidden: no"),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
     }
 }

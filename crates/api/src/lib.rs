@@ -4,12 +4,18 @@
 //! [`schema`]. Everything that depends on a kind is behind [`resource::Resource`]: a row of the table in
 //! [`kinds`] for the built-in ones.
 
+pub mod codec;
 pub mod field;
 pub mod gvk;
 pub mod kinds;
+pub mod managed_fields;
 pub mod meta;
 pub mod meta_validation;
+pub mod patch;
+pub mod quantity;
 pub mod resource;
+pub mod schema;
+pub mod selector;
 pub mod status;
 pub mod table;
 

@@ -169,6 +169,11 @@ pub trait Strategy: Send + Sync + 'static {
         false
     }
 
+    /// A delete answers the object as it was, not a Status.
+    fn returns_deleted(&self) -> bool {
+        false
+    }
+
     /// A PUT to a name that does not exist creates it.
     fn create_on_update(&self) -> bool {
         false

@@ -61,7 +61,13 @@ impl Status {
 
     /// Validation failed. `kind` is the kind, not the resource, as upstream's.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
-        let listed: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        // The message tells each thing once, the causes every time it was found.
+        let mut listed: Vec<String> = Vec::with_capacity(errors.len());
+        for text in errors.iter().map(ToString::to_string) {
+            if !listed.contains(&text) {
+                listed.push(text);
+            }
+        }
         let text = match listed.as_slice() {
             [] => String::from("<nil>"),
             [one] => one.clone(),

@@ -1,1 +1,30 @@
-//! The API server: serve, filters, authentication, authorization, admission, registry.
+//! The API server: serve → filters → authentication → authorization → admission → registry → store.
+//!
+//! A reader who follows a request opens [`serve`], `server`, `request`, `auth`, `negotiate`, `call`, `verbs`,
+//! then `registry` and its modules, and at last `encode`.
+
+mod admission;
+mod auth;
+mod bootstrap;
+mod call;
+mod discovery;
+mod encode;
+mod health;
+mod http;
+mod managed;
+mod negotiate;
+mod openapi;
+mod options;
+mod patch;
+mod registry;
+mod request;
+mod serve;
+mod server;
+mod subresource;
+mod verbs;
+mod version;
+
+pub use auth::User;
+pub use http::{Answer, Body, BoxError};
+pub use server::{ApiServer, Config, Door};
+pub use version::KUBERNETES_VERSION;

@@ -1,1 +1,60 @@
 //! Clients of the API: informers, indexers, workqueues, expectations, events, leader election.
+//!
+//! A component is usually: a [`Scope`] that owns its tasks, [`Informers`] that keep a copy of what it reads,
+//! a [`WorkQueue`] of keys fed by [`Informer::subscribe`], and [`run_workers`] around a reconcile function.
+
+mod backoff;
+mod events;
+mod expectations;
+mod informer;
+mod informers;
+mod key;
+mod leader;
+mod scope;
+mod workers;
+mod workqueue;
+
+pub use backoff::Backoff;
+pub use events::{EventRecorder, EventType, Events};
+pub use expectations::Expectations;
+pub use informer::{Change, Informer, ListSelector};
+pub use informers::Informers;
+pub use key::ObjectKey;
+pub use leader::{LeaderConfig, LeaderElector};
+pub use scope::Scope;
+pub use workers::run_workers;
+pub use workqueue::{RateLimits, WorkQueue};
+
+/// What a kind must be to live in an [`Informer`]: decodable, sharable between threads, and named by metadata.
+pub trait Object:
+    kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + Sync + 'static
+{
+}
+
+impl<K> Object for K where
+    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + Sync + 'static
+{
+}
+
+/// Whether the server said the object (or its collection) is not there.
+pub fn is_not_found(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404)
+}
+
+/// Whether a write lost against another writer and should be retried from a fresh read.
+pub fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason != "AlreadyExists")
+}
+
+/// Whether a create found the name taken.
+pub fn is_already_exists(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason == "AlreadyExists")
+}
+
+/// The server's message if it answered with a `Status`, else the transport's error.
+pub fn message_of(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}

@@ -1,1 +1,95 @@
 //! The controllers of kube-controller-manager.
+//!
+//! One module per controller, one row per controller in [`CONTROLLERS`]. A controller is a set of pure functions
+//! that decide, and a thin part that reads from shared informers, writes through the API and is woken by a queue.
+
+mod context;
+mod deployment;
+mod discovery;
+mod endpoints;
+mod error;
+mod namespace;
+mod owners;
+mod pods;
+mod replicas;
+mod root_ca;
+mod service_account;
+
+pub use context::{Config, Context};
+pub use error::SyncError;
+
+/// A controller: its upstream name and how to start it. Starting spawns tasks into the context's scope and returns.
+#[derive(Debug, Clone, Copy)]
+pub struct ControllerEntry {
+    pub name: &'static str,
+    pub start: fn(&Context),
+}
+
+/// Every controller there is.
+pub const CONTROLLERS: &[ControllerEntry] = &[
+    ControllerEntry { name: "deployment-controller", start: deployment::start },
+    ControllerEntry { name: "replicaset-controller", start: replicas::start_replica_sets },
+    ControllerEntry {
+        name: "replicationcontroller-controller",
+        start: replicas::start_replication_controllers,
+    },
+    ControllerEntry { name: "endpoints-controller", start: endpoints::start_endpoints },
+    ControllerEntry { name: "endpointslice-controller", start: endpoints::start_slices },
+    ControllerEntry { name: "namespace-controller", start: namespace::start },
+    ControllerEntry { name: "serviceaccount-controller", start: service_account::start },
+    ControllerEntry { name: "root-ca-certificate-publisher-controller", start: root_ca::start },
+];
+
+/// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all
+/// but that one; the first match for a controller decides. Returns the names that match no controller.
+pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
+    for entry in CONTROLLERS {
+        if is_enabled(entry.name, names) {
+            tracing::info!(controller = entry.name, "starting");
+            (entry.start)(context);
+        }
+    }
+    names
+        .iter()
+        .map(|name| name.trim_start_matches('-'))
+        .filter(|name| *name != "*" && CONTROLLERS.iter().all(|entry| entry.name != *name))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn is_enabled(controller: &str, names: &[&str]) -> bool {
+    let named = names.iter().find_map(|name| match name.strip_prefix('-') {
+        Some(off) if off == controller => Some(false),
+        None if *name == controller => Some(true),
+        _ => None,
+    });
+    named.unwrap_or_else(|| names.contains(&"*"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selection_follows_upstreams_flag() {
+        for (names, enabled) in [
+            (&["*"][..], true),
+            (&[], false),
+            (&["a"], true),
+            (&["-a", "*"], false),
+            (&["*", "-a"], false),
+            (&["b"], false),
+            (&["a", "-a"], true),
+        ] {
+            assert_eq!(is_enabled("a", names), enabled, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = CONTROLLERS.iter().map(|entry| entry.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), CONTROLLERS.len());
+    }
+}

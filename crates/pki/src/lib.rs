@@ -1,1 +1,13 @@
-//! Certificates and keys: authorities, serving and client certificates, renewal.
+//! Certificates and keys of a cluster: authorities, serving and client certificates, and the rustls
+//! configurations made from them.
+//!
+//! Everything lives as PEM files in one directory with upstream's names (`ca.crt`, `apiserver.key`, …), so that
+//! usual tools read them and a certificate made elsewhere can be put in place of ours.
+
+mod authority;
+mod files;
+mod tls;
+
+pub use authority::{Authority, Identity, Purpose, Subject};
+pub use files::{ClusterPki, PkiError};
+pub use tls::{client_config, server_config};

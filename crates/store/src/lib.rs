@@ -1,1 +1,28 @@
-//! Revisions, watch, durability.
+//! The store everything stands on: one global revision, compare-and-swap transactions, watches, durability.
+//!
+//! The model is etcd's. Every committed transaction that changes something gets the next [`Revision`]; every
+//! key knows the revision that created it, the one that last changed it, and how often it changed.
+//!
+//! ```text
+//!  commit ──► head (compare, apply, number) ──► backend (one fdatasync for many) ──► replica ──► readers, watches
+//! ```
+//!
+//! Readers see only what is durable. They hold a [`Snapshot`]: a structurally shared map that costs nothing
+//! to take and never blocks the writer. A [`Watch`] owns no buffer: it is a position in the replica's bounded
+//! history, so a slow reader costs nothing and is ended with a reason once history has moved past it.
+
+mod entry;
+mod history;
+mod log;
+mod replica;
+mod store;
+mod txn;
+mod watch;
+
+pub use entry::{Entry, Key, Lease, LeaseId, Revision};
+pub use history::{Change, HistoryLimits};
+pub use log::{CorruptError, LogOptions};
+pub use replica::Snapshot;
+pub use store::{OpenError, Store, StoreError};
+pub use txn::{Compare, Op, Outcome, Txn};
+pub use watch::{Watch, WatchEnd};

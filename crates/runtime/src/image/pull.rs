@@ -168,15 +168,16 @@ impl ImageStore {
 
         // Unpacking runs on another thread and must end with this future.
         let cancel = Cancel::default();
-        let work = chain.iter().zip(&diff_ids).zip(&layers).map(|((chain_id, diff_id), (blob, size))| {
+        let each = chain.iter().cloned().zip(diff_ids).zip(layers.clone());
+        let work = each.map(|((chain_id, diff_id), (blob, size))| {
             let (registry, progress, cancel) = (&registry, &progress, cancel.flag());
             async move {
-                if self.layers.has(chain_id) {
-                    progress(ProgressEvent::Present { chain_id: chain_id.clone() });
+                if self.layers.has(&chain_id) {
+                    progress(ProgressEvent::Present { chain_id });
                     return Ok(None);
                 }
-                self.download(registry, blob, *size, Some(progress)).await?;
-                let (store, blob, diff_id) = (Arc::clone(self), blob.clone(), diff_id.clone());
+                self.download(registry, &blob, size, Some(progress)).await?;
+                let store = Arc::clone(self);
                 let staged = blocking(move || {
                     let archive =
                         CancelledReader { inner: store.content.open_blob(&blob)?, cancelled: cancel };
@@ -184,7 +185,7 @@ impl ImageStore {
                 })
                 .await?;
                 progress(ProgressEvent::Unpacked { chain_id: chain_id.clone() });
-                Ok::<_, ImageError>(Some((chain_id.clone(), staged)))
+                Ok::<_, ImageError>(Some((chain_id, staged)))
             }
         });
         let staged: Vec<_> = stream::iter(work)

@@ -1,0 +1,38 @@
+//! Wire formats. Every decoder answers a JSON value that obeys the schema, or says why it cannot.
+//!
+//! - [`json`] reads JSON against a type, in one pass, with upstream's rules and wording;
+//! - [`yaml`] turns YAML into JSON text and takes the same way;
+//! - [`protobuf`] transcodes `application/vnd.kubernetes.protobuf` in both directions;
+//! - [`normalise()`] brings a value to what upstream would write after a round trip through Go.
+
+mod error;
+pub mod json;
+mod normalise;
+pub mod protobuf;
+mod scalar;
+pub mod yaml;
+
+pub use error::DecodeError;
+pub use normalise::{normalise, normalise_for_storage};
+
+use serde_json::Value;
+
+/// Nesting beyond this is refused: deep enough for any real object, shallow enough for a small stack.
+pub const MAX_DEPTH: usize = 400;
+
+/// What a decoder makes of a request's body.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decoded {
+    /// The object without the fields its type does not know.
+    pub value: Value,
+    /// What strict field validation complains about, in the order of the document and in upstream's words:
+    /// `unknown field "spec.foo"`, `duplicate field "spec.replicas"`.
+    pub strict: Vec<String>,
+}
+
+impl Decoded {
+    /// The one message in which upstream reports [`Decoded::strict`] when validation is strict.
+    pub fn strict_error(&self) -> Option<String> {
+        (!self.strict.is_empty()).then(|| format!("strict decoding error: {}", self.strict.join(", ")))
+    }
+}

@@ -1,0 +1,279 @@
+//! YAML, by way of JSON text: upstream converts the document and takes JSON's way from there, and so do we.
+
+use super::{DecodeError, Decoded, MAX_DEPTH, json};
+use crate::schema::TypeRef;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use serde_saphyr::{DuplicateKeyPolicy, Options, Spanned};
+use std::collections::HashSet;
+use std::fmt;
+
+/// A document may expand (aliases) to this many bytes of JSON and no further.
+const MAX_EXPANDED: usize = 16 << 20;
+
+/// The YAML parser spends far more stack on a level than ours.
+const MAX_YAML_DEPTH: usize = 64;
+
+/// Decodes an object of `type_`.
+pub fn decode(type_: TypeRef, bytes: &[u8]) -> Result<Decoded, DecodeError> {
+    let document = convert(bytes)?;
+    Ok(document.report(json::decode(type_, document.json.as_bytes())?))
+}
+
+/// Decodes YAML of no known type.
+pub fn decode_any(bytes: &[u8]) -> Result<Decoded, DecodeError> {
+    let document = convert(bytes)?;
+    Ok(document.report(json::decode_any(document.json.as_bytes())?))
+}
+
+/// The document as JSON text, keys in the order of the document and duplicates included.
+pub fn to_json(bytes: &[u8]) -> Result<String, DecodeError> {
+    convert(bytes).map(|document| document.json)
+}
+
+#[derive(Default)]
+struct Document {
+    json: String,
+    /// Upstream's complaints about keys that come twice in a map.
+    duplicates: Vec<String>,
+}
+
+impl Document {
+    /// Upstream finds duplicates while it reads YAML and reports them in YAML's terms, before all else.
+    fn report(&self, mut decoded: Decoded) -> Decoded {
+        if !self.duplicates.is_empty() {
+            decoded.strict.retain(|complaint| !complaint.starts_with("duplicate field "));
+            let listed = format!("yaml: unmarshal errors:\n  {}", self.duplicates.join("\n  "));
+            decoded.strict.insert(0, listed);
+        }
+        decoded
+    }
+}
+
+fn convert(bytes: &[u8]) -> Result<Document, DecodeError> {
+    let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Yaml("invalid UTF-8".into()))?;
+    let mut document = Document::default();
+    serde_saphyr::with_deserializer_from_str_with_options(text, options(), |deserializer| {
+        Node { out: &mut document, depth: 0 }.deserialize(deserializer)
+    })
+    .map_err(|error| DecodeError::Yaml(error.to_string()))?;
+    Ok(document)
+}
+
+/// Writes a value as YAML.
+pub fn encode(value: &Value) -> Result<String, serde_saphyr::SerializeError> {
+    serde_saphyr::to_string(value)
+}
+
+fn options() -> Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_depth: MAX_YAML_DEPTH.min(MAX_DEPTH),
+            max_documents: 2,
+            max_aliases: 1_000,
+            max_anchors: 1_000,
+        },
+        duplicate_keys: DuplicateKeyPolicy::LastWins,
+        with_snippet: false,
+        emit_comments: false,
+    }
+}
+
+/// Writes one node as JSON.
+struct Node<'a> {
+    out: &'a mut Document,
+    depth: usize,
+}
+
+impl Node<'_> {
+    fn push<E: serde::de::Error>(self, text: &str) -> Result<(), E> {
+        if self.out.json.len() + text.len() > MAX_EXPANDED {
+            return Err(E::custom("document contains excessive aliasing"));
+        }
+        self.out.json.push_str(text);
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Node<'_> {
+    type Value = ();
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        if self.depth > MAX_YAML_DEPTH {
+            return Err(D::Error::custom("exceeded max depth"));
+        }
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Node<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a YAML node")
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
+        self.push(if value { "true" } else { "false" })
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
+        self.push(&value.to_string())
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
+        self.push(&value.to_string())
+    }
+
+    fn visit_i128<E: serde::de::Error>(self, value: i128) -> Result<(), E> {
+        self.push(&value.to_string())
+    }
+
+    fn visit_u128<E: serde::de::Error>(self, value: u128) -> Result<(), E> {
+        self.push(&value.to_string())
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
+        let number = json::double(value).ok_or_else(|| E::custom("number is not finite"))?;
+        self.push(&number.to_string())
+    }
+
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<(), E> {
+        self.push(&Value::from(value).to_string())
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
+        self.push("null")
+    }
+
+    fn visit_none<E: serde::de::Error>(self) -> Result<(), E> {
+        self.push("null")
+    }
+
+    fn visit_some<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        self.deserialize(deserializer)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        self.out.json.push('[');
+        let start = self.out.json.len();
+        loop {
+            let before = self.out.json.len();
+            if before > start {
+                self.out.json.push(',');
+            }
+            if list.next_element_seed(Node { out: self.out, depth: self.depth + 1 })?.is_none() {
+                self.out.json.truncate(before);
+                self.out.json.push(']');
+                return Ok(());
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut seen = HashSet::new();
+        self.out.json.push('{');
+        while let Some(key) = map.next_key::<Spanned<Key>>()? {
+            if !seen.is_empty() {
+                self.out.json.push(',');
+            }
+            self.out.json.push_str(&key.value.0);
+            self.out.json.push(':');
+            map.next_value_seed(Node { out: self.out, depth: self.depth + 1 })?;
+            if seen.contains(&key.value.0) {
+                let line = key.referenced.line();
+                self.out.duplicates.push(format!("line {line}: key {} already set in map", key.value.0));
+            }
+            seen.insert(key.value.0);
+        }
+        self.out.json.push('}');
+        Ok(())
+    }
+}
+
+/// A key as a JSON string: numbers and booleans become strings, as upstream's converter does.
+struct Key(String);
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut key = Document::default();
+        deserializer.deserialize_any(Node { out: &mut key, depth: 0 })?;
+        let key = key.json;
+        if key.starts_with(['{', '[']) {
+            return Err(D::Error::custom("a key must be a scalar"));
+        }
+        Ok(Self(if key.starts_with('"') { key } else { Value::from(key).to_string() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema;
+    use serde_json::json;
+
+    #[test]
+    fn converts_as_upstream() {
+        for (text, value) in [
+            (
+                "a: 1\nb: [x, 'y', \"2\", null, ~, yes, 1.5, 1.0]",
+                json!({"a": 1, "b": ["x", "y", "2", null, null, true, 1.5, 1]}),
+            ),
+            ("1: a\ntrue: b", json!({"1": "a", "true": "b"})),
+            ("a: &x {k: v}\nb: *x", json!({"a": {"k": "v"}, "b": {"k": "v"}})),
+            ("a: |\n  two\n  lines\n", json!({"a": "two\nlines\n"})),
+            ("---\na: 2026-01-02\n", json!({"a": "2026-01-02"})),
+            ("{\"a\": [1, {\"b\": \"\\u00e9\"}]}", json!({"a": [1, {"b": "é"}]})),
+            ("", json!(null)),
+        ] {
+            assert_eq!(decode_any(text.as_bytes()).map(|d| d.value), Ok(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn reports_duplicates_and_unknown_fields() {
+        let type_ = schema::kind("", "v1", "ConfigMap").expect("known");
+        let text =
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, extra: 1}\ndata:\n  k: \"1\"\n  k: \"2\"\n";
+        let decoded = decode(type_, text.as_bytes()).expect("valid");
+        assert_eq!(
+            decoded.strict,
+            [
+                "yaml: unmarshal errors:\n  line 6: key \"k\" already set in map",
+                "unknown field \"metadata.extra\"",
+            ]
+        );
+        assert_eq!(decoded.value["data"], json!({"k": "2"}));
+    }
+
+    #[test]
+    fn refuses_bombs() {
+        let mut bomb = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
+        for level in 1..12 {
+            let before = level - 1;
+            let aliases = vec![format!("*a{before}"); 10].join(",");
+            bomb.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
+        }
+        assert!(to_json(bomb.as_bytes()).is_err());
+        assert!(to_json("[".repeat(10_000).as_bytes()).is_err());
+        let indented: String = (0..5_000).map(|n| format!("{}a:\n", " ".repeat(n))).collect();
+        assert!(to_json(indented.as_bytes()).is_err());
+        assert!(to_json(b"a: b\n---\nc: d\n").is_err());
+        assert!(to_json(b"a: [").is_err());
+    }
+
+    #[test]
+    fn encodes_what_it_decodes() {
+        let value = json!({"a": "true", "b": ["1", 1, null, {"c": ""}], "d": "x: y\n", "e": {}, "f": [], "g": "2026-01-02"});
+        let text = encode(&value).expect("encodes");
+        assert_eq!(decode_any(text.as_bytes()).expect("decodes").value, value);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn never_panics(text in "[\\PC\n]{0,120}") {
+            let _ = to_json(text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Leases.
+
+use super::access::{ensure_object, text};
+use super::{NAME, shown};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::meta_validation::qualified_name;
+use crate::resource::{Column, Strategy};
+use crate::table::age;
+use jiff::Timestamp;
+use serde_json::Value;
+
+pub(super) struct Leases;
+
+impl Strategy for Leases {
+    fn default(&self, object: &mut Value) {
+        ensure_object(object, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let path = Path::new("spec");
+        let spec = &object["spec"];
+        let mut errors = Vec::new();
+        if let Some(seconds) = spec["leaseDurationSeconds"].as_i64()
+            && seconds <= 0
+        {
+            errors.push(FieldError::invalid(
+                &path.child("leaseDurationSeconds"),
+                seconds,
+                "must be greater than 0",
+            ));
+        }
+        if let Some(transitions) = spec["leaseTransitions"].as_i64()
+            && transitions < 0
+        {
+            errors.push(FieldError::invalid(
+                &path.child("leaseTransitions"),
+                transitions,
+                "must be greater than or equal to 0",
+            ));
+        }
+        if let Some(strategy) = spec["strategy"].as_str()
+            && strategy != "OldestEmulationVersion"
+        {
+            let path = path.child("strategy");
+            errors.extend(
+                qualified_name(strategy).into_iter().map(|p| FieldError::invalid(&path, strategy, p)),
+            );
+        }
+        if !text(spec, "preferredHolder").is_empty() && text(spec, "strategy").is_empty() {
+            errors.push(FieldError::forbidden(
+                &path.child("preferredHolder"),
+                "may only be specified when `strategy` is defined",
+            ));
+        }
+        errors
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, shown("Holder"), shown("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![
+            crate::meta::name(object).into(),
+            text(&object["spec"], "holderIdentity").into(),
+            age(object, now).into(),
+        ]
+    }
+
+    fn create_on_update(&self) -> bool {
+        true
+    }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,258 @@
+//! Nodes.
+
+use super::access::{default_field, ensure_object, flag, keep, list, map, present, text};
+use super::check::{NOT_NEGATIVE, complaints};
+use super::pod::defaults::default_resource_list;
+use super::pod::validate_taint_effect;
+use super::{NAME, shown, wide};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::meta_validation::{label_value, qualified_name};
+use crate::quantity::Quantity;
+use crate::resource::{Column, Strategy};
+use crate::table::{NONE, UNKNOWN, age};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
+
+const NODE_INFO: [&str; 10] = [
+    "machineID",
+    "systemUUID",
+    "bootID",
+    "kernelVersion",
+    "osImage",
+    "containerRuntimeVersion",
+    "kubeletVersion",
+    "kubeProxyVersion",
+    "operatingSystem",
+    "architecture",
+];
+
+pub(super) struct Nodes;
+
+impl Strategy for Nodes {
+    fn default(&self, object: &mut Value) {
+        default_pod_cidrs(ensure_object(object, "spec"));
+        let status = ensure_object(object, "status");
+        if !present(status, "allocatable")
+            && let Some(capacity) = status.get("capacity").filter(|c| c.is_object()).cloned()
+        {
+            status["allocatable"] = capacity;
+        }
+        for key in ["capacity", "allocatable"] {
+            if let Some(amounts) = status.get_mut(key) {
+                default_resource_list(amounts);
+            }
+        }
+        default_field(ensure_object(ensure_object(status, "daemonEndpoints"), "kubeletEndpoint"), "Port", 0);
+        let info = ensure_object(status, "nodeInfo");
+        for key in NODE_INFO {
+            default_field(info, key, "");
+        }
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "status");
+    }
+
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let (spec, path) = (&object["spec"], Path::new("spec"));
+        let mut errors = validate_taints(list(spec, "taints"), &path.child("taints"));
+        errors.extend(validate_pod_cidrs(spec, &path.child("podCIDRs")));
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let (is, was) = (&new["spec"], &old["spec"]);
+        let path = Path::new("spec");
+        let mut errors = validate_taints(list(is, "taints"), &path.child("taints"));
+        // A range, once given to a node, stays with it.
+        let (cidrs, old_cidrs) = (list(is, "podCIDRs"), list(was, "podCIDRs"));
+        if !old_cidrs.is_empty() && cidrs != old_cidrs {
+            errors.push(FieldError::forbidden(
+                &path.child("podCIDRs"),
+                "node updates may not change podCIDR except from \"\" to valid",
+            ));
+        } else {
+            errors.extend(validate_pod_cidrs(is, &path.child("podCIDRs")));
+        }
+        let provider = text(was, "providerID");
+        if !provider.is_empty() && provider != text(is, "providerID") {
+            errors.push(FieldError::forbidden(
+                &path.child("providerID"),
+                "node updates may not change providerID except from \"\" to valid",
+            ));
+        }
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        let status = &new["status"];
+        let mut errors = Vec::new();
+        let addresses = list(status, "addresses");
+        for (index, address) in addresses.iter().enumerate() {
+            if addresses[..index].contains(address) {
+                let path = Path::new("status").child("addresses").index(index);
+                errors.push(FieldError::duplicate(&path, address.clone()));
+            }
+        }
+        for kind in ["capacity", "allocatable"] {
+            for (name, amount) in map(status, kind).into_iter().flatten() {
+                let negative =
+                    amount.as_str().and_then(|a| Quantity::parse(a).ok()).filter(|q| q.is_negative());
+                if let Some(quantity) = negative {
+                    let path = Path::new("status").child(kind).key(name);
+                    errors.push(FieldError::invalid(&path, quantity.to_string(), NOT_NEGATIVE));
+                }
+            }
+        }
+        errors
+    }
+
+    fn selectable_fields(&self) -> &'static [&'static str] {
+        &["spec.unschedulable"]
+    }
+
+    fn selectable_value(&self, object: &Value, _field: &str) -> String {
+        flag(&object["spec"], "unschedulable").to_string()
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const {
+            &[
+                NAME,
+                shown("Status"),
+                shown("Roles"),
+                shown("Age"),
+                shown("Version"),
+                wide("Internal-IP"),
+                wide("External-IP"),
+                wide("OS-Image"),
+                wide("Kernel-Version"),
+                wide("Container-Runtime"),
+            ]
+        }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let status = &object["status"];
+        let info = &status["nodeInfo"];
+        let known = |key: &str| match text(info, key) {
+            "" => UNKNOWN,
+            value => value,
+        };
+        vec![
+            crate::meta::name(object).into(),
+            status_cell(object).into(),
+            roles_cell(object).into(),
+            age(object, now).into(),
+            text(info, "kubeletVersion").into(),
+            address(status, "InternalIP").into(),
+            address(status, "ExternalIP").into(),
+            known("osImage").into(),
+            known("kernelVersion").into(),
+            known("containerRuntimeVersion").into(),
+        ]
+    }
+}
+
+/// `podCIDR` is the first of `podCIDRs`; where only one of them is set, or they differ, the single one counts.
+fn default_pod_cidrs(spec: &mut Value) {
+    let single = text(spec, "podCIDR").to_owned();
+    let first = list(spec, "podCIDRs").first().and_then(Value::as_str).unwrap_or_default().to_owned();
+    if !single.is_empty() && single != first {
+        spec["podCIDRs"] = json!([single]);
+    } else if single.is_empty() && !first.is_empty() {
+        spec["podCIDR"] = first.into();
+    }
+}
+
+fn status_cell(node: &Value) -> String {
+    let ready = list(&node["status"], "conditions").iter().find(|c| text(c, "type") == "Ready");
+    let word = match ready.map(|c| text(c, "status")) {
+        Some("True") => "Ready",
+        Some(_) => "NotReady",
+        None => "Unknown",
+    };
+    if flag(&node["spec"], "unschedulable") { format!("{word},SchedulingDisabled") } else { word.to_owned() }
+}
+
+/// Roles are what follows the prefix in the keys of labels, or the value of the older label.
+fn roles_cell(node: &Value) -> String {
+    let mut roles = BTreeSet::new();
+    for (key, value) in map(&node["metadata"], "labels").into_iter().flatten() {
+        if let Some(role) = key.strip_prefix("node-role.kubernetes.io/") {
+            roles.insert(role);
+        } else if key == "kubernetes.io/role" {
+            roles.insert(value.as_str().unwrap_or_default());
+        }
+    }
+    roles.remove("");
+    if roles.is_empty() { NONE.to_owned() } else { roles.into_iter().collect::<Vec<_>>().join(",") }
+}
+
+fn address<'a>(status: &'a Value, kind: &str) -> &'a str {
+    list(status, "addresses").iter().find(|a| text(a, "type") == kind).map_or(NONE, |a| text(a, "address"))
+}
+
+fn validate_taints(taints: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut seen = HashSet::new();
+    for (index, taint) in taints.iter().enumerate() {
+        let path = path.index(index);
+        let (key, value, effect) = (text(taint, "key"), text(taint, "value"), text(taint, "effect"));
+        errors.extend(complaints(&path.child("key"), key, qualified_name(key)));
+        let problems = label_value(value);
+        if !problems.is_empty() {
+            errors.push(FieldError::invalid(&path.child("value"), value, problems.join(";")));
+        }
+        if effect.is_empty() {
+            errors.push(FieldError::required(&path.child("effect"), ""));
+        } else {
+            errors.extend(validate_taint_effect(effect, &path.child("effect")));
+        }
+        if !seen.insert((key, effect)) {
+            errors.push(
+                FieldError::duplicate(&path, taint.clone())
+                    .with_detail("taints must be unique by key and effect pair"),
+            );
+        }
+    }
+    errors
+}
+
+/// At most one range of each family.
+fn validate_pod_cidrs(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut families = HashSet::new();
+    let ranges = list(spec, "podCIDRs");
+    for (index, range) in ranges.iter().filter_map(Value::as_str).enumerate() {
+        let address = range.split_once('/').and_then(|(address, length)| {
+            let address = address.parse::<IpAddr>().ok()?;
+            let max = if address.is_ipv4() { 32 } else { 128 };
+            (length.parse::<u8>().ok()? <= max).then_some(address)
+        });
+        match address {
+            Some(address) => {
+                families.insert(address.is_ipv4());
+            }
+            None => errors.push(FieldError::invalid(
+                &path.index(index),
+                range,
+                "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+            )),
+        }
+    }
+    if errors.is_empty() && families.len() < ranges.len() {
+        errors.push(FieldError::invalid(
+            path,
+            ranges.to_vec(),
+            "may specify no more than one CIDR for each IP family",
+        ));
+    }
+    errors
+}

@@ -1,0 +1,260 @@
+//! What a pod asks for in total, and the quality of service class that follows.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{list, map, text};
+use crate::kinds::check::NOT_NEGATIVE;
+use crate::meta_validation::qualified_name;
+use crate::quantity::Quantity;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashSet};
+
+/// Amounts by resource name.
+pub type Amounts = BTreeMap<String, Quantity>;
+
+/// A resource list of an object; what cannot be read counts as nothing.
+pub fn amounts(resources: &Value, kind: &str) -> Amounts {
+    map(resources, kind)
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, amount)| Some((name.clone(), Quantity::parse(amount.as_str()?).ok()?)))
+        .collect()
+}
+
+fn add(total: &mut Amounts, more: &Amounts) {
+    for (name, amount) in more {
+        let sum = total.get(name).map_or(*amount, |t| *t + *amount);
+        total.insert(name.clone(), sum);
+    }
+}
+
+fn raise(total: &mut Amounts, other: &Amounts) {
+    for (name, amount) in other {
+        if total.get(name).is_none_or(|t| t < amount) {
+            total.insert(name.clone(), *amount);
+        }
+    }
+}
+
+/// What the containers request together: those that run side by side add up; an init container needs its
+/// share only while it runs, beside the sidecars started before it.
+pub fn requests_of_containers(spec: &Value) -> Amounts {
+    let mut total = Amounts::new();
+    for container in list(spec, "containers") {
+        add(&mut total, &amounts(&container["resources"], "requests"));
+    }
+    let mut sidecars = Amounts::new();
+    let mut initial = Amounts::new();
+    for container in list(spec, "initContainers") {
+        let mut wanted = amounts(&container["resources"], "requests");
+        if text(container, "restartPolicy") == "Always" {
+            add(&mut total, &wanted);
+            add(&mut sidecars, &wanted);
+            wanted = sidecars.clone();
+        } else {
+            add(&mut wanted, &sidecars);
+        }
+        raise(&mut initial, &wanted);
+    }
+    raise(&mut total, &initial);
+    total
+}
+
+/// `Guaranteed` when every container's cpu and memory are limited and requested alike, `BestEffort` when
+/// none asks for any, else `Burstable`. Resources of the pod as a whole count instead of its containers'.
+pub fn qos_class(spec: &Value) -> &'static str {
+    let pod_level = spec.get("resources").filter(|r| r.is_object());
+    let containers: Vec<&Value> = match pod_level {
+        Some(resources)
+            if !amounts(resources, "requests").is_empty() || !amounts(resources, "limits").is_empty() =>
+        {
+            vec![resources]
+        }
+        _ => ["containers", "initContainers"]
+            .iter()
+            .flat_map(|kind| list(spec, kind))
+            .map(|container| &container["resources"])
+            .collect(),
+    };
+    let mut requests = Amounts::new();
+    let mut limits = Amounts::new();
+    let mut guaranteed = true;
+    let relevant = |name: &str| matches!(name, "cpu" | "memory");
+    for resources in containers {
+        let wanted: Amounts = amounts(resources, "requests")
+            .into_iter()
+            .filter(|(name, amount)| relevant(name) && !amount.is_zero() && !amount.is_negative())
+            .collect();
+        add(&mut requests, &wanted);
+        let limited: Amounts = amounts(resources, "limits")
+            .into_iter()
+            .filter(|(name, amount)| relevant(name) && !amount.is_zero() && !amount.is_negative())
+            .collect();
+        guaranteed &= limited.len() == 2;
+        add(&mut limits, &limited);
+    }
+    if requests.is_empty() && limits.is_empty() {
+        return "BestEffort";
+    }
+    if guaranteed
+        && requests.len() == limits.len()
+        && requests.iter().all(|(name, r)| limits.get(name) == Some(r))
+    {
+        return "Guaranteed";
+    }
+    "Burstable"
+}
+
+/// Resource names that quotas know besides those of containers.
+const STANDARD: &[&str] = &[
+    "cpu",
+    "memory",
+    "ephemeral-storage",
+    "requests.cpu",
+    "requests.memory",
+    "requests.ephemeral-storage",
+    "limits.cpu",
+    "limits.memory",
+    "limits.ephemeral-storage",
+    "pods",
+    "resourcequotas",
+    "services",
+    "replicationcontrollers",
+    "secrets",
+    "configmaps",
+    "persistentvolumeclaims",
+    "storage",
+    "requests.storage",
+    "services.nodeports",
+    "services.loadbalancers",
+];
+
+fn is_hugepages(name: &str) -> bool {
+    name.starts_with("hugepages-")
+}
+
+/// Whether a name is one of the API's own rather than a vendor's.
+pub fn is_native(name: &str) -> bool {
+    !name.contains('/') || name.contains("kubernetes.io/")
+}
+
+/// Whether more may be promised than there is: not of devices, nor of huge pages.
+fn may_overcommit(name: &str) -> bool {
+    is_native(name) && !is_hugepages(name)
+}
+
+/// Validates the requests and limits of a container.
+pub fn validate_resources(resources: &Value, claims: &HashSet<&str>, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let (limits, requests) = (amounts(resources, "limits"), amounts(resources, "requests"));
+    let (limits_path, requests_path) = (path.child("limits"), path.child("requests"));
+    for (name, amount) in &limits {
+        errors.extend(validate_amount(name, *amount, &limits_path.key(name)));
+    }
+    for (name, amount) in &requests {
+        errors.extend(validate_amount(name, *amount, &requests_path.key(name)));
+        match limits.get(name) {
+            Some(limit) if amount != limit && !may_overcommit(name) => errors.push(FieldError::invalid(
+                &requests_path,
+                amount.to_string(),
+                format!("must be equal to {name} limit of {limit}"),
+            )),
+            Some(limit) if amount > limit => errors.push(FieldError::invalid(
+                &requests_path,
+                amount.to_string(),
+                format!("must be less than or equal to {name} limit of {limit}"),
+            )),
+            None if !may_overcommit(name) => errors.push(FieldError::required(
+                &limits_path,
+                "Limit must be set for non overcommitable resources",
+            )),
+            _ => {}
+        }
+    }
+    let any = |wanted: fn(&str) -> bool| limits.keys().chain(requests.keys()).any(|name| wanted(name));
+    if any(is_hugepages) && !any(|name| matches!(name, "cpu" | "memory")) {
+        errors.push(FieldError::forbidden(path, "HugePages require cpu or memory"));
+    }
+    for (index, claim) in list(resources, "claims").iter().enumerate() {
+        let path = path.child("claims").index(index);
+        let name = text(claim, "name");
+        if name.is_empty() {
+            errors.push(FieldError::required(&path, ""));
+        } else if !claims.contains(name) {
+            let why = if claims.is_empty() {
+                "must be one of the names in pod.spec.resourceClaims which is empty"
+            } else {
+                "must be one of the names in pod.spec.resourceClaims"
+            };
+            errors.push(FieldError::not_found(&path, name).with_detail(why));
+        }
+    }
+    errors
+}
+
+fn validate_amount(name: &str, amount: Quantity, path: &Path) -> FieldErrors {
+    let mut errors: FieldErrors =
+        qualified_name(name).into_iter().map(|p| FieldError::invalid(path, name, p)).collect();
+    if errors.is_empty() && !name.contains('/') {
+        if !STANDARD.contains(&name) && !is_hugepages(name) && !name.starts_with("requests.hugepages-") {
+            errors.push(FieldError::invalid(
+                path,
+                name,
+                "must be a standard resource type or fully qualified",
+            ));
+        }
+        if !matches!(name, "cpu" | "memory" | "ephemeral-storage") && !is_hugepages(name) {
+            errors.push(FieldError::invalid(path, name, "must be a standard resource for containers"));
+        }
+    } else if errors.is_empty() && !is_native(name) && name.starts_with("requests.") {
+        errors.push(FieldError::invalid(path, name, "doesn't follow extended resource name standard"));
+    }
+    if amount.is_negative() {
+        errors.push(FieldError::invalid(path, amount.to_string(), NOT_NEGATIVE));
+    }
+    if !is_native(name) && !amount.is_integer() {
+        errors.push(FieldError::invalid(path, amount.to_string(), "must be an integer"));
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn classes_of_service() {
+        let both = json!({"cpu": "1", "memory": "1Gi"});
+        for (resources, class) in [
+            (json!([{}]), "BestEffort"),
+            (json!([{"requests": {"example.com/x": "1"}}]), "BestEffort"),
+            (json!([{"requests": {"cpu": "0"}}]), "BestEffort"),
+            (json!([{"requests": {"cpu": "1"}}]), "Burstable"),
+            (json!([{"limits": both, "requests": both}]), "Guaranteed"),
+            (json!([{"limits": both, "requests": both}, {}]), "Burstable"),
+            (json!([{"limits": both, "requests": {"cpu": "500m", "memory": "1Gi"}}]), "Burstable"),
+            (json!([{"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}]), "Burstable"),
+            (json!([{"limits": {"cpu": "1000m", "memory": "1024Mi"}, "requests": both}]), "Guaranteed"),
+        ] {
+            let containers: Vec<Value> =
+                resources.as_array().unwrap().iter().map(|r| json!({"resources": r})).collect();
+            assert_eq!(qos_class(&json!({"containers": containers})), class, "{resources}");
+        }
+    }
+
+    #[test]
+    fn init_containers_count_while_they_run() {
+        let container = |cpu: &str| json!({"resources": {"requests": {"cpu": cpu}}});
+        let sidecar = |cpu: &str| json!({"restartPolicy": "Always", "resources": {"requests": {"cpu": cpu}}});
+        for (init, containers, cpu) in [
+            (json!([]), json!([container("1"), container("2")]), "3"),
+            (json!([container("5")]), json!([container("1")]), "5"),
+            (json!([sidecar("1")]), json!([container("1")]), "2"),
+            (json!([sidecar("1"), container("5")]), json!([container("1")]), "6"),
+            (json!([container("5"), sidecar("1")]), json!([container("1")]), "5"),
+        ] {
+            let total = requests_of_containers(&json!({"initContainers": init, "containers": containers}));
+            assert_eq!(total["cpu"].to_string(), cpu, "{init} {containers}");
+        }
+    }
+}

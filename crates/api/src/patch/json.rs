@@ -1,0 +1,163 @@
+//! JSON Patch (RFC 6902) with the leniencies of the library upstream uses: negative indices count from the
+//! end, and a test for null succeeds on a missing member.
+
+use super::PatchError;
+use serde_json::Value;
+
+/// Upstream's limit on the number of operations.
+pub const MAX_OPERATIONS: usize = 10_000;
+
+/// A patch may make a document this much larger (by copying) and no more.
+const MAX_COPIED: usize = 16 << 20;
+
+/// Applies `patch`, a list of operations; on an error the target is unspecified.
+pub fn json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
+    let operations = patch.as_array().ok_or_else(|| {
+        PatchError::Malformed(
+            "error decoding patch: json: cannot unmarshal object into Go value of type jsonpatch.Patch"
+                .into(),
+        )
+    })?;
+    if operations.len() > MAX_OPERATIONS {
+        return Err(PatchError::TooManyOperations(operations.len()));
+    }
+    let mut copied = 0;
+    for operation in operations {
+        if !operation.is_object() {
+            return Err(PatchError::Malformed(
+                "error decoding patch: json: cannot unmarshal value into Go value of type jsonpatch.Operation"
+                    .into(),
+            ));
+        }
+        apply(target, operation, &mut copied)?;
+    }
+    Ok(())
+}
+
+fn apply(target: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), PatchError> {
+    let text = |key: &str| operation.get(key).and_then(Value::as_str).ok_or(PatchError::Rejected);
+    let value = || operation.get("value").cloned().ok_or(PatchError::Rejected);
+    let path = Pointer::parse(text("path")?)?;
+    match text("op")? {
+        "add" => add(target, &path, operation.get("value").cloned().unwrap_or(Value::Null)),
+        "remove" => remove(target, &path).map(drop),
+        "replace" => {
+            if path.is_root() {
+                *target = value()?;
+                return Ok(());
+            }
+            *find_mut(target, &path.tokens).ok_or(PatchError::Rejected)? =
+                operation.get("value").cloned().unwrap_or(Value::Null);
+            Ok(())
+        }
+        "move" => {
+            let from = Pointer::parse(text("from")?)?;
+            let moved = remove(target, &from)?;
+            add(target, &path, moved)
+        }
+        "copy" => {
+            let from = Pointer::parse(text("from")?)?;
+            let copy = find_mut(target, &from.tokens).ok_or(PatchError::Rejected)?.clone();
+            *copied += copy.to_string().len();
+            if *copied > MAX_COPIED {
+                return Err(PatchError::Rejected);
+            }
+            add(target, &path, copy)
+        }
+        "test" => {
+            let expected = operation.get("value").unwrap_or(&Value::Null);
+            let same = match find_mut(target, &path.tokens) {
+                Some(found) => equal(found, expected),
+                None => expected.is_null(),
+            };
+            if same { Ok(()) } else { Err(PatchError::Rejected) }
+        }
+        _ => Err(PatchError::Rejected),
+    }
+}
+
+/// Numbers are equal when they are the same number, however spelt.
+fn equal(left: &Value, right: &Value) -> bool {
+    match (left, right) {
+        (Value::Number(left), Value::Number(right)) => {
+            left == right || left.as_f64().is_some_and(|l| Some(l) == right.as_f64())
+        }
+        (Value::Array(left), Value::Array(right)) => {
+            left.len() == right.len() && left.iter().zip(right).all(|(l, r)| equal(l, r))
+        }
+        (Value::Object(left), Value::Object(right)) => {
+            left.len() == right.len()
+                && left.iter().all(|(key, l)| right.get(key).is_some_and(|r| equal(l, r)))
+        }
+        _ => left == right,
+    }
+}
+
+struct Pointer {
+    tokens: Vec<String>,
+}
+
+impl Pointer {
+    fn parse(text: &str) -> Result<Self, PatchError> {
+        if text.is_empty() {
+            return Ok(Self { tokens: Vec::new() });
+        }
+        let rest = text.strip_prefix('/').ok_or(PatchError::Rejected)?;
+        Ok(Self { tokens: rest.split('/').map(|t| t.replace("~1", "/").replace("~0", "~")).collect() })
+    }
+
+    fn is_root(&self) -> bool {
+        self.tokens.is_empty()
+    }
+}
+
+/// A position among `length` elements; negative ones count from the end.
+fn position(token: &str, length: usize) -> Option<usize> {
+    let index: i64 = token.parse().ok()?;
+    let at = if index < 0 { i64::try_from(length).ok()? + index } else { index };
+    usize::try_from(at).ok()
+}
+
+fn find_mut<'a>(target: &'a mut Value, tokens: &[String]) -> Option<&'a mut Value> {
+    tokens.iter().try_fold(target, |value, token| match value {
+        Value::Object(map) => map.get_mut(token),
+        Value::Array(list) => {
+            let at = position(token, list.len())?;
+            list.get_mut(at)
+        }
+        _ => None,
+    })
+}
+
+fn add(target: &mut Value, path: &Pointer, value: Value) -> Result<(), PatchError> {
+    let Some((last, parent)) = path.tokens.split_last() else {
+        *target = value;
+        return Ok(());
+    };
+    match find_mut(target, parent) {
+        Some(Value::Object(map)) => {
+            map.insert(last.clone(), value);
+            Ok(())
+        }
+        Some(Value::Array(list)) => {
+            // Adding goes between elements, of which there is one more place than elements.
+            let at = if last == "-" { Some(list.len()) } else { position(last, list.len() + 1) };
+            let at = at.filter(|at| *at <= list.len()).ok_or(PatchError::Rejected)?;
+            list.insert(at, value);
+            Ok(())
+        }
+        _ => Err(PatchError::Rejected),
+    }
+}
+
+fn remove(target: &mut Value, path: &Pointer) -> Result<Value, PatchError> {
+    let (last, parent) = path.tokens.split_last().ok_or(PatchError::Rejected)?;
+    match find_mut(target, parent) {
+        Some(Value::Object(map)) => map.remove(last).ok_or(PatchError::Rejected),
+        Some(Value::Array(list)) => {
+            let at = position(last, list.len()).filter(|at| *at < list.len());
+            Ok(list.remove(at.ok_or(PatchError::Rejected)?))
+        }
+        _ => Err(PatchError::Rejected),
+    }
+}

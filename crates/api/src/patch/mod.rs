@@ -1,0 +1,86 @@
+//! Patches: JSON Patch, merge patch, and upstream's strategic merge patch.
+//!
+//! Each takes the current object and answers the patched one; bringing the outcome under its type again
+//! ([`crate::codec::json::conform`]) is the caller's next step. Apply patches live in
+//! [`crate::managed_fields`].
+
+mod json;
+mod merge;
+mod strategic;
+#[cfg(test)]
+mod tests;
+
+pub use json::{MAX_OPERATIONS, json_patch};
+pub use merge::merge_patch;
+pub use strategic::strategic_merge;
+
+use serde_json::Value;
+use std::fmt::Write as _;
+use thiserror::Error;
+
+/// Why a patch cannot be applied, with the text and (by [`PatchError::code`]) the HTTP status of upstream.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PatchError {
+    /// The patch itself cannot be read.
+    #[error("{0}")]
+    Malformed(String),
+    #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
+    TooManyOperations(usize),
+    /// A JSON patch that does not fit the object: a missing path, a failed test. Upstream hides the detail.
+    #[error("the server rejected our request due to an error in our request")]
+    Rejected,
+    /// A strategic merge patch with a directive that makes no sense.
+    #[error("{0}")]
+    Directive(String),
+}
+
+impl PatchError {
+    /// The HTTP status upstream answers.
+    pub fn code(&self) -> u16 {
+        match self {
+            Self::Malformed(_) => 400,
+            Self::TooManyOperations(_) => 413,
+            Self::Rejected => 422,
+            Self::Directive(_) => 500,
+        }
+    }
+}
+
+/// A value as Go's `%v` prints it (`map[a:1 b:[x y]]`): upstream quotes patches so in its messages.
+pub fn go_format(value: &Value) -> String {
+    let mut out = String::new();
+    go_format_into(value, &mut out);
+    out
+}
+
+fn go_format_into(value: &Value, out: &mut String) {
+    match value {
+        Value::Null => out.push_str("<nil>"),
+        Value::String(text) => out.push_str(text),
+        Value::Bool(_) | Value::Number(_) => {
+            let _ = write!(out, "{value}");
+        }
+        Value::Array(list) => {
+            out.push('[');
+            for (index, value) in list.iter().enumerate() {
+                if index > 0 {
+                    out.push(' ');
+                }
+                go_format_into(value, out);
+            }
+            out.push(']');
+        }
+        Value::Object(map) => {
+            out.push_str("map[");
+            for (index, (key, value)) in map.iter().enumerate() {
+                if index > 0 {
+                    out.push(' ');
+                }
+                out.push_str(key);
+                out.push(':');
+                go_format_into(value, out);
+            }
+            out.push(']');
+        }
+    }
+}

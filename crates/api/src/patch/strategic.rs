@@ -1,0 +1,355 @@
+//! Strategic merge patch: a merge patch that knows, from the schema, how lists merge, and that carries
+//! directives of its own (`$patch`, `$retainKeys`, `$setElementOrder/…`, `$deleteFromPrimitiveList/…`).
+
+use super::{PatchError, go_format};
+use crate::schema::{Kind, Patch, TypeRef};
+use serde_json::{Map, Value};
+
+const PATCH: &str = "$patch";
+const RETAIN_KEYS: &str = "$retainKeys";
+const SET_ELEMENT_ORDER: &str = "$setElementOrder/";
+const DELETE_FROM_PRIMITIVE_LIST: &str = "$deleteFromPrimitiveList/";
+
+type Object = Map<String, Value>;
+
+/// Merges `patch` into `target`, an object of `type_`.
+pub fn strategic_merge(type_: TypeRef, target: &mut Value, patch: &Value) -> Result<(), PatchError> {
+    let Value::Object(patch) = patch else {
+        return Err(PatchError::Malformed(
+            "error decoding patch: json: cannot unmarshal value into Go value of type map[string]interface {}"
+                .into(),
+        ));
+    };
+    let original = std::mem::take(target);
+    let original = match original {
+        Value::Object(map) => map,
+        _ => Object::new(),
+    };
+    *target = Value::Object(merge_map(original, patch.clone(), Node::Struct(type_))?);
+    Ok(())
+}
+
+/// Where in the schema a map stands.
+#[derive(Clone, Copy)]
+enum Node {
+    Struct(TypeRef),
+    Map(&'static Kind),
+    /// Something the schema does not describe: merged as plain JSON.
+    Unknown,
+}
+
+const NO_PATCH: Patch = Patch { merge: false, replace: false, retain_keys: false, merge_key: "" };
+
+impl Node {
+    fn of(kind: &Kind) -> Self {
+        match kind {
+            Kind::Struct(type_)
+            | Kind::SchemaOrArray(type_)
+            | Kind::SchemaOrBool(type_)
+            | Kind::SchemaOrStrings(type_) => Self::Struct(type_),
+            Kind::Map(item) => Self::Map(item),
+            _ => Self::Unknown,
+        }
+    }
+
+    /// What the schema says of member `key`: where its map or its elements stand, and its patch strategy.
+    fn member(self, key: &str) -> (Self, Patch) {
+        let (kind, patch) = match self {
+            Self::Struct(type_) => match type_.field(key) {
+                Some(field) => (&field.kind, field.patch),
+                None => return (Self::Unknown, NO_PATCH),
+            },
+            Self::Map(item) => (item, NO_PATCH),
+            Self::Unknown => return (Self::Unknown, NO_PATCH),
+        };
+        let element = match kind {
+            Kind::List(item) => item,
+            Kind::SchemaOrArray(_) => kind,
+            other => other,
+        };
+        (Self::of(element), patch)
+    }
+}
+
+fn directive(text: impl Into<String>) -> PatchError {
+    PatchError::Directive(text.into())
+}
+
+fn unknown_patch_type(patch_type: &Value, map: &Object) -> PatchError {
+    let map = go_format(&Value::Object(map.clone()));
+    directive(format!("unknown patch type: {} in map: {map}", go_format(patch_type)))
+}
+
+fn merge_map(mut original: Object, mut patch: Object, node: Node) -> Result<Object, PatchError> {
+    if let Some(patch_type) = patch.get(PATCH) {
+        return match patch_type.as_str() {
+            Some("replace") => {
+                patch.remove(PATCH);
+                Ok(patch)
+            }
+            Some("delete") => Ok(Object::new()),
+            _ => Err(unknown_patch_type(patch_type, &patch)),
+        };
+    }
+    apply_retain_keys(&mut original, &mut patch)?;
+    apply_element_order(&mut original, &mut patch, node)?;
+
+    for (key, patch_value) in patch {
+        let (key, deleting) = match key.strip_prefix(DELETE_FROM_PRIMITIVE_LIST) {
+            Some(list) => (list.to_owned(), true),
+            None => (key, false),
+        };
+        if patch_value.is_null() {
+            original.remove(&key);
+            continue;
+        }
+        let (below, strategy) = node.member(&key);
+        let merged = match (original.remove(&key), patch_value) {
+            (Some(Value::Object(old)), Value::Object(new)) if !deleting => {
+                if strategy.replace {
+                    Value::Object(new)
+                } else {
+                    Value::Object(merge_map(old, new, below)?)
+                }
+            }
+            (Some(Value::Array(old)), Value::Array(new)) => {
+                Value::Array(merge_list(old, new, below, strategy, deleting)?)
+            }
+            (Some(old), _) if deleting => old,
+            (None, _) if deleting => continue,
+            (_, new) => without_directives(new),
+        };
+        original.insert(key, merged);
+    }
+    Ok(original)
+}
+
+/// `$retainKeys`: whatever is not named goes.
+fn apply_retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchError> {
+    let Some(retained) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
+    let invalid = || directive("invalid patch format of retainKeys");
+    let retained = retained.as_array().ok_or_else(invalid)?;
+    let keeps = |key: &str| retained.iter().any(|v| v.as_str() == Some(key));
+    for (key, value) in patch.iter() {
+        let exempt = value.is_null()
+            || key.starts_with(DELETE_FROM_PRIMITIVE_LIST)
+            || key.starts_with(SET_ELEMENT_ORDER);
+        if !exempt && !keeps(key) {
+            return Err(invalid());
+        }
+    }
+    original.retain(|key, _| keeps(key));
+    Ok(())
+}
+
+/// `$setElementOrder/x`: merges list `x` and puts its elements into the order given.
+fn apply_element_order(original: &mut Object, patch: &mut Object, node: Node) -> Result<(), PatchError> {
+    let orders: Vec<String> = patch.keys().filter(|k| k.starts_with(SET_ELEMENT_ORDER)).cloned().collect();
+    for directive_key in orders {
+        let Some(order) = patch.remove(&directive_key) else { continue };
+        let Value::Array(order) = order else {
+            return Err(directive("invalid patch format of setElementOrder list"));
+        };
+        let name = directive_key.trim_start_matches(SET_ELEMENT_ORDER).to_owned();
+        let (below, strategy) = node.member(&name);
+        let list = |value: Option<Value>| match value {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Array(list)) => Ok(Some(list)),
+            Some(_) => Err(directive("invalid patch format of setElementOrder list")),
+        };
+        // A null in the patch means removal, which the general rules do.
+        if patch.get(&name).is_some_and(Value::is_null) {
+            continue;
+        }
+        let new = list(patch.remove(&name))?;
+        let old = list(original.get(&name).cloned())?;
+        check_order(new.as_deref().unwrap_or_default(), &order, strategy.merge_key)?;
+        let merged = match (old.clone(), new) {
+            (None, None) => continue,
+            (Some(old), None) => old,
+            (None, Some(new)) => elements_without_directives(new),
+            (Some(old), Some(new)) => merge_list(old, new, below, strategy, false)?,
+        };
+        let ordered = in_order(merged, &order, old.as_deref().unwrap_or_default(), strategy.merge_key);
+        original.insert(name, Value::Array(ordered));
+    }
+    Ok(())
+}
+
+/// The elements of a patch must stand in the order that `$setElementOrder` gives.
+fn check_order(patch: &[Value], order: &[Value], merge_key: &str) -> Result<(), PatchError> {
+    if patch.is_empty() || order.is_empty() {
+        return Ok(());
+    }
+    let mut rest = order.iter();
+    for element in patch.iter().filter(|e| e.get(PATCH).is_none()) {
+        if !rest.any(|ordered| same(ordered, element, merge_key)) {
+            return Err(directive(format!(
+                "The order in patch list:\n{}\n doesn't match $setElementOrder list:\n{}\n",
+                go_format(&Value::Array(patch.to_vec())),
+                go_format(&Value::Array(order.to_vec())),
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Whether two elements are the same one: equal keys, or equal scalars.
+fn same(left: &Value, right: &Value, merge_key: &str) -> bool {
+    if merge_key.is_empty() {
+        return left == right;
+    }
+    match (left.get(merge_key), right.get(merge_key)) {
+        (Some(left), Some(right)) => key_text(left) == key_text(right),
+        _ => false,
+    }
+}
+
+/// Upstream compares merge keys by their printed form, so that `80` and `"80"` are one.
+fn key_text(value: &Value) -> String {
+    go_format(value)
+}
+
+fn merge_list(
+    original: Vec<Value>,
+    patch: Vec<Value>,
+    node: Node,
+    strategy: Patch,
+    deleting: bool,
+) -> Result<Vec<Value>, PatchError> {
+    if !strategy.merge {
+        return Ok(if deleting { original } else { elements_without_directives(patch) });
+    }
+    if original.is_empty() && patch.is_empty() {
+        return Ok(original);
+    }
+    let of_maps = original.iter().chain(&patch).any(Value::is_object);
+    if !of_maps {
+        if deleting {
+            return Ok(original.into_iter().filter(|v| !patch.contains(v)).collect());
+        }
+        let mut merged: Vec<Value> = Vec::new();
+        for value in original.iter().chain(&patch) {
+            if !merged.contains(value) {
+                merged.push(value.clone());
+            }
+        }
+        return Ok(in_order(merged, &patch, &original, ""));
+    }
+    let merge_key = strategy.merge_key;
+    if merge_key.is_empty() {
+        return Err(directive("cannot merge lists without merge key for type Slice"));
+    }
+    let (base, patch) = apply_element_directives(original.clone(), patch, merge_key)?;
+    let Some(patch) = patch else { return Ok(base) };
+    let mut merged = base;
+    let server_order = merged.clone();
+    for element in &patch {
+        let Value::Object(map) = element else {
+            return Err(directive(format!("invalid object type in list: {}", go_format(element))));
+        };
+        let Some(key) = map.get(merge_key) else {
+            return Err(directive(format!(
+                "map: {} does not contain declared merge key: {merge_key}",
+                go_format(element)
+            )));
+        };
+        let key = key_text(key);
+        let found = merged.iter_mut().find(|e| e.get(merge_key).is_some_and(|k| key_text(k) == key));
+        match found {
+            Some(slot) => {
+                let old = match std::mem::take(slot) {
+                    Value::Object(old) => old,
+                    _ => Object::new(),
+                };
+                *slot = Value::Object(merge_map(old, map.clone(), node)?);
+            }
+            None => merged.push(without_directives(element.clone())),
+        }
+    }
+    Ok(in_order(merged, &patch, &server_order, merge_key))
+}
+
+/// Handles `$patch` in elements. Answers the list to merge into, and the elements to merge, or none when a
+/// `$patch: replace` makes the former the outcome.
+fn apply_element_directives(
+    mut original: Vec<Value>,
+    patch: Vec<Value>,
+    merge_key: &str,
+) -> Result<(Vec<Value>, Option<Vec<Value>>), PatchError> {
+    let mut plain = Vec::new();
+    let mut replace = false;
+    for element in patch {
+        let Some(patch_type) = element.get(PATCH) else {
+            plain.push(element);
+            continue;
+        };
+        match patch_type.as_str() {
+            Some("delete") => {
+                let key = element.get(merge_key).map(key_text);
+                let key = key.ok_or_else(|| directive("delete patch type with no merge key defined"))?;
+                original.retain(|e| e.get(merge_key).is_none_or(|k| key_text(k) != key));
+            }
+            Some("replace") => replace = true,
+            Some("merge") => {
+                return Err(directive("merging lists cannot yet be specified in the patch"));
+            }
+            _ => {
+                let map = element.as_object().cloned().unwrap_or_default();
+                return Err(unknown_patch_type(patch_type, &map));
+            }
+        }
+    }
+    if replace { Ok((plain, None)) } else { Ok((original, Some(plain))) }
+}
+
+/// Elements named by `order` in that order; the others keep the server's order and go before a patched
+/// element only where the server had them before it.
+fn in_order(merged: Vec<Value>, order: &[Value], server: &[Value], merge_key: &str) -> Vec<Value> {
+    let place = |list: &[Value], value: &Value| list.iter().position(|v| same(v, value, merge_key));
+    let (mut patched, mut others): (Vec<Value>, Vec<Value>) =
+        merged.into_iter().partition(|value| place(order, value).is_some());
+    patched.sort_by_key(|value| place(order, value));
+    others.sort_by_key(|value| place(server, value));
+
+    let mut out = Vec::with_capacity(patched.len() + others.len());
+    let (mut patched, mut others) = (patched.into_iter().peekable(), others.into_iter().peekable());
+    loop {
+        let other_first = match (others.peek(), patched.peek()) {
+            (None, None) => return out,
+            (Some(_), None) => true,
+            (None, Some(_)) => false,
+            (Some(other), Some(patch)) => match (place(server, other), place(server, patch)) {
+                (Some(other), Some(patch)) => other < patch,
+                _ => false,
+            },
+        };
+        out.extend(if other_first { others.next() } else { patched.next() });
+    }
+}
+
+/// A patch's value where the object has none: directives have done their work by being there, and nulls
+/// have nothing to remove.
+fn without_directives(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            if map.get(PATCH).and_then(Value::as_str) == Some("delete") {
+                return Value::Object(Object::new());
+            }
+            let kept = map.into_iter().filter(|(key, value)| {
+                !value.is_null()
+                    && key != PATCH
+                    && key != RETAIN_KEYS
+                    && !key.starts_with(SET_ELEMENT_ORDER)
+                    && !key.starts_with(DELETE_FROM_PRIMITIVE_LIST)
+            });
+            Value::Object(kept.map(|(key, value)| (key, without_directives(value))).collect())
+        }
+        Value::Array(list) => Value::Array(elements_without_directives(list)),
+        other => other,
+    }
+}
+
+fn elements_without_directives(list: Vec<Value>) -> Vec<Value> {
+    list.into_iter().filter(|v| v.get(PATCH).is_none()).map(without_directives).collect()
+}

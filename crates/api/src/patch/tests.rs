@@ -1,0 +1,173 @@
+use super::*;
+use crate::schema;
+use serde_json::json;
+
+fn strategic(kind: (&str, &str, &str), mut target: Value, patch: Value) -> Result<Value, PatchError> {
+    let type_ = schema::kind(kind.0, kind.1, kind.2).expect("known");
+    strategic_merge(type_, &mut target, &patch).map(|()| target)
+}
+
+fn pod_spec(target: Value, patch: Value) -> Result<Value, PatchError> {
+    strategic(("", "v1", "Pod"), json!({"spec": target}), json!({"spec": patch})).map(|v| v["spec"].clone())
+}
+
+#[test]
+fn merge_patch_follows_the_rfc() {
+    for (target, patch, expected) in [
+        (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
+        (json!({"a": "b"}), json!({"b": "c"}), json!({"a": "b", "b": "c"})),
+        (json!({"a": "b", "b": "c"}), json!({"a": null}), json!({"b": "c"})),
+        (json!({"a": [{"b": "c"}]}), json!({"a": [1]}), json!({"a": [1]})),
+        (json!({"a": "c"}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
+        (json!([1]), json!({"a": 1}), json!({"a": 1})),
+        (json!({"a": 1}), json!("x"), json!("x")),
+    ] {
+        let mut value = target;
+        merge_patch(&mut value, &patch);
+        assert_eq!(value, expected);
+    }
+}
+
+#[test]
+fn json_patch_applies_operations() {
+    let base = json!({"a": {"b": 1}, "l": [1, 2, 3], "x/y~z": 0});
+    for (patch, expected) in [
+        (json!([{"op": "add", "path": "/a/c", "value": 2}]), Ok(json!({"b": 1, "c": 2}))),
+        (json!([{"op": "remove", "path": "/a/b"}]), Ok(json!({}))),
+        (json!([{"op": "replace", "path": "/a/b", "value": 7}]), Ok(json!({"b": 7}))),
+        (json!([{"op": "move", "from": "/l/0", "path": "/a/m"}]), Ok(json!({"b": 1, "m": 1}))),
+        (json!([{"op": "copy", "from": "/l/-1", "path": "/a/m"}]), Ok(json!({"b": 1, "m": 3}))),
+        (json!([{"op": "copy", "from": "/x~1y~0z", "path": "/a/m"}]), Ok(json!({"b": 1, "m": 0}))),
+        (json!([{"op": "test", "path": "/a/b", "value": 1.0}]), Ok(json!({"b": 1}))),
+        (json!([{"op": "test", "path": "/a/q", "value": null}]), Ok(json!({"b": 1}))),
+        (json!([{"op": "test", "path": "/a/b", "value": 2}]), Err(PatchError::Rejected)),
+        (json!([{"op": "add", "path": "/q/c", "value": 2}]), Err(PatchError::Rejected)),
+        (json!([{"op": "remove", "path": "/q"}]), Err(PatchError::Rejected)),
+        (json!([{"op": "frob", "path": "/a"}]), Err(PatchError::Rejected)),
+        (json!([{"op": "add", "value": 1}]), Err(PatchError::Rejected)),
+        (json!([{"op": "add", "path": "/l/9", "value": 1}]), Err(PatchError::Rejected)),
+    ] {
+        let mut value = base.clone();
+        let outcome = json_patch(&mut value, &patch).map(|()| value["a"].clone());
+        assert_eq!(outcome, expected, "{patch}");
+    }
+    let mut value = base;
+    json_patch(
+        &mut value,
+        &json!([{"op": "add", "path": "/l/1", "value": 9}, {"op": "add", "path": "/l/-", "value": 4}]),
+    )
+    .expect("applies");
+    assert_eq!(value["l"], json!([1, 9, 2, 3, 4]));
+    let many = Value::Array(vec![json!({"op": "test", "path": "/a/b", "value": 1}); MAX_OPERATIONS + 1]);
+    assert_eq!(json_patch(&mut value, &many), Err(PatchError::TooManyOperations(MAX_OPERATIONS + 1)));
+}
+
+#[test]
+fn strategic_merges_lists_by_key() {
+    let containers = json!([{"name": "a", "image": "1", "args": ["x"], "env": [{"name": "E", "value": "1"}]},
+        {"name": "b", "image": "2"}]);
+    let spec = || json!({"containers": containers});
+    for (patch, expected) in [
+        (
+            json!([{"name": "b", "image": "3"}]),
+            json!([{"name": "a", "image": "1", "args": ["x"], "env": [{"name": "E", "value": "1"}]}, {"name": "b", "image": "3"}]),
+        ),
+        (
+            json!([{"name": "c", "image": "4"}]),
+            json!([{"name": "c", "image": "4"}, {"name": "a", "image": "1", "args": ["x"], "env": [{"name": "E", "value": "1"}]}, {"name": "b", "image": "2"}]),
+        ),
+        (json!([{"name": "a", "$patch": "delete"}]), json!([{"name": "b", "image": "2"}])),
+        (json!([{"$patch": "replace"}, {"name": "z"}]), json!([{"name": "z"}])),
+        (
+            json!([{"name": "a", "args": ["y"], "env": [{"name": "E", "$patch": "delete"}, {"name": "F", "value": "2"}]}, {"name": "b", "$patch": "delete"}]),
+            json!([{"name": "a", "image": "1", "args": ["y"], "env": [{"name": "F", "value": "2"}]}]),
+        ),
+    ] {
+        assert_eq!(
+            pod_spec(spec(), json!({"containers": patch})).map(|s| s["containers"].clone()),
+            Ok(expected)
+        );
+    }
+}
+
+#[test]
+fn strategic_directives_on_maps_and_orders() {
+    let deployment = ("apps", "v1", "Deployment");
+    let strategy = json!({"spec": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}}}});
+    assert_eq!(
+        strategic(
+            deployment,
+            strategy.clone(),
+            json!({"spec": {"strategy": {"$retainKeys": ["type"], "type": "Recreate"}}})
+        ),
+        Ok(json!({"spec": {"strategy": {"type": "Recreate"}}}))
+    );
+    assert_eq!(
+        strategic(
+            deployment,
+            strategy,
+            json!({"spec": {"strategy": {"$patch": "replace", "type": "Recreate"}}})
+        ),
+        Ok(json!({"spec": {"strategy": {"type": "Recreate"}}}))
+    );
+    let spec = json!({"containers": [{"name": "a"}, {"name": "b"}]});
+    assert_eq!(
+        pod_spec(spec.clone(), json!({"$setElementOrder/containers": [{"name": "b"}, {"name": "a"}]})),
+        Ok(json!({"containers": [{"name": "b"}, {"name": "a"}]}))
+    );
+    assert_eq!(
+        pod_spec(
+            spec,
+            json!({"$setElementOrder/containers": [{"name": "a"}, {"name": "c"}, {"name": "b"}], "containers": [{"name": "c"}]})
+        ),
+        Ok(json!({"containers": [{"name": "a"}, {"name": "c"}, {"name": "b"}]}))
+    );
+    let finalizers = |patch: Value| {
+        strategic(
+            ("", "v1", "ConfigMap"),
+            json!({"metadata": {"finalizers": ["a", "b"]}}),
+            json!({"metadata": patch}),
+        )
+        .map(|v| v["metadata"]["finalizers"].clone())
+    };
+    assert_eq!(finalizers(json!({"finalizers": ["c"]})), Ok(json!(["c", "a", "b"])));
+    assert_eq!(finalizers(json!({"$deleteFromPrimitiveList/finalizers": ["a"]})), Ok(json!(["b"])));
+    assert_eq!(
+        finalizers(json!({"$setElementOrder/finalizers": ["c", "b"], "finalizers": ["c"]})),
+        Ok(json!(["c", "a", "b"]))
+    );
+}
+
+#[test]
+fn strategic_errors_are_worded_as_upstream() {
+    let spec = json!({"containers": [{"name": "c", "image": "i"}]});
+    for (patch, message) in [
+        (
+            json!({"containers": [{"name": "c", "$patch": "frob"}]}),
+            "unknown patch type: frob in map: map[$patch:frob name:c]",
+        ),
+        (
+            json!({"$setElementOrder/containers": [{"name": "c"}], "containers": [{"name": "zz", "image": "jj"}]}),
+            "The order in patch list:\n[map[image:jj name:zz]]\n doesn't match $setElementOrder list:\n[map[name:c]]\n",
+        ),
+        (
+            json!({"containers": [{"image": "x"}]}),
+            "map: map[image:x] does not contain declared merge key: name",
+        ),
+        (json!({"$retainKeys": ["a"], "hostname": "h"}), "invalid patch format of retainKeys"),
+    ] {
+        assert_eq!(pod_spec(spec.clone(), patch).map_err(|e| e.to_string()), Err(message.to_owned()));
+    }
+}
+
+#[test]
+fn strategic_adds_without_directives_and_nulls() {
+    assert_eq!(
+        pod_spec(
+            json!({}),
+            json!({"volumes": [{"name": "v", "$retainKeys": ["name"], "emptyDir": null}, {"$patch": "delete", "name": "x"}],
+            "$setElementOrder/volumes": [{"name": "v"}], "hostname": null})
+        ),
+        Ok(json!({"volumes": [{"name": "v"}]}))
+    );
+}

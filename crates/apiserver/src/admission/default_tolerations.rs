@@ -1,0 +1,39 @@
+//! Pods stay for five minutes on a node that is not ready or cannot be reached, unless they say otherwise.
+
+use super::{Attributes, Plugin};
+use crate::registry::View;
+use ferrite_api::Status;
+use serde_json::{Value, json};
+
+pub(super) struct DefaultTolerationSeconds;
+
+const TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+const SECONDS: i64 = 300;
+
+impl Plugin for DefaultTolerationSeconds {
+    fn name(&self) -> &'static str {
+        "DefaultTolerationSeconds"
+    }
+
+    fn mutate(&self, _view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
+        if !attributes.creates("pods") {
+            return Ok(());
+        }
+        let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return Ok(()) };
+        let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
+        let Some(tolerations) = tolerations.as_array_mut() else { return Ok(()) };
+        for taint in TAINTS {
+            if !tolerations.iter().any(|t| tolerates_execution(t, taint)) {
+                tolerations.push(json!({
+                    "key": taint, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": SECONDS,
+                }));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn tolerates_execution(toleration: &Value, taint: &str) -> bool {
+    let text = |key: &str| toleration.get(key).and_then(Value::as_str).unwrap_or_default();
+    (text("key").is_empty() || text("key") == taint) && matches!(text("effect"), "" | "NoExecute")
+}

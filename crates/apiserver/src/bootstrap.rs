@@ -1,0 +1,125 @@
+//! What every cluster has from the start: system namespaces and the `kubernetes` Service.
+
+use crate::auth::User;
+use crate::options::WriteOptions;
+use crate::registry::{Update, Write};
+use crate::server::ApiServer;
+use ferrite_api::Status;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+const SELF: &str = "system:apiserver";
+
+pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
+    for name in NAMESPACES {
+        ensure(server, "", "namespaces", "", json!({"metadata": {"name": name}})).await?;
+    }
+    let port = server.config.advertise.port();
+    let address = server.config.advertise.ip().to_string();
+    let service = json!({
+        "metadata": {"name": "kubernetes", "labels": {"component": "apiserver", "provider": "kubernetes"}},
+        "spec": {
+            "clusterIP": server.registry.services.first_address().to_string(),
+            "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}],
+        },
+    });
+    ensure(server, "", "services", "default", service).await?;
+    let endpoints = json!({
+        "metadata": {
+            "name": "kubernetes",
+            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+        },
+        "subsets": [{
+            "addresses": [{"ip": address}],
+            "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+        }],
+    });
+    replace(server, "", "endpoints", "default", endpoints).await?;
+    let slice = json!({
+        "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+    });
+    replace(server, "discovery.k8s.io", "endpointslices", "default", slice).await
+}
+
+fn options() -> WriteOptions {
+    WriteOptions { field_manager: "kube-apiserver".into(), ..WriteOptions::default() }
+}
+
+async fn ensure(
+    server: &ApiServer,
+    group: &str,
+    plural: &str,
+    namespace: &str,
+    mut object: Value,
+) -> Result<(), Status> {
+    let resource = server.registry.table.find(group, "v1", plural).ok_or_else(Status::no_such_path)?;
+    object["kind"] = (*resource.kind).into();
+    object["apiVersion"] = resource.api_version().into();
+    let user = User::new(SELF, ["system:masters"]);
+    let options = options();
+    let write = Write { resource, namespace, user: &user, options: &options };
+    match server.registry.create(&write, object).await {
+        Err(status) if status.reason == "AlreadyExists" => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// As [`ensure`], but an object that is there becomes what it should be: the address may have changed.
+async fn replace(
+    server: &ApiServer,
+    group: &str,
+    plural: &str,
+    namespace: &str,
+    object: Value,
+) -> Result<(), Status> {
+    ensure(server, group, plural, namespace, object.clone()).await?;
+    let resource = server.registry.table.find(group, "v1", plural).ok_or_else(Status::no_such_path)?;
+    let user = User::new(SELF, ["system:masters"]);
+    let options = options();
+    let change = |old: &Value| {
+        let mut new = old.clone();
+        if let (Some(new), Some(wanted)) = (new.as_object_mut(), object.as_object()) {
+            for (key, value) in wanted.iter().filter(|(k, _)| *k != "metadata") {
+                new.insert(key.clone(), value.clone());
+            }
+        }
+        Ok(new)
+    };
+    let write = Write { resource, namespace, user: &user, options: &options };
+    let name = ferrite_api::meta::name(&object);
+    server
+        .registry
+        .update(&Update { write, name, subresource: None, change: &change, applied: false })
+        .await
+        .map(drop)
+}
+
+/// Ends leases when their time is over, which deletes old events.
+pub(crate) async fn expire_leases(server: &ApiServer) {
+    let store = &server.registry.store;
+    let stopping = server.stopping();
+    loop {
+        let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
+        let next = store.leases().first().copied();
+        let wait = next.map(|lease| Duration::from_secs(lease.expires_at.saturating_sub(now)));
+        match (next, wait) {
+            (Some(lease), Some(wait)) if wait.is_zero() => {
+                if let Err(error) = store.revoke(lease.id).await {
+                    tracing::warn!(%error, "old events could not be deleted");
+                    return;
+                }
+            }
+            (_, wait) => {
+                tokio::select! {
+                    () = server.registry.lease_granted() => {}
+                    () = tokio::time::sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {}
+                    () = stopping.cancelled() => return,
+                }
+            }
+        }
+    }
+}

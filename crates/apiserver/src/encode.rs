@@ -1,0 +1,343 @@
+//! Answers in the representation the client asked for.
+
+use crate::http::{self, Answer, JSON};
+use crate::negotiate::{Format, Representation, Shape};
+use crate::registry::stored;
+use bytes::{BufMut, BytesMut};
+use ferrite_api::codec::{protobuf, yaml};
+use ferrite_api::resource::{Column, Resource};
+use ferrite_api::{Status, meta, schema};
+use ferrite_store::{Entry, Revision};
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// How much of the object goes into a table's row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum IncludeObject {
+    None,
+    #[default]
+    Metadata,
+    Object,
+}
+
+impl IncludeObject {
+    pub fn parse(text: &str) -> Result<Self, Status> {
+        match text {
+            "" | "Metadata" => Ok(Self::Metadata),
+            "None" => Ok(Self::None),
+            "Object" => Ok(Self::Object),
+            other => Err(Status::bad_request(format!(
+                "Invalid value: {other:?}: must be 'Metadata', 'Object', 'None', or empty"
+            ))),
+        }
+    }
+}
+
+fn meta_version(beta: bool) -> &'static str {
+    if beta { "meta.k8s.io/v1beta1" } else { "meta.k8s.io/v1" }
+}
+
+/// One value in a plain representation.
+pub(crate) fn value(code: u16, value: &Value, as_: Representation) -> Result<Answer, Status> {
+    Ok(http::answer(code, as_.format.media_type(), bytes(value, as_)?))
+}
+
+fn bytes(value: &Value, as_: Representation) -> Result<Vec<u8>, Status> {
+    match as_.format {
+        Format::Json if as_.pretty => serde_json::to_vec_pretty(value).map_err(Status::internal),
+        Format::Json => serde_json::to_vec(value).map_err(Status::internal),
+        Format::Yaml => yaml::encode(value).map(String::into_bytes).map_err(Status::internal),
+        Format::Protobuf => protobuf::encode(value).map_err(Status::internal),
+    }
+}
+
+/// One object, as table, metadata alone, or itself.
+pub(crate) fn object(
+    code: u16,
+    resource: &Resource,
+    object: &Value,
+    as_: Representation,
+    include: IncludeObject,
+) -> Result<Answer, Status> {
+    match as_.shape {
+        Shape::Table { beta } => {
+            let version = meta::str(object, "resourceVersion");
+            let table =
+                table(resource, [object].into_iter(), beta, include, json!({"resourceVersion": version}));
+            value(code, &table, as_)
+        }
+        Shape::PartialObjectMetadata { beta } => value(code, &partial(object, beta), as_),
+        Shape::PartialObjectMetadataList { .. } => Err(not_acceptable()),
+        Shape::AsIs | Shape::AggregatedDiscovery { .. } => value(code, object, as_),
+    }
+}
+
+fn not_acceptable() -> Status {
+    Status::not_acceptable(crate::negotiate::ACCEPTED)
+}
+
+/// One stored object: copied when JSON is asked for.
+pub(crate) fn entry(
+    resource: &Resource,
+    stored_entry: &Entry,
+    as_: Representation,
+    include: IncludeObject,
+) -> Result<Answer, Status> {
+    if as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty {
+        let mut out = BytesMut::new();
+        stored::put_object(resource, stored_entry, &mut out);
+        return Ok(http::answer(200, JSON, out.freeze()));
+    }
+    let decoded = stored::decode(stored_entry).ok_or_else(|| crate::registry::unreadable(resource, ""))?;
+    object(200, resource, &decoded, as_, include)
+}
+
+/// A list of stored objects.
+pub(crate) fn list(
+    resource: &Resource,
+    page: &crate::registry::ListPage,
+    as_: Representation,
+    include: IncludeObject,
+) -> Result<Answer, Status> {
+    let metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+    if as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty {
+        return Ok(http::answer(200, JSON, copy_list(resource, &page.entries, &metadata).freeze()));
+    }
+    let objects: Vec<Value> = page.entries.iter().filter_map(|e| stored::decode(e)).collect();
+    values(resource, objects, metadata, as_, include)
+}
+
+fn list_metadata(revision: Revision, token: Option<&str>, remaining: Option<usize>) -> Value {
+    let mut metadata = json!({"resourceVersion": revision.to_string()});
+    if let Some(token) = token {
+        metadata["continue"] = token.into();
+    }
+    if let Some(remaining) = remaining {
+        metadata["remainingItemCount"] = remaining.into();
+    }
+    metadata
+}
+
+fn copy_list(resource: &Resource, entries: &[Arc<Entry>], metadata: &Value) -> BytesMut {
+    let size: usize = entries.iter().map(|e| e.value.len() + 40).sum();
+    let mut out = BytesMut::with_capacity(size + 256);
+    out.put_slice(
+        format!(
+            r#"{{"kind":"{}List","apiVersion":"{}","metadata":{metadata},"items":["#,
+            resource.kind,
+            resource.api_version()
+        )
+        .as_bytes(),
+    );
+    for (index, item) in entries.iter().enumerate() {
+        if index > 0 {
+            out.put_u8(b',');
+        }
+        stored::put_item(resource, item, &mut out);
+    }
+    out.put_slice(b"]}");
+    out
+}
+
+/// A list of decoded objects.
+pub(crate) fn values(
+    resource: &Resource,
+    objects: Vec<Value>,
+    metadata: Value,
+    as_: Representation,
+    include: IncludeObject,
+) -> Result<Answer, Status> {
+    let listed = match as_.shape {
+        Shape::Table { beta } => table(resource, objects.iter(), beta, include, metadata),
+        Shape::PartialObjectMetadataList { beta } => {
+            let items: Vec<Value> = objects
+                .iter()
+                .map(|o| {
+                    let mut item = partial(o, beta);
+                    strip_type(&mut item);
+                    item
+                })
+                .collect();
+            json!({
+                "kind": "PartialObjectMetadataList",
+                "apiVersion": meta_version(beta),
+                "metadata": metadata,
+                "items": items,
+            })
+        }
+        Shape::PartialObjectMetadata { .. } => return Err(not_acceptable()),
+        Shape::AsIs | Shape::AggregatedDiscovery { .. } => {
+            let mut items = objects;
+            items.iter_mut().for_each(strip_type);
+            json!({
+                "kind": format!("{}List", resource.kind),
+                "apiVersion": resource.api_version(),
+                "metadata": metadata,
+                "items": items,
+            })
+        }
+    };
+    value(200, &listed, as_)
+}
+
+/// Items of a typed list carry no kind and no apiVersion, as upstream's.
+fn strip_type(object: &mut Value) {
+    if let Some(map) = object.as_object_mut() {
+        map.remove("kind");
+        map.remove("apiVersion");
+    }
+}
+
+fn partial(object: &Value, beta: bool) -> Value {
+    json!({
+        "kind": "PartialObjectMetadata",
+        "apiVersion": meta_version(beta),
+        "metadata": object.get("metadata").cloned().unwrap_or_else(|| json!({})),
+    })
+}
+
+fn table<'a>(
+    resource: &Resource,
+    objects: impl Iterator<Item = &'a Value>,
+    beta: bool,
+    include: IncludeObject,
+    metadata: Value,
+) -> Value {
+    let columns = resource.strategy.columns();
+    let rows: Vec<Value> = objects.map(|o| row(resource, o, beta, include)).collect();
+    json!({
+        "kind": "Table",
+        "apiVersion": meta_version(beta),
+        "metadata": metadata,
+        "columnDefinitions": columns.iter().map(|c| column(resource, c)).collect::<Vec<_>>(),
+        "rows": rows,
+    })
+}
+
+fn column(resource: &Resource, column: &Column) -> Value {
+    json!({
+        "name": column.name,
+        "type": column.type_,
+        "format": column.format,
+        "description": format!("{} of the {}", column.name, resource.singular),
+        "priority": column.priority,
+    })
+}
+
+fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) -> Value {
+    let mut row = Map::new();
+    row.insert("cells".into(), resource.strategy.cells(object, Timestamp::now()).into());
+    match include {
+        IncludeObject::None => {}
+        IncludeObject::Metadata => {
+            row.insert("object".into(), partial(object, beta));
+        }
+        IncludeObject::Object => {
+            row.insert("object".into(), object.clone());
+        }
+    }
+    Value::Object(row)
+}
+
+/// Frames of a watch in one representation.
+pub(crate) struct WatchEncoder {
+    resource: Arc<Resource>,
+    as_: Representation,
+    include: IncludeObject,
+    /// Columns are told once per stream.
+    columns_told: bool,
+}
+
+impl WatchEncoder {
+    pub fn new(resource: Arc<Resource>, as_: Representation, include: IncludeObject) -> Result<Self, Status> {
+        if as_.format == Format::Yaml {
+            return Err(not_acceptable());
+        }
+        Ok(Self { resource, as_, include, columns_told: false })
+    }
+
+    pub fn content_type(&self) -> &'static str {
+        match self.as_.format {
+            Format::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+            _ => JSON,
+        }
+    }
+
+    pub fn stored(&mut self, type_: &str, entry: &Entry) -> Result<BytesMut, Status> {
+        if self.as_.format == Format::Json && self.as_.shape == Shape::AsIs {
+            let mut out = BytesMut::with_capacity(entry.value.len() + 96);
+            out.put_slice(format!(r#"{{"type":"{type_}","object":"#).as_bytes());
+            stored::put_object(&self.resource, entry, &mut out);
+            out.put_slice(b"}\n");
+            return Ok(out);
+        }
+        let object = stored::decode(entry).ok_or_else(|| crate::registry::unreadable(&self.resource, ""))?;
+        self.value(type_, &object)
+    }
+
+    pub fn bookmark(&mut self, revision: Revision, initial_events_end: bool) -> Result<BytesMut, Status> {
+        let mut metadata = json!({"resourceVersion": revision.to_string()});
+        if initial_events_end {
+            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        }
+        let mut object = json!({
+            "kind": self.resource.kind,
+            "apiVersion": self.resource.api_version(),
+            "metadata": metadata,
+        });
+        if self.as_.format == Format::Json
+            && let Some(type_) = schema::of(&self.resource.gvk())
+        {
+            // A typed object writes its mandatory parts even when they are empty.
+            ferrite_api::codec::normalise(type_, &mut object);
+        }
+        self.value("BOOKMARK", &object)
+    }
+
+    pub fn error(&mut self, status: &Status) -> Result<BytesMut, Status> {
+        self.frame("ERROR", &status.to_value())
+    }
+
+    fn value(&mut self, type_: &str, object: &Value) -> Result<BytesMut, Status> {
+        match self.as_.shape {
+            Shape::Table { beta } => {
+                let version = meta::str(object, "resourceVersion");
+                let mut table = table(
+                    &self.resource,
+                    [object].into_iter(),
+                    beta,
+                    self.include,
+                    json!({"resourceVersion": version}),
+                );
+                if std::mem::replace(&mut self.columns_told, true) {
+                    table["columnDefinitions"] = Value::Null;
+                }
+                self.frame(type_, &table)
+            }
+            Shape::PartialObjectMetadata { beta } | Shape::PartialObjectMetadataList { beta } => {
+                self.frame(type_, &partial(object, beta))
+            }
+            _ => self.frame(type_, object),
+        }
+    }
+
+    fn frame(&self, type_: &str, object: &Value) -> Result<BytesMut, Status> {
+        let mut out = BytesMut::new();
+        match self.as_.format {
+            Format::Protobuf => {
+                let inner = protobuf::encode(object).map_err(Status::internal)?;
+                let event = protobuf::encode_watch_event(type_, &inner);
+                let framed = protobuf::frame(&event)
+                    .ok_or_else(|| Status::internal("an event is too large for its frame"))?;
+                out.put_slice(&framed);
+            }
+            _ => {
+                let event = json!({"type": type_, "object": object});
+                out.put_slice(&serde_json::to_vec(&event).map_err(Status::internal)?);
+                out.put_u8(b'\n');
+            }
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,158 @@
+//! Which representation a client wants.
+
+use ferrite_api::Status;
+
+/// The encodings we speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Json,
+    Yaml,
+    Protobuf,
+}
+
+impl Format {
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Yaml => "application/yaml",
+            Self::Protobuf => "application/vnd.kubernetes.protobuf",
+        }
+    }
+
+    fn of(media_type: &str) -> Option<Self> {
+        Some(match media_type {
+            "application/json" | "*/*" | "" => Self::Json,
+            "application/yaml" => Self::Yaml,
+            "application/vnd.kubernetes.protobuf" => Self::Protobuf,
+            _ => return None,
+        })
+    }
+}
+
+/// What an object is turned into before it is encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    AsIs,
+    /// `meta.k8s.io/v1` or, when set, `v1beta1`.
+    Table {
+        beta: bool,
+    },
+    PartialObjectMetadata {
+        beta: bool,
+    },
+    PartialObjectMetadataList {
+        beta: bool,
+    },
+    /// `apidiscovery.k8s.io/v2` or, when set, `v2beta1`.
+    AggregatedDiscovery {
+        beta: bool,
+    },
+}
+
+/// One acceptable answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Representation {
+    pub format: Format,
+    pub shape: Shape,
+    pub pretty: bool,
+}
+
+pub(crate) const PLAIN_JSON: Representation =
+    Representation { format: Format::Json, shape: Shape::AsIs, pretty: false };
+
+pub(crate) const ACCEPTED: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+/// What upstream says when no media type of the header is known to it at all.
+const UNKNOWN_MEDIA_TYPES: &str = "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf, application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+
+/// Longer headers are cut: nobody needs more alternatives.
+const MAX_CLAUSES: usize = 64;
+
+/// Picks the best clause of an `Accept` header that we can serve.
+pub(crate) fn accept(header: &str) -> Result<Representation, Status> {
+    if header.trim().is_empty() {
+        return Ok(PLAIN_JSON);
+    }
+    let mut clauses: Vec<(f32, &str)> = header
+        .split(',')
+        .take(MAX_CLAUSES)
+        .map(|clause| (parameter(clause, "q").and_then(|q| q.parse().ok()).unwrap_or(1.0), clause))
+        .collect();
+    clauses.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut known = false;
+    for (_, clause) in clauses {
+        let media_type = clause.split(';').next().unwrap_or_default().trim();
+        let Some(format) = Format::of(media_type) else { continue };
+        known = true;
+        if let Some(shape) = shape(clause) {
+            let pretty = parameter(clause, "pretty").is_some_and(|p| matches!(p, "1" | "true"));
+            return Ok(Representation { format, shape, pretty });
+        }
+    }
+    if known {
+        return Err(Status::not_acceptable(ACCEPTED));
+    }
+    let mut status = Status::new(406, "NotAcceptable", UNKNOWN_MEDIA_TYPES);
+    status.details = Some(Box::default());
+    Err(status)
+}
+
+fn shape(clause: &str) -> Option<Shape> {
+    let Some(as_kind) = parameter(clause, "as") else { return Some(Shape::AsIs) };
+    let group = parameter(clause, "g").unwrap_or_default();
+    let version = parameter(clause, "v").unwrap_or_default();
+    let beta = match (group, version) {
+        ("meta.k8s.io", "v1") | ("apidiscovery.k8s.io", "v2") => false,
+        ("meta.k8s.io", "v1beta1") | ("apidiscovery.k8s.io", "v2beta1") => true,
+        _ => return None,
+    };
+    Some(match (group, as_kind) {
+        ("meta.k8s.io", "Table") => Shape::Table { beta },
+        ("meta.k8s.io", "PartialObjectMetadata") => Shape::PartialObjectMetadata { beta },
+        ("meta.k8s.io", "PartialObjectMetadataList") => Shape::PartialObjectMetadataList { beta },
+        ("apidiscovery.k8s.io", "APIGroupDiscoveryList") => Shape::AggregatedDiscovery { beta },
+        _ => return None,
+    })
+}
+
+fn parameter<'a>(clause: &'a str, name: &str) -> Option<&'a str> {
+    clause.split(';').skip(1).find_map(|p| {
+        let (key, value) = p.split_once('=')?;
+        (key.trim() == name).then(|| value.trim().trim_matches('"'))
+    })
+}
+
+/// The format of a request's body.
+pub(crate) fn content_type(header: &str) -> Result<Format, Status> {
+    let media_type = header.split(';').next().unwrap_or_default().trim();
+    Format::of(media_type)
+        .filter(|_| media_type != "*/*")
+        .ok_or_else(|| Status::unsupported_media_type(ACCEPTED))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_clause_we_can_serve_wins() {
+        let table = Shape::Table { beta: false };
+        let rows = [
+            ("", Some((Format::Json, Shape::AsIs))),
+            ("*/*", Some((Format::Json, Shape::AsIs))),
+            ("text/html,*/*;q=0.8", Some((Format::Json, Shape::AsIs))),
+            ("application/json;q=0.1,application/yaml;q=0.5", Some((Format::Yaml, Shape::AsIs))),
+            ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Some((Format::Json, table))),
+            (
+                "application/json;as=Table;v=v9;g=meta.k8s.io,application/json",
+                Some((Format::Json, Shape::AsIs)),
+            ),
+            ("application/vnd.kubernetes.protobuf,application/json", Some((Format::Protobuf, Shape::AsIs))),
+            ("application/json;as=Bogus;v=v1;g=meta.k8s.io", None),
+            ("text/html", None),
+        ];
+        for (header, expected) in rows {
+            let got = accept(header).ok().map(|r| (r.format, r.shape));
+            assert_eq!(got, expected, "{header}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Create.
+
+use super::{Registry, Write, metadata, store_status, stored};
+use crate::admission::{self, Attributes, Operation};
+use crate::managed;
+use ferrite_api::Status;
+use ferrite_api::meta;
+use ferrite_api::meta_validation::validate_metadata;
+use ferrite_store::{Compare, Lease, LeaseId, Op, Outcome, Txn};
+use jiff::Timestamp;
+use serde_json::Value;
+
+/// How often a generated name is drawn anew when it is taken, as upstream.
+const GENERATE_ATTEMPTS: usize = 8;
+
+impl Registry {
+    /// Creates an object that has been decoded. Answers it as stored, or as it would be.
+    pub async fn create(&self, write: &Write<'_>, object: Value) -> Result<Value, Status> {
+        let generate = meta::str(&object, "generateName").to_owned();
+        if !meta::name(&object).is_empty() || generate.is_empty() {
+            return self.create_named(write, object).await;
+        }
+        let mut last = None;
+        for _ in 0..GENERATE_ATTEMPTS {
+            let mut object = object.clone();
+            meta::set_str(&mut object, "name", &metadata::generate_name(&generate));
+            match self.create_named(write, object).await {
+                Err(status) if status.reason == "AlreadyExists" => last = Some(status),
+                other => return other,
+            }
+        }
+        Err(last.unwrap_or_else(|| Status::internal("no name was generated")))
+    }
+
+    async fn create_named(&self, write: &Write<'_>, mut object: Value) -> Result<Value, Status> {
+        let resource = write.resource;
+        let strategy = &resource.strategy;
+        let now = Timestamp::now();
+        let given = meta::namespace(&object);
+        if resource.is_namespaced() && !given.is_empty() && given != write.namespace {
+            return Err(Status::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+        strategy.default(&mut object);
+        metadata::stamp_new(resource, &mut object, write.namespace, now);
+        strategy.prepare_create(&mut object);
+        managed::on_write(resource, None, &mut object, write.options, None, now);
+
+        let view = self.view();
+        let name = meta::name(&object).to_owned();
+        let attributes = Attributes {
+            operation: Operation::Create,
+            resource,
+            subresource: None,
+            namespace: write.namespace,
+            name: &name,
+            user: write.user,
+        };
+        let before = object.clone();
+        admission::mutate(&view, &attributes, &mut object)?;
+        if object != before {
+            strategy.default(&mut object);
+        }
+        let allocation = self.services.allocate(resource, &mut object, None)?;
+        let mut errors =
+            validate_metadata(&object, resource.is_namespaced(), |name| strategy.validate_name(name));
+        errors.extend(strategy.validate(&object));
+        if !errors.is_empty() {
+            return Err(Status::invalid(&resource.group, &resource.kind, &name, &errors));
+        }
+        admission::validate(&view, &attributes, Some(&object))?;
+
+        let key = stored::key(resource, write.namespace, &name);
+        if write.options.dry_run {
+            if view.snapshot.get(key.as_bytes()).is_some() {
+                return Err(Status::already_exists(&resource.group, &resource.plural, &name));
+            }
+            return Ok(object);
+        }
+        let lease = self.lease_for(resource, now).await?;
+        let value = stored::encode(resource, &object);
+        let txn = Txn::default().when(Compare::Absent(key.clone())).then(Op::Put { key, value, lease });
+        match self.store.commit(txn).await.map_err(store_status)? {
+            Outcome::Committed { revision } => {
+                allocation.keep();
+                stored::set_version(&mut object, revision);
+                Ok(object)
+            }
+            Outcome::Conflict { .. } => Err(Status::already_exists(&resource.group, &resource.plural, &name)),
+        }
+    }
+
+    /// Events do not stay for ever: those written within one minute share a lease.
+    pub(super) async fn lease_for(
+        &self,
+        resource: &ferrite_api::resource::Resource,
+        now: Timestamp,
+    ) -> Result<LeaseId, Status> {
+        const SHARED_FOR: u64 = 60;
+        if resource.plural != "events" {
+            return Ok(LeaseId::NONE);
+        }
+        let now = u64::try_from(now.as_second()).unwrap_or(0);
+        let mut current = self.event_lease.lock().await;
+        if let Some(lease) = *current
+            && lease.expires_at >= now + self.event_ttl
+        {
+            return Ok(lease.id);
+        }
+        let expires_at = now + self.event_ttl + SHARED_FOR;
+        let id = self.store.grant(expires_at).await.map_err(store_status)?;
+        *current = Some(Lease { id, expires_at });
+        self.granted.notify_one();
+        Ok(id)
+    }
+}

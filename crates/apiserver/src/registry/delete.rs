@@ -1,0 +1,268 @@
+//! Delete: at once, gracefully, or held by finalizers.
+
+use super::{Registry, Write, metadata, store_status, stored, unreadable};
+use crate::admission::{self, Attributes, Operation};
+use crate::options::{DeleteOptions, Propagation};
+use ferrite_api::resource::{Deletion, Resource};
+use ferrite_api::{Status, meta};
+use ferrite_store::{Compare, Op, Outcome, Txn};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+/// What became of the object.
+pub(crate) enum Deleted {
+    /// It is gone. The last state is answered.
+    Gone(Value),
+    /// It is marked and stays until its agent or its finalizers let go.
+    Marked(Value),
+}
+
+const ORPHAN: &str = "orphan";
+const FOREGROUND: &str = "foregroundDeletion";
+const ATTEMPTS: usize = 16;
+
+impl Registry {
+    pub async fn delete(
+        &self,
+        write: &Write<'_>,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<Deleted, Status> {
+        let resource = write.resource;
+        let key = stored::key(resource, write.namespace, name);
+        for _ in 0..ATTEMPTS {
+            let view = self.view();
+            let entry = view
+                .snapshot
+                .get(key.as_bytes())
+                .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
+            let old = stored::decode(entry).ok_or_else(|| unreadable(resource, name))?;
+            check_preconditions(resource, name, options, &old)?;
+            let attributes = Attributes {
+                operation: Operation::Delete,
+                resource,
+                subresource: None,
+                namespace: write.namespace,
+                name,
+                user: write.user,
+            };
+            admission::validate(&view, &attributes, None)?;
+            let step = decide(resource, &old, options, Timestamp::now());
+            let op = match &step {
+                Step::Remove => Op::Delete { key: key.clone() },
+                Step::Mark(new) => {
+                    Op::Put { key: key.clone(), value: stored::encode(resource, new), lease: entry.lease }
+                }
+                Step::Keep => return Ok(Deleted::Marked(old)),
+            };
+            if options.dry_run {
+                return Ok(match step {
+                    Step::Mark(new) => Deleted::Marked(*new),
+                    _ => Deleted::Gone(old),
+                });
+            }
+            let txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
+            let Outcome::Committed { revision } = self.store.commit(txn).await.map_err(store_status)? else {
+                continue;
+            };
+            return Ok(match step {
+                Step::Mark(mut new) => {
+                    stored::set_version(&mut new, revision);
+                    Deleted::Marked(*new)
+                }
+                _ => {
+                    self.services.release(resource, &old);
+                    Deleted::Gone(old)
+                }
+            });
+        }
+        Err(Status::conflict(
+            &resource.group,
+            &resource.plural,
+            name,
+            "the object has been modified; please apply your changes to the latest version and try again",
+        ))
+    }
+}
+
+fn check_preconditions(
+    resource: &Resource,
+    name: &str,
+    options: &DeleteOptions,
+    old: &Value,
+) -> Result<(), Status> {
+    let conflict = |what: &str, wanted: &str, found: &str| {
+        Status::conflict(
+            &resource.group,
+            &resource.plural,
+            name,
+            &format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"),
+        )
+    };
+    if let Some(uid) = &options.uid
+        && uid != meta::uid(old)
+    {
+        return Err(conflict("UID", uid, meta::uid(old)));
+    }
+    let version = meta::str(old, "resourceVersion");
+    if let Some(wanted) = &options.resource_version
+        && wanted != version
+    {
+        return Err(conflict("ResourceVersion", wanted, version));
+    }
+    Ok(())
+}
+
+/// What a delete does to the stored object.
+#[derive(Debug, PartialEq)]
+enum Step {
+    Remove,
+    Mark(Box<Value>),
+    /// It is already on its way and this request does not hasten it.
+    Keep,
+}
+
+fn decide(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
+    let mut new = old.clone();
+    set_dependents_finalizer(resource, &mut new, options.propagation);
+    let held = meta::finalizers(&new).next().is_some() || held_by_spec(old);
+    let grace = match resource.strategy.deletion(old, options.grace_seconds) {
+        Deletion::Immediate => 0,
+        Deletion::Graceful { seconds } => seconds.max(0),
+    };
+    if meta::is_deleting(old) {
+        let current =
+            old.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
+        // As upstream: a later delete may only shorten the grace period.
+        let shortens = options.grace_seconds.is_some() && grace < current;
+        return match (shortens || current == 0, held) {
+            (true, false) if grace == 0 || current == 0 => Step::Remove,
+            (_, _) if shortens => Step::Mark(Box::new(marked(new, grace, now))),
+            _ if new != *old => Step::Mark(Box::new(new)),
+            _ => Step::Keep,
+        };
+    }
+    if grace == 0 && !held {
+        return Step::Remove;
+    }
+    let mut new = marked(new, grace, now);
+    if held_by_spec(old)
+        && let Some(map) = new.as_object_mut()
+    {
+        // Only namespaces have finalizers in their spec; they show that they are going away.
+        map.entry("status").or_insert_with(|| json!({}))["phase"] = "Terminating".into();
+    }
+    Step::Mark(Box::new(new))
+}
+
+fn marked(mut object: Value, grace: i64, now: Timestamp) -> Value {
+    let already = meta::is_deleting(&object);
+    let at = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
+    let metadata = meta::metadata_mut(&mut object);
+    metadata.insert("deletionTimestamp".into(), metadata::time(at).into());
+    metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
+    // As upstream: asking for deletion is a change of what is wanted.
+    if !already && metadata.contains_key("generation") {
+        metadata::increment_generation(&mut object);
+    }
+    object
+}
+
+fn held_by_spec(object: &Value) -> bool {
+    object.pointer("/spec/finalizers").and_then(Value::as_array).is_some_and(|f| !f.is_empty())
+}
+
+/// The garbage collector acts on finalizers: they carry the wish for dependents.
+fn set_dependents_finalizer(resource: &Resource, object: &mut Value, propagation: Option<Propagation>) {
+    let wanted = match propagation {
+        Some(Propagation::Orphan) => Some(ORPHAN),
+        Some(Propagation::Foreground) => Some(FOREGROUND),
+        Some(Propagation::Background) => None,
+        // Without a wish, one that was expressed before stands.
+        None if meta::finalizers(object).any(|f| f == ORPHAN || f == FOREGROUND) => return,
+        None if resource.strategy.orphans_by_default() => Some(ORPHAN),
+        None => None,
+    };
+    let mut finalizers: Vec<Value> =
+        meta::finalizers(object).filter(|f| *f != ORPHAN && *f != FOREGROUND).map(Into::into).collect();
+    finalizers.extend(wanted.map(Value::from));
+    let metadata = meta::metadata_mut(object);
+    if finalizers.is_empty() {
+        metadata.remove("finalizers");
+    } else {
+        metadata.insert("finalizers".into(), finalizers.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_api::resource::{Scope, Strategy};
+    use std::sync::Arc;
+
+    struct Graceful;
+    impl Strategy for Graceful {
+        fn deletion(&self, _object: &Value, requested: Option<i64>) -> Deletion {
+            Deletion::Graceful { seconds: requested.unwrap_or(30) }
+        }
+    }
+
+    fn pods() -> Resource {
+        Resource {
+            group: "".into(),
+            version: "v1".into(),
+            kind: "Pod".into(),
+            plural: "pods".into(),
+            singular: "pod".into(),
+            short_names: (&[]).into(),
+            categories: (&[]).into(),
+            scope: Scope::Namespaced,
+            verbs: (&[]).into(),
+            subresources: (&[]).into(),
+            strategy: Arc::new(Graceful),
+        }
+    }
+
+    fn grace(seconds: i64) -> DeleteOptions {
+        DeleteOptions { grace_seconds: Some(seconds), ..DeleteOptions::default() }
+    }
+
+    fn after(step: Step) -> Option<i64> {
+        match step {
+            Step::Mark(o) => o.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_graceful_delete_marks_and_a_later_one_only_shortens() {
+        let now = Timestamp::UNIX_EPOCH;
+        let fresh = json!({"metadata": {"name": "a"}});
+        assert_eq!(after(decide(&pods(), &fresh, &DeleteOptions::default(), now)), Some(30));
+        assert_eq!(decide(&pods(), &fresh, &grace(0), now), Step::Remove);
+
+        let leaving = json!({"metadata": {"deletionTimestamp": "x", "deletionGracePeriodSeconds": 30}});
+        assert_eq!(decide(&pods(), &leaving, &DeleteOptions::default(), now), Step::Keep);
+        assert_eq!(decide(&pods(), &leaving, &grace(60), now), Step::Keep);
+        assert_eq!(after(decide(&pods(), &leaving, &grace(5), now)), Some(5));
+        assert_eq!(decide(&pods(), &leaving, &grace(0), now), Step::Remove);
+    }
+
+    #[test]
+    fn finalizers_hold_the_object() {
+        let now = Timestamp::UNIX_EPOCH;
+        let held = json!({"metadata": {"finalizers": ["a/b"]}});
+        assert_eq!(after(decide(&pods(), &held, &grace(0), now)), Some(0));
+        let leaving = json!({"metadata": {"finalizers": ["a/b"], "deletionTimestamp": "x", "deletionGracePeriodSeconds": 0}});
+        assert_eq!(decide(&pods(), &leaving, &grace(0), now), Step::Keep);
+    }
+
+    #[test]
+    fn propagation_becomes_a_finalizer() {
+        let now = Timestamp::UNIX_EPOCH;
+        let fresh = json!({"metadata": {"name": "a"}});
+        let options = DeleteOptions { propagation: Some(Propagation::Foreground), ..grace(0) };
+        let Step::Mark(marked) = decide(&pods(), &fresh, &options, now) else { panic!("must be held") };
+        assert_eq!(marked["metadata"]["finalizers"], json!([FOREGROUND]));
+    }
+}

@@ -1,0 +1,163 @@
+//! Lists and what selects from them.
+
+use super::{Registry, store_status, stored};
+use crate::options::{ListOptions, VersionMatch};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ferrite_api::Status;
+use ferrite_api::resource::Resource;
+use ferrite_api::selector::{FieldSelector, LabelSelector, check_field};
+use ferrite_store::{Entry, Revision, Snapshot};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Which objects of a collection are meant.
+#[derive(Debug, Clone)]
+pub(crate) struct Selectors {
+    labels: LabelSelector,
+    fields: FieldSelector,
+}
+
+impl Selectors {
+    pub fn parse(resource: &Resource, options: &ListOptions) -> Result<Self, Status> {
+        let labels = LabelSelector::parse(&options.label_selector)
+            .map_err(|e| Status::bad_request(format!("unable to parse requirement: {e}")))?;
+        let fields =
+            FieldSelector::parse(&options.field_selector).map_err(|e| Status::bad_request(e.to_string()))?;
+        for term in fields.terms() {
+            check_field(resource, &term.field).map_err(Status::bad_request)?;
+        }
+        Ok(Self { labels, fields })
+    }
+
+    pub fn is_everything(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+
+    pub fn matches(&self, resource: &Resource, object: &Value) -> bool {
+        self.labels.matches_object(object) && self.fields.matches(resource, object)
+    }
+}
+
+/// A piece of a list: the objects and where the next piece begins.
+pub(crate) struct ListPage {
+    pub revision: Revision,
+    pub entries: Vec<Arc<Entry>>,
+    pub continue_token: Option<String>,
+    /// How many follow, when it is known without looking into them.
+    pub remaining: Option<usize>,
+}
+
+/// Where a list goes on. Opaque to clients.
+#[derive(Debug, Serialize, Deserialize)]
+struct Token {
+    #[serde(rename = "v")]
+    version: String,
+    #[serde(rename = "rv")]
+    revision: u64,
+    start: String,
+}
+
+impl Registry {
+    pub fn list(
+        &self,
+        resource: &Resource,
+        namespace: Option<&str>,
+        selectors: &Selectors,
+        options: &ListOptions,
+    ) -> Result<ListPage, Status> {
+        let prefix = stored::prefix_in(resource, namespace);
+        let token = parse_token(&options.continue_token)?;
+        if token.is_some() && options.resource_version.is_some_and(|v| v != 0) {
+            return Err(Status::bad_request(
+                "specifying resource version is not allowed when using continue",
+            ));
+        }
+        let snapshot = self.snapshot_for(options, token.as_ref())?;
+        let from = token.as_ref().map(|t| format!("{prefix}{}", t.start));
+        let mut entries = Vec::new();
+        let mut next = None;
+        let mut rest = snapshot.range(prefix.as_bytes(), from.as_ref().map(|f| f.as_bytes()));
+        for (key, entry) in rest.by_ref() {
+            if !selectors.is_everything()
+                && !stored::decode(entry).is_some_and(|object| selectors.matches(resource, &object))
+            {
+                continue;
+            }
+            if options.limit > 0 && entries.len() == options.limit {
+                next = Some(String::from_utf8_lossy(&key.as_bytes()[prefix.len()..]).into_owned());
+                break;
+            }
+            entries.push(Arc::clone(entry));
+        }
+        let remaining = (next.is_some() && selectors.is_everything()).then(|| rest.count() + 1);
+        let revision = snapshot.revision();
+        let continue_token = next.map(|start| make_token(revision, start));
+        Ok(ListPage { revision, entries, continue_token, remaining })
+    }
+
+    /// The state a list is answered from. Ours is always the newest, so only exact versions look back.
+    fn snapshot_for(&self, options: &ListOptions, token: Option<&Token>) -> Result<Snapshot, Status> {
+        if let Some(token) = token {
+            return self.store.snapshot_at(Revision(token.revision)).map_err(store_status);
+        }
+        let current = self.store.snapshot();
+        let Some(wanted) = options.resource_version.filter(|v| *v != 0) else { return Ok(current) };
+        if wanted > current.revision().0 {
+            return Err(too_large(wanted, current.revision()));
+        }
+        if options.version_match == Some(VersionMatch::Exact) {
+            return self
+                .store
+                .snapshot_at(Revision(wanted))
+                .map_err(|_| Status::expired("The resourceVersion for the provided list is too old."));
+        }
+        Ok(current)
+    }
+}
+
+/// A client has seen a version we have not: it talks to another server or to one that lost data.
+pub(super) fn too_large(wanted: u64, current: Revision) -> Status {
+    let mut status = Status::timeout(format!("Too large resource version: {wanted}, current: {current}"));
+    let mut details = serde_json::Map::new();
+    details.insert(
+        "causes".into(),
+        serde_json::json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]),
+    );
+    details.insert("retryAfterSeconds".into(), 1.into());
+    status.details = Some(Box::new(details));
+    status
+}
+
+fn make_token(revision: Revision, start: String) -> String {
+    let token = Token { version: "meta.k8s.io/v1".into(), revision: revision.0, start };
+    URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).unwrap_or_default())
+}
+
+fn parse_token(text: &str) -> Result<Option<Token>, Status> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let bad = |why: &str| Status::bad_request(format!("continue key is not valid: {why}"));
+    let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| bad("it is not one this server made"))?;
+    let token: Token = serde_json::from_slice(&bytes).map_err(|_| bad("it is not one this server made"))?;
+    if token.version != "meta.k8s.io/v1" {
+        return Err(bad("server does not recognize this encoded version"));
+    }
+    Ok(Some(token))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_others_are_refused() {
+        for text in ["x", "e30", "%%%", &URL_SAFE_NO_PAD.encode(r#"{"v":"v9","rv":1,"start":"a"}"#)] {
+            assert!(parse_token(text).is_err(), "{text}");
+        }
+        let token = parse_token(&make_token(Revision(7), "ns/a".into())).unwrap().unwrap();
+        assert_eq!((token.revision, token.start.as_str()), (7, "ns/a"));
+    }
+}

@@ -1,0 +1,90 @@
+//! The parts of `metadata` that the server owns.
+
+use ferrite_api::meta;
+use ferrite_api::resource::Resource;
+use jiff::Timestamp;
+use rand::RngExt;
+use serde_json::Value;
+
+/// Upstream's alphabet for generated names: no vowels and no look-alikes, so no words come about.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+const SUFFIX: usize = 5;
+/// A generated name never exceeds what a DNS label may be.
+const MAX_BASE: usize = 63 - SUFFIX;
+
+/// A time as the API writes it.
+pub(crate) fn time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+pub(crate) fn generate_name(base: &str) -> String {
+    let mut name: String = base.chars().take(MAX_BASE).collect();
+    let mut random = rand::rng();
+    name.extend((0..SUFFIX).map(|_| char::from(ALPHABET[random.random_range(0..ALPHABET.len())])));
+    name
+}
+
+/// Fills what identifies a new object and drops what only the server may say.
+pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str, now: Timestamp) {
+    let generated = resource.strategy.generation_fields();
+    let metadata = meta::metadata_mut(object);
+    for key in
+        ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"]
+    {
+        metadata.remove(key);
+    }
+    metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
+    metadata.insert("creationTimestamp".into(), time(now).into());
+    if resource.is_namespaced() {
+        metadata.insert("namespace".into(), namespace.into());
+    }
+    if !generated.is_empty() {
+        metadata.insert("generation".into(), 1.into());
+    }
+}
+
+/// What an update may never change, taken from the stored object.
+pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
+    for key in [
+        "uid",
+        "creationTimestamp",
+        "namespace",
+        "selfLink",
+        "generation",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+    ] {
+        let kept = old.pointer(&format!("/metadata/{key}")).cloned();
+        let metadata = meta::metadata_mut(new);
+        match kept {
+            Some(value) => metadata.insert(key.into(), value),
+            None => metadata.remove(key),
+        };
+    }
+}
+
+/// Bumps the generation when a field that counts has changed.
+pub(crate) fn bump_generation(resource: &Resource, new: &mut Value, old: &Value) {
+    if resource.strategy.generation_fields().iter().any(|f| new.get(f) != old.get(f)) {
+        increment_generation(new);
+    }
+}
+
+pub(crate) fn increment_generation(object: &mut Value) {
+    let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or(0);
+    meta::metadata_mut(object).insert("generation".into(), (generation + 1).into());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_names_are_short_enough_and_differ() {
+        let long = "x".repeat(200);
+        let name = generate_name(&long);
+        assert_eq!(name.len(), 63);
+        assert_ne!(generate_name("web-"), generate_name("web-"));
+        assert!(generate_name("web-")[4..].bytes().all(|b| ALPHABET.contains(&b)));
+    }
+}

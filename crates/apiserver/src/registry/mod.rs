@@ -1,0 +1,141 @@
+//! The registry: every resource's objects, behind one generic implementation of the verbs.
+//!
+//! A write goes decode → default → admit → validate → store; a kind adds its strategy, never a path of its own.
+
+mod allocator;
+mod create;
+mod delete;
+mod list;
+pub(crate) mod metadata;
+pub(crate) mod stored;
+mod update;
+mod watch;
+
+pub(crate) use allocator::ServiceAllocator;
+pub(crate) use delete::Deleted;
+pub(crate) use list::{ListPage, Selectors};
+pub(crate) use update::{Change, Update};
+pub(crate) use watch::{WatchEvent, WatchStream};
+
+use crate::auth::User;
+use crate::options::WriteOptions;
+use ferrite_api::Status;
+use ferrite_api::resource::Resource;
+use ferrite_store::{Entry, Snapshot, Store, StoreError};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Every resource served, by group, version and plural name.
+pub(crate) struct Table {
+    rows: Vec<Arc<Resource>>,
+    by_name: BTreeMap<(String, String, String), Arc<Resource>>,
+}
+
+impl Table {
+    pub fn new(resources: Vec<Resource>) -> Self {
+        let rows: Vec<Arc<Resource>> = resources.into_iter().map(Arc::new).collect();
+        let by_name = rows
+            .iter()
+            .map(|r| ((r.group.to_string(), r.version.to_string(), r.plural.to_string()), Arc::clone(r)))
+            .collect();
+        Self { rows, by_name }
+    }
+
+    pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
+        self.by_name.get(&(group.to_owned(), version.to_owned(), plural.to_owned()))
+    }
+
+    pub fn rows(&self) -> &[Arc<Resource>] {
+        &self.rows
+    }
+
+    /// Any version of a resource.
+    fn any_version(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
+        self.rows.iter().find(|r| r.group == group && r.plural == plural)
+    }
+}
+
+/// The state of the cluster at one instant, for those who only look.
+pub(crate) struct View {
+    pub snapshot: Snapshot,
+    table: Arc<Table>,
+}
+
+impl View {
+    pub fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Value> {
+        let resource = self.table.any_version(group, plural)?;
+        let entry = self.snapshot.get(stored::key(resource, namespace, name).as_bytes())?;
+        stored::decode(entry)
+    }
+}
+
+/// A write as all verbs share it.
+pub(crate) struct Write<'a> {
+    pub resource: &'a Resource,
+    pub namespace: &'a str,
+    pub user: &'a User,
+    pub options: &'a WriteOptions,
+}
+
+pub(crate) struct Registry {
+    pub store: Arc<Store>,
+    pub table: Arc<Table>,
+    pub services: ServiceAllocator,
+    /// Events are kept this long, in seconds.
+    event_ttl: u64,
+    event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
+    granted: tokio::sync::Notify,
+}
+
+impl Registry {
+    pub fn new(store: Arc<Store>, table: Arc<Table>, services: ServiceAllocator, event_ttl: u64) -> Self {
+        Self {
+            store,
+            table,
+            services,
+            event_ttl,
+            event_lease: tokio::sync::Mutex::new(None),
+            granted: tokio::sync::Notify::new(),
+        }
+    }
+
+    /// Waits until a lease is granted that somebody will have to end.
+    pub async fn lease_granted(&self) {
+        self.granted.notified().await;
+    }
+
+    pub fn view(&self) -> View {
+        View { snapshot: self.store.snapshot(), table: Arc::clone(&self.table) }
+    }
+
+    /// The stored object.
+    pub fn get(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Arc<Entry>, Status> {
+        self.store
+            .snapshot()
+            .get(stored::key(resource, namespace, name).as_bytes())
+            .cloned()
+            .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))
+    }
+
+    /// The stored object, decoded.
+    pub fn read(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Value, Status> {
+        stored::decode(&*self.get(resource, namespace, name)?).ok_or_else(|| unreadable(resource, name))
+    }
+}
+
+pub(crate) fn unreadable(resource: &Resource, name: &str) -> Status {
+    Status::internal(format!("the stored {} {name:?} is not valid JSON", resource.plural))
+}
+
+pub(crate) fn store_status(error: StoreError) -> Status {
+    match error {
+        StoreError::Compacted { .. } => Status::expired(
+            "The provided continue parameter is too old to display a consistent list result. You must start a new list without the continue parameter.",
+        ),
+        StoreError::Write(_) | StoreError::Failed(_) | StoreError::Closed => {
+            Status::unavailable(error.to_string())
+        }
+        other => Status::internal(other),
+    }
+}

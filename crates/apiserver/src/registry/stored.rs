@@ -1,0 +1,174 @@
+//! How an object lies in the store.
+//!
+//! The value is JSON that begins `{"kind":"Pod","apiVersion":"v1","metadata":{`, so that an answer is made by
+//! copying: the resource version (known only once the store has numbered the change) goes in right behind that
+//! beginning, and items of a list leave kind and apiVersion out, as upstream's do.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use ferrite_api::resource::Resource;
+use ferrite_store::{Entry, Key, Revision};
+use serde_json::{Map, Value};
+
+/// Keys upstream gives another path than the plural name.
+const STORAGE_PATHS: &[(&str, &str, &str)] =
+    &[("", "services", "services/specs"), ("", "endpoints", "services/endpoints"), ("", "nodes", "minions")];
+
+/// `/registry/pods/`, under which all objects of the resource lie.
+pub(crate) fn prefix(resource: &Resource) -> String {
+    let path = STORAGE_PATHS
+        .iter()
+        .find(|(group, plural, _)| *group == resource.group && *plural == resource.plural)
+        .map_or(&*resource.plural, |(_, _, path)| path);
+    format!("/registry/{path}/")
+}
+
+/// `/registry/pods/<namespace>/`, or all of them without a namespace.
+pub(crate) fn prefix_in(resource: &Resource, namespace: Option<&str>) -> String {
+    match namespace {
+        Some(namespace) if resource.is_namespaced() => format!("{}{namespace}/", prefix(resource)),
+        _ => prefix(resource),
+    }
+}
+
+pub(crate) fn key(resource: &Resource, namespace: &str, name: &str) -> Key {
+    let namespace = resource.is_namespaced().then_some(namespace);
+    Key::from(&format!("{}{name}", prefix_in(resource, namespace)))
+}
+
+fn head(resource: &Resource) -> String {
+    format!(r#"{{"kind":"{}","apiVersion":"{}","metadata":{{"#, resource.kind, resource.api_version())
+}
+
+/// Only the value's own beginning is replaced; this is where it ends.
+const METADATA: &str = r#"{"metadata":{"#;
+
+/// The object as it is stored: without resource version.
+pub(crate) fn encode(resource: &Resource, object: &Value) -> Bytes {
+    let mut out = head(resource).into_bytes();
+    let empty = Map::new();
+    let object = object.as_object().unwrap_or(&empty);
+    let metadata = object.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
+    let mut first = true;
+    for (key, value) in metadata.iter().filter(|(k, _)| *k != "resourceVersion") {
+        put_member(&mut out, key, value, &mut first);
+    }
+    out.push(b'}');
+    first = false;
+    for (key, value) in
+        object.iter().filter(|(k, _)| !matches!(k.as_str(), "kind" | "apiVersion" | "metadata"))
+    {
+        put_member(&mut out, key, value, &mut first);
+    }
+    out.push(b'}');
+    out.into()
+}
+
+fn put_member(out: &mut Vec<u8>, key: &str, value: &Value, first: &mut bool) {
+    if !std::mem::take(first) {
+        out.push(b',');
+    }
+    // Writing to a vector does not fail, and a map of strings always serialises.
+    let _ = serde_json::to_writer(&mut *out, key);
+    out.push(b':');
+    let _ = serde_json::to_writer(&mut *out, value);
+}
+
+/// The object with its resource version. None when the value is not what [`encode`] writes.
+pub(crate) fn decode(entry: &Entry) -> Option<Value> {
+    let mut object: Value = serde_json::from_slice(&entry.value).ok()?;
+    set_version(&mut object, entry.modified);
+    Some(object)
+}
+
+pub(crate) fn set_version(object: &mut Value, revision: Revision) {
+    ferrite_api::meta::set_str(object, "resourceVersion", &revision.to_string());
+}
+
+/// Appends the whole object with its resource version.
+pub(crate) fn put_object(resource: &Resource, entry: &Entry, out: &mut BytesMut) {
+    let head = head(resource);
+    put(&head, head.len(), entry, out);
+}
+
+/// Appends the object as an item of a list: without kind and apiVersion.
+pub(crate) fn put_item(resource: &Resource, entry: &Entry, out: &mut BytesMut) {
+    put(METADATA, head(resource).len(), entry, out);
+}
+
+fn put(beginning: &str, skip: usize, entry: &Entry, out: &mut BytesMut) {
+    let rest = entry.value.get(skip..).unwrap_or_default();
+    out.reserve(beginning.len() + rest.len() + 48);
+    out.put_slice(beginning.as_bytes());
+    out.put_slice(b"\"resourceVersion\":\"");
+    out.put_slice(entry.modified.to_string().as_bytes());
+    out.put_u8(b'"');
+    if rest.first() != Some(&b'}') {
+        out.put_u8(b',');
+    }
+    out.put_slice(rest);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_api::resource::{Scope, Strategy};
+    use serde_json::json;
+    use std::sync::Arc;
+
+    struct Plain;
+    impl Strategy for Plain {}
+
+    fn pods() -> Resource {
+        Resource {
+            group: "".into(),
+            version: "v1".into(),
+            kind: "Pod".into(),
+            plural: "pods".into(),
+            singular: "pod".into(),
+            short_names: (&[]).into(),
+            categories: (&[]).into(),
+            scope: Scope::Namespaced,
+            verbs: (&[]).into(),
+            subresources: (&[]).into(),
+            strategy: Arc::new(Plain),
+        }
+    }
+
+    #[test]
+    fn answers_are_made_by_copying() {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Pod", "action": "sorts before apiVersion",
+            "metadata": {"name": "web", "resourceVersion": "3", "labels": {"a": "b"}},
+            "spec": {"nodeName": "\"quoted\""},
+        });
+        let value = encode(&pods(), &object);
+        let entry = Entry {
+            value,
+            created: Revision(1),
+            modified: Revision(7),
+            version: 1,
+            lease: ferrite_store::LeaseId::NONE,
+        };
+        let mut expected = object.clone();
+        expected["metadata"]["resourceVersion"] = "7".into();
+        assert_eq!(decode(&entry), Some(expected.clone()));
+        let mut out = BytesMut::new();
+        put_object(&pods(), &entry, &mut out);
+        assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), expected);
+        let mut item = BytesMut::new();
+        put_item(&pods(), &entry, &mut item);
+        expected.as_object_mut().unwrap().retain(|k, _| k != "kind" && k != "apiVersion");
+        assert_eq!(serde_json::from_slice::<Value>(&item).unwrap(), expected);
+    }
+
+    #[test]
+    fn keys_are_laid_out_as_upstream_lays_them_out() {
+        let mut resource = pods();
+        assert_eq!(key(&resource, "default", "web"), Key::from("/registry/pods/default/web"));
+        resource.plural = "services".into();
+        assert_eq!(key(&resource, "default", "web"), Key::from("/registry/services/specs/default/web"));
+        resource.plural = "nodes".into();
+        resource.scope = Scope::Cluster;
+        assert_eq!(key(&resource, "", "n"), Key::from("/registry/minions/n"));
+    }
+}

@@ -1,0 +1,191 @@
+//! Update and patch: one loop that reads, changes, checks and swaps.
+
+use super::{Registry, Write, metadata, store_status, stored, unreadable};
+use crate::admission::{self, Attributes, Operation};
+use crate::managed;
+use ferrite_api::field::{FieldError, Path};
+use ferrite_api::meta_validation::{validate_metadata, validate_metadata_update};
+use ferrite_api::{Status, meta};
+use ferrite_store::{Compare, Op, Outcome, Txn};
+use jiff::Timestamp;
+use serde_json::Value;
+
+/// How the new object comes about, given the stored one. Called again when somebody else was faster.
+pub(crate) type Change<'a> = &'a (dyn Fn(&Value) -> Result<Value, Status> + Send + Sync);
+
+/// An update of an object or one of its subresources.
+pub(crate) struct Update<'a> {
+    pub write: Write<'a>,
+    pub name: &'a str,
+    /// `status` and others follow rules of their own.
+    pub subresource: Option<&'a str>,
+    pub change: Change<'a>,
+    /// The change has already brought managedFields up to date (server-side apply).
+    pub applied: bool,
+}
+
+/// An update without a resource version is tried again this often when others write the same object.
+const ATTEMPTS: usize = 16;
+const CONFLICT: &str =
+    "the object has been modified; please apply your changes to the latest version and try again";
+
+impl Registry {
+    /// Changes a stored object. Answers it as stored, or as it would be.
+    pub async fn update(&self, update: &Update<'_>) -> Result<Value, Status> {
+        let resource = update.write.resource;
+        let key = stored::key(resource, update.write.namespace, update.name);
+        for _ in 0..ATTEMPTS {
+            let view = self.view();
+            let entry = view
+                .snapshot
+                .get(key.as_bytes())
+                .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, update.name))?;
+            let old = stored::decode(entry).ok_or_else(|| unreadable(resource, update.name))?;
+            let mut new = (update.change)(&old)?;
+            let unconditional = self.check_preconditions(update, &new, &old)?;
+            let allocation = self.prepare(update, &view, &mut new, &old)?;
+            if same(&new, &old) {
+                // As upstream: nothing changes, so nothing is written and the resource version stays.
+                return Ok(old);
+            }
+            if update.write.options.dry_run {
+                return Ok(new);
+            }
+            let finished = is_finished(&new);
+            let op = if finished {
+                Op::Delete { key: key.clone() }
+            } else {
+                let lease = entry.lease;
+                Op::Put { key: key.clone(), value: stored::encode(resource, &new), lease }
+            };
+            let txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
+            match self.store.commit(txn).await.map_err(store_status)? {
+                Outcome::Committed { revision } => {
+                    allocation.keep();
+                    if finished {
+                        self.services.release(resource, &old);
+                    }
+                    stored::set_version(&mut new, revision);
+                    return Ok(new);
+                }
+                Outcome::Conflict { .. } if unconditional => {}
+                Outcome::Conflict { .. } => break,
+            }
+        }
+        Err(Status::conflict(&resource.group, &resource.plural, update.name, CONFLICT))
+    }
+
+    /// Checks name, UID and resource version. Answers whether the update applies to whatever is stored.
+    fn check_preconditions(&self, update: &Update<'_>, new: &Value, old: &Value) -> Result<bool, Status> {
+        let resource = update.write.resource;
+        let conflict = |why: &str| Status::conflict(&resource.group, &resource.plural, update.name, why);
+        let name = meta::name(new);
+        if name != update.name {
+            return Err(Status::bad_request(format!(
+                "the name of the object ({name}) does not match the name on the URL ({})",
+                update.name
+            )));
+        }
+        let namespace = meta::namespace(new);
+        if resource.is_namespaced() && !namespace.is_empty() && namespace != update.write.namespace {
+            return Err(Status::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+        let uid = meta::uid(new);
+        if !uid.is_empty() && uid != meta::uid(old) {
+            return Err(conflict(&format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                meta::uid(old)
+            )));
+        }
+        let version = meta::str(new, "resourceVersion");
+        if version.is_empty() || version == "0" {
+            if !resource.strategy.unconditional_update() && update.subresource.is_none() {
+                let path = Path::new("metadata").child("resourceVersion");
+                let error = FieldError::invalid(&path, 0, "must be specified for an update");
+                return Err(Status::invalid(&resource.group, &resource.kind, update.name, &[error]));
+            }
+            return Ok(true);
+        }
+        if version != meta::str(old, "resourceVersion") {
+            return Err(conflict(CONFLICT));
+        }
+        Ok(false)
+    }
+
+    /// Brings the new object to what will be stored, and checks it.
+    fn prepare(
+        &self,
+        update: &Update<'_>,
+        view: &super::View,
+        new: &mut Value,
+        old: &Value,
+    ) -> Result<super::allocator::Allocation<'_>, Status> {
+        let resource = update.write.resource;
+        let strategy = &resource.strategy;
+        let now = Timestamp::now();
+        strategy.default(new);
+        metadata::keep_identity(new, old);
+        match update.subresource {
+            None => strategy.prepare_update(new, old),
+            Some("status") => strategy.prepare_status_update(new, old),
+            // The change itself has touched only what the subresource is about.
+            Some(_) => {}
+        }
+        metadata::bump_generation(resource, new, old);
+        if !update.applied {
+            managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
+        }
+        let attributes = Attributes {
+            operation: Operation::Update,
+            resource,
+            subresource: update.subresource,
+            namespace: update.write.namespace,
+            name: update.name,
+            user: update.write.user,
+        };
+        admission::mutate(view, &attributes, new)?;
+        let allocation = match update.subresource {
+            None => self.services.allocate(resource, new, Some(old))?,
+            Some(_) => super::allocator::Allocation::none(),
+        };
+        let mut errors =
+            validate_metadata(new, resource.is_namespaced(), |name| strategy.validate_name(name));
+        errors.extend(validate_metadata_update(new, old));
+        match update.subresource {
+            None => errors.extend(strategy.validate_update(new, old)),
+            Some("status") => errors.extend(strategy.validate_status_update(new, old)),
+            Some(_) => {}
+        }
+        if !errors.is_empty() {
+            return Err(Status::invalid(&resource.group, &resource.kind, update.name, &errors));
+        }
+        admission::validate(view, &attributes, Some(new))?;
+        Ok(allocation)
+    }
+}
+
+/// Whether the last thing that held a deleted object is gone.
+fn is_finished(object: &Value) -> bool {
+    let held = meta::finalizers(object).next().is_some()
+        || object.pointer("/spec/finalizers").and_then(Value::as_array).is_some_and(|f| !f.is_empty());
+    let grace = object.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
+    meta::is_deleting(object) && grace == 0 && !held
+}
+
+/// Equal but for when managers last wrote, as upstream decides that an update is none.
+fn same(new: &Value, old: &Value) -> bool {
+    let strip = |object: &Value| {
+        let mut object = object.clone();
+        let metadata = meta::metadata_mut(&mut object);
+        metadata.remove("resourceVersion");
+        if let Some(entries) = metadata.get_mut("managedFields").and_then(Value::as_array_mut) {
+            entries.iter_mut().filter_map(Value::as_object_mut).for_each(|e| {
+                e.remove("time");
+            });
+        }
+        object
+    };
+    strip(new) == strip(old)
+}

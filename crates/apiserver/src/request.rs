@@ -1,0 +1,254 @@
+//! What a request is about, read from its method and path alone.
+
+use http::Method;
+use percent_encoding::percent_decode_str;
+
+/// What a path names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Route {
+    Version,
+    /// `/healthz`, `/livez`, `/readyz`, with the check asked for, if any.
+    Health {
+        endpoint: Health,
+        check: Option<String>,
+    },
+    Metrics,
+    /// `/api`
+    CoreVersions,
+    /// `/apis`
+    Groups,
+    /// `/apis/<group>`
+    Group(String),
+    /// `/api/v1`, `/apis/<group>/<version>`
+    Resources {
+        group: String,
+        version: String,
+    },
+    OpenApiV2,
+    OpenApiV3,
+    OpenApiV3Document {
+        group: String,
+        version: String,
+    },
+    Resource(Target),
+    /// Nothing of ours.
+    Unknown,
+    /// `/`
+    Root,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Health {
+    Healthz,
+    Livez,
+    Readyz,
+}
+
+/// A resource, an object of it or one of its subresources.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Target {
+    pub group: String,
+    pub version: String,
+    pub namespace: Option<String>,
+    pub resource: String,
+    pub name: Option<String>,
+    pub subresource: Option<String>,
+    /// What follows the subresource (`proxy/…`).
+    pub rest: String,
+    /// The path began with the old `watch/` prefix.
+    pub watch_prefix: bool,
+}
+
+/// Subresources of a namespace: `/namespaces/x/status` is not a resource called `status` in `x`.
+const NAMESPACE_SUBRESOURCES: [&str; 2] = ["status", "finalize"];
+
+pub(crate) fn route(path: &str) -> Route {
+    let Some(segments) = segments(path) else { return Route::Unknown };
+    let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match parts.as_slice() {
+        [] => Route::Root,
+        ["version"] => Route::Version,
+        ["metrics"] => Route::Metrics,
+        ["healthz", check @ ..] => health(Health::Healthz, check),
+        ["livez", check @ ..] => health(Health::Livez, check),
+        ["readyz", check @ ..] => health(Health::Readyz, check),
+        ["openapi", "v2"] => Route::OpenApiV2,
+        ["openapi", "v3"] => Route::OpenApiV3,
+        ["openapi", "v3", "api", version] => {
+            Route::OpenApiV3Document { group: String::new(), version: (*version).to_owned() }
+        }
+        ["openapi", "v3", "apis", group, version] => {
+            Route::OpenApiV3Document { group: (*group).to_owned(), version: (*version).to_owned() }
+        }
+        ["api"] => Route::CoreVersions,
+        ["apis"] => Route::Groups,
+        ["apis", group] => Route::Group((*group).to_owned()),
+        ["api", version] => Route::Resources { group: String::new(), version: (*version).to_owned() },
+        ["apis", group, version] => {
+            Route::Resources { group: (*group).to_owned(), version: (*version).to_owned() }
+        }
+        ["api", version, rest @ ..] => target("", version, rest),
+        ["apis", group, version, rest @ ..] => target(group, version, rest),
+        _ => Route::Unknown,
+    }
+}
+
+fn health(endpoint: Health, check: &[&str]) -> Route {
+    match check {
+        [] => Route::Health { endpoint, check: None },
+        [one] => Route::Health { endpoint, check: Some((*one).to_owned()) },
+        many => Route::Health { endpoint, check: Some(many.join("/")) },
+    }
+}
+
+fn target(group: &str, version: &str, rest: &[&str]) -> Route {
+    let (watch_prefix, rest) = match rest {
+        ["watch", rest @ ..] if !rest.is_empty() => (true, rest),
+        rest => (false, rest),
+    };
+    let mut target =
+        Target { group: group.into(), version: version.into(), watch_prefix, ..Target::default() };
+    let rest = match rest {
+        ["namespaces", namespace, subresource] if NAMESPACE_SUBRESOURCES.contains(subresource) => {
+            target.resource = "namespaces".into();
+            target.name = Some((*namespace).to_owned());
+            target.subresource = Some((*subresource).to_owned());
+            return Route::Resource(target);
+        }
+        ["namespaces", namespace, rest @ ..] if !rest.is_empty() => {
+            target.namespace = Some((*namespace).to_owned());
+            rest
+        }
+        rest => rest,
+    };
+    if let [resource, rest @ ..] = rest {
+        target.resource = (*resource).to_owned();
+        if let [name, rest @ ..] = rest {
+            target.name = Some((*name).to_owned());
+            if let [subresource, rest @ ..] = rest {
+                target.subresource = Some((*subresource).to_owned());
+                target.rest = rest.join("/");
+            }
+        }
+    }
+    Route::Resource(target)
+}
+
+/// The path's segments, decoded. None when a segment is empty (`//`) or does not decode to text.
+fn segments(path: &str) -> Option<Vec<String>> {
+    let path = path.strip_prefix('/')?;
+    let path = path.strip_suffix('/').unwrap_or(path);
+    if path.is_empty() {
+        return Some(Vec::new());
+    }
+    path.split('/')
+        .map(|segment| match segment {
+            "" => None,
+            plain if !plain.contains('%') => Some(plain.to_owned()),
+            encoded => percent_decode_str(encoded).decode_utf8().ok().map(|s| s.into_owned()),
+        })
+        .collect()
+}
+
+/// What a request wants to do, in the words authorization and discovery use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Get,
+    List,
+    Watch,
+    Create,
+    Update,
+    Patch,
+    Delete,
+    DeleteCollection,
+}
+
+impl Verb {
+    pub fn of(method: &Method, has_name: bool, watch: bool) -> Option<Self> {
+        Some(match (method, has_name) {
+            (&Method::GET | &Method::HEAD, _) if watch => Self::Watch,
+            (&Method::GET | &Method::HEAD, true) => Self::Get,
+            (&Method::GET | &Method::HEAD, false) => Self::List,
+            (&Method::POST, _) => Self::Create,
+            (&Method::PUT, _) => Self::Update,
+            (&Method::PATCH, _) => Self::Patch,
+            (&Method::DELETE, true) => Self::Delete,
+            (&Method::DELETE, false) => Self::DeleteCollection,
+            _ => return None,
+        })
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Watch => "watch",
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Patch => "patch",
+            Self::Delete => "delete",
+            Self::DeleteCollection => "deletecollection",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resource(path: &str) -> Target {
+        match route(path) {
+            Route::Resource(target) => target,
+            other => panic!("{path}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn paths_name_resources_objects_and_subresources() {
+        let rows: &[(&str, Option<&str>, &str, Option<&str>, Option<&str>)] = &[
+            ("/api/v1/pods", None, "pods", None, None),
+            ("/api/v1/namespaces", None, "namespaces", None, None),
+            ("/api/v1/namespaces/x", None, "namespaces", Some("x"), None),
+            ("/api/v1/namespaces/x/finalize", None, "namespaces", Some("x"), Some("finalize")),
+            ("/api/v1/namespaces/x/status", None, "namespaces", Some("x"), Some("status")),
+            ("/api/v1/namespaces/x/pods", Some("x"), "pods", None, None),
+            ("/api/v1/namespaces/x/pods/web", Some("x"), "pods", Some("web"), None),
+            ("/api/v1/namespaces/x/pods/web/log", Some("x"), "pods", Some("web"), Some("log")),
+            (
+                "/apis/apps/v1/namespaces/x/deployments/web/scale",
+                Some("x"),
+                "deployments",
+                Some("web"),
+                Some("scale"),
+            ),
+            ("/api/v1/nodes/a%20b", None, "nodes", Some("a b"), None),
+        ];
+        for (path, namespace, plural, name, subresource) in rows {
+            let t = resource(path);
+            assert_eq!(
+                (t.namespace.as_deref(), &*t.resource, t.name.as_deref(), t.subresource.as_deref()),
+                (*namespace, *plural, *name, *subresource),
+                "{path}"
+            );
+        }
+        assert!(resource("/api/v1/watch/pods").watch_prefix);
+        assert_eq!(resource("/api/v1/namespaces/x/pods/web/proxy/a/b").rest, "a/b");
+    }
+
+    #[test]
+    fn other_paths_are_documents_or_nothing() {
+        assert_eq!(route("/"), Route::Root);
+        assert_eq!(route("/api"), Route::CoreVersions);
+        assert_eq!(route("/apis/"), Route::Groups);
+        assert_eq!(route("/apis/apps"), Route::Group("apps".into()));
+        assert_eq!(route("/apis/apps/v1"), Route::Resources { group: "apps".into(), version: "v1".into() });
+        assert_eq!(route("/apisx"), Route::Unknown);
+        assert_eq!(route("//api"), Route::Unknown);
+        assert_eq!(route("/api/v1//pods"), Route::Unknown);
+        assert_eq!(route("/api/v1/namespaces/%ff/pods"), Route::Unknown);
+        assert_eq!(
+            route("/readyz/ping"),
+            Route::Health { endpoint: Health::Readyz, check: Some("ping".into()) }
+        );
+    }
+}

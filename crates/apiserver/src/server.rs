@@ -1,0 +1,310 @@
+//! The server: every request, whichever door it comes through, goes the same way.
+
+use crate::auth::{self, User};
+use crate::call::Call;
+use crate::http::{self, Answer, Body, BoxError};
+use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
+use crate::options::Query;
+use crate::registry::{Registry, ServiceAllocator, Table, stored};
+use crate::request::{self, Route, Verb};
+use crate::{bootstrap, discovery, encode, health, openapi, verbs, version};
+use ::http::{HeaderName, HeaderValue, Request, header};
+use bytes::Bytes;
+use ferrite_api::Status;
+use ferrite_store::Store;
+use futures_util::FutureExt;
+use http_body_util::BodyExt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// How a server is set up.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where clients reach this server; told in discovery and in the `kubernetes` Service's endpoints.
+    pub advertise: SocketAddr,
+    /// Addresses of Services: network and prefix length.
+    pub service_network: (Ipv4Addr, u8),
+    pub node_ports: RangeInclusive<u16>,
+    /// How the server shows itself to kubelets. Without it, logs and exec are refused.
+    pub kubelet_client: Option<Arc<rustls::ClientConfig>>,
+    /// Events are kept this long.
+    pub event_ttl_seconds: u64,
+}
+
+pub struct ApiServer {
+    pub(crate) registry: Registry,
+    pub(crate) config: Config,
+    pub(crate) openapi: openapi::Documents,
+    ready: AtomicBool,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl ApiServer {
+    /// Starts a server on a store and brings what every cluster has into being.
+    pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
+        let table = Arc::new(Table::new(ferrite_api::kinds::built_in()));
+        let (network, prefix) = config.service_network;
+        let services = existing_services(&store, &table);
+        let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());
+        let registry = Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds);
+        let server = Arc::new(Self {
+            registry,
+            config,
+            openapi: openapi::Documents::default(),
+            ready: AtomicBool::new(false),
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        });
+        bootstrap::run(&server).await?;
+        let expiring = Arc::clone(&server);
+        server.spawn(async move { bootstrap::expire_leases(&expiring).await });
+        server.ready.store(true, Ordering::Release);
+        Ok(server)
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire) && !self.stop.is_cancelled()
+    }
+
+    /// Ends watches and connections and waits for them.
+    pub async fn shutdown(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Ends when the server stops.
+    pub(crate) fn stopping(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    /// Runs a task that belongs to the server: [`ApiServer::shutdown`] waits for it.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
+    /// A door for a component in this process: no socket and no TLS, but the same identity, authorization and
+    /// admission as for everybody else.
+    pub fn door(self: &Arc<Self>, user: User) -> Door {
+        Door { server: Arc::clone(self), user }
+    }
+
+    /// Answers a request. Never panics and never fails: every problem is an API Status.
+    pub async fn handle(self: Arc<Self>, user: Option<User>, request: Request<Body>) -> Answer {
+        let representation = PLAIN_JSON;
+        let audit_id = request
+            .headers()
+            .get("audit-id")
+            .cloned()
+            .or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
+        let method = request.method().clone();
+        let path = request.uri().path().to_owned();
+        let started = std::time::Instant::now();
+        let handled = AssertUnwindSafe(self.route(user, request)).catch_unwind().await;
+        let mut answer = match handled {
+            Ok(Ok(answer)) => answer,
+            Ok(Err((status, representation))) => error(&status, representation),
+            Err(_) => {
+                tracing::error!(%method, path, "a request handler panicked");
+                error(
+                    &Status::internal("the server has a bug; the request was not completed"),
+                    representation,
+                )
+            }
+        };
+        tracing::debug!(%method, path, code = answer.status().as_u16(), elapsed = ?started.elapsed(), "request");
+        let headers = answer.headers_mut();
+        if let Some(id) = audit_id {
+            headers.insert(HeaderName::from_static("audit-id"), id);
+        }
+        headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache, private"));
+        answer
+    }
+
+    async fn route(
+        self: Arc<Self>,
+        user: Option<User>,
+        request: Request<Body>,
+    ) -> Result<Answer, (Status, Representation)> {
+        let (parts, body) = request.into_parts();
+        let plain = |status: Status| (status, PLAIN_JSON);
+        let user = user.ok_or_else(|| plain(Status::unauthorized()))?;
+        let route = request::route(parts.uri.path());
+        let query = Query::parse(parts.uri.query());
+        let verb = match &route {
+            Route::Resource(target) => {
+                let watch = target.watch_prefix || (query.flag("watch") && target.subresource.is_none());
+                let has_name = target.name.is_some();
+                Verb::of(&parts.method, has_name, watch && (!has_name || target.watch_prefix))
+            }
+            _ => Verb::of(&parts.method, true, false),
+        };
+        auth::authorize(&user, &route, verb).map_err(plain)?;
+        let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let negotiated = negotiate::accept(accept);
+        let representation = negotiated.as_ref().copied().unwrap_or(PLAIN_JSON);
+        let for_errors = Representation { shape: Shape::AsIs, ..representation };
+        let Route::Resource(target) = route else {
+            return self.document(&route, &parts, &query, negotiated).map_err(|s| (s, for_errors));
+        };
+        let Some(resource) = self.registry.table.find(&target.group, &target.version, &target.resource)
+        else {
+            return Err((Status::no_such_path(), for_errors));
+        };
+        // A namespaced object needs its namespace, and a cluster-wide one has none.
+        if target.namespace.is_some() != resource.is_namespaced()
+            && (target.name.is_some() || target.namespace.is_some())
+        {
+            return Err((Status::no_such_path(), for_errors));
+        }
+        let Some(verb) = verb else {
+            return Err((
+                Status::method_not_allowed(&target.group, &target.resource, parts.method.as_str()),
+                for_errors,
+            ));
+        };
+        let streams =
+            matches!(target.subresource.as_deref(), Some("log" | "exec" | "attach" | "portforward"));
+        if !streams {
+            negotiated.map_err(|s| (s, PLAIN_JSON))?;
+        }
+        let call = Call {
+            server: Arc::clone(&self),
+            user,
+            resource: Arc::clone(resource),
+            target,
+            verb,
+            query,
+            parts,
+            body: std::sync::Mutex::new(Some(body)),
+            representation,
+            warnings: Vec::new(),
+        };
+        Box::pin(verbs::handle(call)).await.map_err(|s| (s, for_errors))
+    }
+
+    /// Everything that is not a resource.
+    fn document(
+        &self,
+        route: &Route,
+        parts: &::http::request::Parts,
+        query: &Query,
+        negotiated: Result<Representation, Status>,
+    ) -> Result<Answer, Status> {
+        let table = &self.registry.table;
+        let as_ = || negotiated.clone();
+        let address = self.config.advertise.to_string();
+        match route {
+            Route::Version => Ok(http::json(200, &version::info())),
+            Route::Health { endpoint, check } => {
+                Ok(health::answer(*endpoint, check.as_deref(), query, self.is_ready()))
+            }
+            Route::CoreVersions | Route::Groups => {
+                let as_ = as_()?;
+                let core = *route == Route::CoreVersions;
+                if let Shape::AggregatedDiscovery { beta } = as_.shape {
+                    let version = if beta { "v2beta1" } else { "v2" };
+                    let content_type = format!(
+                        "application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList"
+                    );
+                    let value = discovery::aggregated(table, core, beta);
+                    return Ok(http::answer(200, &content_type, value.to_string()));
+                }
+                let value =
+                    if core { discovery::core_versions(&address) } else { discovery::group_list(table) };
+                encode::value(200, &value, as_)
+            }
+            Route::Group(name) => {
+                let value = discovery::group(table, name);
+                value.map_or_else(|| Ok(page_not_found()), |value| encode::value(200, &value, as_()?))
+            }
+            Route::Resources { group, version } => {
+                let value = discovery::resources(table, group, version).ok_or_else(Status::no_such_path)?;
+                encode::value(200, &value, as_()?)
+            }
+            Route::OpenApiV3 => Ok(self.openapi.root(table)),
+            Route::OpenApiV3Document { group, version } => {
+                Ok(self.openapi.document(table, group, version, &parts.headers, query))
+            }
+            Route::Metrics => Ok(http::text(200, "")),
+            Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
+            Route::OpenApiV2 | Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
+        }
+    }
+}
+
+fn root_paths(table: &Table) -> Vec<String> {
+    let mut paths: Vec<String> =
+        ["/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"]
+            .map(str::to_owned)
+            .to_vec();
+    for resource in table.rows().iter().filter(|r| !r.group.is_empty()) {
+        paths.push(format!("/apis/{}", resource.group));
+        paths.push(format!("/apis/{}/{}", resource.group, resource.version));
+    }
+    paths.sort();
+    paths.dedup();
+    paths
+}
+
+fn page_not_found() -> Answer {
+    http::text(404, "404 page not found\n")
+}
+
+/// A Status in the representation of the request, or JSON where it cannot be had.
+pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
+    let value = status.to_value();
+    let mut answer =
+        encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
+    if status.code == 401 {
+        let realm = HeaderValue::from_static("Bearer realm=\"kubernetes-master\"");
+        answer.headers_mut().insert(header::WWW_AUTHENTICATE, realm);
+    }
+    let retry = status.details.as_ref().and_then(|d| d.get("retryAfterSeconds")).and_then(|s| s.as_u64());
+    if let Some(seconds) = retry.or((status.code == 429).then_some(1)) {
+        answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    answer
+}
+
+fn existing_services(store: &Store, table: &Table) -> Vec<serde_json::Value> {
+    let Some(resource) = table.find("", "v1", "services") else { return Vec::new() };
+    let prefix = stored::prefix(resource);
+    let snapshot = store.snapshot();
+    snapshot.range(prefix.as_bytes(), None).filter_map(|(_, entry)| stored::decode(entry)).collect()
+}
+
+/// The in-process client side of a server, with a fixed identity.
+#[derive(Clone)]
+pub struct Door {
+    server: Arc<ApiServer>,
+    user: User,
+}
+
+impl<B> tower::Service<Request<B>> for Door
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Answer;
+    type Error = BoxError;
+    type Future = futures_util::future::BoxFuture<'static, Result<Answer, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let server = Arc::clone(&self.server);
+        let user = self.user.clone();
+        let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        async move { Ok(server.handle(Some(user), request).await) }.boxed()
+    }
+}

@@ -1,0 +1,102 @@
+//! `pods/binding`: the scheduler's decision.
+
+use crate::call::Call;
+use crate::encode;
+use crate::http::Answer;
+use crate::options::WriteOptions;
+use crate::registry::{Update, Write};
+use crate::verbs;
+use ferrite_api::field::{FieldError, Path};
+use ferrite_api::{Gvk, Status, meta};
+use serde_json::{Value, json};
+
+pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
+    let options = call.write_options()?;
+    let binding = call.read_as(&Gvk::new("", "v1", "Binding"), options.field_validation).await?;
+    let name = call.name().to_owned();
+    bind(call, &name, &binding, &options).await
+}
+
+/// `POST …/bindings`: the binding names the pod.
+pub(crate) async fn create(call: &Call, binding: &Value, options: &WriteOptions) -> Result<Answer, Status> {
+    let name = meta::name(binding).to_owned();
+    bind(call, &name, binding, options).await
+}
+
+async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) -> Result<Answer, Status> {
+    let target = &binding["target"];
+    let node = target["name"].as_str().unwrap_or_default();
+    let path = Path::new("target");
+    let mut errors = Vec::new();
+    if !matches!(target["kind"].as_str().unwrap_or_default(), "" | "Node") {
+        errors.push(FieldError::not_supported(
+            &path.child("kind"),
+            target["kind"].clone(),
+            &["Node", "<empty>"],
+        ));
+    }
+    if node.is_empty() {
+        errors.push(FieldError::required(&path.child("name"), ""));
+    }
+    if !errors.is_empty() {
+        return Err(Status::invalid("", "Binding", name, &errors));
+    }
+    let uid = meta::uid(binding);
+    let annotations = binding.pointer("/metadata/annotations").and_then(Value::as_object);
+    let change = |pod: &Value| {
+        let conflict = |why: String| Status::conflict("", "pods/binding", name, &why);
+        if !uid.is_empty() && uid != meta::uid(pod) {
+            return Err(conflict(format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                meta::uid(pod)
+            )));
+        }
+        if meta::is_deleting(pod) {
+            return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));
+        }
+        let assigned = pod.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
+        if !assigned.is_empty() {
+            return Err(conflict(format!("pod {name} is already assigned to node {assigned:?}")));
+        }
+        let mut bound = pod.clone();
+        bound["spec"]["nodeName"] = node.into();
+        if let Some(annotations) = annotations {
+            let kept = meta::metadata_mut(&mut bound).entry("annotations").or_insert_with(|| json!({}));
+            if let Some(kept) = kept.as_object_mut() {
+                kept.extend(annotations.clone());
+            }
+        }
+        set_scheduled(&mut bound);
+        // The version was checked by nobody: the swap itself decides who wins.
+        meta::metadata_mut(&mut bound).remove("resourceVersion");
+        Ok(bound)
+    };
+    let pods = call.server.registry.table.find("", "v1", "pods").ok_or_else(Status::no_such_path)?;
+    let update = Update {
+        write: Write { resource: pods, namespace: call.namespace(), user: &call.user, options },
+        name,
+        subresource: Some("binding"),
+        change: &change,
+        applied: false,
+    };
+    call.server.registry.update(&update).await?;
+    let status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    encode::value(201, &status, call.representation)
+}
+
+fn set_scheduled(pod: &mut Value) {
+    let condition = json!({"type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": verbs::now()});
+    let status = &mut pod["status"];
+    if !status.is_object() {
+        *status = json!({});
+    }
+    let conditions = &mut status["conditions"];
+    match conditions.as_array_mut() {
+        None => *conditions = json!([condition]),
+        Some(list) => {
+            list.retain(|c| c["type"] != "PodScheduled");
+            list.push(condition);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Subresources: one module each, one row each in [`TABLE`].
+
+pub(crate) mod binding;
+mod ephemeral;
+mod eviction;
+mod finalize;
+mod kubelet;
+mod scale;
+
+use crate::call::Call;
+use crate::http::Answer;
+use crate::request::Verb;
+use crate::{encode, patch, verbs};
+use ferrite_api::Status;
+use std::pin::Pin;
+
+type Handler = for<'a> fn(&'a mut Call) -> Pin<Box<dyn Future<Output = Result<Answer, Status>> + Send + 'a>>;
+
+const TABLE: &[(&str, Handler)] = &[
+    ("status", |call| Box::pin(status(call))),
+    ("scale", |call| Box::pin(scale::handle(call))),
+    ("binding", |call| Box::pin(binding::handle(call))),
+    ("eviction", |call| Box::pin(eviction::handle(call))),
+    ("ephemeralcontainers", |call| Box::pin(ephemeral::handle(call))),
+    ("finalize", |call| Box::pin(finalize::handle(call))),
+    ("log", |call| Box::pin(kubelet::log(call))),
+    ("exec", |call| Box::pin(kubelet::exec(call))),
+    ("attach", |call| Box::pin(kubelet::attach(call))),
+    ("portforward", |call| Box::pin(kubelet::port_forward(call))),
+];
+
+pub(crate) async fn handle(call: &mut Call, name: &str) -> Result<Answer, Status> {
+    let Some(sub) = call.resource.subresource(name) else { return Err(Status::no_such_path()) };
+    let Some((_, handler)) = TABLE.iter().find(|(row, _)| *row == name) else {
+        return Err(Status::no_such_path());
+    };
+    if !sub.verbs.contains(&call.verb.as_str()) {
+        return Err(verbs::not_allowed(call));
+    }
+    handler(call).await
+}
+
+async fn status(call: &mut Call) -> Result<Answer, Status> {
+    match call.verb {
+        Verb::Get => {
+            let entry = call.server.registry.get(&call.resource, call.namespace(), call.name())?;
+            encode::entry(&call.resource, &entry, call.representation, call.include_object()?)
+        }
+        Verb::Update => verbs::update(call, Some("status")).await,
+        Verb::Patch => patch::handle(call, Some("status")).await,
+        _ => Err(verbs::not_allowed(call)),
+    }
+}

@@ -1,0 +1,87 @@
+//! `scale`: the number of replicas of anything that has one.
+
+use crate::call::{self, Call};
+use crate::http::Answer;
+use crate::patch;
+use crate::request::Verb;
+use crate::{encode, verbs};
+use ::http::header;
+use ferrite_api::field::{FieldError, Path};
+use ferrite_api::selector::LabelSelector;
+use ferrite_api::{Gvk, Status, meta};
+use serde_json::{Value, json};
+
+fn gvk() -> Gvk {
+    Gvk::new("autoscaling", "v1", "Scale")
+}
+
+pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
+    match call.verb {
+        Verb::Get => {
+            let object = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+            encode::value(200, &scale_of(&object), call.representation)
+        }
+        Verb::Update => {
+            let options = call.write_options()?;
+            let scale = call.read_as(&gvk(), options.field_validation).await?;
+            write(call, &move |_| Ok(scale.clone())).await
+        }
+        _ => {
+            let kind = patch::Kind::of(call.header(header::CONTENT_TYPE))?;
+            let document = patch::parse(&call.read_body().await?)?;
+            let type_ = call::type_of(&gvk())?;
+            let change = move |scale: &Value| {
+                let mut patched = scale.clone();
+                kind.apply_to(type_, &mut patched, &document)?;
+                Ok(patched)
+            };
+            write(call, &change).await
+        }
+    }
+}
+
+/// Changes the object's replicas to what `change` makes of its scale.
+async fn write(
+    call: &mut Call,
+    change: &(dyn Fn(&Value) -> Result<Value, Status> + Send + Sync),
+) -> Result<Answer, Status> {
+    let options = call.write_options()?;
+    let on_object = |old: &Value| {
+        let scale = change(&scale_of(old))?;
+        let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
+        if replicas < 0 {
+            let error = FieldError::invalid(
+                &Path::new("spec").child("replicas"),
+                replicas,
+                "must be greater than or equal to 0",
+            );
+            return Err(Status::invalid("autoscaling", "Scale", meta::name(old), &[error]));
+        }
+        let mut new = old.clone();
+        new["spec"]["replicas"] = replicas.into();
+        meta::set_str(&mut new, "resourceVersion", meta::str(&scale, "resourceVersion"));
+        Ok(new)
+    };
+    let result = verbs::modify(&call.server.registry, call, "scale", &options, &on_object).await?;
+    encode::value(200, &scale_of(&result), call.representation)
+}
+
+fn scale_of(object: &Value) -> Value {
+    let mut metadata = json!({});
+    for key in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
+        let value = meta::str(object, key);
+        if !value.is_empty() {
+            metadata[key] = value.into();
+        }
+    }
+    let replicas = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or(0);
+    let mut status = json!({"replicas": replicas("/status/replicas")});
+    if let Ok(selector) = LabelSelector::from_value(&object["spec"]["selector"]) {
+        status["selector"] = selector.to_string().into();
+    }
+    let mut spec = json!({});
+    if replicas("/spec/replicas") != 0 {
+        spec["replicas"] = replicas("/spec/replicas").into();
+    }
+    json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata, "spec": spec, "status": status})
+}

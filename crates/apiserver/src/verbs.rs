@@ -1,0 +1,336 @@
+//! The verbs of a resource: from a call to an answer.
+
+use crate::call::Call;
+use crate::encode::{self, WatchEncoder};
+use crate::http::{Answer, Body, BoxError};
+use crate::negotiate::{Format, Representation, Shape};
+use crate::options::{DeleteOptions, ListOptions, WriteOptions};
+use crate::registry::{Deleted, Registry, Selectors, Update, WatchEvent, WatchStream};
+use crate::request::Verb;
+use crate::{patch, subresource};
+use ::http::{HeaderValue, header};
+use bytes::Bytes;
+use ferrite_api::{Gvk, Status, meta};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use jiff::Timestamp;
+use rand::RngExt;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
+pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
+    let mut warnings = Vec::new();
+    let result = dispatch(&mut call).await;
+    warnings.append(&mut call.warnings);
+    let mut answer = match result {
+        Ok(answer) => answer,
+        Err(status) if warnings.is_empty() => return Err(status),
+        Err(status) => crate::server::error(&status, call.representation),
+    };
+    for value in Call::warning_headers(&warnings) {
+        answer.headers_mut().append(header::WARNING, value);
+    }
+    Ok(answer)
+}
+
+async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
+    if let Some(name) = call.target.subresource.clone() {
+        return subresource::handle(call, &name).await;
+    }
+    if !call.resource.verbs.contains(&call.verb.as_str()) {
+        return Err(not_allowed(call));
+    }
+    match call.verb {
+        Verb::Get => get(call),
+        Verb::List => list(call),
+        Verb::Watch => watch(call),
+        Verb::Create => create(call).await,
+        Verb::Update => update(call, None).await,
+        Verb::Patch => patch::handle(call, None).await,
+        Verb::Delete => delete(call).await,
+        Verb::DeleteCollection => delete_collection(call).await,
+    }
+}
+
+pub(crate) fn not_allowed(call: &Call) -> Status {
+    let mut status = Status::new(
+        405,
+        "MethodNotAllowed",
+        "the server does not allow this method on the requested resource",
+    );
+    status.details = Some(Box::default());
+    tracing::debug!(verb = call.verb.as_str(), resource = %call.resource.plural, "method not allowed");
+    status
+}
+
+fn get(call: &Call) -> Result<Answer, Status> {
+    let entry = call.server.registry.get(&call.resource, call.namespace(), call.name())?;
+    encode::entry(&call.resource, &entry, call.representation, call.include_object()?)
+}
+
+fn list(call: &Call) -> Result<Answer, Status> {
+    let options = ListOptions::parse(&call.query)?;
+    let selectors = Selectors::parse(&call.resource, &options)?;
+    let namespace = call.target.namespace.as_deref();
+    let page = call.server.registry.list(&call.resource, namespace, &selectors, &options)?;
+    encode::list(&call.resource, &page, call.representation, call.include_object()?)
+}
+
+async fn create(call: &mut Call) -> Result<Answer, Status> {
+    if call.target.name.is_some() {
+        return Err(not_allowed(call));
+    }
+    let options = call.write_options()?;
+    let object = call.read_object(options.field_validation).await?;
+    if call.resource.plural == "bindings" && call.resource.group.is_empty() {
+        return subresource::binding::create(call, &object, &options).await;
+    }
+    let created = call.server.registry.create(&call.write(&options), object).await?;
+    call.warnings.extend(call.resource.strategy.warnings(&created));
+    encode::object(201, &call.resource, &created, call.representation, call.include_object()?)
+}
+
+pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result<Answer, Status> {
+    let options = call.write_options()?;
+    let object = call.read_object(options.field_validation).await?;
+    let update = Update {
+        write: call.write(&options),
+        name: call.name(),
+        subresource,
+        change: &|_| Ok(object.clone()),
+        applied: false,
+    };
+    let registry = &call.server.registry;
+    let mut code = 200;
+    let result = match registry.update(&update).await {
+        Err(status)
+            if status.code == 404 && subresource.is_none() && call.resource.strategy.create_on_update() =>
+        {
+            code = 201;
+            registry.create(&update.write, object.clone()).await
+        }
+        other => other,
+    }?;
+    call.warnings.extend(call.resource.strategy.warnings(&result));
+    encode::object(code, &call.resource, &result, call.representation, call.include_object()?)
+}
+
+/// Reads delete options from the body, which may be of any group's version.
+async fn delete_options(call: &mut Call) -> Result<DeleteOptions, Status> {
+    let bytes = call.read_body().await?;
+    if bytes.is_empty() {
+        return DeleteOptions::parse(&call.query, None);
+    }
+    let content_type = call.header(header::CONTENT_TYPE);
+    let format = crate::negotiate::content_type(content_type)?;
+    let decoded = match format {
+        Format::Protobuf => {
+            let envelope =
+                ferrite_api::codec::protobuf::open(&bytes).map_err(|e| Status::bad_request(e.to_string()))?;
+            crate::call::decode(
+                format,
+                &bytes,
+                &Gvk::from_api_version(&envelope.api_version, "DeleteOptions")
+                    .unwrap_or_else(|| Gvk::new("", "v1", "DeleteOptions")),
+            )?
+        }
+        _ => {
+            let (api_version, _) = ferrite_api::codec::json::type_meta(&bytes).unwrap_or_default();
+            let api_version = if api_version.is_empty() { "v1" } else { &api_version };
+            let gvk = Gvk::from_api_version(api_version, "DeleteOptions")
+                .unwrap_or_else(|| Gvk::new("", "v1", "DeleteOptions"));
+            crate::call::decode(format, &bytes, &gvk)?
+        }
+    };
+    DeleteOptions::parse(&call.query, Some(&decoded.value))
+}
+
+async fn delete(call: &mut Call) -> Result<Answer, Status> {
+    let options = delete_options(call).await?;
+    let write_options = WriteOptions { dry_run: options.dry_run, ..WriteOptions::default() };
+    let deleted = call.server.registry.delete(&call.write(&write_options), call.name(), &options).await?;
+    answer_deleted(call, deleted)
+}
+
+pub(crate) fn answer_deleted(call: &Call, deleted: Deleted) -> Result<Answer, Status> {
+    let include = call.include_object()?;
+    match deleted {
+        Deleted::Marked(object) => encode::object(200, &call.resource, &object, call.representation, include),
+        Deleted::Gone(object) if call.resource.strategy.returns_deleted() => {
+            encode::object(200, &call.resource, &object, call.representation, include)
+        }
+        Deleted::Gone(object) => {
+            let mut details = json!({
+                "name": meta::name(&object),
+                "kind": call.resource.plural,
+                "uid": meta::uid(&object),
+            });
+            if !call.resource.group.is_empty() {
+                details["group"] = (*call.resource.group).into();
+            }
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details,
+            });
+            let plain = Representation { shape: Shape::AsIs, ..call.representation };
+            encode::value(200, &status, plain)
+        }
+    }
+}
+
+async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
+    let options = delete_options(call).await?;
+    let list_options = ListOptions::parse(&call.query)?;
+    let selectors = Selectors::parse(&call.resource, &list_options)?;
+    let registry = &call.server.registry;
+    let namespace = call.target.namespace.as_deref();
+    let page = registry.list(&call.resource, namespace, &selectors, &list_options)?;
+    let write_options = WriteOptions { dry_run: options.dry_run, ..WriteOptions::default() };
+    let mut objects = Vec::with_capacity(page.entries.len());
+    for entry in &page.entries {
+        let Some(object) = crate::registry::stored::decode(entry) else { continue };
+        let mut write = call.write(&write_options);
+        write.namespace = meta::namespace(&object);
+        match registry.delete(&write, meta::name(&object), &options).await {
+            Ok(Deleted::Gone(o) | Deleted::Marked(o)) => objects.push(o),
+            // Somebody else was faster, which is what was wanted.
+            Err(status) if status.code == 404 => {}
+            Err(status) => return Err(status),
+        }
+    }
+    let metadata = json!({"resourceVersion": page.revision.to_string()});
+    encode::values(&call.resource, objects, metadata, call.representation, call.include_object()?)
+}
+
+/// Watches without a timeout of their own end after half an hour to an hour, as upstream's.
+const MIN_WATCH_SECONDS: u64 = 1800;
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
+
+fn watch(call: &mut Call) -> Result<Answer, Status> {
+    let mut options = ListOptions::parse(&call.query)?;
+    if let Some(name) = &call.target.name {
+        // The old form: a watch of one object, by its path.
+        options.field_selector = format!("metadata.name={name}");
+    }
+    let selectors = Selectors::parse(&call.resource, &options)?;
+    let namespace = call.target.namespace.as_deref();
+    let encoder = WatchEncoder::new(call.resource.clone(), call.representation, call.include_object()?)?;
+    let content_type = encoder.content_type();
+    let mut stream = match call.server.registry.watch(&call.resource, namespace, selectors, &options) {
+        Ok(stream) => Ok(stream),
+        // As upstream: a version that is too old is told inside the stream.
+        Err(status) if status.code == 410 => Err(status),
+        Err(status) => return Err(status),
+    };
+    let seconds = options
+        .timeout_seconds
+        .filter(|s| *s > 0)
+        .unwrap_or_else(|| rand::rng().random_range(MIN_WATCH_SECONDS..2 * MIN_WATCH_SECONDS));
+    let stopping = call.server.stopping();
+    let mut frames = Frames {
+        encoder,
+        deadline: tokio::time::Instant::now() + Duration::from_secs(seconds),
+        bookmarks: options.bookmarks.then(|| tokio::time::Instant::now() + BOOKMARK_INTERVAL),
+    };
+    let (mut sender, receiver) = futures_channel();
+    call.server.spawn(async move {
+        match &mut stream {
+            Err(status) => {
+                if let Ok(frame) = frames.encoder.error(status) {
+                    let _ = sender.send(frame.freeze()).await;
+                }
+            }
+            Ok(stream) => {
+                tokio::select! {
+                    () = frames.run(stream, &mut sender) => {}
+                    () = stopping.cancelled() => {}
+                }
+            }
+        }
+    });
+    let body: Body = BodyExt::map_err(
+        StreamBody::new(tokio_stream(receiver)),
+        |never: std::convert::Infallible| -> BoxError { match never {} },
+    )
+    .boxed_unsync();
+    let mut answer = ::http::Response::new(body);
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    Ok(answer)
+}
+
+/// Frames waiting for a slow client; a full channel stops the reading, and the history bounds the rest.
+const WATCH_BUFFER: usize = 16;
+
+fn futures_channel() -> (tokio::sync::mpsc::Sender<Bytes>, tokio::sync::mpsc::Receiver<Bytes>) {
+    tokio::sync::mpsc::channel(WATCH_BUFFER)
+}
+
+fn tokio_stream(
+    receiver: tokio::sync::mpsc::Receiver<Bytes>,
+) -> impl futures_util::Stream<Item = Result<Frame<Bytes>, std::convert::Infallible>> {
+    futures_util::stream::unfold(receiver, |mut receiver| async move {
+        receiver.recv().await.map(|bytes| (Ok(Frame::data(bytes)), receiver))
+    })
+}
+
+struct Frames {
+    encoder: WatchEncoder,
+    deadline: tokio::time::Instant,
+    bookmarks: Option<tokio::time::Instant>,
+}
+
+impl Frames {
+    /// Writes events until the client is gone, the time is over or the watch ends.
+    async fn run(&mut self, stream: &mut WatchStream, sender: &mut tokio::sync::mpsc::Sender<Bytes>) {
+        loop {
+            let bookmark = self.bookmarks.unwrap_or(self.deadline);
+            let event = tokio::select! {
+                event = stream.next() => event,
+                () = tokio::time::sleep_until(self.deadline) => return,
+                () = tokio::time::sleep_until(bookmark), if self.bookmarks.is_some() => {
+                    self.bookmarks = Some(tokio::time::Instant::now() + BOOKMARK_INTERVAL);
+                    stream.bookmark()
+                }
+                () = sender.closed() => return,
+            };
+            let Some(event) = event else { return };
+            let frame = match &event {
+                WatchEvent::Added(entry) => self.encoder.stored("ADDED", entry),
+                WatchEvent::Modified(entry) => self.encoder.stored("MODIFIED", entry),
+                WatchEvent::Deleted(entry) => self.encoder.stored("DELETED", entry),
+                WatchEvent::Bookmark { revision, initial_events_end } => {
+                    self.encoder.bookmark(*revision, *initial_events_end)
+                }
+                WatchEvent::Error(status) => self.encoder.error(status),
+            };
+            let Ok(frame) = frame else { return };
+            if sender.send(frame.freeze()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// For subresources: the whole object, changed by `change` and answered as itself.
+pub(crate) async fn modify(
+    registry: &Registry,
+    call: &Call,
+    subresource: &str,
+    options: &WriteOptions,
+    change: crate::registry::Change<'_>,
+) -> Result<Value, Status> {
+    registry
+        .update(&Update {
+            write: call.write(options),
+            name: call.name(),
+            subresource: Some(subresource),
+            change,
+            applied: false,
+        })
+        .await
+}
+
+/// The time as the API writes it.
+pub(crate) fn now() -> String {
+    crate::registry::metadata::time(Timestamp::now())
+}

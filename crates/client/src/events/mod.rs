@@ -1,0 +1,186 @@
+//! Events: what a component tells people about an object.
+
+mod correlator;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client, Resource};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tracing::{debug, warn};
+
+use self::correlator::{Correlator, Verdict};
+use crate::{Scope, is_not_found};
+
+/// Events wait here while the server is slow; more are dropped, because telling must never hold back doing.
+const QUEUE: usize = 1000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EventType {
+    Normal,
+    Warning,
+}
+
+impl EventType {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EventType::Normal => "Normal",
+            EventType::Warning => "Warning",
+        }
+    }
+}
+
+/// One occurrence, before it is correlated with earlier ones.
+#[derive(Debug, Clone)]
+struct Occurrence {
+    component: String,
+    host: String,
+    regarding: ObjectReference,
+    kind: EventType,
+    reason: String,
+    message: String,
+    at: jiff::Timestamp,
+}
+
+/// Writes the events of a process: one queue and one memory of recent events, however many recorders.
+#[derive(Debug, Clone)]
+pub struct Events {
+    sender: mpsc::Sender<Occurrence>,
+}
+
+impl Events {
+    /// Starts the task that writes; it belongs to `scope`.
+    pub fn start(client: Client, scope: &Scope) -> Self {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        scope.spawn(write_all(client, receiver));
+        Self { sender }
+    }
+
+    /// A recorder that signs as `component`, on `host` if that is a node.
+    pub fn recorder(&self, component: impl Into<String>, host: Option<&str>) -> EventRecorder {
+        EventRecorder {
+            sender: self.sender.clone(),
+            component: component.into(),
+            host: host.unwrap_or_default().to_owned(),
+        }
+    }
+}
+
+/// Records events as one component. Never waits and never fails: an event that cannot be kept is dropped.
+#[derive(Debug, Clone)]
+pub struct EventRecorder {
+    sender: mpsc::Sender<Occurrence>,
+    component: String,
+    host: String,
+}
+
+impl EventRecorder {
+    /// Tells that `reason` happened to what `regarding` names.
+    pub fn event(
+        &self,
+        regarding: &ObjectReference,
+        kind: EventType,
+        reason: impl Into<String>,
+        message: impl Into<String>,
+    ) {
+        let occurrence = Occurrence {
+            component: self.component.clone(),
+            host: self.host.clone(),
+            regarding: regarding.clone(),
+            kind,
+            reason: reason.into(),
+            message: message.into(),
+            at: jiff::Timestamp::now(),
+        };
+        if let Err(error) = self.sender.try_send(occurrence) {
+            debug!(%error, "event dropped");
+        }
+    }
+
+    /// [`event`](EventRecorder::event) about `object` as a whole.
+    pub fn event_for<K>(
+        &self,
+        object: &K,
+        kind: EventType,
+        reason: impl Into<String>,
+        message: impl Into<String>,
+    ) where
+        K: Resource<DynamicType = ()>,
+    {
+        self.event(&object.object_ref(&()), kind, reason, message);
+    }
+}
+
+async fn write_all(client: Client, mut occurrences: mpsc::Receiver<Occurrence>) {
+    let mut correlator = Correlator::default();
+    while let Some(occurrence) = occurrences.recv().await {
+        let verdict = correlator.correlate(&occurrence);
+        if let Err(error) = write(&client, &mut correlator, &occurrence, verdict).await {
+            warn!(%error, reason = occurrence.reason, "cannot write event");
+        }
+    }
+}
+
+async fn write(
+    client: &Client,
+    correlator: &mut Correlator,
+    occurrence: &Occurrence,
+    verdict: Verdict,
+) -> Result<(), kube::Error> {
+    let namespace = occurrence.regarding.namespace.as_deref().filter(|n| !n.is_empty()).unwrap_or("default");
+    let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+    match verdict {
+        Verdict::Drop => Ok(()),
+        Verdict::Create { key, message } => {
+            let event = new_event(namespace, occurrence, message);
+            let name = event.metadata.name.clone().unwrap_or_default();
+            api.create(&PostParams::default(), &event).await?;
+            correlator.created(key, name);
+            Ok(())
+        }
+        Verdict::Repeat { key, name, count, message } => {
+            let patch = json!({
+                "count": count,
+                "lastTimestamp": Time(occurrence.at),
+                "message": message,
+            });
+            match api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                // It was removed (events live about an hour): start again.
+                Err(error) if is_not_found(&error) => {
+                    let mut event = new_event(namespace, occurrence, message);
+                    event.count = Some(count);
+                    let name = event.metadata.name.clone().unwrap_or_default();
+                    api.create(&PostParams::default(), &event).await?;
+                    correlator.created(key, name);
+                    Ok(())
+                }
+                result => result.map(|_| ()),
+            }
+        }
+    }
+}
+
+fn new_event(namespace: &str, occurrence: &Occurrence, message: String) -> Event {
+    let object = occurrence.regarding.name.as_deref().unwrap_or_default();
+    let nanoseconds = occurrence.at.as_nanosecond();
+    let host = Some(occurrence.host.clone()).filter(|host| !host.is_empty());
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{object}.{nanoseconds:x}")),
+            namespace: Some(namespace.to_owned()),
+            ..ObjectMeta::default()
+        },
+        involved_object: occurrence.regarding.clone(),
+        reason: Some(occurrence.reason.clone()),
+        message: Some(message),
+        source: Some(EventSource { component: Some(occurrence.component.clone()), host: host.clone() }),
+        first_timestamp: Some(Time(occurrence.at)),
+        last_timestamp: Some(Time(occurrence.at)),
+        count: Some(1),
+        type_: Some(occurrence.kind.as_str().to_owned()),
+        reporting_component: Some(occurrence.component.clone()),
+        reporting_instance: Some(host.unwrap_or_default()),
+        ..Event::default()
+    }
+}

@@ -1,0 +1,63 @@
+//! What every controller is given.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_client::{Events, Informers, Scope};
+use kube::Client;
+
+/// Settings of the controller manager.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// PEM bundle published to every namespace as `kube-root-ca.crt`; nothing is published without it.
+    pub root_ca: Option<String>,
+    /// How long a node that was Ready may be silent before it is taken for lost.
+    pub node_monitor_grace: Duration,
+    /// The same for a node that has never reported.
+    pub node_startup_grace: Duration,
+    /// Finished pods beyond this many are removed, oldest first; 0 keeps all.
+    pub terminated_pod_threshold: usize,
+    /// Keys of one controller worked on at once.
+    pub workers: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            root_ca: None,
+            node_monitor_grace: Duration::from_secs(50),
+            node_startup_grace: Duration::from_secs(60),
+            terminated_pod_threshold: 12500,
+            workers: 5,
+        }
+    }
+}
+
+/// The API, the shared copies of it, and the scope that owns every task. Cloning is cheap.
+#[derive(Clone)]
+pub struct Context {
+    pub client: Client,
+    pub informers: Informers,
+    pub events: Events,
+    pub scope: Scope,
+    pub config: Arc<Config>,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    /// Informers and events that live as long as `scope`.
+    pub fn new(client: Client, scope: Scope, config: Config) -> Self {
+        Self {
+            informers: Informers::new(client.clone(), scope.clone()),
+            events: Events::start(client.clone(), &scope),
+            client,
+            scope,
+            config: Arc::new(config),
+        }
+    }
+}

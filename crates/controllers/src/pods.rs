@@ -1,0 +1,75 @@
+//! Facts about pods that several controllers need.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+
+use crate::owners::controller_of;
+
+/// Index of pods by what controls them: the controller's UID, or [`orphans_of`] a namespace.
+pub(crate) const BY_CONTROLLER: &str = "controller";
+/// Index of pods by `spec.nodeName`.
+pub(crate) const BY_NODE: &str = "node";
+
+/// The [`BY_CONTROLLER`] value of pods in `namespace` that nothing controls.
+pub(crate) fn orphans_of(namespace: &str) -> String {
+    format!("orphans/{namespace}")
+}
+
+pub(crate) fn controller_index(pod: &Pod) -> Vec<String> {
+    vec![match controller_of(&pod.metadata) {
+        Some(owner) => owner.uid.clone(),
+        None => orphans_of(pod.metadata.namespace.as_deref().unwrap_or_default()),
+    }]
+}
+
+pub(crate) fn node_index(pod: &Pod) -> Vec<String> {
+    node_name(pod).map(str::to_owned).into_iter().collect()
+}
+
+pub(crate) fn node_name(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())
+}
+
+pub(crate) fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+/// Whether all containers have ended for good.
+pub(crate) fn is_finished(pod: &Pod) -> bool {
+    matches!(phase(pod), "Succeeded" | "Failed")
+}
+
+pub(crate) fn is_terminating(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// Whether the pod counts towards its owner's replicas.
+pub(crate) fn is_active(pod: &Pod) -> bool {
+    !is_finished(pod) && !is_terminating(pod)
+}
+
+pub(crate) fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+    pod.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == kind)
+}
+
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    condition(pod, "Ready").is_some_and(|condition| condition.status == "True")
+}
+
+/// Since when the pod is ready, if it is and says so.
+pub(crate) fn ready_since(pod: &Pod) -> Option<Timestamp> {
+    condition(pod, "Ready")
+        .filter(|condition| condition.status == "True")
+        .and_then(|condition| condition.last_transition_time.as_ref())
+        .map(|time| time.0)
+}
+
+/// Whether the pod has been ready for `min_ready_seconds`.
+pub(crate) fn is_available(pod: &Pod, min_ready_seconds: i32, now: Timestamp) -> bool {
+    if !is_ready(pod) {
+        return false;
+    }
+    min_ready_seconds == 0
+        || ready_since(pod)
+            .is_some_and(|since| now.duration_since(since).as_secs() >= i64::from(min_ready_seconds))
+}

@@ -1,0 +1,219 @@
+//! The directory of a cluster's certificates.
+
+use crate::authority::{Authority, Identity, LIFETIME, Purpose, Subject};
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use time::OffsetDateTime;
+
+/// Why certificates could not be made or read.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    #[error("cannot use {}", .path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot make or read a certificate")]
+    Certificate(#[from] rcgen::Error),
+    #[error("{what} is not valid PEM of the kind expected")]
+    Pem { what: String },
+    #[error("cannot set up TLS")]
+    Tls(#[from] rustls::Error),
+}
+
+/// The cluster's certificates on disk. Opening makes what is missing and renews what is about to expire.
+pub struct ClusterPki {
+    dir: PathBuf,
+    ca: Authority,
+}
+
+impl std::fmt::Debug for ClusterPki {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterPki").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+impl ClusterPki {
+    pub fn open(dir: &Path) -> Result<Self, PkiError> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))?;
+        let ca = match load(dir, "ca")? {
+            Some(identity) => Authority::from_identity(identity)?,
+            None => {
+                let ca = Authority::create("kubernetes")?;
+                save(dir, "ca", ca.identity())?;
+                ca
+            }
+        };
+        Ok(Self { dir: dir.to_owned(), ca })
+    }
+
+    /// The authority's certificate, as PEM.
+    pub fn ca(&self) -> &str {
+        self.ca.certificate()
+    }
+
+    /// The certificate `<name>.crt` with its key, issued anew when it is absent, unreadable, about to expire,
+    /// not of this authority, or not for this subject.
+    pub fn ensure(&self, name: &str, subject: &Subject, purpose: Purpose) -> Result<Identity, PkiError> {
+        if let Ok(Some(identity)) = load(&self.dir, name)
+            && self.is_current(&identity, subject)
+        {
+            return Ok(identity);
+        }
+        let identity = self.ca.issue(subject, purpose)?;
+        save(&self.dir, name, &identity)?;
+        Ok(identity)
+    }
+
+    fn is_current(&self, identity: &Identity, subject: &Subject) -> bool {
+        let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()) else {
+            return false;
+        };
+        let Ok(certificate) = pem.parse_x509() else { return false };
+        let Ok((_, ca_pem)) = x509_parser::pem::parse_x509_pem(self.ca.certificate().as_bytes()) else {
+            return false;
+        };
+        let Ok(ca) = ca_pem.parse_x509() else { return false };
+        let left = certificate.validity().not_after.timestamp() - OffsetDateTime::now_utc().unix_timestamp();
+        certificate.issuer() == ca.subject()
+            && certificate.verify_signature(Some(ca.public_key())).is_ok()
+            && left > LIFETIME.whole_seconds() / 3
+            && covers(&certificate, subject)
+    }
+
+    /// The key that signs service account tokens (`sa.key`), as PEM, made when absent.
+    pub fn service_account_key(&self) -> Result<String, PkiError> {
+        let path = self.dir.join("sa.key");
+        match fs::read_to_string(&path) {
+            Ok(key) => Ok(key),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)?;
+                write(&self.dir.join("sa.pub"), key.public_key_pem().as_bytes(), 0o644)?;
+                write(&path, key.serialize_pem().as_bytes(), 0o600)?;
+                Ok(key.serialize_pem())
+            }
+            Err(e) => Err(at(&path)(e)),
+        }
+    }
+}
+
+fn covers(certificate: &x509_parser::certificate::X509Certificate<'_>, subject: &Subject) -> bool {
+    use x509_parser::extensions::GeneralName;
+    let name = certificate.subject();
+    let first = |mut values: Vec<&str>| values.pop().map(str::to_owned);
+    let common = first(name.iter_common_name().filter_map(|n| n.as_str().ok()).collect());
+    let organization = first(name.iter_organization().filter_map(|n| n.as_str().ok()).collect());
+    let names: Vec<String> = match certificate.subject_alternative_name() {
+        Ok(Some(san)) => san.value.general_names.iter().filter_map(|n| match n {
+            GeneralName::DNSName(n) => Some((*n).to_owned()),
+            GeneralName::IPAddress(b) => match b.len() {
+                4 => <[u8; 4]>::try_from(*b).ok().map(|b| std::net::IpAddr::from(b).to_string()),
+                16 => <[u8; 16]>::try_from(*b).ok().map(|b| std::net::IpAddr::from(b).to_string()),
+                _ => None,
+            },
+            _ => None,
+        }),
+        _ => return subject.names.is_empty() && common.as_deref() == Some(&subject.common_name),
+    }
+    .collect();
+    common.as_deref() == Some(&*subject.common_name)
+        && organization == subject.organization
+        && subject.names.iter().all(|n| names.contains(n))
+}
+
+fn load(dir: &Path, name: &str) -> Result<Option<Identity>, PkiError> {
+    let read = |suffix: &str| {
+        let path = dir.join(format!("{name}.{suffix}"));
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(text)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(at(&path)(e)),
+        }
+    };
+    Ok(match (read("crt")?, read("key")?) {
+        (Some(certificate), Some(key)) => Some(Identity { certificate, key }),
+        _ => None,
+    })
+}
+
+fn save(dir: &Path, name: &str, identity: &Identity) -> Result<(), PkiError> {
+    // The key first: a certificate without its key would be taken for an authority kept elsewhere.
+    write(&dir.join(format!("{name}.key")), identity.key.as_bytes(), 0o600)?;
+    write(&dir.join(format!("{name}.crt")), identity.certificate.as_bytes(), 0o644)
+}
+
+/// Replaces a file as a whole: readers see the old or the new one.
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), PkiError> {
+    let temporary = path.with_extension("tmp");
+    let result = (|| {
+        let mut file =
+            fs::OpenOptions::new().create(true).truncate(true).write(true).mode(mode).open(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    })();
+    result.map_err(at(path))
+}
+
+fn at(path: &Path) -> impl Fn(io::Error) -> PkiError + '_ {
+    move |source| PkiError::Io { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn server(names: &[&str]) -> Subject {
+        Subject {
+            common_name: "kube-apiserver".into(),
+            organization: None,
+            names: names.iter().map(|n| (*n).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn the_same_certificates_are_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let subject = server(&["localhost", "127.0.0.1"]);
+        let first =
+            ClusterPki::open(dir.path()).unwrap().ensure("apiserver", &subject, Purpose::Server).unwrap();
+        let again =
+            ClusterPki::open(dir.path()).unwrap().ensure("apiserver", &subject, Purpose::Server).unwrap();
+        assert_eq!(first, again);
+    }
+
+    #[test]
+    fn a_certificate_that_lacks_a_name_is_issued_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = ClusterPki::open(dir.path()).unwrap();
+        let first = pki.ensure("apiserver", &server(&["localhost"]), Purpose::Server).unwrap();
+        let wider = pki.ensure("apiserver", &server(&["localhost", "10.96.0.1"]), Purpose::Server).unwrap();
+        assert_ne!(first, wider);
+    }
+
+    #[test]
+    fn a_certificate_of_another_authority_is_replaced() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let subject = Subject::client("admin", Some("system:masters"));
+        let first = ClusterPki::open(one.path()).unwrap().ensure("admin", &subject, Purpose::Client).unwrap();
+        let pki = ClusterPki::open(two.path()).unwrap();
+        save(two.path(), "admin", &first).unwrap();
+        assert_ne!(pki.ensure("admin", &subject, Purpose::Client).unwrap(), first);
+    }
+
+    #[test]
+    fn keys_are_for_their_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = ClusterPki::open(dir.path()).unwrap();
+        pki.service_account_key().unwrap();
+        pki.ensure("admin", &Subject::client("admin", None), Purpose::Client).unwrap();
+        for name in ["ca.key", "sa.key", "admin.key"] {
+            let mode = fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
+    }
+}

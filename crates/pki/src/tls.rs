@@ -1,0 +1,63 @@
+//! rustls configurations made from PEM.
+
+use crate::authority::Identity;
+use crate::files::PkiError;
+use rustls::crypto::ring;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use std::sync::Arc;
+
+/// Serves with `identity`. A client may present a certificate of `client_ca`; one of another authority is
+/// refused in the handshake, none at all is left to authentication.
+pub fn server_config(
+    identity: &Identity,
+    client_ca: &str,
+    protocols: &[&str],
+) -> Result<ServerConfig, PkiError> {
+    let provider = Arc::new(ring::default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots(client_ca)?), Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()
+            .map_err(|_| PkiError::Pem { what: "the client authority".into() })?;
+    let (chain, key) = parts(identity)?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)?;
+    config.alpn_protocols = protocols.iter().map(|p| p.as_bytes().to_vec()).collect();
+    Ok(config)
+}
+
+/// Trusts servers of `ca` and presents `identity`.
+pub fn client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConfig, PkiError> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots(ca)?);
+    Ok(match identity {
+        Some(identity) => {
+            let (chain, key) = parts(identity)?;
+            builder.with_client_auth_cert(chain, key)?
+        }
+        None => builder.with_no_client_auth(),
+    })
+}
+
+fn roots(ca: &str) -> Result<RootCertStore, PkiError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(ca.as_bytes()) {
+        roots.add(certificate.map_err(|_| PkiError::Pem { what: "the authority".into() })?)?;
+    }
+    Ok(roots)
+}
+
+fn parts(identity: &Identity) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), PkiError> {
+    let bad = |what: &str| PkiError::Pem { what: what.into() };
+    let chain = CertificateDer::pem_slice_iter(identity.certificate.as_bytes())
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|_| bad("the certificate"))?;
+    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|_| bad("the key"))?;
+    Ok((chain, key))
+}

@@ -1,0 +1,201 @@
+//! What is known of nodes and of the pods on them, including pods whose binding is still under way.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use ferrite_client::ObjectKey;
+use k8s_openapi::api::core::v1::Node;
+
+use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
+
+/// Nodes and assigned pods. A pod can be *assumed* on a node before the API confirms it, so that the next cycle
+/// counts it; the watch then confirms it, or the binding fails and it is forgotten.
+#[derive(Debug, Default)]
+pub struct Cache {
+    nodes: HashMap<String, Entry>,
+    /// Where each pod is counted.
+    placed: HashMap<ObjectKey, String>,
+    assumed: HashSet<ObjectKey>,
+    /// How many counted pods have pod affinity or anti-affinity of any kind.
+    with_affinity: usize,
+    /// Nodes changed since the last snapshot.
+    dirty: HashSet<String>,
+    /// The set of nodes, or what decides their order, changed since the last snapshot.
+    reordered: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    info: Arc<NodeInfo>,
+    /// False while only pods of the node are known, because they were seen before it or it is gone.
+    exists: bool,
+}
+
+impl Cache {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn entry(&mut self, name: &str) -> &mut NodeInfo {
+        self.dirty.insert(name.to_owned());
+        let entry = self.nodes.entry(name.to_owned()).or_insert_with(|| {
+            let mut node = Node::default();
+            node.metadata.name = Some(name.to_owned());
+            Entry { info: Arc::new(NodeInfo::new(Arc::new(node))), exists: false }
+        });
+        Arc::make_mut(&mut entry.info)
+    }
+
+    pub fn set_node(&mut self, node: Arc<Node>) {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let before = self.nodes.get(&name).map(|entry| (entry.exists, entry.info.labels().clone()));
+        let labels = node.metadata.labels.clone().unwrap_or_default();
+        self.entry(&name).set_node(node);
+        if let Some(entry) = self.nodes.get_mut(&name) {
+            entry.exists = true;
+        }
+        if before.is_none_or(|(existed, before)| !existed || before != labels) {
+            self.reordered = true;
+        }
+    }
+
+    pub fn remove_node(&mut self, name: &str) {
+        let Some(entry) = self.nodes.get_mut(name) else { return };
+        entry.exists = false;
+        if entry.info.pods.is_empty() {
+            self.nodes.remove(name);
+        }
+        self.reordered = true;
+    }
+
+    /// Counts `pod` on `node`: it was bound, confirmed or changed.
+    pub fn set_pod(&mut self, pod: Arc<PodInfo>, node: &str) {
+        self.take(&pod.key);
+        self.assumed.remove(&pod.key);
+        self.placed.insert(pod.key.clone(), node.to_owned());
+        self.with_affinity += usize::from(pod.has_affinity());
+        self.entry(node).add_pod(pod);
+    }
+
+    pub fn remove_pod(&mut self, key: &ObjectKey) {
+        self.assumed.remove(key);
+        self.take(key);
+    }
+
+    /// Counts `pod` on `node` although the API does not say so yet.
+    pub fn assume(&mut self, pod: Arc<PodInfo>, node: &str) {
+        let key = pod.key.clone();
+        self.set_pod(pod, node);
+        self.assumed.insert(key);
+    }
+
+    /// Takes back an assumption that did not come true. A pod that was confirmed meanwhile stays.
+    pub fn forget(&mut self, key: &ObjectKey) {
+        if self.assumed.remove(key) {
+            self.take(key);
+        }
+    }
+
+    /// Whether the pod is counted on a node.
+    pub fn is_placed(&self, key: &ObjectKey) -> bool {
+        self.placed.contains_key(key)
+    }
+
+    fn take(&mut self, key: &ObjectKey) {
+        let Some(node) = self.placed.remove(key) else { return };
+        if let Some(pod) = self.entry(&node).remove_pod(key) {
+            self.with_affinity -= usize::from(pod.has_affinity());
+        }
+        if self.nodes.get(&node).is_some_and(|entry| !entry.exists && entry.info.pods.is_empty()) {
+            self.nodes.remove(&node);
+        }
+    }
+
+    /// Brings `snapshot` up to date, touching only what changed since the last time.
+    pub fn update(&mut self, snapshot: &mut Snapshot) {
+        if self.reordered {
+            let nodes = self.nodes.values().filter(|entry| entry.exists).map(|entry| entry.info.clone());
+            snapshot.rebuild(nodes);
+        } else {
+            for name in &self.dirty {
+                if let Some(entry) = self.nodes.get(name).filter(|entry| entry.exists) {
+                    snapshot.replace(entry.info.clone());
+                }
+            }
+        }
+        snapshot.has_affinity = self.with_affinity > 0;
+        self.reordered = false;
+        self.dirty.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, cpu: &str) -> Arc<PodInfo> {
+        let pod = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {
+            "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}}));
+        Arc::new(PodInfo::new(Arc::new(pod.unwrap())))
+    }
+
+    fn node(name: &str, zone: &str) -> Arc<Node> {
+        Arc::new(
+            serde_json::from_value(
+                json!({"metadata": {"name": name, "labels": {crate::snapshot::ZONE: zone}}}),
+            )
+            .unwrap(),
+        )
+    }
+
+    fn cpu(cache: &mut Cache, snapshot: &mut Snapshot, node: &str) -> Option<i64> {
+        cache.update(snapshot);
+        snapshot.get(node).map(|node| node.requested.milli_cpu)
+    }
+
+    #[test]
+    fn assumed_pods_count_until_forgotten_or_confirmed() {
+        let (mut cache, mut snapshot) = (Cache::new(), Snapshot::default());
+        cache.set_node(node("a", "z"));
+        cache.set_node(node("b", "z"));
+        let (one, two) = (pod("one", "1"), pod("two", "2"));
+        cache.assume(one.clone(), "a");
+        assert_eq!(cpu(&mut cache, &mut snapshot, "a"), Some(1000));
+        cache.forget(&one.key);
+        assert_eq!(cpu(&mut cache, &mut snapshot, "a"), Some(0));
+        cache.assume(two.clone(), "a");
+        cache.set_pod(two.clone(), "b");
+        assert_eq!(cpu(&mut cache, &mut snapshot, "a"), Some(0), "the API has the last word on where");
+        cache.forget(&two.key);
+        assert_eq!(cpu(&mut cache, &mut snapshot, "b"), Some(2000), "confirmed pods are not forgotten");
+        cache.remove_pod(&two.key);
+        assert_eq!(cpu(&mut cache, &mut snapshot, "b"), Some(0));
+    }
+
+    #[test]
+    fn pods_seen_before_their_node_are_kept_and_a_removed_node_leaves_the_snapshot() {
+        let (mut cache, mut snapshot) = (Cache::new(), Snapshot::default());
+        let one = pod("one", "1");
+        cache.set_pod(one.clone(), "a");
+        assert_eq!(cpu(&mut cache, &mut snapshot, "a"), None);
+        cache.set_node(node("a", "z"));
+        assert_eq!(cpu(&mut cache, &mut snapshot, "a"), Some(1000));
+        cache.remove_node("a");
+        assert_eq!(cpu(&mut cache, &mut snapshot, "a"), None);
+        cache.remove_pod(&one.key);
+        assert!(cache.nodes.is_empty());
+    }
+
+    #[test]
+    fn zones_take_turns() {
+        let (mut cache, mut snapshot) = (Cache::new(), Snapshot::default());
+        for (name, zone) in [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c1", "c")] {
+            cache.set_node(node(name, zone));
+        }
+        cache.update(&mut snapshot);
+        let order: Vec<_> = snapshot.nodes().iter().map(|node| node.name()).collect();
+        assert_eq!(order, ["a1", "b1", "c1", "a2", "a3"]);
+    }
+}

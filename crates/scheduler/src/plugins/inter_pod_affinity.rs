@@ -1,0 +1,207 @@
+//! Affinity and anti-affinity between pods.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::framework::{
+    ClusterEvent, CycleState, Filter, Interest, MAX_SCORE, Plugin, PreFilter, PreScore, Rejection, Score,
+};
+use crate::snapshot::{AffinityTerm, NodeInfo, PodInfo, Snapshot};
+
+pub(super) struct InterPodAffinity;
+
+/// Weight of another pod's required affinity to this one, when nodes are scored.
+const HARD_AFFINITY_WEIGHT: i64 = 1;
+
+/// Pods per topology key and value.
+type Topology = HashMap<(String, String), i64>;
+
+#[derive(Default)]
+struct Counts {
+    /// Places where a present pod's required anti-affinity refuses the new pod.
+    refused: Topology,
+    /// Places with pods that match all of the new pod's required affinity.
+    wanted: Topology,
+    /// Places with pods that match some of the new pod's required anti-affinity.
+    unwanted: Topology,
+}
+
+struct Scores(Topology);
+
+fn place(topology: &mut Topology, node: &NodeInfo, key: &str, amount: i64) {
+    if let Some(value) = node.labels().get(key) {
+        *topology.entry((key.to_owned(), value.clone())).or_default() += amount;
+    }
+}
+
+fn at(topology: &Topology, node: &NodeInfo, key: &str) -> i64 {
+    node.labels()
+        .get(key)
+        .and_then(|value| topology.get(&(key.to_owned(), value.clone())))
+        .copied()
+        .unwrap_or(0)
+}
+
+fn matches_all(terms: &[AffinityTerm], pod: &PodInfo) -> bool {
+    !terms.is_empty() && terms.iter().all(|term| term.matches(pod))
+}
+
+impl Plugin for InterPodAffinity {
+    fn name(&self) -> &'static str {
+        "InterPodAffinity"
+    }
+
+    fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+        match event {
+            ClusterEvent::AssignedPodAdded(other) => {
+                let other = PodInfo::new(other.clone());
+                pod.affinity.required.iter().any(|term| term.matches(&other))
+            }
+            ClusterEvent::AssignedPodDeleted(other) => {
+                let other = PodInfo::new(other.clone());
+                pod.anti_affinity.required.iter().any(|term| term.matches(&other))
+                    || other.anti_affinity.required.iter().any(|term| term.matches(pod))
+            }
+            _ => true,
+        }
+    }
+
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        Some(self)
+    }
+
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        Some(self)
+    }
+
+    fn score(&self) -> Option<&dyn Score> {
+        Some(self)
+    }
+}
+
+impl PreFilter for InterPodAffinity {
+    fn pre_filter(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        snapshot: &Snapshot,
+    ) -> Result<Interest, Rejection> {
+        let has_own = !pod.affinity.required.is_empty() || !pod.anti_affinity.required.is_empty();
+        if !has_own && !snapshot.has_affinity {
+            return Ok(Interest::Skip);
+        }
+        let mut counts = Counts::default();
+        for node in snapshot.nodes() {
+            for present in &node.pods {
+                for term in &present.anti_affinity.required {
+                    if term.matches(pod) {
+                        place(&mut counts.refused, node, &term.topology_key, 1);
+                    }
+                }
+                if !has_own {
+                    continue;
+                }
+                if matches_all(&pod.affinity.required, present) {
+                    for term in &pod.affinity.required {
+                        place(&mut counts.wanted, node, &term.topology_key, 1);
+                    }
+                }
+                for term in &pod.anti_affinity.required {
+                    if term.matches(present) {
+                        place(&mut counts.unwanted, node, &term.topology_key, 1);
+                    }
+                }
+            }
+        }
+        if !has_own && counts.refused.is_empty() {
+            return Ok(Interest::Skip);
+        }
+        state.put(counts);
+        Ok(Interest::Needed)
+    }
+}
+
+impl Filter for InterPodAffinity {
+    fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+        let Some(counts) = state.get::<Counts>() else { return Ok(()) };
+        let required = &pod.affinity.required;
+        if !required.iter().all(|term| node.labels().contains_key(&term.topology_key)) {
+            return Err(Rejection::unresolvable("node(s) didn't match pod affinity rules"));
+        }
+        if !required.iter().all(|term| at(&counts.wanted, node, &term.topology_key) > 0) {
+            // The first of a group that wants to be together may go anywhere, if it would itself be company.
+            let first = counts.wanted.is_empty() && matches_all(required, pod);
+            if !first {
+                return Err(Rejection::unresolvable("node(s) didn't match pod affinity rules"));
+            }
+        }
+        if pod.anti_affinity.required.iter().any(|term| at(&counts.unwanted, node, &term.topology_key) > 0) {
+            return Err(Rejection::unschedulable("node(s) didn't match pod anti-affinity rules"));
+        }
+        let refused = counts.refused.iter().any(|((key, value), count)| {
+            *count > 0 && node.labels().get(key).is_some_and(|label| label == value)
+        });
+        if refused {
+            return Err(Rejection::unschedulable("node(s) didn't satisfy existing pods anti-affinity rules"));
+        }
+        Ok(())
+    }
+}
+
+impl PreScore for InterPodAffinity {
+    fn pre_score(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        snapshot: &Snapshot,
+        _feasible: &[Arc<NodeInfo>],
+    ) -> Interest {
+        let has_own = !pod.affinity.preferred.is_empty() || !pod.anti_affinity.preferred.is_empty();
+        if !has_own && !snapshot.has_affinity {
+            return Interest::Skip;
+        }
+        let mut scores = Topology::new();
+        for node in snapshot.nodes() {
+            for present in &node.pods {
+                let mut add = |term: &AffinityTerm, about: &PodInfo, weight: i64| {
+                    if term.matches(about) {
+                        place(&mut scores, node, &term.topology_key, weight);
+                    }
+                };
+                pod.affinity.preferred.iter().for_each(|term| add(term, present, term.weight));
+                pod.anti_affinity.preferred.iter().for_each(|term| add(term, present, -term.weight));
+                present.affinity.required.iter().for_each(|term| add(term, pod, HARD_AFFINITY_WEIGHT));
+                present.affinity.preferred.iter().for_each(|term| add(term, pod, term.weight));
+                present.anti_affinity.preferred.iter().for_each(|term| add(term, pod, -term.weight));
+            }
+        }
+        if scores.is_empty() {
+            return Interest::Skip;
+        }
+        state.put(Scores(scores));
+        Interest::Needed
+    }
+}
+
+impl Score for InterPodAffinity {
+    fn score(&self, state: &CycleState, _pod: &PodInfo, node: &NodeInfo) -> i64 {
+        let Some(Scores(scores)) = state.get::<Scores>() else { return 0 };
+        scores
+            .iter()
+            .filter(|((key, value), _)| node.labels().get(key).is_some_and(|label| label == value))
+            .map(|(_, score)| *score)
+            .sum()
+    }
+
+    fn normalize(&self, _state: &CycleState, _pod: &PodInfo, _nodes: &[Arc<NodeInfo>], scores: &mut [i64]) {
+        let most = scores.iter().max().copied().unwrap_or(0);
+        let least = scores.iter().min().copied().unwrap_or(0);
+        for score in scores {
+            *score = if most == least { 0 } else { MAX_SCORE * (*score - least) / (most - least) };
+        }
+    }
+}

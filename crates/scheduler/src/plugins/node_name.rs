@@ -1,0 +1,30 @@
+//! Holds a pod to the node it names.
+
+use crate::framework::{ClusterEvent, CycleState, Filter, Plugin, Rejection};
+use crate::snapshot::{NodeInfo, PodInfo};
+
+pub(super) struct NodeName;
+
+impl Plugin for NodeName {
+    fn name(&self) -> &'static str {
+        "NodeName"
+    }
+
+    fn may_help(&self, _pod: &PodInfo, event: &ClusterEvent) -> bool {
+        matches!(event, ClusterEvent::NodeAdded(_) | ClusterEvent::PodUpdated)
+    }
+
+    fn filter(&self) -> Option<&dyn Filter> {
+        Some(self)
+    }
+}
+
+impl Filter for NodeName {
+    fn filter(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
+        let named = pod.pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+        if named.is_empty() || named == node.name() {
+            return Ok(());
+        }
+        Err(Rejection::unresolvable("node(s) didn't match the requested node name"))
+    }
+}

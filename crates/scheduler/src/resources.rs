@@ -1,0 +1,199 @@
+//! Amounts a pod asks for and a node has.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// What a pod without a CPU request is counted as when nodes are scored.
+const DEFAULT_MILLI_CPU: i64 = 100;
+/// What a pod without a memory request is counted as when nodes are scored.
+const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
+
+/// Amounts of the resources the scheduler counts; CPU in thousandths, the rest in whole units.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Resources {
+    pub milli_cpu: i64,
+    pub memory: i64,
+    pub ephemeral_storage: i64,
+    /// How many pods; only a node's allocatable has it.
+    pub pods: i64,
+    /// Extended resources, huge pages and the like.
+    pub scalar: BTreeMap<String, i64>,
+}
+
+type List = BTreeMap<String, Quantity>;
+
+impl Resources {
+    pub fn from_list(list: Option<&List>) -> Self {
+        let mut resources = Self::default();
+        for (name, quantity) in list.into_iter().flatten() {
+            match name.as_str() {
+                "cpu" => resources.milli_cpu = milli(quantity),
+                "memory" => resources.memory = whole(quantity),
+                "ephemeral-storage" => resources.ephemeral_storage = whole(quantity),
+                "pods" => resources.pods = whole(quantity),
+                _ => {
+                    resources.scalar.insert(name.clone(), whole(quantity));
+                }
+            }
+        }
+        resources
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        self.milli_cpu = self.milli_cpu.saturating_add(other.milli_cpu);
+        self.memory = self.memory.saturating_add(other.memory);
+        self.ephemeral_storage = self.ephemeral_storage.saturating_add(other.ephemeral_storage);
+        for (name, amount) in &other.scalar {
+            let sum = self.scalar.entry(name.clone()).or_default();
+            *sum = sum.saturating_add(*amount);
+        }
+    }
+
+    pub fn subtract(&mut self, other: &Self) {
+        self.milli_cpu = self.milli_cpu.saturating_sub(other.milli_cpu);
+        self.memory = self.memory.saturating_sub(other.memory);
+        self.ephemeral_storage = self.ephemeral_storage.saturating_sub(other.ephemeral_storage);
+        for (name, amount) in &other.scalar {
+            if let Some(sum) = self.scalar.get_mut(name) {
+                *sum = sum.saturating_sub(*amount);
+            }
+        }
+    }
+
+    /// The larger of both, resource by resource.
+    fn raise_to(&mut self, other: &Self) {
+        self.milli_cpu = self.milli_cpu.max(other.milli_cpu);
+        self.memory = self.memory.max(other.memory);
+        self.ephemeral_storage = self.ephemeral_storage.max(other.ephemeral_storage);
+        for (name, amount) in &other.scalar {
+            let held = self.scalar.entry(name.clone()).or_default();
+            *held = (*held).max(*amount);
+        }
+    }
+
+    /// The same with a modest amount in place of an absent CPU or memory request, so that pods without requests
+    /// still spread.
+    pub fn non_zero(&self) -> (i64, i64) {
+        let cpu = if self.milli_cpu == 0 { DEFAULT_MILLI_CPU } else { self.milli_cpu };
+        let memory = if self.memory == 0 { DEFAULT_MEMORY } else { self.memory };
+        (cpu, memory)
+    }
+}
+
+/// Nothing for text that is no quantity: the API refuses such.
+fn parse(quantity: &Quantity) -> ferrite_api::quantity::Quantity {
+    ferrite_api::quantity::Quantity::parse(&quantity.0).unwrap_or(ferrite_api::quantity::Quantity::ZERO)
+}
+
+fn milli(quantity: &Quantity) -> i64 {
+    parse(quantity).milli_value()
+}
+
+fn whole(quantity: &Quantity) -> i64 {
+    parse(quantity).value()
+}
+
+fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// What a pod needs at its most demanding moment. Init containers run one after another beside the sidecars started
+/// before them; then the containers run beside all sidecars. Overhead comes on top, and a request for the pod as a
+/// whole stands in place of the sum.
+pub fn pod_requests(spec: &PodSpec) -> Resources {
+    let requests = |container: &Container| {
+        Resources::from_list(container.resources.as_ref().and_then(|resources| resources.requests.as_ref()))
+    };
+    let mut total = Resources::default();
+    spec.containers.iter().for_each(|container| total.add(&requests(container)));
+    let mut sidecars = Resources::default();
+    let mut initial = Resources::default();
+    for container in spec.init_containers.iter().flatten() {
+        let mut moment = sidecars.clone();
+        moment.add(&requests(container));
+        if is_sidecar(container) {
+            sidecars = moment.clone();
+        }
+        initial.raise_to(&moment);
+    }
+    total.add(&sidecars);
+    total.raise_to(&initial);
+    if let Some(whole) = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref()) {
+        let pod_level = Resources::from_list(Some(whole));
+        if whole.contains_key("cpu") {
+            total.milli_cpu = pod_level.milli_cpu;
+        }
+        if whole.contains_key("memory") {
+            total.memory = pod_level.memory;
+        }
+        for (name, amount) in pod_level.scalar {
+            total.scalar.insert(name, amount);
+        }
+    }
+    total.add(&Resources::from_list(spec.overhead.as_ref()));
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn requests_are_the_most_demanding_moment() {
+        let container = |cpu: &str, sidecar: bool| {
+            json!({"name": "c", "restartPolicy": sidecar.then_some("Always"),
+                   "resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}})
+        };
+        for (what, spec, milli_cpu) in [
+            (
+                "sum of containers",
+                json!({"containers": [container("500m", false), container("1", false)]}),
+                1500,
+            ),
+            (
+                "a large init container",
+                json!({"containers": [container("500m", false)], "initContainers": [container("2", false)]}),
+                2000,
+            ),
+            (
+                "sidecars stay beside containers",
+                json!({"containers": [container("1", false)], "initContainers": [container("100m", true)]}),
+                1100,
+            ),
+            (
+                "an init container beside an earlier sidecar",
+                json!({"containers": [container("100m", false)],
+                       "initContainers": [container("300m", true), container("1", false)]}),
+                1300,
+            ),
+            ("overhead", json!({"containers": [container("1", false)], "overhead": {"cpu": "250m"}}), 1250),
+            (
+                "request of the pod as a whole",
+                json!({"containers": [container("1", false)], "resources": {"requests": {"cpu": "3"}}}),
+                3000,
+            ),
+        ] {
+            let spec: PodSpec = serde_json::from_value(spec).unwrap();
+            assert_eq!(pod_requests(&spec).milli_cpu, milli_cpu, "{what}");
+        }
+    }
+
+    #[test]
+    fn quantities() {
+        for (text, milli_units, units) in [
+            ("100m", 100, 1),
+            ("1", 1000, 1),
+            ("0.1", 100, 1),
+            ("2Gi", 2_147_483_648_000, 2_147_483_648),
+            ("1e3", 1_000_000, 1000),
+            ("x", 0, 0),
+        ] {
+            let quantity = Quantity(text.to_owned());
+            assert_eq!((milli(&quantity), whole(&quantity)), (milli_units, units), "{text}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Pods and nodes as the scheduling cycle sees them: everything it needs is computed once, when they change.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use ferrite_client::ObjectKey;
+use k8s_openapi::api::core::v1::{Node, Pod, PodAffinityTerm, Toleration, WeightedPodAffinityTerm};
+use kube::core::{Selector, SelectorExt};
+
+use crate::resources::{Resources, pod_requests};
+
+pub const ZONE: &str = "topology.kubernetes.io/zone";
+pub const REGION: &str = "topology.kubernetes.io/region";
+pub const HOSTNAME: &str = "kubernetes.io/hostname";
+
+/// A host port a pod wants for itself.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    pub ip: String,
+    pub protocol: String,
+    pub port: i32,
+}
+
+impl HostPort {
+    /// The same port and protocol, on one address or on all.
+    pub fn conflicts_with(&self, other: &Self) -> bool {
+        self.port == other.port
+            && self.protocol == other.protocol
+            && (self.ip == other.ip || self.ip == "0.0.0.0" || other.ip == "0.0.0.0")
+    }
+}
+
+/// A required or preferred pod (anti-)affinity term, ready to be matched.
+#[derive(Debug, Clone)]
+pub struct AffinityTerm {
+    pub selector: Option<Selector>,
+    /// Namespaces it looks into.
+    pub namespaces: Vec<String>,
+    /// It looks into all namespaces (an empty namespace selector).
+    pub all_namespaces: bool,
+    pub topology_key: String,
+    pub weight: i64,
+}
+
+impl AffinityTerm {
+    fn new(term: &PodAffinityTerm, weight: i64, pod: &Pod) -> Self {
+        let own = pod.metadata.namespace.clone().unwrap_or_default();
+        let mut namespaces = term.namespaces.clone().unwrap_or_default();
+        if namespaces.is_empty() && term.namespace_selector.is_none() {
+            namespaces.push(own);
+        }
+        Self {
+            selector: term.label_selector.clone().and_then(|selector| selector.try_into().ok()),
+            namespaces,
+            all_namespaces: term.namespace_selector.as_ref().is_some_and(|selector| {
+                selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
+                    && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
+            }),
+            topology_key: term.topology_key.clone(),
+            weight,
+        }
+    }
+
+    /// Whether the term is about `pod`. A term without a selector is about no pod.
+    pub fn matches(&self, pod: &PodInfo) -> bool {
+        (self.all_namespaces || self.namespaces.contains(&pod.key.namespace))
+            && self.selector.as_ref().is_some_and(|selector| selector.matches(pod.labels()))
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct AffinityTerms {
+    pub required: Vec<AffinityTerm>,
+    pub preferred: Vec<AffinityTerm>,
+}
+
+impl AffinityTerms {
+    fn new(
+        required: Option<&Vec<PodAffinityTerm>>,
+        preferred: Option<&Vec<WeightedPodAffinityTerm>>,
+        pod: &Pod,
+    ) -> Self {
+        Self {
+            required: required.into_iter().flatten().map(|term| AffinityTerm::new(term, 0, pod)).collect(),
+            preferred: preferred
+                .into_iter()
+                .flatten()
+                .map(|term| AffinityTerm::new(&term.pod_affinity_term, term.weight.into(), pod))
+                .collect(),
+        }
+    }
+}
+
+/// A pod and what is derived from it.
+#[derive(Debug)]
+pub struct PodInfo {
+    pub pod: Arc<Pod>,
+    pub key: ObjectKey,
+    pub requests: Resources,
+    pub host_ports: Vec<HostPort>,
+    pub priority: i32,
+    pub affinity: AffinityTerms,
+    pub anti_affinity: AffinityTerms,
+    /// Selects the pods of the same Service or owner; default spreading counts them.
+    pub siblings: Option<Selector>,
+}
+
+impl PodInfo {
+    pub fn new(pod: Arc<Pod>) -> Self {
+        let spec = pod.spec.as_ref();
+        let containers = spec.into_iter().flat_map(|spec| {
+            let sidecars = spec.init_containers.iter().flatten();
+            spec.containers.iter().chain(sidecars.filter(|c| c.restart_policy.as_deref() == Some("Always")))
+        });
+        let host_ports = containers
+            .flat_map(|container| container.ports.iter().flatten())
+            .filter_map(|port| {
+                Some(HostPort {
+                    ip: port.host_ip.clone().filter(|ip| !ip.is_empty()).unwrap_or_else(|| "0.0.0.0".into()),
+                    protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
+                    port: port.host_port.filter(|port| *port > 0)?,
+                })
+            })
+            .collect();
+        let affinity = spec.and_then(|spec| spec.affinity.as_ref());
+        let pod_affinity = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+        let pod_anti_affinity = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+        Self {
+            key: ObjectKey::of(&*pod),
+            requests: spec.map(pod_requests).unwrap_or_default(),
+            host_ports,
+            priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
+            affinity: AffinityTerms::new(
+                pod_affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref()),
+                pod_affinity.and_then(|a| a.preferred_during_scheduling_ignored_during_execution.as_ref()),
+                &pod,
+            ),
+            anti_affinity: AffinityTerms::new(
+                pod_anti_affinity
+                    .and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref()),
+                pod_anti_affinity
+                    .and_then(|a| a.preferred_during_scheduling_ignored_during_execution.as_ref()),
+                &pod,
+            ),
+            siblings: None,
+            pod,
+        }
+    }
+
+    #[must_use]
+    pub fn with_siblings(mut self, siblings: Option<Selector>) -> Self {
+        self.siblings = siblings;
+        self
+    }
+
+    pub fn labels(&self) -> &BTreeMap<String, String> {
+        static EMPTY: BTreeMap<String, String> = BTreeMap::new();
+        self.pod.metadata.labels.as_ref().unwrap_or(&EMPTY)
+    }
+
+    pub fn tolerations(&self) -> &[Toleration] {
+        self.pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default()
+    }
+
+    /// Whether it has pod affinity or anti-affinity of any kind.
+    pub fn has_affinity(&self) -> bool {
+        [&self.affinity, &self.anti_affinity]
+            .iter()
+            .any(|terms| !terms.required.is_empty() || !terms.preferred.is_empty())
+    }
+
+    pub fn is_terminating(&self) -> bool {
+        self.pod.metadata.deletion_timestamp.is_some()
+    }
+}
+
+/// A node, the pods on it, and their sums.
+#[derive(Debug, Clone)]
+pub struct NodeInfo {
+    pub node: Arc<Node>,
+    pub pods: Vec<Arc<PodInfo>>,
+    pub allocatable: Resources,
+    pub requested: Resources,
+    /// CPU (thousandths) and memory with defaults for pods that ask for none.
+    pub non_zero_requested: (i64, i64),
+}
+
+impl NodeInfo {
+    pub fn new(node: Arc<Node>) -> Self {
+        let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+        Self {
+            allocatable: Resources::from_list(allocatable),
+            pods: Vec::new(),
+            requested: Resources::default(),
+            non_zero_requested: (0, 0),
+            node,
+        }
+    }
+
+    pub fn set_node(&mut self, node: Arc<Node>) {
+        let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+        self.allocatable = Resources::from_list(allocatable);
+        self.node = node;
+    }
+
+    pub fn name(&self) -> &str {
+        self.node.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    pub fn labels(&self) -> &BTreeMap<String, String> {
+        static EMPTY: BTreeMap<String, String> = BTreeMap::new();
+        self.node.metadata.labels.as_ref().unwrap_or(&EMPTY)
+    }
+
+    pub fn add_pod(&mut self, pod: Arc<PodInfo>) {
+        self.requested.add(&pod.requests);
+        let (cpu, memory) = pod.requests.non_zero();
+        self.non_zero_requested.0 = self.non_zero_requested.0.saturating_add(cpu);
+        self.non_zero_requested.1 = self.non_zero_requested.1.saturating_add(memory);
+        self.pods.push(pod);
+    }
+
+    pub fn remove_pod(&mut self, key: &ObjectKey) -> Option<Arc<PodInfo>> {
+        let index = self.pods.iter().position(|pod| pod.key == *key)?;
+        let pod = self.pods.swap_remove(index);
+        self.requested.subtract(&pod.requests);
+        let (cpu, memory) = pod.requests.non_zero();
+        self.non_zero_requested.0 -= cpu;
+        self.non_zero_requested.1 -= memory;
+        Some(pod)
+    }
+
+    fn zone(&self) -> (String, String) {
+        let label = |key: &str| self.labels().get(key).cloned().unwrap_or_default();
+        (label(REGION), label(ZONE))
+    }
+}
+
+/// All nodes at one moment. Nodes of different zones take turns in the order, so that a search that stops early has
+/// still looked everywhere.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    nodes: Vec<Arc<NodeInfo>>,
+    positions: HashMap<String, usize>,
+    /// Some pod on some node has pod affinity or anti-affinity of any kind.
+    pub has_affinity: bool,
+}
+
+impl Snapshot {
+    pub fn new(nodes: impl IntoIterator<Item = Arc<NodeInfo>>) -> Self {
+        let mut snapshot = Self::default();
+        snapshot.rebuild(nodes);
+        snapshot
+    }
+
+    pub fn nodes(&self) -> &[Arc<NodeInfo>] {
+        &self.nodes
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Arc<NodeInfo>> {
+        self.positions.get(name).map(|position| &self.nodes[*position])
+    }
+
+    pub(crate) fn rebuild(&mut self, nodes: impl IntoIterator<Item = Arc<NodeInfo>>) {
+        let mut zones: BTreeMap<(String, String), Vec<Arc<NodeInfo>>> = BTreeMap::new();
+        for node in nodes {
+            zones.entry(node.zone()).or_default().push(node);
+        }
+        let longest = zones.values().map(Vec::len).max().unwrap_or(0);
+        for nodes in zones.values_mut() {
+            nodes.sort_by(|a, b| a.name().cmp(b.name()));
+        }
+        self.nodes = (0..longest)
+            .flat_map(|turn| zones.values().filter_map(move |nodes| nodes.get(turn).cloned()))
+            .collect();
+        self.positions = self
+            .nodes
+            .iter()
+            .enumerate()
+            .map(|(position, node)| (node.name().to_owned(), position))
+            .collect();
+    }
+
+    pub(crate) fn replace(&mut self, node: Arc<NodeInfo>) {
+        if let Some(position) = self.positions.get(node.name()) {
+            self.nodes[*position] = node;
+        }
+    }
+}

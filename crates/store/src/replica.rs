@@ -1,0 +1,53 @@
+//! The committed state, readable without locks held by the writer.
+
+use crate::entry::{Entry, Key, Revision};
+use imbl::OrdMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+pub(crate) type Map = OrdMap<Key, Arc<Entry>>;
+
+/// The whole store at one revision. Cloning shares structure; holding one never blocks a writer.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub(crate) map: Map,
+    pub(crate) revision: Revision,
+}
+
+impl Snapshot {
+    pub(crate) fn empty() -> Self {
+        Self { map: Map::new(), revision: Revision(0) }
+    }
+
+    pub fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    pub fn get(&self, key: &[u8]) -> Option<&Arc<Entry>> {
+        self.map.get(key)
+    }
+
+    /// Entries whose key starts with `prefix`, in key order, beginning at `from` where given (inclusive).
+    pub fn range<'a>(
+        &'a self,
+        prefix: &'a [u8],
+        from: Option<&'a [u8]>,
+    ) -> impl Iterator<Item = (&'a Key, &'a Arc<Entry>)> + 'a {
+        let start = from.filter(|f| *f > prefix).unwrap_or(prefix);
+        self.map
+            .range::<(Bound<&[u8]>, Bound<&[u8]>), [u8]>((Bound::Included(start), Bound::Unbounded))
+            .take_while(move |(key, _)| key.as_bytes().starts_with(prefix))
+    }
+
+    pub fn count(&self, prefix: &[u8]) -> usize {
+        self.range(prefix, None).count()
+    }
+
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+}
