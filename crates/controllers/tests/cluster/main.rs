@@ -1,0 +1,7 @@
+//! Controllers and scheduler against a real API server in this process, with a stand-in for the kubelet.
+
+mod kubelet;
+mod support;
+
+mod deployments;
+mod lifecycle;
