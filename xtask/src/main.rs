@@ -1,28 +1,52 @@
 //! What a maintainer runs.
 
+mod bench;
 mod schema;
+mod test;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo run -p xtask -- <command>
+/// A command: its name, what follows it, what it does, how to run it with what follows.
+struct Row {
+    name: &'static str,
+    arguments: &'static str,
+    what: &'static str,
+    run: fn(&[String]) -> Result<(), String>,
+}
 
-commands:
-  schema <openapi.tsv> <proto.tsv>   rewrite crates/api/schema/types.tsv from upstream's facts";
+const COMMANDS: &[Row] = &[
+    Row {
+        name: "test",
+        arguments: "[--install] [--quick]",
+        what: "formatting, lints, unit tests and, unless quick, end-to-end tests",
+        run: test::run,
+    },
+    Row { name: "bench", arguments: "", what: "start-up, pod start and memory of the release build", run: bench::run },
+    Row {
+        name: "schema",
+        arguments: "<openapi.tsv> <proto.tsv>",
+        what: "rewrite crates/api/schema/types.tsv from upstream's facts",
+        run: |arguments| match arguments {
+            [openapi, proto] => schema::run(openapi, proto),
+            _ => Err("two files are needed".into()),
+        },
+    },
+];
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let outcome = match words.as_slice() {
-        ["schema", openapi, proto] => schema::run(openapi, proto),
-        _ => {
-            eprintln!("{USAGE}");
-            return ExitCode::from(2);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let row = arguments.first().and_then(|name| COMMANDS.iter().find(|row| row.name == name));
+    let Some(row) = row else {
+        eprintln!("usage: cargo xtask <command>");
+        for row in COMMANDS {
+            eprintln!("  {} {}\n      {}", row.name, row.arguments, row.what);
         }
+        return ExitCode::from(2);
     };
-    match outcome {
+    match (row.run)(&arguments[1..]) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("xtask: {error}");
+        Err(message) => {
+            eprintln!("xtask: {message}");
             ExitCode::FAILURE
         }
     }

@@ -138,7 +138,8 @@ pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Dec
             })?;
             let given = (envelope.api_version.to_string(), envelope.kind.to_string());
             check_kind(&given.0, &given.1, expected)?;
-            let value = protobuf::decode_message(type_, envelope.raw).map_err(|e| unrecognized(e.to_string()))?;
+            let value =
+                protobuf::decode_message(type_, envelope.raw).map_err(|e| unrecognized(e.to_string()))?;
             Decoded { value, strict: Vec::new() }
         }
     };

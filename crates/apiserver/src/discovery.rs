@@ -119,7 +119,8 @@ fn resource_value(resource: &Resource) -> Value {
 fn storage_hash(resource: &Resource) -> String {
     use base64::Engine;
     let text = format!("{}/{}/{}", resource.group, resource.version, resource.kind);
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+    let hash =
+        text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     base64::engine::general_purpose::STANDARD.encode(hash.to_be_bytes())
 }
 
@@ -132,7 +133,8 @@ pub(crate) fn aggregated(table: &Table, core: bool, beta: bool) -> Value {
             let versions: Vec<Value> = versions
                 .iter()
                 .map(|version| {
-                    let resources: Vec<Value> = rows(table, group, version).map(aggregated_resource).collect();
+                    let resources: Vec<Value> =
+                        rows(table, group, version).map(aggregated_resource).collect();
                     json!({"version": version, "resources": resources, "freshness": "Current"})
                 })
                 .collect();
@@ -149,7 +151,8 @@ pub(crate) fn aggregated(table: &Table, core: bool, beta: bool) -> Value {
 }
 
 fn aggregated_resource(resource: &Resource) -> Value {
-    let kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    let kind =
+        |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
     let mut value = json!({
         "resource": resource.plural,
         "responseKind": kind(&resource.group, &resource.version, &resource.kind),

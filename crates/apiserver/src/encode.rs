@@ -63,7 +63,8 @@ pub(crate) fn object(
     match as_.shape {
         Shape::Table { beta } => {
             let version = meta::str(object, "resourceVersion");
-            let table = table(resource, [object].into_iter(), beta, include, json!({"resourceVersion": version}));
+            let table =
+                table(resource, [object].into_iter(), beta, include, json!({"resourceVersion": version}));
             value(code, &table, as_)
         }
         Shape::PartialObjectMetadata { beta } => value(code, &partial(object, beta), as_),
@@ -271,8 +272,7 @@ impl WatchEncoder {
             out.put_slice(b"}\n");
             return Ok(out);
         }
-        let object =
-            stored::decode(entry).ok_or_else(|| crate::registry::unreadable(&self.resource, ""))?;
+        let object = stored::decode(entry).ok_or_else(|| crate::registry::unreadable(&self.resource, ""))?;
         self.value(type_, &object)
     }
 

@@ -34,11 +34,19 @@ impl Format {
 pub(crate) enum Shape {
     AsIs,
     /// `meta.k8s.io/v1` or, when set, `v1beta1`.
-    Table { beta: bool },
-    PartialObjectMetadata { beta: bool },
-    PartialObjectMetadataList { beta: bool },
+    Table {
+        beta: bool,
+    },
+    PartialObjectMetadata {
+        beta: bool,
+    },
+    PartialObjectMetadataList {
+        beta: bool,
+    },
     /// `apidiscovery.k8s.io/v2` or, when set, `v2beta1`.
-    AggregatedDiscovery { beta: bool },
+    AggregatedDiscovery {
+        beta: bool,
+    },
 }
 
 /// One acceptable answer.
@@ -116,7 +124,9 @@ fn parameter<'a>(clause: &'a str, name: &str) -> Option<&'a str> {
 /// The format of a request's body.
 pub(crate) fn content_type(header: &str) -> Result<Format, Status> {
     let media_type = header.split(';').next().unwrap_or_default().trim();
-    Format::of(media_type).filter(|_| media_type != "*/*").ok_or_else(|| Status::unsupported_media_type(ACCEPTED))
+    Format::of(media_type)
+        .filter(|_| media_type != "*/*")
+        .ok_or_else(|| Status::unsupported_media_type(ACCEPTED))
 }
 
 #[cfg(test)]
@@ -132,7 +142,10 @@ mod tests {
             ("text/html,*/*;q=0.8", Some((Format::Json, Shape::AsIs))),
             ("application/json;q=0.1,application/yaml;q=0.5", Some((Format::Yaml, Shape::AsIs))),
             ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Some((Format::Json, table))),
-            ("application/json;as=Table;v=v9;g=meta.k8s.io,application/json", Some((Format::Json, Shape::AsIs))),
+            (
+                "application/json;as=Table;v=v9;g=meta.k8s.io,application/json",
+                Some((Format::Json, Shape::AsIs)),
+            ),
             ("application/vnd.kubernetes.protobuf,application/json", Some((Format::Protobuf, Shape::AsIs))),
             ("application/json;as=Bogus;v=v1;g=meta.k8s.io", None),
             ("text/html", None),

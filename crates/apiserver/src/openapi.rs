@@ -48,7 +48,8 @@ impl Documents {
             return http::text(404, "404 page not found\n");
         };
         let tag = format!("\"{}\"", document.hash);
-        let mut answer = if headers.get(header::IF_NONE_MATCH).is_some_and(|v| v.as_bytes() == tag.as_bytes()) {
+        let mut answer = if headers.get(header::IF_NONE_MATCH).is_some_and(|v| v.as_bytes() == tag.as_bytes())
+        {
             http::answer(304, JSON, Bytes::new())
         } else {
             http::answer(200, JSON, document.bytes)
@@ -156,9 +157,12 @@ fn add_paths(paths: &mut Map<String, Value>, schemas: &mut Schemas, resource: &R
         let kind = json!({"group": group, "version": version, "kind": name});
         let body = schema::kind(group, version, name);
         let mut operations = Map::new();
-        for (verb, method, action) in
-            [("get", "get", "get"), ("create", "post", "post"), ("update", "put", "put"), ("patch", "patch", "patch")]
-        {
+        for (verb, method, action) in [
+            ("get", "get", "get"),
+            ("create", "post", "post"),
+            ("update", "put", "put"),
+            ("patch", "patch", "patch"),
+        ] {
             if sub.verbs.contains(&verb) {
                 operations.insert(method.into(), operation(schemas, &kind, action, verb, body, body));
             }
@@ -245,13 +249,14 @@ impl Schemas {
     }
 
     fn add_reachable(&mut self) {
-        let kinds: BTreeMap<&str, Vec<Value>> = schema::kinds().fold(BTreeMap::new(), |mut all, (gvk, type_)| {
-            let (group, version, kind) = gvk;
-            all.entry(type_.name)
-                .or_insert_with(Vec::new)
-                .push(json!({"group": group, "version": version, "kind": kind}));
-            all
-        });
+        let kinds: BTreeMap<&str, Vec<Value>> =
+            schema::kinds().fold(BTreeMap::new(), |mut all, (gvk, type_)| {
+                let (group, version, kind) = gvk;
+                all.entry(type_.name)
+                    .or_insert_with(Vec::new)
+                    .push(json!({"group": group, "version": version, "kind": kind}));
+                all
+            });
         while let Some((name, type_)) = self.wanted.pop_first() {
             if self.done.contains_key(&name) {
                 continue;

@@ -107,7 +107,13 @@ async fn plain(
     let result = call
         .server
         .registry
-        .update(&Update { write: call.write(options), name: call.name(), subresource, change: &change, applied: false })
+        .update(&Update {
+            write: call.write(options),
+            name: call.name(),
+            subresource,
+            change: &change,
+            applied: false,
+        })
         .await?;
     let strict = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     if options.field_validation == FieldValidation::Warn {
@@ -140,7 +146,8 @@ async fn apply(
     }
     let registry = &call.server.registry;
     let change = |old: &Value| crate::managed::apply(&call.resource, old, &applied, options, subresource);
-    let update = Update { write: call.write(options), name: &name, subresource, change: &change, applied: true };
+    let update =
+        Update { write: call.write(options), name: &name, subresource, change: &change, applied: true };
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
             let empty = object!({"kind": gvk.kind, "apiVersion": gvk.api_version(), "metadata": {}});

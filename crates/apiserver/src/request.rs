@@ -8,7 +8,10 @@ use percent_encoding::percent_decode_str;
 pub(crate) enum Route {
     Version,
     /// `/healthz`, `/livez`, `/readyz`, with the check asked for, if any.
-    Health { endpoint: Health, check: Option<String> },
+    Health {
+        endpoint: Health,
+        check: Option<String>,
+    },
     Metrics,
     /// `/api`
     CoreVersions,
@@ -17,10 +20,16 @@ pub(crate) enum Route {
     /// `/apis/<group>`
     Group(String),
     /// `/api/v1`, `/apis/<group>/<version>`
-    Resources { group: String, version: String },
+    Resources {
+        group: String,
+        version: String,
+    },
     OpenApiV2,
     OpenApiV3,
-    OpenApiV3Document { group: String, version: String },
+    OpenApiV3Document {
+        group: String,
+        version: String,
+    },
     Resource(Target),
     /// Nothing of ours.
     Unknown,
@@ -205,7 +214,13 @@ mod tests {
             ("/api/v1/namespaces/x/pods", Some("x"), "pods", None, None),
             ("/api/v1/namespaces/x/pods/web", Some("x"), "pods", Some("web"), None),
             ("/api/v1/namespaces/x/pods/web/log", Some("x"), "pods", Some("web"), Some("log")),
-            ("/apis/apps/v1/namespaces/x/deployments/web/scale", Some("x"), "deployments", Some("web"), Some("scale")),
+            (
+                "/apis/apps/v1/namespaces/x/deployments/web/scale",
+                Some("x"),
+                "deployments",
+                Some("web"),
+                Some("scale"),
+            ),
             ("/api/v1/nodes/a%20b", None, "nodes", Some("a b"), None),
         ];
         for (path, namespace, plural, name, subresource) in rows {

@@ -113,7 +113,10 @@ impl ApiServer {
             Ok(Err((status, representation))) => error(&status, representation),
             Err(_) => {
                 tracing::error!(%method, path, "a request handler panicked");
-                error(&Status::internal("the server has a bug; the request was not completed"), representation)
+                error(
+                    &Status::internal("the server has a bug; the request was not completed"),
+                    representation,
+                )
             }
         };
         tracing::debug!(%method, path, code = answer.status().as_u16(), elapsed = ?started.elapsed(), "request");
@@ -151,7 +154,8 @@ impl ApiServer {
         let Route::Resource(target) = route else {
             return self.document(&route, &parts, &query, negotiated).map_err(|s| (s, for_errors));
         };
-        let Some(resource) = self.registry.table.find(&target.group, &target.version, &target.resource) else {
+        let Some(resource) = self.registry.table.find(&target.group, &target.version, &target.resource)
+        else {
             return Err((Status::no_such_path(), for_errors));
         };
         // A namespaced object needs its namespace, and a cluster-wide one has none.
@@ -161,9 +165,13 @@ impl ApiServer {
             return Err((Status::no_such_path(), for_errors));
         }
         let Some(verb) = verb else {
-            return Err((Status::method_not_allowed(&target.group, &target.resource, parts.method.as_str()), for_errors));
+            return Err((
+                Status::method_not_allowed(&target.group, &target.resource, parts.method.as_str()),
+                for_errors,
+            ));
         };
-        let streams = matches!(target.subresource.as_deref(), Some("log" | "exec" | "attach" | "portforward"));
+        let streams =
+            matches!(target.subresource.as_deref(), Some("log" | "exec" | "attach" | "portforward"));
         if !streams {
             negotiated.map_err(|s| (s, PLAIN_JSON))?;
         }
@@ -203,8 +211,9 @@ impl ApiServer {
                 let core = *route == Route::CoreVersions;
                 if let Shape::AggregatedDiscovery { beta } = as_.shape {
                     let version = if beta { "v2beta1" } else { "v2" };
-                    let content_type =
-                        format!("application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList");
+                    let content_type = format!(
+                        "application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList"
+                    );
                     let value = discovery::aggregated(table, core, beta);
                     return Ok(http::answer(200, &content_type, value.to_string()));
                 }
@@ -232,9 +241,10 @@ impl ApiServer {
 }
 
 fn root_paths(table: &Table) -> Vec<String> {
-    let mut paths: Vec<String> = ["/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"]
-        .map(str::to_owned)
-        .to_vec();
+    let mut paths: Vec<String> =
+        ["/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"]
+            .map(str::to_owned)
+            .to_vec();
     for resource in table.rows().iter().filter(|r| !r.group.is_empty()) {
         paths.push(format!("/apis/{}", resource.group));
         paths.push(format!("/apis/{}/{}", resource.group, resource.version));
@@ -251,7 +261,8 @@ fn page_not_found() -> Answer {
 /// A Status in the representation of the request, or JSON where it cannot be had.
 pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
     let value = status.to_value();
-    let mut answer = encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
+    let mut answer =
+        encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
     if status.code == 401 {
         let realm = HeaderValue::from_static("Bearer realm=\"kubernetes-master\"");
         answer.headers_mut().insert(header::WWW_AUTHENTICATE, realm);

@@ -54,8 +54,11 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
 }
 
 pub(crate) fn not_allowed(call: &Call) -> Status {
-    let mut status =
-        Status::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource");
+    let mut status = Status::new(
+        405,
+        "MethodNotAllowed",
+        "the server does not allow this method on the requested resource",
+    );
     status.details = Some(Box::default());
     tracing::debug!(verb = call.verb.as_str(), resource = %call.resource.plural, "method not allowed");
     status
@@ -123,8 +126,8 @@ async fn delete_options(call: &mut Call) -> Result<DeleteOptions, Status> {
     let format = crate::negotiate::content_type(content_type)?;
     let decoded = match format {
         Format::Protobuf => {
-            let envelope = ferrite_api::codec::protobuf::open(&bytes)
-                .map_err(|e| Status::bad_request(e.to_string()))?;
+            let envelope =
+                ferrite_api::codec::protobuf::open(&bytes).map_err(|e| Status::bad_request(e.to_string()))?;
             crate::call::decode(
                 format,
                 &bytes,
@@ -211,8 +214,7 @@ fn watch(call: &mut Call) -> Result<Answer, Status> {
     }
     let selectors = Selectors::parse(&call.resource, &options)?;
     let namespace = call.target.namespace.as_deref();
-    let encoder =
-        WatchEncoder::new(call.resource.clone(), call.representation, call.include_object()?)?;
+    let encoder = WatchEncoder::new(call.resource.clone(), call.representation, call.include_object()?)?;
     let content_type = encoder.content_type();
     let mut stream = match call.server.registry.watch(&call.resource, namespace, selectors, &options) {
         Ok(stream) => Ok(stream),

@@ -1,1 +1,51 @@
-fn main() {}
+//! One binary, many names: `ferrite <component>`, or a symlink named like the component.
+
+mod apiserver;
+mod cli;
+mod cluster;
+mod component;
+mod control;
+mod down;
+mod image;
+mod kubeconfig;
+mod logging;
+mod paths;
+mod progress;
+mod status;
+mod tools;
+mod up;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    // The supervisor of a pod must stay tiny: it leaves before anything else is set up.
+    if component::is(&arguments, ferrite_runtime::supervisor::NAME) {
+        return ferrite_runtime::supervisor::main(arguments.into_iter());
+    }
+    component::expand(&mut arguments);
+    let cli = cli::Cli::parse_from(arguments);
+    match cli.run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("ferrite: {}", chain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// An error with everything that led to it, in one line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,1 +1,30 @@
-//! The node agent: pod workers, probes, volumes, status, kubelet API.
+//! The node agent: it registers the node, runs the pods bound to it and tells the API how they fare.
+//!
+//! [`Kubelet::start`] is the door. A pod enters through the watch on pods (`pod::manager`), gets a worker
+//! (`pod::worker`) that looks at the runtime (`pod::observe`), decides what to do next (`pod::decide`, a pure
+//! function), does it (`pod::start`, `pod::kill`) and publishes the result (`pod::status`, `pod::writer`).
+//! Nothing is polled: the worker wakes for changes in the API, events of the runtime, verdicts of probes
+//! (`probe`) and the timers the API speaks of. All state is on the API and in the runtime, so a kubelet that
+//! was killed simply starts again.
+
+mod cgroup;
+mod clock;
+mod config;
+mod container;
+mod hooks;
+mod images;
+mod inotify;
+mod kubelet;
+mod logs;
+mod node;
+mod objects;
+mod pod;
+mod probe;
+mod quantity;
+mod server;
+#[cfg(test)]
+mod testing;
+mod volumes;
+
+pub use config::Config;
+pub use kubelet::{Kubelet, StartError};

@@ -1,1 +1,107 @@
 //! Pod network: bridge, address management, routes.
+//!
+//! A container runtime knows this crate only through [`PodNetwork`]: it makes a network namespace for a
+//! sandbox and asks for it to be attached. [`Bridge`] is the built-in implementation for one node.
+
+mod bridge;
+mod cidr;
+mod ipam;
+mod node;
+mod rules;
+mod state;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+
+pub use bridge::{Bridge, BridgeConfig};
+pub use cidr::{Cidr, CidrError};
+pub use node::node_address;
+
+/// The pod a sandbox belongs to: what a network implementation may show in messages and records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodRef {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+}
+
+/// What a sandbox got from the network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attachment {
+    /// The pod's addresses, the primary one first. Never empty.
+    pub ips: Vec<IpAddr>,
+}
+
+/// Connects sandboxes to the pod network.
+#[async_trait]
+pub trait PodNetwork: Send + Sync {
+    /// Gives the network namespace at `netns` its interfaces, addresses and routes.
+    ///
+    /// Repeating it for the same sandbox, also after a crash in the middle of an earlier call, completes
+    /// the work and answers with the same addresses.
+    async fn attach(&self, sandbox: &str, netns: &Path, pod: &PodRef) -> Result<Attachment, NetworkError>;
+
+    /// Takes back what [`attach`](Self::attach) gave. Succeeds for a sandbox that was never attached and
+    /// when the namespace is gone already.
+    async fn detach(&self, sandbox: &str, netns: &Path) -> Result<(), NetworkError>;
+
+    /// Whether pods can be attached now; the text says why not, for the node's `NetworkReady` condition.
+    fn ready(&self) -> Result<(), String>;
+}
+
+/// Why the network could not be made, joined, left or removed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetworkError {
+    /// The kernel refused a change of links, addresses, routes or rules.
+    #[error("{what}")]
+    Netlink {
+        what: String,
+        #[source]
+        source: Box<nlink::netlink::Error>,
+    },
+    /// A file of the network's state could not be read or written.
+    #[error("network state {}: {what}", path.display())]
+    State {
+        path: PathBuf,
+        what: &'static str,
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another process works on the same state directory.
+    #[error("network state {} is in use by another process", .0.display())]
+    Locked(PathBuf),
+    /// Every address of the node's range is taken.
+    #[error(
+        "no free address in {range}: all {capacity} are in use; remove pods or give the node a larger pod CIDR"
+    )]
+    Exhausted { range: Cidr, capacity: u64 },
+    /// The configuration cannot work.
+    #[error("network configuration: {0}")]
+    Config(String),
+    /// A sandbox identifier that cannot name a reservation.
+    #[error("{0:?} is not a sandbox id: 1 to 128 letters, digits, '-', '_' or '.' are allowed")]
+    BadSandbox(String),
+    /// The pod's network namespace could not be opened.
+    #[error("network namespace {}", path.display())]
+    Netns {
+        path: PathBuf,
+        #[source]
+        source: Box<nlink::netlink::Error>,
+    },
+    /// Something else already uses a name this network needs.
+    #[error("{0}")]
+    Conflict(String),
+    /// [`Bridge::remove`] has run; the network is gone.
+    #[error("the pod network {0} has been removed")]
+    Removed(String),
+}
+
+impl NetworkError {
+    pub(crate) fn netlink(what: impl Into<String>) -> impl FnOnce(nlink::netlink::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Netlink { what, source: Box::new(source) }
+    }
+}

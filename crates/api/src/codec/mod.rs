@@ -13,7 +13,7 @@ mod scalar;
 pub mod yaml;
 
 pub use error::DecodeError;
-pub use normalise::normalise;
+pub use normalise::{normalise, normalise_for_storage};
 
 use serde_json::Value;
 

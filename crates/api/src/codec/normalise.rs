@@ -9,97 +9,121 @@ use serde_json::{Map, Value};
 /// - `null` is dropped;
 /// - zero values of `omitempty` fields, empty lists and maps are dropped; an empty value behind a pointer
 ///   (`emptyDir: {}`, `replicas: 0`) stays, because there it differs from absent;
-/// - fields without `omitempty` appear: `0`, `""`, `false`, `{}`, and `null` for lists, maps and times, which
-///   is also what an empty list becomes, since upstream's storage does not tell it from none;
+/// - fields without `omitempty` appear: `0`, `""`, `false`, `{}`, and `null` for lists, maps and times;
 /// - `items` of a list is `[]` when there are none;
-/// - times are UTC with the precision of their type.
+/// - times are UTC with the precision of their type, quantities are canonical.
 ///
 /// Fields the schema does not know, and values of another shape than the schema's, are left alone: decoding
 /// has dealt with them.
 pub fn normalise(type_: TypeRef, value: &mut Value) {
-    if let Value::Object(map) = value {
-        normalise_struct(type_, map);
-    }
+    Normaliser { stored: false }.root(type_, value);
 }
 
-fn normalise_struct(type_: TypeRef, map: &mut Map<String, Value>) {
-    for field in type_.fields {
-        if field.name == "items" && type_.name.ends_with("List") && field.presence == Presence::Always {
-            normalise_items(&field.kind, map);
-            continue;
+/// [`normalise`] for an object that goes to the store: upstream stores protobuf, which does not tell an
+/// empty list from none, so that what a client reads back as `rules: null` it may have sent as `rules: []`.
+pub fn normalise_for_storage(type_: TypeRef, value: &mut Value) {
+    Normaliser { stored: true }.root(type_, value);
+}
+
+#[derive(Clone, Copy)]
+struct Normaliser {
+    stored: bool,
+}
+
+impl Normaliser {
+    fn root(self, type_: TypeRef, value: &mut Value) {
+        if let Value::Object(map) = value {
+            self.object(type_, map);
         }
-        let keep = match map.get_mut(field.name) {
-            None => false,
-            Some(value) => {
-                normalise_kind(&field.kind, value);
-                !value.is_null() && (field.presence.is_pointer() || !is_zero(field, value))
+    }
+
+    fn object(self, type_: TypeRef, map: &mut Map<String, Value>) {
+        for field in type_.fields {
+            if field.name == "items" && type_.name.ends_with("List") && field.presence == Presence::Always {
+                self.items(&field.kind, map);
+                continue;
             }
-        };
-        if keep {
-            continue;
+            let keep = match map.get_mut(field.name) {
+                None => false,
+                Some(value) => {
+                    self.value(&field.kind, value);
+                    // A zero that is written anyway needs no replacing, but for lists in the store.
+                    let stays =
+                        field.presence.is_pointer() || field.presence == Presence::Always && !self.stored;
+                    !value.is_null() && (stays || !is_zero(field, value))
+                }
+            };
+            if keep {
+                continue;
+            }
+            let written = match field.presence {
+                Presence::Always => Some(zero(&field.kind)),
+                Presence::Nullable => Some(Value::Null),
+                Presence::Pointer | Presence::OmitEmpty => None,
+            };
+            if let Some(value) = written {
+                match map.get_mut(field.name) {
+                    Some(slot) => *slot = value,
+                    None => {
+                        map.insert(field.name.to_owned(), value);
+                    }
+                }
+            } else {
+                map.remove(field.name);
+            }
         }
-        let written = match field.presence {
-            Presence::Always => Some(zero(&field.kind)),
-            Presence::Nullable => Some(Value::Null),
-            Presence::Pointer | Presence::OmitEmpty => None,
-        };
-        if let Some(value) = written {
-            match map.get_mut(field.name) {
-                Some(slot) => *slot = value,
-                None => {
-                    map.insert(field.name.to_owned(), value);
+    }
+
+    /// Upstream's list handlers make sure that clients never see `items: null`.
+    fn items(self, kind: &Kind, map: &mut Map<String, Value>) {
+        let items = map.entry("items").or_insert_with(|| Value::Array(Vec::new()));
+        if items.is_null() {
+            *items = Value::Array(Vec::new());
+        }
+        self.value(kind, items);
+    }
+
+    fn value(self, kind: &Kind, value: &mut Value) {
+        match (kind, value) {
+            (
+                Kind::Struct(type_)
+                | Kind::SchemaOrArray(type_)
+                | Kind::SchemaOrBool(type_)
+                | Kind::SchemaOrStrings(type_),
+                Value::Object(map),
+            ) => self.object(type_, map),
+            (Kind::List(item), Value::Array(list)) => {
+                for value in list {
+                    self.value(item, value);
                 }
             }
-        } else {
-            map.remove(field.name);
-        }
-    }
-}
-
-/// Upstream's list handlers make sure that clients never see `items: null`.
-fn normalise_items(kind: &Kind, map: &mut Map<String, Value>) {
-    let items = map.entry("items").or_insert_with(|| Value::Array(Vec::new()));
-    if items.is_null() {
-        *items = Value::Array(Vec::new());
-    }
-    normalise_kind(kind, items);
-}
-
-fn normalise_kind(kind: &Kind, value: &mut Value) {
-    match (kind, value) {
-        (
-            Kind::Struct(type_)
-            | Kind::SchemaOrArray(type_)
-            | Kind::SchemaOrBool(type_)
-            | Kind::SchemaOrStrings(type_),
-            Value::Object(map),
-        ) => normalise_struct(type_, map),
-        (Kind::List(item), Value::Array(list)) => {
-            for value in list {
-                normalise_kind(item, value);
+            (Kind::SchemaOrArray(type_), Value::Array(list)) => {
+                for value in list {
+                    self.root(type_, value);
+                }
             }
-        }
-        (Kind::SchemaOrArray(type_), Value::Array(list)) => {
-            for value in list {
-                normalise(type_, value);
+            (Kind::Map(item), Value::Object(map)) => {
+                for value in map.values_mut() {
+                    self.value(item, value);
+                }
             }
-        }
-        (Kind::Map(item), Value::Object(map)) => {
-            for value in map.values_mut() {
-                normalise_kind(item, value);
+            (Kind::Quantity, Value::String(text)) => {
+                if let Ok(canonical) = scalar::canonical_quantity(text) {
+                    *text = canonical;
+                }
             }
-        }
-        (Kind::Time, Value::String(text)) => {
-            if let Ok(time) = scalar::parse_time(text) {
-                *text = scalar::format_time(time);
+            (Kind::Time, Value::String(text)) => {
+                if let Ok(time) = scalar::parse_time(text) {
+                    *text = scalar::format_time(time);
+                }
             }
-        }
-        (Kind::MicroTime, Value::String(text)) => {
-            if let Ok(time) = scalar::parse_time(text) {
-                *text = scalar::format_micro_time(time);
+            (Kind::MicroTime, Value::String(text)) => {
+                if let Ok(time) = scalar::parse_time(text) {
+                    *text = scalar::format_micro_time(time);
+                }
             }
+            _ => {}
         }
-        _ => {}
     }
 }
 
@@ -125,7 +149,7 @@ fn zero(kind: &Kind) -> Value {
         Kind::Duration => "0s".into(),
         Kind::Struct(type_) => {
             let mut map = Map::new();
-            normalise_struct(type_, &mut map);
+            Normaliser { stored: false }.object(type_, &mut map);
             Value::Object(map)
         }
         _ => Value::Null,

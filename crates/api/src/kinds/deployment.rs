@@ -1,7 +1,9 @@
 //! Deployments.
 
 use super::access::{default_field, default_text, ensure_object, int, keep, keep_metadata, text};
+use super::check::not_negative;
 use super::{NAME, shown, wide, workload};
+use crate::field::{FieldError, FieldErrors, Path};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
 use jiff::Timestamp;
@@ -39,6 +41,45 @@ impl Strategy for Deployments {
         keep_metadata(new, old, "labels");
     }
 
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let path = Path::new("spec");
+        let spec = &object["spec"];
+        let mut errors: FieldErrors = not_negative(spec, "replicas", &path).into_iter().collect();
+        errors.extend(workload::validate_selector_and_template(spec, &path));
+        errors.extend(validate_strategy(&spec["strategy"], &path.child("strategy")));
+        errors.extend(not_negative(spec, "minReadySeconds", &path));
+        errors.extend(not_negative(spec, "revisionHistoryLimit", &path));
+        errors.extend(not_negative(spec, "progressDeadlineSeconds", &path));
+        if let Some(deadline) = spec["progressDeadlineSeconds"].as_i64()
+            && deadline <= int(spec, "minReadySeconds")
+        {
+            errors.push(FieldError::invalid(
+                &path.child("progressDeadlineSeconds"),
+                deadline,
+                "must be greater than minReadySeconds",
+            ));
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = self.validate(new);
+        errors.extend(workload::validate_selector_update(new, old));
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        let counts = [
+            "observedGeneration",
+            "replicas",
+            "updatedReplicas",
+            "readyReplicas",
+            "availableReplicas",
+            "unavailableReplicas",
+        ];
+        workload::validate_counts(&new["status"], &counts, &counts[2..5])
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec"]
     }
@@ -69,5 +110,74 @@ impl Strategy for Deployments {
         ];
         cells.extend(workload::wide_cells(spec));
         cells
+    }
+}
+
+fn validate_strategy(strategy: &Value, path: &Path) -> FieldErrors {
+    let rolling = strategy.get("rollingUpdate").filter(|r| r.is_object());
+    let path_of_rolling = path.child("rollingUpdate");
+    match text(strategy, "type") {
+        "Recreate" => rolling
+            .map(|_| {
+                FieldError::forbidden(
+                    &path_of_rolling,
+                    "may not be specified when strategy `type` is 'Recreate'",
+                )
+            })
+            .into_iter()
+            .collect(),
+        "RollingUpdate" => rolling.map_or_else(Vec::new, |r| validate_rolling_update(r, &path_of_rolling)),
+        kind => vec![
+            FieldError::not_supported(path, strategy.clone(), &["Recreate", "RollingUpdate"]).rendered_as(
+                format!(
+                    "{{\"Type\":{kind:?},\"RollingUpdate\":{}}}",
+                    rolling.map_or_else(|| "null".to_owned(), Value::to_string)
+                ),
+            ),
+        ],
+    }
+}
+
+fn validate_rolling_update(rolling: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for key in ["maxUnavailable", "maxSurge"] {
+        errors.extend(int_or_percent(&rolling[key], &path.child(key)));
+    }
+    let unavailable = &rolling["maxUnavailable"];
+    let is_zero = |value: &Value| match value {
+        Value::String(text) => percent(text) == Some(0),
+        other => other.as_i64() == Some(0),
+    };
+    let path = path.child("maxUnavailable");
+    if is_zero(unavailable) && is_zero(&rolling["maxSurge"]) {
+        errors.push(FieldError::invalid(&path, unavailable.clone(), "may not be 0 when `maxSurge` is 0"));
+    }
+    if unavailable.as_str().and_then(percent).is_some_and(|p| p > 100) {
+        errors.push(FieldError::invalid(&path, unavailable.clone(), "must not be greater than 100%"));
+    }
+    errors
+}
+
+fn percent(text: &str) -> Option<u64> {
+    let digits = text.strip_suffix('%')?;
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    Some(digits.parse().unwrap_or(u64::MAX))
+}
+
+/// A count, or a share of the replicas.
+fn int_or_percent(value: &Value, path: &Path) -> Option<FieldError> {
+    match value {
+        Value::String(text) if percent(text).is_none() => Some(FieldError::invalid(
+            path,
+            text.as_str(),
+            "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', \
+             regex used for validation is '[0-9]+%')",
+        )),
+        other => {
+            let count = other.as_i64().filter(|n| *n < 0)?;
+            Some(FieldError::invalid(path, count, super::check::NOT_NEGATIVE))
+        }
     }
 }

@@ -1,7 +1,10 @@
 //! Endpoints, the older form of EndpointSlices.
 
-use super::access::{default_text, list, list_mut, text};
+use super::access::{default_text, int, list, list_mut, text};
+use super::check::{PROTOCOLS, complaints, endpoint_address, ip, one_of, port};
 use super::{NAME, shown};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name};
 use crate::resource::{Column, Strategy};
 use crate::table::{NONE, age};
 use jiff::Timestamp;
@@ -21,6 +24,18 @@ impl Strategy for Endpoints {
         }
     }
 
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let mut errors = Vec::new();
+        for (index, subset) in list(object, "subsets").iter().enumerate() {
+            errors.extend(validate_subset(subset, &Path::new("subsets").index(index)));
+        }
+        errors
+    }
+
+    fn warnings(&self, _object: &Value) -> Vec<String> {
+        vec!["v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".to_owned()]
+    }
+
     fn columns(&self) -> &'static [Column] {
         const { &[NAME, shown("Endpoints"), shown("Age")] }
     }
@@ -32,6 +47,52 @@ impl Strategy for Endpoints {
     fn create_on_update(&self) -> bool {
         true
     }
+}
+
+fn validate_subset(subset: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if list(subset, "addresses").is_empty() && list(subset, "notReadyAddresses").is_empty() {
+        errors.push(FieldError::required(path, "must specify `addresses` or `notReadyAddresses`"));
+    }
+    for kind in ["addresses", "notReadyAddresses"] {
+        for (index, address) in list(subset, kind).iter().enumerate() {
+            let path = path.child(kind).index(index);
+            let value = text(address, "ip");
+            match ip(value, &path.child("ip")) {
+                Ok(parsed) => errors.extend(endpoint_address(parsed, value, &path.child("ip"))),
+                Err(error) => {
+                    errors.push(error);
+                    // Found once as an address and once more as an endpoint's.
+                    errors.push(FieldError::invalid(&path.child("ip"), value, "must be a valid IP address"));
+                }
+            }
+            let host = text(address, "hostname");
+            if !host.is_empty() {
+                errors.extend(complaints(&path.child("hostname"), host, dns1123_label(host)));
+            }
+            if let Some(node) = address["nodeName"].as_str() {
+                errors.extend(complaints(&path.child("nodeName"), node, dns1123_subdomain(node)));
+            }
+        }
+    }
+    let ports = list(subset, "ports");
+    for (index, entry) in ports.iter().enumerate() {
+        let path = path.child("ports").index(index);
+        let name = text(entry, "name");
+        if name.is_empty() {
+            if ports.len() > 1 {
+                errors.push(FieldError::required(&path.child("name"), ""));
+            }
+        } else {
+            errors.extend(complaints(&path.child("name"), name, dns1123_label(name)));
+        }
+        errors.extend(port(int(entry, "port"), &path.child("port")));
+        errors.extend(one_of(entry, "protocol", &path, PROTOCOLS));
+        if let Some(protocol) = entry["appProtocol"].as_str() {
+            errors.extend(complaints(&path.child("appProtocol"), protocol, qualified_name(protocol)));
+        }
+    }
+    errors
 }
 
 fn addresses_cell(endpoints: &Value) -> String {
@@ -47,7 +108,7 @@ fn addresses_cell(endpoints: &Value) -> String {
             all.extend(addresses().map(str::to_owned));
         }
         for port in ports {
-            let port = super::access::int(port, "port");
+            let port = int(port, "port");
             all.extend(
                 addresses().map(|ip| {
                     if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }

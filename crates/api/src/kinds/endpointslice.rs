@@ -1,12 +1,16 @@
 //! EndpointSlices.
 
-use super::access::{default_field, ensure_object, list, list_mut, text};
+use super::access::{default_field, ensure_object, list, list_mut, map, strings, text};
+use super::check::{IMMUTABLE, PROTOCOLS, complaints, duplicates, endpoint_address, ip, one_of, port};
 use super::endpoints::first_few;
 use super::{NAME, shown};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::meta_validation::{dns1123_label, dns1123_subdomain, label_value, qualified_name};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
 use jiff::Timestamp;
 use serde_json::Value;
+use std::collections::HashSet;
 
 pub(super) struct EndpointSlices;
 
@@ -24,6 +28,31 @@ impl Strategy for EndpointSlices {
         }
     }
 
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let kind = text(object, "addressType");
+        let mut errors: FieldErrors =
+            one_of(object, "addressType", &Path::default(), &["FQDN", "IPv4", "IPv6"]).into_iter().collect();
+        errors.extend(validate_endpoints(list(object, "endpoints"), kind, &Path::new("endpoints")));
+        errors.extend(validate_ports(list(object, "ports"), &Path::new("ports")));
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = self.validate(new);
+        let kind = text(new, "addressType");
+        if kind != text(old, "addressType") {
+            errors.push(FieldError::invalid(&Path::new("addressType"), kind, IMMUTABLE));
+        }
+        errors
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        if text(object, "addressType") == "FQDN" {
+            return vec!["spec.addressType: FQDN endpoints are deprecated".to_owned()];
+        }
+        Vec::new()
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["addressType", "endpoints", "ports"]
     }
@@ -35,7 +64,11 @@ impl Strategy for EndpointSlices {
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
         let ports: Vec<String> = list(object, "ports")
             .iter()
-            .map(|p| p["port"].as_i64().map_or_else(|| "*".to_owned(), |n| n.to_string()))
+            .map(|p| match (p["port"].as_i64(), p["name"].as_str()) {
+                (Some(number), _) => number.to_string(),
+                (None, Some(name)) => name.to_owned(),
+                (None, None) => "*".to_owned(),
+            })
             .collect();
         let addresses: Vec<String> = list(object, "endpoints")
             .iter()
@@ -43,7 +76,10 @@ impl Strategy for EndpointSlices {
             .filter_map(Value::as_str)
             .map(str::to_owned)
             .collect();
-        let or_unset = |all: &[String]| if all.is_empty() { "<unset>".to_owned() } else { first_few(all) };
+        let or_unset = |all: &[String]| match first_few(all) {
+            shown if shown.is_empty() => "<unset>".to_owned(),
+            shown => shown,
+        };
         vec![
             crate::meta::name(object).into(),
             text(object, "addressType").into(),
@@ -52,4 +88,94 @@ impl Strategy for EndpointSlices {
             age(object, now).into(),
         ]
     }
+}
+
+const ENDPOINTS_MAX: usize = 1000;
+const ADDRESSES_MAX: usize = 100;
+const PORTS_MAX: usize = 20_000;
+const ZONES_MAX: usize = 8;
+
+fn validate_endpoints(endpoints: &[Value], kind: &str, path: &Path) -> FieldErrors {
+    if endpoints.len() > ENDPOINTS_MAX {
+        return vec![FieldError::too_many(path, endpoints.len(), ENDPOINTS_MAX)];
+    }
+    let mut errors = Vec::new();
+    for (index, endpoint) in endpoints.iter().enumerate() {
+        let path = path.index(index);
+        let addresses = strings(endpoint, "addresses");
+        let addresses_path = path.child("addresses");
+        if addresses.is_empty() {
+            errors.push(FieldError::required(&addresses_path, "must contain at least 1 address"));
+        } else if addresses.len() > ADDRESSES_MAX {
+            errors.push(FieldError::too_many(&addresses_path, addresses.len(), ADDRESSES_MAX));
+        }
+        for (index, address) in addresses.iter().enumerate() {
+            errors.extend(validate_address(address, kind, &addresses_path, index));
+        }
+        if let Some(name) = endpoint["nodeName"].as_str() {
+            errors.extend(complaints(&path.child("nodeName"), name, dns1123_subdomain(name)));
+        }
+        for (key, value) in map(endpoint, "deprecatedTopology").into_iter().flatten() {
+            let path = path.child("deprecatedTopology").key(key);
+            let value = value.as_str().unwrap_or_default();
+            errors.extend(complaints(&path, key, qualified_name(key)));
+            errors.extend(complaints(&path, value, label_value(value)));
+        }
+        if let Some(name) = endpoint["hostname"].as_str() {
+            errors.extend(complaints(&path.child("hostname"), name, dns1123_label(name)));
+        }
+        let zones = list(&endpoint["hints"], "forZones");
+        let zones_path = path.child("hints").child("forZones");
+        if zones.len() > ZONES_MAX {
+            errors.push(FieldError::too_many(&zones_path, zones.len(), ZONES_MAX));
+        }
+        errors.extend(duplicates(zones, "name", &zones_path));
+    }
+    errors
+}
+
+fn validate_address(address: &str, kind: &str, path: &Path, index: usize) -> FieldErrors {
+    let at = path.index(index);
+    if kind == "FQDN" {
+        return complaints(&at, address, dns1123_subdomain(address.strip_suffix('.').unwrap_or(address)));
+    }
+    let parsed = match ip(address, &at) {
+        Ok(parsed) => parsed,
+        Err(error) => return vec![error],
+    };
+    let mut errors = Vec::new();
+    if kind == "IPv4" && !parsed.is_ipv4() {
+        errors.push(FieldError::invalid(path, address, "must be an IPv4 address"));
+    }
+    if kind == "IPv6" && !parsed.is_ipv6() {
+        errors.push(FieldError::invalid(path, address, "must be an IPv6 address"));
+    }
+    errors.extend(endpoint_address(parsed, address, &at));
+    errors
+}
+
+fn validate_ports(ports: &[Value], path: &Path) -> FieldErrors {
+    if ports.len() > PORTS_MAX {
+        return vec![FieldError::too_many(path, ports.len(), PORTS_MAX)];
+    }
+    let mut errors = Vec::new();
+    let mut names = HashSet::new();
+    for (index, entry) in ports.iter().enumerate() {
+        let path = path.index(index);
+        let name = text(entry, "name");
+        if !name.is_empty() {
+            errors.extend(complaints(&path.child("name"), name, dns1123_label(name)));
+        }
+        if !names.insert(name) {
+            errors.push(FieldError::duplicate(&path.child("name"), name));
+        }
+        errors.extend(one_of(entry, "protocol", &path, PROTOCOLS));
+        if let Some(number) = entry["port"].as_i64() {
+            errors.extend(port(number, &path.child("port")));
+        }
+        if let Some(protocol) = entry["appProtocol"].as_str() {
+            errors.extend(complaints(&path.child("appProtocol"), protocol, qualified_name(protocol)));
+        }
+    }
+    errors
 }

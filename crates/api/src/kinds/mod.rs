@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 mod binding;
+mod check;
 mod configmap;
 mod deployment;
 mod endpoints;

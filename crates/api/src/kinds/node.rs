@@ -1,13 +1,19 @@
 //! Nodes.
 
 use super::access::{default_field, ensure_object, flag, keep, list, map, present, text};
+use super::check::{NOT_NEGATIVE, complaints};
 use super::pod::defaults::default_resource_list;
+use super::pod::validate_taint_effect;
 use super::{NAME, shown, wide};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::meta_validation::{label_value, qualified_name};
+use crate::quantity::Quantity;
 use crate::resource::{Column, Strategy};
 use crate::table::{NONE, UNKNOWN, age};
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
 
 const NODE_INFO: [&str; 10] = [
     "machineID",
@@ -51,6 +57,60 @@ impl Strategy for Nodes {
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let (spec, path) = (&object["spec"], Path::new("spec"));
+        let mut errors = validate_taints(list(spec, "taints"), &path.child("taints"));
+        errors.extend(validate_pod_cidrs(spec, &path.child("podCIDRs")));
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let (is, was) = (&new["spec"], &old["spec"]);
+        let path = Path::new("spec");
+        let mut errors = validate_taints(list(is, "taints"), &path.child("taints"));
+        // A range, once given to a node, stays with it.
+        let (cidrs, old_cidrs) = (list(is, "podCIDRs"), list(was, "podCIDRs"));
+        if !old_cidrs.is_empty() && cidrs != old_cidrs {
+            errors.push(FieldError::forbidden(
+                &path.child("podCIDRs"),
+                "node updates may not change podCIDR except from \"\" to valid",
+            ));
+        } else {
+            errors.extend(validate_pod_cidrs(is, &path.child("podCIDRs")));
+        }
+        let provider = text(was, "providerID");
+        if !provider.is_empty() && provider != text(is, "providerID") {
+            errors.push(FieldError::forbidden(
+                &path.child("providerID"),
+                "node updates may not change providerID except from \"\" to valid",
+            ));
+        }
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        let status = &new["status"];
+        let mut errors = Vec::new();
+        let addresses = list(status, "addresses");
+        for (index, address) in addresses.iter().enumerate() {
+            if addresses[..index].contains(address) {
+                let path = Path::new("status").child("addresses").index(index);
+                errors.push(FieldError::duplicate(&path, address.clone()));
+            }
+        }
+        for kind in ["capacity", "allocatable"] {
+            for (name, amount) in map(status, kind).into_iter().flatten() {
+                let negative =
+                    amount.as_str().and_then(|a| Quantity::parse(a).ok()).filter(|q| q.is_negative());
+                if let Some(quantity) = negative {
+                    let path = Path::new("status").child(kind).key(name);
+                    errors.push(FieldError::invalid(&path, quantity.to_string(), NOT_NEGATIVE));
+                }
+            }
+        }
+        errors
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {
@@ -137,4 +197,62 @@ fn roles_cell(node: &Value) -> String {
 
 fn address<'a>(status: &'a Value, kind: &str) -> &'a str {
     list(status, "addresses").iter().find(|a| text(a, "type") == kind).map_or(NONE, |a| text(a, "address"))
+}
+
+fn validate_taints(taints: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut seen = HashSet::new();
+    for (index, taint) in taints.iter().enumerate() {
+        let path = path.index(index);
+        let (key, value, effect) = (text(taint, "key"), text(taint, "value"), text(taint, "effect"));
+        errors.extend(complaints(&path.child("key"), key, qualified_name(key)));
+        let problems = label_value(value);
+        if !problems.is_empty() {
+            errors.push(FieldError::invalid(&path.child("value"), value, problems.join(";")));
+        }
+        if effect.is_empty() {
+            errors.push(FieldError::required(&path.child("effect"), ""));
+        } else {
+            errors.extend(validate_taint_effect(effect, &path.child("effect")));
+        }
+        if !seen.insert((key, effect)) {
+            errors.push(
+                FieldError::duplicate(&path, taint.clone())
+                    .with_detail("taints must be unique by key and effect pair"),
+            );
+        }
+    }
+    errors
+}
+
+/// At most one range of each family.
+fn validate_pod_cidrs(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut families = HashSet::new();
+    let ranges = list(spec, "podCIDRs");
+    for (index, range) in ranges.iter().filter_map(Value::as_str).enumerate() {
+        let address = range.split_once('/').and_then(|(address, length)| {
+            let address = address.parse::<IpAddr>().ok()?;
+            let max = if address.is_ipv4() { 32 } else { 128 };
+            (length.parse::<u8>().ok()? <= max).then_some(address)
+        });
+        match address {
+            Some(address) => {
+                families.insert(address.is_ipv4());
+            }
+            None => errors.push(FieldError::invalid(
+                &path.index(index),
+                range,
+                "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+            )),
+        }
+    }
+    if errors.is_empty() && families.len() < ranges.len() {
+        errors.push(FieldError::invalid(
+            path,
+            ranges.to_vec(),
+            "may specify no more than one CIDR for each IP family",
+        ));
+    }
+    errors
 }

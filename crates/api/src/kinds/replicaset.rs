@@ -1,7 +1,9 @@
 //! ReplicaSets.
 
 use super::access::{default_field, ensure_object, int, keep};
+use super::check::not_negative;
 use super::{NAME, number, shown, wide, workload};
+use crate::field::{FieldErrors, Path};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
 use jiff::Timestamp;
@@ -27,6 +29,27 @@ impl Strategy for ReplicaSets {
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let path = Path::new("spec");
+        let spec = &object["spec"];
+        let mut errors: FieldErrors =
+            ["replicas", "minReadySeconds"].iter().filter_map(|key| not_negative(spec, key, &path)).collect();
+        errors.extend(workload::validate_selector_and_template(spec, &path));
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = self.validate(new);
+        errors.extend(workload::validate_selector_update(new, old));
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        let counts =
+            ["replicas", "fullyLabeledReplicas", "readyReplicas", "availableReplicas", "observedGeneration"];
+        workload::validate_counts(&new["status"], &counts, &counts[1..4])
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {

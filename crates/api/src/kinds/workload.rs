@@ -1,10 +1,13 @@
 //! What kinds that make pods from a template have in common.
 
-use super::access::{ensure_object, list, text};
+use super::access::{ensure_object, int, list, map, present, text};
+use super::check::{IMMUTABLE, not_negative};
 use super::pod::defaults::default_spec;
-use crate::selector::LabelSelector;
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::meta_validation::{validate_annotations, validate_labels};
+use crate::selector::{LabelSelector, validate_label_selector};
 use crate::table::NONE;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Defaults of `spec.template`.
 pub fn default_template(spec: &mut Value) {
@@ -22,9 +25,116 @@ pub fn wide_cells(spec: &Value) -> [Value; 3] {
 
 /// A label selector in its string form.
 pub fn selector_cell(selector: &Value) -> String {
-    match LabelSelector::from_value(selector) {
-        Ok(selector) if selector.is_empty() => NONE.to_owned(),
-        Ok(selector) => selector.to_string(),
+    match LabelSelector::from_value(selector).map(|s| s.to_string()) {
+        Ok(text) if text.is_empty() => NONE.to_owned(),
+        Ok(text) => text,
         Err(_) => "<error>".to_owned(),
     }
+}
+
+/// What makes a template unfit for pods that are to run for ever, whichever kind keeps them running.
+pub fn validate_selector_and_template(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let (selector, selector_path) = (&spec["selector"], path.child("selector"));
+    let invalid = |why: &str| {
+        FieldError::invalid(&selector_path, selector.clone(), why).rendered_as(render_selector(selector))
+    };
+    if selector.is_null() {
+        errors.push(FieldError::required(&selector_path, ""));
+    } else {
+        errors.extend(validate_label_selector(selector, &selector_path));
+        let empty = map(selector, "matchLabels").is_none_or(Map::is_empty)
+            && list(selector, "matchExpressions").is_empty();
+        if empty {
+            errors.push(invalid("empty selector is invalid for deployment"));
+        }
+    }
+    match LabelSelector::from_value(selector) {
+        Err(_) => errors.push(invalid("invalid label selector")),
+        Ok(selector) => {
+            errors.extend(validate_template(&spec["template"], &selector, &path.child("template")))
+        }
+    }
+    errors
+}
+
+fn validate_template(template: &Value, selector: &LabelSelector, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let labels = &template["metadata"]["labels"];
+    if !selector.is_empty() && !selector.matches(&labels.as_object()) {
+        errors.push(FieldError::invalid(
+            &path.child("metadata").child("labels"),
+            labels.clone(),
+            "`selector` does not match template `labels`",
+        ));
+    }
+    errors.extend(validate_labels(labels, &path.child("labels")));
+    errors.extend(validate_annotations(&template["metadata"]["annotations"], &path.child("annotations")));
+    let (spec, path) = (&template["spec"], path.child("spec"));
+    errors.extend(super::pod::validate_spec(spec, &path));
+    if !list(spec, "ephemeralContainers").is_empty() {
+        errors.push(FieldError::forbidden(
+            &path.child("ephemeralContainers"),
+            "ephemeral containers not allowed in pod template",
+        ));
+    }
+    let policy = text(spec, "restartPolicy");
+    if policy != "Always" {
+        errors.push(FieldError::not_supported(&path.child("restartPolicy"), policy, &["Always"]));
+    }
+    if present(spec, "activeDeadlineSeconds") {
+        errors.push(FieldError::forbidden(
+            &path.child("activeDeadlineSeconds"),
+            "activeDeadlineSeconds in ReplicaSet is not Supported",
+        ));
+    }
+    errors
+}
+
+/// A selector does not change: pods would be lost or taken over.
+pub fn validate_selector_update(new: &Value, old: &Value) -> Option<FieldError> {
+    let (new, old) = (&new["spec"]["selector"], &old["spec"]["selector"]);
+    (new != old).then(|| {
+        FieldError::invalid(&Path::new("spec").child("selector"), new.clone(), IMMUTABLE)
+            .rendered_as(render_selector(new))
+    })
+}
+
+/// A selector in the order of its fields' declaration.
+fn render_selector(selector: &Value) -> String {
+    let mut parts = Vec::new();
+    if let Some(labels) = map(selector, "matchLabels").filter(|l| !l.is_empty()) {
+        parts.push(format!("\"matchLabels\":{}", Value::Object(labels.clone())));
+    }
+    let expressions = list(selector, "matchExpressions");
+    if !expressions.is_empty() {
+        parts.push(format!("\"matchExpressions\":{}", Value::Array(expressions.to_vec())));
+    }
+    if selector.is_null() { "null".to_owned() } else { format!("{{{}}}", parts.join(",")) }
+}
+
+/// Counts in a status are not negative and none exceeds the replicas.
+pub fn validate_counts(status: &Value, counts: &[&str], at_most_replicas: &[&str]) -> FieldErrors {
+    let path = Path::new("status");
+    let mut errors: FieldErrors = counts.iter().filter_map(|key| not_negative(status, key, &path)).collect();
+    let replicas = int(status, "replicas");
+    for key in at_most_replicas {
+        let count = int(status, key);
+        if count > replicas {
+            errors.push(FieldError::invalid(
+                &path.child(key),
+                count,
+                "cannot be greater than status.replicas",
+            ));
+        }
+    }
+    let available = int(status, "availableReplicas");
+    if available > int(status, "readyReplicas") {
+        errors.push(FieldError::invalid(
+            &path.child("availableReplicas"),
+            available,
+            "cannot be greater than readyReplicas",
+        ));
+    }
+    errors
 }

@@ -50,7 +50,12 @@ pub(crate) trait Plugin: Send + Sync {
     }
 
     /// `object` is none for a delete.
-    fn validate(&self, _view: &View, _attributes: &Attributes<'_>, _object: Option<&Value>) -> Result<(), Status> {
+    fn validate(
+        &self,
+        _view: &View,
+        _attributes: &Attributes<'_>,
+        _object: Option<&Value>,
+    ) -> Result<(), Status> {
         Ok(())
     }
 }

@@ -61,7 +61,12 @@ impl Plugin for NamespaceLifecycle {
             && attributes.resource.plural == "namespaces"
             && IMMORTAL.contains(&attributes.name);
         if refused {
-            return Err(Status::forbidden("", "namespaces", attributes.name, "this namespace may not be deleted"));
+            return Err(Status::forbidden(
+                "",
+                "namespaces",
+                attributes.name,
+                "this namespace may not be deleted",
+            ));
         }
         Ok(())
     }

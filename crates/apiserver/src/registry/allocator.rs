@@ -96,9 +96,8 @@ impl ServiceAllocator {
             return Ok(Allocation::none());
         }
         let mut allocation = Allocation { allocator: Some(self), addresses: Vec::new(), ports: Vec::new() };
-        let invalid = |object: &Value, error: FieldError| {
-            Status::invalid("", "Service", meta::name(object), &[error])
-        };
+        let invalid =
+            |object: &Value, error: FieldError| Status::invalid("", "Service", meta::name(object), &[error]);
         let kind = object.pointer("/spec/type").and_then(Value::as_str).unwrap_or("ClusterIP").to_owned();
         if kind == "ExternalName" {
             return Ok(allocation);
@@ -118,7 +117,8 @@ impl ServiceAllocator {
     ) -> Result<(), FieldError> {
         let path = Path::new("spec").child("clusterIPs");
         let given = object.pointer("/spec/clusterIP").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let before = old.and_then(|o| o.pointer("/spec/clusterIP")).and_then(Value::as_str).unwrap_or_default();
+        let before =
+            old.and_then(|o| o.pointer("/spec/clusterIP")).and_then(Value::as_str).unwrap_or_default();
         let address = if given == "None" {
             given
         } else if given.is_empty() && !before.is_empty() && before != "None" {
@@ -144,17 +144,24 @@ impl ServiceAllocator {
             Ipv4Addr::from(free).to_string()
         } else {
             let parsed: Ipv4Addr = given.parse().map_err(|_| {
-                FieldError::invalid(&path.index(0), given.as_str(), "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
+                FieldError::invalid(
+                    &path.index(0),
+                    given.as_str(),
+                    "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
+                )
             })?;
             let number = u32::from(parsed);
             if before != given {
-                let in_range = number.checked_sub(u32::from(self.network)).is_some_and(|o| self.offsets().contains(&o));
+                let in_range =
+                    number.checked_sub(u32::from(self.network)).is_some_and(|o| self.offsets().contains(&o));
                 if !in_range {
                     let range = format!("{}/{}", self.network, self.prefix);
                     return Err(FieldError::invalid(
                         &path,
                         json!([given]),
-                        format!("failed to allocate IP {given}: the provided IP ({given}) is not in the valid range. The range of valid IPs is {range}"),
+                        format!(
+                            "failed to allocate IP {given}: the provided IP ({given}) is not in the valid range. The range of valid IPs is {range}"
+                        ),
                     ));
                 }
                 let mut taken = self.taken();

@@ -3,9 +3,9 @@
 use super::{Registry, Write, metadata, store_status, stored};
 use crate::admission::{self, Attributes, Operation};
 use crate::managed;
+use ferrite_api::Status;
 use ferrite_api::meta;
 use ferrite_api::meta_validation::validate_metadata;
-use ferrite_api::Status;
 use ferrite_store::{Compare, Lease, LeaseId, Op, Outcome, Txn};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -80,17 +80,14 @@ impl Registry {
         }
         let lease = self.lease_for(resource, now).await?;
         let value = stored::encode(resource, &object);
-        let txn =
-            Txn::default().when(Compare::Absent(key.clone())).then(Op::Put { key, value, lease });
+        let txn = Txn::default().when(Compare::Absent(key.clone())).then(Op::Put { key, value, lease });
         match self.store.commit(txn).await.map_err(store_status)? {
             Outcome::Committed { revision } => {
                 allocation.keep();
                 stored::set_version(&mut object, revision);
                 Ok(object)
             }
-            Outcome::Conflict { .. } => {
-                Err(Status::already_exists(&resource.group, &resource.plural, &name))
-            }
+            Outcome::Conflict { .. } => Err(Status::already_exists(&resource.group, &resource.plural, &name)),
         }
     }
 

@@ -183,10 +183,8 @@ fn set_dependents_finalizer(resource: &Resource, object: &mut Value, propagation
         None if resource.strategy.orphans_by_default() => Some(ORPHAN),
         None => None,
     };
-    let mut finalizers: Vec<Value> = meta::finalizers(object)
-        .filter(|f| *f != ORPHAN && *f != FOREGROUND)
-        .map(Into::into)
-        .collect();
+    let mut finalizers: Vec<Value> =
+        meta::finalizers(object).filter(|f| *f != ORPHAN && *f != FOREGROUND).map(Into::into).collect();
     finalizers.extend(wanted.map(Value::from));
     let metadata = meta::metadata_mut(object);
     if finalizers.is_empty() {

@@ -4,8 +4,8 @@ use super::{Registry, store_status, stored};
 use crate::options::{ListOptions, VersionMatch};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ferrite_api::resource::Resource;
 use ferrite_api::Status;
+use ferrite_api::resource::Resource;
 use ferrite_api::selector::{FieldSelector, LabelSelector, check_field};
 use ferrite_store::{Entry, Revision, Snapshot};
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ impl Selectors {
     pub fn parse(resource: &Resource, options: &ListOptions) -> Result<Self, Status> {
         let labels = LabelSelector::parse(&options.label_selector)
             .map_err(|e| Status::bad_request(format!("unable to parse requirement: {e}")))?;
-        let fields = FieldSelector::parse(&options.field_selector)
-            .map_err(|e| Status::bad_request(e.to_string()))?;
+        let fields =
+            FieldSelector::parse(&options.field_selector).map_err(|e| Status::bad_request(e.to_string()))?;
         for term in fields.terms() {
             check_field(resource, &term.field).map_err(Status::bad_request)?;
         }
@@ -70,7 +70,9 @@ impl Registry {
         let prefix = stored::prefix_in(resource, namespace);
         let token = parse_token(&options.continue_token)?;
         if token.is_some() && options.resource_version.is_some_and(|v| v != 0) {
-            return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
+            return Err(Status::bad_request(
+                "specifying resource version is not allowed when using continue",
+            ));
         }
         let snapshot = self.snapshot_for(options, token.as_ref())?;
         let from = token.as_ref().map(|t| format!("{prefix}{}", t.start));
@@ -106,9 +108,10 @@ impl Registry {
             return Err(too_large(wanted, current.revision()));
         }
         if options.version_match == Some(VersionMatch::Exact) {
-            return self.store.snapshot_at(Revision(wanted)).map_err(|_| {
-                Status::expired("The resourceVersion for the provided list is too old.")
-            });
+            return self
+                .store
+                .snapshot_at(Revision(wanted))
+                .map_err(|_| Status::expired("The resourceVersion for the provided list is too old."));
         }
         Ok(current)
     }
@@ -138,8 +141,7 @@ fn parse_token(text: &str) -> Result<Option<Token>, Status> {
     }
     let bad = |why: &str| Status::bad_request(format!("continue key is not valid: {why}"));
     let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| bad("it is not one this server made"))?;
-    let token: Token =
-        serde_json::from_slice(&bytes).map_err(|_| bad("it is not one this server made"))?;
+    let token: Token = serde_json::from_slice(&bytes).map_err(|_| bad("it is not one this server made"))?;
     if token.version != "meta.k8s.io/v1" {
         return Err(bad("server does not recognize this encoded version"));
     }

@@ -28,7 +28,9 @@ pub(crate) fn generate_name(base: &str) -> String {
 pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str, now: Timestamp) {
     let generated = resource.strategy.generation_fields();
     let metadata = meta::metadata_mut(object);
-    for key in ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
+    for key in
+        ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"]
+    {
         metadata.remove(key);
     }
     metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());

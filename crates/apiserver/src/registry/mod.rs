@@ -90,7 +90,14 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub fn new(store: Arc<Store>, table: Arc<Table>, services: ServiceAllocator, event_ttl: u64) -> Self {
-        Self { store, table, services, event_ttl, event_lease: tokio::sync::Mutex::new(None), granted: tokio::sync::Notify::new() }
+        Self {
+            store,
+            table,
+            services,
+            event_ttl,
+            event_lease: tokio::sync::Mutex::new(None),
+            granted: tokio::sync::Notify::new(),
+        }
     }
 
     /// Waits until a lease is granted that somebody will have to end.

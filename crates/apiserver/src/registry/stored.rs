@@ -54,7 +54,9 @@ pub(crate) fn encode(resource: &Resource, object: &Value) -> Bytes {
     }
     out.push(b'}');
     first = false;
-    for (key, value) in object.iter().filter(|(k, _)| !matches!(k.as_str(), "kind" | "apiVersion" | "metadata")) {
+    for (key, value) in
+        object.iter().filter(|(k, _)| !matches!(k.as_str(), "kind" | "apiVersion" | "metadata"))
+    {
         put_member(&mut out, key, value, &mut first);
     }
     out.push(b'}');

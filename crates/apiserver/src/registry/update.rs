@@ -150,7 +150,8 @@ impl Registry {
             None => self.services.allocate(resource, new, Some(old))?,
             Some(_) => super::allocator::Allocation::none(),
         };
-        let mut errors = validate_metadata(new, resource.is_namespaced(), |name| strategy.validate_name(name));
+        let mut errors =
+            validate_metadata(new, resource.is_namespaced(), |name| strategy.validate_name(name));
         errors.extend(validate_metadata_update(new, old));
         match update.subresource {
             None => errors.extend(strategy.validate_update(new, old)),

@@ -17,7 +17,10 @@ pub(crate) enum WatchEvent {
     /// The last state, numbered with the revision of the deletion.
     Deleted(Arc<Entry>),
     /// Everything up to this revision has been told.
-    Bookmark { revision: Revision, initial_events_end: bool },
+    Bookmark {
+        revision: Revision,
+        initial_events_end: bool,
+    },
     /// The watch is over.
     Error(Status),
 }
@@ -56,7 +59,10 @@ impl Registry {
                 }
             }
             if initial && options.bookmarks {
-                ready.push_back(WatchEvent::Bookmark { revision: snapshot.revision(), initial_events_end: true });
+                ready.push_back(WatchEvent::Bookmark {
+                    revision: snapshot.revision(),
+                    initial_events_end: true,
+                });
             }
         }
         let after = if from_now || wanted == 0 { snapshot.revision() } else { Revision(wanted) };
@@ -66,7 +72,8 @@ impl Registry {
 }
 
 fn selects(selectors: &Selectors, resource: &Resource, entry: &Entry) -> bool {
-    selectors.is_everything() || stored::decode(entry).is_some_and(|object| selectors.matches(resource, &object))
+    selectors.is_everything()
+        || stored::decode(entry).is_some_and(|object| selectors.matches(resource, &object))
 }
 
 fn gone(end: &WatchEnd) -> Status {

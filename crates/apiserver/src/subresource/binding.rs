@@ -29,7 +29,11 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
     let path = Path::new("target");
     let mut errors = Vec::new();
     if !matches!(target["kind"].as_str().unwrap_or_default(), "" | "Node") {
-        errors.push(FieldError::not_supported(&path.child("kind"), target["kind"].clone(), &["Node", "<empty>"]));
+        errors.push(FieldError::not_supported(
+            &path.child("kind"),
+            target["kind"].clone(),
+            &["Node", "<empty>"],
+        ));
     }
     if node.is_empty() {
         errors.push(FieldError::required(&path.child("name"), ""));
@@ -67,12 +71,7 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         meta::metadata_mut(&mut bound).remove("resourceVersion");
         Ok(bound)
     };
-    let pods = call
-        .server
-        .registry
-        .table
-        .find("", "v1", "pods")
-        .ok_or_else(Status::no_such_path)?;
+    let pods = call.server.registry.table.find("", "v1", "pods").ok_or_else(Status::no_such_path)?;
     let update = Update {
         write: Write { resource: pods, namespace: call.namespace(), user: &call.user, options },
         name,
@@ -81,7 +80,8 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         applied: false,
     };
     call.server.registry.update(&update).await?;
-    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    let status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     encode::value(201, &status, call.representation)
 }
 

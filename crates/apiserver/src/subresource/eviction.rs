@@ -16,6 +16,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let write_options = WriteOptions { dry_run, ..WriteOptions::default() };
     let name = call.name().to_owned();
     call.server.registry.delete(&call.write(&write_options), &name, &delete).await?;
-    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    let status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     encode::value(201, &status, call.representation)
 }

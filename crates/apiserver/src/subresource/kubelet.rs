@@ -222,8 +222,9 @@ async fn send(
         .ok_or_else(|| Status::internal("this server has no certificate for kubelets"))?;
     let host = HeaderValue::from_str(&format!("{address}:{port}")).map_err(Status::internal)?;
     request.headers_mut().insert(header::HOST, host);
-    let unreachable =
-        |e: BoxError| Status::internal(format!("cannot reach the kubelet of node {node} at {address}:{port}: {e}"));
+    let unreachable = |e: BoxError| {
+        Status::internal(format!("cannot reach the kubelet of node {node} at {address}:{port}: {e}"))
+    };
     let connect = async {
         let tcp = TcpStream::connect((address, port)).await?;
         tcp.set_nodelay(true)?;

@@ -2,12 +2,16 @@
 
 mod containers;
 pub mod defaults;
+mod env;
 mod print;
 pub mod resources;
+mod scheduling;
+mod security;
 mod spec;
 mod update;
 mod volumes;
 
+pub use scheduling::validate_taint_effect;
 pub use spec::validate_spec;
 
 use super::access::{

@@ -1,9 +1,12 @@
 //! What a pod asks for in total, and the quality of service class that follows.
 
+use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, map, text};
+use crate::kinds::check::NOT_NEGATIVE;
+use crate::meta_validation::qualified_name;
 use crate::quantity::Quantity;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Amounts by resource name.
 pub type Amounts = BTreeMap<String, Quantity>;
@@ -99,6 +102,119 @@ pub fn qos_class(spec: &Value) -> &'static str {
         return "Guaranteed";
     }
     "Burstable"
+}
+
+/// Resource names that quotas know besides those of containers.
+const STANDARD: &[&str] = &[
+    "cpu",
+    "memory",
+    "ephemeral-storage",
+    "requests.cpu",
+    "requests.memory",
+    "requests.ephemeral-storage",
+    "limits.cpu",
+    "limits.memory",
+    "limits.ephemeral-storage",
+    "pods",
+    "resourcequotas",
+    "services",
+    "replicationcontrollers",
+    "secrets",
+    "configmaps",
+    "persistentvolumeclaims",
+    "storage",
+    "requests.storage",
+    "services.nodeports",
+    "services.loadbalancers",
+];
+
+fn is_hugepages(name: &str) -> bool {
+    name.starts_with("hugepages-")
+}
+
+/// Whether a name is one of the API's own rather than a vendor's.
+pub fn is_native(name: &str) -> bool {
+    !name.contains('/') || name.contains("kubernetes.io/")
+}
+
+/// Whether more may be promised than there is: not of devices, nor of huge pages.
+fn may_overcommit(name: &str) -> bool {
+    is_native(name) && !is_hugepages(name)
+}
+
+/// Validates the requests and limits of a container.
+pub fn validate_resources(resources: &Value, claims: &HashSet<&str>, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let (limits, requests) = (amounts(resources, "limits"), amounts(resources, "requests"));
+    let (limits_path, requests_path) = (path.child("limits"), path.child("requests"));
+    for (name, amount) in &limits {
+        errors.extend(validate_amount(name, *amount, &limits_path.key(name)));
+    }
+    for (name, amount) in &requests {
+        errors.extend(validate_amount(name, *amount, &requests_path.key(name)));
+        match limits.get(name) {
+            Some(limit) if amount != limit && !may_overcommit(name) => errors.push(FieldError::invalid(
+                &requests_path,
+                amount.to_string(),
+                format!("must be equal to {name} limit of {limit}"),
+            )),
+            Some(limit) if amount > limit => errors.push(FieldError::invalid(
+                &requests_path,
+                amount.to_string(),
+                format!("must be less than or equal to {name} limit of {limit}"),
+            )),
+            None if !may_overcommit(name) => errors.push(FieldError::required(
+                &limits_path,
+                "Limit must be set for non overcommitable resources",
+            )),
+            _ => {}
+        }
+    }
+    let any = |wanted: fn(&str) -> bool| limits.keys().chain(requests.keys()).any(|name| wanted(name));
+    if any(is_hugepages) && !any(|name| matches!(name, "cpu" | "memory")) {
+        errors.push(FieldError::forbidden(path, "HugePages require cpu or memory"));
+    }
+    for (index, claim) in list(resources, "claims").iter().enumerate() {
+        let path = path.child("claims").index(index);
+        let name = text(claim, "name");
+        if name.is_empty() {
+            errors.push(FieldError::required(&path, ""));
+        } else if !claims.contains(name) {
+            let why = if claims.is_empty() {
+                "must be one of the names in pod.spec.resourceClaims which is empty"
+            } else {
+                "must be one of the names in pod.spec.resourceClaims"
+            };
+            errors.push(FieldError::not_found(&path, name).with_detail(why));
+        }
+    }
+    errors
+}
+
+fn validate_amount(name: &str, amount: Quantity, path: &Path) -> FieldErrors {
+    let mut errors: FieldErrors =
+        qualified_name(name).into_iter().map(|p| FieldError::invalid(path, name, p)).collect();
+    if errors.is_empty() && !name.contains('/') {
+        if !STANDARD.contains(&name) && !is_hugepages(name) && !name.starts_with("requests.hugepages-") {
+            errors.push(FieldError::invalid(
+                path,
+                name,
+                "must be a standard resource type or fully qualified",
+            ));
+        }
+        if !matches!(name, "cpu" | "memory" | "ephemeral-storage") && !is_hugepages(name) {
+            errors.push(FieldError::invalid(path, name, "must be a standard resource for containers"));
+        }
+    } else if errors.is_empty() && !is_native(name) && name.starts_with("requests.") {
+        errors.push(FieldError::invalid(path, name, "doesn't follow extended resource name standard"));
+    }
+    if amount.is_negative() {
+        errors.push(FieldError::invalid(path, amount.to_string(), NOT_NEGATIVE));
+    }
+    if !is_native(name) && !amount.is_integer() {
+        errors.push(FieldError::invalid(path, amount.to_string(), "must be an integer"));
+    }
+    errors
 }
 
 #[cfg(test)]

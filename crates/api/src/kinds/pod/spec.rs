@@ -1,19 +1,285 @@
 //! Validation of a pod's specification.
 
-use crate::field::{FieldErrors, Path};
+use super::containers::{Context, validate_containers, validate_init_containers};
+use super::{scheduling, security, volumes};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{flag, int, list, map, present, text};
+use crate::kinds::check::{complaints, ip, one_of};
+use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
+use crate::quantity::Quantity;
 use serde_json::Value;
 
 /// Validates a pod that is to be created.
-pub fn validate_pod(_pod: &Value) -> FieldErrors {
-    Vec::new()
+pub fn validate_pod(pod: &Value) -> FieldErrors {
+    let mut errors = validate_pod_common(pod);
+    let (spec, path) = (&pod["spec"], Path::new("spec"));
+    if !list(spec, "ephemeralContainers").is_empty() {
+        errors.push(FieldError::forbidden(&path.child("ephemeralContainers"), "cannot be set on create"));
+    }
+    if !list(spec, "schedulingGates").is_empty() && !text(spec, "nodeName").is_empty() {
+        errors.push(FieldError::forbidden(
+            &path.child("nodeName"),
+            "cannot be set until all schedulingGates have been cleared",
+        ));
+    }
+    errors
+}
+
+/// What holds for a pod whenever it is written.
+pub(super) fn validate_pod_common(pod: &Value) -> FieldErrors {
+    let (spec, path) = (&pod["spec"], Path::new("spec"));
+    let mut errors = validate_spec(spec, &path);
+    for kind in ["containers", "initContainers"] {
+        for (index, container) in list(spec, kind).iter().enumerate() {
+            let image = text(container, "image");
+            if image.trim() != image {
+                errors.push(FieldError::invalid(
+                    &path.child(kind).index(index).child("image"),
+                    image,
+                    "must not have leading or trailing whitespace",
+                ));
+            }
+        }
+    }
+    errors
 }
 
 /// Validates a `PodSpec` wherever it occurs.
-pub fn validate_spec(_spec: &Value, _path: &Path) -> FieldErrors {
-    Vec::new()
+pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let volume_list = list(spec, "volumes");
+    errors.extend(volumes::validate_volumes(volume_list, &path.child("volumes")));
+    let context = Context {
+        volumes: volume_list.iter().map(|v| text(v, "name")).filter(|n| !n.is_empty()).collect(),
+        claims: list(spec, "resourceClaims").iter().map(|c| text(c, "name")).collect(),
+        host_users: spec["hostUsers"].as_bool().unwrap_or(true),
+    };
+    let containers = list(spec, "containers");
+    errors.extend(validate_containers(containers, &context, &path.child("containers")));
+    errors.extend(validate_init_containers(
+        list(spec, "initContainers"),
+        containers,
+        &context,
+        &path.child("initContainers"),
+    ));
+    if flag(spec, "hostNetwork") {
+        errors.extend(validate_host_ports(spec, path));
+    }
+    errors.extend(one_of(spec, "restartPolicy", path, &["Always", "OnFailure", "Never"]));
+    errors.extend(one_of(
+        spec,
+        "dnsPolicy",
+        path,
+        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
+    ));
+    errors.extend(validate_labels(&spec["nodeSelector"], &path.child("nodeSelector")));
+    errors.extend(security::validate_pod(spec, &path.child("securityContext")));
+    for (index, secret) in list(spec, "imagePullSecrets").iter().enumerate() {
+        if text(secret, "name").is_empty() && secret.as_object().is_some_and(|s| !s.is_empty()) {
+            errors.push(FieldError::required(&path.child("imagePullSecrets").index(index).child("name"), ""));
+        }
+    }
+    errors.extend(scheduling::validate_affinity(&spec["affinity"], &path.child("affinity")));
+    errors.extend(validate_dns_config(spec, &path.child("dnsConfig")));
+    for (index, gate) in list(spec, "readinessGates").iter().enumerate() {
+        let kind = text(gate, "conditionType");
+        let path = path.child("readinessGates").index(index).child("conditionType");
+        errors.extend(complaints(&path, kind, qualified_name(kind)));
+    }
+    errors.extend(scheduling::validate_gates(list(spec, "schedulingGates"), &path.child("schedulingGates")));
+    errors.extend(scheduling::validate_spread(
+        list(spec, "topologySpreadConstraints"),
+        &path.child("topologySpreadConstraints"),
+    ));
+    errors.extend(validate_host_process(spec, path));
+    errors.extend(validate_host_users(spec, path));
+    errors.extend(validate_names(spec, path));
+    errors.extend(scheduling::validate_tolerations(list(spec, "tolerations"), &path.child("tolerations")));
+    for (index, alias) in list(spec, "hostAliases").iter().enumerate() {
+        let path = path.child("hostAliases").index(index);
+        errors.extend(ip(text(alias, "ip"), &path.child("ip")).err());
+        for (index, name) in list(alias, "hostnames").iter().filter_map(Value::as_str).enumerate() {
+            errors.extend(complaints(&path.child("hostnames").index(index), name, dns1123_subdomain(name)));
+        }
+    }
+    let priority_class = text(spec, "priorityClassName");
+    if !priority_class.is_empty() {
+        errors.extend(complaints(
+            &path.child("priorityClassName"),
+            priority_class,
+            dns1123_subdomain(priority_class),
+        ));
+    }
+    if let Some(class) = spec["runtimeClassName"].as_str() {
+        errors.extend(complaints(&path.child("runtimeClassName"), class, dns1123_subdomain(class)));
+    }
+    if present(spec, "preemptionPolicy") {
+        errors.extend(one_of(spec, "preemptionPolicy", path, &["Never", "PreemptLowerPriority"]));
+    }
+    if let Some(os) = spec.get("os").filter(|o| o.is_object()) {
+        errors.extend(one_of(os, "name", &path.child("os"), &["linux", "windows"]));
+    }
+    errors
+}
+
+/// On the host's network a container's ports are the host's.
+fn validate_host_ports(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for (index, container) in list(spec, "containers").iter().enumerate() {
+        for (port_index, port) in list(container, "ports").iter().enumerate() {
+            let host = int(port, "hostPort");
+            if host != int(port, "containerPort") {
+                let path =
+                    path.child("containers").index(index).child("ports").index(port_index).child("hostPort");
+                errors.push(FieldError::invalid(
+                    &path,
+                    host,
+                    "must match `containerPort` when `hostNetwork` is true",
+                ));
+            }
+        }
+    }
+    errors
+}
+
+/// Containers that are processes of a Windows host are on its network.
+fn validate_host_process(spec: &Value, path: &Path) -> Option<FieldError> {
+    let is_host_process = |context: &Value| flag(&context["windowsOptions"], "hostProcess");
+    let any = is_host_process(&spec["securityContext"])
+        || ["containers", "initContainers"]
+            .iter()
+            .flat_map(|kind| list(spec, kind))
+            .any(|container| is_host_process(&container["securityContext"]));
+    (any && !flag(spec, "hostNetwork")).then(|| {
+        FieldError::invalid(
+            &path.child("hostNetwork"),
+            false,
+            "hostNetwork must be true if pod contains any hostProcess containers",
+        )
+    })
+}
+
+/// With users of its own a pod cannot share the host's namespaces.
+fn validate_host_users(spec: &Value, path: &Path) -> FieldErrors {
+    if spec["hostUsers"].as_bool() != Some(false) {
+        return Vec::new();
+    }
+    ["hostNetwork", "hostPID", "hostIPC"]
+        .iter()
+        .filter(|key| flag(spec, key))
+        .map(|key| FieldError::forbidden(&path.child(key), "when `hostUsers` is false"))
+        .collect()
+}
+
+fn validate_names(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for key in ["serviceAccountName", "nodeName"] {
+        let name = text(spec, key);
+        if !name.is_empty() {
+            errors.extend(complaints(&path.child(key), name, dns1123_subdomain(name)));
+        }
+    }
+    if let Some(seconds) = spec["activeDeadlineSeconds"].as_i64()
+        && !(1..=i64::from(i32::MAX)).contains(&seconds)
+    {
+        errors.push(FieldError::invalid(
+            &path.child("activeDeadlineSeconds"),
+            seconds,
+            "must be between 1 and 2147483647, inclusive",
+        ));
+    }
+    for key in ["hostname", "subdomain"] {
+        let name = text(spec, key);
+        if !name.is_empty() {
+            errors.extend(complaints(&path.child(key), name, dns1123_label(name)));
+        }
+    }
+    errors
+}
+
+fn validate_dns_config(spec: &Value, path: &Path) -> FieldErrors {
+    let config = spec.get("dnsConfig").filter(|c| c.is_object());
+    let mut errors = Vec::new();
+    if text(spec, "dnsPolicy") == "None" {
+        let Some(config) = config else {
+            return vec![FieldError::required(path, "must provide `dnsConfig` when `dnsPolicy` is None")];
+        };
+        if list(config, "nameservers").is_empty() {
+            errors.push(FieldError::required(
+                &path.child("nameservers"),
+                "must provide at least one DNS nameserver when `dnsPolicy` is None",
+            ));
+        }
+    }
+    let Some(config) = config else { return errors };
+    let servers = list(config, "nameservers");
+    if servers.len() > 3 {
+        errors.push(FieldError::invalid(
+            &path.child("nameservers"),
+            servers.to_vec(),
+            "must not have more than 3 nameservers",
+        ));
+    }
+    for (index, server) in servers.iter().filter_map(Value::as_str).enumerate() {
+        errors.extend(ip(server, &path.child("nameservers").index(index)).err());
+    }
+    let searches = list(config, "searches");
+    if searches.len() > 32 {
+        errors.push(FieldError::invalid(
+            &path.child("searches"),
+            searches.to_vec(),
+            "must not have more than 32 search paths",
+        ));
+    }
+    for (index, search) in searches.iter().filter_map(Value::as_str).enumerate() {
+        // A trailing dot makes a name absolute; a single dot is the root; underscores occur in service names.
+        let plain = search.strip_suffix('.').unwrap_or(search).replace('_', "-");
+        if search != "." {
+            let problems = dns1123_subdomain(plain.trim_start_matches('-'));
+            errors.extend(complaints(&path.child("searches").index(index), search, problems));
+        }
+    }
+    for (index, option) in list(config, "options").iter().enumerate() {
+        if text(option, "name").is_empty() {
+            errors.push(FieldError::required(&path.child("options").index(index), "must not be empty"));
+        }
+    }
+    errors
 }
 
 /// Warnings about a valid specification.
-pub fn warnings(_spec: &Value, _path: &Path) -> Vec<String> {
-    Vec::new()
+pub fn warnings(spec: &Value, path: &Path) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for kind in ["initContainers", "containers"] {
+        for (index, container) in list(spec, kind).iter().enumerate() {
+            let path = path.child(kind).index(index);
+            for amounts in ["limits", "requests"] {
+                for (name, amount) in map(&container["resources"], amounts).into_iter().flatten() {
+                    let fractional = amount
+                        .as_str()
+                        .and_then(|a| Quantity::parse(a).ok())
+                        .is_some_and(|q| !q.is_integer());
+                    if matches!(name.as_str(), "memory" | "ephemeral-storage") && fractional {
+                        let place = path.child("resources").child(amounts).key(name);
+                        warnings.push(format!(
+                            "{place}: fractional byte value {amount} is invalid, must be an integer"
+                        ));
+                    }
+                }
+            }
+            for (index, port) in list(container, "ports").iter().enumerate() {
+                if int(port, "hostPort") == 0 && !text(port, "hostIP").is_empty() {
+                    warnings.push(format!(
+                        "{}: hostIP set without hostPort: {{Name:{} HostPort:0 ContainerPort:{} Protocol:{} HostIP:{}}}",
+                        path.child("ports").index(index),
+                        text(port, "name"),
+                        int(port, "containerPort"),
+                        text(port, "protocol"),
+                        text(port, "hostIP"),
+                    ));
+                }
+            }
+        }
+    }
+    warnings
 }

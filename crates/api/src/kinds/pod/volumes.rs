@@ -1,1 +1,235 @@
 //! Validation of volumes.
+
+use super::containers::{local_path, no_steps_back};
+use super::defaults::VOLUME_SOURCES;
+use super::env::validate_downward_items;
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{int, list, present, text};
+use crate::kinds::check::{complaints, one_of_if_set};
+use crate::meta_validation::{dns1123_label, dns1123_subdomain};
+use serde_json::Value;
+use std::collections::HashSet;
+
+const MODE_RANGE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
+
+pub(super) fn validate_volumes(volumes: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut names = HashSet::new();
+    for (index, volume) in volumes.iter().enumerate() {
+        let path = path.index(index);
+        errors.extend(validate_source(volume, &path));
+        let name = text(volume, "name");
+        if name.is_empty() {
+            errors.push(FieldError::required(&path.child("name"), ""));
+        } else {
+            errors.extend(complaints(&path.child("name"), name, dns1123_label(name)));
+        }
+        if !names.insert(name) {
+            errors.push(FieldError::duplicate(&path.child("name"), name));
+        }
+    }
+    errors
+}
+
+fn validate_source(volume: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut given = 0;
+    for kind in VOLUME_SOURCES.iter().filter(|kind| present(volume, kind)) {
+        let (source, path) = (&volume[*kind], path.child(kind));
+        if given > 0 {
+            errors.push(FieldError::forbidden(&path, "may not specify more than 1 volume type"));
+            continue;
+        }
+        given += 1;
+        let mut required = |keys: &[&str]| {
+            for key in keys {
+                if text(source, key).is_empty() {
+                    errors.push(FieldError::required(&path.child(key), ""));
+                }
+            }
+        };
+        match *kind {
+            "hostPath" => {
+                required(&["path"]);
+                errors.extend(no_steps_back(text(source, "path"), &path.child("path")));
+                errors.extend(one_of_if_set(
+                    source,
+                    "type",
+                    &path,
+                    &[
+                        "",
+                        "BlockDevice",
+                        "CharDevice",
+                        "Directory",
+                        "DirectoryOrCreate",
+                        "File",
+                        "FileOrCreate",
+                        "Socket",
+                    ],
+                ));
+            }
+            "secret" => {
+                required(&["secretName"]);
+                errors.extend(validate_items(source, &path));
+            }
+            "configMap" => {
+                required(&["name"]);
+                errors.extend(validate_items(source, &path));
+            }
+            "downwardAPI" => {
+                errors.extend(validate_mode(source, "defaultMode", &path));
+                errors.extend(validate_downward_items(source, &path));
+            }
+            "projected" => errors.extend(validate_projected(source, &path)),
+            "nfs" => {
+                required(&["server", "path"]);
+                let place = text(source, "path");
+                if !place.starts_with('/') && !place.is_empty() {
+                    errors.push(FieldError::invalid(&path.child("path"), place, "must be an absolute path"));
+                }
+            }
+            "persistentVolumeClaim" => required(&["claimName"]),
+            "csi" => required(&["driver"]),
+            "iscsi" => required(&["targetPortal", "iqn"]),
+            "image" => {
+                errors.extend(one_of_if_set(
+                    source,
+                    "pullPolicy",
+                    &path,
+                    &["Always", "IfNotPresent", "Never"],
+                ));
+            }
+            "emptyDir" => {
+                let limit = source.get("sizeLimit").and_then(Value::as_str);
+                if limit
+                    .and_then(|l| crate::quantity::Quantity::parse(l).ok())
+                    .is_some_and(|q| q.is_negative())
+                {
+                    errors.push(FieldError::forbidden(
+                        &path.child("sizeLimit"),
+                        "SizeLimit field must be a valid resource quantity",
+                    ));
+                }
+            }
+            "ephemeral" => {
+                if !present(source, "volumeClaimTemplate") {
+                    errors.push(FieldError::required(&path.child("volumeClaimTemplate"), ""));
+                }
+            }
+            _ => {}
+        }
+    }
+    if given == 0 {
+        errors.push(FieldError::required(path, "must specify a volume type"));
+    }
+    errors
+}
+
+fn validate_mode(source: &Value, key: &str, path: &Path) -> Option<FieldError> {
+    let mode = source.get(key)?.as_i64()?;
+    (!(0..=0o777).contains(&mode)).then(|| FieldError::invalid(&path.child(key), mode, MODE_RANGE))
+}
+
+fn validate_items(source: &Value, path: &Path) -> FieldErrors {
+    let mut errors: FieldErrors = validate_mode(source, "defaultMode", path).into_iter().collect();
+    for (index, item) in list(source, "items").iter().enumerate() {
+        let path = path.child("items").index(index);
+        if text(item, "key").is_empty() {
+            errors.push(FieldError::required(&path.child("key"), ""));
+        }
+        match text(item, "path") {
+            "" => errors.push(FieldError::required(&path.child("path"), "")),
+            place => errors.extend(local_path_of_key(place, &path.child("path"))),
+        }
+        errors.extend(validate_mode(item, "mode", &path));
+    }
+    errors
+}
+
+/// Where a key is shown. Names beginning with `..` are the volume's own.
+pub(super) fn local_path_of_key(value: &str, path: &Path) -> FieldErrors {
+    let mut errors = local_path(value, path);
+    if errors.is_empty() && value.starts_with("..") {
+        errors.push(FieldError::invalid(path, value, "must not start with '..'"));
+    }
+    errors
+}
+
+fn validate_projected(source: &Value, path: &Path) -> FieldErrors {
+    let mut errors: FieldErrors = validate_mode(source, "defaultMode", path).into_iter().collect();
+    let mut places: HashSet<&str> = HashSet::new();
+    for (index, part) in list(source, "sources").iter().enumerate() {
+        let path = path.child("sources").index(index);
+        let mut given = 0;
+        for kind in [
+            "secret",
+            "configMap",
+            "downwardAPI",
+            "serviceAccountToken",
+            "clusterTrustBundle",
+            "podCertificate",
+        ] {
+            let Some(source) = part.get(kind).filter(|s| s.is_object()) else { continue };
+            given += 1;
+            let path = path.child(kind);
+            if given > 1 {
+                errors.push(FieldError::forbidden(&path, "may not specify more than 1 volume type"));
+                continue;
+            }
+            match kind {
+                "secret" | "configMap" => {
+                    if text(source, "name").is_empty() {
+                        errors.push(FieldError::required(&path.child("name"), ""));
+                    }
+                    errors.extend(validate_items(source, &path));
+                }
+                "downwardAPI" => errors.extend(validate_downward_items(source, &path)),
+                "serviceAccountToken" => {
+                    let seconds = int(source, "expirationSeconds");
+                    let seconds_path = path.child("expirationSeconds");
+                    if seconds < 600 {
+                        errors.push(FieldError::invalid(
+                            &seconds_path,
+                            seconds,
+                            "may not specify a duration less than 10 minutes",
+                        ));
+                    }
+                    if seconds > 1 << 32 {
+                        errors.push(FieldError::invalid(
+                            &seconds_path,
+                            seconds,
+                            "may not specify a duration larger than 2^32 seconds",
+                        ));
+                    }
+                    match text(source, "path") {
+                        "" => errors.push(FieldError::required(&path.child("path"), "")),
+                        place => errors.extend(local_path_of_key(place, &path.child("path"))),
+                    }
+                }
+                "clusterTrustBundle" => {
+                    let name = text(source, "name");
+                    if !name.is_empty() {
+                        let name_part = name.rsplit(':').next().unwrap_or_default();
+                        errors.extend(complaints(&path.child("name"), name, dns1123_subdomain(name_part)));
+                    }
+                }
+                _ => {}
+            }
+            let items = list(source, "items").iter().map(|i| text(i, "path"));
+            let own = (kind == "serviceAccountToken").then(|| text(source, "path"));
+            for place in items.chain(own).filter(|p| !p.is_empty()) {
+                if !places.insert(place) {
+                    errors.push(FieldError::invalid(
+                        &path.child("path"),
+                        place,
+                        "conflicting duplicate paths",
+                    ));
+                }
+            }
+        }
+        if given == 0 {
+            errors.push(FieldError::required(&path, "must specify a volume type"));
+        }
+    }
+    errors
+}

@@ -1,9 +1,13 @@
 //! Services.
 
+mod update;
+mod validate;
+
 use super::access::{
     default_field, default_text, ensure_object, int, keep, list, list_mut, map, strings, text,
 };
 use super::{NAME, shown, wide};
+use crate::field::FieldErrors;
 use crate::meta_validation::dns1123_label;
 use crate::resource::{Column, Strategy};
 use crate::table::{NONE, UNKNOWN, age};
@@ -29,14 +33,37 @@ impl Strategy for Services {
 
     fn prepare_create(&self, object: &mut Value) {
         object["status"] = json!({"loadBalancer": {}});
+        update::normalise_cluster_ips(ensure_object(object, "spec"), None);
     }
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
+        let spec = ensure_object(new, "spec");
+        update::normalise_cluster_ips(spec, Some(&old["spec"]));
+        update::keep_allocations(spec, &old["spec"]);
     }
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        validate::validate(object)
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        validate::validate_update(new, old)
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        validate::validate_status(new)
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        if list(&object["spec"], "externalIPs").is_empty() {
+            return Vec::new();
+        }
+        vec!["spec.externalIPs is deprecated and may no longer be implemented in some clusters".to_owned()]
     }
 
     fn validate_name(&self, name: &str) -> Vec<String> {
@@ -119,6 +146,11 @@ fn default_service_spec(spec: &mut Value) {
     if text(spec, "type") == "LoadBalancer" {
         default_field(spec, "allocateLoadBalancerNodePorts", true);
     }
+}
+
+/// Whether the service has no address of its own.
+fn is_headless(spec: &Value) -> bool {
+    text(spec, "clusterIP") == "None" || strings(spec, "clusterIPs") == ["None"]
 }
 
 /// Whether traffic from outside the cluster may reach the service.

@@ -1,0 +1,169 @@
+//! Checks many kinds share, in upstream's wording.
+
+use super::access::{list, text};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::meta_validation::{label_value, port_name, port_number, qualified_name};
+use serde_json::Value;
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+pub const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
+pub const IMMUTABLE: &str = "field is immutable";
+pub const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+
+/// One error per complaint about a value.
+pub fn complaints(path: &Path, value: &str, problems: Vec<String>) -> FieldErrors {
+    problems.into_iter().map(|p| FieldError::invalid(path, value, p)).collect()
+}
+
+/// An error when an integer field is set and negative.
+pub fn not_negative(object: &Value, key: &str, path: &Path) -> Option<FieldError> {
+    let value = object.get(key)?.as_i64()?;
+    (value < 0).then(|| FieldError::invalid(&path.child(key), value, NOT_NEGATIVE))
+}
+
+/// An error when a text is not one of those allowed; an empty one is missing.
+pub fn one_of(object: &Value, key: &str, path: &Path, allowed: &[&str]) -> Option<FieldError> {
+    let value = text(object, key);
+    let path = path.child(key);
+    if value.is_empty() {
+        Some(FieldError::required(&path, ""))
+    } else if allowed.contains(&value) {
+        None
+    } else {
+        Some(FieldError::not_supported(&path, value, allowed))
+    }
+}
+
+/// As [`one_of`], for a field that need not be set.
+pub fn one_of_if_set(object: &Value, key: &str, path: &Path, allowed: &[&str]) -> Option<FieldError> {
+    object
+        .get(key)
+        .and_then(Value::as_str)
+        .filter(|v| !allowed.contains(v))
+        .map(|value| FieldError::not_supported(&path.child(key), value, allowed))
+}
+
+/// A port given by number or by name.
+pub fn port_number_or_name(port: &Value, path: &Path) -> FieldErrors {
+    match port {
+        Value::String(name) => complaints(path, name, port_name(name)),
+        other => {
+            let number = other.as_i64().unwrap_or(0);
+            port_number(number).map(|p| FieldError::invalid(path, number, p)).into_iter().collect()
+        }
+    }
+}
+
+/// The errors of a number that should be a port.
+pub fn port(number: i64, path: &Path) -> Option<FieldError> {
+    port_number(number).map(|p| FieldError::invalid(path, number, p))
+}
+
+/// Reads an address; a complaint when it is none.
+pub fn ip(value: &str, path: &Path) -> Result<IpAddr, FieldError> {
+    value.parse().map_err(|_| {
+        FieldError::invalid(path, value, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
+    })
+}
+
+/// An address that other machines cannot reach, or reach more than one of, is no endpoint.
+pub fn endpoint_address(address: IpAddr, value: &str, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut complain = |why: &str| errors.push(FieldError::invalid(path, value, why));
+    if address.is_unspecified() {
+        complain(&format!("may not be unspecified ({value})"));
+    }
+    if address.is_loopback() {
+        complain("may not be in the loopback range (127.0.0.0/8, ::1/128)");
+    }
+    let link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.segments()[0] & 0xffc0 == 0xfe80,
+    };
+    if link_local {
+        complain("may not be in the link-local range (169.254.0.0/16, fe80::/10)");
+    }
+    let multicast = match address {
+        IpAddr::V4(v4) => v4.octets()[..3] == [224, 0, 0],
+        IpAddr::V6(v6) => v6.segments()[0] & 0xff0f == 0xff02,
+    };
+    if multicast {
+        complain("may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)");
+    }
+    errors
+}
+
+/// Names that occur a second time.
+pub fn duplicates<'a>(items: &'a [Value], key: &str, path: &Path) -> FieldErrors {
+    let mut seen: HashSet<&'a str> = HashSet::new();
+    items
+        .iter()
+        .enumerate()
+        .filter_map(|(index, item)| {
+            let name = text(item, key);
+            (!name.is_empty() && !seen.insert(name))
+                .then(|| FieldError::duplicate(&path.index(index).child(key), name))
+        })
+        .collect()
+}
+
+/// Conditions on labels and fields of nodes.
+pub fn node_selector_term(term: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for (index, requirement) in list(term, "matchExpressions").iter().enumerate() {
+        let path = path.child("matchExpressions").index(index);
+        let values = list(requirement, "values");
+        match text(requirement, "operator") {
+            "In" | "NotIn" if values.is_empty() => errors.push(FieldError::required(
+                &path.child("values"),
+                "must be specified when `operator` is 'In' or 'NotIn'",
+            )),
+            "Exists" | "DoesNotExist" if !values.is_empty() => errors.push(FieldError::forbidden(
+                &path.child("values"),
+                "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
+            )),
+            "Gt" | "Lt" if values.len() != 1 => errors.push(FieldError::required(
+                &path.child("values"),
+                "must be specified single value when `operator` is 'Lt' or 'Gt'",
+            )),
+            "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
+            other => errors.push(FieldError::invalid(
+                &path.child("operator"),
+                other,
+                "not a valid selector operator",
+            )),
+        }
+        let key = text(requirement, "key");
+        errors.extend(complaints(&path.child("key"), key, qualified_name(key)));
+        for (index, value) in values.iter().filter_map(Value::as_str).enumerate() {
+            errors.extend(complaints(&path.child("values").index(index), value, label_value(value)));
+        }
+    }
+    for (index, requirement) in list(term, "matchFields").iter().enumerate() {
+        let path = path.child("matchFields").index(index);
+        let values = list(requirement, "values");
+        match text(requirement, "operator") {
+            "In" | "NotIn" if values.len() == 1 => {}
+            "In" | "NotIn" => errors.push(FieldError::required(
+                &path.child("values"),
+                "must be only one value when `operator` is 'In' or 'NotIn' for node field selector",
+            )),
+            other => errors.push(FieldError::invalid(
+                &path.child("operator"),
+                other,
+                "not a valid selector operator",
+            )),
+        }
+        let key = text(requirement, "key");
+        if key != "metadata.name" {
+            errors.push(FieldError::invalid(&path.child("key"), key, "not a valid field selector key"));
+            continue;
+        }
+        for (index, value) in values.iter().filter_map(Value::as_str).enumerate() {
+            let path = path.child("values").index(index);
+            errors.extend(complaints(&path, value, crate::meta_validation::dns1123_subdomain(value)));
+        }
+    }
+    errors
+}

@@ -1,0 +1,224 @@
+//! Validation of what a pod says about where it may run.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{int, list, present, text};
+use crate::kinds::check::{complaints, node_selector_term, one_of_if_set};
+use crate::meta_validation::{dns1123_label, label_value, qualified_name};
+use crate::selector::validate_label_selector;
+use serde_json::Value;
+use std::collections::HashSet;
+
+const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+
+pub(super) fn validate_affinity(affinity: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if let Some(nodes) = affinity.get("nodeAffinity").filter(|a| a.is_object()) {
+        errors.extend(validate_node_affinity(nodes, &path.child("nodeAffinity")));
+    }
+    for kind in ["podAffinity", "podAntiAffinity"] {
+        if let Some(pods) = affinity.get(kind).filter(|a| a.is_object()) {
+            errors.extend(validate_pod_affinity(pods, &path.child(kind)));
+        }
+    }
+    errors
+}
+
+fn validate_node_affinity(affinity: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if let Some(required) = affinity.get(REQUIRED).filter(|r| r.is_object()) {
+        errors.extend(validate_node_selector(required, &path.child(REQUIRED)));
+    }
+    for (index, preferred) in list(affinity, PREFERRED).iter().enumerate() {
+        let path = path.child(PREFERRED).index(index);
+        errors.extend(validate_weight(preferred, &path));
+        errors.extend(node_selector_term(&preferred["preference"], &path.child("preference")));
+    }
+    errors
+}
+
+fn validate_node_selector(selector: &Value, path: &Path) -> FieldErrors {
+    let path = path.child("nodeSelectorTerms");
+    let terms = list(selector, "nodeSelectorTerms");
+    if terms.is_empty() {
+        return vec![FieldError::required(&path, "must have at least one node selector term")];
+    }
+    terms.iter().enumerate().flat_map(|(index, term)| node_selector_term(term, &path.index(index))).collect()
+}
+
+fn validate_weight(preferred: &Value, path: &Path) -> Option<FieldError> {
+    let weight = int(preferred, "weight");
+    (!(1..=100).contains(&weight))
+        .then(|| FieldError::invalid(&path.child("weight"), weight, "must be in the range 1-100"))
+}
+
+fn validate_pod_affinity(affinity: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for (index, term) in list(affinity, REQUIRED).iter().enumerate() {
+        errors.extend(validate_pod_affinity_term(term, &path.child(REQUIRED).index(index)));
+    }
+    for (index, preferred) in list(affinity, PREFERRED).iter().enumerate() {
+        let path = path.child(PREFERRED).index(index);
+        errors.extend(validate_weight(preferred, &path));
+        errors.extend(validate_pod_affinity_term(
+            &preferred["podAffinityTerm"],
+            &path.child("podAffinityTerm"),
+        ));
+    }
+    errors
+}
+
+fn validate_pod_affinity_term(term: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for key in ["labelSelector", "namespaceSelector"] {
+        errors.extend(validate_label_selector(&term[key], &path.child(key)));
+    }
+    for (index, name) in list(term, "namespaces").iter().filter_map(Value::as_str).enumerate() {
+        errors.extend(complaints(&path.child("namespace").index(index), name, dns1123_label(name)));
+    }
+    errors.extend(validate_label_keys(term, path));
+    let key = text(term, "topologyKey");
+    let path = path.child("topologyKey");
+    if key.is_empty() {
+        errors.push(FieldError::required(&path, "can not be empty"));
+    }
+    errors.extend(complaints(&path, key, qualified_name(key)));
+    errors
+}
+
+fn validate_label_keys(term: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for kind in ["matchLabelKeys", "mismatchLabelKeys"] {
+        let keys = list(term, kind);
+        if !keys.is_empty() && !present(term, "labelSelector") {
+            errors.push(FieldError::forbidden(
+                &path.child(kind),
+                "must not be specified when labelSelector is not set",
+            ));
+        }
+        for (index, key) in keys.iter().filter_map(Value::as_str).enumerate() {
+            errors.extend(complaints(&path.child(kind).index(index), key, qualified_name(key)));
+        }
+    }
+    errors
+}
+
+pub(super) fn validate_tolerations(tolerations: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for (index, toleration) in tolerations.iter().enumerate() {
+        let path = path.index(index);
+        let (key, operator, value) =
+            (text(toleration, "key"), text(toleration, "operator"), text(toleration, "value"));
+        let effect = text(toleration, "effect");
+        if !key.is_empty() {
+            errors.extend(complaints(&path.child("key"), key, qualified_name(key)));
+        }
+        if key.is_empty() && operator != "Exists" {
+            errors.push(FieldError::invalid(
+                &path.child("operator"),
+                operator,
+                "operator must be Exists when `key` is empty, which means \"match all values and all keys\"",
+            ));
+        }
+        if present(toleration, "tolerationSeconds") && effect != "NoExecute" {
+            errors.push(FieldError::invalid(
+                &path.child("effect"),
+                effect,
+                "effect must be 'NoExecute' when `tolerationSeconds` is set",
+            ));
+        }
+        match operator {
+            "" | "Equal" => {
+                if let Some(problem) = (!label_value(value).is_empty()).then(|| label_value(value).join(";"))
+                {
+                    errors.push(FieldError::invalid(&path.child("operator"), value, problem));
+                }
+            }
+            "Exists" if !value.is_empty() => errors.push(FieldError::invalid(
+                &path.child("operator"),
+                value,
+                "value must be empty when `operator` is 'Exists'",
+            )),
+            "Exists" => {}
+            other => {
+                errors.push(FieldError::not_supported(&path.child("operator"), other, &["Equal", "Exists"]));
+            }
+        }
+        if !effect.is_empty() {
+            errors.extend(validate_taint_effect(effect, &path.child("effect")));
+        }
+    }
+    errors
+}
+
+/// What a taint does, or a toleration stands.
+pub fn validate_taint_effect(effect: &str, path: &Path) -> Option<FieldError> {
+    let allowed = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+    (!allowed.contains(&effect)).then(|| FieldError::not_supported(path, effect, &allowed))
+}
+
+pub(super) fn validate_spread(constraints: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for (index, constraint) in constraints.iter().enumerate() {
+        let path = path.index(index);
+        let skew = int(constraint, "maxSkew");
+        if skew <= 0 {
+            errors.push(FieldError::invalid(&path.child("maxSkew"), skew, "must be greater than zero"));
+        }
+        let (key, action) = (text(constraint, "topologyKey"), text(constraint, "whenUnsatisfiable"));
+        if key.is_empty() {
+            errors.push(FieldError::required(&path.child("topologyKey"), "can not be empty"));
+        } else {
+            errors.extend(complaints(&path.child("topologyKey"), key, qualified_name(key)));
+        }
+        if !matches!(action, "DoNotSchedule" | "ScheduleAnyway") {
+            errors.push(FieldError::not_supported(
+                &path.child("whenUnsatisfiable"),
+                action,
+                &["DoNotSchedule", "ScheduleAnyway"],
+            ));
+        }
+        // Named at the earlier of the two.
+        let same =
+            |other: &Value| text(other, "topologyKey") == key && text(other, "whenUnsatisfiable") == action;
+        if constraints[index + 1..].iter().any(same) {
+            errors.push(FieldError::duplicate(
+                &path.child("{topologyKey, whenUnsatisfiable}"),
+                format!("{{{key}, {action}}}"),
+            ));
+        }
+        if let Some(domains) = constraint["minDomains"].as_i64() {
+            let path = path.child("minDomains");
+            if domains <= 0 {
+                errors.push(FieldError::invalid(&path, domains, "must be greater than zero"));
+            }
+            if action != "DoNotSchedule" {
+                errors.push(FieldError::invalid(
+                    &path,
+                    domains,
+                    format!("can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {action}"),
+                ));
+            }
+        }
+        for key in ["nodeAffinityPolicy", "nodeTaintsPolicy"] {
+            errors.extend(one_of_if_set(constraint, key, &path, &["Honor", "Ignore"]));
+        }
+        errors.extend(validate_label_keys(constraint, &path));
+        errors.extend(validate_label_selector(&constraint["labelSelector"], &path.child("labelSelector")));
+    }
+    errors
+}
+
+pub(super) fn validate_gates(gates: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut names = HashSet::new();
+    for (index, gate) in gates.iter().enumerate() {
+        let path = path.index(index);
+        let name = text(gate, "name");
+        errors.extend(complaints(&path, name, qualified_name(name)));
+        if !names.insert(name) {
+            errors.push(FieldError::duplicate(&path, name));
+        }
+    }
+    errors
+}

@@ -1,0 +1,358 @@
+//! Validation of Services. What depends on the cluster's ranges is the allocator's.
+
+use super::{is_externally_accessible, is_headless};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{int, list, map, present, strings, text};
+use crate::kinds::check::{
+    PROTOCOLS, complaints, endpoint_address, ip, one_of, one_of_if_set, port, port_number_or_name,
+};
+use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
+use serde_json::Value;
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+const KUBELET_PORT: i64 = 10_250;
+const ONLY_BALANCERS: &str = "may only be used when `type` is 'LoadBalancer'";
+
+pub(super) fn validate(service: &Value) -> FieldErrors {
+    let (spec, path) = (&service["spec"], Path::new("spec"));
+    let kind = text(spec, "type");
+    let mut errors = Vec::new();
+    let ports = list(spec, "ports");
+    if ports.is_empty() && !is_headless(spec) && kind != "ExternalName" {
+        errors.push(FieldError::required(&path.child("ports"), ""));
+    }
+    errors.extend(validate_kind(spec, kind, &path));
+    errors.extend(validate_ports(ports, &path.child("ports")));
+    errors.extend(validate_labels(&spec["selector"], &path.child("selector")));
+    errors.extend(one_of(spec, "sessionAffinity", &path, &["ClientIP", "None"]));
+    errors.extend(validate_affinity(spec, &path.child("sessionAffinityConfig")));
+    errors.extend(validate_cluster_ips(spec, kind, &path));
+    for (index, address) in strings(spec, "externalIPs").into_iter().enumerate() {
+        let path = path.child("externalIPs").index(index);
+        match ip(address, &path) {
+            Ok(parsed) => errors.extend(endpoint_address(parsed, address, &path)),
+            Err(error) => errors.push(error),
+        }
+    }
+    errors.extend(one_of(spec, "type", &path, &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"]));
+    errors.extend(validate_port_uses(ports, kind, &path.child("ports")));
+    errors.extend(validate_balancer(spec, kind, &path));
+    errors.extend(validate_traffic(spec, &path));
+    errors
+}
+
+fn validate_kind(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if matches!(kind, "LoadBalancer" | "NodePort") && is_headless(spec) {
+        errors.push(FieldError::invalid(
+            &path.child("clusterIPs").index(0),
+            "None",
+            format!("may not be set to 'None' for {kind} services"),
+        ));
+    }
+    match kind {
+        "LoadBalancer" => {
+            for (index, entry) in list(spec, "ports").iter().enumerate() {
+                if int(entry, "port") == KUBELET_PORT {
+                    errors.push(FieldError::invalid(
+                        &path.child("ports").index(index),
+                        KUBELET_PORT,
+                        "may not expose port 10250 externally since it is used by kubelet",
+                    ));
+                }
+            }
+        }
+        "ExternalName" => {
+            for key in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+                let set = present(spec, key) && spec[key].as_array().is_none_or(|a| !a.is_empty());
+                if set {
+                    errors.push(FieldError::forbidden(
+                        &path.child(key),
+                        "may not be set for ExternalName services",
+                    ));
+                }
+            }
+            let name = text(spec, "externalName");
+            let name = name.strip_suffix('.').unwrap_or(name);
+            if name.is_empty() {
+                errors.push(FieldError::required(&path.child("externalName"), ""));
+            } else {
+                errors.extend(complaints(&path.child("externalName"), name, dns1123_subdomain(name)));
+            }
+        }
+        _ => {}
+    }
+    errors
+}
+
+fn validate_ports(ports: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut names = HashSet::new();
+    for (index, entry) in ports.iter().enumerate() {
+        let path = path.index(index);
+        let name = text(entry, "name");
+        if name.is_empty() {
+            if ports.len() > 1 {
+                errors.push(FieldError::required(&path.child("name"), ""));
+            }
+        } else {
+            errors.extend(complaints(&path.child("name"), name, dns1123_label(name)));
+            if !names.insert(name) {
+                errors.push(FieldError::duplicate(&path.child("name"), name));
+            }
+        }
+        errors.extend(port(int(entry, "port"), &path.child("port")));
+        errors.extend(one_of(entry, "protocol", &path, PROTOCOLS));
+        errors.extend(port_number_or_name(&entry["targetPort"], &path.child("targetPort")));
+        if let Some(protocol) = entry["appProtocol"].as_str() {
+            errors.extend(complaints(&path.child("appProtocol"), protocol, qualified_name(protocol)));
+        }
+    }
+    errors
+}
+
+fn validate_port_uses(ports: &[Value], kind: &str, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if kind == "ClusterIP" {
+        for (index, entry) in ports.iter().enumerate() {
+            if int(entry, "nodePort") != 0 {
+                errors.push(FieldError::forbidden(
+                    &path.index(index).child("nodePort"),
+                    "may not be used when `type` is 'ClusterIP'",
+                ));
+            }
+        }
+    }
+    let mut node_ports = HashSet::new();
+    for (index, entry) in ports.iter().enumerate() {
+        let number = int(entry, "nodePort");
+        if number != 0 && !node_ports.insert((text(entry, "protocol"), number)) {
+            errors.push(FieldError::duplicate(&path.index(index).child("nodePort"), number));
+        }
+    }
+    let mut seen = HashSet::new();
+    for (index, entry) in ports.iter().enumerate() {
+        let (protocol, number) = (text(entry, "protocol"), int(entry, "port"));
+        if !seen.insert((protocol, number)) {
+            errors.push(FieldError::duplicate(&path.index(index), number).rendered_as(format!(
+                "{{\"Name\":\"\",\"Protocol\":{protocol:?},\"AppProtocol\":null,\"Port\":{number},\"TargetPort\":0,\"NodePort\":0}}"
+            )));
+        }
+    }
+    errors
+}
+
+fn validate_affinity(spec: &Value, path: &Path) -> FieldErrors {
+    if text(spec, "sessionAffinity") != "ClientIP" {
+        return Vec::new();
+    }
+    let path = path.child("clientIP").child("timeoutSeconds");
+    let seconds = int(&spec["sessionAffinityConfig"]["clientIP"], "timeoutSeconds");
+    if (1..=86_400).contains(&seconds) {
+        Vec::new()
+    } else {
+        vec![FieldError::invalid(&path, seconds, "must be greater than 0 and less than 86400")]
+    }
+}
+
+fn validate_cluster_ips(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if kind == "ExternalName" {
+        return errors;
+    }
+    let families = list(spec, "ipFamilies");
+    for (index, family) in families.iter().filter_map(Value::as_str).enumerate() {
+        let path = path.child("ipFamilies").index(index);
+        if !matches!(family, "IPv4" | "IPv6") {
+            errors.push(FieldError::not_supported(&path, family, &["IPv4", "IPv6"]));
+        }
+        if families[..index].iter().any(|f| f == family) {
+            errors.push(FieldError::duplicate(&path, family));
+        }
+    }
+    errors.extend(one_of_if_set(
+        spec,
+        "ipFamilyPolicy",
+        path,
+        &["PreferDualStack", "RequireDualStack", "SingleStack"],
+    ));
+    let policy = spec["ipFamilyPolicy"].as_str().unwrap_or("SingleStack");
+    let decided_elsewhere = is_headless(spec) && map(spec, "selector").is_none_or(serde_json::Map::is_empty);
+    if policy == "SingleStack" && families.len() > 1 && !decided_elsewhere {
+        errors.push(FieldError::invalid(
+            &path.child("ipFamilyPolicy"),
+            policy,
+            "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified",
+        ));
+    }
+    let addresses = strings(spec, "clusterIPs");
+    if addresses.len() > 2 {
+        errors.push(FieldError::invalid(
+            &path.child("clusterIPs"),
+            addresses.clone(),
+            "may only hold up to 2 values",
+        ));
+    }
+    for (index, address) in addresses.iter().enumerate() {
+        let path = path.child("clusterIPs").index(index);
+        if *address == "None" {
+            if addresses.len() > 1 {
+                errors.push(FieldError::invalid(
+                    &path,
+                    *address,
+                    "may not be set to 'None' when multiple values are specified",
+                ));
+            }
+        } else if !address.is_empty() {
+            errors.extend(ip(address, &path).err());
+        }
+    }
+    let single = text(spec, "clusterIP");
+    if !single.is_empty() && addresses.first().is_some_and(|first| *first != single) {
+        errors.push(FieldError::invalid(
+            &path.child("clusterIPs"),
+            addresses,
+            "first value must match `clusterIP`",
+        ));
+    }
+    errors
+}
+
+fn validate_balancer(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let ranges = strings(spec, "loadBalancerSourceRanges");
+    if !ranges.is_empty() {
+        if kind == "LoadBalancer" {
+            for (index, range) in ranges.iter().enumerate() {
+                if !is_cidr(range.trim()) {
+                    errors.push(FieldError::invalid(
+                        &path.child("loadBalancerSourceRanges").index(index),
+                        *range,
+                        "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+                    ));
+                }
+            }
+        } else {
+            errors.push(FieldError::forbidden(&path.child("loadBalancerSourceRanges"), ONLY_BALANCERS));
+        }
+    }
+    for key in ["allocateLoadBalancerNodePorts", "loadBalancerClass"] {
+        if present(spec, key) && kind != "LoadBalancer" {
+            errors.push(FieldError::forbidden(&path.child(key), ONLY_BALANCERS));
+        }
+    }
+    if let Some(class) = spec["loadBalancerClass"].as_str() {
+        errors.extend(complaints(&path.child("loadBalancerClass"), class, qualified_name(class)));
+    }
+    errors
+}
+
+fn is_cidr(text: &str) -> bool {
+    let Some((address, length)) = text.split_once('/') else { return false };
+    let max = match address.parse::<IpAddr>() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    length.parse::<u8>().is_ok_and(|l| l <= max)
+}
+
+fn validate_traffic(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let external = text(spec, "externalTrafficPolicy");
+    let external_path = path.child("externalTrafficPolicy");
+    if is_externally_accessible(spec) {
+        match external {
+            "Cluster" | "Local" => {}
+            "" => errors.push(FieldError::required(&external_path, "")),
+            other => errors.push(FieldError::not_supported(&external_path, other, &["Cluster", "Local"])),
+        }
+    } else if !external.is_empty() {
+        errors.push(FieldError::invalid(
+            &external_path,
+            external,
+            "may only be set for externally-accessible services",
+        ));
+    }
+    let health = int(spec, "healthCheckNodePort");
+    if health != 0 && !(text(spec, "type") == "LoadBalancer" && external == "Local") {
+        errors.push(FieldError::invalid(
+            &path.child("healthCheckNodePort"),
+            health,
+            "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
+        ));
+    }
+    errors.extend(one_of_if_set(spec, "internalTrafficPolicy", path, &["Cluster", "Local"]));
+    errors.extend(one_of_if_set(
+        spec,
+        "trafficDistribution",
+        path,
+        &["PreferClose", "PreferSameNode", "PreferSameZone"],
+    ));
+    errors
+}
+
+pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
+    let mut errors = Vec::new();
+    let path = Path::new("spec");
+    let (new_spec, old_spec) = (&new["spec"], &old["spec"]);
+    let (new_kind, old_kind) = (text(new_spec, "type"), text(old_spec, "type"));
+    if new_kind != "ExternalName" && old_kind != "ExternalName" {
+        let (is, was) = (strings(new_spec, "clusterIPs"), strings(old_spec, "clusterIPs"));
+        if let (Some(is_first), Some(was_first)) = (is.first(), was.first())
+            && !was_first.is_empty()
+            && is_first != was_first
+        {
+            errors.push(FieldError::invalid(
+                &path.child("clusterIPs").index(0),
+                is.clone(),
+                "may not change once set",
+            ));
+        }
+    }
+    if new_kind == "LoadBalancer"
+        && old_kind == "LoadBalancer"
+        && new_spec["loadBalancerClass"] != old_spec["loadBalancerClass"]
+    {
+        errors.push(FieldError::invalid(
+            &path.child("loadBalancerClass"),
+            new_spec["loadBalancerClass"].clone(),
+            "may not change once set",
+        ));
+    }
+    errors.extend(validate(new));
+    errors
+}
+
+/// What a load balancer reports of itself.
+pub(super) fn validate_status(service: &Value) -> FieldErrors {
+    let path = Path::new("status").child("loadBalancer").child("ingress");
+    let ingress = list(&service["status"]["loadBalancer"], "ingress");
+    if !ingress.is_empty() && text(&service["spec"], "type") != "LoadBalancer" {
+        return vec![FieldError::forbidden(&path, "may only be used when `spec.type` is 'LoadBalancer'")];
+    }
+    let mut errors = Vec::new();
+    for (index, entry) in ingress.iter().enumerate() {
+        let path = path.index(index);
+        let address = text(entry, "ip");
+        if !address.is_empty() {
+            errors.extend(ip(address, &path.child("ip")).err());
+        } else if present(entry, "ipMode") {
+            errors.push(FieldError::forbidden(
+                &path.child("ipMode"),
+                "may not be specified when `ip` is not set",
+            ));
+        }
+        errors.extend(one_of_if_set(entry, "ipMode", &path, &["Proxy", "VIP"]));
+        let name = text(entry, "hostname");
+        if !name.is_empty() {
+            let path = path.child("hostname");
+            errors.extend(complaints(&path, name, dns1123_subdomain(name)));
+            if name.parse::<IpAddr>().is_ok() {
+                errors.push(FieldError::invalid(&path, name, "must be a DNS name, not an IP address"));
+            }
+        }
+    }
+    errors
+}

@@ -1,0 +1,221 @@
+//! Sets of field paths, and their form in `fieldsV1`.
+
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One step of a path. Keys and values hold canonical JSON text, so that they order and compare.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PathElement {
+    Field(String),
+    /// An element of a keyed list, by its keys: `{"name":"c"}`.
+    Key(String),
+    /// An element of a set.
+    Value(String),
+    Index(i64),
+}
+
+impl PathElement {
+    pub(super) fn key(keys: Map<String, Value>) -> Self {
+        Self::Key(Value::Object(keys).to_string())
+    }
+
+    pub(super) fn value(value: &Value) -> Self {
+        Self::Value(value.to_string())
+    }
+
+    /// `f:spec`, `k:{"name":"c"}`, `v:"x"`, `i:0`.
+    fn encode(&self) -> String {
+        match self {
+            Self::Field(name) => format!("f:{name}"),
+            Self::Key(keys) => format!("k:{keys}"),
+            Self::Value(value) => format!("v:{value}"),
+            Self::Index(index) => format!("i:{index}"),
+        }
+    }
+
+    fn decode(text: &str) -> Option<Self> {
+        let json = |text: &str| crate::codec::json::decode_any(text.as_bytes()).ok().map(|d| d.value);
+        let (kind, rest) = text.split_once(':')?;
+        Some(match kind {
+            "f" => Self::Field(rest.to_owned()),
+            "k" => Self::Key(json(rest).filter(Value::is_object)?.to_string()),
+            "v" => Self::Value(json(rest)?.to_string()),
+            "i" => Self::Index(rest.parse().ok()?),
+            _ => return None,
+        })
+    }
+}
+
+/// As upstream prints a step in messages: `.spec`, `[name="c"]`, `[="x"]`, `[0]`.
+impl fmt::Display for PathElement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Field(name) => write!(f, ".{name}"),
+            Self::Key(keys) => {
+                let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
+                let listed: Vec<String> = keys.iter().map(|(k, v)| format!("{k}={v}")).collect();
+                write!(f, "[{}]", listed.join(","))
+            }
+            Self::Value(value) => write!(f, "[={value}]"),
+            Self::Index(index) => write!(f, "[{index}]"),
+        }
+    }
+}
+
+/// What is below one step.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Entry {
+    /// The path that ends here is in the set.
+    pub(super) member: bool,
+    pub(super) below: FieldSet,
+}
+
+impl Entry {
+    fn is_empty(&self) -> bool {
+        !self.member && self.below.is_empty()
+    }
+}
+
+/// A set of paths.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FieldSet {
+    pub(super) entries: BTreeMap<PathElement, Entry>,
+}
+
+impl FieldSet {
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn put(&mut self, element: PathElement, entry: Entry) {
+        if !entry.is_empty() {
+            self.entries.insert(element, entry);
+        }
+    }
+
+    /// Adds a path; the empty one is not a path.
+    pub fn insert(&mut self, path: &[PathElement]) {
+        if let Some((first, rest)) = path.split_first() {
+            let entry = self.entries.entry(first.clone()).or_default();
+            if rest.is_empty() {
+                entry.member = true;
+            } else {
+                entry.below.insert(rest);
+            }
+        }
+    }
+
+    /// A set of dotted paths of field names.
+    pub fn of_fields(paths: &[&str]) -> Self {
+        let mut set = Self::default();
+        for path in paths {
+            let path: Vec<PathElement> =
+                path.split('.').map(|name| PathElement::Field(name.to_owned())).collect();
+            set.insert(&path);
+        }
+        set
+    }
+
+    pub fn union(mut self, other: &Self) -> Self {
+        for (element, theirs) in &other.entries {
+            let ours = self.entries.entry(element.clone()).or_default();
+            ours.member |= theirs.member;
+            ours.below = std::mem::take(&mut ours.below).union(&theirs.below);
+        }
+        self
+    }
+
+    /// The paths that are not in `other`.
+    pub fn difference(&self, other: &Self) -> Self {
+        self.combine(other, &|ours, theirs| Entry {
+            member: ours.member && !theirs.member,
+            below: ours.below.difference(&theirs.below),
+        })
+    }
+
+    /// The paths that are neither in `other` nor below a path in it.
+    pub fn recursive_difference(&self, other: &Self) -> Self {
+        self.combine(other, &|ours, theirs| {
+            if theirs.member {
+                Entry::default()
+            } else {
+                Entry { member: ours.member, below: ours.below.recursive_difference(&theirs.below) }
+            }
+        })
+    }
+
+    fn combine(&self, other: &Self, both: &dyn Fn(&Entry, &Entry) -> Entry) -> Self {
+        let mut out = Self::default();
+        for (element, ours) in &self.entries {
+            let entry = match other.entries.get(element) {
+                Some(theirs) => both(ours, theirs),
+                None => ours.clone(),
+            };
+            out.put(element.clone(), entry);
+        }
+        out
+    }
+
+    pub fn intersection(&self, other: &Self) -> Self {
+        let mut out = Self::default();
+        for (element, ours) in &self.entries {
+            if let Some(theirs) = other.entries.get(element) {
+                out.put(
+                    element.clone(),
+                    Entry {
+                        member: ours.member && theirs.member,
+                        below: ours.below.intersection(&theirs.below),
+                    },
+                );
+            }
+        }
+        out
+    }
+
+    /// Every path, members of a level before what is below it, printed as upstream prints them.
+    pub fn paths(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        self.paths_into("", &mut out);
+        out
+    }
+
+    fn paths_into(&self, prefix: &str, out: &mut Vec<String>) {
+        for (element, entry) in &self.entries {
+            if entry.member {
+                out.push(format!("{prefix}{element}"));
+            }
+        }
+        for (element, entry) in &self.entries {
+            entry.below.paths_into(&format!("{prefix}{element}"), out);
+        }
+    }
+
+    pub fn to_fields_v1(&self) -> Value {
+        let mut map = Map::new();
+        for (element, entry) in &self.entries {
+            let mut below = entry.below.to_fields_v1();
+            if let (true, Value::Object(below)) = (entry.member, &mut below)
+                && !below.is_empty()
+            {
+                below.insert(".".into(), Value::Object(Map::new()));
+            }
+            map.insert(element.encode(), below);
+        }
+        Value::Object(map)
+    }
+
+    /// `None` when it is not a set of fields.
+    pub fn from_fields_v1(value: &Value) -> Option<Self> {
+        let mut set = Self::default();
+        for (key, below) in value.as_object()? {
+            if key == "." {
+                continue;
+            }
+            let member = below.as_object()?.is_empty() || below.get(".").is_some();
+            let entry = Entry { member, below: Self::from_fields_v1(below)? };
+            set.put(PathElement::decode(key)?, entry);
+        }
+        Some(set)
+    }
+}

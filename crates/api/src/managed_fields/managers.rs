@@ -1,0 +1,183 @@
+//! `metadata.managedFields`: who owns which fields.
+
+use super::field_set::FieldSet;
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The manager of fields that were there before the first apply to an object without managed fields.
+pub(super) const BEFORE_FIRST_APPLY: &str = "before-first-apply";
+/// Where the oldest updaters go when there are too many.
+const ANCIENT_CHANGES: &str = "ancient-changes";
+/// Upstream's limit on entries of updaters.
+const MAX_UPDATERS: usize = 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Operation {
+    Apply,
+    Update,
+}
+
+/// What makes an entry: one applier has one entry whatever version it speaks.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Identity {
+    pub(super) manager: String,
+    pub(super) operation: Operation,
+    /// Empty for appliers.
+    pub(super) api_version: String,
+    pub(super) subresource: String,
+}
+
+/// As upstream names a manager in conflicts.
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.manager)?;
+        if !self.subresource.is_empty() {
+            write!(f, " with subresource {:?}", self.subresource)?;
+        }
+        if self.operation == Operation::Update {
+            write!(f, " using {}", self.api_version)?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Owned {
+    pub(super) set: FieldSet,
+    pub(super) api_version: String,
+    pub(super) time: Option<String>,
+}
+
+/// The entries of an object.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Managers(pub(super) BTreeMap<Identity, Owned>);
+
+impl Managers {
+    /// Entries that cannot be read make all of them unreadable, and upstream starts anew then.
+    pub(super) fn decode(object: &Value) -> Self {
+        let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
+        let entries = entries.map(Vec::as_slice).unwrap_or_default();
+        entries.iter().map(decode_entry).collect::<Option<_>>().map(Self).unwrap_or_default()
+    }
+
+    /// Whether the object asks to forget all managers: one empty entry.
+    pub(super) fn is_reset(object: &Value) -> bool {
+        let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
+        entries.is_some_and(|e| matches!(e.as_slice(), [Value::Object(only)] if only.is_empty()))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Drops entries without fields.
+    pub(super) fn drop_empty(&mut self) {
+        self.0.retain(|_, owned| !owned.set.is_empty());
+    }
+
+    /// Upstream keeps at most ten updaters: the oldest are merged, per version, into one entry.
+    pub(super) fn cap(&mut self) {
+        let mut updaters: Vec<Identity> = self
+            .0
+            .keys()
+            .filter(|id| id.operation == Operation::Update && id.subresource.is_empty())
+            .cloned()
+            .collect();
+        if updaters.len() <= MAX_UPDATERS {
+            return;
+        }
+        updaters.sort_by_cached_key(|id| {
+            (self.0.get(id).and_then(|owned| owned.time.clone()), id.manager.clone())
+        });
+        let mut length = updaters.len();
+        let mut first_of_version: BTreeMap<String, Identity> = BTreeMap::new();
+        for id in updaters {
+            if length <= MAX_UPDATERS {
+                return;
+            }
+            let Some(first) = first_of_version.get(&id.api_version).cloned() else {
+                first_of_version.insert(id.api_version.clone(), id);
+                continue;
+            };
+            let bucket = Identity { manager: ANCIENT_CHANGES.into(), ..id.clone() };
+            let Some(owned) = self.0.remove(&id) else { continue };
+            let before = match self.0.remove(&bucket) {
+                Some(before) => Some(before),
+                None => self.0.remove(&first),
+            };
+            let set = match before {
+                Some(before) => owned.set.union(&before.set),
+                None => owned.set,
+            };
+            self.0.insert(bucket, Owned { set, ..owned });
+            length -= 1;
+        }
+    }
+
+    pub(super) fn encode(&self, object: &mut Value) {
+        let mut entries: Vec<(&Identity, &Owned)> = self.0.iter().collect();
+        entries.sort_by_key(|(id, owned)| {
+            (id.operation, &owned.time, &id.manager, &owned.api_version, &id.subresource)
+        });
+        let entries: Vec<Value> = entries.into_iter().map(|(id, owned)| encode_entry(id, owned)).collect();
+        let metadata = crate::meta::metadata_mut(object);
+        if entries.is_empty() {
+            metadata.remove("managedFields");
+        } else {
+            metadata.insert("managedFields".into(), entries.into());
+        }
+    }
+}
+
+fn decode_entry(entry: &Value) -> Option<(Identity, Owned)> {
+    let text = |key: &str| entry.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let operation = match text("operation").as_str() {
+        "Apply" => Operation::Apply,
+        "Update" => Operation::Update,
+        _ => return None,
+    };
+    if text("fieldsType") != "FieldsV1" {
+        return None;
+    }
+    let set = match entry.get("fieldsV1") {
+        None | Some(Value::Null) => FieldSet::default(),
+        Some(fields) => FieldSet::from_fields_v1(fields)?,
+    };
+    let api_version = text("apiVersion");
+    let identity = Identity {
+        manager: text("manager"),
+        operation,
+        api_version: if operation == Operation::Apply { String::new() } else { api_version.clone() },
+        subresource: text("subresource"),
+    };
+    let time = Some(text("time")).filter(|t| !t.is_empty());
+    Some((identity, Owned { set, api_version, time }))
+}
+
+fn encode_entry(identity: &Identity, owned: &Owned) -> Value {
+    let mut entry = Map::new();
+    let operation = match identity.operation {
+        Operation::Apply => "Apply",
+        Operation::Update => "Update",
+    };
+    for (key, text) in [
+        ("manager", identity.manager.as_str()),
+        ("operation", operation),
+        ("apiVersion", &owned.api_version),
+        ("time", owned.time.as_deref().unwrap_or_default()),
+        ("fieldsType", "FieldsV1"),
+        ("subresource", &identity.subresource),
+    ] {
+        if !text.is_empty() {
+            entry.insert(key.into(), text.into());
+        }
+    }
+    entry.insert("fieldsV1".into(), owned.set.to_fields_v1());
+    Value::Object(entry)
+}
+
+pub(super) fn format_time(now: Timestamp) -> String {
+    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}

@@ -1,0 +1,285 @@
+//! Field managers and server-side apply.
+//!
+//! Every write leaves in `metadata.managedFields` who set which field. [`update`] keeps that record on
+//! ordinary writes; [`apply`] merges what a manager wants into an object, refuses to take fields from other
+//! managers unless forced, and removes what the manager wanted before and no longer does.
+//!
+//! Objects passed in are normalised ([`crate::codec::normalise`]); what comes out of [`apply`] is merged JSON
+//! that the caller brings under its type, defaults and normalises as it does any decoded object.
+
+mod field_set;
+mod managers;
+mod node;
+#[cfg(test)]
+mod tests;
+mod validate;
+mod walk;
+
+pub use field_set::{FieldSet, PathElement};
+
+use crate::schema::TypeRef;
+use jiff::Timestamp;
+use managers::{BEFORE_FIRST_APPLY, Identity, Managers, Operation, Owned};
+use node::Node;
+use serde_json::{Map, Value};
+use thiserror::Error;
+use walk::Comparison;
+
+/// Who writes, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Writer<'a> {
+    /// The object's type; `None` for an object without a schema (objects granular, lists atomic).
+    pub type_: Option<TypeRef>,
+    /// The version in which the request speaks: `apps/v1`.
+    pub api_version: &'a str,
+    /// The field manager.
+    pub manager: &'a str,
+    /// `status`, `scale` …; empty for the main resource.
+    pub subresource: &'a str,
+    /// Dotted paths that this endpoint resets and whose ownership it therefore does not record: `status` for
+    /// the main resource of most kinds, `spec` and `metadata.labels` for their status.
+    pub ignored: &'a [&'a str],
+    pub now: Timestamp,
+}
+
+/// Fields another manager owns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// The other manager as upstream names it: `"kubectl" using apps/v1`.
+    pub manager: String,
+    /// `.spec.replicas`.
+    pub path: String,
+}
+
+/// Why an apply is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ApplyError {
+    #[error("metadata.managedFields must be nil")]
+    ManagedFieldsGiven,
+    /// The configuration does not fit the schema: upstream answers 500 with this text.
+    #[error("failed to create typed patch object ({object}): {problems}")]
+    Typed { object: String, problems: String },
+    /// Another manager owns the fields: 409, one cause per conflict.
+    #[error("{}", conflict_message(.0))]
+    Conflicts(Vec<Conflict>),
+}
+
+fn conflict_message(conflicts: &[Conflict]) -> String {
+    if let [only] = conflicts {
+        return format!("Apply failed with 1 conflict: conflict with {}: {}", only.manager, only.path);
+    }
+    let mut lines = Vec::new();
+    let mut current = None;
+    for conflict in conflicts {
+        if current != Some(&conflict.manager) {
+            lines.push(format!("conflicts with {}:", conflict.manager));
+            current = Some(&conflict.manager);
+        }
+        lines.push(format!("- {}", conflict.path));
+    }
+    format!("Apply failed with {} conflicts: {}", conflicts.len(), lines.join("\n"))
+}
+
+/// Metadata nobody owns.
+const STRIPPED: &[&str] = &[
+    "apiVersion",
+    "kind",
+    "metadata",
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.creationTimestamp",
+    "metadata.selfLink",
+    "metadata.uid",
+    "metadata.clusterName",
+    "metadata.generation",
+    "metadata.managedFields",
+    "metadata.resourceVersion",
+];
+
+impl Writer<'_> {
+    fn identity(&self, operation: Operation) -> Identity {
+        Identity {
+            manager: self.manager.to_owned(),
+            operation,
+            api_version: match operation {
+                Operation::Apply => String::new(),
+                Operation::Update => self.api_version.to_owned(),
+            },
+            subresource: self.subresource.to_owned(),
+        }
+    }
+
+    /// What upstream compares a new object with: one of its type with nothing set.
+    fn blank(&self) -> Value {
+        let mut blank = Value::Object(Map::new());
+        if let Some(type_) = self.type_ {
+            crate::codec::normalise(type_, &mut blank);
+        }
+        blank
+    }
+}
+
+/// Records in `new` who owns its fields after a create (`live` is `None`) or an update.
+///
+/// A client may give managed fields of its own in an update of the main resource, and one empty entry
+/// forgets them all, as upstream.
+pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
+    let node = Node::root(writer.type_);
+    let mut managers = if Managers::is_reset(new) && writer.subresource.is_empty() {
+        Managers::default()
+    } else {
+        let given = if writer.subresource.is_empty() { Managers::decode(new) } else { Managers::default() };
+        if given.is_empty() { live.map(Managers::decode).unwrap_or_default() } else { given }
+    };
+    let blank;
+    let old = match live {
+        Some(live) => live,
+        None => {
+            blank = writer.blank();
+            &blank
+        }
+    };
+    record_update(writer, node, old, new, &mut managers);
+    managers.cap();
+    managers.encode(new);
+}
+
+fn record_update(writer: &Writer<'_>, node: Node, old: &Value, new: &Value, managers: &mut Managers) {
+    let ignored = FieldSet::of_fields(writer.ignored);
+    let comparison = walk::compare(node, old, new).without(&ignored);
+    take_from_others(managers, None, &comparison);
+    let taken = comparison.modified.union(&comparison.added).difference(&FieldSet::of_fields(STRIPPED));
+    if !taken.is_empty() {
+        let identity = writer.identity(Operation::Update);
+        let set = match managers.0.remove(&identity) {
+            Some(before) => taken.union(&before.set),
+            None => taken,
+        };
+        let time = Some(managers::format_time(writer.now));
+        managers.0.insert(identity, Owned { set, api_version: writer.api_version.to_owned(), time });
+    }
+    managers.drop_empty();
+}
+
+/// Changed fields leave whoever owned them, removed fields leave everybody.
+fn take_from_others(managers: &mut Managers, writer: Option<&Identity>, comparison: &Comparison) {
+    let changed = comparison.modified.clone().union(&comparison.added);
+    for (identity, owned) in &mut managers.0 {
+        if Some(identity) != writer {
+            owned.set = owned.set.difference(&changed).difference(&comparison.removed);
+        }
+    }
+}
+
+/// The outcome of an apply.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Applied {
+    /// The merged object with its managed fields.
+    pub object: Value,
+    /// Whether anything but managed fields differs from the live object.
+    pub changed: bool,
+}
+
+/// Merges `config` into `live` (`None` when the object does not exist) for the writer.
+pub fn apply(
+    writer: &Writer<'_>,
+    live: Option<&Value>,
+    config: &Value,
+    force: bool,
+) -> Result<Applied, ApplyError> {
+    let given = config.pointer("/metadata/managedFields");
+    if given.and_then(Value::as_array).is_some_and(|entries| !entries.is_empty()) {
+        return Err(ApplyError::ManagedFieldsGiven);
+    }
+    if let Some(type_) = writer.type_ {
+        validate::validate(type_, config, writer.api_version)?;
+    }
+    let node = Node::root(writer.type_);
+    let blank = writer.blank();
+    let mut managers = live.map(Managers::decode).unwrap_or_default();
+    if let Some(live) = live
+        && managers.is_empty()
+    {
+        let before = Writer { manager: BEFORE_FIRST_APPLY, subresource: "", ..*writer };
+        record_update(&before, node, &blank, live, &mut managers);
+    }
+    let live = live.unwrap_or(&blank);
+
+    let identity = writer.identity(Operation::Apply);
+    let ignored = FieldSet::of_fields(writer.ignored);
+    let former = managers.0.remove(&identity);
+    let set = walk::field_set(node, config).recursive_difference(&ignored);
+    managers.0.insert(
+        identity.clone(),
+        Owned {
+            set,
+            api_version: writer.api_version.to_owned(),
+            time: former.as_ref().and_then(|f| f.time.clone()),
+        },
+    );
+
+    let mut merged = walk::merge(node, Some(live), Some(config)).unwrap_or_else(|| blank.clone());
+    if let Some(former) = &former
+        && !former.set.is_empty()
+    {
+        merged = prune(node, &merged, &managers, &former.set);
+    }
+    let mut object = merged;
+    if let Some(type_) = writer.type_ {
+        crate::codec::normalise(type_, &mut object);
+    }
+    let comparison = walk::compare(node, live, &object).without(&ignored);
+    if !force {
+        let conflicts = conflicts(&managers, &identity, &comparison);
+        if !conflicts.is_empty() {
+            return Err(ApplyError::Conflicts(conflicts));
+        }
+    }
+    take_from_others(&mut managers, Some(&identity), &comparison);
+
+    // Managed fields and the like are nobody's change.
+    let changed = !comparison.without(&FieldSet::of_fields(&["metadata.managedFields"])).is_same();
+    if let Some(owned) = managers.0.get_mut(&identity) {
+        owned.set = owned.set.difference(&FieldSet::of_fields(STRIPPED));
+        if changed || owned.time.is_none() {
+            owned.time = Some(managers::format_time(writer.now));
+        }
+    }
+    managers.drop_empty();
+    managers.encode(&mut object);
+    Ok(Applied { object, changed })
+}
+
+fn conflicts(managers: &Managers, writer: &Identity, comparison: &Comparison) -> Vec<Conflict> {
+    let changed = comparison.modified.clone().union(&comparison.added);
+    managers
+        .0
+        .iter()
+        .filter(|(identity, _)| *identity != writer)
+        .flat_map(|(identity, owned)| {
+            let manager = identity.to_string();
+            let paths = owned.set.intersection(&changed).paths();
+            paths.into_iter().map(move |path| Conflict { manager: manager.clone(), path })
+        })
+        .collect()
+}
+
+/// Removes what the manager set the last time, does not set now, and nobody else owns.
+fn prune(node: Node, merged: &Value, managers: &Managers, former: &FieldSet) -> Value {
+    let former = walk::with_named_fields(node, former);
+    let pruned = walk::remove(node, merged, &former);
+    let set_of = |value: &Value| walk::with_named_fields(node, &walk::field_set(node, value));
+    let in_merged = set_of(merged);
+
+    let mut owned = FieldSet::default();
+    for manager in managers.0.values() {
+        owned = owned.union(&manager.set);
+    }
+    let owned = walk::with_named_fields(node, &owned);
+    let unowned = in_merged.difference(&set_of(&pruned).union(&owned));
+    let pruned = walk::remove(node, merged, &unowned);
+
+    // What lay below a removed field without ever having been the manager's comes back.
+    let dangling = in_merged.difference(&set_of(&pruned)).intersection(&former);
+    walk::remove(node, merged, &dangling)
+}

@@ -1,0 +1,122 @@
+//! How server-side apply sees the schema: what is granular, what is atomic, what tells list elements apart.
+
+use super::field_set::PathElement;
+use crate::schema::{Field, Kind, Merge, TypeRef, named};
+use serde_json::{Map, Value};
+
+#[derive(Clone, Copy)]
+pub(super) enum Node {
+    /// Owned as a whole.
+    Leaf,
+    Struct(TypeRef),
+    /// A granular map of these.
+    Map(&'static Kind),
+    Set,
+    Keyed {
+        keys: &'static [&'static str],
+        item: TypeRef,
+    },
+    /// No schema: objects are granular, everything else is owned as a whole.
+    Deduced,
+    /// An object without a schema but with metadata.
+    DeducedRoot,
+}
+
+impl Node {
+    pub(super) fn root(type_: Option<TypeRef>) -> Self {
+        type_.map_or(Self::DeducedRoot, Self::Struct)
+    }
+
+    fn of_field(field: &'static Field) -> Self {
+        match (&field.kind, field.merge) {
+            (_, Merge::Atomic) => Self::Leaf,
+            (Kind::List(_) | Kind::Strings, Merge::Set) => Self::Set,
+            (Kind::List(Kind::Struct(item)), Merge::Keyed) => Self::Keyed { keys: field.keys, item },
+            (kind, _) => Self::of_kind(kind),
+        }
+    }
+
+    fn of_kind(kind: &'static Kind) -> Self {
+        match kind {
+            Kind::Struct(type_) if !type_.atomic => Self::Struct(type_),
+            Kind::Map(item) => Self::Map(item),
+            _ => Self::Leaf,
+        }
+    }
+
+    pub(super) fn is_map(self) -> bool {
+        matches!(self, Self::Struct(_) | Self::Map(_) | Self::Deduced | Self::DeducedRoot)
+    }
+
+    pub(super) fn is_list(self) -> bool {
+        matches!(self, Self::Set | Self::Keyed { .. })
+    }
+
+    /// The node of a member of a map.
+    pub(super) fn member(self, name: &str) -> Self {
+        match self {
+            Self::Struct(type_) => type_.field(name).map_or(Self::Deduced, Self::of_field),
+            Self::Map(item) => Self::of_kind(item),
+            Self::DeducedRoot if name == "metadata" => {
+                named("meta.v1.ObjectMeta").map_or(Self::Deduced, Self::Struct)
+            }
+            _ => Self::Deduced,
+        }
+    }
+
+    /// The node of a list's element.
+    pub(super) fn element(self) -> Self {
+        match self {
+            Self::Keyed { item, .. } if !item.atomic => Self::Struct(item),
+            _ => Self::Leaf,
+        }
+    }
+
+    /// The member is a field of a struct, which exists by its type and not by being set.
+    pub(super) fn declares(self, name: &str) -> bool {
+        matches!(self, Self::Struct(type_) if type_.field(name).is_some())
+    }
+
+    /// The node below a step of a path.
+    pub(super) fn below(self, element: &PathElement) -> Self {
+        match element {
+            PathElement::Field(name) => self.member(name),
+            _ => self.element(),
+        }
+    }
+
+    /// What tells this element of the list apart; `None` when it has none of the list's keys.
+    pub(super) fn identify(self, item: &Value) -> Option<PathElement> {
+        match self {
+            Self::Set => Some(PathElement::value(item)),
+            Self::Keyed { keys, item: type_ } => {
+                let mut found = Map::new();
+                for key in keys {
+                    let value = match item.get(key).filter(|v| !v.is_null()) {
+                        Some(value) => Some(value.clone()),
+                        None => type_.field(key).and_then(|f| serde_json::from_str(f.default).ok()),
+                    };
+                    if let Some(value) = value {
+                        found.insert((*key).to_owned(), value);
+                    }
+                }
+                (!found.is_empty()).then(|| PathElement::key(found))
+            }
+            _ => None,
+        }
+    }
+
+    /// The elements of a list by identity. `None` when some have none or two have the same.
+    pub(super) fn elements(self, list: &[Value]) -> Option<Vec<(PathElement, &Value)>> {
+        let mut out: Vec<(PathElement, &Value)> = Vec::with_capacity(list.len());
+        let mut seen = std::collections::BTreeSet::new();
+        for item in list {
+            let element = self.identify(item)?;
+            if !seen.insert(element.clone()) {
+                return None;
+            }
+            out.push((element, item));
+        }
+        Some(out)
+    }
+}

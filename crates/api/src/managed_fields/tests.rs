@@ -1,0 +1,270 @@
+use super::*;
+use crate::codec::normalise;
+use crate::schema;
+use serde_json::json;
+
+const T0: &str = "2026-01-01T00:00:00Z";
+const T1: &str = "2026-01-01T00:00:01Z";
+
+fn writer<'a>(kind: (&str, &str, &str), manager: &'a str, api_version: &'a str, now: &str) -> Writer<'a> {
+    Writer {
+        type_: schema::kind(kind.0, kind.1, kind.2),
+        api_version,
+        manager,
+        subresource: "",
+        ignored: &[],
+        now: now.parse().expect("a time"),
+    }
+}
+
+fn config_map(manager: &str, now: &str) -> Writer<'static> {
+    let manager: &'static str = manager.to_owned().leak();
+    writer(("", "v1", "ConfigMap"), manager, "v1", now)
+}
+
+fn entry(manager: &str, operation: &str, time: &str, fields: Value) -> Value {
+    json!({"manager": manager, "operation": operation, "apiVersion": "v1", "time": time,
+        "fieldsType": "FieldsV1", "fieldsV1": fields})
+}
+
+fn managed(object: &Value) -> &Value {
+    &object["metadata"]["managedFields"]
+}
+
+fn cm(data: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data})
+}
+
+#[test]
+fn fields_v1_round_trips() {
+    let fields = json!({"f:metadata": {"f:labels": {".": {}, "f:a": {}}},
+        "f:spec": {"f:ports": {"k:{\"port\":80,\"protocol\":\"TCP\"}": {".": {}, "f:port": {}}},
+            "f:finalizers": {"v:\"x\"": {}}, "f:list": {"i:0": {}}}});
+    let set = FieldSet::from_fields_v1(&fields).expect("a set");
+    assert_eq!(set.to_fields_v1(), fields);
+    assert_eq!(
+        set.paths(),
+        [
+            ".metadata.labels",
+            ".metadata.labels.a",
+            ".spec.finalizers[=\"x\"]",
+            ".spec.list[0]",
+            ".spec.ports[port=80,protocol=\"TCP\"]",
+            ".spec.ports[port=80,protocol=\"TCP\"].port",
+        ]
+    );
+    assert_eq!(FieldSet::from_fields_v1(&json!({"x:spec": {}})), None);
+    assert_eq!(FieldSet::from_fields_v1(&json!({"k:nonsense": {}})), None);
+}
+
+#[test]
+fn a_create_owns_what_differs_from_a_blank_object() {
+    let w = writer(("apps", "v1", "Deployment"), "m", "apps/v1", T0);
+    let mut new = json!({"apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "d", "uid": "u", "labels": {"a": "b"}},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"a": "b"}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
+            "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [
+                {"name": "c", "image": "i", "args": ["x"], "ports": [{"containerPort": 80, "protocol": "TCP"}]}],
+                "securityContext": {}}}}});
+    normalise(w.type_.expect("known"), &mut new);
+    update(&w, None, &mut new);
+    assert_eq!(
+        managed(&new)[0]["fieldsV1"],
+        json!({"f:metadata": {"f:labels": {".": {}, "f:a": {}}},
+            "f:spec": {"f:replicas": {}, "f:selector": {},
+                "f:strategy": {"f:rollingUpdate": {".": {}, "f:maxSurge": {}}, "f:type": {}},
+                "f:template": {"f:metadata": {"f:labels": {".": {}, "f:a": {}}},
+                    "f:spec": {"f:securityContext": {}, "f:containers": {"k:{\"name\":\"c\"}": {".": {},
+                        "f:args": {}, "f:image": {}, "f:name": {}, "f:resources": {},
+                        "f:ports": {".": {}, "k:{\"containerPort\":80,\"protocol\":\"TCP\"}":
+                            {".": {}, "f:containerPort": {}, "f:protocol": {}}}}}}}}})
+    );
+}
+
+#[test]
+fn an_update_takes_what_it_changes_and_only_then_the_time() {
+    let mut first = cm(json!({"x": "1", "y": "1"}));
+    update(&config_map("m1", T0), None, &mut first);
+    let mut second = first.clone();
+    update(&config_map("m2", T1), Some(&first), &mut second);
+    assert_eq!(second, first, "nothing changed, nobody new");
+
+    second["data"]["x"] = "2".into();
+    update(&config_map("m2", T1), Some(&first), &mut second);
+    assert_eq!(
+        *managed(&second),
+        json!([
+            entry("m1", "Update", T0, json!({"f:data": {".": {}, "f:y": {}}})),
+            entry("m2", "Update", T1, json!({"f:data": {"f:x": {}}}))
+        ])
+    );
+
+    let mut third = second.clone();
+    third["data"].as_object_mut().expect("a map").remove("x");
+    update(&config_map("m3", T1), Some(&second), &mut third);
+    assert_eq!(*managed(&third), json!([entry("m1", "Update", T0, json!({"f:data": {".": {}, "f:y": {}}}))]));
+
+    let mut reset = third.clone();
+    reset["metadata"]["managedFields"] = json!([{}]);
+    update(&config_map("m1", T1), Some(&third), &mut reset);
+    assert_eq!(reset.pointer("/metadata/managedFields"), None);
+}
+
+#[test]
+fn ignored_fields_are_not_recorded() {
+    let mut w = writer(("", "v1", "Pod"), "kubelet", "v1", T0);
+    w.subresource = "status";
+    w.ignored = &["spec", "metadata.labels"];
+    let old = json!({"metadata": {"name": "p"}, "spec": {"containers": null}, "status": {}});
+    let mut new = json!({"metadata": {"name": "p", "labels": {"a": "b"}}, "spec": {"containers": null, "hostname": "h"},
+        "status": {"phase": "Running"}});
+    update(&w, Some(&old), &mut new);
+    assert_eq!(managed(&new)[0]["fieldsV1"], json!({"f:status": {"f:phase": {}}}));
+    assert_eq!(managed(&new)[0]["subresource"], "status");
+}
+
+#[test]
+fn apply_conflicts_unless_forced_and_removes_by_omission() {
+    let made = apply(&config_map("m1", T0), None, &cm(json!({"x": "1", "y": "1"})), false).expect("new");
+    assert_eq!(
+        *managed(&made.object),
+        json!([entry("m1", "Apply", T0, json!({"f:data": {"f:x": {}, "f:y": {}}}))])
+    );
+
+    let wanted = cm(json!({"x": "2"}));
+    let refused = apply(&config_map("m2", T1), Some(&made.object), &wanted, false).expect_err("owned by m1");
+    assert_eq!(refused.to_string(), "Apply failed with 1 conflict: conflict with \"m1\": .data.x");
+
+    let forced = apply(&config_map("m2", T1), Some(&made.object), &wanted, true).expect("forced").object;
+    assert_eq!(forced["data"], json!({"x": "2", "y": "1"}));
+    assert_eq!(
+        *managed(&forced),
+        json!([
+            entry("m1", "Apply", T0, json!({"f:data": {"f:y": {}}})),
+            entry("m2", "Apply", T1, json!({"f:data": {"f:x": {}}}))
+        ])
+    );
+
+    let omitted =
+        apply(&config_map("m1", T1), Some(&forced), &cm(json!({"z": "3"})), false).expect("own").object;
+    assert_eq!(omitted["data"], json!({"x": "2", "z": "3"}));
+    let gone = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
+    let gone = apply(&config_map("m1", T1), Some(&omitted), &gone, false).expect("own").object;
+    assert_eq!(gone["data"], json!({"x": "2"}));
+    assert_eq!(*managed(&gone), json!([entry("m2", "Apply", T1, json!({"f:data": {"f:x": {}}}))]));
+}
+
+#[test]
+fn apply_against_updaters_names_their_version_and_agreeing_shares() {
+    let mut live = cm(json!({"x": "1"}));
+    update(&config_map("ed", T0), None, &mut live);
+    let refused = apply(&config_map("m", T1), Some(&live), &cm(json!({"x": "2"})), false).expect_err("owned");
+    assert_eq!(refused.to_string(), "Apply failed with 1 conflict: conflict with \"ed\" using v1: .data.x");
+    let agreed =
+        apply(&config_map("m", T1), Some(&live), &cm(json!({"x": "1"})), false).expect("the same value");
+    assert!(!agreed.changed);
+    assert_eq!(managed(&agreed.object).as_array().map(Vec::len), Some(2));
+
+    let unmanaged = cm(json!({"x": "1"}));
+    let refused =
+        apply(&config_map("m", T1), Some(&unmanaged), &cm(json!({"x": "2"})), false).expect_err("owned");
+    assert_eq!(
+        refused.to_string(),
+        "Apply failed with 1 conflict: conflict with \"before-first-apply\" using v1: .data.x"
+    );
+}
+
+#[test]
+fn apply_merges_keyed_lists_element_by_element() {
+    let w = |manager, now| writer(("apps", "v1", "Deployment"), manager, "apps/v1", now);
+    let object = |containers: Value| {
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"},
+        "spec": {"template": {"spec": {"containers": containers}}}})
+    };
+    let live = apply(
+        &w("m1", T0),
+        None,
+        &object(json!([{"name": "a", "image": "1"}, {"name": "b", "image": "1"}])),
+        false,
+    )
+    .expect("new")
+    .object;
+    let both = apply(
+        &w("m2", T1),
+        Some(&live),
+        &object(json!([{"name": "c", "image": "2"}, {"name": "b", "tty": true}])),
+        false,
+    )
+    .expect("no conflict")
+    .object;
+    let names = |object: &Value| -> Vec<String> {
+        let list = object["spec"]["template"]["spec"]["containers"].as_array().cloned().unwrap_or_default();
+        list.iter().map(|c| c["name"].as_str().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(names(&both), ["a", "c", "b"]);
+    let fewer = apply(&w("m1", T1), Some(&both), &object(json!([{"name": "a", "image": "1"}])), false)
+        .expect("own")
+        .object;
+    assert_eq!(names(&fewer), ["a", "c", "b"], "b is still owned by m2");
+    assert_eq!(fewer["spec"]["template"]["spec"]["containers"][2].get("image"), None);
+    let refused = apply(
+        &w("m2", T1),
+        Some(&fewer),
+        &object(json!([{"name": "a", "image": "9"}, {"name": "a", "image": "9"}])),
+        false,
+    );
+    assert_eq!(
+        refused.expect_err("duplicates").to_string(),
+        "failed to create typed patch object (/d; apps/v1, Kind=Deployment): \
+         .spec.template.spec.containers: duplicate entries for key [name=\"a\"]"
+    );
+}
+
+#[test]
+fn apply_refuses_what_the_schema_does_not_know() {
+    let mut config = cm(json!({}));
+    config["bogus"] = 1.into();
+    let refused = apply(&config_map("m", T0), None, &config, false).expect_err("unknown field");
+    assert_eq!(
+        refused.to_string(),
+        "failed to create typed patch object (/a; /v1, Kind=ConfigMap): .bogus: field not declared in schema"
+    );
+    let refused = apply(&config_map("m", T0), None, &cm(json!({"a": 1})), false).expect_err("wrong type");
+    assert_eq!(
+        refused.to_string(),
+        "failed to create typed patch object (/a; /v1, Kind=ConfigMap): .data.a: expected string, got \
+         &value.valueUnstructured{Value:1}"
+    );
+    let mut config = cm(json!({}));
+    config["metadata"]["managedFields"] = json!([{"manager": "x"}]);
+    assert_eq!(apply(&config_map("m", T0), None, &config, false), Err(ApplyError::ManagedFieldsGiven));
+}
+
+#[test]
+fn the_oldest_of_many_updaters_are_merged() {
+    let mut object = cm(json!({}));
+    for n in 0..12 {
+        let live = object.clone();
+        object["data"][format!("k{n:02}")] = "v".into();
+        let now = format!("2026-01-01T00:00:{n:02}Z");
+        update(&config_map(&format!("u{n:02}"), &now), Some(&live), &mut object);
+    }
+    let entries = managed(&object).as_array().expect("entries");
+    assert_eq!(entries.len(), 10);
+    assert_eq!(entries[0]["manager"], "ancient-changes");
+    assert_eq!(entries[0]["fieldsV1"], json!({"f:data": {"f:k00": {}, "f:k01": {}, "f:k02": {}}}));
+}
+
+#[test]
+fn objects_without_a_schema_are_granular() {
+    let w = Writer { type_: None, ..config_map("m", T0) };
+    let mut new =
+        json!({"metadata": {"name": "x", "labels": {"a": "b"}}, "spec": {"list": [1, 2], "map": {"k": "v"}}});
+    update(&w, None, &mut new);
+    assert_eq!(
+        managed(&new)[0]["fieldsV1"],
+        json!({"f:metadata": {"f:labels": {".": {}, "f:a": {}}},
+            "f:spec": {".": {}, "f:list": {}, "f:map": {".": {}, "f:k": {}}}})
+    );
+}

@@ -1,0 +1,88 @@
+//! Whether an applied configuration fits the schema, in the words of upstream's typed objects.
+
+use super::ApplyError;
+use super::node::Node;
+use crate::patch::go_format;
+use crate::schema::{Kind, TypeRef};
+use serde_json::Value;
+
+pub(super) fn validate(type_: TypeRef, config: &Value, api_version: &str) -> Result<(), ApplyError> {
+    let mut problems = Vec::new();
+    check(Node::Struct(type_), &Kind::Struct(type_), config, "", &mut problems);
+    if problems.is_empty() {
+        return Ok(());
+    }
+    let text = |key| crate::meta::str(config, key);
+    let kind = config.get("kind").and_then(Value::as_str).unwrap_or_default();
+    let group_version =
+        if api_version.contains('/') { api_version.to_owned() } else { format!("/{api_version}") };
+    Err(ApplyError::Typed {
+        object: format!("{}/{}; {group_version}, Kind={kind}", text("namespace"), text("name")),
+        problems: match problems.as_slice() {
+            [only] => only.clone(),
+            many => format!("errors:\n  {}", many.join("\n  ")),
+        },
+    })
+}
+
+fn check(node: Node, kind: &Kind, value: &Value, path: &str, problems: &mut Vec<String>) {
+    let mut expected = |what: &str| {
+        let got = go_format(value);
+        problems.push(format!("{path}: expected {what}, got &value.valueUnstructured{{Value:{got}}}"));
+    };
+    match (kind, value) {
+        (_, Value::Null) | (Kind::Raw, _) => {}
+        (Kind::Struct(type_), Value::Object(map)) => {
+            for (name, value) in map {
+                match type_.field(name) {
+                    Some(field) => {
+                        check(
+                            Node::Struct(type_).member(name),
+                            &field.kind,
+                            value,
+                            &format!("{path}.{name}"),
+                            problems,
+                        );
+                    }
+                    None => problems.push(format!("{path}.{name}: field not declared in schema")),
+                }
+            }
+        }
+        (Kind::Map(item), Value::Object(map)) => {
+            for (name, value) in map {
+                check(node.member(name), item, value, &format!("{path}.{name}"), problems);
+            }
+        }
+        (Kind::List(item), Value::Array(list)) => {
+            let mut seen = std::collections::BTreeSet::new();
+            for (index, value) in list.iter().enumerate() {
+                let step = match node.is_list().then(|| node.identify(value)) {
+                    None => format!("[{index}]"),
+                    Some(None) => {
+                        problems.push(format!(
+                            "{path}: element {index}: associative list with keys has an element that omits all key fields"
+                        ));
+                        continue;
+                    }
+                    Some(Some(element)) => {
+                        let step = element.to_string();
+                        if !seen.insert(element) {
+                            problems.push(format!("{path}: duplicate entries for key {step}"));
+                            continue;
+                        }
+                        step
+                    }
+                };
+                check(node.element(), item, value, &format!("{path}{step}"), problems);
+            }
+        }
+        (Kind::Struct(_) | Kind::Map(_), _) => expected("map"),
+        (Kind::List(_), _) => expected("list"),
+        (Kind::String | Kind::Bytes | Kind::Time | Kind::MicroTime | Kind::Duration, Value::String(_)) => {}
+        (Kind::String | Kind::Bytes | Kind::Time | Kind::MicroTime | Kind::Duration, _) => expected("string"),
+        (Kind::Bool, Value::Bool(_)) | (Kind::Int32 | Kind::Int64 | Kind::Double, Value::Number(_)) => {}
+        (Kind::Bool, _) => expected("boolean"),
+        (Kind::Int32 | Kind::Int64 | Kind::Double, _) => expected("numeric (int or float)"),
+        _ => {}
+    }
+}

@@ -1,0 +1,264 @@
+//! Walks over objects: which fields are set, how two objects differ, merging and removing.
+
+use super::field_set::{Entry, FieldSet, PathElement};
+use super::node::Node;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How a new object differs from an old one.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub(super) struct Comparison {
+    pub(super) added: FieldSet,
+    pub(super) modified: FieldSet,
+    pub(super) removed: FieldSet,
+}
+
+impl Comparison {
+    pub(super) fn is_same(&self) -> bool {
+        self.added.is_empty() && self.modified.is_empty() && self.removed.is_empty()
+    }
+
+    pub(super) fn without(self, ignored: &FieldSet) -> Self {
+        Self {
+            added: self.added.recursive_difference(ignored),
+            modified: self.modified.recursive_difference(ignored),
+            removed: self.removed.recursive_difference(ignored),
+        }
+    }
+}
+
+/// The fields an applied configuration sets.
+pub(super) fn field_set(node: Node, value: &Value) -> FieldSet {
+    entry(node, value).below
+}
+
+fn entry(node: Node, value: &Value) -> Entry {
+    let mut below = FieldSet::default();
+    match value {
+        Value::Object(map) if node.is_map() => {
+            for (name, value) in map {
+                let mut entry = entry(node.member(name), value);
+                let empty = value.is_null() || value.as_object().is_some_and(Map::is_empty);
+                entry.member |=
+                    empty || !node.declares(name) && !matches!(node, Node::Deduced | Node::DeducedRoot);
+                below.put(PathElement::Field(name.clone()), entry);
+            }
+            Entry { member: false, below }
+        }
+        Value::Array(list) if node.is_list() => {
+            for item in list {
+                let Some(element) = node.identify(item) else { continue };
+                let mut entry = entry(node.element(), item);
+                entry.member = true;
+                below.put(element, entry);
+            }
+            Entry { member: false, below }
+        }
+        Value::Null if node.is_map() || node.is_list() => Entry::default(),
+        _ => Entry { member: true, below },
+    }
+}
+
+pub(super) fn compare(node: Node, old: &Value, new: &Value) -> Comparison {
+    let mut out = Comparison::default();
+    compare_at(node, Some(old), Some(new), &mut Vec::new(), &mut out);
+    out
+}
+
+fn compare_at(
+    node: Node,
+    old: Option<&Value>,
+    new: Option<&Value>,
+    path: &mut Vec<PathElement>,
+    out: &mut Comparison,
+) {
+    if node.is_map() && is_map_or_nothing(old) && is_map_or_nothing(new) {
+        let (old_map, new_map) = (old.and_then(Value::as_object), new.and_then(Value::as_object));
+        let empty = |map: Option<&Map<String, Value>>| map.is_none_or(Map::is_empty);
+        if !(empty(old_map) && empty(new_map)) {
+            let names: BTreeSet<&String> =
+                [old_map, new_map].into_iter().flatten().flat_map(Map::keys).collect();
+            for name in names {
+                let before = old_map.and_then(|m| m.get(name));
+                let after = new_map.and_then(|m| m.get(name));
+                if before == after {
+                    continue;
+                }
+                path.push(PathElement::Field(name.clone()));
+                compare_at(node.member(name), before, after, path, out);
+                path.pop();
+            }
+            return note_presence(old, new, path, out);
+        }
+    }
+    if node.is_list() {
+        let (old_list, new_list) = (list_of(node, old), list_of(node, new));
+        if let (Some(old_list), Some(new_list)) = (old_list, new_list)
+            && !(old_list.is_empty() && new_list.is_empty())
+        {
+            let before: BTreeMap<&PathElement, &Value> = old_list.iter().map(|(e, v)| (e, *v)).collect();
+            let after: BTreeMap<&PathElement, &Value> = new_list.iter().map(|(e, v)| (e, *v)).collect();
+            let elements: BTreeSet<&PathElement> = before.keys().chain(after.keys()).copied().collect();
+            for element in elements {
+                path.push(element.clone());
+                let (before, after) = (before.get(element).copied(), after.get(element).copied());
+                if before != after {
+                    compare_at(node.element(), before, after, path, out);
+                }
+                path.pop();
+            }
+            return note_presence(old, new, path, out);
+        }
+    }
+    match (old, new) {
+        (None, None) => {}
+        (None, Some(_)) => out.added.insert(path),
+        (Some(_), None) => out.removed.insert(path),
+        (Some(old), Some(new)) if old != new => out.modified.insert(path),
+        _ => {}
+    }
+}
+
+/// A granular object or list that appears or goes is itself such a field.
+fn note_presence(old: Option<&Value>, new: Option<&Value>, path: &[PathElement], out: &mut Comparison) {
+    match (old, new) {
+        (None, Some(_)) => out.added.insert(path),
+        (Some(_), None) => out.removed.insert(path),
+        _ => {}
+    }
+}
+
+fn is_map_or_nothing(value: Option<&Value>) -> bool {
+    matches!(value, None | Some(Value::Null | Value::Object(_)))
+}
+
+fn list_of(node: Node, value: Option<&Value>) -> Option<Vec<(PathElement, &Value)>> {
+    match value {
+        None | Some(Value::Null) => Some(Vec::new()),
+        Some(Value::Array(list)) => node.elements(list),
+        Some(_) => None,
+    }
+}
+
+/// Lays `config` over `live`: granular parts are merged, the rest is the configuration's.
+pub(super) fn merge(node: Node, live: Option<&Value>, config: Option<&Value>) -> Option<Value> {
+    match (live, config) {
+        (live, None) => live.cloned(),
+        (None, Some(config)) => Some(config.clone()),
+        (Some(Value::Object(live)), Some(config @ (Value::Object(_) | Value::Null))) if node.is_map() => {
+            let mut merged = live.clone();
+            for (name, value) in config.as_object().into_iter().flatten() {
+                let value = merge(node.member(name), live.get(name), Some(value));
+                merged.insert(name.clone(), value.unwrap_or(Value::Null));
+            }
+            Some(Value::Object(merged))
+        }
+        (Some(Value::Array(live)), Some(Value::Null)) if node.is_list() => Some(Value::Array(live.clone())),
+        (Some(Value::Array(live)), Some(Value::Array(config))) if node.is_list() => {
+            match (node.elements(live), node.elements(config)) {
+                (Some(live), Some(config)) => Some(Value::Array(merge_lists(node, &live, &config))),
+                _ => Some(Value::Array(config.clone())),
+            }
+        }
+        (_, Some(config)) => Some(config.clone()),
+    }
+}
+
+/// Shared elements take the configuration's order; others stay where they were relative to them.
+fn merge_lists(node: Node, live: &[(PathElement, &Value)], config: &[(PathElement, &Value)]) -> Vec<Value> {
+    let live_at: BTreeMap<&PathElement, &Value> = live.iter().map(|(e, v)| (e, *v)).collect();
+    let configured: BTreeSet<&PathElement> = config.iter().map(|(e, _)| e).collect();
+    let mut shared = config.iter().map(|(e, _)| e).filter(|e| live_at.contains_key(e)).peekable();
+    let mut merged: BTreeSet<&PathElement> = BTreeSet::new();
+    let mut out = Vec::with_capacity(live.len() + config.len());
+    let push = |out: &mut Vec<Value>, old: Option<&Value>, new: Option<&Value>| {
+        out.extend(merge(node.element(), old, new));
+    };
+    let (mut l, mut c) = (0, 0);
+    while l < live.len() || c < config.len() {
+        if let Some((element, old)) = live.get(l) {
+            if let Some((wanted, new)) = config.get(c) {
+                if element == wanted {
+                    merged.insert(element);
+                    push(&mut out, Some(old), Some(new));
+                    (l, c) = (l + 1, c + 1);
+                    shared.next();
+                    continue;
+                }
+                if configured.contains(element) && shared.peek().is_some_and(|next| *next != element) {
+                    l += 1;
+                    continue;
+                }
+            }
+            if !configured.contains(element) {
+                push(&mut out, Some(old), None);
+                l += 1;
+                continue;
+            }
+            if merged.contains(element) {
+                l += 1;
+                continue;
+            }
+        }
+        if let Some((element, new)) = config.get(c) {
+            merged.insert(element);
+            push(&mut out, live_at.get(element).copied(), Some(new));
+            c += 1;
+            if shared.peek() == Some(&element) {
+                shared.next();
+            }
+        }
+    }
+    out
+}
+
+/// The value without the fields and elements in `unwanted`. What becomes empty is null.
+pub(super) fn remove(node: Node, value: &Value, unwanted: &FieldSet) -> Value {
+    match value {
+        Value::Object(map) if node.is_map() => {
+            let mut kept = Map::new();
+            for (name, value) in map {
+                let element = PathElement::Field(name.clone());
+                match unwanted.entries.get(&element) {
+                    Some(entry) if entry.member => {}
+                    Some(entry) => {
+                        kept.insert(name.clone(), remove(node.member(name), value, &entry.below));
+                    }
+                    None => {
+                        kept.insert(name.clone(), value.clone());
+                    }
+                }
+            }
+            if kept.is_empty() { Value::Null } else { Value::Object(kept) }
+        }
+        Value::Array(list) if node.is_list() => {
+            let mut kept = Vec::new();
+            for value in list {
+                match node.identify(value).and_then(|e| unwanted.entries.get(&e)) {
+                    Some(entry) if entry.member => {}
+                    Some(entry) => kept.push(remove(node.element(), value, &entry.below)),
+                    None => kept.push(value.clone()),
+                }
+            }
+            if kept.is_empty() { Value::Null } else { Value::Array(kept) }
+        }
+        other => other.clone(),
+    }
+}
+
+/// Makes fields of structs members when something below them is, so that removing them removes the struct.
+pub(super) fn with_named_fields(node: Node, set: &FieldSet) -> FieldSet {
+    let mut out = FieldSet::default();
+    for (element, entry) in &set.entries {
+        let named = matches!(element, PathElement::Field(name) if node.declares(name));
+        let has_below = !entry.below.is_empty();
+        out.put(
+            element.clone(),
+            Entry {
+                member: entry.member || named && has_below,
+                below: with_named_fields(node.below(element), &entry.below),
+            },
+        );
+    }
+    out
+}

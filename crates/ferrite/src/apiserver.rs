@@ -1,0 +1,178 @@
+//! The API server with its store, PKI and sockets: alone as `kube-apiserver`, or as part of a cluster.
+
+use crate::kubeconfig::{self, Access};
+use crate::paths::Paths;
+use ferrite_apiserver::{ApiServer, Config, Door, User};
+use ferrite_pki::{ClusterPki, Purpose, Subject};
+use ferrite_store::{HistoryLimits, LogOptions, Store};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Options of the API server that the user may set.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ServerOptions {
+    /// Address to listen on.
+    #[arg(long, default_value = "0.0.0.0", value_name = "IP")]
+    pub bind_address: IpAddr,
+    /// Port of the API.
+    #[arg(long, visible_alias = "port", default_value_t = 6443, value_name = "PORT")]
+    pub secure_port: u16,
+    /// Addresses of Services.
+    #[arg(long, default_value = "10.96.0.0/12", value_name = "CIDR", value_parser = parse_cidr)]
+    pub service_cluster_ip_range: Cidr,
+    /// Ports that Services may open on every node.
+    #[arg(long, default_value = "30000-32767", value_name = "A-B", value_parser = parse_ports)]
+    pub service_node_port_range: PortRange,
+}
+
+/// An IPv4 network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cidr {
+    pub network: Ipv4Addr,
+    pub prefix: u8,
+}
+
+impl std::fmt::Display for Cidr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.network, self.prefix)
+    }
+}
+
+pub fn parse_cidr(text: &str) -> Result<Cidr, String> {
+    let bad = || format!("{text:?} is not a network like 10.96.0.0/12");
+    let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
+    let address: Ipv4Addr = address.parse().map_err(|_| bad())?;
+    let prefix: u8 = prefix.parse().ok().filter(|p| (8..=30).contains(p)).ok_or_else(bad)?;
+    let mask = u32::MAX << (32 - u32::from(prefix));
+    Ok(Cidr { network: Ipv4Addr::from(u32::from(address) & mask), prefix })
+}
+
+/// Ports, both ends included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortRange(pub RangeInclusive<u16>);
+
+fn parse_ports(text: &str) -> Result<PortRange, String> {
+    let bad = || format!("{text:?} is not a range like 30000-32767");
+    let (from, to) = text.split_once('-').ok_or_else(bad)?;
+    let (from, to) = (from.parse().map_err(|_| bad())?, to.parse().map_err(|_| bad())?);
+    if from == 0 || from > to {
+        return Err(bad());
+    }
+    Ok(PortRange(from..=to))
+}
+
+/// A running API server and what others need to reach it.
+pub struct Running {
+    pub server: Arc<ApiServer>,
+    pub pki: ClusterPki,
+    /// Where clients on this machine reach it.
+    pub url: String,
+    pub listening: SocketAddr,
+    serving: JoinHandle<()>,
+}
+
+/// The names every API server is known by, besides its addresses.
+const NAMES: [&str; 5] = [
+    "localhost",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+];
+
+impl Running {
+    /// Opens the store, makes certificates and serves. `node_address` is where other machines and pods reach us.
+    pub async fn start(
+        paths: &Paths,
+        options: &ServerOptions,
+        node_address: IpAddr,
+    ) -> Result<Self, BoxError> {
+        let address = SocketAddr::new(options.bind_address, options.secure_port);
+        let listener = TcpListener::bind(address).await.map_err(|e| -> BoxError {
+            match e.kind() {
+                std::io::ErrorKind::AddrInUse => format!(
+                    "port {} is in use: stop what uses it (`ss -ltnp 'sport = :{}'` shows it), or choose another with --port",
+                    address.port(),
+                    address.port()
+                )
+                .into(),
+                _ => format!("cannot listen on {address}: {e}").into(),
+            }
+        })?;
+        let listening = listener.local_addr()?;
+        let pki = ClusterPki::open(&paths.pki())?;
+        let store = Arc::new(Store::open(&paths.store(), LogOptions::default(), HistoryLimits::default())?);
+        let range = options.service_cluster_ip_range;
+        let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
+        let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
+        names.extend([
+            IpAddr::from(Ipv4Addr::LOCALHOST).to_string(),
+            service_ip.to_string(),
+            node_address.to_string(),
+        ]);
+        names.dedup();
+        let subject = Subject { common_name: "kube-apiserver".into(), organization: None, names };
+        let serving = pki.ensure("apiserver", &subject, Purpose::Server)?;
+        let kubelet_client = pki.ensure(
+            "apiserver-kubelet-client",
+            &Subject::client("kube-apiserver-kubelet-client", Some("system:masters")),
+            Purpose::Client,
+        )?;
+        let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"])?;
+        let config = Config {
+            advertise: SocketAddr::new(node_address, listening.port()),
+            service_network: (range.network, range.prefix),
+            node_ports: options.service_node_port_range.0.clone(),
+            kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
+            event_ttl_seconds: 3600,
+        };
+        let server = ApiServer::start(store, config).await?;
+        let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));
+        let host = match listening.ip() {
+            ip if ip.is_unspecified() => IpAddr::from(Ipv4Addr::LOCALHOST),
+            ip => ip,
+        };
+        let url = format!("https://{}", SocketAddr::new(host, listening.port()));
+        Ok(Self { server, pki, url, listening, serving })
+    }
+
+    /// A client for a component in this process.
+    pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
+        let door: Door = self.server.door(User::new(user, groups.iter().copied()));
+        kube::Client::new(door, "default")
+    }
+
+    /// Writes the administrator's kubeconfig beside the configuration.
+    pub fn write_admin_kubeconfig(&self, paths: &Paths) -> Result<(), BoxError> {
+        self.with_admin(|access| {
+            Ok(kubeconfig::write(&paths.admin_kubeconfig(), &kubeconfig::standalone(&paths.cluster, access))?)
+        })
+    }
+
+    /// Gives `use_access` the administrator's way in.
+    pub fn with_admin<T>(
+        &self,
+        use_access: impl FnOnce(&Access<'_>) -> Result<T, BoxError>,
+    ) -> Result<T, BoxError> {
+        let subject = Subject::client("kubernetes-admin", Some("system:masters"));
+        let admin = self.pki.ensure("admin", &subject, Purpose::Client)?;
+        use_access(&Access {
+            server: &self.url,
+            ca: self.pki.ca(),
+            certificate: &admin.certificate,
+            key: &admin.key,
+        })
+    }
+
+    /// Ends watches and connections, then the store.
+    pub async fn stop(self) {
+        self.server.shutdown().await;
+        self.serving.abort();
+        let _ = self.serving.await;
+    }
+}

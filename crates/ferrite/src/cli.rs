@@ -1,0 +1,130 @@
+//! The command line.
+
+use crate::apiserver::{BoxError, Running, ServerOptions};
+use crate::image::Image;
+use crate::paths::{DEFAULT_DATA, Paths};
+use crate::up::Up;
+use crate::{down, logging, status, tools};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Kubernetes, all of it, in one binary.
+#[derive(Debug, Parser)]
+#[command(name = "ferrite", version = env!("CARGO_PKG_VERSION"), propagate_version = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// How much to log, as klog counts: 0 quiet, 2 for operators, 4 and more for developers.
+    #[arg(short = 'v', long = "v", global = true, default_value_t = 0, value_name = "LEVEL")]
+    verbosity: u8,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Where a cluster keeps its things.
+#[derive(Debug, Clone, Args)]
+pub struct DataDir {
+    /// Directory of the cluster. Another one is another cluster.
+    #[arg(long, default_value = DEFAULT_DATA, env = "FERRITE_DATA_DIR", value_name = "DIR")]
+    pub data_dir: PathBuf,
+}
+
+impl DataDir {
+    pub fn paths(&self) -> Paths {
+        Paths::new(&self.data_dir)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a cluster on this machine.
+    Up(Box<Up>),
+    /// Stop the cluster and remove everything it made.
+    Down {
+        #[command(flatten)]
+        data: DataDir,
+        /// Keep objects, certificates and images.
+        #[arg(long)]
+        keep_data: bool,
+    },
+    /// Tell whether the cluster runs and how to reach it.
+    Status {
+        #[command(flatten)]
+        data: DataDir,
+    },
+    /// Import, pull, list and remove images.
+    Image(Image),
+    /// Print our version and the Kubernetes version served.
+    Version,
+    /// Run the API server alone, with its embedded store.
+    KubeApiserver {
+        #[command(flatten)]
+        data: DataDir,
+        #[command(flatten)]
+        server: ServerOptions,
+        /// Address other machines reach this server at.
+        #[arg(long, value_name = "IP")]
+        advertise_address: Option<IpAddr>,
+    },
+    /// Helpers that run inside pods (the image ferrite.local/tools).
+    Tools(tools::Tools),
+    /// Print a completion script for a shell.
+    Completion { shell: clap_complete::Shell },
+}
+
+impl Cli {
+    pub fn run(self) -> Result<ExitCode, BoxError> {
+        logging::start(self.verbosity);
+        match self.command {
+            Command::Up(up) => up.run(),
+            Command::Down { data, keep_data } => block_on(down::run(&data.paths(), keep_data)),
+            Command::Status { data } => status::show(&data.paths()),
+            Command::Image(image) => block_on(image.run()),
+            Command::Version => {
+                println!("ferrite {}", env!("CARGO_PKG_VERSION"));
+                println!("Kubernetes {}", ferrite_apiserver::KUBERNETES_VERSION);
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::KubeApiserver { data, server, advertise_address } => {
+                let advertise = advertise_address.unwrap_or(Ipv4Addr::LOCALHOST.into());
+                let paths = data.paths();
+                block_on(async move {
+                    let running = Running::start(&paths, &server, advertise).await?;
+                    running.write_admin_kubeconfig(&paths)?;
+                    println!("serving {}", running.url);
+                    println!("export KUBECONFIG={}", paths.admin_kubeconfig().display());
+                    interrupted().await?;
+                    running.stop().await;
+                    Ok(ExitCode::SUCCESS)
+                })
+            }
+            Command::Tools(tools) => tools.run(),
+            Command::Completion { shell } => {
+                clap_complete::generate(shell, &mut Self::command(), "ferrite", &mut std::io::stdout());
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    }
+}
+
+/// Runs the asynchronous part of a command. Two workers are enough for a node and keep stacks few.
+pub fn block_on<T>(task: impl Future<Output = Result<T, BoxError>>) -> Result<T, BoxError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(16)
+        .enable_all()
+        .build()?;
+    runtime.block_on(task)
+}
+
+/// Waits for SIGINT or SIGTERM.
+pub async fn interrupted() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,39 @@
+//! Components by the name the program is called with.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+/// Names that are subcommands as well: a symlink of that name runs the component.
+const COMPONENTS: [&str; 2] = ["kube-apiserver", "tools"];
+
+fn called(arguments: &[OsString]) -> &str {
+    arguments.first().and_then(|a| Path::new(a).file_name()).and_then(|n| n.to_str()).unwrap_or_default()
+}
+
+pub fn is(arguments: &[OsString], name: &str) -> bool {
+    called(arguments) == name
+}
+
+/// `kube-apiserver --x` becomes `ferrite kube-apiserver --x`.
+pub fn expand(arguments: &mut Vec<OsString>) {
+    let name = called(arguments).to_owned();
+    if COMPONENTS.contains(&name.as_str()) {
+        arguments.insert(0, "ferrite".into());
+        arguments[1] = name.into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_symlink_runs_the_component() {
+        let mut arguments: Vec<OsString> = vec!["/usr/bin/kube-apiserver".into(), "--help".into()];
+        expand(&mut arguments);
+        assert_eq!(arguments, ["ferrite", "kube-apiserver", "--help"]);
+        let mut plain: Vec<OsString> = vec!["./ferrite".into(), "up".into()];
+        expand(&mut plain);
+        assert_eq!(plain, ["./ferrite", "up"]);
+    }
+}

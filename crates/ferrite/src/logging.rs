@@ -1,0 +1,21 @@
+//! Structured logs on standard error, quiet by default, with klog's levels.
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
+
+/// `-v` as klog's: 0 tells warnings and errors, 2 what an operator wants to know, 4 and more what a developer
+/// does. Libraries speak one level later than we do.
+pub fn start(verbosity: u8) {
+    let (ours, theirs) = match verbosity {
+        0 => (LevelFilter::WARN, LevelFilter::ERROR),
+        1..=3 => (LevelFilter::INFO, LevelFilter::WARN),
+        4..=5 => (LevelFilter::DEBUG, LevelFilter::INFO),
+        6..=9 => (LevelFilter::TRACE, LevelFilter::DEBUG),
+        _ => (LevelFilter::TRACE, LevelFilter::TRACE),
+    };
+    let filter = Targets::new().with_default(theirs).with_target("ferrite", ours);
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    // A second start in one process (tests) keeps the first.
+    let _ = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
+}

@@ -1,0 +1,87 @@
+//! Configuration of a kubelet, with the defaults of upstream's KubeletConfiguration.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Everything a kubelet is told. [`Config::new`] fills in what upstream defaults.
+#[derive(Clone)]
+pub struct Config {
+    /// The name of the Node object.
+    pub node_name: String,
+    /// The address published as the node's internal address and as the host address of pods.
+    pub node_ip: IpAddr,
+    /// Pod directories and volumes live here.
+    pub root_dir: PathBuf,
+    /// Logs of pods, one directory per pod.
+    pub log_dir: PathBuf,
+    /// Below which cgroup pods live.
+    pub cgroup_root: String,
+    /// Where the kubelet API listens. The port is published in the Node's status.
+    pub server_address: SocketAddr,
+    /// The kubelet API's TLS settings; they must require client certificates of the cluster's authority.
+    /// Without them the API is not served.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
+    /// Common names of certificates that may use the kubelet API, besides members of `system:masters`.
+    pub authorized_names: Vec<String>,
+    /// The cluster's name server. Without it pods resolve names as the node does.
+    pub cluster_dns: Option<IpAddr>,
+    pub cluster_domain: String,
+    /// The node's resolver configuration.
+    pub resolv_conf: PathBuf,
+    /// Labels the Node is registered with, besides the well-known ones.
+    pub node_labels: BTreeMap<String, String>,
+    pub max_pods: i64,
+    /// Where pods reach the API server when there is no Service `default/kubernetes` yet: the Service's
+    /// address and port.
+    pub api_server: Option<(IpAddr, u16)>,
+    /// Reserved for the system, taken off what pods may use.
+    pub reserved_cpu_milli: i64,
+    pub reserved_memory: i64,
+    /// Pods are evicted below this much free memory (upstream's hard eviction threshold), so it is not
+    /// allocatable either.
+    pub eviction_memory: i64,
+    pub node_lease_duration: Duration,
+    pub node_status_report_frequency: Duration,
+    /// Images are removed when the image file system is fuller than this, in percent; 100 disables it.
+    pub image_gc_high_threshold: u8,
+    /// … until it is no fuller than this.
+    pub image_gc_low_threshold: u8,
+    /// A container's log is rotated when it is larger.
+    pub container_log_max_size: u64,
+    /// How many files of a container's log are kept.
+    pub container_log_max_files: usize,
+}
+
+impl Config {
+    /// A configuration with upstream's defaults.
+    pub fn new(node_name: impl Into<String>, node_ip: IpAddr) -> Self {
+        Self {
+            node_name: node_name.into(),
+            node_ip,
+            root_dir: PathBuf::from("/var/lib/ferrite/kubelet"),
+            log_dir: PathBuf::from("/var/log/pods"),
+            cgroup_root: "/ferrite".into(),
+            server_address: SocketAddr::from(([0, 0, 0, 0], 10250)),
+            tls: None,
+            authorized_names: vec!["kube-apiserver-kubelet-client".into(), "kubernetes".into()],
+            cluster_dns: None,
+            cluster_domain: "cluster.local".into(),
+            resolv_conf: PathBuf::from("/etc/resolv.conf"),
+            node_labels: BTreeMap::new(),
+            max_pods: 110,
+            api_server: None,
+            reserved_cpu_milli: 0,
+            reserved_memory: 0,
+            eviction_memory: 100 << 20,
+            node_lease_duration: Duration::from_secs(40),
+            node_status_report_frequency: Duration::from_secs(300),
+            image_gc_high_threshold: 85,
+            image_gc_low_threshold: 80,
+            container_log_max_size: 10 << 20,
+            container_log_max_files: 5,
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The request for one container.
+
+use super::expand::expand;
+use super::{resources, security};
+use crate::pod::labels;
+use crate::pod::model::{PodContainer, PodId};
+use ferrite_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount};
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::BTreeMap;
+
+pub(crate) struct ConfigInputs<'a> {
+    pub pod: &'a Pod,
+    pub container: &'a PodContainer,
+    pub attempt: u32,
+    pub env: Vec<(String, String)>,
+    pub mounts: Vec<Mount>,
+    /// What the image service calls the image that was pulled.
+    pub image_ref: String,
+    pub image_user: &'a security::ImageUser,
+    /// The container an ephemeral one shares processes with.
+    pub target_id: Option<String>,
+    pub node_memory: i64,
+}
+
+/// The log of one instance, beneath the pod's log directory.
+pub(crate) fn log_path(container: &str, attempt: u32) -> String {
+    format!("{container}/{attempt}.log")
+}
+
+pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> ContainerConfig {
+    let (pod, container) = (inputs.pod, inputs.container);
+    let spec = &container.spec;
+    let variables: BTreeMap<&str, &str> = inputs.env.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    let expanded = |words: &Option<Vec<String>>| -> Vec<String> {
+        words.iter().flatten().map(|w| expand(w, |name| variables.get(name).map(|v| v.to_string()))).collect()
+    };
+    let lifecycle = spec.lifecycle.as_ref();
+    ContainerConfig {
+        metadata: Some(ContainerMetadata { name: spec.name.clone(), attempt: inputs.attempt }),
+        image: Some(ImageSpec {
+            image: inputs.image_ref,
+            user_specified_image: spec.image.clone().unwrap_or_default(),
+            ..ImageSpec::default()
+        }),
+        command: expanded(&spec.command),
+        args: expanded(&spec.args),
+        working_dir: spec.working_dir.clone().unwrap_or_default(),
+        mounts: inputs.mounts,
+        labels: labels::container_labels(&PodId::of(pod), container),
+        annotations: labels::container_annotations(pod, container, inputs.attempt),
+        log_path: log_path(&spec.name, inputs.attempt),
+        stdin: spec.stdin.unwrap_or(false),
+        stdin_once: spec.stdin_once.unwrap_or(false),
+        tty: spec.tty.unwrap_or(false),
+        linux: Some(LinuxContainerConfig {
+            resources: Some(resources::container_resources(pod, spec, inputs.node_memory)),
+            security_context: Some(security::container_context(
+                pod,
+                container,
+                inputs.image_user,
+                inputs.target_id,
+            )),
+        }),
+        stop_signal: security::stop_signal(lifecycle.and_then(|l| l.stop_signal.as_deref())),
+        envs: inputs.env.into_iter().map(|(key, value)| KeyValue { key, value: value.into_bytes() }).collect(),
+        ..ContainerConfig::default()
+    }
+}

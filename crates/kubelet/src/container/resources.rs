@@ -1,0 +1,183 @@
+//! Requests and limits as the kernel's numbers.
+
+use crate::pod::model::{self, ContainerKind, QosClass};
+use crate::quantity;
+use ferrite_cri::v1::{HugepageLimit, LinuxContainerResources};
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+const SHARES_PER_CPU: i64 = 1024;
+const MIN_SHARES: i64 = 2;
+const MAX_SHARES: i64 = 262_144;
+/// The length of one CFS period, in microseconds.
+pub(crate) const QUOTA_PERIOD: i64 = 100_000;
+const MIN_QUOTA: i64 = 1000;
+
+pub(crate) fn cpu_shares(milli: i64) -> i64 {
+    if milli <= 0 {
+        return MIN_SHARES;
+    }
+    (milli.saturating_mul(SHARES_PER_CPU) / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// Microseconds of CPU time per period; zero means no limit.
+pub(crate) fn cpu_quota(milli: i64) -> i64 {
+    if milli <= 0 { 0 } else { (milli.saturating_mul(QUOTA_PERIOD) / 1000).max(MIN_QUOTA) }
+}
+
+/// cgroup v2's weight for v1 shares, by the formula container runtimes share.
+pub(crate) fn cpu_weight(shares: i64) -> i64 {
+    1 + ((shares.clamp(MIN_SHARES, MAX_SHARES) - 2) * 9999) / 262_142
+}
+
+/// How willingly the kernel kills this container when memory is short.
+pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
+    // Pods the node cannot do without, as upstream.
+    if model::spec(pod).priority.is_some_and(|p| p >= 2_000_001_000) {
+        return -997;
+    }
+    match model::qos_class(pod) {
+        QosClass::Guaranteed => -997,
+        QosClass::BestEffort => 1000,
+        QosClass::Burstable => {
+            let requests = container.resources.as_ref().and_then(|r| r.requests.as_ref());
+            let request = quantity::value_of(requests, "memory").unwrap_or(0);
+            if node_memory <= 0 {
+                return 999;
+            }
+            let score = 1000 - request.saturating_mul(1000) / node_memory;
+            if score < 3 {
+                3
+            } else if score == 1000 {
+                999
+            } else {
+                score
+            }
+        }
+    }
+}
+
+/// What one container may use.
+pub(crate) fn container_resources(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
+    let resources = container.resources.as_ref();
+    let (requests, limits) =
+        (resources.and_then(|r| r.requests.as_ref()), resources.and_then(|r| r.limits.as_ref()));
+    let cpu_limit = quantity::milli_of(limits, "cpu").unwrap_or(0);
+    // A limit without a request asks for as much as the limit, as defaulting does.
+    let cpu_request = quantity::milli_of(requests, "cpu").unwrap_or(cpu_limit);
+    let memory = quantity::value_of(limits, "memory").unwrap_or(0).max(0);
+    let hugepages = limits.into_iter().flatten().filter_map(|(name, amount)| {
+        let size = name.strip_prefix("hugepages-")?;
+        let limit = u64::try_from(quantity::value(amount)?).ok()?;
+        Some(HugepageLimit { page_size: format!("{}B", size.trim_end_matches('i')), limit })
+    });
+    LinuxContainerResources {
+        cpu_period: QUOTA_PERIOD,
+        cpu_quota: cpu_quota(cpu_limit),
+        cpu_shares: cpu_shares(cpu_request),
+        memory_limit_in_bytes: memory,
+        oom_score_adj: oom_score_adj(pod, container, node_memory),
+        hugepage_limits: hugepages.collect(),
+        ..LinuxContainerResources::default()
+    }
+}
+
+/// What a whole pod asks for and may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PodResources {
+    pub cpu_request: i64,
+    pub memory_request: i64,
+    /// Nothing when a container has no limit.
+    pub cpu_limit: Option<i64>,
+    pub memory_limit: Option<i64>,
+    pub ephemeral_request: i64,
+}
+
+/// The larger of what containers need together and what each init container needs at its turn beside the
+/// sidecars started before it.
+pub(crate) fn pod_resources(pod: &Pod) -> PodResources {
+    let containers = model::containers(pod);
+    let sum = |amount: &dyn Fn(&Container) -> i64| -> i64 {
+        let (mut total, mut sidecars, mut init_peak) = (0i64, 0i64, 0i64);
+        for c in &containers {
+            let a = amount(&c.spec);
+            match c.kind {
+                ContainerKind::Regular => total = total.saturating_add(a),
+                ContainerKind::Init if c.is_sidecar() => {
+                    sidecars = sidecars.saturating_add(a);
+                    init_peak = init_peak.max(sidecars);
+                }
+                ContainerKind::Init => init_peak = init_peak.max(sidecars.saturating_add(a)),
+                ContainerKind::Ephemeral => {}
+            }
+        }
+        total.saturating_add(sidecars).max(init_peak)
+    };
+    let limit = |name: &'static str| {
+        move |c: &Container| quantity::milli_of(c.resources.as_ref().and_then(|r| r.limits.as_ref()), name)
+    };
+    let request = |name: &'static str| {
+        move |c: &Container| {
+            quantity::milli_of(c.resources.as_ref().and_then(|r| r.requests.as_ref()), name)
+                .or_else(|| limit(name)(c))
+                .unwrap_or(0)
+        }
+    };
+    let limited = |name: &'static str| {
+        let all = containers
+            .iter()
+            .filter(|c| c.kind != ContainerKind::Ephemeral)
+            .all(|c| limit(name)(&c.spec).is_some_and(|l| l > 0));
+        all.then(|| sum(&|c| limit(name)(c).unwrap_or(0)))
+    };
+    PodResources {
+        cpu_request: sum(&request("cpu")),
+        memory_request: sum(&request("memory")) / 1000,
+        cpu_limit: limited("cpu"),
+        memory_limit: limited("memory").map(|m| m / 1000),
+        ephemeral_request: sum(&request("ephemeral-storage")) / 1000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(spec: Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn cpu_numbers() {
+        for (milli, shares, quota) in [(0, 2, 0), (1, 2, 1000), (100, 102, 10_000), (2500, 2560, 250_000)] {
+            assert_eq!((cpu_shares(milli), cpu_quota(milli)), (shares, quota), "{milli}m");
+        }
+        assert_eq!((cpu_weight(2), cpu_weight(1024), cpu_weight(262_144)), (1, 39, 10_000));
+    }
+
+    #[test]
+    fn oom_scores_follow_the_quality_of_service() {
+        let one = |resources: Value| {
+            let p = pod(json!({"containers": [{"name": "c", "resources": resources}]}));
+            let c = p.spec.as_ref().unwrap().containers[0].clone();
+            oom_score_adj(&p, &c, 1000)
+        };
+        assert_eq!(one(json!({})), 1000);
+        assert_eq!(one(json!({"limits": {"cpu": "1", "memory": "10"}})), -997);
+        assert_eq!(one(json!({"requests": {"memory": "250"}})), 750);
+        assert_eq!(one(json!({"requests": {"memory": "1000"}})), 3);
+        assert_eq!(one(json!({"requests": {"cpu": "1"}})), 999);
+    }
+
+    #[test]
+    fn a_pod_asks_for_the_larger_of_init_and_run() {
+        let p = pod(json!({
+            "initContainers": [
+                {"name": "i", "resources": {"requests": {"cpu": "2"}}},
+                {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}}],
+            "containers": [{"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}}}],
+        }));
+        let r = pod_resources(&p);
+        assert_eq!((r.cpu_request, r.memory_request, r.cpu_limit), (2000, 1 << 20, None));
+    }
+}

@@ -1,0 +1,78 @@
+//! The sandbox a pod's containers live in.
+
+use super::{dns, hosts, resources, security};
+use crate::pod::labels;
+use crate::pod::model::{self, PodId};
+use ferrite_cri::v1::{
+    DnsConfig, LinuxContainerResources, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping,
+    Protocol,
+};
+use k8s_openapi::api::core::v1::Pod;
+use std::path::Path;
+
+/// What the node contributes to a sandbox.
+pub(crate) struct SandboxInputs<'a> {
+    pub cluster_dns: &'a dns::ClusterDns,
+    pub node_dns: &'a DnsConfig,
+    pub node_hostname: &'a str,
+    pub log_root: &'a Path,
+    pub cgroup_parent: &'a str,
+}
+
+pub(crate) fn sandbox_config(pod: &Pod, attempt: u32, inputs: &SandboxInputs<'_>) -> PodSandboxConfig {
+    let id = PodId::of(pod);
+    let (hostname, _) = hosts::hostname(pod, &inputs.cluster_dns.domain, inputs.node_hostname);
+    let total = resources::pod_resources(pod);
+    let context = model::spec(pod).security_context.as_ref();
+    let sysctls = context.and_then(|c| c.sysctls.as_ref()).into_iter().flatten();
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: id.name.clone(),
+            uid: id.uid.clone(),
+            namespace: id.namespace.clone(),
+            attempt,
+        }),
+        // The runtime leaves the node's name alone when pods share its network.
+        hostname: if model::is_host_network(pod) { String::new() } else { hostname },
+        log_directory: inputs.log_root.join(id.log_directory()).to_string_lossy().into_owned(),
+        dns_config: Some(dns::pod_dns(pod, inputs.cluster_dns, inputs.node_dns)),
+        port_mappings: port_mappings(pod),
+        labels: labels::sandbox_labels(pod),
+        annotations: labels::sandbox_annotations(pod),
+        linux: Some(LinuxPodSandboxConfig {
+            cgroup_parent: inputs.cgroup_parent.to_string(),
+            security_context: Some(security::sandbox_context(pod)),
+            sysctls: sysctls.map(|s| (s.name.clone(), s.value.clone())).collect(),
+            overhead: None,
+            resources: Some(LinuxContainerResources {
+                cpu_period: resources::QUOTA_PERIOD,
+                cpu_quota: resources::cpu_quota(total.cpu_limit.unwrap_or(0)),
+                cpu_shares: resources::cpu_shares(total.cpu_request),
+                memory_limit_in_bytes: total.memory_limit.unwrap_or(0),
+                ..LinuxContainerResources::default()
+            }),
+        }),
+        ..PodSandboxConfig::default()
+    }
+}
+
+fn port_mappings(pod: &Pod) -> Vec<PortMapping> {
+    if model::is_host_network(pod) {
+        return Vec::new();
+    }
+    let containers = model::containers(pod);
+    let ports = containers.iter().flat_map(|c| c.spec.ports.iter().flatten());
+    ports
+        .map(|p| PortMapping {
+            protocol: match p.protocol.as_deref() {
+                Some("UDP") => Protocol::Udp,
+                Some("SCTP") => Protocol::Sctp,
+                _ => Protocol::Tcp,
+            }
+            .into(),
+            container_port: p.container_port,
+            host_port: p.host_port.unwrap_or(0),
+            host_ip: p.host_ip.clone().unwrap_or_default(),
+        })
+        .collect()
+}

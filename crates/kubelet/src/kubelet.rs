@@ -1,0 +1,163 @@
+//! Puts the parts together.
+
+use crate::cgroup::Cgroups;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::container::dns::{self, ClusterDns};
+use crate::container::env::ApiAddress;
+use crate::images::Images;
+use crate::logs;
+use crate::node::{Allocatable, Machine, NodeManager, Readiness};
+use crate::objects::Objects;
+use crate::pod::context::Context;
+use crate::pod::manager::{self, Workers};
+use crate::probe::{Checker, ProbeContext};
+use crate::server;
+use crate::volumes::Volumes;
+use ferrite_client::{Events, Informer, ListSelector, Scope};
+use ferrite_cri::v1::VersionRequest;
+use ferrite_cri::{ImageService, RuntimeService};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use kube::{Api, Client};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::sync::{Notify, watch};
+
+/// Why a kubelet could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("could not prepare {path}")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("the container runtime does not answer")]
+    Runtime(#[source] ferrite_cri::Error),
+    #[error("could not listen on {address}")]
+    Listen { address: SocketAddr, source: io::Error },
+}
+
+/// A running kubelet. Its tasks belong to the scope it was started in and end with it; containers go on.
+pub struct Kubelet {
+    context: Arc<Context>,
+    workers: Arc<Workers>,
+    server_address: Option<SocketAddr>,
+}
+
+impl Kubelet {
+    /// Starts the node agent: registers the node, adopts what the runtime has, cleans up after pods that are
+    /// gone, and begins to run the pods bound to this node.
+    ///
+    /// Returns once the kubelet API listens (when it is configured); the rest goes on in `scope`, as soon as
+    /// the API server answers.
+    pub async fn start(
+        config: Config,
+        runtime: Arc<dyn RuntimeService>,
+        images: Arc<dyn ImageService>,
+        client: Client,
+        scope: &Scope,
+    ) -> Result<Kubelet, StartError> {
+        let scope = scope.child();
+        for path in [&config.root_dir, &config.log_dir] {
+            std::fs::create_dir_all(path)
+                .map_err(|source| StartError::Directory { path: path.clone(), source })?;
+        }
+        let clock = Clock::System;
+        let version = runtime.version(VersionRequest::default()).await.map_err(StartError::Runtime)?;
+        let machine = Machine::read(&config.root_dir);
+        let limits = Allocatable::of(&machine, &config).limits();
+        let recorder = Events::start(client.clone(), &scope).recorder("kubelet", Some(&config.node_name));
+        let workers: Arc<Workers> = Arc::default();
+        let told = workers.clone();
+        let objects = Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
+        let (readiness, readiness_seen) = watch::channel(Readiness::default());
+        let selector = ListSelector::fields(format!("spec.nodeName={}", config.node_name));
+        let resolv_conf = std::fs::read_to_string(&config.resolv_conf).unwrap_or_default();
+        let config = Arc::new(config);
+        let node_selector = ListSelector::fields(format!("metadata.name={}", config.node_name));
+        let context = Arc::new(Context {
+            node_name: config.node_name.clone(),
+            node_hostname: machine.hostname.clone(),
+            host_ip: config.node_ip.to_string(),
+            log_dir: config.log_dir.clone(),
+            cluster_dns: ClusterDns { address: config.cluster_dns, domain: config.cluster_domain.clone() },
+            node_dns: dns::parse_resolv_conf(&resolv_conf),
+            api_address: config.api_server.map(|(ip, port)| ApiAddress { host: ip.to_string(), port }),
+            limits,
+            max_pods: config.max_pods,
+            runtime_name: version.runtime_name,
+            runtime: runtime.clone(),
+            images: Images::new(images.clone(), recorder.clone(), clock),
+            volumes: Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits),
+            objects,
+            cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root),
+            services: Informer::<Service>::start(Api::all(client.clone()), ListSelector::everything(), &scope),
+            pods: Informer::<Pod>::start(Api::all(client.clone()), selector, &scope),
+            node: Informer::<Node>::start(Api::all(client.clone()), node_selector, &scope),
+            readiness: readiness_seen,
+            client: client.clone(),
+            recorder: recorder.clone(),
+            probes: ProbeContext { checker: Checker::new(runtime.clone()), recorder: recorder.clone(), clock },
+            clock,
+        });
+        let server_address = match &config.tls {
+            Some(tls) => {
+                let served = server::start(context.clone(), config.clone(), tls.clone(), &scope);
+                let address = config.server_address;
+                Some(served.await.map_err(|source| StartError::Listen { address, source })?)
+            }
+            None => None,
+        };
+        let port = server_address.map_or(config.server_address.port(), |a| a.port());
+        let refresh: Arc<Notify> = Arc::default();
+        let node = NodeManager {
+            config: config.clone(),
+            machine,
+            port,
+            client,
+            runtime,
+            images,
+            recorder,
+            clock,
+            readiness,
+            refresh,
+        };
+        let (size, files) = (config.container_log_max_size, config.container_log_max_files);
+        scope.spawn(logs::rotate(context.clone(), size, files));
+        let (started, owned, all) = (context.clone(), scope.clone(), workers.clone());
+        scope.spawn(async move {
+            node.start(&started.node, &owned).await;
+            follow_pods(started, all, owned).await;
+        });
+        Ok(Kubelet { context, workers, server_address })
+    }
+
+    /// Where the kubelet API listens, when it is served.
+    pub fn server_address(&self) -> Option<SocketAddr> {
+        self.server_address
+    }
+
+    /// How many pods have a worker.
+    pub fn pod_count(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// The name of the Node object.
+    pub fn node_name(&self) -> &str {
+        &self.context.node_name
+    }
+}
+
+/// Starts the workers; a runtime that does not answer yet is asked again.
+async fn follow_pods(context: Arc<Context>, workers: Arc<Workers>, scope: Scope) {
+    let second = std::time::Duration::from_secs(1);
+    let mut backoff = ferrite_client::Backoff::new(second / 5, second * 10, 0.1);
+    loop {
+        match manager::start(context.clone(), workers.clone(), &scope).await {
+            Ok(()) => return,
+            Err(e) => {
+                tracing::warn!(error = %e, "could not read what the runtime has; will try again");
+                tokio::time::sleep(backoff.next_delay()).await;
+            }
+        }
+    }
+}

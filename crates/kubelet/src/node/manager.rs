@@ -1,0 +1,250 @@
+//! Keeps the Node object true: registers it, reports changes at once and everything now and then.
+
+use super::machine::Machine;
+use super::status::{self, Observed};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::pod::writer_difference;
+use ferrite_client::{
+    Backoff, Change, EventRecorder, EventType, Informer, Scope, is_already_exists, is_conflict, is_not_found,
+    message_of,
+};
+use ferrite_cri::v1::{ListImagesRequest, StatusRequest, VersionRequest};
+use ferrite_cri::{ImageService, RuntimeService};
+use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+
+/// How often the runtime is asked whether it is well. CRI has no event for that.
+const RUNTIME_CHECK: Duration = Duration::from_secs(5);
+
+/// Whether pods can run here.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Readiness {
+    /// Why pods with their own network cannot start.
+    pub network_problem: Option<String>,
+    /// Why nothing can.
+    pub runtime_problem: Option<String>,
+}
+
+impl Readiness {
+    fn problem(&self) -> Option<String> {
+        let all: Vec<&str> = [&self.runtime_problem, &self.network_problem].into_iter().flatten().map(String::as_str).collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+}
+
+pub(crate) struct NodeManager {
+    pub config: Arc<Config>,
+    pub machine: Machine,
+    pub port: u16,
+    pub client: Client,
+    pub runtime: Arc<dyn RuntimeService>,
+    pub images: Arc<dyn ImageService>,
+    pub recorder: EventRecorder,
+    pub clock: Clock,
+    pub readiness: watch::Sender<Readiness>,
+    /// Asks for a report: an image came or went, pressure changed.
+    pub refresh: Arc<Notify>,
+}
+
+impl NodeManager {
+    /// Registers the node and keeps reporting until the scope ends.
+    pub(crate) async fn start(self, informer: &Informer<Node>, scope: &Scope) {
+        self.recorder.event(&self.reference(), EventType::Normal, "Starting", "Starting kubelet.".to_string());
+        self.look().await;
+        self.register().await;
+        let changed = self.refresh.clone();
+        informer.subscribe(move |change: &Change<Node>| {
+            // Gone: register again. Changed by others: put right what is ours.
+            if !matches!(change, Change::Added(_)) {
+                changed.notify_one();
+            }
+        });
+        scope.spawn(super::lease::run(
+            self.client.clone(),
+            self.config.node_name.clone(),
+            self.config.node_lease_duration,
+            self.clock,
+        ));
+        let informer = informer.clone();
+        scope.spawn(self.report(informer));
+    }
+
+    fn reference(&self) -> ObjectReference {
+        let name = self.config.node_name.clone();
+        // As upstream: events of a node name it as their UID, so that they outlive the object.
+        ObjectReference { kind: Some("Node".into()), uid: Some(name.clone()), name: Some(name), ..ObjectReference::default() }
+    }
+
+    fn labels(&self) -> BTreeMap<String, String> {
+        let mut labels = self.config.node_labels.clone();
+        labels.insert("kubernetes.io/hostname".into(), self.config.node_name.clone());
+        labels.insert("kubernetes.io/arch".into(), self.machine.architecture.into());
+        labels.insert("kubernetes.io/os".into(), "linux".into());
+        labels
+    }
+
+    async fn register(&self) {
+        let nodes = Api::<Node>::all(self.client.clone());
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(7), 0.1);
+        loop {
+            let observed = self.observe().await;
+            let status = self.status(&observed, &NodeStatus::default());
+            let node = Node {
+                metadata: ObjectMeta {
+                    name: Some(self.config.node_name.clone()),
+                    labels: Some(self.labels()),
+                    annotations: Some(BTreeMap::from([(
+                        "volumes.kubernetes.io/controller-managed-attach-detach".to_string(),
+                        "true".to_string(),
+                    )])),
+                    ..ObjectMeta::default()
+                },
+                spec: Some(NodeSpec::default()),
+                status: Some(status),
+            };
+            let result = match nodes.create(&PostParams::default(), &node).await {
+                Err(e) if is_already_exists(&e) => {
+                    let patch = json!({"metadata": {"labels": self.labels()}});
+                    let name = &self.config.node_name;
+                    nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+                }
+                other => other.map(drop),
+            };
+            match result {
+                Ok(()) => return,
+                Err(e) => {
+                    tracing::warn!(error = %message_of(&e), "could not register the node; will try again");
+                    tokio::time::sleep(backoff.next_delay()).await;
+                }
+            }
+        }
+    }
+
+    async fn report(self, informer: Informer<Node>) {
+        informer.synced().await;
+        let key = ferrite_client::ObjectKey::cluster(&self.config.node_name);
+        let mut checks = tokio::time::interval(RUNTIME_CHECK);
+        checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut due = tokio::time::Instant::now();
+        let mut was_ready = None;
+        loop {
+            let now = tokio::time::Instant::now();
+            let before_ready = self.readiness.borrow().clone();
+            self.look().await;
+            let changed = *self.readiness.borrow() != before_ready;
+            match informer.get(&key) {
+                None => self.register().await,
+                Some(node) => {
+                    let force = now >= due;
+                    if self.write(&node, force || changed).await && force {
+                        due = now + self.config.node_status_report_frequency;
+                    }
+                }
+            }
+            let ready = self.readiness.borrow().problem().is_none();
+            if was_ready != Some(ready) {
+                let (reason, message) = if ready { ("NodeReady", "NodeReady") } else { ("NodeNotReady", "NodeNotReady") };
+                let name = &self.config.node_name;
+                let message = format!("Node {name} status is now: {message}");
+                self.recorder.event(&self.reference(), EventType::Normal, reason, message);
+                was_ready = Some(ready);
+            }
+            tokio::select! {
+                _ = checks.tick() => {}
+                () = self.refresh.notified() => {}
+            }
+        }
+    }
+
+    fn status(&self, observed: &Observed, before: &NodeStatus) -> NodeStatus {
+        status::node_status(&self.config, &self.machine, observed, before, self.port, self.clock.now())
+    }
+
+    /// Writes what differs. Answers whether the server has it now.
+    async fn write(&self, node: &Node, force: bool) -> bool {
+        let nodes = Api::<Node>::all(self.client.clone());
+        let observed = self.observe().await;
+        let mut node = node.clone();
+        for _ in 0..5 {
+            let before = node.status.clone().unwrap_or_default();
+            let after = self.status(&observed, &before);
+            if !force && status::same_but_heartbeat(&before, &after) {
+                return true;
+            }
+            let value = |s: &NodeStatus| serde_json::to_value(s).unwrap_or_default();
+            let Some(difference) = writer_difference(&value(&before), &value(&after)) else { return true };
+            let patch = json!({"metadata": {"resourceVersion": node.metadata.resource_version}, "status": difference});
+            let name = &self.config.node_name;
+            match nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Ok(_) => return true,
+                Err(e) if is_conflict(&e) => match nodes.get(name).await {
+                    Ok(fresh) => node = fresh,
+                    Err(_) => return false,
+                },
+                Err(e) if is_not_found(&e) => return false,
+                Err(e) => {
+                    tracing::warn!(error = %message_of(&e), "could not report the node's status");
+                    return false;
+                }
+            }
+        }
+        false
+    }
+
+    /// Asks the runtime whether it and its network are ready.
+    async fn look(&self) {
+        let mut readiness = Readiness::default();
+        match self.runtime.status(StatusRequest { verbose: false }).await {
+            Ok(answer) => {
+                let conditions = answer.status.map(|s| s.conditions).unwrap_or_default();
+                let problem = |type_: &str, what: &str| {
+                    let condition = conditions.iter().find(|c| c.r#type == type_);
+                    match condition {
+                        Some(c) if c.status => None,
+                        Some(c) => Some(format!(
+                            "{what} not ready: {type_}=false reason:{} message:{}",
+                            c.reason, c.message
+                        )),
+                        None => Some(format!("{what} not ready: {type_} is not reported")),
+                    }
+                };
+                readiness.runtime_problem = problem("RuntimeReady", "container runtime");
+                readiness.network_problem = problem("NetworkReady", "container runtime network");
+            }
+            Err(e) => readiness.runtime_problem = Some(format!("container runtime is down: {e}")),
+        }
+        self.readiness.send_if_modified(|current| {
+            let changed = *current != readiness;
+            *current = readiness;
+            changed
+        });
+    }
+
+    async fn observe(&self) -> Observed {
+        let version = self.runtime.version(VersionRequest::default()).await;
+        let runtime_version =
+            version.map(|v| format!("{}://{}", v.runtime_name, v.runtime_version)).unwrap_or_default();
+        let images = self.images.list_images(ListImagesRequest { filter: None }).await;
+        let images = images.map(|answer| answer.images).unwrap_or_default();
+        Observed {
+            problem: self.readiness.borrow().problem(),
+            runtime_version,
+            images: images
+                .into_iter()
+                .map(|i| {
+                    let names = i.repo_digests.into_iter().chain(i.repo_tags).collect();
+                    (names, i64::try_from(i.size).unwrap_or(i64::MAX))
+                })
+                .collect(),
+            ..Observed::default()
+        }
+    }
+}

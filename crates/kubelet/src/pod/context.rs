@@ -1,0 +1,51 @@
+//! What every pod worker shares.
+
+use crate::cgroup::Cgroups;
+use crate::clock::Clock;
+use crate::container::dns::ClusterDns;
+use crate::container::env::ApiAddress;
+use crate::container::fields::NodeLimits;
+use crate::images::Images;
+use crate::node::Readiness;
+use crate::objects::Objects;
+use crate::probe::ProbeContext;
+use crate::volumes::Volumes;
+use ferrite_client::{EventRecorder, EventType, Informer};
+use ferrite_cri::RuntimeService;
+use ferrite_cri::v1::DnsConfig;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+pub(crate) struct Context {
+    pub node_name: String,
+    pub node_hostname: String,
+    pub host_ip: String,
+    pub log_dir: PathBuf,
+    pub cluster_dns: ClusterDns,
+    pub node_dns: DnsConfig,
+    pub api_address: Option<ApiAddress>,
+    pub limits: NodeLimits,
+    pub max_pods: i64,
+    pub runtime_name: String,
+    pub runtime: Arc<dyn RuntimeService>,
+    pub images: Images,
+    pub volumes: Volumes,
+    pub objects: Arc<Objects>,
+    pub cgroups: Cgroups,
+    pub services: Informer<Service>,
+    pub pods: Informer<Pod>,
+    pub node: Informer<Node>,
+    pub readiness: watch::Receiver<Readiness>,
+    pub client: kube::Client,
+    pub recorder: EventRecorder,
+    pub probes: ProbeContext,
+    pub clock: Clock,
+}
+
+impl Context {
+    pub(crate) fn event(&self, pod: &Pod, kind: EventType, reason: &str, message: impl Into<String>) {
+        self.recorder.event(&super::model::reference(pod, None), kind, reason, message.into());
+    }
+}

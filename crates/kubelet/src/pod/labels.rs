@@ -1,0 +1,94 @@
+//! What the kubelet writes on sandboxes and containers, so that after a restart the runtime alone tells
+//! which pod each belongs to, which spec it was made from and how it must be stopped.
+
+use super::model::{PodContainer, PodId};
+use k8s_openapi::api::core::v1::{LifecycleHandler, Pod};
+use std::collections::BTreeMap;
+
+pub(crate) const POD_NAME: &str = "io.kubernetes.pod.name";
+pub(crate) const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
+pub(crate) const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+pub(crate) const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
+const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
+pub(crate) const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
+pub(crate) const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+pub(crate) const TERMINATION_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
+const DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
+pub(crate) const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
+const PORTS: &str = "io.kubernetes.container.ports";
+
+fn identity(pod: &PodId) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (POD_NAME.to_string(), pod.name.clone()),
+        (POD_NAMESPACE.to_string(), pod.namespace.clone()),
+        (POD_UID.to_string(), pod.uid.clone()),
+    ])
+}
+
+pub(crate) fn sandbox_labels(pod: &Pod) -> BTreeMap<String, String> {
+    let mut labels = pod.metadata.labels.clone().unwrap_or_default();
+    labels.extend(identity(&PodId::of(pod)));
+    labels
+}
+
+pub(crate) fn sandbox_annotations(pod: &Pod) -> BTreeMap<String, String> {
+    let mut annotations = pod.metadata.annotations.clone().unwrap_or_default();
+    annotations.insert("kubernetes.io/config.source".into(), "api".into());
+    annotations.insert(TERMINATION_GRACE.into(), termination_grace(pod).to_string());
+    annotations
+}
+
+pub(crate) fn container_labels(pod: &PodId, container: &PodContainer) -> BTreeMap<String, String> {
+    let mut labels = identity(pod);
+    labels.insert(CONTAINER_NAME.into(), container.name().to_string());
+    labels
+}
+
+pub(crate) fn container_annotations(pod: &Pod, container: &PodContainer, restarts: u32) -> BTreeMap<String, String> {
+    let spec = &container.spec;
+    let mut annotations = BTreeMap::from([
+        (CONTAINER_HASH.to_string(), container_hash(container)),
+        (RESTART_COUNT.to_string(), restarts.to_string()),
+        (
+            TERMINATION_MESSAGE_PATH.to_string(),
+            spec.termination_message_path.clone().unwrap_or_default(),
+        ),
+        (
+            TERMINATION_MESSAGE_POLICY.to_string(),
+            spec.termination_message_policy.clone().unwrap_or_default(),
+        ),
+        (TERMINATION_GRACE.to_string(), termination_grace(pod).to_string()),
+    ]);
+    if let Some(grace) = pod.metadata.deletion_grace_period_seconds {
+        annotations.insert(DELETION_GRACE.into(), grace.to_string());
+    }
+    let hook = spec.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
+    if let Some(json) = hook.and_then(|h| serde_json::to_string(h).ok()) {
+        annotations.insert(PRE_STOP.into(), json);
+    }
+    if let Some(json) = spec.ports.as_ref().and_then(|p| serde_json::to_string(p).ok()) {
+        annotations.insert(PORTS.into(), json);
+    }
+    annotations
+}
+
+/// The preStop hook a container was created with, for pods the API no longer knows.
+pub(crate) fn pre_stop_hook(annotations: &BTreeMap<String, String>) -> Option<LifecycleHandler> {
+    serde_json::from_str(annotations.get(PRE_STOP)?).ok()
+}
+
+pub(crate) fn termination_grace(pod: &Pod) -> i64 {
+    pod.spec.as_ref().and_then(|s| s.termination_grace_period_seconds).unwrap_or(30).max(0)
+}
+
+/// Changes exactly when the container must be replaced: as upstream, its name and image and nothing else
+/// (every other mutable field is applied in place or not at all).
+pub(crate) fn container_hash(container: &PodContainer) -> String {
+    let mut hash: u32 = 0x811c_9dc5;
+    let image = container.spec.image.as_deref().unwrap_or_default();
+    for byte in container.name().bytes().chain([0]).chain(image.bytes()) {
+        hash = (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    }
+    format!("{hash:x}")
+}

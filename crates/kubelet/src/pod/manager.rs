@@ -1,0 +1,177 @@
+//! Brings API changes and runtime events to the workers, one per pod.
+
+use super::context::Context;
+use super::labels;
+use super::model::PodId;
+use super::terminate::from_labels;
+use super::worker::{self, Desired};
+use ferrite_client::{Backoff, Change, Scope};
+use ferrite_cri::v1::{GetEventsRequest, ListContainersRequest, ListPodSandboxRequest};
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+
+struct Handle {
+    desired: watch::Sender<Desired>,
+    wake: Arc<Notify>,
+    objects_changed: Arc<AtomicBool>,
+}
+
+/// Workers by pod UID.
+#[derive(Default)]
+pub(crate) struct Workers {
+    handles: Mutex<HashMap<String, Handle>>,
+}
+
+impl Workers {
+    /// Something happened to the pod in the runtime.
+    pub(crate) fn wake(&self, uid: &str) {
+        if let Some(handle) = self.lock().get(uid) {
+            handle.wake.notify_one();
+        }
+    }
+
+    pub(crate) fn wake_all(&self) {
+        self.lock().values().for_each(|h| h.wake.notify_one());
+    }
+
+    /// A ConfigMap or Secret the pod uses changed.
+    pub(crate) fn objects_changed(&self, uid: &str) {
+        if let Some(handle) = self.lock().get(uid) {
+            handle.objects_changed.store(true, Ordering::Release);
+            handle.wake.notify_one();
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Handle>> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the pod's worker what is wanted, and starts one if there is none.
+    fn dispatch(self: &Arc<Self>, context: &Arc<Context>, desired: Desired, scope: &Scope) {
+        let id = PodId::of(desired.pod());
+        let mut handles = self.lock();
+        if let Some(handle) = handles.get(&id.uid) {
+            handle.desired.send_modify(|current| {
+                // Once gone, always gone; deletion cannot be taken back either.
+                let ended = matches!(current, Desired::Gone(_));
+                let revived = current.must_end() && matches!(&desired, Desired::Present(p) if !super::model::is_deleting(p));
+                if !ended && !revived {
+                    *current = desired;
+                }
+            });
+            return;
+        }
+        let (sender, receiver) = watch::channel(desired);
+        let handle = Handle { desired: sender, wake: Arc::default(), objects_changed: Arc::default() };
+        let (wake, objects_changed) = (handle.wake.clone(), handle.objects_changed.clone());
+        handles.insert(id.uid.clone(), handle);
+        drop(handles);
+        let (workers, uid) = (self.clone(), id.uid.clone());
+        let done = move || {
+            workers.lock().remove(&uid);
+        };
+        worker::start(context.clone(), id, receiver, wake, objects_changed, scope, done);
+    }
+}
+
+/// Starts following the API and the runtime. Returns once pods that were deleted while we were away are being
+/// cleaned up.
+pub(crate) async fn start(context: Arc<Context>, workers: Arc<Workers>, scope: &Scope) -> ferrite_cri::Result<()> {
+    context.services.synced().await;
+    context.node.synced().await;
+    let (told, following, owned) = (context.clone(), workers.clone(), scope.clone());
+    context.pods.subscribe(move |change: &Change<Pod>| {
+        let desired = match change {
+            Change::Added(pod) => Desired::Present(pod.clone()),
+            Change::Updated { new, .. } => Desired::Present(new.clone()),
+            Change::Deleted(pod) => Desired::Gone(pod.clone()),
+        };
+        let known = following.lock().contains_key(&PodId::of(desired.pod()).uid);
+        // Nothing is left of a pod whose worker has ended.
+        if known || matches!(desired, Desired::Present(_)) {
+            following.dispatch(&told, desired, &owned);
+        }
+    });
+    context.pods.synced().await;
+    clean_orphans(&context, &workers, scope).await?;
+    scope.spawn(follow_events(context.clone(), workers.clone()));
+    let mut readiness = context.readiness.clone();
+    scope.spawn(async move {
+        while readiness.changed().await.is_ok() {
+            workers.wake_all();
+        }
+    });
+    Ok(())
+}
+
+/// Wakes the worker of each pod the runtime speaks of. When the stream breaks, everybody looks for himself.
+async fn follow_events(context: Arc<Context>, workers: Arc<Workers>) {
+    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10), 0.1);
+    loop {
+        match context.runtime.get_container_events(GetEventsRequest {}).await {
+            Ok(mut events) => {
+                backoff.reset();
+                workers.wake_all();
+                while let Some(event) = events.next().await {
+                    let sandbox = event.pod_sandbox_status.as_ref();
+                    let uid = sandbox
+                        .and_then(|s| s.labels.get(labels::POD_UID).cloned().or(s.metadata.as_ref().map(|m| m.uid.clone())))
+                        .or_else(|| event.containers_statuses.iter().find_map(|c| c.labels.get(labels::POD_UID).cloned()));
+                    match uid {
+                        Some(uid) => workers.wake(&uid),
+                        None => workers.wake_all(),
+                    }
+                }
+            }
+            Err(e) => tracing::warn!(error = %e, "could not subscribe to runtime events; will try again"),
+        }
+        tokio::time::sleep(backoff.next_delay()).await;
+    }
+}
+
+/// Ends what the runtime still has of pods the API no longer knows, and removes their directories.
+async fn clean_orphans(context: &Arc<Context>, workers: &Arc<Workers>, scope: &Scope) -> ferrite_cri::Result<()> {
+    let mut orphans: BTreeMap<String, Pod> = BTreeMap::new();
+    let known: std::collections::BTreeSet<String> =
+        context.pods.list().iter().filter_map(|p| p.metadata.uid.clone()).collect();
+    let mut note = |of: &BTreeMap<String, String>, with: &BTreeMap<String, String>| {
+        let Some(uid) = of.get(labels::POD_UID).filter(|uid| !known.contains(*uid)) else { return };
+        let text = |key: &str| of.get(key).map(String::as_str).unwrap_or_default();
+        let grace = with.get(labels::TERMINATION_GRACE).and_then(|g| g.parse().ok());
+        let pod = from_labels(text(labels::POD_NAMESPACE), text(labels::POD_NAME), uid, grace);
+        orphans.entry(uid.clone()).or_insert(pod);
+    };
+    let sandboxes = context.runtime.list_pod_sandbox(ListPodSandboxRequest { filter: None }).await?;
+    sandboxes.items.iter().for_each(|s| note(&s.labels, &s.annotations));
+    let containers = context.runtime.list_containers(ListContainersRequest { filter: None }).await?;
+    containers.containers.iter().for_each(|c| note(&c.labels, &c.annotations));
+    for (_, pod) in orphans.iter() {
+        tracing::info!(pod = %PodId::of(pod), "cleaning up a pod the API no longer has");
+        workers.dispatch(context, Desired::Gone(Arc::new(pod.clone())), scope);
+    }
+    let live: std::collections::BTreeSet<String> = known.iter().cloned().chain(orphans.into_keys()).collect();
+    for uid in context.volumes.known_pods().into_iter().filter(|uid| !live.contains(uid)) {
+        if let Err(e) = context.volumes.tear_down(&uid).await {
+            tracing::warn!(%uid, error = %e, "could not remove the directory of a pod that is gone");
+        }
+        let _ = context.cgroups.remove_pod(&uid);
+    }
+    let Ok(entries) = std::fs::read_dir(&context.log_dir) else { return Ok(()) };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let uid = name.rsplit('_').next().unwrap_or_default();
+        if name.split('_').count() == 3 && !live.contains(uid) {
+            let _ = tokio::fs::remove_dir_all(entry.path()).await;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,19 @@
+//! Pods: what is wanted, what the runtime has, what to do next, and who does it.
+
+pub(crate) mod admission;
+pub(crate) mod backoff;
+pub(crate) mod context;
+mod decide;
+mod kill;
+pub(crate) mod labels;
+pub(crate) mod manager;
+pub(crate) mod model;
+pub(crate) mod observe;
+pub(crate) mod runtime_pod;
+mod start;
+pub(crate) mod status;
+mod terminate;
+mod worker;
+mod writer;
+
+pub(crate) use writer::merge_difference as writer_difference;

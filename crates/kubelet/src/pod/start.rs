@@ -1,0 +1,290 @@
+//! Starting sandboxes and containers.
+
+use super::context::Context;
+use super::decide::Start;
+use super::model::{self, PodContainer, PodId};
+use super::runtime_pod::{RuntimePod, Sandbox};
+use super::status::WaitingReason;
+use crate::container::config::{self, ConfigInputs};
+use crate::container::env::{self, EnvInputs, EnvSources};
+use crate::container::fields::Addresses;
+use crate::container::sandbox::{self, SandboxInputs};
+use crate::container::{hosts, security};
+use crate::hooks;
+use crate::images::{Keyring, PullState};
+use crate::objects::{self, ObjectError};
+use crate::volumes::PodVolumes;
+use ferrite_client::EventType;
+use ferrite_cri::v1::{
+    CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest, RemoveContainerRequest,
+    RunPodSandboxRequest, StartContainerRequest,
+};
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
+
+/// Where containers find the message file when the spec names none.
+const DEFAULT_MESSAGE_PATH: &str = "/dev/termination-log";
+
+/// What starting containers of one pod needs.
+pub(super) struct StartInputs<'a> {
+    pub pod: &'a Pod,
+    pub sandbox: &'a Sandbox,
+    pub sandbox_config: &'a PodSandboxConfig,
+    pub runtime: &'a RuntimePod,
+    pub volumes: &'a PodVolumes,
+    pub keyring: &'a Keyring,
+}
+
+impl Context {
+    pub(super) fn sandbox_config(&self, pod: &Pod, attempt: u32) -> PodSandboxConfig {
+        let cgroup_parent = self.cgroups.pod_path(model::qos_class(pod), &PodId::of(pod).uid);
+        sandbox::sandbox_config(
+            pod,
+            attempt,
+            &SandboxInputs {
+                cluster_dns: &self.cluster_dns,
+                node_dns: &self.node_dns,
+                node_hostname: &self.node_hostname,
+                log_root: &self.log_dir,
+                cgroup_parent: &cgroup_parent,
+            },
+        )
+    }
+
+    pub(super) async fn create_sandbox(&self, pod: &Pod, config: PodSandboxConfig) -> ferrite_cri::Result<Sandbox> {
+        let failed = |e: &ferrite_cri::Error| {
+            let message = format!("Failed to create pod sandbox: {e}");
+            self.event(pod, EventType::Warning, "FailedCreatePodSandBox", message);
+        };
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&config.log_directory);
+        made.map_err(|e| ferrite_cri::Error::internal(format!("{}: {e}", config.log_directory)))
+            .inspect_err(failed)?;
+        let request = RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
+        let id = self.runtime.run_pod_sandbox(request).await.inspect_err(failed)?.pod_sandbox_id;
+        let request = PodSandboxStatusRequest { pod_sandbox_id: id, verbose: false };
+        let status = self.runtime.pod_sandbox_status(request).await.inspect_err(|e| {
+            let message = format!("Unable to get pod sandbox status: {e}");
+            self.event(pod, EventType::Warning, "FailedStatusPodSandBox", message);
+        })?;
+        let status = status.status.ok_or_else(|| ferrite_cri::Error::internal("the sandbox has no status"))?;
+        Ok(Sandbox::from_cri(status))
+    }
+
+    /// Pulls, creates and starts one container, then runs its postStart hook. The error is what the container
+    /// waits for.
+    pub(super) async fn start_container(
+        &self,
+        inputs: &StartInputs<'_>,
+        container: &PodContainer,
+        start: &Start,
+        pulls: &mut PullState,
+    ) -> Result<(), WaitingReason> {
+        let pod = inputs.pod;
+        let about = model::reference(pod, Some(container.field_path()));
+        let warn = |message: String| self.recorder.event(&about, EventType::Warning, "Failed", message);
+        let image = self
+            .images
+            .ensure(pod, container, inputs.keyring, inputs.sandbox_config, pulls)
+            .await
+            .inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
+        let config_error = |message: String| {
+            warn(format!("Error: {message}"));
+            WaitingReason::new("CreateContainerConfigError", message)
+        };
+        security::check_non_root(pod, container, &image.user).map_err(|e| config_error(e.to_string()))?;
+        let env = self.environment(inputs, container).await.map_err(&config_error)?;
+        let mounts = self.mounts(inputs, container, start.attempt, &env).map_err(&config_error)?;
+        let target_id = container
+            .target
+            .as_deref()
+            .and_then(|name| inputs.runtime.latest(name))
+            .filter(|i| i.is_running())
+            .map(|i| i.id.clone());
+        let config = config::container_config(ConfigInputs {
+            pod,
+            container,
+            attempt: start.attempt,
+            env,
+            mounts,
+            image_ref: image.reference,
+            image_user: &image.user,
+            target_id,
+            node_memory: self.limits.memory,
+        });
+        if let Some(old) = &start.replaces {
+            let request = RemoveContainerRequest { container_id: old.clone() };
+            self.runtime.remove_container(request).await.map_err(|e| create_error(&warn, &e))?;
+        }
+        let log_dir = self.log_dir.join(PodId::of(pod).log_directory()).join(container.name());
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&log_dir)
+            .map_err(|e| config_error(format!("{}: {e}", log_dir.display())))?;
+        let request = CreateContainerRequest {
+            pod_sandbox_id: inputs.sandbox.id.clone(),
+            config: Some(config),
+            sandbox_config: Some(inputs.sandbox_config.clone()),
+        };
+        let created = self.runtime.create_container(request).await.map_err(|e| create_error(&warn, &e))?;
+        let id = created.container_id;
+        let name = container.name();
+        self.recorder.event(&about, EventType::Normal, "Created", format!("Created container: {name}"));
+        self.runtime.start_container(StartContainerRequest { container_id: id.clone() }).await.map_err(|e| {
+            warn(format!("Error: {e}"));
+            WaitingReason::new("RunContainerError", e.to_string())
+        })?;
+        self.recorder.event(&about, EventType::Normal, "Started", format!("Started container {name}"));
+        self.post_start(inputs, container, &id).await
+    }
+
+    async fn post_start(&self, inputs: &StartInputs<'_>, container: &PodContainer, id: &str) -> Result<(), WaitingReason> {
+        let Some(hook) = container.spec.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
+            return Ok(());
+        };
+        let pod_ip = inputs.sandbox.ips.first().cloned().unwrap_or_else(|| self.host_ip.clone());
+        let target =
+            crate::probe::Target { container_id: id.to_string(), pod_ip, container: container.spec.clone() };
+        let Err(e) = hooks::run(&*self.runtime, hook, &target).await else { return Ok(()) };
+        let about = model::reference(inputs.pod, Some(container.field_path()));
+        let message = format!("PostStartHook failed: {e}");
+        self.recorder.event(&about, EventType::Warning, "FailedPostStartHook", message.clone());
+        let runtime = super::observe::observe(&*self.runtime, &PodId::of(inputs.pod).uid).await;
+        if let Ok(runtime) = runtime
+            && let Some(instance) = runtime.instances.iter().find(|i| i.id == id && i.is_running())
+        {
+            let grace = super::kill::grace_of(inputs.pod);
+            let why = format!("FailedPostStartHook: {}", container.name());
+            let ip = target.pod_ip.as_str();
+            let _ = self.kill_container(inputs.pod, Some(container), instance, Some(why), grace, ip).await;
+        }
+        Err(WaitingReason::new("PostStartHookError", message))
+    }
+
+    /// Credentials from the pod's image pull secrets. A secret that is missing is left out.
+    pub(super) async fn keyring(&self, pod: &Pod) -> Result<Keyring, ObjectError> {
+        let id = PodId::of(pod);
+        let mut keyring = Keyring::default();
+        for reference in model::spec(pod).image_pull_secrets.iter().flatten() {
+            match self.objects.secret(&id.uid, &id.namespace, &reference.name).await? {
+                Some(secret) => keyring.add(&secret),
+                None => {
+                    let name = &reference.name;
+                    let message = format!(
+                        "Unable to retrieve some image pull secrets ({name}); attempting to pull the image may not succeed."
+                    );
+                    self.event(pod, EventType::Warning, "FailedToRetrieveImagePullSecret", message);
+                }
+            }
+        }
+        Ok(keyring)
+    }
+
+    async fn environment(
+        &self,
+        inputs: &StartInputs<'_>,
+        container: &PodContainer,
+    ) -> Result<Vec<(String, String)>, String> {
+        let pod = inputs.pod;
+        let id = PodId::of(pod);
+        let (maps, secrets) = env::references(&container.spec);
+        let mut sources = EnvSources { config_maps: BTreeMap::new(), secrets: BTreeMap::new() };
+        for name in maps {
+            let found = self.objects.config_map(&id.uid, &id.namespace, &name).await.map_err(|e| e.to_string())?;
+            if let Some(map) = found {
+                sources.config_maps.insert(name, objects::config_map_data(&map));
+            }
+        }
+        for name in secrets {
+            let found = self.objects.secret(&id.uid, &id.namespace, &name).await.map_err(|e| e.to_string())?;
+            if let Some(secret) = found {
+                sources.secrets.insert(name, objects::secret_data(&secret));
+            }
+        }
+        let links = model::spec(pod).enable_service_links.unwrap_or(true);
+        let services =
+            env::service_variables(&self.services.list(), &id.namespace, links, self.api_address.as_ref());
+        let pod_ips = if model::is_host_network(pod) {
+            vec![self.host_ip.clone()]
+        } else {
+            inputs.sandbox.ips.clone()
+        };
+        env::environment(&EnvInputs {
+            pod,
+            container: &container.spec,
+            services: &services,
+            sources: &sources,
+            addresses: &Addresses { pod_ips, host_ip: self.host_ip.clone() },
+            node: &self.limits,
+        })
+        .map_err(|e| e.to_string())
+    }
+
+    fn mounts(
+        &self,
+        inputs: &StartInputs<'_>,
+        container: &PodContainer,
+        attempt: u32,
+        env: &[(String, String)],
+    ) -> Result<Vec<Mount>, String> {
+        let mut mounts =
+            self.volumes.mounts(inputs.pod, container, inputs.volumes, env).map_err(|e| e.to_string())?;
+        let taken = |path: &str| mounts.iter().any(|m| m.container_path.trim_end_matches('/') == path);
+        let mut own = Vec::new();
+        if !taken("/etc/hosts") {
+            let file = self.hosts_file(inputs).map_err(|e| format!("hosts file: {e}"))?;
+            own.push(("/etc/hosts".to_string(), file));
+        }
+        let message_path = container.spec.termination_message_path.as_deref().unwrap_or(DEFAULT_MESSAGE_PATH);
+        if !message_path.is_empty() && !taken(message_path) {
+            let file = self
+                .message_file(inputs.pod, container.name(), attempt)
+                .map_err(|e| format!("termination message file: {e}"))?;
+            own.push((message_path.to_string(), file));
+        }
+        mounts.extend(own.into_iter().map(|(container_path, host_path)| Mount {
+            container_path,
+            host_path: host_path.to_string_lossy().into_owned(),
+            ..Mount::default()
+        }));
+        Ok(mounts)
+    }
+
+    fn hosts_file(&self, inputs: &StartInputs<'_>) -> io::Result<PathBuf> {
+        let pod = inputs.pod;
+        let dir = self.volumes.pod_dir(&PodId::of(pod).uid);
+        std::fs::create_dir_all(&dir)?;
+        let text = if model::is_host_network(pod) {
+            let node = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+            hosts::node_hosts_file(pod, &node)
+        } else {
+            let (name, domain) = hosts::hostname(pod, &self.cluster_dns.domain, &self.node_hostname);
+            hosts::hosts_file(pod, &inputs.sandbox.ips, &name, domain.as_deref())
+        };
+        let path = dir.join("etc-hosts");
+        // Containers hold the file itself, so it is rewritten in place, and only when it differs.
+        if std::fs::read_to_string(&path).ok().as_deref() != Some(&text) {
+            std::fs::write(&path, text)?;
+        }
+        Ok(path)
+    }
+
+    fn message_file(&self, pod: &Pod, container: &str, attempt: u32) -> io::Result<PathBuf> {
+        let dir = self.volumes.pod_dir(&PodId::of(pod).uid).join("containers").join(container);
+        std::fs::create_dir_all(&dir)?;
+        let path = dir.join(attempt.to_string());
+        let file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o666).open(&path)?;
+        // Whoever the container runs as may write its last words; the umask must not take that away.
+        use std::os::unix::fs::PermissionsExt;
+        file.set_permissions(std::fs::Permissions::from_mode(0o666))?;
+        Ok(path)
+    }
+}
+
+fn create_error(warn: &impl Fn(String), e: &ferrite_cri::Error) -> WaitingReason {
+    warn(format!("Error: {e}"));
+    WaitingReason::new("CreateContainerError", e.to_string())
+}

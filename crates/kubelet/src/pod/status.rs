@@ -1,0 +1,479 @@
+//! A pod's status, computed from its spec and from what the runtime has.
+
+use super::model::{self, ContainerKind, PodContainer, RestartPolicy};
+use super::runtime_pod::{Instance, RunState, RuntimePod};
+use crate::clock;
+use crate::probe::ProbeResults;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
+    HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Why a container does not run: the waiting state's reason and message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WaitingReason {
+    pub reason: String,
+    pub message: String,
+}
+
+impl WaitingReason {
+    pub(crate) fn new(reason: &str, message: impl Into<String>) -> Self {
+        Self { reason: reason.into(), message: message.into() }
+    }
+
+    pub(crate) fn crash_loop(delay: Duration, container: &str, pod: &model::PodId) -> Self {
+        let delay = clock::go_duration(delay);
+        Self::new(
+            "CrashLoopBackOff",
+            format!("back-off {delay} restarting failed container={container} pod={pod}"),
+        )
+    }
+}
+
+/// Why the kubelet ended a pod by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub reason: String,
+    pub message: String,
+}
+
+pub(crate) struct StatusInputs<'a> {
+    pub pod: &'a Pod,
+    pub runtime: &'a RuntimePod,
+    pub probes: &'a ProbeResults,
+    pub waiting: &'a HashMap<String, WaitingReason>,
+    /// Set when the kubelet refused or ended the pod: the phase is Failed whatever its containers did.
+    pub verdict: Option<&'a Verdict>,
+    /// The pod is being stopped for good: ended containers are not started again.
+    pub terminating: bool,
+    /// Everything of the pod has stopped for good.
+    pub terminated: bool,
+    pub host_ip: &'a str,
+    /// The runtime's name, before `://` in container identifiers.
+    pub runtime_name: &'a str,
+    pub now: Timestamp,
+}
+
+/// The status to publish. Conditions owned by others, and times of conditions that did not change, are
+/// taken over from the pod's present status.
+pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
+    let pod = inputs.pod;
+    let old = pod.status.clone().unwrap_or_default();
+    let containers = model::containers(pod);
+    let of_kind = |kind| containers.iter().filter(move |c| c.kind == kind);
+    let initialized = is_initialized(inputs, &containers);
+    let statuses = |kind| -> Vec<ContainerStatus> {
+        of_kind(kind).map(|c| container_status(inputs, &old, c, initialized)).collect()
+    };
+    let init = statuses(ContainerKind::Init);
+    let regular = statuses(ContainerKind::Regular);
+    let ephemeral = statuses(ContainerKind::Ephemeral);
+
+    let computed = phase(inputs, &containers, &init, &regular);
+    let phase = match model::phase(pod) {
+        // Final phases stay; a verdict of the kubelet is final too.
+        done @ ("Failed" | "Succeeded") => done.to_string(),
+        _ if inputs.verdict.is_some() => "Failed".into(),
+        _ => computed.to_string(),
+    };
+    let (reason, message) = match inputs.verdict {
+        Some(v) => (Some(v.reason.clone()), Some(v.message.clone())),
+        None if matches!(phase.as_str(), "Failed" | "Succeeded") => (old.reason.clone(), old.message.clone()),
+        None => (None, None),
+    };
+
+    let mut ips: Vec<String> = if model::is_host_network(pod) {
+        if inputs.runtime.sandboxes.is_empty() { Vec::new() } else { vec![inputs.host_ip.to_string()] }
+    } else {
+        inputs.runtime.sandboxes.iter().find(|s| s.ready).map(|s| s.ips.clone()).unwrap_or_default()
+    };
+    if ips.is_empty() {
+        // The address stays readable while the pod ends.
+        ips = old.pod_ips.iter().flatten().map(|p| p.ip.clone()).collect();
+    }
+    let conditions = conditions(inputs, &old, &phase, &containers, &init, &regular);
+    PodStatus {
+        conditions: Some(conditions),
+        container_statuses: some(regular),
+        init_container_statuses: some(init),
+        ephemeral_container_statuses: some(ephemeral),
+        host_ip: Some(inputs.host_ip.to_string()),
+        host_ips: Some(vec![HostIP { ip: inputs.host_ip.to_string() }]),
+        pod_ip: ips.first().cloned(),
+        pod_ips: some(ips.into_iter().map(|ip| PodIP { ip }).collect()),
+        phase: Some(phase),
+        reason,
+        message,
+        qos_class: Some(model::qos_class(pod).as_str().to_string()),
+        start_time: old.start_time.clone().or(Some(Time(inputs.now))),
+        observed_generation: pod.metadata.generation,
+        ..old
+    }
+}
+
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
+}
+
+fn is_initialized(inputs: &StatusInputs<'_>, containers: &[PodContainer]) -> bool {
+    let runtime = inputs.runtime;
+    let started = |c: &PodContainer| runtime.latest(c.name()).is_some();
+    if containers.iter().filter(|c| c.kind == ContainerKind::Regular).any(started) {
+        return true;
+    }
+    containers.iter().filter(|c| c.kind == ContainerKind::Init).all(|c| match runtime.latest(c.name()) {
+        Some(i) if c.is_sidecar() => i.is_running() && inputs.probes.started(&c.spec, &i.id),
+        Some(i) => i.state == RunState::Exited && i.exit_code == 0,
+        None => false,
+    })
+}
+
+fn container_status(
+    inputs: &StatusInputs<'_>,
+    old: &PodStatus,
+    container: &PodContainer,
+    initialized: bool,
+) -> ContainerStatus {
+    let spec = &container.spec;
+    let known = [&old.container_statuses, &old.init_container_statuses, &old.ephemeral_container_statuses]
+        .into_iter()
+        .flatten()
+        .flatten()
+        .find(|s| s.name == spec.name);
+    let Some(latest) = inputs.runtime.latest(&spec.name) else {
+        // Its records are gone, but what was said before was true.
+        if let Some(known) = known.filter(|k| k.container_id.is_some() && (inputs.terminating || inputs.terminated)) {
+            return ended(known.clone());
+        }
+        return unstarted(inputs, container, initialized);
+    };
+    let id = |i: &Instance| format!("{}://{}", inputs.runtime_name, i.id);
+    let running = latest.is_running();
+    let mut state = match latest.state {
+        RunState::Running => ContainerState {
+            running: Some(ContainerStateRunning { started_at: latest.started_at.map(Time) }),
+            ..ContainerState::default()
+        },
+        RunState::Exited => terminated(inputs, latest),
+        RunState::Created => waiting(WaitingReason::new("ContainerCreating", "")),
+        RunState::Unknown => ContainerState {
+            terminated: Some(ContainerStateTerminated {
+                exit_code: 137,
+                reason: Some("ContainerStatusUnknown".into()),
+                message: Some("The container could not be located when the pod was terminated".into()),
+                container_id: Some(id(latest)),
+                ..ContainerStateTerminated::default()
+            }),
+            ..ContainerState::default()
+        },
+    };
+    let mut last_state = inputs.runtime.previous(&spec.name, latest).map(|i| terminated(inputs, i));
+    // While a container waits to run again, its end moves to lastState and the reason of the wait is shown.
+    if !running
+        && !inputs.terminated
+        && let Some(reason) = inputs.waiting.get(&spec.name)
+    {
+        if latest.state == RunState::Exited {
+            last_state = Some(state);
+        }
+        state = waiting(reason.clone());
+    }
+    let started = running && inputs.probes.started(spec, &latest.id);
+    let ready = match container.kind {
+        ContainerKind::Init if !container.is_sidecar() => {
+            latest.state == RunState::Exited && latest.exit_code == 0
+        }
+        ContainerKind::Ephemeral => false,
+        _ => running && !inputs.terminated && inputs.probes.ready(spec, &latest.id),
+    };
+    ContainerStatus {
+        container_id: Some(id(latest)),
+        image: if latest.image.is_empty() { spec.image.clone().unwrap_or_default() } else { latest.image.clone() },
+        image_id: if latest.image_ref.is_empty() { latest.image_id.clone() } else { latest.image_ref.clone() },
+        last_state: Some(last_state.unwrap_or_default()),
+        name: spec.name.clone(),
+        ready,
+        restart_count: i32::try_from(latest.attempt).unwrap_or(i32::MAX),
+        started: Some(started),
+        state: Some(state),
+        allocated_resources: spec.resources.as_ref().and_then(|r| r.requests.clone()),
+        resources: spec.resources.clone().filter(|_| running),
+        user: latest.user.as_ref().map(|u| k8s_openapi::api::core::v1::ContainerUser {
+            linux: Some(k8s_openapi::api::core::v1::LinuxContainerUser {
+                uid: u.uid,
+                gid: u.gid,
+                supplemental_groups: some(u.supplemental_groups.clone()),
+            }),
+        }),
+        ..ContainerStatus::default()
+    }
+}
+
+/// A container nobody has started.
+fn unstarted(inputs: &StatusInputs<'_>, container: &PodContainer, initialized: bool) -> ContainerStatus {
+    let spec = &container.spec;
+    let state = if inputs.terminated && container.kind == ContainerKind::Regular && inputs.verdict.is_none() {
+        waiting(WaitingReason::new(if initialized { "ContainerCreating" } else { "PodInitializing" }, ""))
+    } else if let Some(reason) = inputs.waiting.get(&spec.name) {
+        waiting(reason.clone())
+    } else if !initialized {
+        waiting(WaitingReason::new("PodInitializing", ""))
+    } else {
+        waiting(WaitingReason::new("ContainerCreating", ""))
+    };
+    ContainerStatus {
+        image: spec.image.clone().unwrap_or_default(),
+        image_id: String::new(),
+        last_state: Some(ContainerState::default()),
+        name: spec.name.clone(),
+        started: Some(false),
+        state: Some(state),
+        ..ContainerStatus::default()
+    }
+}
+
+/// A status known from before, of a container that is gone from the runtime: if it still says running, the
+/// truth is lost.
+fn ended(mut status: ContainerStatus) -> ContainerStatus {
+    status.ready = false;
+    status.started = Some(false);
+    if status.state.as_ref().is_none_or(|s| s.terminated.is_none()) {
+        status.state = Some(ContainerState {
+            terminated: Some(ContainerStateTerminated {
+                exit_code: 137,
+                reason: Some("ContainerStatusUnknown".into()),
+                message: Some("The container could not be located when the pod was terminated".into()),
+                ..ContainerStateTerminated::default()
+            }),
+            ..ContainerState::default()
+        });
+    }
+    status
+}
+
+fn waiting(reason: WaitingReason) -> ContainerState {
+    ContainerState {
+        waiting: Some(ContainerStateWaiting {
+            reason: Some(reason.reason),
+            message: (!reason.message.is_empty()).then_some(reason.message),
+        }),
+        ..ContainerState::default()
+    }
+}
+
+fn terminated(inputs: &StatusInputs<'_>, instance: &Instance) -> ContainerState {
+    let reason = match (instance.reason.as_str(), instance.exit_code) {
+        ("", 0) => "Completed",
+        ("", _) => "Error",
+        (given, _) => given,
+    };
+    ContainerState {
+        terminated: Some(ContainerStateTerminated {
+            exit_code: instance.exit_code,
+            reason: Some(reason.to_string()),
+            message: (!instance.message.is_empty()).then(|| instance.message.clone()),
+            started_at: instance.started_at.map(Time),
+            finished_at: instance.finished_at.map(Time),
+            container_id: Some(format!("{}://{}", inputs.runtime_name, instance.id)),
+            ..ContainerStateTerminated::default()
+        }),
+        ..ContainerState::default()
+    }
+}
+
+fn has_terminated(state: &Option<ContainerState>) -> Option<i32> {
+    state.as_ref()?.terminated.as_ref().map(|t| t.exit_code)
+}
+
+fn is_running(status: &ContainerStatus) -> bool {
+    status.state.as_ref().is_some_and(|s| s.running.is_some())
+}
+
+fn phase(
+    inputs: &StatusInputs<'_>,
+    containers: &[PodContainer],
+    init: &[ContainerStatus],
+    regular: &[ContainerStatus],
+) -> &'static str {
+    let policy = RestartPolicy::of(inputs.pod);
+    let any_regular = regular.iter().any(|s| s.container_id.is_some());
+    let (mut init_pending, mut init_failed) = (0, 0);
+    for (c, s) in containers.iter().filter(|c| c.kind == ContainerKind::Init).zip(init) {
+        if c.is_sidecar() {
+            init_pending += u32::from(!any_regular && s.started != Some(true));
+            continue;
+        }
+        match (has_terminated(&s.state), has_terminated(&s.last_state)) {
+            (Some(0), _) => {}
+            (Some(_), _) => init_failed += 1,
+            (None, Some(code)) if code != 0 && !is_running(s) => init_failed += 1,
+            _ => init_pending += 1,
+        }
+    }
+    if init_failed > 0 && (policy == RestartPolicy::Never || inputs.terminated) {
+        return "Failed";
+    }
+    if init_pending + init_failed > 0 && !any_regular {
+        return if inputs.terminated { "Failed" } else { "Pending" };
+    }
+    let (mut waiting, mut running, mut stopped, mut succeeded, mut restarting) = (0, 0, 0, 0, 0);
+    let specs = containers.iter().filter(|c| c.kind == ContainerKind::Regular);
+    for (c, s) in specs.zip(regular) {
+        let ended = has_terminated(&s.state).or_else(|| has_terminated(&s.last_state));
+        match ended {
+            _ if is_running(s) => running += 1,
+            Some(code) => {
+                stopped += 1;
+                succeeded += u32::from(code == 0);
+                restarting += u32::from(model::restarts_after(inputs.pod, c, code));
+            }
+            None => waiting += 1,
+        }
+    }
+    if inputs.terminated {
+        return if waiting == 0 && running == 0 && stopped == succeeded { "Succeeded" } else { "Failed" };
+    }
+    match (waiting, running, stopped) {
+        (1.., _, _) => "Pending",
+        (_, 1.., _) => "Running",
+        (_, _, 1..) if restarting > 0 => "Running",
+        (_, _, n) if n > 0 && n == succeeded => "Succeeded",
+        (_, _, 1..) => "Failed",
+        _ => "Pending",
+    }
+}
+
+fn conditions(
+    inputs: &StatusInputs<'_>,
+    old: &PodStatus,
+    phase: &str,
+    containers: &[PodContainer],
+    init: &[ContainerStatus],
+    regular: &[ContainerStatus],
+) -> Vec<PodCondition> {
+    let mut wanted = vec![
+        simple("PodReadyToStartContainers", inputs.runtime.sandboxes.iter().any(|s| s.ready)),
+        initialized_condition(phase, containers, init, regular),
+    ];
+    let containers_ready = containers_ready_condition("ContainersReady", phase, containers, init, regular);
+    wanted.push(ready_condition(inputs.pod, old, phase, &containers_ready));
+    wanted.push(containers_ready);
+    let kept = old.conditions.clone().unwrap_or_default();
+    let mut scheduled = simple("PodScheduled", true);
+    if let Some(given) = kept.iter().find(|c| c.type_ == "PodScheduled") {
+        scheduled = given.clone();
+    }
+    wanted.push(scheduled);
+    for condition in &mut wanted {
+        condition.observed_generation = inputs.pod.metadata.generation;
+        let before = kept.iter().find(|c| c.type_ == condition.type_);
+        condition.last_transition_time = match before {
+            Some(b) if b.status == condition.status => b.last_transition_time.clone(),
+            _ => Some(Time(inputs.now)),
+        };
+    }
+    let owned: Vec<String> = wanted.iter().map(|c| c.type_.clone()).collect();
+    wanted.extend(kept.into_iter().filter(|c| !owned.contains(&c.type_)));
+    wanted
+}
+
+fn simple(type_: &str, status: bool) -> PodCondition {
+    PodCondition {
+        type_: type_.into(),
+        status: if status { "True" } else { "False" }.into(),
+        ..PodCondition::default()
+    }
+}
+
+fn explained(type_: &str, reason: &str, message: impl Into<String>) -> PodCondition {
+    let message = message.into();
+    PodCondition {
+        reason: Some(reason.into()),
+        message: (!message.is_empty()).then_some(message),
+        ..simple(type_, false)
+    }
+}
+
+fn initialized_condition(
+    phase: &str,
+    containers: &[PodContainer],
+    init: &[ContainerStatus],
+    regular: &[ContainerStatus],
+) -> PodCondition {
+    let incomplete: Vec<&str> = containers
+        .iter()
+        .filter(|c| c.kind == ContainerKind::Init)
+        .zip(init)
+        .filter(|(c, s)| if c.is_sidecar() { s.started != Some(true) } else { !s.ready })
+        .map(|(c, _)| c.name())
+        .collect();
+    if phase == "Succeeded" {
+        return PodCondition { reason: Some("PodCompleted".into()), ..simple("Initialized", true) };
+    }
+    if incomplete.is_empty() || regular.iter().any(|s| s.container_id.is_some()) {
+        return simple("Initialized", true);
+    }
+    explained(
+        "Initialized",
+        "ContainersNotInitialized",
+        format!("containers with incomplete status: [{}]", incomplete.join(" ")),
+    )
+}
+
+fn containers_ready_condition(
+    type_: &str,
+    phase: &str,
+    containers: &[PodContainer],
+    init: &[ContainerStatus],
+    regular: &[ContainerStatus],
+) -> PodCondition {
+    match phase {
+        "Succeeded" => return explained(type_, "PodCompleted", ""),
+        "Failed" => return explained(type_, "PodFailed", ""),
+        _ => {}
+    }
+    let sidecars =
+        containers.iter().filter(|c| c.kind == ContainerKind::Init).zip(init).filter(|(c, _)| c.is_sidecar());
+    let unready: Vec<&str> = sidecars
+        .map(|(_, s)| s)
+        .chain(regular)
+        .filter(|s| !s.ready)
+        .map(|s| s.name.as_str())
+        .collect();
+    if unready.is_empty() {
+        return simple(type_, true);
+    }
+    explained(type_, "ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" ")))
+}
+
+fn ready_condition(pod: &Pod, old: &PodStatus, phase: &str, containers_ready: &PodCondition) -> PodCondition {
+    if containers_ready.status != "True" || matches!(phase, "Failed" | "Succeeded") {
+        return PodCondition { type_: "Ready".into(), ..containers_ready.clone() };
+    }
+    let mut messages = Vec::new();
+    for gate in model::spec(pod).readiness_gates.iter().flatten() {
+        let name = &gate.condition_type;
+        match old.conditions.iter().flatten().find(|c| c.type_ == *name) {
+            None => {
+                messages.push(format!("corresponding condition of pod readiness gate {name:?} does not exist."))
+            }
+            Some(c) if c.status != "True" => messages.push(format!(
+                "the status of pod readiness gate {name:?} is not \"True\", but {}",
+                c.status
+            )),
+            Some(_) => {}
+        }
+    }
+    if messages.is_empty() {
+        return simple("Ready", true);
+    }
+    explained("Ready", "ReadinessGatesNotReady", messages.join(", "))
+}
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

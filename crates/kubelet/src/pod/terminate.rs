@@ -1,0 +1,123 @@
+//! The end of a pod: stop it, tell, clean up, and let the API forget it.
+
+use super::kill::grace_of;
+use super::model;
+use super::observe::observe;
+use super::worker::{Desired, SyncError, Worker};
+use ferrite_client::{Backoff, is_conflict, is_not_found, message_of};
+use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, Preconditions};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A pod that vanished from the API without us has waited long enough.
+const FORCED_GRACE: Duration = Duration::from_secs(2);
+
+impl Worker {
+    /// Ends the pod. Each step can be repeated: whatever was interrupted is simply done again.
+    pub(super) async fn terminate(&mut self, desired: &Desired) -> Result<(), SyncError> {
+        let context = self.context.clone();
+        self.probes.stop();
+        self.kill_all(desired).await?;
+        let runtime = observe(&*context.runtime, &self.id.uid).await?;
+        if let Desired::Present(pod) = desired {
+            // The last status is on record before the pod may disappear.
+            self.publish(pod, &runtime, true, true);
+            self.until_gone_or(self.writer.flushed()).await;
+        }
+        for instance in &runtime.instances {
+            let request = RemoveContainerRequest { container_id: instance.id.clone() };
+            ignore_missing(context.runtime.remove_container(request).await)?;
+        }
+        for sandbox in &runtime.sandboxes {
+            let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
+            ignore_missing(context.runtime.remove_pod_sandbox(request).await)?;
+        }
+        context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
+        context.cgroups.remove_pod(&self.id.uid).map_err(SyncError::Cgroup)?;
+        if let Desired::Present(_) = desired {
+            self.delete_from_api().await;
+        }
+        let logs = context.log_dir.join(self.id.log_directory());
+        if let Err(e) = tokio::fs::remove_dir_all(&logs).await
+            && e.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(pod = %self.id, error = %e, "could not remove the pod's logs");
+        }
+        Ok(())
+    }
+
+    /// Stops everything; a shorter grace period that arrives meanwhile takes effect at once.
+    async fn kill_all(&mut self, desired: &Desired) -> Result<(), SyncError> {
+        let context = self.context.clone();
+        let grace = |d: &Desired| match d {
+            Desired::Present(pod) => grace_of(pod),
+            Desired::Gone(pod) => grace_of(pod).min(FORCED_GRACE),
+        };
+        let mut current = desired.clone();
+        loop {
+            let limit = grace(&current);
+            let pod: Arc<Pod> = current.pod().clone();
+            let runtime = observe(&*context.runtime, &self.id.uid).await?;
+            let mut shorter = self.desired.clone();
+            tokio::select! {
+                killed = Box::pin(context.kill_pod(&pod, &runtime, limit)) => return Ok(killed?),
+                changed = shorter.wait_for(|d| grace(d) < limit) => {
+                    let Ok(changed) = changed else { return Err(SyncError::Interrupted) };
+                    current = changed.clone();
+                }
+            }
+        }
+    }
+
+    async fn until_gone_or(&self, other: impl Future<Output = ()>) {
+        let mut desired = self.desired.clone();
+        tokio::select! {
+            () = other => {}
+            _ = desired.wait_for(|d| matches!(d, Desired::Gone(_))) => {}
+        }
+    }
+
+    /// Deletes the pod with no grace left, so that its name is free. Another pod of that name is left alone.
+    async fn delete_from_api(&self) {
+        let api = Api::<Pod>::namespaced(self.context.client.clone(), &self.id.namespace);
+        let preconditions = Preconditions { uid: Some(self.id.uid.clone()), resource_version: None };
+        let params = DeleteParams::default().grace_period(0).preconditions(preconditions);
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10), 0.2);
+        let delete = async {
+            loop {
+                match api.delete(&self.id.name, &params).await {
+                    Ok(_) => return,
+                    Err(e) if is_not_found(&e) || is_conflict(&e) => return,
+                    Err(e) => {
+                        tracing::warn!(pod = %self.id, error = %message_of(&e), "could not delete the pod; will try again");
+                        tokio::time::sleep(backoff.next_delay()).await;
+                    }
+                }
+            }
+        };
+        self.until_gone_or(delete).await;
+    }
+}
+
+fn ignore_missing<T>(result: ferrite_cri::Result<T>) -> Result<(), SyncError> {
+    match result {
+        Err(e) if !e.is_not_found() => Err(e.into()),
+        _ => Ok(()),
+    }
+}
+
+/// A pod of which only the runtime knows: enough to stop it.
+pub(crate) fn from_labels(namespace: &str, name: &str, uid: &str, grace: Option<i64>) -> Pod {
+    let mut pod = Pod::default();
+    pod.metadata.namespace = Some(namespace.to_string());
+    pod.metadata.name = Some(name.to_string());
+    pod.metadata.uid = Some(uid.to_string());
+    pod.spec = Some(k8s_openapi::api::core::v1::PodSpec {
+        termination_grace_period_seconds: grace,
+        ..model::spec(&pod).clone()
+    });
+    pod
+}

@@ -1,0 +1,484 @@
+//! One task per pod: look, decide, act, tell; then wait for the next event.
+
+use super::admission::{self, Offer};
+use super::backoff::BackOff;
+use super::context::Context;
+use super::decide::{self, Actions, Inputs, KillCause};
+use super::kill::grace_of;
+use super::model::{self, PodContainer, PodId};
+use super::observe::observe;
+use super::runtime_pod::{RunState, RuntimePod};
+use super::start::StartInputs;
+use super::status::{self, StatusInputs, Verdict, WaitingReason};
+use super::writer::StatusWriter;
+use crate::clock;
+use crate::container::resources::pod_resources;
+use crate::images::PullState;
+use crate::probe::{ProbeKind, ProbeSet};
+use crate::volumes::PodVolumes;
+use ferrite_client::{Backoff, EventType, Scope};
+use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+
+/// Until a failed pull is shown as back-off, and until a failed start is looked at again.
+const AFTER_FAILED_START: Duration = Duration::from_secs(1);
+/// A container whose configuration is wrong is looked at this often even if nothing it refers to changed.
+const AFTER_CONFIG_ERROR: Duration = Duration::from_secs(60);
+
+/// What the API wants of a pod.
+#[derive(Debug, Clone)]
+pub(crate) enum Desired {
+    /// It exists; with a deletion timestamp it must end.
+    Present(Arc<Pod>),
+    /// It is gone from the API: whatever is left must go too.
+    Gone(Arc<Pod>),
+}
+
+impl Desired {
+    pub(crate) fn pod(&self) -> &Arc<Pod> {
+        match self {
+            Desired::Present(pod) | Desired::Gone(pod) => pod,
+        }
+    }
+
+    pub(super) fn must_end(&self) -> bool {
+        match self {
+            Desired::Present(pod) => model::is_deleting(pod),
+            Desired::Gone(_) => true,
+        }
+    }
+}
+
+/// Why a round could not be completed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SyncError {
+    #[error("{0}")]
+    Runtime(#[from] ferrite_cri::Error),
+    #[error("{0}")]
+    Volume(#[from] crate::volumes::VolumeError),
+    #[error("{0}")]
+    Objects(#[from] crate::objects::ObjectError),
+    #[error("pod cgroup: {0}")]
+    Cgroup(std::io::Error),
+    #[error("clean-up: {0}")]
+    CleanUp(std::io::Error),
+    #[error("network is not ready: {0}")]
+    Network(String),
+    /// The pod must end now: nothing more is started.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+pub(super) struct Worker {
+    pub(super) context: Arc<Context>,
+    pub(super) id: PodId,
+    pub(super) desired: watch::Receiver<Desired>,
+    pub(super) wake: Arc<Notify>,
+    pub(super) objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    pub(super) probes: ProbeSet,
+    pub(super) writer: StatusWriter,
+    backoff: BackOff,
+    pulls: PullState,
+    pub(super) waiting: HashMap<String, WaitingReason>,
+    pub(super) verdict: Option<Verdict>,
+    volumes: Option<PodVolumes>,
+    /// The part of the pod its volumes show; when it changes they are written again.
+    volumes_of: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>,
+    admitted: bool,
+    /// The pod's containers have ended for good and were cleaned up.
+    finished: bool,
+}
+
+/// Starts the worker of a pod; it ends when nothing of the pod is left.
+pub(crate) fn start(
+    context: Arc<Context>,
+    id: PodId,
+    desired: watch::Receiver<Desired>,
+    wake: Arc<Notify>,
+    objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    scope: &Scope,
+    done: impl FnOnce() + Send + 'static,
+) {
+    let scope = scope.child();
+    let writer = StatusWriter::start(context.clone(), id.clone(), &scope);
+    let probes = ProbeSet::new(context.probes.clone(), &scope, wake.clone());
+    let worker = Worker {
+        context,
+        id,
+        desired,
+        wake,
+        objects_changed,
+        probes,
+        writer,
+        backoff: BackOff::default(),
+        pulls: PullState::default(),
+        waiting: HashMap::new(),
+        verdict: None,
+        volumes: None,
+        volumes_of: None,
+        admitted: false,
+        finished: false,
+    };
+    let ended = scope.clone();
+    scope.spawn(async move {
+        worker.run().await;
+        done();
+        // The status writer has nothing more to say.
+        ended.cancel();
+    });
+}
+
+impl Worker {
+    async fn run(mut self) {
+        let mut retry = Backoff::new(Duration::from_millis(500), Duration::from_secs(30), 0.1);
+        loop {
+            let desired = self.desired.borrow_and_update().clone();
+            let next = if desired.must_end() {
+                match self.terminate(&desired).await {
+                    Ok(()) => return,
+                    Err(e) => Err(e),
+                }
+            } else {
+                Box::pin(self.sync(desired.pod())).await
+            };
+            let next = match next {
+                Ok(next) => {
+                    retry.reset();
+                    next
+                }
+                Err(SyncError::Interrupted) => continue,
+                Err(e) => {
+                    let delay = retry.next_delay();
+                    tracing::warn!(pod = %self.id, error = %e, "pod sync failed; will try again");
+                    if !matches!(e, SyncError::Volume(_) | SyncError::Network(_)) {
+                        let message = format!("error determining status: {e}");
+                        self.context.event(desired.pod(), EventType::Warning, "FailedSync", message);
+                    }
+                    Some(clock::add(self.context.clock.now(), delay))
+                }
+            };
+            let sleep = next.map(|at| clock::since(self.context.clock.now(), at));
+            tokio::select! {
+                changed = self.desired.changed() => if changed.is_err() { return },
+                () = self.wake.notified() => {}
+                () = tokio::time::sleep(sleep.unwrap_or(Duration::MAX)), if sleep.is_some() => {}
+            }
+        }
+    }
+
+    /// One round for a pod that should run. Answers when to look again if nothing happens before.
+    async fn sync(&mut self, pod: &Arc<Pod>) -> Result<Option<Timestamp>, SyncError> {
+        let context = self.context.clone();
+        let now = context.clock.now();
+        let runtime = observe(&*context.runtime, &self.id.uid).await?;
+        if self.finished || model::is_finished(pod) {
+            self.finish(pod, &runtime).await?;
+            return Ok(None);
+        }
+        if !self.admitted {
+            // What runs already was admitted before: a restart of the kubelet takes nothing away.
+            if runtime.is_empty() {
+                self.admit(pod);
+            }
+            self.admitted = true;
+        }
+        let deadline = deadline(pod);
+        if self.verdict.is_none() && deadline.is_some_and(|at| at <= now) {
+            let message = "Pod was active on the node longer than the specified deadline";
+            self.verdict = Some(Verdict { reason: "DeadlineExceeded".into(), message: message.into() });
+            context.event(pod, EventType::Normal, "DeadlineExceeded", message);
+        }
+        if self.verdict.is_some() {
+            self.finish(pod, &runtime).await?;
+            return Ok(None);
+        }
+        self.publish(pod, &runtime, false, false);
+        if !model::is_host_network(pod) && runtime.sandbox().is_none() {
+            let problem = context.readiness.borrow().network_problem.clone();
+            if let Some(problem) = problem {
+                let error = SyncError::Network(problem);
+                context.event(pod, EventType::Warning, "NetworkNotReady", error.to_string());
+                return Err(error);
+            }
+        }
+        let total = pod_resources(pod);
+        context.cgroups.ensure_pod(model::qos_class(pod), &self.id.uid, &total).map_err(|e| {
+            let message = format!("unable to ensure pod container exists: {e}");
+            context.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
+            SyncError::Cgroup(e)
+        })?;
+        self.ensure_volumes(pod).await?;
+        let probes = self.probes.results();
+        let actions = decide::decide(&Inputs {
+            pod,
+            runtime: &runtime,
+            probes: &probes,
+            backoff: &self.backoff,
+            now: context.clock.now(),
+        });
+        if actions.finished {
+            self.finish(pod, &runtime).await?;
+            return Ok(None);
+        }
+        let acted = Box::pin(self.apply(pod, &runtime, &actions)).await;
+        let runtime = observe(&*context.runtime, &self.id.uid).await?;
+        self.publish(pod, &runtime, false, false);
+        let ip = self.pod_ip(pod, &runtime);
+        self.probes.update(pod, &model::containers(pod), &runtime, &ip);
+        self.collect_garbage(&runtime).await;
+        let retry = acted?;
+        let refresh = self.volumes.as_ref().and_then(|v| v.refresh_at);
+        Ok([actions.wake_at(), retry, deadline, refresh].into_iter().flatten().min())
+    }
+
+    pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
+        if model::is_host_network(pod) {
+            return self.context.host_ip.clone();
+        }
+        runtime.sandbox().and_then(|s| s.ips.first()).cloned().unwrap_or_default()
+    }
+
+    fn admit(&mut self, pod: &Pod) {
+        let context = &self.context;
+        let offer = Offer {
+            cpu_milli: context.limits.cpu_milli,
+            memory: context.limits.memory,
+            ephemeral_storage: context.limits.ephemeral_storage,
+            max_pods: context.max_pods,
+        };
+        let node = context.node.list();
+        let labels = node.first().and_then(|n| n.metadata.labels.clone()).unwrap_or_default();
+        // Pods that came earlier and still run; who came first is decided by creation, then name.
+        let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
+        let pods = context.pods.list();
+        let others = pods.iter().map(|p| &**p).filter(|p| {
+            p.metadata.uid != pod.metadata.uid
+                && !model::is_finished(p)
+                && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
+        });
+        if let Err(verdict) = admission::admit(pod, others, &offer, &labels) {
+            context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
+            self.verdict = Some(verdict);
+        }
+    }
+
+    /// Computes and publishes the status.
+    pub(super) fn publish(&self, pod: &Arc<Pod>, runtime: &RuntimePod, terminating: bool, terminated: bool) {
+        let context = &self.context;
+        let probes = self.probes.results();
+        let status = status::pod_status(&StatusInputs {
+            pod,
+            runtime,
+            probes: &probes,
+            waiting: &self.waiting,
+            verdict: self.verdict.as_ref(),
+            terminating,
+            terminated,
+            host_ip: &context.host_ip,
+            runtime_name: &context.runtime_name,
+            now: context.clock.now(),
+        });
+        self.writer.publish(status, pod.clone());
+    }
+
+    async fn ensure_volumes(&mut self, pod: &Pod) -> Result<(), SyncError> {
+        let changed = self.objects_changed.swap(false, std::sync::atomic::Ordering::AcqRel);
+        let now = self.context.clock.now();
+        let due = self.volumes.as_ref().is_none_or(|v| v.refresh_at.is_some_and(|at| at <= now));
+        let shown = (pod.metadata.labels.clone(), pod.metadata.annotations.clone());
+        let same = self.volumes_of.as_ref().is_some_and(|m| (m.labels.clone(), m.annotations.clone()) == shown);
+        if !changed && !due && same {
+            return Ok(());
+        }
+        match self.context.volumes.set_up(pod, now).await {
+            Ok(volumes) => {
+                self.volumes = Some(volumes);
+                self.volumes_of = Some(pod.metadata.clone());
+                Ok(())
+            }
+            Err(e) => {
+                self.context.event(pod, EventType::Warning, "FailedMount", e.to_string());
+                // A running pod keeps the files it has until better ones can be had.
+                if self.volumes.is_some() { Ok(()) } else { Err(e.into()) }
+            }
+        }
+    }
+
+    /// Does what was decided. Answers when a failed start may be tried again.
+    async fn apply(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod, actions: &Actions) -> Result<Option<Timestamp>, SyncError> {
+        let context = self.context.clone();
+        let containers = model::containers(pod);
+        if actions.kill_pod {
+            if actions.create_sandbox.is_some() {
+                let message = "Pod sandbox changed, it will be killed and re-created.";
+                context.event(pod, EventType::Normal, "SandboxChanged", message);
+            }
+            self.probes.stop();
+            context.kill_pod(pod, runtime, grace_of(pod)).await?;
+        }
+        for kill in &actions.kill {
+            let Some(instance) = runtime.instances.iter().find(|i| i.id == kill.id) else { continue };
+            let container = containers.iter().find(|c| c.name() == kill.name);
+            let grace = kill_grace(pod, container, kill.cause);
+            let ip = self.pod_ip(pod, runtime);
+            let message = Some(kill.message.clone());
+            context.kill_container(pod, container, instance, message, grace, &ip).await?;
+        }
+        for wait in &actions.waiting {
+            let reason = WaitingReason::crash_loop(wait.delay, &wait.name, &self.id);
+            if self.waiting.get(&wait.name) != Some(&reason)
+                && let Some(container) = containers.iter().find(|c| c.name() == wait.name)
+            {
+                let message = format!("Back-off restarting failed container {} in pod {}", wait.name, self.id);
+                let about = model::reference(pod, Some(container.field_path()));
+                context.recorder.event(&about, EventType::Warning, "BackOff", message);
+            }
+            self.waiting.insert(wait.name.clone(), reason);
+        }
+        if actions.start.is_empty() {
+            return Ok(None);
+        }
+        let (sandbox, attempt) = match (actions.create_sandbox, runtime.sandbox()) {
+            (Some(attempt), _) => {
+                let config = context.sandbox_config(pod, attempt);
+                (context.create_sandbox(pod, config).await?, attempt)
+            }
+            (None, Some(sandbox)) => (sandbox.clone(), sandbox.attempt),
+            (None, None) => return Ok(None),
+        };
+        let sandbox_config = context.sandbox_config(pod, attempt);
+        let keyring = context.keyring(pod).await?;
+        let volumes = self.volumes.clone().unwrap_or_default();
+        let mut retry: Option<Timestamp> = None;
+        for start in &actions.start {
+            let Some(container) = containers.iter().find(|c| c.name() == start.name) else { continue };
+            // The address is shown, and earlier containers are, while later images are pulled.
+            let current = observe(&*context.runtime, &self.id.uid).await?;
+            self.publish(pod, &current, false, false);
+            let inputs = StartInputs {
+                pod,
+                sandbox: &sandbox,
+                sandbox_config: &sandbox_config,
+                runtime: &current,
+                volumes: &volumes,
+                keyring: &keyring,
+            };
+            let mut desired = self.desired.clone();
+            let started = tokio::select! {
+                started = Box::pin(context.start_container(&inputs, container, start, &mut self.pulls)) => started,
+                _ = desired.wait_for(Desired::must_end) => return Err(SyncError::Interrupted),
+            };
+            let now = context.clock.now();
+            match started {
+                Ok(()) => {
+                    self.waiting.remove(&start.name);
+                    if start.attempt > 0 {
+                        let ended = runtime.latest(&start.name).and_then(|i| i.finished_at).unwrap_or(now);
+                        self.backoff.next(&start.name, ended, now);
+                    }
+                }
+                Err(reason) => {
+                    let at = self.retry_at(container, &reason, now);
+                    retry = Some(retry.map_or(at, |r| r.min(at)));
+                    self.waiting.insert(start.name.clone(), reason);
+                }
+            }
+        }
+        Ok(retry)
+    }
+
+    fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
+        let image = container.spec.image.as_deref().unwrap_or_default();
+        match reason.reason.as_str() {
+            "ImagePullBackOff" => {
+                let tagged = crate::images::tagged(image);
+                self.pulls.retry_at(container.name(), &tagged, now).unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
+            }
+            "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
+            "CreateContainerError" | "RunContainerError" => {
+                let delay = match self.backoff.blocked(container.name(), now, now) {
+                    Some((delay, _)) => delay,
+                    None => Duration::from_secs(10),
+                };
+                self.backoff.next(container.name(), now, now);
+                clock::add(now, delay)
+            }
+            "PostStartHookError" => clock::add(now, AFTER_FAILED_START),
+            _ => clock::add(now, AFTER_CONFIG_ERROR),
+        }
+    }
+
+    /// The pod has run its course, or may not run: stop what is left, free what it held, keep its records.
+    async fn finish(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<(), SyncError> {
+        let context = self.context.clone();
+        self.probes.stop();
+        if runtime.running().next().is_some() || runtime.sandboxes.iter().any(|s| s.ready) {
+            context.kill_pod(pod, runtime, grace_of(pod)).await?;
+        }
+        let runtime = observe(&*context.runtime, &self.id.uid).await?;
+        self.publish(pod, &runtime, true, true);
+        if !self.finished {
+            context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
+            context.cgroups.remove_pod(&self.id.uid).map_err(SyncError::Cgroup)?;
+            self.finished = true;
+        }
+        Ok(())
+    }
+
+    /// Keeps, of each container, the newest instance and the newest dead one before it.
+    async fn collect_garbage(&self, runtime: &RuntimePod) {
+        let mut kept: HashMap<&str, u32> = HashMap::new();
+        let mut removed = Vec::new();
+        for instance in &runtime.instances {
+            let count = kept.entry(&instance.name).or_default();
+            *count += 1;
+            if *count > 2 && instance.state == RunState::Exited {
+                removed.push(instance.id.clone());
+            }
+        }
+        for id in &removed {
+            let request = RemoveContainerRequest { container_id: id.clone() };
+            if let Err(e) = self.context.runtime.remove_container(request).await {
+                tracing::warn!(pod = %self.id, container = %id, error = %e, "could not remove a dead container");
+            }
+        }
+        for sandbox in runtime.sandboxes.iter().skip(1).filter(|s| !s.ready) {
+            let in_use = runtime.instances.iter().any(|i| i.sandbox_id == sandbox.id && !removed.contains(&i.id));
+            if !in_use {
+                let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
+                if let Err(e) = self.context.runtime.remove_pod_sandbox(request).await {
+                    tracing::warn!(pod = %self.id, sandbox = %sandbox.id, error = %e, "could not remove a dead sandbox");
+                }
+            }
+        }
+    }
+}
+
+/// When the pod has been active for as long as it may.
+fn deadline(pod: &Pod) -> Option<Timestamp> {
+    let seconds = u64::try_from(model::spec(pod).active_deadline_seconds?).ok()?;
+    let started = pod.status.as_ref()?.start_time.as_ref()?;
+    Some(clock::add(started.0, Duration::from_secs(seconds)))
+}
+
+fn kill_grace(pod: &Pod, container: Option<&PodContainer>, cause: KillCause) -> Duration {
+    let kind = match cause {
+        KillCause::Liveness => Some(ProbeKind::Liveness),
+        KillCause::Startup => Some(ProbeKind::Startup),
+        KillCause::SpecChanged | KillCause::Unknown => None,
+    };
+    let own = kind
+        .and_then(|k| k.of(&container?.spec))
+        .and_then(|p| p.termination_grace_period_seconds)
+        .and_then(|s| u64::try_from(s).ok());
+    own.map_or_else(|| grace_of(pod), Duration::from_secs)
+}
+
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;

@@ -1,0 +1,311 @@
+//! Whole lives of pods, on a paused clock.
+
+use crate::testing::Harness;
+use serde_json::{Value, json};
+
+fn container(name: &str) -> Value {
+    json!({"name": name, "image": "busybox:1", "imagePullPolicy": "IfNotPresent"})
+}
+
+fn one() -> Value {
+    json!({"containers": [container("c")]})
+}
+
+fn state(pod: &Value) -> &Value {
+    &pod["status"]["containerStatuses"][0]["state"]
+}
+
+fn condition(pod: &Value, name: &str) -> String {
+    let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let found = conditions.iter().find(|c| c["type"] == name).cloned().unwrap_or_default();
+    found["status"].as_str().unwrap_or_default().to_string()
+}
+
+fn ready(pod: &Value) -> bool {
+    condition(pod, "Ready") == "True"
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_runs_and_is_deleted() {
+    let h = Harness::start().await;
+    h.create("p", one());
+    let pod = h.until("p", "ready", ready).await;
+    assert_eq!(pod["status"]["phase"], "Running");
+    assert_eq!(pod["status"]["podIP"], "10.1.0.1");
+    assert_eq!(pod["status"]["hostIP"], "192.0.2.1");
+    assert_eq!(pod["status"]["qosClass"], "BestEffort");
+    assert_eq!(pod["status"]["observedGeneration"], 1);
+    let status = &pod["status"]["containerStatuses"][0];
+    assert_eq!(status["containerID"], "ferrite://c2");
+    assert_eq!((&status["restartCount"], &status["started"]), (&json!(0), &json!(true)));
+    assert_eq!(h.runtime.calls(), ["sandbox#0", "pull:busybox:1", "start:c#0"]);
+    for (reason, part) in [("Pulling", "busybox:1"), ("Pulled", "Successfully pulled"), ("Created", "c"), ("Started", "Started container c")] {
+        h.until_event(reason, part).await;
+    }
+    let first = h.api.history(&Harness::key("p"))[1].clone();
+    assert_eq!(state(&first)["waiting"]["reason"], "ContainerCreating");
+    let config = h.runtime.container_config("c").unwrap();
+    assert!(config.envs.iter().any(|e| e.key == "KUBERNETES_SERVICE_HOST" && e.value == b"10.96.0.1"));
+    assert_eq!(config.log_path, "c/0.log");
+
+    h.runtime.forget_calls();
+    h.delete("p", 30);
+    h.until_gone("p").await;
+    assert_eq!(h.runtime.calls()[..2], ["stop:c:30".to_string(), "stop-sandbox".to_string()]);
+    let last = h.api.history(&Harness::key("p")).pop().unwrap();
+    assert_eq!(state(&last)["terminated"]["exitCode"], 143);
+    h.until_event("Killing", "Stopping container c").await;
+    h.api.until("the worker has ended", |_| (h.workers.len() == 0).then_some(())).await;
+    assert!(h.runtime.is_empty());
+    assert!(!h.dir.path().join("kubelet/pods/uid-p").exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_crashing_container_is_restarted_with_growing_delay() {
+    let h = Harness::start().await;
+    h.create("p", one());
+    h.until("p", "ready", ready).await;
+    h.runtime.exit("c", 1);
+    h.until("p", "restarted once", |p| p["status"]["containerStatuses"][0]["restartCount"] == 1).await;
+    h.runtime.exit("c", 1);
+    let waiting = h.until("p", "back-off", |p| state(p)["waiting"]["reason"] == "CrashLoopBackOff").await;
+    assert_eq!(
+        state(&waiting)["waiting"]["message"],
+        "back-off 10s restarting failed container=c pod=p_default(uid-p)"
+    );
+    assert_eq!(waiting["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"], 1);
+    assert_eq!(waiting["status"]["phase"], "Running");
+    h.until_event("BackOff", "Back-off restarting failed container c in pod p_default(uid-p)").await;
+    let before = h.context.clock.now();
+    h.until("p", "restarted twice", |p| p["status"]["containerStatuses"][0]["restartCount"] == 2).await;
+    let waited = crate::clock::since(before, h.context.clock.now()).as_secs();
+    assert!((9..=11).contains(&waited), "{waited}");
+    h.runtime.exit("c", 1);
+    h.until("p", "longer back-off", |p| {
+        state(p)["waiting"]["message"].as_str().unwrap_or_default().starts_with("back-off 20s")
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_end() {
+    for (policy, code, phase) in [("Never", 0, "Succeeded"), ("Never", 3, "Failed"), ("OnFailure", 0, "Succeeded")] {
+        let h = Harness::start().await;
+        h.create("p", json!({"restartPolicy": policy, "containers": [container("c")]}));
+        h.until("p", "ready", ready).await;
+        h.runtime.exit("c", code);
+        let pod = h.until_phase("p", phase).await;
+        assert_eq!(state(&pod)["terminated"]["exitCode"], code);
+        assert_eq!(state(&pod)["terminated"]["reason"], if code == 0 { "Completed" } else { "Error" });
+        assert!(!ready(&pod));
+        h.delete("p", 0);
+        h.until_gone("p").await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn init_containers_come_first() {
+    let h = Harness::start().await;
+    h.create("p", json!({"initContainers": [container("i1"), container("i2")], "containers": [container("c")]}));
+    let pod = h.until("p", "first init runs", |p| !p["status"]["initContainerStatuses"][0]["state"]["running"].is_null()).await;
+    assert_eq!(state(&pod)["waiting"]["reason"], "PodInitializing");
+    assert_eq!(condition(&pod, "Initialized"), "False");
+    h.runtime.exit("i1", 0);
+    h.until("p", "second init runs", |p| !p["status"]["initContainerStatuses"][1]["state"]["running"].is_null()).await;
+    h.runtime.exit("i2", 0);
+    let pod = h.until("p", "ready", ready).await;
+    assert_eq!(condition(&pod, "Initialized"), "True");
+    let starts: Vec<String> = h.runtime.calls().into_iter().filter(|c| c.starts_with("start")).collect();
+    assert_eq!(starts, ["start:i1#0", "start:i2#0", "start:c#0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_image_backs_off() {
+    let h = Harness::start().await;
+    h.create("p", json!({"containers": [{"name": "c", "image": "missing:1"}]}));
+    let pod = h.until("p", "pull failed", |p| state(p)["waiting"]["reason"] == "ErrImagePull").await;
+    assert_eq!(state(&pod)["waiting"]["message"], "missing:1: not found");
+    h.until("p", "pull back-off", |p| state(p)["waiting"]["reason"] == "ImagePullBackOff").await;
+    h.until_event("BackOff", "Back-off pulling image \"missing:1\"").await;
+    h.until_event("Failed", "Error: ErrImagePull").await;
+    h.until("p", "tried again", |_| h.runtime.calls().iter().filter(|c| c.starts_with("pull")).count() == 2).await;
+    h.delete("p", 30);
+    h.until_gone("p").await;
+    let h = Harness::start().await;
+    h.create("q", json!({"containers": [{"name": "c", "image": "absent:1", "imagePullPolicy": "Never"}]}));
+    h.until("q", "never pulled", |p| state(p)["waiting"]["reason"] == "ErrImageNeverPull").await;
+    h.create("r", json!({"containers": [{"name": "c", "image": "NOT VALID"}]}));
+    h.until("r", "invalid", |p| state(p)["waiting"]["reason"] == "InvalidImageName").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_kubelet_adopts_what_runs() {
+    let h = Harness::start().await;
+    h.create("p", one());
+    h.create("gone", one());
+    h.until("p", "ready", ready).await;
+    h.until("gone", "ready", ready).await;
+    h.stop().await;
+    h.api.remove(&Harness::key("gone"));
+    h.runtime.forget_calls();
+    let h = h.restart().await;
+    h.api.until("the orphan is stopped", |_| h.runtime.calls().contains(&"stop-sandbox".to_string()).then_some(())).await;
+    h.api.until("the orphan is cleaned", |_| (h.workers.len() == 1).then_some(())).await;
+    assert!(!h.runtime.calls().iter().any(|c| c.starts_with("start") || c.starts_with("sandbox")), "{:?}", h.runtime.calls());
+    let pod = h.pod("p").unwrap();
+    assert!(ready(&pod) && pod["status"]["containerStatuses"][0]["restartCount"] == 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_decide_readiness_and_life() {
+    let h = Harness::start().await;
+    h.runtime.exec_exits("ready", 1);
+    let mut c = container("c");
+    c["readinessProbe"] = json!({"exec": {"command": ["ready"]}, "periodSeconds": 5});
+    c["livenessProbe"] = json!({"exec": {"command": ["live"]}, "periodSeconds": 10, "failureThreshold": 2});
+    h.create("p", json!({"containers": [c], "terminationGracePeriodSeconds": 7}));
+    h.until_event("Unhealthy", "Readiness probe failed: output").await;
+    let pod = h.until_phase("p", "Running").await;
+    assert!(!ready(&pod));
+    h.runtime.exec_exits("ready", 0);
+    h.until("p", "ready", ready).await;
+    h.runtime.exec_exits("live", 1);
+    h.until_event("Killing", "Container c failed liveness probe, will be restarted").await;
+    h.runtime.exec_exits("live", 0);
+    h.until("p", "restarted", |p| p["status"]["containerStatuses"][0]["restartCount"] == 1).await;
+    assert!(h.runtime.calls().contains(&"stop:c:7".to_string()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_startup_probe_holds_the_others_back() {
+    let h = Harness::start().await;
+    h.runtime.exec_exits("up", 1);
+    let mut c = container("c");
+    c["startupProbe"] = json!({"exec": {"command": ["up"]}, "periodSeconds": 1, "failureThreshold": 30});
+    c["livenessProbe"] = json!({"exec": {"command": ["live"]}});
+    h.create("p", json!({"containers": [c]}));
+    let pod = h.until_phase("p", "Running").await;
+    assert_eq!(pod["status"]["containerStatuses"][0]["started"], false);
+    h.until_event("Unhealthy", "Startup probe failed").await;
+    assert!(!h.runtime.calls().contains(&"exec:live".to_string()));
+    h.runtime.exec_exits("up", 0);
+    h.until("p", "started", |p| p["status"]["containerStatuses"][0]["started"] == true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hooks_run_and_count_against_the_grace_period() {
+    let h = Harness::start().await;
+    let mut c = container("c");
+    c["lifecycle"] = json!({"postStart": {"exec": {"command": ["post"]}}, "preStop": {"sleep": {"seconds": 20}}});
+    h.create("p", json!({"containers": [c]}));
+    h.until("p", "ready", ready).await;
+    assert!(h.runtime.calls().contains(&"exec:post".to_string()));
+    h.delete("p", 30);
+    h.until_gone("p").await;
+    assert!(h.runtime.calls().contains(&"stop:c:10".to_string()), "{:?}", h.runtime.calls());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shorter_grace_period_takes_effect_at_once() {
+    let h = Harness::start().await;
+    h.runtime.ignore_term();
+    h.create("p", one());
+    h.until("p", "ready", ready).await;
+    h.delete("p", 3000);
+    h.until_event("Killing", "Stopping container c").await;
+    let before = h.context.clock.now();
+    h.delete("p", 1);
+    h.until_gone("p").await;
+    assert!(crate::clock::since(before, h.context.clock.now()).as_secs() < 60);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_removed_by_force_is_cleaned_up() {
+    let h = Harness::start().await;
+    h.create("p", one());
+    h.until("p", "ready", ready).await;
+    h.api.remove(&Harness::key("p"));
+    h.create("other", one());
+    h.until("other", "ready", ready).await;
+    h.until_event("Killing", "Stopping container c").await;
+    h.api.until("cleaned", |_| (h.workers.len() == 1).then_some(())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_sandbox_is_replaced() {
+    let h = Harness::start().await;
+    h.create("p", one());
+    h.until("p", "ready", ready).await;
+    h.runtime.kill_sandbox();
+    let pod = h.until("p", "new address", |p| p["status"]["podIP"] == "10.1.0.3" && ready(p)).await;
+    assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 1);
+    h.until_event("SandboxChanged", "Pod sandbox changed, it will be killed and re-created.").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_refused_and_ended_by_the_node() {
+    let h = Harness::start().await;
+    let mut big = container("c");
+    big["resources"] = json!({"requests": {"cpu": "64"}});
+    h.create("big", json!({"containers": [big]}));
+    let pod = h.until_phase("big", "Failed").await;
+    assert_eq!(pod["status"]["reason"], "OutOfcpu");
+    h.create("slow", json!({"containers": [container("c")], "activeDeadlineSeconds": 30}));
+    h.until("slow", "ready", ready).await;
+    let pod = h.until_phase("slow", "Failed").await;
+    assert_eq!(pod["status"]["reason"], "DeadlineExceeded");
+    assert_eq!(state(&pod)["terminated"]["exitCode"], 143);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_config_map_is_waited_for_and_updates_arrive() {
+    let h = Harness::start().await;
+    let mut c = container("c");
+    c["volumeMounts"] = json!([{"name": "v", "mountPath": "/cfg"}]);
+    c["env"] = json!([{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "a"}}}]);
+    h.create("p", json!({"containers": [c], "volumes": [{"name": "v", "configMap": {"name": "cm"}}]}));
+    let message = h.until_event("FailedMount", "configmap").await;
+    assert_eq!(message, "MountVolume.SetUp failed for volume \"v\" : configmap \"cm\" not found");
+    let map = |value: &str| json!({"metadata": {"name": "cm", "namespace": "default", "uid": "cm"}, "data": {"a": value}});
+    h.api.put("configmaps", map("1"));
+    h.until("p", "ready", ready).await;
+    let config = h.runtime.container_config("c").unwrap();
+    assert!(config.envs.iter().any(|e| e.key == "A" && e.value == b"1"));
+    let file = std::path::PathBuf::from(&config.mounts[0].host_path).join("a");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "1");
+    h.api.put("configmaps", map("2"));
+    let wait = async {
+        while std::fs::read_to_string(&file).ok().as_deref() != Some("2") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), wait).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_fails_is_tried_again_later() {
+    let h = Harness::start().await;
+    h.runtime.fail_starts(Some("no such program"));
+    h.create("p", one());
+    let pod = h.until("p", "start failed", |p| state(p)["waiting"]["reason"] == "RunContainerError").await;
+    assert_eq!(state(&pod)["waiting"]["message"], "no such program");
+    h.until_event("Failed", "Error: no such program").await;
+    h.runtime.fail_starts(None);
+    let pod = h.until("p", "ready", ready).await;
+    assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_written_by_others_is_put_right() {
+    let h = Harness::start().await;
+    h.create("p", json!({"containers": [container("c")], "readinessGates": [{"conditionType": "example.com/gate"}]}));
+    let pod = h.until("p", "running", |p| condition(p, "ContainersReady") == "True").await;
+    assert!(!ready(&pod), "the gate is closed");
+    let mut edited = h.pod("p").unwrap();
+    edited["status"]["phase"] = json!("Pending");
+    let gate = json!({"type": "example.com/gate", "status": "True"});
+    edited["status"]["conditions"].as_array_mut().unwrap().push(gate);
+    h.api.put("pods", edited);
+    let pod = h.until("p", "ready", |p| ready(p) && p["status"]["phase"] == "Running").await;
+    assert_eq!(condition(&pod, "example.com/gate"), "True");
+}

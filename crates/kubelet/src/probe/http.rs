@@ -1,0 +1,198 @@
+//! A small HTTP client for probes and hooks: one request, one connection, certificates not verified.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// Bytes of an answer that are read at all.
+const MAX_BODY: usize = 10 * 1024;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HttpRequest {
+    pub tls: bool,
+    pub host: String,
+    pub port: u16,
+    pub path: String,
+    pub headers: Vec<(String, String)>,
+}
+
+impl HttpRequest {
+    pub(crate) fn url(&self) -> String {
+        let scheme = if self.tls { "https" } else { "http" };
+        format!("{scheme}://{}{}", authority(&self.host, self.port), self.path)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct HttpAnswer {
+    pub status: u16,
+    pub body: Vec<u8>,
+}
+
+pub(crate) fn authority(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// A failed connection in the words people know from upstream.
+pub(crate) fn dial_error(host: &str, port: u16, error: &io::Error) -> String {
+    let what = match error.kind() {
+        io::ErrorKind::ConnectionRefused => "connect: connection refused".to_string(),
+        io::ErrorKind::HostUnreachable => "connect: no route to host".to_string(),
+        io::ErrorKind::NetworkUnreachable => "connect: network is unreachable".to_string(),
+        _ => error.to_string(),
+    };
+    format!("dial tcp {}: {what}", authority(host, port))
+}
+
+/// Sends the request. An answer of any status is an answer.
+pub(crate) async fn get(request: &HttpRequest, limit: Duration) -> Result<HttpAnswer, String> {
+    match tokio::time::timeout(limit, exchange(request)).await {
+        Ok(result) => result,
+        Err(_) => {
+            Err("context deadline exceeded (Client.Timeout exceeded while awaiting headers)".to_string())
+        }
+    }
+}
+
+async fn exchange(request: &HttpRequest) -> Result<HttpAnswer, String> {
+    let stream = TcpStream::connect((request.host.as_str(), request.port))
+        .await
+        .map_err(|e| dial_error(&request.host, request.port, &e))?;
+    if !request.tls {
+        return over(stream, request).await;
+    }
+    let name = ServerName::try_from(request.host.clone()).map_err(|e| e.to_string())?;
+    let stream = connector().connect(name, stream).await.map_err(|e| e.to_string())?;
+    over(stream, request).await
+}
+
+async fn over<S>(stream: S, request: &HttpRequest) -> Result<HttpAnswer, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let text = |e: hyper::Error| e.to_string();
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(text)?;
+    let mut builder = hyper::Request::get(&request.path);
+    let mut seen_host = false;
+    for (name, value) in &request.headers {
+        seen_host |= name.eq_ignore_ascii_case("host");
+        builder = builder.header(name, value);
+    }
+    if !seen_host {
+        builder = builder.header("Host", authority(&request.host, request.port));
+    }
+    if !request.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case("user-agent")) {
+        builder = builder.header("User-Agent", "kube-probe/1.36");
+    }
+    let outgoing =
+        builder.header("Connection", "close").body(Empty::<Bytes>::new()).map_err(|e| e.to_string())?;
+    let exchange = async {
+        let answer = sender.send_request(outgoing).await.map_err(text)?;
+        let status = answer.status().as_u16();
+        // Longer bodies are cut: nobody reads them.
+        let body = Limited::new(answer.into_body(), MAX_BODY).collect().await;
+        let body = body.map(|b| b.to_bytes().to_vec()).unwrap_or_default();
+        Ok(HttpAnswer { status, body })
+    };
+    tokio::pin!(exchange);
+    tokio::pin!(connection);
+    tokio::select! {
+        answer = &mut exchange => answer,
+        // The connection may end right after the answer was handed over.
+        _ = &mut connection => exchange.await,
+    }
+}
+
+fn connector() -> TlsConnector {
+    static CONFIG: std::sync::LazyLock<Arc<rustls::ClientConfig>> = std::sync::LazyLock::new(|| {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .expect("ring supports the default protocol versions")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
+            .with_no_client_auth();
+        Arc::new(config)
+    });
+    TlsConnector::from(CONFIG.clone())
+}
+
+/// Probes ask whether a server answers, not who it is: as upstream, its certificate is not verified.
+#[derive(Debug)]
+struct AnyCertificate(Arc<rustls::crypto::CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn an_answer_is_read_and_headers_are_sent() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut seen = vec![0; 4096];
+            let n = stream.read(&mut seen).await.unwrap();
+            stream.write_all(b"HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
+            String::from_utf8_lossy(&seen[..n]).into_owned()
+        });
+        let request = HttpRequest {
+            tls: false,
+            host: "127.0.0.1".into(),
+            port,
+            path: "/healthz".into(),
+            headers: vec![("X-A".into(), "b".into())],
+        };
+        let answer = get(&request, Duration::from_secs(5)).await.unwrap();
+        assert_eq!((answer.status, answer.body.as_slice()), (503, b"no".as_slice()));
+        let seen = server.await.unwrap().to_lowercase();
+        assert!(seen.starts_with("get /healthz http/1.1") && seen.contains("x-a: b"), "{seen}");
+        let refused = get(&HttpRequest { port: 1, ..request }, Duration::from_secs(5)).await.unwrap_err();
+        assert_eq!(refused, "dial tcp 127.0.0.1:1: connect: connection refused");
+    }
+}

@@ -1,0 +1,89 @@
+//! Probes: results, thresholds, the checks themselves, and one timer per probe of a running container.
+
+mod check;
+mod grpc;
+mod http;
+mod machine;
+mod worker;
+
+pub(crate) use check::{Checker, Target};
+pub(crate) use http::get as http_get;
+pub(crate) use machine::Outcome;
+pub(crate) use worker::{ProbeContext, ProbeSet};
+
+use k8s_openapi::api::core::v1::{Container, Probe};
+use std::collections::HashMap;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum ProbeKind {
+    Startup,
+    Readiness,
+    Liveness,
+}
+
+impl ProbeKind {
+    pub(crate) const ALL: [ProbeKind; 3] = [ProbeKind::Startup, ProbeKind::Readiness, ProbeKind::Liveness];
+
+    /// As events spell it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            ProbeKind::Startup => "Startup",
+            ProbeKind::Readiness => "Readiness",
+            ProbeKind::Liveness => "Liveness",
+        }
+    }
+
+    pub(crate) fn of(self, container: &Container) -> Option<&Probe> {
+        match self {
+            ProbeKind::Startup => container.startup_probe.as_ref(),
+            ProbeKind::Readiness => container.readiness_probe.as_ref(),
+            ProbeKind::Liveness => container.liveness_probe.as_ref(),
+        }
+    }
+}
+
+/// What the probes of a pod have said so far, by container instance. A new instance starts with nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ProbeResults {
+    results: HashMap<(String, ProbeKind), bool>,
+}
+
+impl ProbeResults {
+    /// Notes a verdict. Answers whether it changed anything.
+    pub(crate) fn set(&mut self, container_id: &str, kind: ProbeKind, success: bool) -> bool {
+        self.results.insert((container_id.to_string(), kind), success) != Some(success)
+    }
+
+    pub(crate) fn get(&self, container_id: &str, kind: ProbeKind) -> Option<bool> {
+        self.results.get(&(container_id.to_string(), kind)).copied()
+    }
+
+    pub(crate) fn retain(&mut self, alive: impl Fn(&str) -> bool) {
+        self.results.retain(|(id, _), _| alive(id));
+    }
+
+    /// Started: running, and past its startup probe when it has one.
+    pub(crate) fn started(&self, container: &Container, container_id: &str) -> bool {
+        container.startup_probe.is_none() || self.get(container_id, ProbeKind::Startup) == Some(true)
+    }
+
+    /// Ready: started, and its readiness probe, when it has one, has succeeded.
+    pub(crate) fn ready(&self, container: &Container, container_id: &str) -> bool {
+        self.started(container, container_id)
+            && (container.readiness_probe.is_none()
+                || self.get(container_id, ProbeKind::Readiness) == Some(true))
+    }
+
+    pub(crate) fn startup_failed(&self, container_id: &str) -> bool {
+        self.get(container_id, ProbeKind::Startup) == Some(false)
+    }
+
+    pub(crate) fn liveness_failed(&self, container_id: &str) -> bool {
+        self.get(container_id, ProbeKind::Liveness) == Some(false)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn fail_liveness(&mut self, container_id: &str) {
+        self.set(container_id, ProbeKind::Liveness, false);
+    }
+}

@@ -1,0 +1,231 @@
+//! The kubelet API on port 10250: what the API server asks of a node. Every caller shows a certificate, and
+//! only those the cluster trusts with its nodes are let in.
+
+mod auth;
+mod logs;
+mod stats;
+mod streaming;
+
+use crate::config::Config;
+use crate::pod::context::Context;
+use auth::Identity;
+use bytes::Bytes;
+use ferrite_client::Scope;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use k8s_openapi::List;
+use k8s_openapi::api::core::v1::Pod;
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+
+/// Connections served at the same time; more wait.
+const MAX_CONNECTIONS: usize = 1024;
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+
+type Body = BoxBody<Bytes, io::Error>;
+type Answer = Response<Body>;
+
+pub(crate) struct Server {
+    context: Arc<Context>,
+    config: Arc<Config>,
+    scope: Scope,
+}
+
+/// Listens and serves until the scope ends. Answers the address it listens on.
+pub(crate) async fn start(
+    context: Arc<Context>,
+    config: Arc<Config>,
+    tls: Arc<rustls::ServerConfig>,
+    scope: &Scope,
+) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind(config.server_address).await?;
+    let address = listener.local_addr()?;
+    let server = Arc::new(Server { context, config, scope: scope.clone() });
+    scope.spawn(accept(listener, TlsAcceptor::from(tls), server));
+    Ok(address)
+}
+
+async fn accept(listener: TcpListener, tls: TlsAcceptor, server: Arc<Server>) {
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(slot) = slots.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                tracing::warn!(error = %e, "could not accept a connection to the kubelet API");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (tls, served) = (tls.clone(), server.clone());
+        server.scope.spawn(async move {
+            serve(stream, tls, served).await;
+            drop(slot);
+        });
+    }
+}
+
+async fn serve(stream: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
+    let _ = stream.set_nodelay(true);
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(stream)).await else { return };
+    let identity = stream.get_ref().1.peer_certificates().and_then(|c| c.first()).and_then(|c| Identity::of(c));
+    let identity = Arc::new(identity);
+    let service = service_fn(move |request| {
+        let (server, identity) = (server.clone(), identity.clone());
+        async move { Ok::<_, Infallible>(server.handle(request, identity.as_ref().as_ref()).await) }
+    });
+    let builder = auto::Builder::new(TokioExecutor::new());
+    if let Err(e) = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await {
+        tracing::debug!(error = %e, "a connection to the kubelet API broke");
+    }
+}
+
+impl Server {
+    async fn handle(&self, request: Request<Incoming>, identity: Option<&Identity>) -> Answer {
+        let Some(identity) = identity else { return text(StatusCode::UNAUTHORIZED, "Unauthorized\n") };
+        if !identity.may_use(&self.config.authorized_names) {
+            let message = format!(
+                "Forbidden (user={}, verb={}, resource=nodes, subresource(s)=[proxy])\n",
+                identity.name,
+                request.method().as_str().to_lowercase()
+            );
+            return text(StatusCode::FORBIDDEN, message);
+        }
+        let path = request.uri().path().to_string();
+        let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let reading = request.method() == Method::GET || request.method() == Method::HEAD;
+        let streaming = request.method() == Method::GET || request.method() == Method::POST;
+        match parts.as_slice() {
+            ["healthz"] | ["healthz", "ping" | "log" | "syncloop"] if reading => text(StatusCode::OK, "ok"),
+            ["pods"] if reading => self.pods(),
+            ["configz"] if reading => self.configz(),
+            ["stats", "summary"] if reading => stats::summary(&self.context).await,
+            ["metrics"] if reading => stats::metrics(&self.context).await,
+            ["metrics", "resource"] if reading => stats::resource_metrics(&self.context).await,
+            ["containerLogs", namespace, pod, container] if reading => {
+                self.logs(&request, namespace, pod, container).await
+            }
+            ["exec", namespace, pod, container] | ["exec", namespace, pod, _, container] if streaming => {
+                self.exec(request, namespace, pod, container).await
+            }
+            ["attach", namespace, pod, container] | ["attach", namespace, pod, _, container] if streaming => {
+                self.attach(request, namespace, pod, container).await
+            }
+            ["portForward", namespace, pod] | ["portForward", namespace, pod, _] if streaming => {
+                self.port_forward(request, namespace, pod).await
+            }
+            _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
+        }
+    }
+
+    fn pods(&self) -> Answer {
+        let items = self.context.pods.list().iter().map(|p| (**p).clone()).collect();
+        json(&List::<Pod> { items, ..List::default() })
+    }
+
+    fn configz(&self) -> Answer {
+        let c = &self.config;
+        json(&serde_json::json!({"kubeletconfig": {
+            "kind": "KubeletConfiguration",
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "address": c.server_address.ip().to_string(),
+            "port": c.server_address.port(),
+            "maxPods": c.max_pods,
+            "clusterDomain": c.cluster_domain,
+            "clusterDNS": c.cluster_dns.iter().map(|d| d.to_string()).collect::<Vec<_>>(),
+            "cgroupRoot": c.cgroup_root,
+            "cgroupDriver": "cgroupfs",
+            "nodeLeaseDurationSeconds": c.node_lease_duration.as_secs(),
+            "nodeStatusReportFrequency": crate::clock::go_duration(c.node_status_report_frequency),
+            "imageGCHighThresholdPercent": c.image_gc_high_threshold,
+            "imageGCLowThresholdPercent": c.image_gc_low_threshold,
+            "containerLogMaxSize": format!("{}Mi", c.container_log_max_size >> 20),
+            "containerLogMaxFiles": c.container_log_max_files,
+            "resolvConf": c.resolv_conf.to_string_lossy(),
+            "authentication": {"anonymous": {"enabled": false}},
+        }}))
+    }
+}
+
+fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed()
+}
+
+fn answer(status: StatusCode, content_type: &'static str, body: Body) -> Answer {
+    let mut answer = Response::new(body);
+    *answer.status_mut() = status;
+    answer
+        .headers_mut()
+        .insert(hyper::header::CONTENT_TYPE, hyper::header::HeaderValue::from_static(content_type));
+    answer
+}
+
+fn text(status: StatusCode, body: impl Into<String>) -> Answer {
+    answer(status, "text/plain; charset=utf-8", full(body.into()))
+}
+
+fn json(value: &impl serde::Serialize) -> Answer {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => answer(StatusCode::OK, "application/json", full(bytes)),
+        Err(e) => text(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()),
+    }
+}
+
+/// The query of a request, decoded, in order.
+fn query(request: &Request<Incoming>) -> Vec<(String, String)> {
+    let raw = request.uri().query().unwrap_or_default();
+    raw.split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decode(key), decode(value))
+        })
+        .collect()
+}
+
+fn decode(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut i = 0;
+    while i < bytes.len() {
+        let hex = bytes.get(i + 1..i + 3).and_then(|h| std::str::from_utf8(h).ok());
+        match (bytes[i], hex.and_then(|h| u8::from_str_radix(h, 16).ok())) {
+            (b'%', Some(byte)) => {
+                out.push(byte);
+                i += 3;
+            }
+            (b'+', _) => {
+                out.push(b' ');
+                i += 1;
+            }
+            (byte, _) => {
+                out.push(byte);
+                i += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_decoded() {
+        for (raw, expected) in [("a%20b", "a b"), ("a+b", "a b"), ("%zz", "%zz"), ("%", "%"), ("%C3%BC", "ü")] {
+            assert_eq!(decode(raw), expected);
+        }
+    }
+}

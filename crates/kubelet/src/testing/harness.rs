@@ -1,0 +1,150 @@
+//! A kubelet's pod side, put together for a test.
+
+use super::fake_api::{FakeApi, Key};
+use super::fake_runtime::FakeRuntime;
+use crate::cgroup::Cgroups;
+use crate::clock::Clock;
+use crate::container::dns::{ClusterDns, parse_resolv_conf};
+use crate::container::env::ApiAddress;
+use crate::container::fields::NodeLimits;
+use crate::images::Images;
+use crate::node::Readiness;
+use crate::objects::Objects;
+use crate::pod::context::Context;
+use crate::pod::manager::{self, Workers};
+use crate::probe::{Checker, ProbeContext};
+use crate::volumes::Volumes;
+use ferrite_client::{Events, Informer, ListSelector, Scope};
+use kube::Api;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+pub(crate) struct Harness {
+    pub api: FakeApi,
+    pub runtime: FakeRuntime,
+    pub workers: Arc<Workers>,
+    pub dir: Arc<tempfile::TempDir>,
+    pub context: Arc<Context>,
+    scope: Scope,
+    clock: Clock,
+    _readiness: watch::Sender<Readiness>,
+}
+
+impl Harness {
+    pub(crate) async fn start() -> Self {
+        let clock = Clock::paused();
+        let api = FakeApi::new();
+        api.put("nodes", json!({"metadata": {"name": "node", "uid": "n"}}));
+        let runtime = FakeRuntime::new(clock);
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        Self::assemble(api, runtime, dir, clock).await
+    }
+
+    /// The kubelet dies and starts anew; the API, the runtime and the disk stay as they are.
+    pub(crate) async fn restart(self) -> Self {
+        self.scope.shutdown().await;
+        Self::assemble(self.api.clone(), self.runtime.clone(), self.dir.clone(), self.clock).await
+    }
+
+    /// The kubelet dies; what is left can be changed before it starts anew.
+    pub(crate) async fn stop(&self) {
+        self.scope.shutdown().await;
+    }
+
+    async fn assemble(api: FakeApi, runtime: FakeRuntime, dir: Arc<tempfile::TempDir>, clock: Clock) -> Self {
+        let scope = Scope::new();
+        let client = api.client();
+        let recorder = Events::start(client.clone(), &scope).recorder("kubelet", Some("node"));
+        let workers: Arc<Workers> = Arc::default();
+        let told = workers.clone();
+        let objects = Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
+        let (readiness, seen) = watch::channel(Readiness::default());
+        let limits = NodeLimits { cpu_milli: 2000, memory: 1 << 30, ephemeral_storage: 1 << 30 };
+        let shared: Arc<FakeRuntime> = Arc::new(runtime.clone());
+        let context = Arc::new(Context {
+            node_name: "node".into(),
+            node_hostname: "node".into(),
+            host_ip: "192.0.2.1".into(),
+            log_dir: dir.path().join("logs"),
+            cluster_dns: ClusterDns { address: None, domain: "cluster.local".into() },
+            node_dns: parse_resolv_conf("nameserver 192.0.2.53\n"),
+            api_address: Some(ApiAddress { host: "10.96.0.1".into(), port: 443 }),
+            limits,
+            max_pods: 3,
+            runtime_name: "ferrite".into(),
+            runtime: shared.clone(),
+            images: Images::new(shared.clone(), recorder.clone(), clock),
+            volumes: Volumes::new(dir.path().join("kubelet"), client.clone(), objects.clone(), limits),
+            objects,
+            cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
+            services: Informer::start(Api::all(client.clone()), ListSelector::everything(), &scope),
+            pods: Informer::start(Api::all(client.clone()), ListSelector::fields("spec.nodeName=node"), &scope),
+            node: Informer::start(Api::all(client.clone()), ListSelector::fields("metadata.name=node"), &scope),
+            readiness: seen,
+            client,
+            recorder: recorder.clone(),
+            probes: ProbeContext { checker: Checker::new(shared), recorder, clock },
+            clock,
+        });
+        manager::start(context.clone(), workers.clone(), &scope).await.unwrap();
+        Self { api, runtime, workers, dir, context, scope, clock, _readiness: readiness }
+    }
+
+    /// Creates a pod bound to this node.
+    pub(crate) fn create(&self, name: &str, mut spec: Value) {
+        spec["nodeName"] = json!("node");
+        self.api.put(
+            "pods",
+            json!({"metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"), "generation": 1},
+                   "spec": spec, "status": {"phase": "Pending"}}),
+        );
+    }
+
+    pub(crate) fn key(name: &str) -> Key {
+        Key { resource: "pods".into(), namespace: "default".into(), name: name.into() }
+    }
+
+    pub(crate) fn pod(&self, name: &str) -> Option<Value> {
+        self.api.get(&Self::key(name))
+    }
+
+    /// Asks for deletion, as a user does.
+    pub(crate) fn delete(&self, name: &str, grace: i64) {
+        let mut pod = self.pod(name).unwrap();
+        pod["metadata"]["deletionTimestamp"] = json!("2023-11-14T22:13:20Z");
+        pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+        self.api.put("pods", pod);
+    }
+
+    pub(crate) async fn until(&self, name: &str, what: &str, test: impl Fn(&Value) -> bool) -> Value {
+        self.api.until(what, |api| api.get(&Self::key(name)).filter(|p| test(p))).await
+    }
+
+    pub(crate) async fn until_phase(&self, name: &str, phase: &str) -> Value {
+        self.until(name, &format!("{name} is {phase}"), |p| p["status"]["phase"] == phase).await
+    }
+
+    pub(crate) async fn until_gone(&self, name: &str) {
+        self.api.until(&format!("{name} is gone"), |api| api.get(&Self::key(name)).is_none().then_some(())).await;
+    }
+
+    /// Waits for an event about a pod and answers its message.
+    pub(crate) async fn until_event(&self, reason: &str, part: &str) -> String {
+        self.api
+            .until(&format!("event {reason} {part}"), |api| {
+                api.list("events").iter().find_map(|e| {
+                    let message = e["message"].as_str().unwrap_or_default();
+                    (e["reason"] == reason && message.contains(part)).then(|| message.to_string())
+                })
+            })
+            .await
+    }
+}
+
+impl Drop for Harness {
+    fn drop(&mut self) {
+        self.scope.cancel();
+    }
+}

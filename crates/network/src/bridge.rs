@@ -1,0 +1,465 @@
+//! One node's pod network: a bridge, and a veth pair per sandbox.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use nlink::netlink::addr::Ipv4Address;
+use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
+use nlink::netlink::messages::LinkMessage;
+use nlink::netlink::namespace::Netns;
+use nlink::netlink::route::Ipv4Route;
+use nlink::netlink::{Connection, Route};
+
+use crate::ipam::Ipam;
+use crate::state::{Before, Record, State, boot_id};
+use crate::{Attachment, Cidr, NetworkError, PodNetwork, PodRef, rules};
+
+/// The pod's end of the pair.
+const POD_LINK: &str = "eth0";
+const IP_FORWARD: &str = "net.ipv4.ip_forward";
+
+/// What a [`Bridge`] is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BridgeConfig {
+    /// The name of the bridge link, at most 15 characters.
+    pub name: String,
+    /// This node's range; its first address is the gateway.
+    pub pod_cidr: Cidr,
+    /// The range of all pods of the cluster; covers `pod_cidr`.
+    pub cluster_cidr: Cidr,
+    /// The range of all services.
+    pub service_cidr: Cidr,
+    /// A directory for reservations and the record of what was made. Must survive reboots.
+    pub state: PathBuf,
+    /// The MTU of the bridge and the pods' interfaces.
+    pub mtu: u32,
+}
+
+impl BridgeConfig {
+    fn check(&self) -> Result<(), NetworkError> {
+        let fail = |text: String| Err(NetworkError::Config(text));
+        let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+        if !(1..=15).contains(&self.name.len()) || !self.name.bytes().all(good) {
+            return fail(format!("bridge name {:?} is not 1 to 15 letters, digits, '-' or '_'", self.name));
+        }
+        if self.pod_cidr.prefix() > 30 {
+            return fail(format!("pod CIDR {} has no room for a gateway and a pod", self.pod_cidr));
+        }
+        if !self.cluster_cidr.covers(self.pod_cidr) {
+            return fail(format!(
+                "pod CIDR {} is not inside the cluster's {}",
+                self.pod_cidr, self.cluster_cidr
+            ));
+        }
+        if self.cluster_cidr.covers(self.service_cidr) || self.service_cidr.covers(self.cluster_cidr) {
+            return fail(format!(
+                "service CIDR {} and cluster CIDR {} overlap",
+                self.service_cidr, self.cluster_cidr
+            ));
+        }
+        if !(576..=65_535).contains(&self.mtu) {
+            return fail(format!("MTU {} is not between 576 and 65535", self.mtu));
+        }
+        Ok(())
+    }
+}
+
+/// The built-in pod network of one node.
+///
+/// Everything it makes (bridge, veth pairs, routes, one nftables table, forwarding) is recorded in the
+/// state directory before it is made, so that [`remove`](Self::remove) and [`purge`](Self::purge) find
+/// it again after a crash.
+///
+/// The netlink socket belongs to the tokio runtime that [`open`](Self::open) ran on. Calls for different
+/// sandboxes may run at the same time; for one sandbox the caller makes one call at a time.
+pub struct Bridge {
+    config: BridgeConfig,
+    host: Netns,
+    conn: Connection<Route>,
+    ipam: Arc<Mutex<Ipam>>,
+    state: State,
+    removed: AtomicBool,
+}
+
+impl Bridge {
+    /// Makes or completes the network in the calling thread's network namespace.
+    ///
+    /// `net.ipv4.ip_forward` is turned on. If it was off, it goes off again when the network is removed
+    /// in the same boot.
+    pub async fn open(config: BridgeConfig) -> Result<Arc<Self>, NetworkError> {
+        let host = Netns::current().map_err(NetworkError::netlink("open this thread's network namespace"))?;
+        Self::open_on(host, config).await
+    }
+
+    /// [`open`](Self::open), with the network namespace at `host` as the node's.
+    pub async fn open_in(host: &Path, config: BridgeConfig) -> Result<Arc<Self>, NetworkError> {
+        Self::open_on(open_netns(host)?, config).await
+    }
+
+    async fn open_on(host: Netns, config: BridgeConfig) -> Result<Arc<Self>, NetworkError> {
+        config.check()?;
+        let state = State::open(&config.state)?;
+        let conn =
+            Connection::<Route>::new_in(&host).map_err(NetworkError::netlink("open a netlink socket"))?;
+        let earlier = state.load()?;
+        let mut record = Record {
+            bridge: config.name.clone(),
+            pod_cidr: config.pod_cidr,
+            cluster_cidr: config.cluster_cidr,
+            service_cidr: config.service_cidr,
+            ip_forward: earlier
+                .as_ref()
+                .and_then(|earlier| earlier.ip_forward.clone())
+                .filter(|before| before.boot == boot_id()),
+        };
+        if let Some(earlier) = &earlier
+            && !earlier.same_network(&record)
+        {
+            tracing::warn!(
+                bridge = earlier.bridge,
+                "pod network configuration changed; pods lose their links"
+            );
+            let sandboxes = Ipam::open(state.reservations(), earlier.pod_cidr)?.sandboxes();
+            dismantle(&host, &conn, earlier, &sandboxes).await?;
+        }
+        let sysctl = NetworkError::netlink(format!("read {IP_FORWARD}"));
+        let forwarding = host.sysctl().get(IP_FORWARD).map_err(sysctl)?;
+        if forwarding.trim() == "0" && record.ip_forward.is_none() {
+            record.ip_forward = Some(Before { value: "0".into(), boot: boot_id() });
+        }
+        state.save(&record)?;
+        let sysctl = NetworkError::netlink(format!("set {IP_FORWARD}"));
+        host.sysctl().set(IP_FORWARD, "1").map_err(sysctl)?;
+
+        let ipam = Ipam::open(state.reservations(), config.pod_cidr)?;
+        make_bridge(&conn, &config).await?;
+        rules::add_routes(&conn, &record).await?;
+        if let Err(error) = rules::add_masquerade(&host, &record).await {
+            // Pods still reach each other and the node; only the world outside the cluster is out of
+            // reach, as on a kernel built without nftables NAT.
+            tracing::warn!(%error, cause = error_source(&error), "pods cannot reach beyond the cluster");
+        }
+        let removed = AtomicBool::new(false);
+        Ok(Arc::new(Self { config, host, conn, ipam: Arc::new(Mutex::new(ipam)), state, removed }))
+    }
+
+    /// The address pods use as their default gateway: the node, on the bridge.
+    pub fn gateway(&self) -> Ipv4Addr {
+        gateway(self.config.pod_cidr)
+    }
+
+    /// Frees the addresses and links of sandboxes that are not in `live`.
+    pub async fn reconcile(&self, live: &[String]) -> Result<(), NetworkError> {
+        self.check_open()?;
+        let known = self.with_ipam(|ipam| Ok(ipam.sandboxes())).await?;
+        for sandbox in known.iter().filter(|sandbox| !live.contains(sandbox)) {
+            self.release(sandbox).await?;
+        }
+        let expected: Vec<String> = live.iter().map(|sandbox| host_link(sandbox)).collect();
+        for name in ports(&self.conn, &self.config.name).await? {
+            if !expected.contains(&name) {
+                delete_link(&self.conn, &name).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes everything the network made, its state included. Pods that are still attached lose their
+    /// links. May be repeated.
+    pub async fn remove(&self) -> Result<(), NetworkError> {
+        self.removed.store(true, Ordering::SeqCst);
+        let sandboxes = self.with_ipam(|ipam| Ok(ipam.sandboxes())).await?;
+        if let Some(record) = self.state.load()? {
+            undo(&self.host, &self.conn, &record, &sandboxes).await?;
+        }
+        self.state.clear()
+    }
+
+    /// [`remove`](Self::remove) for a network that no process has open, from its state directory alone.
+    /// Does nothing when there is none. The (then empty) directory itself stays with the caller.
+    pub async fn purge(state: &Path) -> Result<(), NetworkError> {
+        let host = Netns::current().map_err(NetworkError::netlink("open this thread's network namespace"))?;
+        Self::purge_on(&host, state).await
+    }
+
+    /// [`purge`](Self::purge), with the network namespace at `host` as the node's.
+    pub async fn purge_in(host: &Path, state: &Path) -> Result<(), NetworkError> {
+        Self::purge_on(&open_netns(host)?, state).await
+    }
+
+    async fn purge_on(host: &Netns, state: &Path) -> Result<(), NetworkError> {
+        if !state.exists() {
+            return Ok(());
+        }
+        let state = State::open(state)?;
+        if let Some(record) = state.load()? {
+            let conn =
+                Connection::<Route>::new_in(host).map_err(NetworkError::netlink("open a netlink socket"))?;
+            let sandboxes = Ipam::open(state.reservations(), record.pod_cidr)?.sandboxes();
+            undo(host, &conn, &record, &sandboxes).await?;
+        }
+        state.clear()
+    }
+
+    fn check_open(&self) -> Result<(), NetworkError> {
+        match self.removed.load(Ordering::SeqCst) {
+            true => Err(NetworkError::Removed(self.config.name.clone())),
+            false => Ok(()),
+        }
+    }
+
+    /// Runs `work` on the reservations, away from the async workers because it syncs files.
+    async fn with_ipam<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Ipam) -> Result<T, NetworkError> + Send + 'static,
+    ) -> Result<T, NetworkError> {
+        let ipam = Arc::clone(&self.ipam);
+        tokio::task::spawn_blocking(move || work(&mut ipam.lock().unwrap_or_else(PoisonError::into_inner)))
+            .await
+            .unwrap_or_else(|error| {
+                Err(NetworkError::Conflict(format!("address bookkeeping failed: {error}")))
+            })
+    }
+
+    /// The link goes before the address, so that nobody gets an address that still answers.
+    async fn release(&self, sandbox: &str) -> Result<(), NetworkError> {
+        delete_link(&self.conn, &host_link(sandbox)).await?;
+        let sandbox = sandbox.to_owned();
+        self.with_ipam(move |ipam| ipam.release(&sandbox)).await
+    }
+
+    /// Makes the pair unless a complete one is there from an earlier call.
+    async fn link_pod(
+        &self,
+        sandbox: &str,
+        netns: &Netns,
+        pod: &Connection<Route>,
+        address: Ipv4Addr,
+    ) -> Result<(), NetworkError> {
+        let name = host_link(sandbox);
+        let host_end = find_link(&self.conn, &name).await?;
+        let pod_end = find_link(pod, POD_LINK).await?;
+        match (&host_end, &pod_end) {
+            (Some(host_end), Some(pod_end)) if pod_end.link() == Some(host_end.ifindex()) => return Ok(()),
+            (_, Some(_)) => {
+                return Err(NetworkError::Conflict(format!(
+                    "sandbox {sandbox}: its namespace already has an {POD_LINK} that is not this network's"
+                )));
+            }
+            // The namespace was made anew (a reboot, a lost sandbox): the old pair leads nowhere.
+            (Some(_), None) => delete_link(&self.conn, &name).await?,
+            (None, None) => {}
+        }
+        let veth = VethLink::new(&name, POD_LINK)
+            .mtu(self.config.mtu)
+            .peer_mtu(self.config.mtu)
+            .peer_address(hardware_address(address))
+            .peer_netns_fd(netns);
+        self.conn
+            .add_link(veth)
+            .await
+            .map_err(NetworkError::netlink(format!("make the veth pair of sandbox {sandbox}")))
+    }
+}
+
+#[async_trait]
+impl PodNetwork for Bridge {
+    async fn attach(&self, sandbox: &str, netns: &Path, pod: &PodRef) -> Result<Attachment, NetworkError> {
+        self.check_open()?;
+        let netns = open_netns(netns)?;
+        let fail = |what: &str| {
+            NetworkError::netlink(format!("{what} of pod {}/{} (sandbox {sandbox})", pod.namespace, pod.name))
+        };
+        let pod_conn =
+            Connection::<Route>::new_in(&netns).map_err(fail("netlink socket in the namespace"))?;
+        let owner = sandbox.to_owned();
+        let address = self.with_ipam(move |ipam| ipam.reserve(&owner)).await?;
+        self.link_pod(sandbox, &netns, &pod_conn, address).await?;
+
+        let host_end = host_link(sandbox);
+        let host_end = host_end.as_str();
+        self.conn.set_link_alias(host_end, sandbox).await.map_err(fail("alias"))?;
+        self.conn.set_link_master(host_end, self.config.name.as_str()).await.map_err(fail("bridge port"))?;
+        // A pod may reach itself through a service address: the frame goes back out of its own port.
+        let port = BridgePortConfig::new().hairpin(true);
+        self.conn.set_bridge_port(host_end, port).await.map_err(fail("hairpin mode"))?;
+        self.conn.set_link_up(host_end).await.map_err(fail("host link"))?;
+
+        pod_conn.set_link_up("lo").await.map_err(fail("loopback"))?;
+        let prefix = self.config.pod_cidr.prefix();
+        let config = Ipv4Address::new(POD_LINK, address, prefix).broadcast(self.config.pod_cidr.broadcast());
+        pod_conn.replace_address(config).await.map_err(fail("address"))?;
+        pod_conn.set_link_up(POD_LINK).await.map_err(fail(POD_LINK))?;
+        let route = Ipv4Route::default_route().gateway(self.gateway()).dev(POD_LINK);
+        pod_conn.replace_route(route).await.map_err(fail("default route"))?;
+        tracing::debug!(sandbox, %address, pod = pod.name, namespace = pod.namespace, "attached");
+        Ok(Attachment { ips: vec![IpAddr::V4(address)] })
+    }
+
+    async fn detach(&self, sandbox: &str, _netns: &Path) -> Result<(), NetworkError> {
+        // Deleting the host's end deletes the pair, wherever the other end is, and a namespace that is
+        // gone has taken the pair with it.
+        self.check_open()?;
+        self.release(sandbox).await
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        self.check_open().map_err(|error| error.to_string())
+    }
+}
+
+/// The name of the host's end of a sandbox's pair: short enough for a link, the same at every call.
+fn host_link(sandbox: &str) -> String {
+    // FNV-1a: stable across versions and machines, which the standard hasher is not.
+    let hash = sandbox.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("veth{:011x}", hash >> 20)
+}
+
+/// Whether a link name has the shape [`host_link`] gives.
+fn is_host_link(name: &str) -> bool {
+    name.len() == 15
+        && name.strip_prefix("veth").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+fn gateway(range: Cidr) -> Ipv4Addr {
+    range.nth(1).unwrap_or(range.network())
+}
+
+/// A locally administered hardware address made from the IP address: whoever gets the IP address next
+/// has the hardware address its neighbours remember.
+fn hardware_address(address: Ipv4Addr) -> [u8; 6] {
+    let [a, b, c, d] = address.octets();
+    [0x0a, 0x58, a, b, c, d]
+}
+
+fn open_netns(path: &Path) -> Result<Netns, NetworkError> {
+    Netns::from_path(path)
+        .map_err(|source| NetworkError::Netns { path: path.to_owned(), source: Box::new(source) })
+}
+
+async fn make_bridge(conn: &Connection<Route>, config: &BridgeConfig) -> Result<(), NetworkError> {
+    let name = config.name.as_str();
+    let fail = |what: &str| NetworkError::netlink(format!("{what} of bridge {name}"));
+    let address = gateway(config.pod_cidr);
+    match find_link(conn, name).await? {
+        None => {
+            let bridge = BridgeLink::new(name).address(hardware_address(address));
+            conn.add_link(bridge).await.map_err(fail("creation"))?;
+        }
+        Some(link) if link.kind() == Some("bridge") => {}
+        Some(link) => {
+            let kind = link.kind().unwrap_or("physical");
+            return Err(NetworkError::Conflict(format!(
+                "link {name} exists but is a {kind} link, not a bridge; remove it or choose another name"
+            )));
+        }
+    }
+    conn.pin_bridge_mtu(name, config.mtu).await.map_err(fail("MTU"))?;
+    let with_prefix = Ipv4Address::new(name, address, config.pod_cidr.prefix());
+    let with_prefix = with_prefix.broadcast(config.pod_cidr.broadcast());
+    conn.replace_address(with_prefix).await.map_err(fail("address"))?;
+    conn.set_link_up(name).await.map_err(fail("activation"))
+}
+
+/// Takes away what the network made and restores forwarding.
+async fn undo(
+    host: &Netns,
+    conn: &Connection<Route>,
+    record: &Record,
+    sandboxes: &[String],
+) -> Result<(), NetworkError> {
+    dismantle(host, conn, record, sandboxes).await?;
+    if let Some(before) = record.ip_forward.as_ref().filter(|before| before.boot == boot_id()) {
+        let fail = NetworkError::netlink(format!("restore {IP_FORWARD}"));
+        host.sysctl().set(IP_FORWARD, &before.value).map_err(fail)?;
+    }
+    Ok(())
+}
+
+async fn dismantle(
+    host: &Netns,
+    conn: &Connection<Route>,
+    record: &Record,
+    sandboxes: &[String],
+) -> Result<(), NetworkError> {
+    let mut links = ports(conn, &record.bridge).await?;
+    // A pair that a crash left outside the bridge is known by its reservation.
+    links.extend(sandboxes.iter().map(|sandbox| host_link(sandbox)));
+    for link in links {
+        delete_link(conn, &link).await?;
+    }
+    if find_link(conn, &record.bridge).await?.is_some_and(|link| link.kind() == Some("bridge")) {
+        delete_link(conn, &record.bridge).await?;
+    }
+    rules::remove_routes(conn, record).await?;
+    rules::remove_masquerade(host, record).await
+}
+
+/// The pod links in the bridge.
+async fn ports(conn: &Connection<Route>, bridge: &str) -> Result<Vec<String>, NetworkError> {
+    let Some(bridge) = find_link(conn, bridge).await? else { return Ok(Vec::new()) };
+    let links = conn.get_links().await.map_err(NetworkError::netlink("list links"))?;
+    Ok(links
+        .iter()
+        .filter(|link| link.master() == Some(bridge.ifindex()) && link.kind() == Some("veth"))
+        .filter_map(|link| link.name().filter(|name| is_host_link(name)).map(str::to_owned))
+        .collect())
+}
+
+async fn find_link(conn: &Connection<Route>, name: &str) -> Result<Option<LinkMessage>, NetworkError> {
+    conn.get_link_by_name(name).await.map_err(NetworkError::netlink(format!("look up link {name}")))
+}
+
+async fn delete_link(conn: &Connection<Route>, name: &str) -> Result<(), NetworkError> {
+    let fail = NetworkError::netlink(format!("delete link {name}"));
+    conn.del_link_if_exists(name).await.map(drop).map_err(fail)
+}
+
+fn error_source(error: &NetworkError) -> String {
+    std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_names_are_stable_and_fit() {
+        assert_eq!(host_link("a"), host_link("a"));
+        assert_ne!(host_link("a"), host_link("b"));
+        for sandbox in ["a", &"f".repeat(64)] {
+            assert!(is_host_link(&host_link(sandbox)), "{}", host_link(sandbox));
+        }
+        assert!(!is_host_link("veth0") && !is_host_link("vethzzzzzzzzzzz"));
+    }
+
+    #[test]
+    fn configurations_that_cannot_work() {
+        let good = BridgeConfig {
+            name: "ferrite0".into(),
+            pod_cidr: "10.244.0.0/24".parse().unwrap(),
+            cluster_cidr: "10.244.0.0/16".parse().unwrap(),
+            service_cidr: "10.96.0.0/12".parse().unwrap(),
+            state: "/nonexistent".into(),
+            mtu: 1500,
+        };
+        good.check().unwrap();
+        let rows: Vec<(&str, BridgeConfig)> = vec![
+            ("bridge name", BridgeConfig { name: "a/b".into(), ..good.clone() }),
+            ("bridge name", BridgeConfig { name: "x".repeat(16), ..good.clone() }),
+            ("no room", BridgeConfig { pod_cidr: "10.244.0.0/31".parse().unwrap(), ..good.clone() }),
+            ("not inside", BridgeConfig { pod_cidr: "10.1.0.0/24".parse().unwrap(), ..good.clone() }),
+            ("overlap", BridgeConfig { service_cidr: "10.244.128.0/17".parse().unwrap(), ..good.clone() }),
+            ("MTU", BridgeConfig { mtu: 60, ..good.clone() }),
+        ];
+        for (want, config) in rows {
+            let text = config.check().unwrap_err().to_string();
+            assert!(text.contains(want), "{text}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Which sandbox has which address, kept on disk.
+//!
+//! One file per address in use, named by the address, holding the sandbox id. A file appears by rename
+//! and goes by unlink, each followed by a sync of the directory, so that after a crash an address is
+//! either reserved or free, never half of both. The directory is small and read once, when opened.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use crate::state::{sync_dir, write_atomic};
+use crate::{Cidr, NetworkError};
+
+/// The name of the file that remembers where the round-robin search goes on.
+const CURSOR: &str = "last";
+
+/// Which index to try first and which are taken: the pure half of the allocator.
+#[derive(Debug)]
+struct Pool {
+    range: Cidr,
+    taken: BTreeMap<Ipv4Addr, String>,
+    by_sandbox: HashMap<String, Ipv4Addr>,
+    /// The address handed out last; the search starts after it so that a released address rests for as
+    /// long as possible (peers may still send to it, connection tracking may still know it).
+    last: Option<Ipv4Addr>,
+}
+
+impl Pool {
+    /// Pods may have index 2 up to the one before broadcast: 0 is the network, 1 the gateway.
+    fn capacity(&self) -> u64 {
+        self.range.size().saturating_sub(3)
+    }
+
+    fn next_free(&self) -> Option<Ipv4Addr> {
+        let capacity = self.capacity();
+        let start = self
+            .last
+            .and_then(|last| self.range.index_of(last))
+            .map_or(0, |index| (index + 1).saturating_sub(2) % capacity.max(1));
+        (0..capacity)
+            .filter_map(|step| self.range.nth(2 + (start + step) % capacity))
+            .find(|address| !self.taken.contains_key(address))
+    }
+
+    fn insert(&mut self, address: Ipv4Addr, sandbox: &str) {
+        self.taken.insert(address, sandbox.to_owned());
+        self.by_sandbox.insert(sandbox.to_owned(), address);
+    }
+
+    fn remove(&mut self, sandbox: &str) -> Option<Ipv4Addr> {
+        let address = self.by_sandbox.remove(sandbox)?;
+        self.taken.remove(&address);
+        Some(address)
+    }
+}
+
+/// The node's addresses. Calls block on the disk for a moment.
+#[derive(Debug)]
+pub(crate) struct Ipam {
+    dir: PathBuf,
+    pool: Pool,
+}
+
+impl Ipam {
+    /// Reads the reservations under `dir`, making it if needed. Files that are no reservation of `range`
+    /// (another range's, or left by an interrupted write) are removed.
+    pub(crate) fn open(dir: PathBuf, range: Cidr) -> Result<Self, NetworkError> {
+        let fail = |what| {
+            let path = dir.clone();
+            move |source| NetworkError::State { path, what, source }
+        };
+        fs::create_dir_all(&dir).map_err(fail("create"))?;
+        let mut pool = Pool { range, taken: BTreeMap::new(), by_sandbox: HashMap::new(), last: None };
+        for entry in fs::read_dir(&dir).map_err(fail("list"))? {
+            let entry = entry.map_err(fail("list"))?;
+            let name = entry.file_name();
+            if name == CURSOR {
+                let text = fs::read_to_string(entry.path()).map_err(fail("read the cursor"))?;
+                pool.last = text.trim().parse().ok();
+                continue;
+            }
+            let address =
+                name.to_str().and_then(|n| n.parse::<Ipv4Addr>().ok()).filter(|a| range.contains(*a));
+            let sandbox = fs::read_to_string(entry.path()).map_err(fail("read a reservation"))?;
+            match address {
+                // A second address of one sandbox can only come from outside; keep the first read.
+                Some(address) if is_sandbox_id(&sandbox) && !pool.by_sandbox.contains_key(&sandbox) => {
+                    pool.insert(address, &sandbox);
+                }
+                _ => fs::remove_file(entry.path()).map_err(fail("remove a stale file"))?,
+            }
+        }
+        Ok(Self { dir, pool })
+    }
+
+    /// The address of `sandbox`: the one it has, or a free one, reserved on disk before it is returned.
+    pub(crate) fn reserve(&mut self, sandbox: &str) -> Result<Ipv4Addr, NetworkError> {
+        if !is_sandbox_id(sandbox) {
+            return Err(NetworkError::BadSandbox(sandbox.chars().take(64).collect()));
+        }
+        if let Some(address) = self.pool.by_sandbox.get(sandbox) {
+            return Ok(*address);
+        }
+        let address = self.pool.next_free().ok_or_else(|| NetworkError::Exhausted {
+            range: self.pool.range,
+            capacity: self.pool.capacity(),
+        })?;
+        write_atomic(&self.dir.join(address.to_string()), sandbox.as_bytes())?;
+        // Losing the cursor in a crash costs only fairness; the reservation's own sync orders it anyway.
+        write_atomic(&self.dir.join(CURSOR), address.to_string().as_bytes())?;
+        self.pool.insert(address, sandbox);
+        self.pool.last = Some(address);
+        Ok(address)
+    }
+
+    /// Frees the address of `sandbox`, if it has one.
+    pub(crate) fn release(&mut self, sandbox: &str) -> Result<(), NetworkError> {
+        let Some(address) = self.pool.by_sandbox.get(sandbox) else { return Ok(()) };
+        let path = self.dir.join(address.to_string());
+        match fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(NetworkError::State { path, what: "remove", source }),
+        }
+        sync_dir(&self.dir)?;
+        self.pool.remove(sandbox);
+        Ok(())
+    }
+
+    /// The sandboxes that hold an address.
+    pub(crate) fn sandboxes(&self) -> Vec<String> {
+        self.pool.taken.values().cloned().collect()
+    }
+}
+
+/// Whether a text may name a sandbox: it is written to disk and shown in link aliases.
+fn is_sandbox_id(text: &str) -> bool {
+    (1..=128).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn open(dir: &Path, range: &str) -> Ipam {
+        Ipam::open(dir.to_owned(), range.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn round_robin_and_reuse() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ipam = open(dir.path(), "10.1.0.0/29");
+        let got: Vec<_> = ["a", "b", "c"].iter().map(|s| ipam.reserve(s).unwrap().to_string()).collect();
+        assert_eq!(got, ["10.1.0.2", "10.1.0.3", "10.1.0.4"]);
+        ipam.release("b").unwrap();
+        assert_eq!(ipam.reserve("d").unwrap().to_string(), "10.1.0.5", "a freed address rests");
+        assert_eq!(ipam.reserve("e").unwrap().to_string(), "10.1.0.6");
+        assert_eq!(ipam.reserve("f").unwrap().to_string(), "10.1.0.3", "wraps to what is free");
+        let error = ipam.reserve("g").unwrap_err();
+        assert!(matches!(error, NetworkError::Exhausted { capacity: 5, .. }), "{error}");
+        assert_eq!(ipam.reserve("a").unwrap().to_string(), "10.1.0.2", "the same sandbox keeps its address");
+    }
+
+    #[test]
+    fn survives_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ipam = open(dir.path(), "10.1.0.0/24");
+        let a = ipam.reserve("a").unwrap();
+        ipam.reserve("b").unwrap();
+        ipam.release("b").unwrap();
+        drop(ipam);
+        let mut ipam = open(dir.path(), "10.1.0.0/24");
+        assert_eq!(ipam.reserve("a").unwrap(), a);
+        assert_eq!(ipam.reserve("c").unwrap().to_string(), "10.1.0.4", "the cursor is durable too");
+        assert_eq!(ipam.sandboxes(), ["a", "c"]);
+    }
+
+    #[test]
+    fn foreign_files_are_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in
+            [("10.2.0.9", "x"), ("10.1.0.5.tmp", "half"), ("10.1.0.7", "not/an id"), ("junk", "")]
+        {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        fs::write(dir.path().join("10.1.0.6"), "live").unwrap();
+        let ipam = open(dir.path(), "10.1.0.0/24");
+        assert_eq!(ipam.sandboxes(), ["live"]);
+        assert_eq!(fs::read_dir(&ipam.dir).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn tiny_ranges_are_exhausted_not_broken() {
+        for range in ["10.1.0.0/32", "10.1.0.0/31", "10.1.0.0/30"] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut ipam = open(dir.path(), range);
+            let first = ipam.reserve("a");
+            assert_eq!(first.is_ok(), range.ends_with("/30"), "{range}");
+            assert!(matches!(ipam.reserve("b"), Err(NetworkError::Exhausted { .. })), "{range}");
+        }
+    }
+
+    #[test]
+    fn hostile_sandbox_ids() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ipam = open(dir.path(), "10.1.0.0/24");
+        for id in ["", "../x", "a/b", "a\nb", &"x".repeat(129)] {
+            assert!(matches!(ipam.reserve(id), Err(NetworkError::BadSandbox(_))), "{id:?}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The network's files: what was made, and by whom it is in use.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::{Cidr, NetworkError};
+
+/// What one network made on the machine: enough to remove it without the configuration that made it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) bridge: String,
+    pub(crate) pod_cidr: Cidr,
+    pub(crate) cluster_cidr: Cidr,
+    pub(crate) service_cidr: Cidr,
+    /// What `net.ipv4.ip_forward` was before this network turned it on, and in which boot: after a
+    /// reboot the value is the machine's own again and nothing is to be restored.
+    pub(crate) ip_forward: Option<Before>,
+}
+
+impl Record {
+    /// Whether both describe the same links and routes.
+    pub(crate) fn same_network(&self, other: &Self) -> bool {
+        let key = |r: &Self| (r.bridge.clone(), r.pod_cidr, r.cluster_cidr, r.service_cidr);
+        key(self) == key(other)
+    }
+}
+
+/// A kernel setting's earlier value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Before {
+    pub(crate) value: String,
+    pub(crate) boot: String,
+}
+
+/// The state directory, held by one process at a time.
+#[derive(Debug)]
+pub(crate) struct State {
+    dir: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl State {
+    pub(crate) fn open(dir: &Path) -> Result<Self, NetworkError> {
+        let fail = |what| move |source| NetworkError::State { path: dir.to_owned(), what, source };
+        fs::create_dir_all(dir).map_err(fail("create"))?;
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(dir.join("lock"))
+            .map_err(fail("open the lock"))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+            nix::errno::Errno::EWOULDBLOCK => NetworkError::Locked(dir.to_owned()),
+            other => NetworkError::State { path: dir.to_owned(), what: "lock", source: other.into() },
+        })?;
+        Ok(Self { dir: dir.to_owned(), _lock: lock })
+    }
+
+    pub(crate) fn reservations(&self) -> PathBuf {
+        self.dir.join("addresses")
+    }
+
+    pub(crate) fn load(&self) -> Result<Option<Record>, NetworkError> {
+        let path = self.dir.join("network.json");
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| NetworkError::State {
+                path,
+                what: "parse",
+                source: error.into(),
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(NetworkError::State { path, what: "read", source }),
+        }
+    }
+
+    pub(crate) fn save(&self, record: &Record) -> Result<(), NetworkError> {
+        let path = self.dir.join("network.json");
+        let bytes = serde_json::to_vec_pretty(record).map_err(|error| NetworkError::State {
+            path: path.clone(),
+            what: "encode",
+            source: error.into(),
+        })?;
+        write_atomic(&path, &bytes)
+    }
+
+    /// Removes the files; the record goes last, so that an interrupted removal can be repeated.
+    pub(crate) fn clear(&self) -> Result<(), NetworkError> {
+        remove(&self.reservations(), |p| fs::remove_dir_all(p))?;
+        remove(&self.dir.join("network.json"), |p| fs::remove_file(p))?;
+        sync_dir(&self.dir)
+    }
+}
+
+/// This boot's identity.
+pub(crate) fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|s| s.trim().to_owned()).unwrap_or_default()
+}
+
+/// Replaces the file at `path` so that a crash leaves the old or the new content.
+pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), NetworkError> {
+    let fail = |what| move |source| NetworkError::State { path: path.to_owned(), what, source };
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".tmp");
+    let temporary = path.with_file_name(name);
+    let mut file = File::create(&temporary).map_err(fail("create"))?;
+    file.write_all(bytes).map_err(fail("write"))?;
+    file.sync_data().map_err(fail("sync"))?;
+    fs::rename(&temporary, path).map_err(fail("rename"))?;
+    sync_dir(path.parent().unwrap_or(Path::new(".")))
+}
+
+pub(crate) fn sync_dir(dir: &Path) -> Result<(), NetworkError> {
+    File::open(dir).and_then(|file| file.sync_all()).map_err(|source| NetworkError::State {
+        path: dir.to_owned(),
+        what: "sync",
+        source,
+    })
+}
+
+fn remove(path: &Path, with: impl Fn(&Path) -> io::Result<()>) -> Result<(), NetworkError> {
+    match with(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(NetworkError::State { path: path.to_owned(), what: "remove", source })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,306 @@
+//! The bridge network on real kernel objects. Every test makes its own network namespaces, the node's
+//! included, so nothing touches the machine's interfaces.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use ferrite_network::{Bridge, BridgeConfig, NetworkError, PodNetwork, PodRef};
+use nlink::netlink::namespace::Netns;
+use nlink::netlink::{Connection, Nftables, Route};
+
+/// A network namespace that lives as long as the value: an idle thread keeps it.
+struct TestNs {
+    path: PathBuf,
+    stop: Option<mpsc::Sender<()>>,
+    keeper: Option<thread::JoinHandle<()>>,
+}
+
+impl TestNs {
+    fn new() -> Self {
+        let (ready, made) = mpsc::channel();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let keeper = thread::spawn(move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+            let tid = nix::unistd::gettid();
+            ready.send(PathBuf::from(format!("/proc/self/task/{tid}/ns/net"))).unwrap();
+            let _ = stopped.recv();
+        });
+        let path = made.recv().unwrap();
+        Self { path, stop: Some(stop), keeper: Some(keeper) }
+    }
+
+    /// Runs `work` on a thread inside the namespace.
+    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        Netns::from_path(&self.path).unwrap().run(work).unwrap()
+    }
+
+    fn route(&self) -> Connection<Route> {
+        Connection::new_in(self.path.as_path()).unwrap()
+    }
+}
+
+impl Drop for TestNs {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(keeper) = self.keeper.take() {
+            let _ = keeper.join();
+        }
+    }
+}
+
+fn config(state: &Path) -> BridgeConfig {
+    BridgeConfig {
+        name: "ferrite0".into(),
+        pod_cidr: "10.244.1.0/24".parse().unwrap(),
+        cluster_cidr: "10.244.0.0/16".parse().unwrap(),
+        service_cidr: "10.96.0.0/16".parse().unwrap(),
+        state: state.join("network"),
+        mtu: 1450,
+    }
+}
+
+fn pod(name: &str) -> PodRef {
+    PodRef { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}") }
+}
+
+async fn attach(bridge: &Bridge, sandbox: &str, ns: &TestNs) -> IpAddr {
+    bridge.attach(sandbox, &ns.path, &pod(sandbox)).await.unwrap().ips[0]
+}
+
+/// What a namespace has: links, addresses, routes and nftables tables, in comparable form.
+async fn inventory(ns: &TestNs) -> Vec<String> {
+    let conn = ns.route();
+    let mut seen = Vec::new();
+    for link in conn.get_links().await.unwrap() {
+        seen.push(format!("link {:?} {:?}", link.name(), link.kind()));
+    }
+    // IPv6 link-local addresses come and go by themselves when a bridge gets its first carrier.
+    for address in conn.get_addresses().await.unwrap().iter().filter(|a| a.is_ipv4()) {
+        seen.push(format!("address {:?}", address.primary_address()));
+    }
+    for route in conn.get_routes().await.unwrap().iter().filter(|r| r.is_ipv4()) {
+        seen.push(format!("route {} {:?}", route.destination_str(), route.route_type()));
+    }
+    let nft = Connection::<Nftables>::new_in(ns.path.as_path()).unwrap();
+    for table in nft.list_tables().await.unwrap() {
+        seen.push(format!("table {}", table.name));
+    }
+    seen.sort();
+    seen
+}
+
+/// Sends a line from `from` to a server at `address` in `to` and returns what came back.
+fn echo(from: &TestNs, to: &TestNs, address: IpAddr) -> String {
+    let listener = to.run(|| TcpListener::bind((address, 0)).unwrap());
+    let target = listener.local_addr().unwrap();
+    let server = thread::spawn(move || {
+        let (mut stream, peer) = listener.accept().unwrap();
+        let mut word = [0; 4];
+        stream.read_exact(&mut word).unwrap();
+        stream.write_all(&word).unwrap();
+        peer
+    });
+    let mut stream = from.run(|| TcpStream::connect_timeout(&target, Duration::from_secs(10)).unwrap());
+    stream.write_all(b"ping").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    format!("{text} from {}", server.join().unwrap().ip())
+}
+
+fn connect_error(from: &TestNs, target: &str) -> io::ErrorKind {
+    let target: SocketAddr = target.parse().unwrap();
+    from.run(|| TcpStream::connect_timeout(&target, Duration::from_secs(10)).unwrap_err().kind())
+}
+
+#[tokio::test]
+async fn pods_talk_through_the_bridge() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a, b) = (TestNs::new(), TestNs::new(), TestNs::new());
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    bridge.ready().unwrap();
+    let ip_a = attach(&bridge, "sandbox-a", &a).await;
+    let ip_b = attach(&bridge, "sandbox-b", &b).await;
+    assert_eq!((ip_a.to_string(), ip_b.to_string()), ("10.244.1.2".into(), "10.244.1.3".into()));
+
+    assert_eq!(echo(&a, &b, ip_b), format!("ping from {ip_a}"));
+    assert_eq!(echo(&b, &a, ip_a), format!("ping from {ip_b}"));
+    assert_eq!(echo(&node, &a, ip_a), "ping from 10.244.1.1", "the node reaches pods");
+    assert_eq!(echo(&a, &node, bridge.gateway().into()), format!("ping from {ip_a}"), "pods reach the node");
+    assert_eq!(echo(&a, &a, "127.0.0.1".parse().unwrap()), "ping from 127.0.0.1", "loopback is up");
+
+    let link = a.route().get_link_by_name("eth0").await.unwrap().unwrap();
+    assert_eq!(link.mtu(), Some(1450));
+    assert_eq!(node.run(|| std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap()), "1\n");
+    let port =
+        node.route().get_links().await.unwrap().into_iter().find(|l| l.alias() == Some("sandbox-a")).unwrap();
+    let hairpin = port.link_info().and_then(|info| info.slave_data()).is_some_and(|data| {
+        // IFLA_BRPORT_MODE is attribute 4: length 5, type 4, value.
+        data.windows(5).any(|w| w == [5, 0, 4, 0, 1])
+    });
+    assert!(hairpin, "the port reflects a pod's own frames");
+}
+
+#[tokio::test]
+async fn attach_is_idempotent_and_survives_restart() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a, b, c) = (TestNs::new(), TestNs::new(), TestNs::new(), TestNs::new());
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    let ip_a = attach(&bridge, "a", &a).await;
+    assert_eq!(attach(&bridge, "a", &a).await, ip_a);
+    let before = inventory(&node).await;
+
+    let locked = Bridge::open_in(&node.path, config(state.path())).await.err().unwrap();
+    assert!(matches!(locked, NetworkError::Locked(_)), "{locked}");
+
+    drop(bridge);
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    assert_eq!(inventory(&node).await, before, "opening again changes nothing");
+    assert_eq!(attach(&bridge, "a", &a).await, ip_a);
+    let ip_b = attach(&bridge, "b", &b).await;
+    assert_ne!(ip_b, ip_a);
+    assert_eq!(echo(&a, &b, ip_b), format!("ping from {ip_a}"));
+
+    // The sandbox's namespace was lost and made anew: same address, new pair.
+    assert_eq!(attach(&bridge, "a", &c).await, ip_a);
+    assert_eq!(echo(&c, &b, ip_b), format!("ping from {ip_a}"));
+}
+
+#[tokio::test]
+async fn detach_frees_and_reconcile_reclaims() {
+    let state = tempfile::tempdir().unwrap();
+    let node = TestNs::new();
+    let small = BridgeConfig { pod_cidr: "10.244.1.0/30".parse().unwrap(), ..config(state.path()) };
+    let bridge = Bridge::open_in(&node.path, small).await.unwrap();
+    let empty = inventory(&node).await;
+    let a = TestNs::new();
+    let ip = attach(&bridge, "a", &a).await;
+    let full = bridge.attach("b", &TestNs::new().path, &pod("b")).await.unwrap_err();
+    assert!(full.to_string().contains("no free address in 10.244.1.0/30"), "{full}");
+
+    let gone = a.path.clone();
+    drop(a);
+    bridge.detach("a", &gone).await.unwrap();
+    bridge.detach("a", &gone).await.unwrap();
+    bridge.detach("never-attached", Path::new("/nonexistent")).await.unwrap();
+    assert_eq!(inventory(&node).await, empty);
+
+    let b = TestNs::new();
+    assert_eq!(attach(&bridge, "b", &b).await, ip, "the freed address is the only one left");
+    bridge.reconcile(&["b".into()]).await.unwrap();
+    assert_eq!(attach(&bridge, "b", &b).await, ip, "a live sandbox keeps its address");
+    bridge.reconcile(&[]).await.unwrap();
+    assert_eq!(inventory(&node).await, empty);
+    assert_eq!(attach(&bridge, "c", &TestNs::new()).await, ip);
+}
+
+#[tokio::test]
+async fn addresses_nobody_owns_die_on_the_node() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a, outside) = (TestNs::new(), TestNs::new(), TestNs::new());
+    // A default route, as a real machine has: the packet must not take it.
+    let conn = node.route();
+    let peer = Netns::from_path(&outside.path).unwrap();
+    conn.add_link(nlink::netlink::link::VethLink::new("up0", "peer0").peer_netns_fd(&peer)).await.unwrap();
+    conn.replace_address(nlink::netlink::addr::Ipv4Address::new("up0", [192, 0, 2, 1].into(), 24))
+        .await
+        .unwrap();
+    conn.set_link_up("up0").await.unwrap();
+    let out = outside.route();
+    out.replace_address(nlink::netlink::addr::Ipv4Address::new("peer0", [192, 0, 2, 9].into(), 24))
+        .await
+        .unwrap();
+    out.set_link_up("peer0").await.unwrap();
+    conn.wait_link("up0", nlink::netlink::LinkCond::Carrier, Duration::from_secs(10)).await.unwrap();
+    let default = nlink::netlink::route::Ipv4Route::default_route().gateway([192, 0, 2, 9].into());
+    conn.add_route(default).await.unwrap();
+
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    attach(&bridge, "a", &a).await;
+    for target in ["10.96.0.1:443", "10.244.200.7:80"] {
+        for (who, from) in [("pod", &a), ("node", &node)] {
+            let kind = connect_error(from, target);
+            assert!(
+                matches!(kind, io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable),
+                "{who} to {target}: {kind:?}"
+            );
+        }
+    }
+    // Beyond the cluster a pod goes out with the node's address.
+    assert_eq!(echo(&a, &outside, "192.0.2.9".parse().unwrap()), "ping from 192.0.2.1");
+}
+
+#[tokio::test]
+async fn remove_leaves_the_node_as_it_was() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a) = (TestNs::new(), TestNs::new());
+    node.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap());
+    let before = inventory(&node).await;
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    attach(&bridge, "a", &a).await;
+    assert_ne!(inventory(&node).await, before);
+    bridge.remove().await.unwrap();
+    bridge.remove().await.unwrap();
+    assert_eq!(inventory(&node).await, before);
+    assert_eq!(node.run(|| std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap()), "0\n");
+    assert!(bridge.ready().unwrap_err().contains("removed"));
+    assert!(a.route().get_link_by_name("eth0").await.unwrap().is_none());
+
+    // After a crash: nobody has it open, only the state directory tells.
+    drop(bridge);
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    attach(&bridge, "a", &a).await;
+    drop(bridge);
+    let path = config(state.path()).state;
+    Bridge::purge_in(&node.path, &path).await.unwrap();
+    Bridge::purge_in(&node.path, &path).await.unwrap();
+    assert_eq!(inventory(&node).await, before);
+    Bridge::purge_in(&node.path, &state.path().join("never")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_changed_range_replaces_the_old_network() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a) = (TestNs::new(), TestNs::new());
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    attach(&bridge, "a", &a).await;
+    drop(bridge);
+    let moved = BridgeConfig {
+        pod_cidr: "10.245.7.0/24".parse().unwrap(),
+        cluster_cidr: "10.245.0.0/16".parse().unwrap(),
+        ..config(state.path())
+    };
+    let bridge = Bridge::open_in(&node.path, moved).await.unwrap();
+    let seen = inventory(&node).await.join("\n");
+    assert!(!seen.contains("10.244."), "{seen}");
+    assert_eq!(attach(&bridge, "a", &a).await.to_string(), "10.245.7.2");
+}
+
+#[tokio::test]
+async fn a_foreign_link_of_that_name_is_left_alone() {
+    let state = tempfile::tempdir().unwrap();
+    let node = TestNs::new();
+    node.route().add_link(nlink::netlink::link::VethLink::new("ferrite0", "other0")).await.unwrap();
+    let error = Bridge::open_in(&node.path, config(state.path())).await.err().unwrap();
+    assert!(error.to_string().contains("not a bridge"), "{error}");
+    Bridge::purge_in(&node.path, &config(state.path()).state).await.unwrap();
+    assert!(node.route().get_link_by_name("ferrite0").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn attach_refuses_what_is_no_network_namespace() {
+    let state = tempfile::tempdir().unwrap();
+    let node = TestNs::new();
+    let bridge: Arc<Bridge> = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let not_a_netns = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    for path in [Path::new("/nonexistent"), &not_a_netns, Path::new("/proc/self/ns/mnt")] {
+        let error = bridge.attach("x", path, &pod("x")).await.unwrap_err();
+        assert!(matches!(error, NetworkError::Netns { .. }), "{path:?}: {error}");
+    }
+}

@@ -1,0 +1,392 @@
+//! Control groups: one view of version 1 (one hierarchy per controller) and version 2.
+//!
+//! A group is named by its path below the mount points (`/ferrite/kubepods/pod…/<container>`).
+
+mod limits;
+mod stats;
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+pub use limits::{Setting, settings};
+
+/// How often a dying group is looked at again before we give up on it.
+const KILL_ROUNDS: u32 = 200;
+
+/// One mounted hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hierarchy {
+    pub mount: PathBuf,
+    /// The controllers on it (`memory`, `name=systemd`); for version 2 this is empty.
+    pub controllers: Vec<String>,
+}
+
+/// What this machine offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Layout {
+    /// Controllers on hierarchies of their own.
+    V1(Vec<Hierarchy>),
+    /// The unified hierarchy.
+    V2(PathBuf),
+}
+
+impl Layout {
+    /// Reads the mounts of this process.
+    pub fn detect() -> io::Result<Self> {
+        Self::parse(&fs::read_to_string("/proc/self/mountinfo")?).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::NotFound, "no cgroup hierarchy is mounted; mount cgroup2 at /sys/fs/cgroup")
+        })
+    }
+
+    /// Version 1 wins when any controller lives there: in hybrid layouts the unified hierarchy has none.
+    fn parse(mountinfo: &str) -> Option<Self> {
+        let mut v1: Vec<Hierarchy> = Vec::new();
+        let mut v2 = None;
+        for line in mountinfo.lines() {
+            let Some((left, right)) = line.split_once(" - ") else { continue };
+            let Some(mount) = left.split(' ').nth(4) else { continue };
+            let mut right = right.split(' ');
+            let (kind, options) = (right.next()?, right.nth(1).unwrap_or(""));
+            match kind {
+                "cgroup2" => v2 = v2.or(Some(PathBuf::from(mount))),
+                "cgroup" => {
+                    let controllers: Vec<String> = options
+                        .split(',')
+                        .filter(|o| !matches!(*o, "rw" | "ro" | "xattr" | "clone_children" | "noprefix"))
+                        .filter(|o| !o.starts_with("release_agent="))
+                        .map(str::to_owned)
+                        .collect();
+                    // A hierarchy can be mounted twice (a chroot, a nested container): once is enough.
+                    if !v1.iter().any(|h| h.controllers == controllers) {
+                        v1.push(Hierarchy { mount: PathBuf::from(mount), controllers });
+                    }
+                }
+                _ => {}
+            }
+        }
+        if v1.iter().any(|h| h.controllers.iter().any(|c| !c.starts_with("name="))) {
+            Some(Self::V1(v1))
+        } else {
+            v2.map(Self::V2)
+        }
+    }
+
+    pub fn is_v2(&self) -> bool {
+        matches!(self, Self::V2(_))
+    }
+
+    /// Every mount point.
+    pub fn mounts(&self) -> Vec<&Path> {
+        match self {
+            Self::V1(hierarchies) => hierarchies.iter().map(|h| h.mount.as_path()).collect(),
+            Self::V2(mount) => vec![mount],
+        }
+    }
+
+    /// The directory of group `path` that carries `controller`.
+    pub fn directory(&self, controller: &str, path: &str) -> Option<PathBuf> {
+        match self {
+            Self::V1(hierarchies) => hierarchies
+                .iter()
+                .find(|h| h.controllers.iter().any(|c| c == controller))
+                .map(|h| below(&h.mount, path)),
+            Self::V2(mount) => Some(below(mount, path)),
+        }
+    }
+
+    /// The directory used to find and end the processes of a group.
+    fn members(&self, path: &str) -> Option<PathBuf> {
+        self.directory("pids", path)
+            .or_else(|| self.directory("freezer", path))
+            .or_else(|| self.mounts().first().map(|mount| below(mount, path)))
+    }
+
+    /// Makes the group and what is missing above it, ready for processes and limits.
+    pub fn create(&self, path: &str) -> io::Result<()> {
+        match self {
+            Self::V1(hierarchies) => {
+                for hierarchy in hierarchies {
+                    let target = below(&hierarchy.mount, path);
+                    if hierarchy.controllers.iter().any(|c| c == "cpuset") {
+                        create_cpuset(&hierarchy.mount, path)?;
+                    } else {
+                        fs::create_dir_all(&target)?;
+                    }
+                }
+                Ok(())
+            }
+            Self::V2(mount) => create_unified(mount, path),
+        }
+    }
+
+    /// Writes limits. A file the kernel does not have (swap accounting off) is passed over unless the
+    /// setting is one the pod's author asked for.
+    pub fn apply(&self, path: &str, settings: &[Setting]) -> io::Result<()> {
+        for setting in settings {
+            let Some(directory) = self.directory(setting.controller, path) else {
+                if setting.required {
+                    return Err(io::Error::new(
+                        io::ErrorKind::Unsupported,
+                        format!("cgroup controller {} is not available", setting.controller),
+                    ));
+                }
+                continue;
+            };
+            let file = directory.join(setting.file);
+            match fs::write(&file, &setting.value) {
+                Ok(()) => {}
+                Err(error) if !setting.required => {
+                    // Without swap accounting the file is absent; nothing is lost by going on.
+                    let _ = error;
+                }
+                Err(error) => {
+                    return Err(io::Error::new(
+                        error.kind(),
+                        format!("write {:?} to {}: {error}", setting.value, file.display()),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the calling, single-threaded process into the group.
+    ///
+    /// On version 1 it writes `0` to `tasks`, not to `cgroup.procs`: a thread that moves itself does not
+    /// take the system-wide thread-group lock, whose writer waits for an RCU grace period (several
+    /// milliseconds per container).
+    pub fn join(&self, path: &str) -> io::Result<()> {
+        match self {
+            Self::V1(hierarchies) => {
+                for hierarchy in hierarchies {
+                    fs::write(below(&hierarchy.mount, path).join("tasks"), "0")?;
+                }
+                Ok(())
+            }
+            Self::V2(mount) => fs::write(below(mount, path).join("cgroup.procs"), "0"),
+        }
+    }
+
+    /// Makes a group for one exec below the container's, on a single hierarchy: it only serves to find
+    /// the processes again. Returns its path below the mount.
+    pub fn create_exec(&self, container: &str, exec: &str) -> io::Result<String> {
+        let path = format!("{container}/{exec}");
+        if let Some(directory) = self.members(&path) {
+            fs::create_dir(directory)?;
+        }
+        Ok(path)
+    }
+
+    /// Joins the container's group and, below it, the exec's.
+    pub fn join_exec(&self, container: &str, exec: &str) -> io::Result<()> {
+        match self {
+            Self::V1(_) => {
+                self.join(container)?;
+                if let Some(directory) = self.members(exec) {
+                    fs::write(directory.join("tasks"), "0")?;
+                }
+                Ok(())
+            }
+            Self::V2(mount) => fs::write(below(mount, exec).join("cgroup.procs"), "0"),
+        }
+    }
+
+    /// The group's directory for a fork straight into it; only version 2 can.
+    pub fn open_unified(&self, path: &str) -> io::Result<Option<OwnedFd>> {
+        match self {
+            Self::V1(_) => Ok(None),
+            Self::V2(mount) => Ok(Some(fs::File::open(below(mount, path))?.into())),
+        }
+    }
+
+    /// The processes in the group and below it.
+    pub fn processes(&self, path: &str) -> Vec<i32> {
+        let mut found = Vec::new();
+        if let Some(directory) = self.members(path) {
+            collect_processes(&directory, 0, &mut found);
+        }
+        found
+    }
+
+    /// Kills everything in the group and below it and waits until the kernel has taken them away.
+    /// Answers whether the group is empty now.
+    pub fn kill(&self, path: &str) -> bool {
+        if let Self::V2(mount) = self
+            && fs::write(below(mount, path).join("cgroup.kill"), "1").is_ok()
+        {
+            // The kernel kills asynchronously; the loop below only waits.
+        }
+        for round in 0..KILL_ROUNDS {
+            let processes = self.processes(path);
+            if processes.is_empty() {
+                return true;
+            }
+            for pid in &processes {
+                // SAFETY: a signal to a process found in our own group; no memory is involved.
+                unsafe { libc::kill(*pid, libc::SIGKILL) };
+            }
+            wait_for_end(&processes, 5 + round as i32);
+        }
+        self.processes(path).is_empty()
+    }
+
+    /// Removes the group and everything below it from every hierarchy. Absent groups are fine.
+    pub fn remove(&self, path: &str) -> io::Result<()> {
+        let mut result = Ok(());
+        for mount in self.mounts() {
+            if let Err(error) = remove_tree(&below(mount, path), 0) {
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    /// Removes the group where it has neither processes nor children; keeps it where it has.
+    pub fn remove_if_empty(&self, path: &str) {
+        for mount in self.mounts() {
+            let _ = fs::remove_dir(below(mount, path));
+        }
+    }
+
+    /// How many processes of this group the kernel has killed for want of memory.
+    pub fn oom_kills(&self, path: &str) -> u64 {
+        let (file, key) = match self {
+            Self::V1(_) => ("memory.oom_control", "oom_kill"),
+            Self::V2(_) => ("memory.events", "oom_kill"),
+        };
+        self.directory("memory", path)
+            .and_then(|directory| fs::read_to_string(directory.join(file)).ok())
+            .and_then(|text| stats::field(&text, key))
+            .unwrap_or(0)
+    }
+}
+
+fn below(mount: &Path, path: &str) -> PathBuf {
+    mount.join(path.trim_start_matches('/'))
+}
+
+/// A cpuset without CPUs takes no process, and a new one has none: copy what the parent has, from the top.
+fn create_cpuset(mount: &Path, path: &str) -> io::Result<()> {
+    let mut parent = mount.to_owned();
+    for part in Path::new(path.trim_start_matches('/')) {
+        let directory = parent.join(part);
+        match fs::create_dir(&directory) {
+            Ok(()) => {
+                for file in ["cpuset.cpus", "cpuset.mems"] {
+                    let value = fs::read_to_string(parent.join(file))?;
+                    fs::write(directory.join(file), value.trim())?;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        parent = directory;
+    }
+    Ok(())
+}
+
+/// Enables every available controller on the way down, so that the leaf can be limited.
+fn create_unified(mount: &Path, path: &str) -> io::Result<()> {
+    let mut parent = mount.to_owned();
+    for part in Path::new(path.trim_start_matches('/')) {
+        let available = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
+        for controller in available.split_whitespace() {
+            // One by one: a controller the parent cannot delegate must not keep the others away.
+            let _ = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
+        }
+        let directory = parent.join(part);
+        match fs::create_dir(&directory) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        parent = directory;
+    }
+    Ok(())
+}
+
+/// Depth of nested groups we are ready to walk; containers cannot nest deeper than the kernel lets them.
+const MAX_DEPTH: u32 = 64;
+
+fn collect_processes(directory: &Path, depth: u32, found: &mut Vec<i32>) {
+    if let Ok(text) = fs::read_to_string(directory.join("cgroup.procs")) {
+        found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+    }
+    if depth >= MAX_DEPTH {
+        return;
+    }
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect_processes(&entry.path(), depth + 1, found);
+        }
+    }
+}
+
+fn remove_tree(directory: &Path, depth: u32) -> io::Result<()> {
+    if depth < MAX_DEPTH {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                remove_tree(&entry.path(), depth + 1)?;
+            }
+        }
+    }
+    // A group stays busy for a moment after its last process has ended.
+    for _ in 0..50 {
+        match fs::remove_dir(directory) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => wait_for_end(&[], 10),
+            Err(error) => return Err(error),
+        }
+    }
+    fs::remove_dir(directory)
+}
+
+/// Waits until one of the processes has ended, at most `milliseconds`.
+fn wait_for_end(processes: &[i32], milliseconds: i32) {
+    use std::os::fd::{AsRawFd, FromRawFd};
+    let pidfd = processes.first().and_then(|pid| {
+        // SAFETY: no pointers; a descriptor or -1 comes back.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, *pid, 0) } as i32;
+        // SAFETY: the kernel has just made this descriptor for us.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    });
+    let mut poll = libc::pollfd {
+        fd: pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one valid pollfd; a negative descriptor is ignored, which makes this a plain wait.
+    unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts() {
+        let hybrid = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+            32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
+            35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
+            40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n\
+            41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+            50 31 0:32 / /srv/jail/memory rw - cgroup cgroup rw,memory\n";
+        let layout = Layout::parse(hybrid).expect("v1");
+        assert_eq!(layout.mounts().len(), 3);
+        assert_eq!(layout.directory("cpuacct", "/a/b"), Some("/sys/fs/cgroup/cpu/a/b".into()));
+        assert_eq!(layout.directory("memory", "a"), Some("/sys/fs/cgroup/memory/a".into()));
+        assert_eq!(layout.directory("pids", "a"), None);
+
+        let unified = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(Layout::parse(unified), Some(Layout::V2("/sys/fs/cgroup".into())));
+
+        // Only systemd's bookkeeping on version 1: the controllers are on version 2.
+        let named = "40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
+            41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(Layout::parse(named), Some(Layout::V2("/sys/fs/cgroup/unified".into())));
+        assert_eq!(Layout::parse("22 27 0:21 / /proc rw - proc proc rw\n"), None);
+    }
+}

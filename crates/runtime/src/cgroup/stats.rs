@@ -1,0 +1,74 @@
+//! What a group has used.
+
+use std::fs;
+
+use super::Layout;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CpuStat {
+    pub usage_nanoseconds: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryStat {
+    pub usage: u64,
+    /// Usage without the file pages the kernel can drop first.
+    pub working_set: u64,
+    pub rss: u64,
+    pub page_faults: u64,
+    pub major_page_faults: u64,
+    /// `None` when there is no limit.
+    pub limit: Option<u64>,
+}
+
+/// The number after `key` in a flat keyed file.
+pub(super) fn field(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+impl Layout {
+    pub fn cpu(&self, path: &str) -> Option<CpuStat> {
+        let usage_nanoseconds = match self {
+            Self::V1(_) => {
+                let directory = self.directory("cpuacct", path)?;
+                fs::read_to_string(directory.join("cpuacct.usage")).ok()?.trim().parse().ok()?
+            }
+            Self::V2(_) => {
+                let text = fs::read_to_string(self.directory("cpu", path)?.join("cpu.stat")).ok()?;
+                field(&text, "usage_usec")?.saturating_mul(1000)
+            }
+        };
+        Some(CpuStat { usage_nanoseconds })
+    }
+
+    pub fn memory(&self, path: &str) -> Option<MemoryStat> {
+        let directory = self.directory("memory", path)?;
+        let read = |file: &str| fs::read_to_string(directory.join(file)).ok();
+        let stat = read("memory.stat")?;
+        let (usage, limit, inactive, rss, faults, major) = match self {
+            Self::V1(_) => (
+                "memory.usage_in_bytes",
+                "memory.limit_in_bytes",
+                "total_inactive_file",
+                "total_rss",
+                "total_pgfault",
+                "total_pgmajfault",
+            ),
+            Self::V2(_) => {
+                ("memory.current", "memory.max", "inactive_file", "anon", "pgfault", "pgmajfault")
+            }
+        };
+        let usage: u64 = read(usage)?.trim().parse().ok()?;
+        // "Unlimited" is the word max, or on version 1 the largest page-aligned number.
+        let limit = read(limit).and_then(|v| v.trim().parse().ok()).filter(|v: &u64| *v < 1 << 62);
+        let get = |key| field(&stat, key).unwrap_or(0);
+        Some(MemoryStat {
+            usage,
+            working_set: usage.saturating_sub(get(inactive)),
+            rss: get(rss),
+            page_faults: get(faults),
+            major_page_faults: get(major),
+            limit,
+        })
+    }
+}

@@ -1,0 +1,25 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ferrite_network::PodNetwork;
+
+use crate::rootfs::Images;
+
+/// Where a runtime keeps its things and whom it works with.
+#[derive(Clone)]
+pub struct Config {
+    /// Persistent state: records, writable layers. Must be on a file system overlayfs accepts as upper.
+    pub root: PathBuf,
+    /// Sockets, pinned namespaces, shared memory. May vanish at reboot.
+    pub run: PathBuf,
+    /// Control group below which everything of this runtime lives, e.g. `/ferrite`. Removed by
+    /// [`crate::destroy`].
+    pub cgroup_parent: String,
+    /// The binary to run as supervisor; it must call [`crate::supervisor::main`] when started under the
+    /// name [`crate::supervisor::NAME`]. Usually `/proc/self/exe`.
+    pub supervisor: PathBuf,
+    pub network: Arc<dyn PodNetwork>,
+    pub images: Arc<dyn Images>,
+    /// Where the streaming server for exec, attach and port-forward listens; loopback only.
+    pub streaming_address: std::net::SocketAddr,
+}

@@ -1,0 +1,31 @@
+//! Images: references, blobs, unpacked layers, archives, registries.
+//!
+//! [`ImageStore`] is the door. Beneath it, in the order an image meets them: [`reference`] normalises the
+//! name, [`pull`] or [`archive`] brings the bytes into [`content`], [`layer`] unpacks them with
+//! [`extract`] into directories that overlayfs uses as lower layers, and [`index`] remembers which name
+//! means which image. [`cri`] speaks the kubelet's messages.
+
+mod archive;
+mod builtin;
+mod content;
+pub mod cri;
+mod digest;
+mod error;
+mod extract;
+mod index;
+mod layer;
+mod platform;
+mod pull;
+mod reference;
+mod service;
+mod store;
+mod tar_reader;
+
+pub use builtin::Builtin;
+pub use digest::{Digest, chain_ids};
+pub use error::ImageError;
+pub use extract::Limits;
+pub use platform::Platform;
+pub use pull::{Auth, Progress, ProgressEvent, RegistryConfig};
+pub use reference::Reference;
+pub use store::{Collected, ImageRecord, ImageStore, Usage};

@@ -1,0 +1,180 @@
+//! Running further commands in containers.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use ferrite_cri::v1::{ExecSyncRequest, ExecSyncResponse};
+use ferrite_cri::{Code, Error, Result};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+
+use super::Inner;
+use super::client::{Conversation, ask};
+use super::state::{Container, Sandbox, Status};
+use crate::supervisor::protocol::{Decoder, Exec, Failure, Reply, Request};
+
+/// Most output kept of one stream of an exec_sync, as containerd has it.
+const MAX_OUTPUT: usize = 16 << 20;
+/// How long output may still come after the command has ended (a process it left holds the pipe).
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// A command that runs in a container.
+pub(crate) struct Running {
+    pub name: String,
+    /// Its terminal, when it has one.
+    pub terminal: Option<OwnedFd>,
+    conversation: tokio::net::UnixStream,
+    decoder: Decoder,
+}
+
+impl Running {
+    /// Waits for the command's end.
+    pub async fn exit_code(&mut self) -> Result<i32> {
+        let mut buffer = [0; 512];
+        loop {
+            match self.decoder.next::<Reply>() {
+                Ok(Some(Reply::Exited { code })) => return Ok(code),
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    let count = self.conversation.read(&mut buffer).await.unwrap_or(0);
+                    if count == 0 {
+                        return Err(Error::internal("the pod's supervisor ended"));
+                    }
+                    self.decoder.push(&buffer[..count]);
+                }
+                Err(error) => return Err(Error::internal(error.to_string())),
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The container and its sandbox, if it runs.
+    pub(crate) fn running(&self, id: &str) -> Result<(std::sync::Arc<Container>, std::sync::Arc<Sandbox>)> {
+        let container = self.index.container(id)?;
+        if !matches!(container.status(), Status::Running { .. }) {
+            let message = format!("container {} is not running", container.id);
+            return Err(Error::new(Code::FailedPrecondition, message));
+        }
+        let sandbox = self.index.sandbox(&container.sandbox)?;
+        Ok((container, sandbox))
+    }
+
+    /// Starts a command. Without `streams` it gets a terminal.
+    pub(crate) async fn start_exec(
+        &self,
+        id: &str,
+        args: Vec<String>,
+        streams: Option<[OwnedFd; 3]>,
+    ) -> Result<Running> {
+        if args.is_empty() {
+            return Err(Error::invalid("no command specified"));
+        }
+        let (container, sandbox) = self.running(id)?;
+        let name = format!("exec-{:016x}", rand::random::<u64>());
+        let request = Request::Exec(Exec {
+            id: container.id.clone(),
+            exec: name.clone(),
+            terminal: streams.is_none(),
+            args,
+            bundle: container.bundle.clone(),
+        });
+        let fds = streams.map(Vec::from).unwrap_or_default();
+        let (reply, mut received, Conversation { socket, decoder }) = ask(&sandbox.run_dir, request, fds)
+            .await
+            .map_err(|error| Error::internal(format!("exec in container {}: {error}", container.id)))?;
+        match reply {
+            Reply::Started { .. } => {
+                socket.set_nonblocking(true).map_err(|error| Error::internal(error.to_string()))?;
+                let conversation =
+                    tokio::net::UnixStream::from_std(socket).map_err(|error| Error::internal(error.to_string()))?;
+                Ok(Running { name, terminal: received.pop(), conversation, decoder })
+            }
+            Reply::Failed { failure: Failure::NotRunning, message } => {
+                Err(Error::new(Code::FailedPrecondition, message))
+            }
+            Reply::Failed { message, .. } => {
+                Err(Error::internal(format!("failed to exec in container: {message}")))
+            }
+            _ => Err(Error::internal("the supervisor gave an answer that makes no sense")),
+        }
+    }
+
+    /// Ends everything an exec has started.
+    pub(crate) async fn kill_exec(&self, id: &str, exec: &str) {
+        if let Ok((container, sandbox)) = self.running(id) {
+            let request = Request::KillExec { id: container.id.clone(), exec: exec.to_owned() };
+            if let Err(error) = ask(&sandbox.run_dir, request, Vec::new()).await {
+                tracing::warn!(container = %container.id, %error, "exec not killed");
+            }
+        }
+    }
+
+    pub(super) async fn exec_sync(&self, request: ExecSyncRequest) -> Result<ExecSyncResponse> {
+        let internal = |error: std::io::Error| Error::internal(format!("exec: {error}"));
+        let null = std::fs::File::open("/dev/null").map_err(internal)?;
+        let (out_write, mut out_read) = pipe::pipe().map_err(internal)?;
+        let (err_write, mut err_read) = pipe::pipe().map_err(internal)?;
+        let streams = [
+            null.into(),
+            out_write.into_blocking_fd().map_err(internal)?,
+            err_write.into_blocking_fd().map_err(internal)?,
+        ];
+        let mut running = self.start_exec(&request.container_id, request.cmd, Some(streams)).await?;
+        let name = running.name.clone();
+        let work = async {
+            let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+            let mut drained = false;
+            let code = {
+                let output = async {
+                    tokio::join!(collect(&mut out_read, &mut stdout), collect(&mut err_read, &mut stderr));
+                };
+                tokio::pin!(output);
+                let exit = running.exit_code();
+                tokio::pin!(exit);
+                let code = loop {
+                    tokio::select! {
+                        () = &mut output, if !drained => drained = true,
+                        code = &mut exit => break code?,
+                    }
+                };
+                if !drained {
+                    let _ = tokio::time::timeout(DRAIN, &mut output).await;
+                }
+                code
+            };
+            Ok::<_, Error>((code, stdout, stderr))
+        };
+        let result = if request.timeout > 0 {
+            let limit = Duration::from_secs(request.timeout.unsigned_abs());
+            tokio::time::timeout(limit, work).await.map_err(|_| limit)
+        } else {
+            Ok(work.await)
+        };
+        match result {
+            Ok(result) => {
+                let (exit_code, stdout, stderr) = result?;
+                Ok(ExecSyncResponse { stdout, stderr, exit_code })
+            }
+            Err(limit) => {
+                self.kill_exec(&request.container_id, &name).await;
+                let message = format!("failed to exec in container: timeout {}s exceeded", limit.as_secs());
+                Err(Error::new(Code::DeadlineExceeded, message))
+            }
+        }
+    }
+}
+
+/// Reads to the end, keeping no more than the limit.
+async fn collect(source: &mut pipe::Receiver, into: &mut Vec<u8>) {
+    let mut buffer = vec![0; 8192];
+    loop {
+        match source.read(&mut buffer).await {
+            Ok(0) | Err(_) => return,
+            Ok(count) => {
+                let room = MAX_OUTPUT.saturating_sub(into.len());
+                into.extend_from_slice(&buffer[..count.min(room)]);
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! CRI over supervisors: records, decisions and the calls of the kubelet.
+
+mod client;
+mod container;
+mod events;
+mod exec;
+mod images;
+mod query;
+mod records;
+mod recover;
+mod sandbox;
+mod state;
+mod stats;
+mod teardown;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ferrite_cri::v1::*;
+use ferrite_cri::{ContainerEvents, Error, Result, RuntimeService};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::Config;
+use crate::cgroup::Layout;
+use client::SealedExecutable;
+use events::Events;
+use state::Index;
+pub use teardown::destroy;
+
+/// Name of the control group supervisors live in, below the runtime's own.
+const SUPERVISORS: &str = "supervisors";
+
+/// Why a runtime could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    #[error("runtime directory {}", path.display())]
+    Directory {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("control groups")]
+    Cgroups(#[source] io::Error),
+    #[error("supervisor binary {}", path.display())]
+    Supervisor {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} is in use by another runtime", .0.display())]
+    Locked(PathBuf),
+}
+
+/// The runtime. Dropping it leaves every container running; [`Runtime::open`] on the same directories
+/// takes them up again.
+pub struct Runtime {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    config: Config,
+    cgroups: Layout,
+    executable: SealedExecutable,
+    index: Index,
+    events: Events,
+    /// Every task of this runtime; they end with it.
+    tasks: TaskTracker,
+    closing: CancellationToken,
+    /// Held so that two runtimes never work on the same directories.
+    _lock: nix::fcntl::Flock<std::fs::File>,
+}
+
+impl Runtime {
+    /// Opens the directories, adopts what runs and buries what died meanwhile.
+    ///
+    /// Must be called within a tokio runtime.
+    pub async fn open(config: Config) -> std::result::Result<Arc<Self>, OpenError> {
+        let inner = client::blocking(move || Ok(Inner::prepare(config))).await.map_err(OpenError::Cgroups)??;
+        let inner = Arc::new(inner);
+        inner.recover().await;
+        Ok(Arc::new(Self { inner }))
+    }
+
+    /// Stops listening to supervisors and waits for calls under way. Containers keep running.
+    pub async fn close(&self) {
+        self.inner.closing.cancel();
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+    }
+
+    /// Kills and removes every sandbox and container, with their networks, mounts, groups and files.
+    pub async fn stop_everything(&self) -> Result<()> {
+        let sandboxes: Vec<_> = self.inner.index.read().sandboxes.keys().cloned().collect();
+        let mut result = Ok(());
+        for id in sandboxes {
+            if let Err(error) = self.inner.clone().remove_sandbox(&id).await {
+                result = Err(error);
+            }
+        }
+        result
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.inner.closing.cancel();
+    }
+}
+
+impl Inner {
+    fn prepare(config: Config) -> std::result::Result<Self, OpenError> {
+        for path in [config.root.join(records::SANDBOXES), config.run.join(records::SANDBOXES)] {
+            std::fs::create_dir_all(&path)
+                .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
+        }
+        let lock = teardown::lock(&config.root)?;
+        let cgroups = Layout::detect().map_err(OpenError::Cgroups)?;
+        cgroups
+            .create(&format!("{}/{SUPERVISORS}", config.cgroup_parent))
+            .map_err(OpenError::Cgroups)?;
+        let executable = SealedExecutable::open(&config.supervisor, &config.run.join("empty"))
+            .map_err(|source| OpenError::Supervisor { path: config.supervisor.clone(), source })?;
+        Ok(Self {
+            config,
+            cgroups,
+            executable,
+            index: Index::default(),
+            events: Events::new(),
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            _lock: lock,
+        })
+    }
+
+    fn supervisors_cgroup(&self) -> String {
+        format!("{}/{SUPERVISORS}", self.config.cgroup_parent)
+    }
+}
+
+/// Runs a call to its end even if the caller gives up waiting: half a start is worse than a late one.
+async fn finish<T: Send + 'static>(
+    inner: &Inner,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    inner.tasks.spawn(work).await.unwrap_or_else(|error| Err(Error::internal(format!("the call ended badly: {error}"))))
+}
+
+fn required<T>(value: Option<T>, field: &str) -> Result<T> {
+    value.ok_or_else(|| Error::invalid(format!("{field} is required")))
+}
+
+#[async_trait]
+impl RuntimeService for Runtime {
+    async fn version(&self, _request: VersionRequest) -> Result<VersionResponse> {
+        Ok(VersionResponse {
+            version: "0.1.0".into(),
+            runtime_name: "ferrite".into(),
+            runtime_version: env!("CARGO_PKG_VERSION").into(),
+            runtime_api_version: "v1".into(),
+        })
+    }
+
+    async fn status(&self, _request: StatusRequest) -> Result<StatusResponse> {
+        Ok(self.inner.status())
+    }
+
+    async fn run_pod_sandbox(&self, request: RunPodSandboxRequest) -> Result<RunPodSandboxResponse> {
+        let config = required(request.config, "config")?;
+        let inner = self.inner.clone();
+        let work = async move { inner.clone().run_sandbox(config, request.runtime_handler).await };
+        Ok(RunPodSandboxResponse { pod_sandbox_id: finish(&self.inner, work).await? })
+    }
+
+    async fn stop_pod_sandbox(&self, request: StopPodSandboxRequest) -> Result<StopPodSandboxResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.clone().stop_sandbox(&request.pod_sandbox_id).await }).await?;
+        Ok(StopPodSandboxResponse {})
+    }
+
+    async fn remove_pod_sandbox(&self, request: RemovePodSandboxRequest) -> Result<RemovePodSandboxResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.clone().remove_sandbox(&request.pod_sandbox_id).await }).await?;
+        Ok(RemovePodSandboxResponse {})
+    }
+
+    async fn pod_sandbox_status(&self, request: PodSandboxStatusRequest) -> Result<PodSandboxStatusResponse> {
+        self.inner.sandbox_status(&request)
+    }
+
+    async fn list_pod_sandbox(&self, request: ListPodSandboxRequest) -> Result<ListPodSandboxResponse> {
+        Ok(self.inner.list_sandboxes(&request.filter.unwrap_or_default()))
+    }
+
+    async fn create_container(&self, request: CreateContainerRequest) -> Result<CreateContainerResponse> {
+        let config = required(request.config, "config")?;
+        let inner = self.inner.clone();
+        let work = async move { inner.clone().create_container(&request.pod_sandbox_id, config).await };
+        Ok(CreateContainerResponse { container_id: finish(&self.inner, work).await? })
+    }
+
+    async fn start_container(&self, request: StartContainerRequest) -> Result<StartContainerResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.clone().start_container(&request.container_id).await }).await?;
+        Ok(StartContainerResponse {})
+    }
+
+    async fn stop_container(&self, request: StopContainerRequest) -> Result<StopContainerResponse> {
+        let inner = self.inner.clone();
+        let work = async move { inner.stop_container(&request.container_id, request.timeout).await };
+        finish(&self.inner, work).await?;
+        Ok(StopContainerResponse {})
+    }
+
+    async fn remove_container(&self, request: RemoveContainerRequest) -> Result<RemoveContainerResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.remove_container(&request.container_id).await }).await?;
+        Ok(RemoveContainerResponse {})
+    }
+
+    async fn list_containers(&self, request: ListContainersRequest) -> Result<ListContainersResponse> {
+        Ok(self.inner.list_containers(&request.filter.unwrap_or_default()))
+    }
+
+    async fn container_status(&self, request: ContainerStatusRequest) -> Result<ContainerStatusResponse> {
+        self.inner.container_status(&request)
+    }
+
+    async fn update_container_resources(
+        &self,
+        request: UpdateContainerResourcesRequest,
+    ) -> Result<UpdateContainerResourcesResponse> {
+        let inner = self.inner.clone();
+        let resources = request.linux.unwrap_or_default();
+        let work = async move { inner.update_resources(&request.container_id, resources).await };
+        finish(&self.inner, work).await?;
+        Ok(UpdateContainerResourcesResponse {})
+    }
+
+    async fn reopen_container_log(
+        &self,
+        request: ReopenContainerLogRequest,
+    ) -> Result<ReopenContainerLogResponse> {
+        self.inner.reopen_log(&request.container_id).await?;
+        Ok(ReopenContainerLogResponse {})
+    }
+
+    async fn exec_sync(&self, request: ExecSyncRequest) -> Result<ExecSyncResponse> {
+        self.inner.exec_sync(request).await
+    }
+
+    async fn exec(&self, _request: ExecRequest) -> Result<ExecResponse> {
+        Err(Error::unimplemented("Exec"))
+    }
+
+    async fn attach(&self, _request: AttachRequest) -> Result<AttachResponse> {
+        Err(Error::unimplemented("Attach"))
+    }
+
+    async fn port_forward(&self, _request: PortForwardRequest) -> Result<PortForwardResponse> {
+        Err(Error::unimplemented("PortForward"))
+    }
+
+    async fn container_stats(&self, request: ContainerStatsRequest) -> Result<ContainerStatsResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.container_stats(&request.container_id).await }).await
+    }
+
+    async fn list_container_stats(
+        &self,
+        request: ListContainerStatsRequest,
+    ) -> Result<ListContainerStatsResponse> {
+        let inner = self.inner.clone();
+        let filter = request.filter.unwrap_or_default();
+        finish(&self.inner, async move { inner.list_container_stats(&filter).await }).await
+    }
+
+    async fn update_runtime_config(
+        &self,
+        _request: UpdateRuntimeConfigRequest,
+    ) -> Result<UpdateRuntimeConfigResponse> {
+        // The pod CIDR is the network's business; it learns it elsewhere.
+        Ok(UpdateRuntimeConfigResponse {})
+    }
+
+    async fn runtime_config(&self, _request: RuntimeConfigRequest) -> Result<RuntimeConfigResponse> {
+        let linux = LinuxRuntimeConfiguration { cgroup_driver: CgroupDriver::Cgroupfs.into() };
+        Ok(RuntimeConfigResponse { linux: Some(linux) })
+    }
+
+    async fn get_container_events(&self, _request: GetEventsRequest) -> Result<ContainerEvents> {
+        Ok(self.inner.events.subscribe(self.inner.closing.clone()))
+    }
+}

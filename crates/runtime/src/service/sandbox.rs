@@ -1,0 +1,270 @@
+//! Sandboxes: made, stopped, removed.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use ferrite_cri::v1::{DnsConfig, NamespaceMode, NamespaceOption, PodSandboxConfig};
+use ferrite_cri::{Code, Error, Result};
+use ferrite_network::PodRef;
+
+use super::client::{self, blocking};
+use super::records::{self, SandboxRecord};
+use super::state::{Sandbox, new_id};
+use super::{Inner, required};
+use crate::supervisor::Setup;
+use crate::supervisor::protocol::Request;
+use crate::supervisor::sandbox::{IDENTITY, NETNS, SETUP, SHM, alive};
+use crate::sys;
+
+/// Which namespaces the pod shares with the node.
+pub(super) fn namespace_options(config: &PodSandboxConfig) -> NamespaceOption {
+    config
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.security_context.as_ref())
+        .and_then(|security| security.namespace_options.clone())
+        .unwrap_or_default()
+}
+
+pub(super) fn host_network(config: &PodSandboxConfig) -> bool {
+    namespace_options(config).network() == NamespaceMode::Node
+}
+
+pub(super) fn host_ipc(config: &PodSandboxConfig) -> bool {
+    namespace_options(config).ipc() == NamespaceMode::Node
+}
+
+fn failed(what: &str) -> impl Fn(io::Error) -> Error {
+    let what = what.to_owned();
+    move |error| Error::internal(format!("{what}: {error}"))
+}
+
+/// The content of the pod's resolv.conf; `None` leaves the node's in place.
+fn resolv_conf(dns: &DnsConfig) -> Option<String> {
+    if dns.servers.is_empty() && dns.searches.is_empty() && dns.options.is_empty() {
+        return None;
+    }
+    let mut text = String::new();
+    if !dns.searches.is_empty() {
+        text.push_str(&format!("search {}\n", dns.searches.join(" ")));
+    }
+    for server in &dns.servers {
+        text.push_str(&format!("nameserver {server}\n"));
+    }
+    if !dns.options.is_empty() {
+        text.push_str(&format!("options {}\n", dns.options.join(" ")));
+    }
+    Some(text)
+}
+
+impl Inner {
+    pub(super) async fn run_sandbox(self: Arc<Self>, config: PodSandboxConfig, handler: String) -> Result<String> {
+        let metadata = required(config.metadata.clone(), "config.metadata")?;
+        if !handler.is_empty() {
+            return Err(Error::invalid(format!("no runtime for {handler:?} is configured")));
+        }
+        let taken = self.index.read().sandboxes.values().any(|s| s.config.metadata.as_ref() == Some(&metadata));
+        if taken {
+            let name = format!("{}/{} attempt {}", metadata.namespace, metadata.name, metadata.attempt);
+            return Err(Error::new(Code::AlreadyExists, format!("a sandbox for {name} exists")));
+        }
+        let id = new_id();
+        let sandbox = Arc::new(Sandbox::new(
+            id.clone(),
+            config,
+            self.config.root.join(records::SANDBOXES).join(&id),
+            self.config.run.join(records::SANDBOXES).join(&id),
+            SandboxRecord { created_at: sys::now(), ready: true, ips: Vec::new(), runtime_handler: handler },
+        ));
+        let made = self.clone().make_sandbox(&sandbox).await;
+        if let Err(error) = made {
+            if let Err(leftover) = self.clear_sandbox(&sandbox).await {
+                tracing::warn!(sandbox = %id, error = %leftover, "a failed sandbox left something behind");
+            }
+            return Err(error);
+        }
+        self.index.write().sandboxes.insert(id.clone(), sandbox.clone());
+        let _ = self.listen(&sandbox).await;
+        Ok(id)
+    }
+
+    async fn make_sandbox(self: Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
+        let (inner, made) = (self.clone(), sandbox.clone());
+        blocking(move || inner.start_supervisor(&made)).await.map_err(failed("start sandbox"))?;
+        if !host_network(&sandbox.config) {
+            let metadata = sandbox.config.metadata.clone().unwrap_or_default();
+            let pod = PodRef { namespace: metadata.namespace, name: metadata.name, uid: metadata.uid };
+            let netns = sandbox.run_dir.join(NETNS);
+            let attachment = self.config.network.attach(&sandbox.id, &netns, &pod).await.map_err(|error| {
+                Error::internal(format!("set up network for sandbox {}: {}", sandbox.id, chain(&error)))
+            })?;
+            sandbox.update(|record| record.ips = attachment.ips.iter().map(ToString::to_string).collect());
+        }
+        // Written last: a sandbox without this record is not one, and is cleared at the next start.
+        let written = sandbox.clone();
+        blocking(move || records::write(&written.state_dir, &written.config, &written.record()))
+            .await
+            .map_err(failed("record sandbox"))
+    }
+
+    fn start_supervisor(&self, sandbox: &Sandbox) -> io::Result<()> {
+        use std::os::unix::fs::DirBuilderExt;
+        let mut private = std::fs::DirBuilder::new();
+        private.recursive(true).mode(0o700);
+        private.create(&sandbox.state_dir)?;
+        private.create(&sandbox.run_dir)?;
+        std::fs::create_dir(sandbox.state_dir.join(records::CONTAINERS))?;
+        let config = &sandbox.config;
+        if let Some(text) = config.dns_config.as_ref().and_then(resolv_conf) {
+            std::fs::write(sandbox.state_dir.join("resolv.conf"), text)?;
+        }
+        std::fs::write(sandbox.state_dir.join("hostname"), format!("{}\n", self.hostname(config)))?;
+        let options = namespace_options(config);
+        let linux = config.linux.clone().unwrap_or_default();
+        let setup = Setup {
+            own_network: options.network() != NamespaceMode::Node,
+            own_ipc: options.ipc() != NamespaceMode::Node,
+            own_uts: options.network() != NamespaceMode::Node,
+            shared_pid: options.pid() == NamespaceMode::Pod,
+            hostname: self.hostname(config),
+            sysctls: linux.sysctls,
+            cgroup: self.supervisors_cgroup(),
+        };
+        sys::write_atomic(&sandbox.run_dir.join(SETUP), &serde_json::to_vec(&setup)?, false)?;
+        self.cgroups.create(&self.supervisors_cgroup())?;
+        client::spawn(&self.executable, &sandbox.run_dir)
+    }
+
+    /// The pod's own name; the node's when it shares the node's network.
+    pub(super) fn hostname(&self, config: &PodSandboxConfig) -> String {
+        if !config.hostname.is_empty() {
+            return config.hostname.clone();
+        }
+        nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default()
+    }
+
+    /// Kills what runs, takes the network away, ends the supervisor. The records stay.
+    pub(super) async fn stop_sandbox(self: Arc<Self>, id: &str) -> Result<()> {
+        let sandbox = match self.index.sandbox(id) {
+            Ok(sandbox) => sandbox,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let _gate = sandbox.gate.lock().await;
+        self.stop_gated(&sandbox).await
+    }
+
+    async fn stop_gated(&self, sandbox: &Arc<Sandbox>) -> Result<()> {
+        for container in self.index.containers_of(&sandbox.id) {
+            self.kill(&container).await?;
+        }
+        let record = sandbox.update(|record| record.ready = false);
+        if sandbox.state_dir.exists() {
+            records::write_state(&sandbox.state_dir, &record).map_err(failed("record sandbox"))?;
+        }
+        sandbox.listening.cancel();
+        self.release(sandbox).await
+    }
+
+    /// Takes back network, supervisor, mounts and run directory, whatever of them is there.
+    async fn release(&self, sandbox: &Sandbox) -> Result<()> {
+        if !host_network(&sandbox.config) {
+            let netns = sandbox.run_dir.join(NETNS);
+            self.config.network.detach(&sandbox.id, &netns).await.map_err(|error| {
+                Error::internal(format!("take network from sandbox {}: {}", sandbox.id, chain(&error)))
+            })?;
+        }
+        let run_dir = sandbox.run_dir.clone();
+        blocking(move || end_supervisor(&run_dir)).await.map_err(failed("end supervisor"))
+    }
+
+    pub(super) async fn remove_sandbox(self: Arc<Self>, id: &str) -> Result<()> {
+        let sandbox = match self.index.sandbox(id) {
+            Ok(sandbox) => sandbox,
+            Err(error) if error.is_not_found() => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let _gate = sandbox.gate.lock().await;
+        self.stop_gated(&sandbox).await?;
+        for container in self.index.containers_of(&sandbox.id) {
+            self.remove_container(&container.id).await?;
+        }
+        self.clear_sandbox(&sandbox).await?;
+        self.index.write().sandboxes.remove(&sandbox.id);
+        Ok(())
+    }
+
+    /// Removes every trace of a sandbox without containers. Also for sandboxes that were never finished.
+    pub(super) async fn clear_sandbox(&self, sandbox: &Sandbox) -> Result<()> {
+        self.release(sandbox).await?;
+        let (state_dir, cgroups) = (sandbox.state_dir.clone(), self.cgroups.clone());
+        let group = sandbox.cgroup_parent(&self.config.cgroup_parent);
+        blocking(move || {
+            // The kubelet may still want the pod's group; it stays as long as anything is in it.
+            cgroups.remove_if_empty(&group);
+            remove_tree(&state_dir)
+        })
+        .await
+        .map_err(failed("remove sandbox files"))
+    }
+}
+
+/// Ends a supervisor politely, or by force if it does not answer, and removes its run directory with the
+/// mounts in it. Works on what is left of one, too.
+pub(super) fn end_supervisor(run_dir: &Path) -> io::Result<()> {
+    if !run_dir.exists() {
+        return Ok(());
+    }
+    let pid = std::fs::read_to_string(run_dir.join(IDENTITY)).ok().and_then(|identity| alive(&identity));
+    if let Some(pid) = pid {
+        let polite = client::call(run_dir, &Request::Shutdown, &[]);
+        if polite.is_err() {
+            // SAFETY: a signal; the identity says that the process is still our supervisor.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        super::teardown::wait_for_process(pid);
+    }
+    for name in [NETNS, SHM] {
+        super::teardown::unmount(&run_dir.join(name))?;
+    }
+    remove_tree(run_dir)
+}
+
+pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io::Error::new(error.kind(), format!("remove {}: {error}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// An error with its causes, for a message that goes to the kubelet.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(&format!(": {source}"));
+        next = source.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resolver_files() {
+        let dns = |servers: &[&str], searches: &[&str], options: &[&str]| {
+            let owned = |v: &[&str]| v.iter().map(|s| (*s).to_owned()).collect();
+            DnsConfig { servers: owned(servers), searches: owned(searches), options: owned(options) }
+        };
+        assert_eq!(resolv_conf(&dns(&[], &[], &[])), None);
+        assert_eq!(
+            resolv_conf(&dns(&["10.0.0.10", "::1"], &["a.svc", "svc"], &["ndots:5"])).as_deref(),
+            Some("search a.svc svc\nnameserver 10.0.0.10\nnameserver ::1\noptions ndots:5\n")
+        );
+    }
+}

@@ -1,0 +1,97 @@
+//! Leaving no trace.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::mount::{MntFlags, umount2};
+
+use super::sandbox::{end_supervisor, remove_tree};
+use super::{OpenError, records};
+use crate::Config;
+use crate::cgroup::Layout;
+
+/// How long a supervisor may take to end after it was told or killed.
+const PATIENCE_MS: i32 = 30_000;
+
+/// Takes the directory for this runtime alone.
+pub(super) fn lock(root: &Path) -> Result<Flock<std::fs::File>, OpenError> {
+    let path = root.join("lock");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|_| OpenError::Locked(root.to_owned()))
+}
+
+pub(super) fn unmount(path: &Path) -> io::Result<()> {
+    // Something may have been mounted twice; bounded, because a mount we cannot see through is not ours.
+    for _ in 0..8 {
+        match umount2(path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            Ok(()) => {}
+            // Not a mount point, or not there.
+            Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => return Ok(()),
+            Err(error) => return Err(io::Error::other(format!("unmount {}: {error}", path.display()))),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a process that is not our child has ended.
+pub(super) fn wait_for_process(pid: i32) {
+    // SAFETY: no pointers; a descriptor or an error comes back.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
+    if fd < 0 {
+        return;
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    let _owned = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, PATIENCE_MS) };
+}
+
+/// Removes everything a runtime with this configuration ever made: processes, mounts, control groups, run
+/// directory and state. Needs no running runtime, so it also works after a crash; may be repeated. The
+/// directories' parents stay, and so does the pod network, which is its owner's to remove.
+pub async fn destroy(config: Config) -> io::Result<()> {
+    super::client::blocking(move || {
+        for sandboxes in [config.run.join(records::SANDBOXES)] {
+            for entry in std::fs::read_dir(&sandboxes).into_iter().flatten().flatten() {
+                end_supervisor(&entry.path())?;
+            }
+        }
+        if let Ok(cgroups) = Layout::detect() {
+            // Whatever escaped its supervisor is still in our groups.
+            cgroups.kill(&config.cgroup_parent);
+            cgroups.remove(&config.cgroup_parent)?;
+        }
+        unmount_below(&config.run)?;
+        unmount_below(&config.root)?;
+        remove_tree(&config.run)?;
+        remove_tree(&config.root)
+    })
+    .await
+}
+
+/// Unmounts everything below a directory, the deepest first.
+fn unmount_below(directory: &Path) -> io::Result<()> {
+    let Ok(directory) = std::fs::canonicalize(directory) else { return Ok(()) };
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let mut points: Vec<std::path::PathBuf> = table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(|point| std::path::PathBuf::from(unescape(point)))
+        .filter(|point| point.starts_with(&directory))
+        .collect();
+    points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
+    points.iter().try_for_each(|point| unmount(point))
+}
+
+/// The kernel writes space, tab, newline and backslash in mount points as octal.
+fn unescape(point: &str) -> String {
+    point.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}

@@ -1,0 +1,224 @@
+//! From CRI's words to the OCI description of a container. Pure: values in, values out.
+
+mod capabilities;
+mod defaults;
+mod mounts;
+mod seccomp;
+mod signal;
+mod user;
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+
+use ferrite_cri::v1::{ContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext};
+use oci_spec::runtime::{
+    Capability, Linux, LinuxCapabilities, LinuxCpu, LinuxDevice, LinuxMemory, LinuxNamespace,
+    LinuxNamespaceType, LinuxResources, Process, Root, Spec, User,
+};
+
+pub use capabilities::{capabilities, capability_number};
+pub use seccomp::{compile, default_profile, parse_profile};
+pub use signal::{signal_from_cri, signal_from_name};
+pub use user::{Identity, IdentityRequest, resolve as resolve_identity};
+
+use crate::rootfs::ImageConfigView;
+
+/// Why a container cannot be described.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SpecError {
+    #[error("no command specified: neither the container nor its image has one")]
+    NoCommand,
+    #[error("unknown capability {0:?}")]
+    Capability(String),
+    #[error("mount {0:?}: the path in the container must be absolute")]
+    MountPath(String),
+    #[error("unable to find user {0:?}: no matching entries in the image's passwd file")]
+    User(String),
+    #[error("unable to find group {0:?}: no matching entries in the image's group file")]
+    Group(String),
+    #[error("seccomp profile: {0}")]
+    Seccomp(String),
+    #[error("working directory {0:?} must be absolute")]
+    WorkingDir(String),
+}
+
+/// Everything the description of one container depends on.
+pub struct Input<'a> {
+    pub config: &'a ContainerConfig,
+    pub image: &'a ImageConfigView,
+    pub identity: &'a Identity,
+    /// Name of the pod as its containers see it.
+    pub hostname: &'a str,
+    pub cgroup: String,
+    pub rootfs: PathBuf,
+    /// Files and directories of the sandbox.
+    pub shm: PathBuf,
+    pub resolv_conf: Option<PathBuf>,
+    pub hostname_file: Option<PathBuf>,
+    pub network_namespace: Option<PathBuf>,
+    /// Whether the container gets a PID namespace of its own.
+    pub own_pid: bool,
+    pub cgroup_v2: bool,
+    /// Devices asked for, or all of the host's when privileged.
+    pub devices: Vec<LinuxDevice>,
+}
+
+/// Describes the container.
+pub fn build(input: &Input<'_>) -> Result<Spec, SpecError> {
+    let config = input.config;
+    let linux_config = config.linux.clone().unwrap_or_default();
+    let security = linux_config.security_context.unwrap_or_default();
+
+    let mut root = Root::default();
+    root.set_path(input.rootfs.clone()).set_readonly(Some(security.readonly_rootfs));
+
+    let mut linux = Linux::default();
+    let resources = linux_config.resources.unwrap_or_default();
+    linux
+        .set_cgroups_path(Some(PathBuf::from(&input.cgroup)))
+        .set_resources(Some(resources_of(&resources, &input.devices, security.privileged)))
+        .set_namespaces(Some(namespaces(input)))
+        .set_devices(Some(defaults::devices(&input.devices)))
+        .set_masked_paths(Some(paths(&security, &security.masked_paths)))
+        .set_readonly_paths(Some(paths(&security, &security.readonly_paths)))
+        .set_seccomp(None);
+
+    let mut spec = Spec::default();
+    spec.set_root(Some(root))
+        .set_hostname(Some(input.hostname.to_owned()))
+        .set_process(Some(process(input, &security, resources.oom_score_adj)?))
+        .set_mounts(Some(mounts::mounts(input, security.privileged)?))
+        .set_linux(Some(linux));
+    Ok(spec)
+}
+
+/// The kubelet sends the paths to hide; a privileged container has none.
+fn paths(security: &LinuxContainerSecurityContext, given: &[String]) -> Vec<String> {
+    if security.privileged { Vec::new() } else { given.to_vec() }
+}
+
+fn process(
+    input: &Input<'_>,
+    security: &LinuxContainerSecurityContext,
+    oom_score_adj: i64,
+) -> Result<Process, SpecError> {
+    let config = input.config;
+    let args = command(config, input.image)?;
+    let cwd = [config.working_dir.as_str(), &input.image.working_dir, "/"]
+        .into_iter()
+        .find(|path| !path.is_empty())
+        .unwrap_or("/");
+    if !cwd.starts_with('/') {
+        return Err(SpecError::WorkingDir(cwd.to_owned()));
+    }
+    let sets = capabilities(security)?;
+    let to_set = |set: &std::collections::BTreeSet<u32>| -> HashSet<Capability> {
+        set.iter().filter_map(|number| capabilities::capability(*number)).collect()
+    };
+    let mut caps = LinuxCapabilities::default();
+    caps.set_bounding(Some(to_set(&sets.bounding)))
+        .set_effective(Some(to_set(&sets.bounding)))
+        .set_permitted(Some(to_set(&sets.bounding)))
+        .set_inheritable(Some(to_set(&sets.ambient)))
+        .set_ambient(Some(to_set(&sets.ambient)));
+    let mut user = User::default();
+    user.set_uid(input.identity.uid)
+        .set_gid(input.identity.gid)
+        .set_additional_gids(Some(input.identity.groups.clone()));
+    let mut process = Process::default();
+    process
+        .set_terminal(Some(config.tty))
+        .set_args(Some(args))
+        .set_env(Some(environment(input)))
+        .set_cwd(PathBuf::from(cwd))
+        .set_user(user)
+        .set_capabilities(Some(caps))
+        .set_rlimits(None)
+        .set_no_new_privileges(Some(security.no_new_privs))
+        .set_oom_score_adj(Some(i32::try_from(oom_score_adj.clamp(-1000, 1000)).unwrap_or(0)));
+    Ok(process)
+}
+
+/// Command and arguments replace the image's entrypoint and command; a command alone drops both.
+fn command(config: &ContainerConfig, image: &ImageConfigView) -> Result<Vec<String>, SpecError> {
+    let (command, args) = match (config.command.is_empty(), config.args.is_empty()) {
+        (true, true) => (&image.entrypoint, &image.cmd),
+        (true, false) => (&image.entrypoint, &config.args),
+        (false, _) => (&config.command, &config.args),
+    };
+    let all: Vec<String> = command.iter().chain(args).cloned().collect();
+    if all.first().is_none_or(String::is_empty) { Err(SpecError::NoCommand) } else { Ok(all) }
+}
+
+/// The image's variables, overridden by the container's, with the few every program expects.
+fn environment(input: &Input<'_>) -> Vec<String> {
+    let mut order: Vec<String> = Vec::new();
+    let mut values: BTreeMap<String, String> = BTreeMap::new();
+    let mut set = |name: &str, value: String| {
+        if values.insert(name.to_owned(), value).is_none() {
+            order.push(name.to_owned());
+        }
+    };
+    set("PATH", defaults::PATH.to_owned());
+    set("HOSTNAME", input.hostname.to_owned());
+    if input.config.tty {
+        set("TERM", "xterm".to_owned());
+    }
+    set("HOME", input.identity.home.clone());
+    for entry in &input.image.env {
+        let (name, value) = entry.split_once('=').unwrap_or((entry, ""));
+        set(name, value.to_owned());
+    }
+    for entry in &input.config.envs {
+        set(&entry.key, String::from_utf8_lossy(&entry.value).into_owned());
+    }
+    order.into_iter().map(|name| format!("{name}={}", values[&name])).collect()
+}
+
+fn namespaces(input: &Input<'_>) -> Vec<LinuxNamespace> {
+    let make = |typ, path: Option<PathBuf>| {
+        let mut namespace = LinuxNamespace::default();
+        namespace.set_typ(typ).set_path(path);
+        namespace
+    };
+    let mut list = vec![make(LinuxNamespaceType::Mount, None)];
+    if input.own_pid {
+        list.push(make(LinuxNamespaceType::Pid, None));
+    }
+    if let Some(path) = &input.network_namespace {
+        list.push(make(LinuxNamespaceType::Network, Some(path.clone())));
+    }
+    if input.cgroup_v2 {
+        list.push(make(LinuxNamespaceType::Cgroup, None));
+    }
+    list
+}
+
+/// Limits in OCI's words.
+pub fn resources_of(
+    resources: &LinuxContainerResources,
+    devices: &[LinuxDevice],
+    privileged: bool,
+) -> LinuxResources {
+    let positive = |value: i64| (value > 0).then_some(value);
+    let text = |value: &String| (!value.is_empty()).then(|| value.clone());
+    let mut cpu = LinuxCpu::default();
+    cpu.set_shares(positive(resources.cpu_shares).map(|v| v as u64))
+        .set_quota((resources.cpu_quota != 0).then_some(resources.cpu_quota))
+        .set_period(positive(resources.cpu_period).map(|v| v as u64))
+        .set_cpus(text(&resources.cpuset_cpus))
+        .set_mems(text(&resources.cpuset_mems));
+    let mut memory = LinuxMemory::default();
+    let limit = positive(resources.memory_limit_in_bytes);
+    // Without a word about swap the limit covers both, as the other runtimes have it: no swap.
+    let swap = positive(resources.memory_swap_limit_in_bytes).or(limit);
+    memory.set_limit(limit).set_swap(swap);
+    let mut out = LinuxResources::default();
+    out.set_cpu(Some(cpu))
+        .set_memory(Some(memory))
+        .set_devices(Some(defaults::device_rules(devices, privileged)));
+    out
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,38 @@
+//! What a container is made from, as files: `config.json` (the OCI description) and `bundle.json` (where
+//! its root filesystem comes from).
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use oci_spec::runtime::Spec;
+use serde::{Deserialize, Serialize};
+
+pub const CONFIG: &str = "config.json";
+pub const BUNDLE: &str = "bundle.json";
+
+/// The parts of a container the OCI description does not cover.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Bundle {
+    /// Image layers, the topmost first.
+    pub lowers: Vec<PathBuf>,
+    /// The container's own layer and overlayfs' scratch directory.
+    pub upper: PathBuf,
+    pub work: PathBuf,
+    /// An empty directory; the root filesystem is mounted there in the container's mount namespace only.
+    pub rootfs: PathBuf,
+    /// Compiled seccomp programs, in the order in which they are installed.
+    pub seccomp: Vec<PathBuf>,
+}
+
+impl Bundle {
+    pub fn read(directory: &Path) -> io::Result<(Self, Spec)> {
+        let read = |name: &str| {
+            let path = directory.join(name);
+            std::fs::read(&path)
+                .map_err(|error| io::Error::new(error.kind(), format!("read {}: {error}", path.display())))
+        };
+        let bundle = serde_json::from_slice(&read(BUNDLE)?)?;
+        let spec = serde_json::from_slice(&read(CONFIG)?)?;
+        Ok((bundle, spec))
+    }
+}

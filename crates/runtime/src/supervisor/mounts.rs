@@ -1,0 +1,361 @@
+//! The container's file system: overlay root, kernel file systems, devices, binds, masks.
+//!
+//! Runs in a new mount namespace whose root is still the host's, so `/proc` here is the host's. Every
+//! target is resolved beneath the new root: an image's symlinks cannot lead a mount outside.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Mount, Spec};
+
+use super::bundle::Bundle;
+use super::error::{Context, SetupError};
+use crate::cgroup::Layout;
+use crate::sys::{self, Beneath, MountAttributes};
+
+/// As many symlinks as the kernel follows in one path.
+const MAX_SYMLINKS: u32 = 40;
+
+/// Builds the file system and makes it the root of this process.
+pub fn enter_root(
+    bundle: &Bundle,
+    spec: &Spec,
+    cgroups: &Layout,
+    console: &mut dyn FnMut(BorrowedFd<'_>) -> Result<(), SetupError>,
+) -> Result<(), SetupError> {
+    let linux = spec.linux().as_ref().ok_or_else(|| SetupError::plain("the description has no linux section"))?;
+    let mounts: &[Mount] = spec.mounts().as_deref().unwrap_or_default();
+
+    // Bind sources are copied while they still propagate to and from the host, and then cut as asked.
+    let mut binds = Vec::new();
+    for entry in mounts {
+        binds.push(if is_bind(entry) { Some(copy_source(entry)?) } else { None });
+    }
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        .context("make mounts private")?;
+
+    let root = mount_overlay(bundle)?;
+    for (entry, bind) in mounts.iter().zip(binds) {
+        let what = || format!("mount {}", entry.destination().display());
+        match bind {
+            Some(source) => attach(root.as_fd(), &source, entry.destination()).with(what)?,
+            None => mount_kernel(root.as_fd(), entry, cgroups, spec).with(what)?,
+        }
+    }
+    make_devices(root.as_fd(), linux.devices().as_deref().unwrap_or_default()).context("make /dev")?;
+    console(root.as_fd())?;
+
+    for path in linux.readonly_paths().iter().flatten() {
+        make_read_only(root.as_fd(), Path::new(path)).with(|| format!("make {path} read-only"))?;
+    }
+    for path in linux.masked_paths().iter().flatten() {
+        mask(root.as_fd(), Path::new(path)).with(|| format!("mask {path}"))?;
+    }
+    if let Some(cwd) = spec.process().as_ref().map(|process| process.cwd()) {
+        make_directory(root.as_fd(), cwd, 0).with(|| format!("make working directory {}", cwd.display()))?;
+    }
+    if spec.root().as_ref().is_some_and(|root| root.readonly().unwrap_or(false)) {
+        let attributes = MountAttributes { set: libc::MOUNT_ATTR_RDONLY, ..Default::default() };
+        sys::set_mount_attributes(root.as_fd(), false, attributes).context("make the root read-only")?;
+    }
+    pivot(root)
+}
+
+fn pivot(root: OwnedFd) -> Result<(), SetupError> {
+    nix::unistd::fchdir(&root).context("enter the root")?;
+    nix::unistd::pivot_root(".", ".").context("pivot_root")?;
+    // The old root is stacked on the new one: take it away and stand on what remains.
+    umount2(".", MntFlags::MNT_DETACH).context("leave the host's root")?;
+    nix::unistd::chdir("/").context("enter the root")?;
+    Ok(())
+}
+
+/// Mounts the layers. Directories go in by descriptor: the option string is limited to a page, which a
+/// few dozen real paths fill.
+fn mount_overlay(bundle: &Bundle) -> Result<OwnedFd, SetupError> {
+    let open = |path: &Path| -> Result<OwnedFd, SetupError> {
+        nix::fcntl::open(
+            path,
+            nix::fcntl::OFlag::O_PATH | nix::fcntl::OFlag::O_DIRECTORY | nix::fcntl::OFlag::O_CLOEXEC,
+            nix::sys::stat::Mode::empty(),
+        )
+        .with(|| format!("open layer {}", path.display()))
+    };
+    let lowers = bundle.lowers.iter().map(|path| open(path)).collect::<Result<Vec<_>, _>>()?;
+    let (upper, work) = (open(&bundle.upper)?, open(&bundle.work)?);
+    let lower = lowers.iter().map(sys::fd_path).collect::<Vec<_>>().join(":");
+    let options =
+        format!("lowerdir={lower},upperdir={},workdir={}", sys::fd_path(&upper), sys::fd_path(&work));
+    mount(Some("overlay"), &bundle.rootfs, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
+        .with(|| format!("mount the image's {} layers", lowers.len()))?;
+    open(&bundle.rootfs)
+}
+
+fn is_bind(entry: &Mount) -> bool {
+    entry.typ().as_deref() == Some("bind")
+        || entry.options().iter().flatten().any(|option| option == "bind" || option == "rbind")
+}
+
+/// A detached copy of a bind mount's source with its attributes set, and whether it is a directory.
+struct Source {
+    mount: OwnedFd,
+    directory: bool,
+}
+
+fn copy_source(entry: &Mount) -> Result<Source, SetupError> {
+    let path = entry.source().as_deref().ok_or_else(|| {
+        SetupError::plain(format!("mount {} has no source", entry.destination().display()))
+    })?;
+    let what = || format!("bind {} at {}", path.display(), entry.destination().display());
+    let options: Vec<&str> = entry.options().iter().flatten().map(String::as_str).collect();
+    let recursive = !options.contains(&"bind");
+    let source = sys::clone_mount(path, recursive).with(what)?;
+    let mut attributes = MountAttributes::default();
+    let mut everything = false;
+    let mut propagation = libc::MS_PRIVATE;
+    for option in options {
+        match option {
+            "ro" => attributes.set |= libc::MOUNT_ATTR_RDONLY,
+            "rro" => {
+                attributes.set |= libc::MOUNT_ATTR_RDONLY;
+                everything = true;
+            }
+            "nosuid" => attributes.set |= libc::MOUNT_ATTR_NOSUID,
+            "nodev" => attributes.set |= libc::MOUNT_ATTR_NODEV,
+            "noexec" => attributes.set |= libc::MOUNT_ATTR_NOEXEC,
+            "rslave" | "slave" => propagation = libc::MS_SLAVE,
+            "rshared" | "shared" => propagation = libc::MS_SHARED,
+            _ => {}
+        }
+    }
+    if attributes != MountAttributes::default() {
+        sys::set_mount_attributes(source.as_fd(), everything, attributes).with(what)?;
+    }
+    let attributes = MountAttributes { propagation, ..Default::default() };
+    sys::set_mount_attributes(source.as_fd(), true, attributes).with(what)?;
+    let stat = nix::sys::stat::fstat(&source).with(what)?;
+    let directory = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    Ok(Source { mount: source, directory })
+}
+
+fn attach(root: BorrowedFd<'_>, source: &Source, destination: &Path) -> io::Result<()> {
+    let target = if source.directory {
+        make_directory(root, destination, 0)?
+    } else {
+        make_file(root, destination)?
+    };
+    sys::attach_mount(source.mount.as_fd(), target.as_fd())
+}
+
+/// Mounts a file system the kernel makes: proc, sysfs, tmpfs, devpts, mqueue, cgroup.
+fn mount_kernel(root: BorrowedFd<'_>, entry: &Mount, cgroups: &Layout, spec: &Spec) -> io::Result<()> {
+    let target = make_directory(root, entry.destination(), 0)?;
+    let kind = entry.typ().as_deref().unwrap_or("none");
+    let (flags, data) = parse_options(entry.options().iter().flatten());
+    if kind == "cgroup" {
+        return match cgroups {
+            Layout::V1(_) => mount_cgroups(root, entry.destination(), cgroups, spec),
+            Layout::V2(_) => {
+                mount(Some("cgroup"), sys::fd_path(&target).as_str(), Some("cgroup2"), flags, None::<&str>)?;
+                Ok(())
+            }
+        };
+    }
+    let source = entry.source().as_deref().unwrap_or(Path::new(kind));
+    mount(Some(source), sys::fd_path(&target).as_str(), Some(kind), flags, Some(data.as_str()))?;
+    Ok(())
+}
+
+/// A tmpfs with the container's own group of every hierarchy, read-only.
+fn mount_cgroups(root: BorrowedFd<'_>, at: &Path, cgroups: &Layout, spec: &Spec) -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let target = make_directory(root, at, 0)?;
+    mount(Some("tmpfs"), sys::fd_path(&target).as_str(), Some("tmpfs"), flags, Some("mode=755,size=64k"))?;
+    let group = spec.linux().as_ref().and_then(|linux| linux.cgroups_path().clone()).unwrap_or_default();
+    for hierarchy in cgroups.mounts() {
+        let Some(name) = hierarchy.file_name() else { continue };
+        let source = hierarchy.join(group.strip_prefix("/").unwrap_or(&group));
+        let Ok(copy) = sys::clone_mount(&source, false) else { continue };
+        let set = libc::MOUNT_ATTR_RDONLY
+            | libc::MOUNT_ATTR_NOSUID
+            | libc::MOUNT_ATTR_NODEV
+            | libc::MOUNT_ATTR_NOEXEC;
+        sys::set_mount_attributes(copy.as_fd(), false, MountAttributes { set, ..Default::default() })?;
+        attach(root, &Source { mount: copy, directory: true }, &at.join(name))?;
+    }
+    let target = sys::open_beneath(root, at, libc::O_PATH, Beneath::InRoot)?;
+    let read_only = MountAttributes { set: libc::MOUNT_ATTR_RDONLY, ..Default::default() };
+    sys::set_mount_attributes(target.as_fd(), false, read_only)
+}
+
+fn parse_options<'a>(options: impl Iterator<Item = &'a String>) -> (MsFlags, String) {
+    let mut flags = MsFlags::empty();
+    let mut data: Vec<&str> = Vec::new();
+    for option in options {
+        match option.as_str() {
+            "ro" => flags |= MsFlags::MS_RDONLY,
+            "nosuid" => flags |= MsFlags::MS_NOSUID,
+            "nodev" => flags |= MsFlags::MS_NODEV,
+            "noexec" => flags |= MsFlags::MS_NOEXEC,
+            "relatime" => flags |= MsFlags::MS_RELATIME,
+            "strictatime" => flags |= MsFlags::MS_STRICTATIME,
+            "rw" | "rprivate" | "private" => {}
+            other => data.push(other),
+        }
+    }
+    (flags, data.join(","))
+}
+
+/// Device nodes and the links every program expects. The node is made by us on our own tmpfs.
+fn make_devices(root: BorrowedFd<'_>, devices: &[LinuxDevice]) -> io::Result<()> {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknodat};
+    let previous = nix::sys::stat::umask(Mode::empty());
+    for device in devices {
+        let kind = match device.typ() {
+            LinuxDeviceType::B => SFlag::S_IFBLK,
+            LinuxDeviceType::P => SFlag::S_IFIFO,
+            _ => SFlag::S_IFCHR,
+        };
+        let (parent, name) = split(root, device.path())?;
+        let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
+        let number = makedev(device.major() as u64, device.minor() as u64);
+        match mknodat(&parent, name.as_str(), kind, mode, number) {
+            Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if device.uid().is_some() || device.gid().is_some() {
+            nix::unistd::fchownat(
+                &parent,
+                name.as_str(),
+                device.uid().map(Into::into),
+                device.gid().map(Into::into),
+                nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW,
+            )?;
+        }
+    }
+    nix::sys::stat::umask(previous);
+    let dev = sys::open_beneath(root, Path::new("/dev"), libc::O_PATH | libc::O_DIRECTORY, Beneath::InRoot)?;
+    for (target, link) in [
+        ("/proc/self/fd", "fd"),
+        ("/proc/self/fd/0", "stdin"),
+        ("/proc/self/fd/1", "stdout"),
+        ("/proc/self/fd/2", "stderr"),
+        ("/proc/kcore", "core"),
+        ("pts/ptmx", "ptmx"),
+    ] {
+        match nix::unistd::symlinkat(target, &dev, link) {
+            Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn make_read_only(root: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let Some(target) = existing(root, path)? else { return Ok(()) };
+    let copy = sys::clone_mount(Path::new(&sys::fd_path(&target)), true)?;
+    let attributes = MountAttributes { set: libc::MOUNT_ATTR_RDONLY, ..Default::default() };
+    sys::set_mount_attributes(copy.as_fd(), true, attributes)?;
+    sys::attach_mount(copy.as_fd(), target.as_fd())
+}
+
+/// Hides a file behind /dev/null and a directory behind an empty one.
+fn mask(root: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let Some(target) = existing(root, path)? else { return Ok(()) };
+    let stat = nix::sys::stat::fstat(&target)?;
+    if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
+        let place = sys::fd_path(&target);
+        mount(Some("tmpfs"), place.as_str(), Some("tmpfs"), MsFlags::MS_RDONLY, Some("size=0k"))?;
+        return Ok(());
+    }
+    let null = sys::clone_mount(Path::new("/dev/null"), false)?;
+    sys::attach_mount(null.as_fd(), target.as_fd())
+}
+
+fn existing(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<OwnedFd>> {
+    match sys::open_beneath(root, path, libc::O_PATH, Beneath::InRoot) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Opens a directory beneath the root, making what is missing on the way.
+pub fn make_directory(root: BorrowedFd<'_>, path: &Path, symlinks: u32) -> io::Result<OwnedFd> {
+    match sys::open_beneath(root, path, libc::O_PATH | libc::O_DIRECTORY, Beneath::InRoot) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        result => return result,
+    }
+    let Some(name) = last(path) else { return Err(io::ErrorKind::InvalidInput.into()) };
+    let parent_path = path.parent().unwrap_or(Path::new("/"));
+    let parent = make_directory(root, parent_path, symlinks)?;
+    if let Some(target) = dangling(&parent, &name, parent_path, symlinks)? {
+        return make_directory(root, &target, symlinks + 1);
+    }
+    match nix::sys::stat::mkdirat(&parent, name.as_path(), nix::sys::stat::Mode::from_bits_truncate(0o755)) {
+        Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    sys::open_beneath(root, path, libc::O_PATH | libc::O_DIRECTORY, Beneath::InRoot)
+}
+
+/// Opens a file beneath the root as a mount target, making an empty one if nothing is there.
+pub fn make_file(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    make_file_at(root, path, 0)
+}
+
+fn make_file_at(root: BorrowedFd<'_>, path: &Path, symlinks: u32) -> io::Result<OwnedFd> {
+    if let Some(file) = existing(root, path)? {
+        return Ok(file);
+    }
+    let Some(name) = last(path) else { return Err(io::ErrorKind::InvalidInput.into()) };
+    let parent_path = path.parent().unwrap_or(Path::new("/"));
+    let parent = make_directory(root, parent_path, symlinks)?;
+    if let Some(target) = dangling(&parent, &name, parent_path, symlinks)? {
+        return make_file_at(root, &target, symlinks + 1);
+    }
+    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_NOFOLLOW;
+    drop(sys::open_beneath(parent.as_fd(), &name, flags, Beneath::NoSymlinks)?);
+    sys::open_beneath(root, path, libc::O_PATH, Beneath::InRoot)
+}
+
+/// Where a symlink to something that does not exist yet points, seen from the root.
+fn dangling(parent: &OwnedFd, name: &Path, parent_path: &Path, symlinks: u32) -> io::Result<Option<PathBuf>> {
+    let target = match nix::fcntl::readlinkat(parent, name) {
+        Ok(target) => PathBuf::from(target),
+        Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    if symlinks >= MAX_SYMLINKS {
+        return Err(io::Error::from_raw_os_error(libc::ELOOP));
+    }
+    Ok(Some(if target.is_absolute() { target } else { parent_path.join(target) }))
+}
+
+fn last(path: &Path) -> Option<PathBuf> {
+    match path.components().next_back()? {
+        Component::Normal(name) => Some(PathBuf::from(name)),
+        _ => None,
+    }
+}
+
+fn split(root: BorrowedFd<'_>, path: &Path) -> io::Result<(OwnedFd, String)> {
+    let name = last(path).ok_or(io::ErrorKind::InvalidInput)?;
+    let parent = make_directory(root, path.parent().unwrap_or(Path::new("/")), 0)?;
+    let name = String::from_utf8(name.as_os_str().as_bytes().to_vec())
+        .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    Ok((parent, name))
+}
+
+/// Puts the container's terminal at /dev/console.
+pub fn mount_console(root: BorrowedFd<'_>, terminal: BorrowedFd<'_>) -> io::Result<()> {
+    let target = make_file(root, Path::new("/dev/console"))?;
+    let copy = sys::clone_mount(Path::new(&format!("/proc/self/fd/{}", terminal.as_raw_fd())), false);
+    match copy {
+        Ok(copy) => sys::attach_mount(copy.as_fd(), target.as_fd()),
+        Err(error) => Err(error),
+    }
+}

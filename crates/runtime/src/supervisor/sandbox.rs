@@ -1,0 +1,160 @@
+//! Making the sandbox: namespaces, hostname, sysctls, shared memory, control socket.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use serde::{Deserialize, Serialize};
+
+use super::error::{Context, SetupError};
+use super::server::Server;
+use super::{child, protocol};
+use crate::cgroup::Layout;
+use crate::sys::{self, Forked};
+
+/// Written by the runtime into the sandbox's run directory before the supervisor starts.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Setup {
+    /// Namespaces of the pod's own; the others are the host's.
+    pub own_network: bool,
+    pub own_ipc: bool,
+    pub own_uts: bool,
+    /// Containers share one PID namespace with a first process that reaps.
+    pub shared_pid: bool,
+    pub hostname: String,
+    pub sysctls: BTreeMap<String, String>,
+    /// Control group of the supervisor itself, outside the pod's limits.
+    pub cgroup: String,
+}
+
+/// Name of the file that holds [`Setup`].
+pub const SETUP: &str = "setup.json";
+/// Where the pod's network namespace is pinned, below the run directory.
+pub const NETNS: &str = "netns";
+/// Where the pod's shared memory is mounted, below the run directory.
+pub const SHM: &str = "shm";
+/// Who the supervisor is: process number and start time.
+pub const IDENTITY: &str = "supervisor";
+/// An empty directory to stand on.
+const EMPTY: &str = "empty";
+
+/// Size of /dev/shm, as other runtimes have it.
+const SHM_OPTIONS: &str = "mode=1777,size=65536k";
+
+pub fn establish(directory: &Path) -> Result<Server, SetupError> {
+    let setup: Setup = std::fs::read(directory.join(SETUP))
+        .map_err(|error| error.to_string())
+        .and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()))
+        .with(|| format!("read {}", directory.join(SETUP).display()))?;
+    nix::unistd::chdir("/").context("chdir")?;
+    let cgroups = Layout::detect().context("find control groups")?;
+    cgroups.join(&setup.cgroup).context("join the supervisors' control group")?;
+    // SAFETY: plain integers. A pod's processes must not look into this one, and orphans of containers
+    // in the host's PID namespace must come back here.
+    unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    }
+    // The last process to be killed for memory; where this is not allowed we take our chances.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
+
+    let mut flags = CloneFlags::empty();
+    flags.set(CloneFlags::CLONE_NEWNET, setup.own_network);
+    flags.set(CloneFlags::CLONE_NEWIPC, setup.own_ipc);
+    flags.set(CloneFlags::CLONE_NEWUTS, setup.own_uts);
+    unshare(flags).context("make the pod's namespaces")?;
+    if setup.own_uts && !setup.hostname.is_empty() {
+        nix::unistd::sethostname(&setup.hostname).with(|| format!("set hostname {:?}", setup.hostname))?;
+    }
+    if setup.own_network {
+        raise_loopback().context("raise the loopback interface")?;
+        pin(directory, "net", NETNS)?;
+    }
+    for (name, value) in &setup.sysctls {
+        write_sysctl(name, value)?;
+    }
+    if setup.own_ipc {
+        let shm = directory.join(SHM);
+        std::fs::create_dir_all(&shm).context("make shared memory directory")?;
+        let options = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        mount(Some("shm"), &shm, Some("tmpfs"), options, Some(SHM_OPTIONS)).context("mount shared memory")?;
+    }
+    let pod_pid = if setup.shared_pid { Some(start_pod_init(directory)?) } else { None };
+    let listener = protocol::listen(directory).context("listen")?;
+    let identity = identity(std::process::id() as i32).unwrap_or_default();
+    sys::write_atomic(&directory.join(IDENTITY), identity.as_bytes(), false).context("record identity")?;
+    Server::new(listener, cgroups, pod_pid, directory.to_owned()).context("prepare to wait")
+}
+
+fn pin(directory: &Path, kind: &str, name: &str) -> Result<(), SetupError> {
+    let target: PathBuf = directory.join(name);
+    std::fs::write(&target, "").with(|| format!("make {}", target.display()))?;
+    let source = format!("/proc/self/ns/{kind}");
+    mount(Some(source.as_str()), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .with(|| format!("pin the {kind} namespace"))
+}
+
+/// The name is `a.b.c` or `a/b/c`; a name with dots inside a part (interfaces) uses slashes.
+fn write_sysctl(name: &str, value: &str) -> Result<(), SetupError> {
+    let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
+    if path.split('/').any(|part| part.is_empty() || part == "..") {
+        return Err(SetupError::plain(format!("sysctl {name:?} is not a valid name")));
+    }
+    std::fs::write(Path::new("/proc/sys").join(path), value).with(|| format!("set sysctl {name}={value}"))
+}
+
+fn raise_loopback() -> std::io::Result<()> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+    let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    // SAFETY: ifreq is plain data; the name fits and is NUL-terminated by the zeroes.
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as libc::c_char;
+        request.ifr_name[1] = b'o' as libc::c_char;
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+        nix::errno::Errno::result(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request))?;
+    }
+    Ok(())
+}
+
+fn start_pod_init(directory: &Path) -> Result<i32, SetupError> {
+    let empty = directory.join(EMPTY);
+    std::fs::create_dir_all(&empty).context("make empty directory")?;
+    // SAFETY: the supervisor is single-threaded.
+    match unsafe { sys::fork_with(libc::CLONE_NEWPID as u64, None) }.context("start the pod's first process")? {
+        Forked::Child => child::pod_init(&empty),
+        Forked::Parent { pid } => Ok(pid),
+    }
+}
+
+/// After the answer has been given nobody listens: standard streams become /dev/null.
+pub fn leave_standard_streams() {
+    if let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
+        let null = OwnedFd::from(null);
+        for number in 0..3 {
+            // SAFETY: replaces our own standard streams.
+            unsafe { libc::dup2(null.as_raw_fd(), number) };
+        }
+    }
+}
+
+/// A process' number and start time (the number alone may be reused), unless it has ended.
+pub fn identity(pid: i32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in brackets may contain anything; fields are counted from the last bracket.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    let start = fields.nth(18)?;
+    Some(format!("{pid} {start}"))
+}
+
+/// The process an identity names, if it is still that one.
+pub fn alive(identity_text: &str) -> Option<i32> {
+    let pid = identity_text.split(' ').next()?.parse().ok()?;
+    (identity(pid).as_deref() == Some(identity_text.trim())).then_some(pid)
+}

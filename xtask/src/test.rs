@@ -1,0 +1,62 @@
+//! `cargo xtask test`: everything that must hold before a change lands.
+
+use std::path::Path;
+use std::process::Command;
+
+/// What the end-to-end tests call, and the Debian package that has it.
+const TOOLS: &[(&str, &str)] =
+    &[("kubectl", "kubernetes-client"), ("busybox", "busybox-static"), ("docker-registry", "docker-registry")];
+
+pub fn run(arguments: &[String]) -> Result<(), String> {
+    let has = |flag: &str| arguments.iter().any(|a| a == flag);
+    install(has("--install"))?;
+    cargo(&["fmt", "--all", "--check"])?;
+    cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])?;
+    let quick = has("--quick");
+    let nextest = Command::new("cargo").args(["nextest", "--version"]).output();
+    if nextest.is_ok_and(|o| o.status.success()) {
+        let filter: &[&str] = if quick { &["-E", "not binary(e2e)"] } else { &[] };
+        cargo(&[&["nextest", "run", "--workspace", "--no-fail-fast"], filter].concat())
+    } else {
+        let filter: &[&str] = if quick { &["--lib", "--bins"] } else { &[] };
+        cargo(&[&["test", "--workspace", "--no-fail-fast"], filter].concat())
+    }
+}
+
+/// Installs missing tools when asked to and possible; otherwise says what is missing.
+fn install(allowed: bool) -> Result<(), String> {
+    let missing: Vec<&str> =
+        TOOLS.iter().filter(|(tool, _)| !is_installed(tool)).map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !allowed {
+        return Err(format!(
+            "the tests need {missing:?}: run `apt-get install {}`, or `cargo xtask test --install`",
+            missing.join(" ")
+        ));
+    }
+    command("apt-get", &["update", "-q"])?;
+    let arguments = [&["install", "-y", "-q", "--no-install-recommends"], missing.as_slice()].concat();
+    command("apt-get", &arguments)
+}
+
+fn is_installed(tool: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(tool).is_file()))
+        || Path::new("/bin").join(tool).is_file()
+}
+
+pub fn cargo(arguments: &[&str]) -> Result<(), String> {
+    command("cargo", arguments)
+}
+
+pub fn command(program: &str, arguments: &[&str]) -> Result<(), String> {
+    eprintln!("+ {program} {}", arguments.join(" "));
+    let status = Command::new(program)
+        .args(arguments)
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .status()
+        .map_err(|e| format!("cannot run {program}: {e}"))?;
+    if status.success() { Ok(()) } else { Err(format!("{program} {} failed: {status}", arguments.join(" "))) }
+}
