@@ -127,6 +127,10 @@ impl Registry {
         let now = Timestamp::now();
         strategy.default(new);
         metadata::keep_identity(new, old);
+        if matches!(meta::str(new, "resourceVersion"), "" | "0") {
+            // An update that names no version is one of the version that is stored.
+            meta::set_str(new, "resourceVersion", meta::str(old, "resourceVersion"));
+        }
         match update.subresource {
             None => strategy.prepare_update(new, old),
             Some("status") => strategy.prepare_status_update(new, old),

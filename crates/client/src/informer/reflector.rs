@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{debug, warn};
 
 use super::{Informer, ListSelector};
-use crate::{Backoff, Object};
+use crate::{Backoff, Object, message_of};
 
 const PAGE: u32 = 500;
 /// The server ends a watch after about this long; a random part keeps the watches of a process apart.
@@ -31,7 +31,7 @@ pub(super) async fn run<K: Object>(api: kube::Api<K>, selector: ListSelector, in
                 version
             }
             Err(error) => {
-                warn!(kind, %error, "cannot list");
+                warn!(kind, error = message_of(&error), "cannot list");
                 tokio::time::sleep(backoff.next_delay()).await;
                 continue;
             }
@@ -151,7 +151,7 @@ fn end_of(error: &kube::Error) -> WatchEnd {
         kube::Error::Api(status) if status.code == 410 || status.reason == "Expired" => WatchEnd::Gone,
         kube::Error::Api(status) if status.code == 429 || status.code >= 500 => WatchEnd::Failed,
         kube::Error::Api(_) | kube::Error::SerdeError(_) => {
-            warn!(%error, "watch refused");
+            warn!(error = message_of(error), "watch refused");
             WatchEnd::Unusable
         }
         _ => WatchEnd::Failed,

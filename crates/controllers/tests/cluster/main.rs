@@ -3,5 +3,6 @@
 mod kubelet;
 mod support;
 
+mod collection;
 mod deployments;
 mod lifecycle;

@@ -28,7 +28,7 @@ impl Cluster {
     pub async fn start(nodes: &[&str]) -> Self {
         let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::INFO).try_init();
         let config = ServerConfig {
-            advertise: "127.0.0.1:6443".parse().unwrap(),
+            advertise: "192.0.2.1:6443".parse().unwrap(),
             service_network: ("10.96.0.0".parse().unwrap(), 16),
             node_ports: 30000..=32767,
             kubelet_client: None,
