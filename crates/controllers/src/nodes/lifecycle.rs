@@ -91,11 +91,14 @@ impl Controller {
     }
 
     fn lease_changed(&self, change: &Change<Lease>) {
+        if let Change::Deleted(_) = change {
+            return;
+        }
         let lease = change.object();
         let renewed = lease.spec.as_ref().and_then(|spec| spec.renew_time.clone());
         let mut signs = self.signs();
         let known = signs.entry(lease.metadata.name.clone().unwrap_or_default()).or_insert_with(Signs::now);
-        if !matches!(change, Change::Deleted(_)) && known.renewed != renewed {
+        if known.renewed != renewed {
             known.renewed = renewed;
             known.seen = Instant::now();
         }

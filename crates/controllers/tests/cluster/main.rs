@@ -6,3 +6,4 @@ mod support;
 mod collection;
 mod deployments;
 mod lifecycle;
+mod nodes;

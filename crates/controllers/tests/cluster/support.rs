@@ -8,7 +8,7 @@ use ferrite_apiserver::{ApiServer, Config as ServerConfig, User};
 use ferrite_client::{Informer, Object, Scope};
 use ferrite_controllers::{Config, Context, start_all};
 use ferrite_scheduler::{Profile, SchedulerContext};
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
 use kube::api::PostParams;
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
@@ -26,22 +26,23 @@ pub struct Cluster {
 impl Cluster {
     /// A server, all controllers, the scheduler, and nodes of four CPUs each.
     pub async fn start(nodes: &[&str]) -> Self {
+        Self::start_with(nodes, Config::default()).await
+    }
+
+    pub async fn start_with(nodes: &[&str], config: Config) -> Self {
         let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::INFO).try_init();
-        let config = ServerConfig {
+        let server_config = ServerConfig {
             advertise: "192.0.2.1:6443".parse().unwrap(),
             service_network: ("10.96.0.0".parse().unwrap(), 16),
             node_ports: 30000..=32767,
             kubelet_client: None,
             event_ttl_seconds: 3600,
         };
-        let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), config).await.unwrap();
+        let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), server_config).await.unwrap();
         let client = Client::new(server.door(User::new("system:admin", ["system:masters"])), "default");
         let scope = Scope::new();
-        let context = Context::new(
-            client.clone(),
-            scope.clone(),
-            Config { root_ca: Some("PEM".into()), ..Config::default() },
-        );
+        let config = Config { root_ca: Some("PEM".into()), ..config };
+        let context = Context::new(client.clone(), scope.clone(), config);
         assert!(start_all(&context, &["*"]).is_empty());
         ferrite_scheduler::start(&SchedulerContext {
             client: client.clone(),
@@ -56,6 +57,15 @@ impl Cluster {
             cluster.add_node(node).await;
         }
         kubelet::start(&cluster.client, &cluster.context.informers, &cluster.scope);
+        // The server refuses pods in a namespace that has no account yet.
+        cluster
+            .eventually("the default account", |accounts: &[Arc<ServiceAccount>]| {
+                accounts
+                    .iter()
+                    .find(|account| account.metadata.namespace.as_deref() == Some("default"))
+                    .map(|_| ())
+            })
+            .await;
         cluster
     }
 
