@@ -74,6 +74,14 @@ pub(super) enum SyncError {
     Interrupted,
 }
 
+/// What a round answers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// The pod changed in the API, and nothing else is known to have happened.
+    Api,
+    Anything,
+}
+
 pub(super) struct Worker {
     pub(super) context: Arc<Context>,
     pub(super) id: PodId,
@@ -136,20 +144,28 @@ pub(crate) fn start(
 impl Worker {
     async fn run(mut self) {
         let mut retry = Backoff::new(Duration::from_millis(500), Duration::from_secs(30), 0.1);
+        let mut next: Option<Timestamp> = None;
+        let mut seen: Option<Arc<Pod>> = None;
+        let mut cause = Cause::Anything;
         loop {
             let desired = self.desired.borrow_and_update().clone();
-            let next = if desired.must_end() {
-                match self.terminate(&desired).await {
+            let echo = cause == Cause::Api
+                && seen.as_ref().is_some_and(|old| only_status_differs(old, desired.pod()));
+            seen = Some(desired.pod().clone());
+            let round = if desired.must_end() {
+                match Box::pin(self.terminate(&desired)).await {
                     Ok(()) => return,
                     Err(e) => Err(e),
                 }
+            } else if echo && !model::is_finished(desired.pod()) {
+                self.reconcile(desired.pod()).await.map(|at| [at, next].into_iter().flatten().min())
             } else {
                 Box::pin(self.sync(desired.pod())).await
             };
-            let next = match next {
-                Ok(next) => {
+            next = match round {
+                Ok(at) => {
                     retry.reset();
-                    next
+                    at
                 }
                 Err(SyncError::Interrupted) => continue,
                 Err(e) => {
@@ -163,12 +179,22 @@ impl Worker {
                 }
             };
             let sleep = next.map(|at| clock::since(self.context.clock.now(), at));
-            tokio::select! {
-                changed = self.desired.changed() => if changed.is_err() { return },
-                () = self.wake.notified() => {}
-                () = tokio::time::sleep(sleep.unwrap_or(Duration::MAX)), if sleep.is_some() => {}
-            }
+            cause = tokio::select! {
+                changed = self.desired.changed() => match changed {
+                    Ok(()) => Cause::Api,
+                    Err(_) => return,
+                },
+                () = self.wake.notified() => Cause::Anything,
+                () = tokio::time::sleep(sleep.unwrap_or(Duration::MAX)), if sleep.is_some() => Cause::Anything,
+            };
         }
+    }
+
+    /// Only the status changed, by our own hand or another's: nothing to do but to see that it is right.
+    async fn reconcile(&mut self, pod: &Arc<Pod>) -> Result<Option<Timestamp>, SyncError> {
+        let runtime = observe(&*self.context.runtime, &self.id.uid).await?;
+        self.publish(pod, &runtime, false, false);
+        Ok(deadline(pod))
     }
 
     /// One round for a pod that should run. Answers when to look again if nothing happens before.
@@ -291,7 +317,8 @@ impl Worker {
         let now = self.context.clock.now();
         let due = self.volumes.as_ref().is_none_or(|v| v.refresh_at.is_some_and(|at| at <= now));
         let shown = (pod.metadata.labels.clone(), pod.metadata.annotations.clone());
-        let same = self.volumes_of.as_ref().is_some_and(|m| (m.labels.clone(), m.annotations.clone()) == shown);
+        let same =
+            self.volumes_of.as_ref().is_some_and(|m| (m.labels.clone(), m.annotations.clone()) == shown);
         if !changed && !due && same {
             return Ok(());
         }
@@ -310,7 +337,12 @@ impl Worker {
     }
 
     /// Does what was decided. Answers when a failed start may be tried again.
-    async fn apply(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod, actions: &Actions) -> Result<Option<Timestamp>, SyncError> {
+    async fn apply(
+        &mut self,
+        pod: &Arc<Pod>,
+        runtime: &RuntimePod,
+        actions: &Actions,
+    ) -> Result<Option<Timestamp>, SyncError> {
         let context = self.context.clone();
         let containers = model::containers(pod);
         if actions.kill_pod {
@@ -334,7 +366,8 @@ impl Worker {
             if self.waiting.get(&wait.name) != Some(&reason)
                 && let Some(container) = containers.iter().find(|c| c.name() == wait.name)
             {
-                let message = format!("Back-off restarting failed container {} in pod {}", wait.name, self.id);
+                let message =
+                    format!("Back-off restarting failed container {} in pod {}", wait.name, self.id);
                 let about = model::reference(pod, Some(container.field_path()));
                 context.recorder.event(&about, EventType::Warning, "BackOff", message);
             }
@@ -397,7 +430,9 @@ impl Worker {
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
                 let tagged = crate::images::tagged(image);
-                self.pulls.retry_at(container.name(), &tagged, now).unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
+                self.pulls
+                    .retry_at(container.name(), &tagged, now)
+                    .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
             "CreateContainerError" | "RunContainerError" => {
@@ -448,7 +483,8 @@ impl Worker {
             }
         }
         for sandbox in runtime.sandboxes.iter().skip(1).filter(|s| !s.ready) {
-            let in_use = runtime.instances.iter().any(|i| i.sandbox_id == sandbox.id && !removed.contains(&i.id));
+            let in_use =
+                runtime.instances.iter().any(|i| i.sandbox_id == sandbox.id && !removed.contains(&i.id));
             if !in_use {
                 let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
                 if let Err(e) = self.context.runtime.remove_pod_sandbox(request).await {
@@ -457,6 +493,16 @@ impl Worker {
             }
         }
     }
+}
+
+fn only_status_differs(old: &Pod, new: &Pod) -> bool {
+    let plain = |pod: &Pod| {
+        let mut meta = pod.metadata.clone();
+        meta.resource_version = None;
+        meta.managed_fields = None;
+        meta
+    };
+    old.spec == new.spec && plain(old) == plain(new)
 }
 
 /// When the pod has been active for as long as it may.
