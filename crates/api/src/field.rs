@@ -197,8 +197,76 @@ impl fmt::Display for FieldError {
 /// A value as upstream prints it: strings quoted, everything else as JSON.
 fn go_value(value: &Value) -> String {
     match value {
-        Value::String(s) => format!("{s:?}"),
+        Value::String(s) => go_quote(s),
         Value::Null => "null".into(),
         other => other.to_string(),
+    }
+}
+
+/// A string in Go's quotes, which differ from Rust's in how they escape what cannot be printed.
+fn go_quote(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => quoted.push_str("\\\""),
+            '\\' => quoted.push_str("\\\\"),
+            '\x07' => quoted.push_str("\\a"),
+            '\x08' => quoted.push_str("\\b"),
+            '\x0c' => quoted.push_str("\\f"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            '\x0b' => quoted.push_str("\\v"),
+            c if c.is_ascii_control() => quoted.push_str(&format!("\\x{:02x}", c as u32)),
+            c if c.is_control() => quoted.push_str(&format!("\\u{:04x}", c as u32)),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn errors_read_as_upstream_writes_them() {
+        let path = Path::new("spec").child("list").index(2).key("a/b").child("name");
+        for (error, text) in [
+            (FieldError::required(&path, ""), "spec.list[2][a/b].name: Required value"),
+            (FieldError::required(&path, "say it"), "spec.list[2][a/b].name: Required value: say it"),
+            (
+                FieldError::invalid(&path, "x\n\u{1}é", "bad"),
+                "spec.list[2][a/b].name: Invalid value: \"x\\n\\x01é\": bad",
+            ),
+            (
+                FieldError::invalid(&path, json!({"b": 1, "a": [2]}), "bad"),
+                "spec.list[2][a/b].name: Invalid value: {\"a\":[2],\"b\":1}: bad",
+            ),
+            (
+                FieldError::invalid(&path, 3, "bad").rendered_as("three"),
+                "spec.list[2][a/b].name: Invalid value: three: bad",
+            ),
+            (
+                FieldError::not_supported(&path, "c", &["a", "b"]),
+                "spec.list[2][a/b].name: Unsupported value: \"c\": supported values: \"a\", \"b\"",
+            ),
+            (FieldError::duplicate(&path, 80), "spec.list[2][a/b].name: Duplicate value: 80"),
+            (FieldError::not_found(&path, "v"), "spec.list[2][a/b].name: Not found: \"v\""),
+            (
+                FieldError::too_long(&path, 5),
+                "spec.list[2][a/b].name: Too long: may not be more than 5 bytes",
+            ),
+            (
+                FieldError::too_many(&path, 9, 5),
+                "spec.list[2][a/b].name: Too many: 9: must have at most 5 items",
+            ),
+            (FieldError::forbidden(&Path::default(), "no"), "<nil>: Forbidden: no"),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
     }
 }

@@ -356,11 +356,10 @@ mod tests {
             ("7u", "7u"),
             ("99999999999999999999", "9223372036854775807"),
             ("16Ei", "9223372036854775807"),
-            ("1e1000000000", "9223372036854775807e0"),
+            ("1e1000000000", "9223372036854775807"),
             ("0.000000000000000000000000000001Ei", "1n"),
         ] {
             let text = Quantity::parse(input).unwrap().to_string();
-            let output = output.strip_suffix("e0").unwrap_or(output);
             assert_eq!(text, output, "canonical form of {input}");
             assert_eq!(Quantity::parse(&text).unwrap(), Quantity::parse(input).unwrap(), "{input} again");
         }

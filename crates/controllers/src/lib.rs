@@ -5,10 +5,15 @@
 
 mod context;
 mod deployment;
+mod discovery;
+mod endpoints;
 mod error;
+mod namespace;
 mod owners;
 mod pods;
 mod replicas;
+mod root_ca;
+mod service_account;
 
 pub use context::{Config, Context};
 pub use error::SyncError;
@@ -28,6 +33,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "replicationcontroller-controller",
         start: replicas::start_replication_controllers,
     },
+    ControllerEntry { name: "endpoints-controller", start: endpoints::start_endpoints },
+    ControllerEntry { name: "endpointslice-controller", start: endpoints::start_slices },
+    ControllerEntry { name: "namespace-controller", start: namespace::start },
+    ControllerEntry { name: "serviceaccount-controller", start: service_account::start },
+    ControllerEntry { name: "root-ca-certificate-publisher-controller", start: root_ca::start },
 ];
 
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all

@@ -1,8 +1,10 @@
 //! The command line.
 
 use crate::apiserver::{BoxError, Running, ServerOptions};
+use crate::image::Image;
 use crate::paths::{DEFAULT_DATA, Paths};
-use crate::{logging, tools};
+use crate::up::Up;
+use crate::{down, logging, status, tools};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -35,6 +37,23 @@ impl DataDir {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run a cluster on this machine.
+    Up(Box<Up>),
+    /// Stop the cluster and remove everything it made.
+    Down {
+        #[command(flatten)]
+        data: DataDir,
+        /// Keep objects, certificates and images.
+        #[arg(long)]
+        keep_data: bool,
+    },
+    /// Tell whether the cluster runs and how to reach it.
+    Status {
+        #[command(flatten)]
+        data: DataDir,
+    },
+    /// Import, pull, list and remove images.
+    Image(Image),
     /// Print our version and the Kubernetes version served.
     Version,
     /// Run the API server alone, with its embedded store.
@@ -57,6 +76,10 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode, BoxError> {
         logging::start(self.verbosity);
         match self.command {
+            Command::Up(up) => up.run(),
+            Command::Down { data, keep_data } => block_on(down::run(&data.paths(), keep_data)),
+            Command::Status { data } => status::show(&data.paths()),
+            Command::Image(image) => block_on(image.run()),
             Command::Version => {
                 println!("ferrite {}", env!("CARGO_PKG_VERSION"));
                 println!("Kubernetes {}", ferrite_apiserver::KUBERNETES_VERSION);

@@ -2,18 +2,28 @@
 
 mod apiserver;
 mod cli;
+mod cluster;
 mod component;
+mod control;
+mod down;
+mod image;
 mod kubeconfig;
 mod logging;
 mod paths;
 mod progress;
+mod status;
 mod tools;
+mod up;
 
 use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    // The supervisor of a pod must stay tiny: it leaves before anything else is set up.
+    if component::is(&arguments, ferrite_runtime::supervisor::NAME) {
+        return ferrite_runtime::supervisor::main(&arguments);
+    }
     component::expand(&mut arguments);
     let cli = cli::Cli::parse_from(arguments);
     match cli.run() {

@@ -186,18 +186,21 @@ async fn containers_outlive_the_runtime_and_are_adopted() {
     let mut world = World::new().await;
     let sandbox = world.sandbox().await;
     let runs = world.start(&sandbox, shell("a", "sleep 1000")).await;
-    let script = "while [ ! -e /tmp/go ]; do sleep 0.02; done; echo late; exit 5";
-    let ends = world.start(&sandbox, shell("b", script)).await;
+    let script = "while [ ! -e /shared/go ]; do sleep 0.02; done; echo late; exit 5";
+    let mut config = shell("b", script);
+    let shared = world.directory.path().join("shared");
+    config.mounts.push(Mount {
+        container_path: "/shared".into(),
+        host_path: shared.display().to_string(),
+        ..Default::default()
+    });
+    let ends = world.start(&sandbox, config).await;
     let created = world.create(&sandbox, shell("c", "echo hello")).await;
     let pid = world.pid(&runs).await;
-    let bundle = world.config.root.join("sandboxes").join(&sandbox).join("c").join(&ends);
     world.close().await;
 
     // It ends while nobody is there; the record appears by the supervisor's hand.
-    std::fs::write(bundle.join("upper/tmp/go"), "").or_else(|_| {
-        std::fs::create_dir_all(bundle.join("upper/tmp"))?;
-        std::fs::write(bundle.join("upper/tmp/go"), "")
-    }).unwrap();
+    std::fs::write(shared.join("go"), "").unwrap();
     nudge(&world, &ends).await;
     world.reopen().await;
 

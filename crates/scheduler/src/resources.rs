@@ -82,12 +82,17 @@ impl Resources {
     }
 }
 
+/// Nothing for text that is no quantity: the API refuses such.
+fn parse(quantity: &Quantity) -> ferrite_api::quantity::Quantity {
+    ferrite_api::quantity::Quantity::parse(&quantity.0).unwrap_or(ferrite_api::quantity::Quantity::ZERO)
+}
+
 fn milli(quantity: &Quantity) -> i64 {
-    parse(quantity, 1000)
+    parse(quantity).milli_value()
 }
 
 fn whole(quantity: &Quantity) -> i64 {
-    parse(quantity, 1)
+    parse(quantity).value()
 }
 
 fn is_sidecar(container: &Container) -> bool {
@@ -129,37 +134,6 @@ pub fn pod_requests(spec: &PodSpec) -> Resources {
     }
     total.add(&Resources::from_list(spec.overhead.as_ref()));
     total
-}
-
-/// The quantity in units of `1/scale`, rounded up; nothing for text that is no quantity, which the API refuses.
-fn parse(quantity: &Quantity, scale: i64) -> i64 {
-    let text = quantity.0.trim();
-    let end =
-        text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '+' || c == '-')).unwrap_or(text.len());
-    let (number, suffix) = text.split_at(end);
-    let factor = match suffix {
-        "" => 1.0,
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "E" => 1e18,
-        "Ki" => 1024.0,
-        "Mi" => 1024.0 * 1024.0,
-        "Gi" => 1024.0 * 1024.0 * 1024.0,
-        "Ti" => 1024.0_f64.powi(4),
-        "Pi" => 1024.0_f64.powi(5),
-        "Ei" => 1024.0_f64.powi(6),
-        exponent => exponent
-            .strip_prefix(['e', 'E'])
-            .and_then(|digits| digits.parse::<i32>().ok())
-            .map_or(0.0, |digits| 10.0_f64.powi(digits)),
-    };
-    number.parse::<f64>().map_or(0, |number| (number * factor * scale as f64 - 1e-6).ceil() as i64)
 }
 
 #[cfg(test)]

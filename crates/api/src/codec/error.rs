@@ -27,3 +27,27 @@ pub enum DecodeError {
     #[error("proto: wrong wireType = {wire_type} for field {field}")]
     WireType { wire_type: u8, field: &'static str },
 }
+
+impl DecodeError {
+    /// The same problem as upstream words it when the object comes from a strategic merge, which it converts
+    /// from an unstructured map rather than from JSON.
+    pub fn unstructured(&self) -> String {
+        let Self::Mismatch { found, expected, .. } = self else { return self.to_string() };
+        let found = match found.split_once(' ') {
+            Some((_, number)) if number.contains(['.', 'e', 'E']) => "float64",
+            Some(_) => "int64",
+            None => match found.as_str() {
+                "array" => "slice",
+                "object" => "map",
+                "number" => "int64",
+                other => other,
+            },
+        };
+        match expected.as_str() {
+            "string" | "bool" | "int32" | "int64" | "float64" => format!("unrecognized type: {expected}"),
+            list if list.starts_with("[]") => format!("cannot restore slice from {found}"),
+            map if map.starts_with("map[") => format!("cannot restore map from {found}"),
+            _ => format!("cannot restore struct from: {found}"),
+        }
+    }
+}

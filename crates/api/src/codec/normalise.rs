@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 ///   (`emptyDir: {}`, `replicas: 0`) stays, because there it differs from absent;
 /// - fields without `omitempty` appear: `0`, `""`, `false`, `{}`, and `null` for lists, maps and times;
 /// - `items` of a list is `[]` when there are none;
-/// - times are UTC with the precision of their type.
+/// - times are UTC with the precision of their type, quantities are canonical.
 ///
 /// Fields the schema does not know, and values of another shape than the schema's, are left alone: decoding
 /// has dealt with them.
@@ -105,6 +105,11 @@ impl Normaliser {
             (Kind::Map(item), Value::Object(map)) => {
                 for value in map.values_mut() {
                     self.value(item, value);
+                }
+            }
+            (Kind::Quantity, Value::String(text)) => {
+                if let Ok(canonical) = scalar::canonical_quantity(text) {
+                    *text = canonical;
                 }
             }
             (Kind::Time, Value::String(text)) => {

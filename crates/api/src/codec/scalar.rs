@@ -1,6 +1,7 @@
 //! Scalars with a text form of their own: quantities, times, base64.
 
 use super::DecodeError;
+use crate::quantity::Quantity;
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
@@ -13,38 +14,10 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
 );
 
-/// Refuses what upstream's quantity grammar refuses; the text is kept as it came.
-pub(super) fn check_quantity(text: &str) -> Result<(), DecodeError> {
-    if text.is_empty() {
-        return Err(DecodeError::Text(
-            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-                .into(),
-        ));
-    }
-    let rest = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let number_end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-    let (number, suffix) = rest.split_at(number_end);
-    let digits = number.bytes().filter(u8::is_ascii_digit).count();
-    let dots = number.len() - digits;
-    let known = match suffix {
-        "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" => true,
-        "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei" => true,
-        exponent => exponent.strip_prefix(['e', 'E']).is_some_and(|e| {
-            let e = e.strip_prefix(['+', '-']).unwrap_or(e);
-            !e.is_empty() && e.bytes().all(|b| b.is_ascii_digit())
-        }),
-    };
-    if digits > 0 && dots <= 1 && known {
-        return Ok(());
-    }
-    let suffix_shape = suffix.trim_end_matches(|c: char| c.is_ascii_digit());
-    let suffix_shape = suffix_shape.trim_end_matches(['+', '-']);
-    let well_formed = digits > 0 && suffix_shape.chars().all(|c| "eEinumkKMGTP".contains(c));
-    Err(DecodeError::Text(if well_formed && dots <= 1 {
-        "unable to parse quantity's suffix".into()
-    } else {
-        "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'".into()
-    }))
+/// A quantity in its canonical form, which is what upstream keeps: `1000m` becomes `1`.
+pub(super) fn canonical_quantity(text: &str) -> Result<String, DecodeError> {
+    let quantity = Quantity::parse(text).map_err(|error| DecodeError::Text(error.to_string()))?;
+    Ok(quantity.to_string())
 }
 
 /// Any RFC 3339 time.

@@ -64,7 +64,11 @@ impl Strategy for EndpointSlices {
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
         let ports: Vec<String> = list(object, "ports")
             .iter()
-            .map(|p| p["port"].as_i64().map_or_else(|| "*".to_owned(), |n| n.to_string()))
+            .map(|p| match (p["port"].as_i64(), p["name"].as_str()) {
+                (Some(number), _) => number.to_string(),
+                (None, Some(name)) => name.to_owned(),
+                (None, None) => "*".to_owned(),
+            })
             .collect();
         let addresses: Vec<String> = list(object, "endpoints")
             .iter()
@@ -72,7 +76,10 @@ impl Strategy for EndpointSlices {
             .filter_map(Value::as_str)
             .map(str::to_owned)
             .collect();
-        let or_unset = |all: &[String]| if all.is_empty() { "<unset>".to_owned() } else { first_few(all) };
+        let or_unset = |all: &[String]| match first_few(all) {
+            shown if shown.is_empty() => "<unset>".to_owned(),
+            shown => shown,
+        };
         vec![
             crate::meta::name(object).into(),
             text(object, "addressType").into(),

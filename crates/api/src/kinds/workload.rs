@@ -25,9 +25,9 @@ pub fn wide_cells(spec: &Value) -> [Value; 3] {
 
 /// A label selector in its string form.
 pub fn selector_cell(selector: &Value) -> String {
-    match LabelSelector::from_value(selector) {
-        Ok(selector) if selector.is_empty() => NONE.to_owned(),
-        Ok(selector) => selector.to_string(),
+    match LabelSelector::from_value(selector).map(|s| s.to_string()) {
+        Ok(text) if text.is_empty() => NONE.to_owned(),
+        Ok(text) => text,
         Err(_) => "<error>".to_owned(),
     }
 }

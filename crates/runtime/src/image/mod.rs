@@ -17,6 +17,7 @@ mod layer;
 mod platform;
 mod pull;
 mod reference;
+mod service;
 mod store;
 mod tar_reader;
 

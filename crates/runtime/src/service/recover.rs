@@ -45,14 +45,16 @@ impl Inner {
             }
             let identity = std::fs::read_to_string(sandbox.run_dir.join(IDENTITY)).unwrap_or_default();
             if alive(&identity).is_some() {
-                waiting.push(self.listen(&sandbox));
+                waiting.push((self.listen(&sandbox), sandbox));
             } else {
                 self.bury_sandbox(&sandbox).await;
             }
         }
-        for synced in waiting {
-            // An answer or the supervisor's end; both mean that its state is known.
-            let _ = synced.await;
+        for (synced, sandbox) in waiting {
+            if synced.await.is_err() {
+                // It died before it could tell what runs.
+                self.bury_sandbox(&sandbox).await;
+            }
         }
     }
 

@@ -140,12 +140,16 @@ pub fn leave_standard_streams() {
     }
 }
 
-/// A process' number and start time: the number alone may be reused.
+/// A process' number and start time (the number alone may be reused), unless it has ended.
 pub fn identity(pid: i32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets may contain anything; fields are counted from the last bracket.
     let (_, rest) = stat.rsplit_once(')')?;
-    let start = rest.split_whitespace().nth(19)?;
+    let mut fields = rest.split_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    let start = fields.nth(18)?;
     Some(format!("{pid} {start}"))
 }
 

@@ -66,14 +66,26 @@ fn words_errors_as_upstream() {
 }
 
 #[test]
+fn words_mismatches_of_merged_objects_as_upstream() {
+    for (text, message) in [
+        (r#"{"spec":[]}"#, "cannot restore struct from: slice"),
+        (r#"{"spec":{"priority":"three"}}"#, "unrecognized type: int32"),
+        (r#"{"metadata":{"labels":"x"}}"#, "cannot restore map from string"),
+        (r#"{"spec":{"containers":1}}"#, "cannot restore slice from int64"),
+    ] {
+        assert_eq!(pod(text).expect_err(text).unstructured(), message);
+    }
+}
+
+#[test]
 fn null_is_absent_and_scalars_take_their_canonical_form() {
     let text = r#"{"metadata":{"creationTimestamp":"2026-01-02T03:04:05+01:00","labels":null},
-        "spec":{"hostname":null,"overhead":{"cpu":1,"memory":" 1Gi"},
+        "spec":{"hostname":null,"overhead":{"cpu":1,"memory":" 1024Mi","x":"1500m"},
         "containers":[{"livenessProbe":{"httpGet":{"port":80}}},null]}}"#;
     assert_eq!(
         pod(text).expect("valid").value,
         json!({"metadata": {"creationTimestamp": "2026-01-02T02:04:05Z"},
-            "spec": {"overhead": {"cpu": "1", "memory": "1Gi"},
+            "spec": {"overhead": {"cpu": "1", "memory": "1Gi", "x": "1500m"},
                 "containers": [{"livenessProbe": {"httpGet": {"port": 80}}}, {}]}})
     );
 }

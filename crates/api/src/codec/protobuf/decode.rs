@@ -189,8 +189,7 @@ fn quantity(message: &[u8]) -> Result<Value, DecodeError> {
     if text.is_empty() {
         text.push('0');
     }
-    scalar::check_quantity(&text)?;
-    Ok(text.into())
+    Ok(scalar::canonical_quantity(&text)?.into())
 }
 
 #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]

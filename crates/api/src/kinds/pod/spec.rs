@@ -91,6 +91,7 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         list(spec, "topologySpreadConstraints"),
         &path.child("topologySpreadConstraints"),
     ));
+    errors.extend(validate_host_process(spec, path));
     errors.extend(validate_host_users(spec, path));
     errors.extend(validate_names(spec, path));
     errors.extend(scheduling::validate_tolerations(list(spec, "tolerations"), &path.child("tolerations")));
@@ -139,6 +140,23 @@ fn validate_host_ports(spec: &Value, path: &Path) -> FieldErrors {
         }
     }
     errors
+}
+
+/// Containers that are processes of a Windows host are on its network.
+fn validate_host_process(spec: &Value, path: &Path) -> Option<FieldError> {
+    let is_host_process = |context: &Value| flag(&context["windowsOptions"], "hostProcess");
+    let any = is_host_process(&spec["securityContext"])
+        || ["containers", "initContainers"]
+            .iter()
+            .flat_map(|kind| list(spec, kind))
+            .any(|container| is_host_process(&container["securityContext"]));
+    (any && !flag(spec, "hostNetwork")).then(|| {
+        FieldError::invalid(
+            &path.child("hostNetwork"),
+            false,
+            "hostNetwork must be true if pod contains any hostProcess containers",
+        )
+    })
 }
 
 /// With users of its own a pod cannot share the host's namespaces.

@@ -2,7 +2,8 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, keep, list, list_mut, map, text};
-use crate::kinds::check::ip;
+use crate::kinds::check::{IMMUTABLE, complaints, ip};
+use crate::meta_validation::qualified_name;
 use serde_json::{Map, Value};
 
 const UPDATABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
@@ -107,7 +108,7 @@ fn validate_gates(new: &Value, old: &Value, path: &Path) -> FieldErrors {
         .filter(|(_, name)| !known.contains(name))
         .map(|(index, name)| {
             FieldError::forbidden(
-                &path.index(index),
+                &path.index(index).child("name"),
                 format!("only deletion is allowed, but found new scheduling gate '{name}'"),
             )
         })
@@ -147,6 +148,15 @@ pub(super) fn validate_status_update(new: &Value, old: &Value) -> FieldErrors {
     let policy = text(&new["spec"], "restartPolicy");
     for kind in ["containerStatuses", "initContainerStatuses"] {
         errors.extend(validate_transitions(&new["status"], &old["status"], kind, policy, &path));
+    }
+    for (index, condition) in list(&new["status"], "conditions").iter().enumerate() {
+        let kind = text(condition, "type");
+        let path = path.child("conditions").index(index).child("Type");
+        errors.extend(complaints(&path, kind, qualified_name(kind)));
+    }
+    let (class, was) = (text(&new["status"], "qosClass"), text(&old["status"], "qosClass"));
+    if class != was {
+        errors.push(FieldError::invalid(&path.child("qosClass"), class, IMMUTABLE));
     }
     for (index, address) in list(&new["status"], "podIPs").iter().enumerate() {
         errors.extend(ip(text(address, "ip"), &path.child("podIPs").index(index)).err());

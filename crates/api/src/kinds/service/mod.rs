@@ -55,6 +55,10 @@ impl Strategy for Services {
         validate::validate_update(new, old)
     }
 
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        validate::validate_status(new)
+    }
+
     fn warnings(&self, object: &Value) -> Vec<String> {
         if list(&object["spec"], "externalIPs").is_empty() {
             return Vec::new();

@@ -2,7 +2,7 @@
 //! service although a client that does not know them leaves them out.
 
 use super::is_externally_accessible;
-use crate::kinds::access::{flag, int, keep, list, list_mut, present, text};
+use crate::kinds::access::{int, keep, list, list_mut, present, text};
 use serde_json::Value;
 
 fn needs_cluster_ip(spec: &Value) -> bool {
@@ -10,13 +10,7 @@ fn needs_cluster_ip(spec: &Value) -> bool {
 }
 
 fn needs_node_ports(spec: &Value) -> bool {
-    match text(spec, "type") {
-        "NodePort" => true,
-        "LoadBalancer" => {
-            spec["allocateLoadBalancerNodePorts"].is_null() || flag(spec, "allocateLoadBalancerNodePorts")
-        }
-        _ => false,
-    }
+    matches!(text(spec, "type"), "NodePort" | "LoadBalancer")
 }
 
 fn needs_health_port(spec: &Value) -> bool {
@@ -86,7 +80,7 @@ fn drop_what_the_type_forbids(spec: &mut Value, old: &Value) {
     let no_longer = [
         (
             needs_cluster_ip(old) && !needs_cluster_ip(spec),
-            &["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"][..],
+            &["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "internalTrafficPolicy"][..],
         ),
         (needs_health_port(old) && !needs_health_port(spec), &["healthCheckNodePort"]),
         (lost_balancer, &["allocateLoadBalancerNodePorts", "loadBalancerClass"]),

@@ -324,3 +324,35 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
     errors.extend(validate(new));
     errors
 }
+
+/// What a load balancer reports of itself.
+pub(super) fn validate_status(service: &Value) -> FieldErrors {
+    let path = Path::new("status").child("loadBalancer").child("ingress");
+    let ingress = list(&service["status"]["loadBalancer"], "ingress");
+    if !ingress.is_empty() && text(&service["spec"], "type") != "LoadBalancer" {
+        return vec![FieldError::forbidden(&path, "may only be used when `spec.type` is 'LoadBalancer'")];
+    }
+    let mut errors = Vec::new();
+    for (index, entry) in ingress.iter().enumerate() {
+        let path = path.index(index);
+        let address = text(entry, "ip");
+        if !address.is_empty() {
+            errors.extend(ip(address, &path.child("ip")).err());
+        } else if present(entry, "ipMode") {
+            errors.push(FieldError::forbidden(
+                &path.child("ipMode"),
+                "may not be specified when `ip` is not set",
+            ));
+        }
+        errors.extend(one_of_if_set(entry, "ipMode", &path, &["Proxy", "VIP"]));
+        let name = text(entry, "hostname");
+        if !name.is_empty() {
+            let path = path.child("hostname");
+            errors.extend(complaints(&path, name, dns1123_subdomain(name)));
+            if name.parse::<IpAddr>().is_ok() {
+                errors.push(FieldError::invalid(&path, name, "must be a DNS name, not an IP address"));
+            }
+        }
+    }
+    errors
+}

@@ -1,0 +1,169 @@
+//! Properties over objects generated from the schema itself.
+
+use ferrite_api::codec::{json, normalise, normalise_for_storage, protobuf, yaml};
+use ferrite_api::managed_fields::{Writer, apply};
+use ferrite_api::schema::{self, Kind, Slot, TypeRef, Wire};
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+/// A small generator of numbers: shrinking a seed is of no use, so none is wanted.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+
+    fn pick<'a>(&mut self, choices: &[&'a str]) -> &'a str {
+        choices[self.roll(choices.len() as u64) as usize]
+    }
+}
+
+fn on_the_wire(wire: &[Wire], index: usize) -> bool {
+    wire.iter().any(|w| match &w.slot {
+        Slot::Field(i) => usize::from(*i) == index,
+        Slot::Inline(inner) => on_the_wire(inner, index),
+    })
+}
+
+fn object(type_: TypeRef, dice: &mut Dice, depth: usize) -> Value {
+    let mut map = Map::new();
+    for (index, field) in type_.fields.iter().enumerate() {
+        if !on_the_wire(type_.wire, index) || field.name == "managedFields" {
+            continue;
+        }
+        let wanted = if depth > 4 { 0 } else { 40 / type_.fields.len().max(1) + 1 };
+        if dice.roll(8) < wanted as u64 {
+            map.insert(field.name.into(), value(&field.kind, dice, depth + 1));
+        }
+    }
+    Value::Object(map)
+}
+
+fn value(kind: &Kind, dice: &mut Dice, depth: usize) -> Value {
+    match kind {
+        Kind::String => dice.pick(&["", "a", "b", "é\n\"", "true", "10"]).into(),
+        Kind::Bool => (dice.roll(2) == 1).into(),
+        Kind::Int32 => [0, 1, -1, i32::MAX, i32::MIN][dice.roll(5) as usize].into(),
+        Kind::Int64 => [0, 1, -1, i64::MAX, i64::MIN][dice.roll(5) as usize].into(),
+        Kind::Double => [json!(0), json!(1.5), json!(-3)][dice.roll(3) as usize].clone(),
+        Kind::Bytes => dice.pick(&["", "AA==", "//79"]).into(),
+        Kind::Quantity => dice.pick(&["0", "1", "100m", "1Gi", "-2"]).into(),
+        Kind::IntOrString => [json!(0), json!(-5), json!("50%"), json!("")][dice.roll(4) as usize].clone(),
+        Kind::Time => dice.pick(&["2026-01-02T03:04:05Z", "1969-12-31T23:59:59Z"]).into(),
+        Kind::MicroTime => dice.pick(&["2026-01-02T03:04:05.000006Z", "1969-12-31T23:59:59.500000Z"]).into(),
+        Kind::Duration => dice.pick(&["0s", "1h2m3.5s", "-1.5ms"]).into(),
+        Kind::Raw => [json!({"a": [1, null, "x"]}), json!("s"), json!(0)][dice.roll(3) as usize].clone(),
+        Kind::Strings => json!(["x", ""]),
+        Kind::Struct(type_) => object(type_, dice, depth),
+        Kind::List(item) => (0..dice.roll(3)).map(|_| value(item, dice, depth)).collect(),
+        Kind::Map(item) => {
+            let keys = ["", "k", "x.example/y"];
+            Value::Object(
+                keys[..dice.roll(4) as usize]
+                    .iter()
+                    .map(|k| ((*k).into(), value(item, dice, depth)))
+                    .collect(),
+            )
+        }
+        Kind::SchemaOrArray(type_) => match dice.roll(2) {
+            0 => object(type_, dice, depth),
+            _ => json!([object(type_, dice, depth)]),
+        },
+        Kind::SchemaOrBool(type_) => match dice.roll(3) {
+            0 => object(type_, dice, depth),
+            other => (other == 1).into(),
+        },
+        Kind::SchemaOrStrings(type_) => match dice.roll(2) {
+            0 => object(type_, dice, depth),
+            _ => json!(["p"]),
+        },
+    }
+}
+
+fn any_object(seed: u64) -> (TypeRef, Value) {
+    let mut dice = Dice(seed | 1);
+    let kinds: Vec<_> = schema::kinds().collect();
+    let ((group, version, kind), type_) = kinds[dice.roll(kinds.len() as u64) as usize];
+    let mut object = object(type_, &mut dice, 0);
+    let api_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    object["apiVersion"] = api_version.into();
+    object["kind"] = kind.into();
+    (type_, object)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn generated_objects_obey_the_schema(seed: u64) {
+        let (type_, object) = any_object(seed);
+        let decoded = json::conform(type_, &object).expect("decodes");
+        prop_assert_eq!(&decoded.strict, &Vec::<String>::new());
+        prop_assert_eq!(&decoded.value, &object);
+    }
+
+    #[test]
+    fn normalising_twice_is_normalising_once(seed: u64) {
+        let (type_, mut object) = any_object(seed);
+        normalise(type_, &mut object);
+        let mut again = object.clone();
+        normalise(type_, &mut again);
+        prop_assert_eq!(&again, &object);
+        normalise_for_storage(type_, &mut object);
+        normalise_for_storage(type_, &mut again);
+        prop_assert_eq!(again, object);
+    }
+
+    #[test]
+    fn protobuf_loses_nothing(seed: u64) {
+        let (type_, mut object) = any_object(seed);
+        let bytes = protobuf::encode(&object).expect("encodes");
+        let mut decoded = protobuf::decode(&bytes).expect("decodes").expect("a known kind");
+        normalise_for_storage(type_, &mut decoded);
+        normalise_for_storage(type_, &mut object);
+        prop_assert_eq!(&decoded, &object);
+        // A normalised object has one encoding, whether or not it is normalised again on the way.
+        let bytes = protobuf::encode(&object).expect("encodes again");
+        let decoded = protobuf::decode(&bytes).expect("decodes again").expect("a known kind");
+        prop_assert_eq!(protobuf::encode(&decoded).expect("encodes a third time"), bytes);
+    }
+
+    #[test]
+    fn yaml_loses_nothing(seed: u64) {
+        let (_, object) = any_object(seed);
+        let text = yaml::encode(&object).expect("encodes");
+        prop_assert_eq!(yaml::decode_any(text.as_bytes()).expect("decodes").value, object);
+    }
+
+    #[test]
+    fn applying_twice_changes_nothing(seed: u64) {
+        let (type_, config) = any_object(seed);
+        let now = "2026-01-01T00:00:00Z".parse().expect("a time");
+        let api_version = config["apiVersion"].as_str().unwrap_or_default().to_owned();
+        let writer = Writer {
+            type_: Some(type_), api_version: &api_version, manager: "m", subresource: "", ignored: &[], now,
+        };
+        // Generated lists may hold two elements of the same key, which apply refuses.
+        if let Ok(first) = apply(&writer, None, &config, false) {
+            let second = apply(&writer, Some(&first.object), &config, false).expect("the same again");
+            prop_assert_eq!(&second.object, &first.object);
+            prop_assert!(!second.changed);
+        }
+    }
+
+    #[test]
+    fn damaged_protobuf_never_panics(seed: u64, at: prop::sample::Index, byte: u8) {
+        let (type_, object) = any_object(seed);
+        let mut bytes = protobuf::encode_message(type_, &object).expect("encodes");
+        if !bytes.is_empty() {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            let _ = protobuf::decode_message(type_, &bytes);
+            let _ = protobuf::decode_message(type_, &bytes[..at]);
+        }
+    }
+}

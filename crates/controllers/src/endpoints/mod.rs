@@ -1,0 +1,12 @@
+//! Tells who answers for a Service: EndpointSlices, and Endpoints for older clients.
+
+mod addresses;
+mod legacy;
+mod slices;
+mod watch;
+
+pub(crate) use legacy::start as start_endpoints;
+pub(crate) use slices::controller::start as start_slices;
+
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+const HEADLESS: &str = "service.kubernetes.io/headless";

@@ -1,0 +1,148 @@
+//! Writes what [`super::decide`] says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_client::{
+    Change, EventRecorder, EventType, Expectations, Informer, ObjectKey, WorkQueue, is_not_found, message_of,
+    run_workers,
+};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client};
+
+use super::decide::{self, MANAGED_BY, MANAGER, SERVICE_NAME};
+use crate::Context;
+use crate::endpoints::addresses::is_managed;
+use crate::endpoints::watch;
+use crate::error::{During, SyncError, is_namespace_terminating};
+
+const NAME: &str = "endpointslice-controller";
+/// Index of slices by `namespace/service`, for those this controller keeps.
+const BY_SERVICE: &str = "service";
+
+struct Controller {
+    client: Client,
+    services: Informer<Service>,
+    pods: Informer<Pod>,
+    nodes: Informer<Node>,
+    slices: Informer<EndpointSlice>,
+    /// Slices made and not yet seen: until then another sync would make them again.
+    expectations: Expectations,
+    recorder: EventRecorder,
+}
+
+fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
+    let labels = slice.metadata.labels.as_ref()?;
+    if labels.get(MANAGED_BY).map(String::as_str) != Some(MANAGER) {
+        return None;
+    }
+    let service = labels.get(SERVICE_NAME)?.clone();
+    Some(ObjectKey::new(slice.metadata.namespace.clone().unwrap_or_default(), service))
+}
+
+pub(crate) fn start(context: &Context) {
+    let queue = Arc::new(WorkQueue::new());
+    let controller = Arc::new(Controller {
+        client: context.client.clone(),
+        services: context.informers.get(),
+        pods: context.informers.get(),
+        nodes: context.informers.get(),
+        slices: context.informers.get(),
+        expectations: Expectations::new(),
+        recorder: context.events.recorder("endpoint-slice-controller", None),
+    });
+    controller
+        .slices
+        .add_index(BY_SERVICE, |slice| service_of(slice).map(|key| key.to_string()).into_iter().collect());
+    let (scope, workers) = (context.scope.clone(), context.config.workers);
+    context.scope.spawn(async move {
+        let (watching, observer) = (queue.clone(), controller.clone());
+        controller.slices.subscribe(move |change| {
+            let Some(key) = service_of(change.object()) else { return };
+            if let Change::Added(_) = change {
+                observer.expectations.creation_observed(&key);
+            }
+            watching.add(key);
+        });
+        watch::subscribe(&controller.services, &controller.pods, &queue);
+        controller.services.synced().await;
+        controller.pods.synced().await;
+        controller.nodes.synced().await;
+        controller.slices.synced().await;
+        run_workers(NAME, queue, workers, scope, move |key| {
+            let controller = controller.clone();
+            async move { controller.sync(key).await }
+        })
+        .await;
+    });
+}
+
+impl Controller {
+    async fn sync(&self, key: ObjectKey) -> Result<Option<Duration>, SyncError> {
+        let Some(service) = self.services.get(&key) else {
+            // Its slices are its dependents: the garbage collector removes them.
+            self.expectations.forget(&key);
+            return Ok(None);
+        };
+        if !is_managed(&service) || service.metadata.deletion_timestamp.is_some() {
+            return Ok(None);
+        }
+        if !self.expectations.satisfied(&key) {
+            return Ok(None);
+        }
+        let pods: Vec<_> = self
+            .pods
+            .list_in(&key.namespace)
+            .into_iter()
+            .filter(|pod| watch::selects(&service, pod))
+            .collect();
+        let existing = self.slices.by_index(BY_SERVICE, &key.to_string());
+        let zone_of =
+            |node: &str| self.nodes.get(&ObjectKey::cluster(node)).and_then(|node| decide::zone(&node));
+        let plan = decide::plan(&service, &pods, zone_of, &existing);
+        let result = self.act(&key, plan).await;
+        if let Err(error) = &result {
+            let message = format!("Error updating Endpoint Slices for Service {key}: {error}");
+            self.recorder.event_for(&*service, EventType::Warning, "FailedToUpdateEndpointSlices", message);
+        }
+        result.map(|()| None)
+    }
+
+    async fn act(&self, key: &ObjectKey, plan: decide::Plan) -> Result<(), SyncError> {
+        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &key.namespace);
+        if !plan.create.is_empty() {
+            self.expectations.expect_creations(key, plan.create.len());
+        }
+        let mut first = None;
+        for slice in &plan.create {
+            if let Err(error) = api.create(&PostParams::default(), slice).await {
+                self.expectations.creation_observed(key);
+                if !is_namespace_terminating(&error) {
+                    first.get_or_insert(SyncError::Other(format!(
+                        "cannot create a slice: {}",
+                        message_of(&error)
+                    )));
+                }
+            }
+        }
+        if let Some(error) = first {
+            return Err(error);
+        }
+        for slice in &plan.update {
+            let name = slice.metadata.name.as_deref().unwrap_or_default();
+            api.replace(name, &PostParams::default(), slice)
+                .await
+                .during(|| format!("update slice {name}"))?;
+        }
+        for name in &plan.delete {
+            match api.delete(name, &DeleteParams::default()).await {
+                Ok(_) => {}
+                Err(error) if is_not_found(&error) => {}
+                Err(error) => return Err(error).during(|| format!("delete slice {name}")),
+            }
+        }
+        Ok(())
+    }
+}

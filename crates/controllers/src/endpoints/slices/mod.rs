@@ -1,0 +1,4 @@
+//! EndpointSlices.
+
+pub(in crate::endpoints) mod controller;
+mod decide;

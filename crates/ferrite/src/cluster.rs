@@ -1,0 +1,239 @@
+//! A whole cluster in one process: store, API server, controllers, scheduler, and a node.
+//!
+//! Parts start in the order in which they need each other and stop in reverse. Containers belong to their
+//! supervisors and outlive all of it.
+
+use crate::apiserver::{BoxError, Cidr, Running, ServerOptions};
+use crate::control::Control;
+use crate::paths::Paths;
+use crate::progress::Progress;
+use ferrite_client::{Events, Informers, Scope};
+use ferrite_kubelet::Kubelet;
+use ferrite_network::{Bridge, BridgeConfig};
+use ferrite_pki::{Purpose, Subject};
+use ferrite_runtime::Runtime;
+use ferrite_runtime::image::cri::Images;
+use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
+use ferrite_scheduler::{Profile, SchedulerContext};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The name of the image made from this very binary.
+pub const TOOLS_IMAGE: &str = "ferrite.local/tools:latest";
+
+/// Options of a cluster on this machine.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ClusterOptions {
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// Name of the node; the host name by default.
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Addresses of all pods; the node takes the first /24.
+    #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
+    pub pod_cidr: Cidr,
+    /// Port of the kubelet.
+    #[arg(long, default_value_t = 10250, value_name = "PORT")]
+    pub kubelet_port: u16,
+    /// Registries (host or host:port) to talk to without TLS; loopback addresses always are.
+    #[arg(long, value_name = "REGISTRY")]
+    pub insecure_registry: Vec<String>,
+}
+
+/// The parts of a node that also exist without one running: what `down` removes.
+pub struct NodeParts;
+
+impl NodeParts {
+    pub fn runtime_config(
+        paths: &Paths,
+        network: Arc<dyn ferrite_network::PodNetwork>,
+        images: Arc<Images>,
+    ) -> ferrite_runtime::Config {
+        ferrite_runtime::Config {
+            root: paths.runtime(),
+            run: paths.run.join("runtime"),
+            cgroup_parent: paths.cgroup(),
+            supervisor: PathBuf::from("/proc/self/exe"),
+            network,
+            images,
+            streaming_address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        }
+    }
+
+    pub fn images(paths: &Paths, insecure: &[String]) -> Result<Arc<Images>, BoxError> {
+        let store = ImageStore::open(paths.images())?;
+        let registry = RegistryConfig { plain_http: insecure.to_vec(), ..RegistryConfig::default() };
+        Ok(Arc::new(Images::new(store, registry)))
+    }
+}
+
+/// A running cluster.
+pub struct Cluster {
+    pub api: Running,
+    pub node_name: String,
+    images: Arc<Images>,
+    runtime: Arc<Runtime>,
+    scope: Scope,
+    _kubelet: Kubelet,
+}
+
+impl Cluster {
+    pub async fn start(paths: &Paths, options: &ClusterOptions, progress: &Progress) -> Result<Self, BoxError> {
+        let node_name = match &options.node_name {
+            Some(name) => name.clone(),
+            None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
+        };
+        let bridge = start_network(paths, options).await?;
+        let node_ip =
+            ferrite_network::node_address().await?.unwrap_or(IpAddr::V4(bridge.gateway()));
+        progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
+
+        let api = Running::start(paths, &options.server, node_ip).await?;
+        api.write_admin_kubeconfig(paths)?;
+        progress.done("API server", &api.url);
+
+        let scope = Scope::new();
+        start_controllers(&api, &scope);
+        start_scheduler(&api, &scope)?;
+        progress.done("control plane", "controllers, scheduler");
+
+        let images = NodeParts::images(paths, &options.insecure_registry)?;
+        add_tools_image(&images).await?;
+        let runtime =
+            Runtime::open(NodeParts::runtime_config(paths, bridge.clone(), Arc::clone(&images))).await?;
+        progress.done("runtime", &paths.runtime().display().to_string());
+
+        let kubelet = start_kubelet(paths, options, &api, &runtime, &node_name, node_ip, &scope).await?;
+        progress.done("kubelet", &format!("node {node_name}"));
+        Ok(Self { api, node_name, images, runtime, scope, _kubelet: kubelet })
+    }
+
+    /// Waits until the node says that it is ready.
+    pub async fn node_ready(&self) -> Result<(), BoxError> {
+        use k8s_openapi::api::core::v1::Node;
+        let client = self.api.client("system:kube-controller-manager", &[]);
+        let nodes = ferrite_client::Informer::<Node>::start(
+            kube::Api::all(client),
+            ferrite_client::ListSelector::fields(format!("metadata.name={}", self.node_name)),
+            &self.scope,
+        );
+        let (found, mut seen) = tokio::sync::mpsc::channel(1);
+        nodes.subscribe(move |change| {
+            use ferrite_client::Change;
+            let (Change::Added(node) | Change::Updated { new: node, .. }) = change else { return };
+            let conditions = node.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+            if conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True") {
+                // One message is enough; later ones find the channel full or closed.
+                let _ = found.try_send(());
+            }
+        });
+        seen.recv().await.ok_or("the node was never ready")?;
+        Ok(())
+    }
+
+    /// Opens the door for other `ferrite` commands.
+    pub fn listen(&self, paths: &Paths) -> Result<(), BoxError> {
+        let control = Control { images: Arc::clone(&self.images), runtime: Arc::clone(&self.runtime) };
+        let serving = control.listen(paths)?;
+        let stopping = self.scope.token();
+        self.scope.spawn(async move {
+            tokio::select! {
+                () = serving => {}
+                () = stopping.cancelled() => {}
+            }
+        });
+        Ok(())
+    }
+
+    /// Stops everything but the containers.
+    pub async fn stop(self) {
+        self.scope.shutdown().await;
+        self.runtime.close().await;
+        self.api.stop().await;
+    }
+}
+
+async fn start_network(paths: &Paths, options: &ClusterOptions) -> Result<Arc<Bridge>, BoxError> {
+    let cluster: ferrite_network::Cidr = options.pod_cidr.to_string().parse()?;
+    let prefix = options.pod_cidr.prefix.max(24);
+    let config = BridgeConfig {
+        name: paths.bridge(),
+        pod_cidr: format!("{}/{prefix}", options.pod_cidr.network).parse()?,
+        cluster_cidr: cluster,
+        service_cidr: options.server.service_cluster_ip_range.to_string().parse()?,
+        state: paths.network(),
+        mtu: 1500,
+    };
+    Ok(Bridge::open(config).await?)
+}
+
+/// Controllers of resources that are not served yet.
+const CONTROLLERS: [&str; 2] = ["*", "-replicationcontroller-controller"];
+
+fn start_controllers(api: &Running, scope: &Scope) {
+    let client = api.client("system:kube-controller-manager", &[]);
+    let config =
+        ferrite_controllers::Config { root_ca: Some(api.pki.ca().to_owned()), ..Default::default() };
+    let context = ferrite_controllers::Context::new(client, scope.clone(), config);
+    ferrite_controllers::start_all(&context, &CONTROLLERS);
+}
+
+fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {
+    let client = api.client("system:kube-scheduler", &[]);
+    ferrite_scheduler::start(&SchedulerContext {
+        informers: Informers::new(client.clone(), scope),
+        events: Events::start(client.clone(), scope),
+        client,
+        scope: scope.clone(),
+        profiles: vec![Profile::default()],
+    })?;
+    Ok(())
+}
+
+/// Makes the built-in image from the running binary.
+async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
+    let builtin = Builtin {
+        name: TOOLS_IMAGE.parse()?,
+        binary: std::env::current_exe()?,
+        entrypoint: vec!["/ferrite".into(), "tools".into()],
+    };
+    let store = Arc::clone(images.store());
+    tokio::task::spawn_blocking(move || store.add_builtin(&builtin)).await??;
+    Ok(())
+}
+
+async fn start_kubelet(
+    paths: &Paths,
+    options: &ClusterOptions,
+    api: &Running,
+    runtime: &Arc<Runtime>,
+    node_name: &str,
+    node_ip: IpAddr,
+    scope: &Scope,
+) -> Result<Kubelet, BoxError> {
+    let names = vec![node_name.to_owned(), node_ip.to_string(), Ipv4Addr::LOCALHOST.to_string()];
+    let serving = api.pki.ensure(
+        "kubelet",
+        &Subject {
+            common_name: format!("system:node:{node_name}"),
+            organization: Some("system:nodes".into()),
+            names,
+        },
+        Purpose::Server,
+    )?;
+    let tls = ferrite_pki::server_config(&serving, api.pki.ca(), &["http/1.1"])?;
+    let range = options.server.service_cluster_ip_range;
+    let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
+    let config = ferrite_kubelet::Config {
+        root_dir: paths.kubelet(),
+        log_dir: paths.pod_logs(),
+        cgroup_root: paths.cgroup(),
+        server_address: SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
+        tls: Some(Arc::new(tls)),
+        api_server: Some((service_ip.into(), 443)),
+        ..ferrite_kubelet::Config::new(node_name, node_ip)
+    };
+    let client = api.client(&format!("system:node:{node_name}"), &["system:nodes"]);
+    Ok(Kubelet::start(config, runtime.clone(), runtime.clone(), client, scope).await?)
+}

@@ -1,0 +1,130 @@
+//! `ferrite down`: everything that `up` made goes away.
+
+use crate::apiserver::BoxError;
+use crate::cluster::NodeParts;
+use crate::kubeconfig;
+use crate::paths::Paths;
+use crate::progress::Progress;
+use crate::status::State;
+use ferrite_network::{Attachment, Bridge, NetworkError, PodNetwork, PodRef};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err("removing a cluster needs root: try `sudo ferrite down`".into());
+    }
+    let progress = Progress::new(false);
+    if let Some(pid) = State::load(paths).and_then(|s| s.running()) {
+        stop(pid).await?;
+        progress.done("process", &format!("{pid} ended"));
+    }
+    let state = State::load(paths);
+    if !paths.data.exists() && state.is_none() {
+        println!("no cluster in {}", paths.data.display());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let images = NodeParts::images(paths, &[])?;
+    ferrite_runtime::destroy(NodeParts::runtime_config(paths, Arc::new(NoNetwork), images)).await?;
+    unmount_below(&paths.kubelet())?;
+    progress.done("containers", "ended, unmounted, their cgroups removed");
+    Bridge::purge(&paths.network()).await?;
+    progress.done("network", "bridge, links, routes and rules removed");
+    if let Some(file) = state.as_ref().and_then(|s| s.kubeconfig.as_ref()) {
+        let before = state.as_ref().and_then(|s| s.previous_context.as_deref());
+        kubeconfig::remove(file, &paths.cluster, before)?;
+        progress.done("kubeconfig", &format!("context {} removed", paths.cluster));
+    }
+    remove(&paths.run)?;
+    if keep_data {
+        // Objects, certificates and images stay; what described running containers is gone.
+        State::stopped(paths)?;
+        remove(&paths.kubelet())?;
+        progress.done("data", &format!("kept in {}", paths.data.display()));
+    } else {
+        remove(&paths.config)?;
+        remove(&paths.data)?;
+        progress.done("data", &format!("{} removed", paths.data.display()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks the process to stop, and insists when it does not.
+async fn stop(pid: i32) -> Result<(), BoxError> {
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        if kill(Pid::from_raw(pid), signal).is_err() {
+            return Ok(());
+        }
+        let ended = tokio::task::spawn_blocking(move || wait_for(pid)).await?;
+        if ended {
+            return Ok(());
+        }
+    }
+    Err(format!("process {pid} does not end: look at it with `ps -fp {pid}`").into())
+}
+
+/// Whether the process ended in time. It is not our child, so a pidfd tells.
+fn wait_for(pid: i32) -> bool {
+    // SAFETY: no pointers; a descriptor or an error comes back.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
+    if fd < 0 {
+        return true;
+    }
+    // SAFETY: the kernel has just made this descriptor for us.
+    let _owned = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let timeout = i32::try_from(PATIENCE.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: one valid pollfd, alive for the call.
+    unsafe { libc::poll(&raw mut poll, 1, timeout) > 0 }
+}
+
+fn remove(dir: &Path) -> Result<(), BoxError> {
+    match std::fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("cannot remove {}: {e}; see what uses it with `fuser -vm {}`", dir.display(), dir.display()).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Unmounts volumes of pods, the deepest first.
+fn unmount_below(dir: &Path) -> Result<(), BoxError> {
+    let Ok(dir) = std::fs::canonicalize(dir) else { return Ok(()) };
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let mut points: Vec<&str> = table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .filter(|point| Path::new(point).starts_with(&dir))
+        .collect();
+    points.sort_by_key(|point| std::cmp::Reverse(point.len()));
+    for point in points {
+        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
+            .map_err(|e| format!("cannot unmount {point}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// Nothing is attached any more when containers are removed: the bridge goes as a whole.
+struct NoNetwork;
+
+#[async_trait::async_trait]
+impl PodNetwork for NoNetwork {
+    async fn attach(&self, _: &str, _: &Path, _: &PodRef) -> Result<Attachment, NetworkError> {
+        Ok(Attachment { ips: Vec::new() })
+    }
+
+    async fn detach(&self, _: &str, _: &Path) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        Err("the cluster is being removed".into())
+    }
+}

@@ -1,0 +1,171 @@
+//! `ferrite up`: a cluster on this machine, in the foreground or detached.
+
+use crate::apiserver::BoxError;
+use crate::cli::{DataDir, interrupted};
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::kubeconfig;
+use crate::paths::Paths;
+use crate::progress::Progress;
+use crate::status::State;
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+
+/// Options of `ferrite up`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Up {
+    #[command(flatten)]
+    data: DataDir,
+    #[command(flatten)]
+    cluster: ClusterOptions,
+    /// Go on in the background once the node is ready.
+    #[arg(long, short = 'd')]
+    detach: bool,
+    /// Leave the kubeconfig of the user alone.
+    #[arg(long)]
+    no_kubeconfig: bool,
+    /// Set in the process that goes on in the background.
+    #[arg(long, hide = true)]
+    detached: bool,
+}
+
+impl Up {
+    pub fn run(self) -> Result<ExitCode, BoxError> {
+        let paths = self.data.paths();
+        check_machine()?;
+        State::refuse_if_running(&paths)?;
+        if self.detach && !self.detached {
+            return detach(&paths);
+        }
+        crate::cli::block_on(self.foreground(paths))
+    }
+
+    async fn foreground(self, paths: Paths) -> Result<ExitCode, BoxError> {
+        let progress = Progress::new(false);
+        create_private(&paths)?;
+        let cluster = Cluster::start(&paths, &self.cluster, &progress).await?;
+        cluster.listen(&paths)?;
+        let mut state = State::new(&paths, &cluster.api.url, &cluster.node_name);
+        state.insecure_registries = self.cluster.insecure_registry.clone();
+        if !self.no_kubeconfig
+            && let Some(file) = kubeconfig::user_file()
+        {
+            let before =
+                cluster.api.with_admin(|access| Ok(kubeconfig::install(&file, &paths.cluster, access)?))?;
+            state.remember_kubeconfig(&paths, file, before);
+        }
+        state.save(&paths)?;
+        tokio::select! {
+            ready = cluster.node_ready() => ready?,
+            signal = interrupted() => {
+                signal?;
+                cluster.stop().await;
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        progress.done("node", &format!("{} is Ready", cluster.node_name));
+        progress.line(&next_steps(&paths, &state));
+        if self.detached {
+            forget_terminal()?;
+        }
+        interrupted().await?;
+        tracing::info!("stopping; containers go on");
+        cluster.stop().await;
+        State::stopped(&paths)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// What to type next, exactly.
+fn next_steps(paths: &Paths, state: &State) -> String {
+    let mut text = String::from("\nThe cluster is up. Try:\n\n");
+    if state.kubeconfig.is_none() {
+        text.push_str(&format!("  export KUBECONFIG={}\n", paths.admin_kubeconfig().display()));
+    }
+    let data = if paths.cluster == "ferrite" {
+        String::new()
+    } else {
+        format!(" --data-dir {}", paths.data.display())
+    };
+    text.push_str("  kubectl get nodes\n");
+    text.push_str("  kubectl create deployment web --image=ferrite.local/tools --replicas=3 -- /ferrite tools http\n");
+    text.push_str("  kubectl get pods -o wide --watch\n\n");
+    text.push_str(&format!("`ferrite down{data}` removes every trace of it.\n"));
+    text
+}
+
+/// What must hold before anything is made.
+fn check_machine() -> Result<(), BoxError> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err("running containers needs root: try `sudo ferrite up`".into());
+    }
+    let cgroups = std::path::Path::new("/sys/fs/cgroup");
+    let v2 = cgroups.join("cgroup.controllers").exists();
+    let v1 = cgroups.join("memory").is_dir() || cgroups.join("cpu").is_dir();
+    if !v1 && !v2 {
+        return Err("no control groups are mounted at /sys/fs/cgroup, and containers cannot be limited without them: run `mount -t cgroup2 none /sys/fs/cgroup`, or start the machine with a kernel that has them".into());
+    }
+    let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    if !filesystems.contains("overlay") {
+        // The kernel may still load it as a module when it is first used.
+        tracing::warn!("overlayfs is not listed in /proc/filesystems; if containers do not start, run `modprobe overlay`");
+    }
+    Ok(())
+}
+
+/// The directories hold keys and secrets.
+fn create_private(paths: &Paths) -> Result<(), BoxError> {
+    use std::os::unix::fs::DirBuilderExt;
+    for dir in [&paths.data, &paths.run, &paths.config] {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o711)
+            .create(dir)
+            .map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
+    }
+    Ok(())
+}
+
+/// Starts the same command in a session of its own and shows what it says until it is ready.
+fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
+    create_private(paths)?;
+    let log = OpenOptions::new().create(true).append(true).mode(0o600).open(paths.log())?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(std::env::args_os().skip(1)).arg("--detached");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    // SAFETY: setsid is async-signal-safe and touches nothing of the parent.
+    unsafe {
+        command.pre_exec(|| nix::unistd::setsid().map(drop).map_err(Into::into));
+    }
+    let mut child = command.spawn()?;
+    let mut said = child.stdout.take().ok_or("the background process has no output")?;
+    let mut buffer = [0; 4096];
+    let mut out = std::io::stdout();
+    // The child closes its output once it is ready, or by ending.
+    loop {
+        let read = said.read(&mut buffer)?;
+        if read == 0 {
+            break;
+        }
+        out.write_all(&buffer[..read])?;
+        out.flush()?;
+    }
+    match child.try_wait()? {
+        None => Ok(ExitCode::SUCCESS),
+        Some(status) if status.success() => Ok(ExitCode::SUCCESS),
+        Some(_) => {
+            let text = std::fs::read_to_string(paths.log()).unwrap_or_default();
+            let last = text.lines().last().unwrap_or("it said nothing");
+            Err(format!("the cluster did not start: {last} (more in {})", paths.log().display()).into())
+        }
+    }
+}
+
+/// Lets go of the terminal's pipe, which tells the waiting process that we are ready.
+fn forget_terminal() -> Result<(), BoxError> {
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    nix::unistd::dup2_stdout(&null)?;
+    Ok(())
+}
