@@ -42,8 +42,8 @@ async fn a_pod_runs_and_is_deleted() {
     for (reason, part) in [
         ("Pulling", "busybox:1"),
         ("Pulled", "Successfully pulled"),
-        ("Created", "c"),
-        ("Started", "Started container c"),
+        ("Created", "Container created"),
+        ("Started", "Container started"),
     ] {
         h.until_event(reason, part).await;
     }
@@ -313,8 +313,14 @@ async fn a_start_that_fails_is_tried_again_later() {
     let pod = h.until("p", "start failed", |p| state(p)["waiting"]["reason"] == "RunContainerError").await;
     assert_eq!(state(&pod)["waiting"]["message"], "no such program");
     h.until_event("Failed", "Error: no such program").await;
+    let before = h.context.clock.now();
+    // Whatever else wakes the worker meanwhile, the start is not tried again before its time.
+    let attempts = h.runtime.calls().len();
+    h.workers.wake_all();
     h.runtime.fail_starts(None);
     let pod = h.until("p", "ready", ready).await;
+    assert_eq!(h.runtime.calls().len(), attempts + 1);
+    assert!(crate::clock::since(before, h.context.clock.now()).as_secs() >= 9);
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
 }
 

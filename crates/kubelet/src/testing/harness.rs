@@ -76,7 +76,7 @@ impl Harness {
             max_pods: 3,
             runtime_name: "ferrite".into(),
             runtime: shared.clone(),
-            images: Images::new(shared.clone(), recorder.clone(), clock),
+            images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
             volumes: Volumes::new(dir.path().join("kubelet"), client.clone(), objects.clone(), limits),
             objects,
             cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
