@@ -170,6 +170,8 @@ impl Worker {
                     retry.reset();
                     at
                 }
+                // Nobody is left to say what is wanted.
+                Err(SyncError::Interrupted) if self.desired.has_changed().is_err() => return,
                 Err(SyncError::Interrupted) => continue,
                 Err(e) => {
                     let delay = retry.next_delay();

@@ -31,6 +31,7 @@ struct State {
     exec_exit: HashMap<String, i32>,
     ignores_term: bool,
     start_error: Option<String>,
+    stream_url: Option<String>,
 }
 
 #[derive(Clone)]
@@ -73,6 +74,11 @@ impl FakeRuntime {
 
     pub(crate) fn fail_starts(&self, message: Option<&str>) {
         self.state.lock().unwrap().start_error = message.map(str::to_string);
+    }
+
+    /// Where exec is to connect.
+    pub(crate) fn stream_at(&self, url: &str) {
+        self.state.lock().unwrap().stream_url = Some(url.into());
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -356,7 +362,8 @@ impl RuntimeService for FakeRuntime {
     }
 
     async fn exec(&self, _: ExecRequest) -> Result<ExecResponse> {
-        Err(Error::unimplemented("Exec"))
+        let url = self.state.lock().unwrap().stream_url.clone();
+        url.map(|url| ExecResponse { url }).ok_or_else(|| Error::unimplemented("Exec"))
     }
 
     async fn attach(&self, _: AttachRequest) -> Result<AttachResponse> {
