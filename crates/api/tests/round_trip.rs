@@ -141,14 +141,20 @@ proptest! {
 
     #[test]
     fn applying_twice_changes_nothing(seed: u64) {
-        let (type_, config) = any_object(seed);
+        // An empty key that has a default names another element once the empty text is gone.
+        let (type_, mut config) = any_object(seed);
+        normalise(type_, &mut config);
         let now = "2026-01-01T00:00:00Z".parse().expect("a time");
         let api_version = config["apiVersion"].as_str().unwrap_or_default().to_owned();
         let writer = Writer {
             type_: Some(type_), api_version: &api_version, manager: "m", subresource: "", ignored: &[], now,
         };
         // Generated lists may hold two elements of the same key, which apply refuses.
-        if let Ok(first) = apply(&writer, None, &config, false) {
+        // A configuration that owns nothing leaves no trace, and the next apply takes the object for one from
+        // before the first.
+        if let Ok(first) = apply(&writer, None, &config, false)
+            && first.object.pointer("/metadata/managedFields").is_some()
+        {
             let second = apply(&writer, Some(&first.object), &config, false).expect("the same again");
             prop_assert_eq!(&second.object, &first.object);
             prop_assert!(!second.changed);

@@ -70,7 +70,7 @@ fn text(code: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
 
 impl Control {
     /// Serves until the task is dropped. A socket left by a process that died is replaced.
-    pub fn listen(self, paths: &Paths) -> Result<impl Future<Output = ()> + Send + 'static, BoxError> {
+    pub fn listen(self, paths: &Paths) -> Result<impl Future<Output = ()> + Send + use<>, BoxError> {
         let path = socket(paths);
         match std::fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
@@ -239,7 +239,8 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, BoxError> {
-        let body = Full::new(Bytes::from(serde_json::to_vec(body)?)).map_err(|never| match never {}).boxed_unsync();
+        let body =
+            Full::new(Bytes::from(serde_json::to_vec(body)?)).map_err(|never| match never {}).boxed_unsync();
         let answer = self.send(method, path, body).await?.collect().await?.to_bytes();
         Ok(serde_json::from_slice(&answer)?)
     }

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     let mut arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
     // The supervisor of a pod must stay tiny: it leaves before anything else is set up.
     if component::is(&arguments, ferrite_runtime::supervisor::NAME) {
-        return ferrite_runtime::supervisor::main(&arguments);
+        return ferrite_runtime::supervisor::main(arguments.into_iter());
     }
     component::expand(&mut arguments);
     let cli = cli::Cli::parse_from(arguments);

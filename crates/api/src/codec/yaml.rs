@@ -2,9 +2,11 @@
 
 use super::{DecodeError, Decoded, MAX_DEPTH, json};
 use crate::schema::TypeRef;
+use serde::Deserialize;
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-use serde_saphyr::{DuplicateKeyPolicy, Options};
+use serde_saphyr::{DuplicateKeyPolicy, Options, Spanned};
+use std::collections::HashSet;
 use std::fmt;
 
 /// A document may expand (aliases) to this many bytes of JSON and no further.
@@ -15,24 +17,48 @@ const MAX_YAML_DEPTH: usize = 64;
 
 /// Decodes an object of `type_`.
 pub fn decode(type_: TypeRef, bytes: &[u8]) -> Result<Decoded, DecodeError> {
-    json::decode(type_, to_json(bytes)?.as_bytes())
+    let document = convert(bytes)?;
+    Ok(document.report(json::decode(type_, document.json.as_bytes())?))
 }
 
 /// Decodes YAML of no known type.
 pub fn decode_any(bytes: &[u8]) -> Result<Decoded, DecodeError> {
-    json::decode_any(to_json(bytes)?.as_bytes())
+    let document = convert(bytes)?;
+    Ok(document.report(json::decode_any(document.json.as_bytes())?))
 }
 
 /// The document as JSON text, keys in the order of the document and duplicates included.
 pub fn to_json(bytes: &[u8]) -> Result<String, DecodeError> {
+    convert(bytes).map(|document| document.json)
+}
+
+#[derive(Default)]
+struct Document {
+    json: String,
+    /// Upstream's complaints about keys that come twice in a map.
+    duplicates: Vec<String>,
+}
+
+impl Document {
+    /// Upstream finds duplicates while it reads YAML and reports them in YAML's terms, before all else.
+    fn report(&self, mut decoded: Decoded) -> Decoded {
+        if !self.duplicates.is_empty() {
+            decoded.strict.retain(|complaint| !complaint.starts_with("duplicate field "));
+            let listed = format!("yaml: unmarshal errors:\n  {}", self.duplicates.join("\n  "));
+            decoded.strict.insert(0, listed);
+        }
+        decoded
+    }
+}
+
+fn convert(bytes: &[u8]) -> Result<Document, DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Yaml("invalid UTF-8".into()))?;
-    let options = options();
-    let mut out = String::new();
-    serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
-        Node { out: &mut out, depth: 0 }.deserialize(deserializer)
+    let mut document = Document::default();
+    serde_saphyr::with_deserializer_from_str_with_options(text, options(), |deserializer| {
+        Node { out: &mut document, depth: 0 }.deserialize(deserializer)
     })
     .map_err(|error| DecodeError::Yaml(error.to_string()))?;
-    Ok(out)
+    Ok(document)
 }
 
 /// Writes a value as YAML.
@@ -56,16 +82,16 @@ fn options() -> Options {
 
 /// Writes one node as JSON.
 struct Node<'a> {
-    out: &'a mut String,
+    out: &'a mut Document,
     depth: usize,
 }
 
 impl Node<'_> {
     fn push<E: serde::de::Error>(self, text: &str) -> Result<(), E> {
-        if self.out.len() + text.len() > MAX_EXPANDED {
+        if self.out.json.len() + text.len() > MAX_EXPANDED {
             return Err(E::custom("document contains excessive aliasing"));
         }
-        self.out.push_str(text);
+        self.out.json.push_str(text);
         Ok(())
     }
 }
@@ -130,60 +156,54 @@ impl<'de> Visitor<'de> for Node<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        self.out.push('[');
-        let start = self.out.len();
+        self.out.json.push('[');
+        let start = self.out.json.len();
         loop {
-            let before = self.out.len();
+            let before = self.out.json.len();
             if before > start {
-                self.out.push(',');
+                self.out.json.push(',');
             }
             if list.next_element_seed(Node { out: self.out, depth: self.depth + 1 })?.is_none() {
-                self.out.truncate(before);
-                self.out.push(']');
+                self.out.json.truncate(before);
+                self.out.json.push(']');
                 return Ok(());
             }
         }
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        self.out.push('{');
-        let start = self.out.len();
-        loop {
-            let before = self.out.len();
-            if before > start {
-                self.out.push(',');
+        let mut seen = HashSet::new();
+        self.out.json.push('{');
+        while let Some(key) = map.next_key::<Spanned<Key>>()? {
+            if !seen.is_empty() {
+                self.out.json.push(',');
             }
-            if map.next_key_seed(Key { out: self.out })?.is_none() {
-                self.out.truncate(before);
-                self.out.push('}');
-                return Ok(());
-            }
-            self.out.push(':');
+            self.out.json.push_str(&key.value.0);
+            self.out.json.push(':');
             map.next_value_seed(Node { out: self.out, depth: self.depth + 1 })?;
+            if seen.contains(&key.value.0) {
+                let line = key.referenced.line();
+                self.out.duplicates.push(format!("line {line}: key {} already set in map", key.value.0));
+            }
+            seen.insert(key.value.0);
         }
+        self.out.json.push('}');
+        Ok(())
     }
 }
 
-/// Writes a key: numbers and booleans become strings, as upstream's converter does.
-struct Key<'a> {
-    out: &'a mut String,
-}
+/// A key as a JSON string: numbers and booleans become strings, as upstream's converter does.
+struct Key(String);
 
-impl<'de> DeserializeSeed<'de> for Key<'_> {
-    type Value = ();
-
-    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        let mut key = String::new();
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut key = Document::default();
         deserializer.deserialize_any(Node { out: &mut key, depth: 0 })?;
+        let key = key.json;
         if key.starts_with(['{', '[']) {
             return Err(D::Error::custom("a key must be a scalar"));
         }
-        if key.starts_with('"') {
-            self.out.push_str(&key);
-        } else {
-            self.out.push_str(&Value::from(key).to_string());
-        }
-        Ok(())
+        Ok(Self(if key.starts_with('"') { key } else { Value::from(key).to_string() }))
     }
 }
 
@@ -217,7 +237,13 @@ mod tests {
         let text =
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, extra: 1}\ndata:\n  k: \"1\"\n  k: \"2\"\n";
         let decoded = decode(type_, text.as_bytes()).expect("valid");
-        assert_eq!(decoded.strict, ["unknown field \"metadata.extra\"", "duplicate field \"data.k\""]);
+        assert_eq!(
+            decoded.strict,
+            [
+                "yaml: unmarshal errors:\n  line 6: key \"k\" already set in map",
+                "unknown field \"metadata.extra\"",
+            ]
+        );
         assert_eq!(decoded.value["data"], json!({"k": "2"}));
     }
 

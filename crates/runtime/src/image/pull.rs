@@ -163,21 +163,22 @@ impl ImageStore {
         let blobs = layers.iter().map(|(digest, _)| digest.clone());
         let content = self.lease(blobs.chain(chain.iter().cloned()));
 
-        let work = chain.iter().zip(&diff_ids).zip(&layers).map(|((chain_id, diff_id), (blob, size))| {
+        let each = chain.iter().cloned().zip(diff_ids).zip(layers.clone());
+        let work = each.map(|((chain_id, diff_id), (blob, size))| {
             let (registry, progress) = (&registry, &progress);
             async move {
-                if self.layers.has(chain_id) {
-                    progress(ProgressEvent::Present { chain_id: chain_id.clone() });
+                if self.layers.has(&chain_id) {
+                    progress(ProgressEvent::Present { chain_id });
                     return Ok(None);
                 }
-                self.download(registry, blob, *size, Some(progress)).await?;
-                let (store, blob, diff_id) = (Arc::clone(self), blob.clone(), diff_id.clone());
+                self.download(registry, &blob, size, Some(progress)).await?;
+                let store = Arc::clone(self);
                 let staged = blocking(move || {
                     store.layers.stage(store.content.open_blob(&blob)?, &diff_id, &store.limits)
                 });
                 let staged = staged.await?;
                 progress(ProgressEvent::Unpacked { chain_id: chain_id.clone() });
-                Ok::<_, ImageError>(Some((chain_id.clone(), staged)))
+                Ok::<_, ImageError>(Some((chain_id, staged)))
             }
         });
         let staged: Vec<_> = stream::iter(work)

@@ -79,7 +79,8 @@ impl Runtime {
     ///
     /// Must be called within a tokio runtime.
     pub async fn open(config: Config) -> std::result::Result<Arc<Self>, OpenError> {
-        let inner = client::blocking(move || Ok(Inner::prepare(config))).await.map_err(OpenError::Cgroups)??;
+        let inner =
+            client::blocking(move || Ok(Inner::prepare(config))).await.map_err(OpenError::Cgroups)??;
         let inner = Arc::new(inner);
         inner.recover().await;
         Ok(Arc::new(Self { inner }))
@@ -119,9 +120,7 @@ impl Inner {
         }
         let lock = teardown::lock(&config.root)?;
         let cgroups = Layout::detect().map_err(OpenError::Cgroups)?;
-        cgroups
-            .create(&format!("{}/{SUPERVISORS}", config.cgroup_parent))
-            .map_err(OpenError::Cgroups)?;
+        cgroups.create(&format!("{}/{SUPERVISORS}", config.cgroup_parent)).map_err(OpenError::Cgroups)?;
         let executable = SealedExecutable::open(&config.supervisor, &config.run.join("empty"))
             .map_err(|source| OpenError::Supervisor { path: config.supervisor.clone(), source })?;
         Ok(Self {
@@ -146,7 +145,11 @@ async fn finish<T: Send + 'static>(
     inner: &Inner,
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    inner.tasks.spawn(work).await.unwrap_or_else(|error| Err(Error::internal(format!("the call ended badly: {error}"))))
+    inner
+        .tasks
+        .spawn(work)
+        .await
+        .unwrap_or_else(|error| Err(Error::internal(format!("the call ended badly: {error}"))))
 }
 
 fn required<T>(value: Option<T>, field: &str) -> Result<T> {
@@ -183,7 +186,8 @@ impl RuntimeService for Runtime {
 
     async fn remove_pod_sandbox(&self, request: RemovePodSandboxRequest) -> Result<RemovePodSandboxResponse> {
         let inner = self.inner.clone();
-        finish(&self.inner, async move { inner.clone().remove_sandbox(&request.pod_sandbox_id).await }).await?;
+        finish(&self.inner, async move { inner.clone().remove_sandbox(&request.pod_sandbox_id).await })
+            .await?;
         Ok(RemovePodSandboxResponse {})
     }
 
@@ -204,7 +208,8 @@ impl RuntimeService for Runtime {
 
     async fn start_container(&self, request: StartContainerRequest) -> Result<StartContainerResponse> {
         let inner = self.inner.clone();
-        finish(&self.inner, async move { inner.clone().start_container(&request.container_id).await }).await?;
+        finish(&self.inner, async move { inner.clone().start_container(&request.container_id).await })
+            .await?;
         Ok(StartContainerResponse {})
     }
 

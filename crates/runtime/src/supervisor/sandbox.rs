@@ -123,7 +123,9 @@ fn start_pod_init(directory: &Path) -> Result<i32, SetupError> {
     let empty = directory.join(EMPTY);
     std::fs::create_dir_all(&empty).context("make empty directory")?;
     // SAFETY: the supervisor is single-threaded.
-    match unsafe { sys::fork_with(libc::CLONE_NEWPID as u64, None) }.context("start the pod's first process")? {
+    match unsafe { sys::fork_with(libc::CLONE_NEWPID as u64, None) }
+        .context("start the pod's first process")?
+    {
         Forked::Child => child::pod_init(&empty),
         Forked::Parent { pid } => Ok(pid),
     }

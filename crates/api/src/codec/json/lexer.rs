@@ -168,6 +168,25 @@ impl<'a> Lexer<'a> {
         }
     }
 
+    /// Passes over a string without building it.
+    pub(super) fn skip_string(&mut self) -> Result<(), DecodeError> {
+        self.at += 1;
+        loop {
+            match self.bytes.get(self.at) {
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(());
+                }
+                Some(b'\\') => {
+                    self.at += 1;
+                    self.escape()?;
+                }
+                Some(0..0x20) | None => return Err(self.unexpected("in string literal")),
+                Some(_) => self.at += 1,
+            }
+        }
+    }
+
     fn escape(&mut self) -> Result<char, DecodeError> {
         let Some(&byte) = self.bytes.get(self.at) else { return Err(unexpected_end()) };
         let plain = match byte {

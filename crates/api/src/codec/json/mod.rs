@@ -37,41 +37,43 @@ pub fn conform(type_: TypeRef, value: &Value) -> Result<Decoded, DecodeError> {
     decode(type_, value.to_string().as_bytes())
 }
 
-/// `apiVersion` and `kind` of a document, empty where absent.
+/// `apiVersion` and `kind` of a document, empty where absent. The rest is only checked to be JSON.
 pub fn type_meta(bytes: &[u8]) -> Result<(String, String), DecodeError> {
     let mut decoder = Decoder::new(bytes);
-    let value = decoder.any(0, false)?;
-    decoder.lexer.end()?;
-    if !value.is_object() {
+    let shape = decoder.lexer.shape()?;
+    if shape != Shape::Object {
+        decoder.skip(0)?;
+        decoder.lexer.end()?;
         return Err(DecodeError::Mismatch {
-            found: shape_of(&value).go_name().into(),
+            found: shape.go_name().into(),
             place: "value".into(),
             expected: "struct { APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \
                        \"json:\\\"kind,omitempty\\\"\" }"
                 .into(),
         });
     }
-    let text = |key: &str| match value.get(key) {
-        None | Some(Value::Null) => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => Err(DecodeError::Mismatch {
-            found: shape_of(other).go_name().into(),
-            place: format!("struct field .{key}"),
-            expected: "string".into(),
-        }),
-    };
-    Ok((text("apiVersion")?, text("kind")?))
-}
-
-fn shape_of(value: &Value) -> Shape {
-    match value {
-        Value::Null => Shape::Null,
-        Value::Bool(_) => Shape::Bool,
-        Value::Number(_) => Shape::Number,
-        Value::String(_) => Shape::String,
-        Value::Array(_) => Shape::Array,
-        Value::Object(_) => Shape::Object,
-    }
+    let (mut api_version, mut kind) = (String::new(), String::new());
+    decoder.members(|decoder, name| {
+        let slot = match name.as_str() {
+            "apiVersion" => &mut api_version,
+            "kind" => &mut kind,
+            _ => return decoder.skip(1),
+        };
+        match decoder.lexer.shape()? {
+            Shape::String => *slot = decoder.lexer.string()?,
+            Shape::Null => decoder.lexer.null()?,
+            other => {
+                return Err(DecodeError::Mismatch {
+                    found: other.go_name().into(),
+                    place: format!("struct field .{name}"),
+                    expected: "string".into(),
+                });
+            }
+        }
+        Ok(())
+    })?;
+    decoder.lexer.end()?;
+    Ok((api_version, kind))
 }
 
 enum Segment {
@@ -215,8 +217,7 @@ impl<'a> Decoder<'a> {
         self.members(|decoder, name| {
             let Some(field) = type_.field(&name) else {
                 decoder.complain("unknown", &name);
-                decoder.any(depth + 1, false)?;
-                return Ok(());
+                return decoder.skip(depth + 1);
             };
             if seen.contains(&field.name) {
                 decoder.complain("duplicate", &name);
@@ -260,6 +261,21 @@ impl<'a> Decoder<'a> {
             Ok(())
         })?;
         Ok(Value::Array(list))
+    }
+
+    /// Passes over any JSON.
+    fn skip(&mut self, depth: usize) -> Result<(), DecodeError> {
+        if depth > MAX_DEPTH {
+            return Err(DecodeError::TooDeep);
+        }
+        match self.lexer.shape()? {
+            Shape::Null => self.lexer.null(),
+            Shape::Bool => self.lexer.bool().map(drop),
+            Shape::Number => self.lexer.number().map(drop),
+            Shape::String => self.lexer.skip_string(),
+            Shape::Array => self.elements(|decoder| decoder.skip(depth + 1)),
+            Shape::Object => self.members(|decoder, _| decoder.skip(depth + 1)),
+        }
     }
 
     /// Any JSON. `strict` reports duplicates.
