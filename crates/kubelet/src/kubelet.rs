@@ -181,3 +181,7 @@ async fn follow_pods(context: Arc<Context>, workers: Arc<Workers>, scope: Scope)
         }
     }
 }
+
+#[cfg(test)]
+#[path = "kubelet_tests.rs"]
+mod tests;

@@ -32,6 +32,7 @@ struct State {
     ignores_term: bool,
     start_error: Option<String>,
     stream_url: Option<String>,
+    network_problem: Option<String>,
 }
 
 #[derive(Clone)]
@@ -74,6 +75,11 @@ impl FakeRuntime {
 
     pub(crate) fn fail_starts(&self, message: Option<&str>) {
         self.state.lock().unwrap().start_error = message.map(str::to_string);
+    }
+
+    /// Whether the network is ready, and why not.
+    pub(crate) fn set_ready(&self, problem: Option<&str>) {
+        self.state.lock().unwrap().network_problem = problem.map(str::to_string);
     }
 
     /// Where exec is to connect.
@@ -185,12 +191,15 @@ impl RuntimeService for FakeRuntime {
     }
 
     async fn status(&self, _: StatusRequest) -> Result<StatusResponse> {
-        let condition = |name: &str| RuntimeCondition {
+        let problem = self.state.lock().unwrap().network_problem.clone();
+        let condition = |name: &str, problem: Option<String>| RuntimeCondition {
             r#type: name.into(),
-            status: true,
+            status: problem.is_none(),
+            message: problem.unwrap_or_default(),
             ..RuntimeCondition::default()
         };
-        let status = RuntimeStatus { conditions: vec![condition("RuntimeReady"), condition("NetworkReady")] };
+        let conditions = vec![condition("RuntimeReady", None), condition("NetworkReady", problem)];
+        let status = RuntimeStatus { conditions };
         Ok(StatusResponse { status: Some(status), ..StatusResponse::default() })
     }
 
