@@ -42,8 +42,8 @@ async fn a_pod_runs_and_is_deleted() {
     for (reason, part) in [
         ("Pulling", "busybox:1"),
         ("Pulled", "Successfully pulled"),
-        ("Created", "c"),
-        ("Started", "Started container c"),
+        ("Created", "Container created"),
+        ("Started", "Container started"),
     ] {
         h.until_event(reason, part).await;
     }
@@ -60,7 +60,7 @@ async fn a_pod_runs_and_is_deleted() {
     let last = h.api.history(&Harness::key("p")).pop().unwrap();
     assert_eq!(state(&last)["terminated"]["exitCode"], 143);
     h.until_event("Killing", "Stopping container c").await;
-    h.api.until("the worker has ended", |_| (h.workers.len() == 0).then_some(())).await;
+    h.until_workers(0).await;
     assert!(h.runtime.is_empty());
     assert!(!h.dir.path().join("kubelet/pods/uid-p").exists());
 }
@@ -167,12 +167,8 @@ async fn a_restarted_kubelet_adopts_what_runs() {
     h.api.remove(&Harness::key("gone"));
     h.runtime.forget_calls();
     let h = h.restart().await;
-    h.api
-        .until("the orphan is stopped", |_| {
-            h.runtime.calls().contains(&"stop-sandbox".to_string()).then_some(())
-        })
-        .await;
-    h.api.until("the orphan is cleaned", |_| (h.workers.len() == 1).then_some(())).await;
+    h.until_workers(1).await;
+    assert!(h.runtime.calls().contains(&"stop-sandbox".to_string()));
     assert!(
         !h.runtime.calls().iter().any(|c| c.starts_with("start") || c.starts_with("sandbox")),
         "{:?}",
@@ -255,7 +251,7 @@ async fn a_pod_removed_by_force_is_cleaned_up() {
     h.create("other", one());
     h.until("other", "ready", ready).await;
     h.until_event("Killing", "Stopping container c").await;
-    h.api.until("cleaned", |_| (h.workers.len() == 1).then_some(())).await;
+    h.until_workers(1).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -317,8 +313,14 @@ async fn a_start_that_fails_is_tried_again_later() {
     let pod = h.until("p", "start failed", |p| state(p)["waiting"]["reason"] == "RunContainerError").await;
     assert_eq!(state(&pod)["waiting"]["message"], "no such program");
     h.until_event("Failed", "Error: no such program").await;
+    let before = h.context.clock.now();
+    // Whatever else wakes the worker meanwhile, the start is not tried again before its time.
+    let attempts = h.runtime.calls().len();
+    h.workers.wake_all();
     h.runtime.fail_starts(None);
     let pod = h.until("p", "ready", ready).await;
+    assert_eq!(h.runtime.calls().len(), attempts + 1);
+    assert!(crate::clock::since(before, h.context.clock.now()).as_secs() >= 9);
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
 }
 

@@ -76,7 +76,7 @@ impl Harness {
             max_pods: 3,
             runtime_name: "ferrite".into(),
             runtime: shared.clone(),
-            images: Images::new(shared.clone(), recorder.clone(), clock),
+            images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
             volumes: Volumes::new(dir.path().join("kubelet"), client.clone(), objects.clone(), limits),
             objects,
             cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
@@ -139,6 +139,12 @@ impl Harness {
         self.api
             .until(&format!("{name} is gone"), |api| api.get(&Self::key(name)).is_none().then_some(()))
             .await;
+    }
+
+    pub(crate) async fn until_workers(&self, count: usize) {
+        let mut counted = self.workers.count();
+        let wait = counted.wait_for(|n| *n == count);
+        tokio::time::timeout(std::time::Duration::from_secs(3600), wait).await.unwrap().unwrap();
     }
 
     /// Waits for an event about a pod and answers its message.
