@@ -68,7 +68,8 @@ impl Kubelet {
         let recorder = Events::start(client.clone(), &scope).recorder("kubelet", Some(&config.node_name));
         let workers: Arc<Workers> = Arc::default();
         let told = workers.clone();
-        let objects = Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
+        let objects =
+            Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
         let (readiness, readiness_seen) = watch::channel(Readiness::default());
         let selector = ListSelector::fields(format!("spec.nodeName={}", config.node_name));
         let resolv_conf = std::fs::read_to_string(&config.resolv_conf).unwrap_or_default();
@@ -90,13 +91,21 @@ impl Kubelet {
             volumes: Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits),
             objects,
             cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root),
-            services: Informer::<Service>::start(Api::all(client.clone()), ListSelector::everything(), &scope),
+            services: Informer::<Service>::start(
+                Api::all(client.clone()),
+                ListSelector::everything(),
+                &scope,
+            ),
             pods: Informer::<Pod>::start(Api::all(client.clone()), selector, &scope),
             node: Informer::<Node>::start(Api::all(client.clone()), node_selector, &scope),
             readiness: readiness_seen,
             client: client.clone(),
             recorder: recorder.clone(),
-            probes: ProbeContext { checker: Checker::new(runtime.clone()), recorder: recorder.clone(), clock },
+            probes: ProbeContext {
+                checker: Checker::new(runtime.clone()),
+                recorder: recorder.clone(),
+                clock,
+            },
             clock,
         });
         let server_address = match &config.tls {

@@ -143,7 +143,8 @@ impl Images {
             user_specified_image: as_written.to_string(),
             ..ImageSpec::default()
         };
-        let answer = self.service.image_status(ImageStatusRequest { image: Some(spec), verbose: false }).await?;
+        let answer =
+            self.service.image_status(ImageStatusRequest { image: Some(spec), verbose: false }).await?;
         Ok(answer.image)
     }
 

@@ -101,7 +101,9 @@ async fn drain(
 async fn reopen(path: &Path, current: &File) -> io::Result<Option<File>> {
     let here = current.metadata().await?;
     match tokio::fs::metadata(path).await {
-        Ok(there) if (there.dev(), there.ino()) != (here.dev(), here.ino()) => Ok(Some(File::open(path).await?)),
+        Ok(there) if (there.dev(), there.ino()) != (here.dev(), here.ino()) => {
+            Ok(Some(File::open(path).await?))
+        }
         _ => Ok(None),
     }
 }

@@ -35,7 +35,11 @@ pub(crate) struct Readiness {
 
 impl Readiness {
     fn problem(&self) -> Option<String> {
-        let all: Vec<&str> = [&self.runtime_problem, &self.network_problem].into_iter().flatten().map(String::as_str).collect();
+        let all: Vec<&str> = [&self.runtime_problem, &self.network_problem]
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .collect();
         (!all.is_empty()).then(|| all.join(", "))
     }
 }
@@ -57,7 +61,12 @@ pub(crate) struct NodeManager {
 impl NodeManager {
     /// Registers the node and keeps reporting until the scope ends.
     pub(crate) async fn start(self, informer: &Informer<Node>, scope: &Scope) {
-        self.recorder.event(&self.reference(), EventType::Normal, "Starting", "Starting kubelet.".to_string());
+        self.recorder.event(
+            &self.reference(),
+            EventType::Normal,
+            "Starting",
+            "Starting kubelet.".to_string(),
+        );
         self.look().await;
         self.register().await;
         let changed = self.refresh.clone();
@@ -80,7 +89,12 @@ impl NodeManager {
     fn reference(&self) -> ObjectReference {
         let name = self.config.node_name.clone();
         // As upstream: events of a node name it as their UID, so that they outlive the object.
-        ObjectReference { kind: Some("Node".into()), uid: Some(name.clone()), name: Some(name), ..ObjectReference::default() }
+        ObjectReference {
+            kind: Some("Node".into()),
+            uid: Some(name.clone()),
+            name: Some(name),
+            ..ObjectReference::default()
+        }
     }
 
     fn labels(&self) -> BTreeMap<String, String> {
@@ -151,7 +165,8 @@ impl NodeManager {
             }
             let ready = self.readiness.borrow().problem().is_none();
             if was_ready != Some(ready) {
-                let (reason, message) = if ready { ("NodeReady", "NodeReady") } else { ("NodeNotReady", "NodeNotReady") };
+                let (reason, message) =
+                    if ready { ("NodeReady", "NodeReady") } else { ("NodeNotReady", "NodeNotReady") };
                 let name = &self.config.node_name;
                 let message = format!("Node {name} status is now: {message}");
                 self.recorder.event(&self.reference(), EventType::Normal, reason, message);

@@ -69,20 +69,31 @@ impl Context {
     }
 
     /// Stops every container, sidecars after the others and in reverse order, then every sandbox.
-    pub(super) async fn kill_pod(&self, pod: &Pod, runtime: &RuntimePod, grace: Duration) -> ferrite_cri::Result<()> {
+    pub(super) async fn kill_pod(
+        &self,
+        pod: &Pod,
+        runtime: &RuntimePod,
+        grace: Duration,
+    ) -> ferrite_cri::Result<()> {
         let containers = model::containers(pod);
         let spec_of = |name: &str| containers.iter().find(|c| c.name() == name);
         let pod_ip = runtime.sandboxes.first().and_then(|s| s.ips.first()).cloned().unwrap_or_default();
         let is_sidecar = |i: &Instance| spec_of(&i.name).is_some_and(PodContainer::is_sidecar);
         let started = tokio::time::Instant::now();
-        let alive = || runtime.instances.iter().filter(|i| i.is_running() || i.state == super::runtime_pod::RunState::Unknown);
-        let first = alive().filter(|i| !is_sidecar(i)).map(|i| {
-            self.kill_container(pod, spec_of(&i.name), i, None, grace, &pod_ip)
-        });
+        let alive = || {
+            runtime
+                .instances
+                .iter()
+                .filter(|i| i.is_running() || i.state == super::runtime_pod::RunState::Unknown)
+        };
+        let first = alive()
+            .filter(|i| !is_sidecar(i))
+            .map(|i| self.kill_container(pod, spec_of(&i.name), i, None, grace, &pod_ip));
         for result in join_all(first).await {
             result?;
         }
-        let position = |name: &str| containers.iter().position(|c| c.kind == ContainerKind::Init && c.name() == name);
+        let position =
+            |name: &str| containers.iter().position(|c| c.kind == ContainerKind::Init && c.name() == name);
         let mut sidecars: Vec<&Instance> = alive().filter(|i| is_sidecar(i)).collect();
         sidecars.sort_by_key(|i| std::cmp::Reverse(position(&i.name)));
         for sidecar in sidecars {
@@ -102,6 +113,7 @@ impl Context {
 
 /// How long a pod's containers have between the signals.
 pub(super) fn grace_of(pod: &Pod) -> Duration {
-    let seconds = pod.metadata.deletion_grace_period_seconds.unwrap_or_else(|| labels::termination_grace(pod));
+    let seconds =
+        pod.metadata.deletion_grace_period_seconds.unwrap_or_else(|| labels::termination_grace(pod));
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }

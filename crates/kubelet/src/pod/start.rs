@@ -54,7 +54,11 @@ impl Context {
         )
     }
 
-    pub(super) async fn create_sandbox(&self, pod: &Pod, config: PodSandboxConfig) -> ferrite_cri::Result<Sandbox> {
+    pub(super) async fn create_sandbox(
+        &self,
+        pod: &Pod,
+        config: PodSandboxConfig,
+    ) -> ferrite_cri::Result<Sandbox> {
         let failed = |e: &ferrite_cri::Error| {
             let message = format!("Failed to create pod sandbox: {e}");
             self.event(pod, EventType::Warning, "FailedCreatePodSandBox", message);
@@ -69,7 +73,8 @@ impl Context {
             let message = format!("Unable to get pod sandbox status: {e}");
             self.event(pod, EventType::Warning, "FailedStatusPodSandBox", message);
         })?;
-        let status = status.status.ok_or_else(|| ferrite_cri::Error::internal("the sandbox has no status"))?;
+        let status =
+            status.status.ok_or_else(|| ferrite_cri::Error::internal("the sandbox has no status"))?;
         Ok(Sandbox::from_cri(status))
     }
 
@@ -133,15 +138,22 @@ impl Context {
         let id = created.container_id;
         let name = container.name();
         self.recorder.event(&about, EventType::Normal, "Created", format!("Created container: {name}"));
-        self.runtime.start_container(StartContainerRequest { container_id: id.clone() }).await.map_err(|e| {
-            warn(format!("Error: {e}"));
-            WaitingReason::new("RunContainerError", e.to_string())
-        })?;
+        self.runtime.start_container(StartContainerRequest { container_id: id.clone() }).await.map_err(
+            |e| {
+                warn(format!("Error: {e}"));
+                WaitingReason::new("RunContainerError", e.to_string())
+            },
+        )?;
         self.recorder.event(&about, EventType::Normal, "Started", format!("Started container {name}"));
         self.post_start(inputs, container, &id).await
     }
 
-    async fn post_start(&self, inputs: &StartInputs<'_>, container: &PodContainer, id: &str) -> Result<(), WaitingReason> {
+    async fn post_start(
+        &self,
+        inputs: &StartInputs<'_>,
+        container: &PodContainer,
+        id: &str,
+    ) -> Result<(), WaitingReason> {
         let Some(hook) = container.spec.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
             return Ok(());
         };
@@ -193,13 +205,15 @@ impl Context {
         let (maps, secrets) = env::references(&container.spec);
         let mut sources = EnvSources { config_maps: BTreeMap::new(), secrets: BTreeMap::new() };
         for name in maps {
-            let found = self.objects.config_map(&id.uid, &id.namespace, &name).await.map_err(|e| e.to_string())?;
+            let found =
+                self.objects.config_map(&id.uid, &id.namespace, &name).await.map_err(|e| e.to_string())?;
             if let Some(map) = found {
                 sources.config_maps.insert(name, objects::config_map_data(&map));
             }
         }
         for name in secrets {
-            let found = self.objects.secret(&id.uid, &id.namespace, &name).await.map_err(|e| e.to_string())?;
+            let found =
+                self.objects.secret(&id.uid, &id.namespace, &name).await.map_err(|e| e.to_string())?;
             if let Some(secret) = found {
                 sources.secrets.insert(name, objects::secret_data(&secret));
             }
@@ -207,11 +221,8 @@ impl Context {
         let links = model::spec(pod).enable_service_links.unwrap_or(true);
         let services =
             env::service_variables(&self.services.list(), &id.namespace, links, self.api_address.as_ref());
-        let pod_ips = if model::is_host_network(pod) {
-            vec![self.host_ip.clone()]
-        } else {
-            inputs.sandbox.ips.clone()
-        };
+        let pod_ips =
+            if model::is_host_network(pod) { vec![self.host_ip.clone()] } else { inputs.sandbox.ips.clone() };
         env::environment(&EnvInputs {
             pod,
             container: &container.spec,
@@ -276,7 +287,8 @@ impl Context {
         let dir = self.volumes.pod_dir(&PodId::of(pod).uid).join("containers").join(container);
         std::fs::create_dir_all(&dir)?;
         let path = dir.join(attempt.to_string());
-        let file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o666).open(&path)?;
+        let file =
+            std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o666).open(&path)?;
         // Whoever the container runs as may write its last words; the umask must not take that away.
         use std::os::unix::fs::PermissionsExt;
         file.set_permissions(std::fs::Permissions::from_mode(0o666))?;

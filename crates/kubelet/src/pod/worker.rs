@@ -291,7 +291,8 @@ impl Worker {
         let now = self.context.clock.now();
         let due = self.volumes.as_ref().is_none_or(|v| v.refresh_at.is_some_and(|at| at <= now));
         let shown = (pod.metadata.labels.clone(), pod.metadata.annotations.clone());
-        let same = self.volumes_of.as_ref().is_some_and(|m| (m.labels.clone(), m.annotations.clone()) == shown);
+        let same =
+            self.volumes_of.as_ref().is_some_and(|m| (m.labels.clone(), m.annotations.clone()) == shown);
         if !changed && !due && same {
             return Ok(());
         }
@@ -310,7 +311,12 @@ impl Worker {
     }
 
     /// Does what was decided. Answers when a failed start may be tried again.
-    async fn apply(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod, actions: &Actions) -> Result<Option<Timestamp>, SyncError> {
+    async fn apply(
+        &mut self,
+        pod: &Arc<Pod>,
+        runtime: &RuntimePod,
+        actions: &Actions,
+    ) -> Result<Option<Timestamp>, SyncError> {
         let context = self.context.clone();
         let containers = model::containers(pod);
         if actions.kill_pod {
@@ -334,7 +340,8 @@ impl Worker {
             if self.waiting.get(&wait.name) != Some(&reason)
                 && let Some(container) = containers.iter().find(|c| c.name() == wait.name)
             {
-                let message = format!("Back-off restarting failed container {} in pod {}", wait.name, self.id);
+                let message =
+                    format!("Back-off restarting failed container {} in pod {}", wait.name, self.id);
                 let about = model::reference(pod, Some(container.field_path()));
                 context.recorder.event(&about, EventType::Warning, "BackOff", message);
             }
@@ -397,7 +404,9 @@ impl Worker {
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
                 let tagged = crate::images::tagged(image);
-                self.pulls.retry_at(container.name(), &tagged, now).unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
+                self.pulls
+                    .retry_at(container.name(), &tagged, now)
+                    .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
             "CreateContainerError" | "RunContainerError" => {
@@ -448,7 +457,8 @@ impl Worker {
             }
         }
         for sandbox in runtime.sandboxes.iter().skip(1).filter(|s| !s.ready) {
-            let in_use = runtime.instances.iter().any(|i| i.sandbox_id == sandbox.id && !removed.contains(&i.id));
+            let in_use =
+                runtime.instances.iter().any(|i| i.sandbox_id == sandbox.id && !removed.contains(&i.id));
             if !in_use {
                 let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
                 if let Err(e) = self.context.runtime.remove_pod_sandbox(request).await {
