@@ -273,6 +273,7 @@ async fn pods_are_refused_and_ended_by_the_node() {
     h.create("big", json!({"containers": [big]}));
     let pod = h.until_phase("big", "Failed").await;
     assert_eq!(pod["status"]["reason"], "OutOfcpu");
+    assert!(pod["status"]["containerStatuses"].is_null());
     h.create("slow", json!({"containers": [container("c")], "activeDeadlineSeconds": 30}));
     h.until("slow", "ready", ready).await;
     let pod = h.until_phase("slow", "Failed").await;
