@@ -201,6 +201,7 @@ async fn survives_restart_and_crash() {
     fs::write(images.join("index.tmp"), "{").unwrap();
     let reopened = store(root.path());
     assert_eq!(reopened.image("app").unwrap().id, image.id());
+    assert!(matches!(ImageStore::open(images.clone()), Err(ImageError::Locked(_))), "one process at a time");
     assert_eq!((count(images.join("layers")), count(images.join("ingest"))), (2, 0));
     drop(reopened);
 
