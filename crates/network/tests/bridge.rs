@@ -1,5 +1,6 @@
 //! The bridge network on real kernel objects. Every test makes its own network namespaces, the node's
 //! included, so nothing touches the machine's interfaces.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,6 @@
 //! Pulling: from Debian's `docker-registry` on a loopback port, and from a server of the test's own that
 //! misbehaves on demand.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod image_fixtures;
 
@@ -457,7 +458,8 @@ async fn a_registry_without_ranges_starts_over() {
 #[tokio::test]
 async fn lying_registries() {
     type Layer = fn(&[u8], Option<u64>) -> Vec<u8>;
-    let rows: Vec<(&str, Layer, fn(&ImageError) -> bool)> = vec![
+    type Expected = fn(&ImageError) -> bool;
+    let rows: Vec<(&str, Layer, Expected)> = vec![
         (
             "other content",
             |blob, _| {

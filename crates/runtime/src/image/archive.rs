@@ -223,7 +223,7 @@ impl ImageStore {
                     digest = platform.choose(&digest.to_string(), &nested)?;
                     bytes = self.layout_blob(files, &digest)?;
                 }
-                let (config, _, layers) = parse_manifest(&bytes)?;
+                let ((config, _), layers) = parse_manifest(&bytes)?;
                 self.layout_blob(files, &config)?;
                 for (layer, _) in &layers {
                     files.layout(layer)?;

@@ -147,7 +147,7 @@ impl ImageStore {
         let (top, manifest) = registry.manifest(platform).await?;
         progress(ProgressEvent::Resolved { digest: top.clone() });
         let manifest_digest = Digest::of(&manifest);
-        let (id, config_size, layers) = parse_manifest(&manifest)?;
+        let ((id, config_size), layers) = parse_manifest(&manifest)?;
 
         let metadata = self.lease([manifest_digest.clone(), id.clone()]);
         let store = Arc::clone(self);

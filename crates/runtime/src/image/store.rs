@@ -420,8 +420,11 @@ pub(crate) fn parse_config(bytes: &[u8]) -> Result<(ImageConfiguration, Vec<Dige
     Ok((config, diff_ids))
 }
 
-/// A manifest's configuration with its size, and its layers with theirs.
-pub(crate) fn parse_manifest(bytes: &[u8]) -> Result<(Digest, u64, Vec<(Digest, u64)>), ImageError> {
+/// A blob and its announced size.
+pub(crate) type SizedBlob = (Digest, u64);
+
+/// A manifest's configuration and layers.
+pub(crate) fn parse_manifest(bytes: &[u8]) -> Result<(SizedBlob, Vec<SizedBlob>), ImageError> {
     let fail = |why: String| ImageError::invalid("image manifest", why);
     let manifest: ImageManifest = serde_json::from_slice(bytes).map_err(|error| fail(error.to_string()))?;
     let config = manifest.config().digest().to_string().parse()?;
@@ -434,5 +437,5 @@ pub(crate) fn parse_manifest(bytes: &[u8]) -> Result<(Digest, u64, Vec<(Digest, 
         .iter()
         .map(|layer| Ok((layer.digest().to_string().parse()?, layer.size())))
         .collect::<Result<_, ImageError>>()?;
-    Ok((config, config_size, layers))
+    Ok(((config, config_size), layers))
 }
