@@ -10,10 +10,7 @@ fn objects_that_are_wrong_are_refused_with_a_reason() {
     let rows: &[(&str, &str)] = &[
         ("apiVersion: v1\nkind: Nonsense\nmetadata: {name: a}\n", "no matches for kind \"Nonsense\""),
         ("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a\n", "error"),
-        (
-            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {replicas: many}\n",
-            "replicas",
-        ),
+        ("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a}\nspec: {replicas: many}\n", "replicas"),
         (
             "apiVersion: v1\nkind: Pod\nmetadata: {name: Not_A_Label}\nspec: {containers: [{name: c, image: i}]}\n",
             "a lowercase RFC 1123 subdomain must consist of",
@@ -40,7 +37,13 @@ fn objects_that_are_wrong_are_refused_with_a_reason() {
     let path = world.write("big.json", &big);
     let complaint = world.kubectl_fails(&["create", "--validate=false", "-f", path.to_str().unwrap()]);
     assert!(complaint.contains("Request entity too large: limit is 3145728"), "{complaint}");
-    assert!(world.get(&["configmaps"])["items"].as_array().unwrap().iter().all(|c| c["metadata"]["name"] == "kube-root-ca.crt"));
+    assert!(
+        world.get(&["configmaps"])["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|c| c["metadata"]["name"] == "kube-root-ca.crt")
+    );
     // After all that the server is well.
     assert_eq!(world.kubectl(&["get", "--raw", "/readyz"]), "ok");
 }
@@ -63,7 +66,10 @@ spec:
         state["terminated"].is_object() || state["waiting"]["reason"] == "RunContainerError"
     });
     let text = serde_json::to_string(container_status(&pod)).unwrap();
-    assert!(text.contains("no-such-program") && text.contains("executable file not found in $PATH"), "{text}");
+    assert!(
+        text.contains("no-such-program") && text.contains("executable file not found in $PATH"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -5,7 +5,13 @@ use crate::world::*;
 #[test]
 fn environment_and_volumes_come_from_objects() {
     let world = World::start();
-    world.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue", "--from-literal=file.txt=content"]);
+    world.kubectl(&[
+        "create",
+        "configmap",
+        "settings",
+        "--from-literal=colour=blue",
+        "--from-literal=file.txt=content",
+    ]);
     world.kubectl(&["create", "secret", "generic", "hidden", "--from-literal=password=s3cret"]);
     world.create(&format!(
         r#"
@@ -47,9 +53,10 @@ spec:
     let init: Vec<_> = pod["status"]["initContainerStatuses"].as_array().unwrap().iter().collect();
     let ended = |n: usize| init[n]["state"]["terminated"]["finishedAt"].as_str().unwrap().to_owned();
     assert!(ended(0) <= ended(1));
-    assert_eq!(world.kubectl(&["logs", "p", "-c", "second"]), "content");
+    assert_eq!(world.kubectl(&["logs", "p", "-c", "second"]), "content\n");
     assert!(world.netns.http_get((pod_ip(&pod), 8080).into(), "/").unwrap().starts_with("blue p"));
-    let exec = |command: &[&str]| world.kubectl(&[&["exec", "p", "--", "/ferrite", "tools"], command].concat());
+    let exec =
+        |command: &[&str]| world.kubectl(&[&["exec", "p", "--", "/ferrite", "tools"], command].concat());
     assert_eq!(exec(&["cat", "/secret/password"]), "s3cret");
     let environment = exec(&["env"]);
     assert!(environment.contains("PASSWORD=s3cret") && environment.contains("POD=p"), "{environment}");

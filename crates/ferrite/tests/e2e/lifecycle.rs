@@ -28,9 +28,18 @@ impl Traces {
             (links, routes)
         });
         Self {
-            mounts: mounts.lines().filter(|l| l.contains(&ours)).map(|l| l.split(' ').nth(4).unwrap().to_owned()).collect(),
+            mounts: mounts
+                .lines()
+                .filter(|l| l.contains(&ours))
+                .map(|l| l.split(' ').nth(4).unwrap().to_owned())
+                .collect(),
             cgroups: cgroups(),
-            links: net.0.lines().filter_map(|l| l.split_once(':')).map(|(name, _)| name.trim().to_owned()).collect(),
+            links: net
+                .0
+                .lines()
+                .filter_map(|l| l.split_once(':'))
+                .map(|(name, _)| name.trim().to_owned())
+                .collect(),
             routes: net.1.lines().skip(1).map(str::to_owned).collect(),
             processes: processes()
                 .into_iter()
@@ -43,7 +52,7 @@ impl Traces {
             files: std::fs::read_dir(&root)
                 .unwrap()
                 .map(|e| e.unwrap().file_name().to_string_lossy().into_owned())
-                .filter(|n| n != "up.log" && n != ".kube")
+                .filter(|n| !matches!(n.as_str(), "up.log" | ".kube" | "manifest.yaml"))
                 .collect(),
         }
     }
@@ -70,7 +79,18 @@ fn down_leaves_no_trace() {
     let mut world = World::prepare(&[]);
     let before = Traces::take(&world);
     world.up();
-    world.kubectl(&["create", "deployment", "web", "--image", TOOLS, "--replicas=2", "--", "/ferrite", "tools", "http"]);
+    world.kubectl(&[
+        "create",
+        "deployment",
+        "web",
+        "--image",
+        TOOLS,
+        "--replicas=2",
+        "--",
+        "/ferrite",
+        "tools",
+        "http",
+    ]);
     world.create(&format!(
         r#"
 apiVersion: v1

@@ -128,7 +128,10 @@ fn a_crashing_container_backs_off() {
     assert_eq!(status["lastState"]["terminated"]["exitCode"], 3);
     assert_eq!(status["lastState"]["terminated"]["reason"], "Error");
     let message = status["state"]["waiting"]["message"].as_str().unwrap();
-    assert!(message.starts_with("back-off 10s restarting failed container=crash pod=crash_default("), "{message}");
+    assert!(
+        message.starts_with("back-off 10s restarting failed container=crash pod=crash_default("),
+        "{message}"
+    );
     let table = world.kubectl(&["get", "pod", "crash"]);
     assert!(table.contains("CrashLoopBackOff") || table.contains("Error"), "{table}");
 }
@@ -140,7 +143,8 @@ fn a_missing_image_is_told_and_retried() {
     world.kubectl(&["run", "lost", "--image", "127.0.0.1:9/no/such:1"]);
     let mut reasons = Vec::new();
     world.watch(&["pod", "lost"], |p| {
-        let reason = container_status(p)["state"]["waiting"]["reason"].as_str().unwrap_or_default().to_owned();
+        let reason =
+            container_status(p)["state"]["waiting"]["reason"].as_str().unwrap_or_default().to_owned();
         if reasons.last() != Some(&reason) {
             reasons.push(reason.clone());
         }
@@ -148,7 +152,9 @@ fn a_missing_image_is_told_and_retried() {
     });
     assert!(reasons.contains(&"ErrImagePull".to_owned()), "{reasons:?}");
     let events = world.kubectl(&["get", "events", "--field-selector", "involvedObject.name=lost"]);
-    for expected in ["Failed to pull image", "Error: ErrImagePull", "Back-off pulling image", "Error: ImagePullBackOff"] {
+    for expected in
+        ["Failed to pull image", "Error: ErrImagePull", "Back-off pulling image", "Error: ImagePullBackOff"]
+    {
         assert!(events.contains(expected), "{expected}: {events}");
     }
 }

@@ -10,7 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[test]
 fn create_scale_and_delete() {
     let world = World::start();
-    world.kubectl(&["create", "deployment", "web", "--image", TOOLS, "--replicas=3", "--", "/ferrite", "tools", "http"]);
+    world.kubectl(&[
+        "create",
+        "deployment",
+        "web",
+        "--image",
+        TOOLS,
+        "--replicas=3",
+        "--",
+        "/ferrite",
+        "tools",
+        "http",
+    ]);
     world.wait_rolled_out("web", 3);
     let sets = world.get(&["replicasets", "-l", "app=web"]);
     let set = &sets["items"][0];
@@ -54,7 +65,8 @@ fn ask_until(world: &World, done: &Arc<AtomicBool>) -> std::thread::JoinHandle<(
         for document in serde_json::Deserializer::from_reader(stdout).into_iter::<serde_json::Value>() {
             let Ok(endpoints) = document else { return };
             let addresses = endpoints["subsets"][0]["addresses"].as_array().cloned().unwrap_or_default();
-            *seen.lock().unwrap() = addresses.iter().map(|a| a["ip"].as_str().unwrap().parse().unwrap()).collect();
+            *seen.lock().unwrap() =
+                addresses.iter().map(|a| a["ip"].as_str().unwrap().parse().unwrap()).collect();
         }
     });
     std::thread::spawn(move || {
@@ -142,7 +154,18 @@ spec:
 #[test]
 fn a_rollout_survives_kill_9_in_the_middle() {
     let mut world = World::start();
-    world.kubectl(&["create", "deployment", "web", "--image", TOOLS, "--replicas=4", "--", "/ferrite", "tools", "http"]);
+    world.kubectl(&[
+        "create",
+        "deployment",
+        "web",
+        "--image",
+        TOOLS,
+        "--replicas=4",
+        "--",
+        "/ferrite",
+        "tools",
+        "http",
+    ]);
     world.wait_rolled_out("web", 4);
     world.kubectl(&["run", "bystander", "--image", TOOLS, "--", "http"]);
     let bystander = world.wait_ready("bystander");

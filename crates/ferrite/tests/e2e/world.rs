@@ -36,7 +36,11 @@ impl Netns {
         // SAFETY: setns is async-signal-safe; the descriptor stays open in the parent until after the fork.
         unsafe {
             command.pre_exec(move || {
-                if libc::setns(fd, libc::CLONE_NEWNET) == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+                if libc::setns(fd, libc::CLONE_NEWNET) == 0 {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::last_os_error())
+                }
             })
         }
     }

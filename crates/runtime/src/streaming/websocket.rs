@@ -7,7 +7,8 @@ use hyper::body::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 
 use super::session::{self, Size};
 use super::{Action, spdy};
@@ -117,7 +118,9 @@ where
         let (outcome, ()) = tokio::join!(work, relay);
         let status = outcome.status().to_string();
         let _ = sink.send(frame(ERROR, status.as_bytes())).await;
-        let _ = sink.send(Message::Close(None)).await;
+        // Clients take any other code, or none, for a connection that broke.
+        let _ =
+            sink.send(Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))).await;
         let _ = sink.close().await;
     };
     tokio::pin!(incoming, outgoing);
