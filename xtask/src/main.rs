@@ -21,7 +21,12 @@ const COMMANDS: &[Row] = &[
         what: "formatting, lints, unit tests and, unless quick, end-to-end tests",
         run: test::run,
     },
-    Row { name: "bench", arguments: "", what: "start-up, pod start and memory of the release build", run: bench::run },
+    Row {
+        name: "bench",
+        arguments: "",
+        what: "start-up, pod start and memory of the release build",
+        run: bench::run,
+    },
     Row {
         name: "schema",
         arguments: "<openapi.tsv> <proto.tsv>",

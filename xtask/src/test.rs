@@ -4,8 +4,11 @@ use std::path::Path;
 use std::process::Command;
 
 /// What the end-to-end tests call, and the Debian package that has it.
-const TOOLS: &[(&str, &str)] =
-    &[("kubectl", "kubernetes-client"), ("busybox", "busybox-static"), ("docker-registry", "docker-registry")];
+const TOOLS: &[(&str, &str)] = &[
+    ("kubectl", "kubernetes-client"),
+    ("busybox", "busybox-static"),
+    ("docker-registry", "docker-registry"),
+];
 
 pub fn run(arguments: &[String]) -> Result<(), String> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);

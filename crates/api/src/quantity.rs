@@ -6,6 +6,7 @@
 use serde_json::Value;
 use std::cmp::Ordering;
 use std::fmt;
+use std::ops::{Add, Mul, Sub};
 use thiserror::Error;
 
 const NANOS: i128 = 1_000_000_000;
@@ -109,20 +110,32 @@ impl Quantity {
         let step = NANOS / 1000;
         Self { nanos: divide_away(self.nanos, step) * step, ..self }
     }
+}
 
-    /// The sum, in this quantity's format (or the other's, if this one is zero). Saturates.
-    pub fn add(self, other: Self) -> Self {
+/// The sum, in the first quantity's format (or the other's, if the first is zero). Saturates.
+impl Add for Quantity {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
         let format = if self.is_zero() { other.format } else { self.format };
         Self { nanos: (self.nanos + other.nanos).clamp(-MAX, MAX), format }
     }
+}
 
-    /// The difference, in this quantity's format (or the other's, if this one is zero). Saturates.
-    pub fn sub(self, other: Self) -> Self {
-        self.add(Self { nanos: -other.nanos, format: other.format })
+/// The difference, in the first quantity's format (or the other's, if the first is zero). Saturates.
+impl Sub for Quantity {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        self + Self { nanos: -other.nanos, format: other.format }
     }
+}
 
-    /// The amount taken `factor` times. Saturates.
-    pub fn mul(self, factor: i64) -> Self {
+/// The amount taken a number of times. Saturates.
+impl Mul<i64> for Quantity {
+    type Output = Self;
+
+    fn mul(self, factor: i64) -> Self {
         let nanos = self.nanos.saturating_mul(i128::from(factor)).clamp(-MAX, MAX);
         Self { nanos, ..self }
     }

@@ -59,6 +59,9 @@ async fn ensure(
     let resource = server.registry.table.find(group, "v1", plural).ok_or_else(Status::no_such_path)?;
     object["kind"] = (*resource.kind).into();
     object["apiVersion"] = resource.api_version().into();
+    if server.registry.get(resource, namespace, ferrite_api::meta::name(&object)).is_ok() {
+        return Ok(());
+    }
     let user = User::new(SELF, ["system:masters"]);
     let options = options();
     let write = Write { resource, namespace, user: &user, options: &options };

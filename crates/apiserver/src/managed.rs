@@ -1,10 +1,22 @@
 //! Who set which field: managedFields on every write.
 
 use crate::options::WriteOptions;
-use ferrite_api::Status;
+use ferrite_api::codec::{json, normalise};
+use ferrite_api::managed_fields::{self, ApplyError, Writer};
 use ferrite_api::resource::Resource;
+use ferrite_api::{Status, meta, schema};
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json as object};
+
+/// Fields that a write through this door cannot set, and so never owns.
+fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
+    match subresource {
+        Some("status") => &["spec"],
+        Some(_) => &[],
+        None if resource.subresource("status").is_some() => &["status"],
+        None => &[],
+    }
+}
 
 /// Brings managedFields of `new` up to date for a write that is not an apply.
 pub(crate) fn on_write(
@@ -15,16 +27,69 @@ pub(crate) fn on_write(
     subresource: Option<&str>,
     now: Timestamp,
 ) {
-    let _ = (resource, old, new, options, subresource, now);
+    let writer = Writer {
+        type_: schema::of(&resource.gvk()),
+        api_version: &resource.api_version(),
+        manager: &options.field_manager,
+        subresource: subresource.unwrap_or_default(),
+        ignored: ignored(resource, subresource),
+        now,
+    };
+    managed_fields::update(&writer, old, new);
 }
 
+/// Merges an applied configuration into the stored object, or makes the object when there is none.
 pub(crate) fn apply(
     resource: &Resource,
-    old: &Value,
+    old: Option<&Value>,
     applied: &Value,
     options: &WriteOptions,
     subresource: Option<&str>,
 ) -> Result<Value, Status> {
-    let _ = (resource, old, options, subresource);
-    Ok(applied.clone())
+    let type_ = schema::of(&resource.gvk());
+    let writer = Writer {
+        type_,
+        api_version: &resource.api_version(),
+        manager: &options.field_manager,
+        subresource: subresource.unwrap_or_default(),
+        ignored: ignored(resource, subresource),
+        now: Timestamp::now(),
+    };
+    let merged = managed_fields::apply(&writer, old, applied, options.force)
+        .map_err(|e| refusal(&e, resource, meta::name(applied)))?;
+    let mut value = merged.object;
+    if let Some(type_) = type_ {
+        value = json::conform(type_, &value).map_err(|e| Status::bad_request(e.to_string()))?.value;
+        normalise(type_, &mut value);
+    }
+    value["kind"] = (*resource.kind).into();
+    value["apiVersion"] = resource.api_version().into();
+    Ok(value)
+}
+
+fn refusal(error: &ApplyError, resource: &Resource, name: &str) -> Status {
+    match error {
+        ApplyError::Conflicts(conflicts) => {
+            let mut status = Status::new(409, "Conflict", error.to_string());
+            let causes: Vec<Value> = conflicts
+                .iter()
+                .map(|c| {
+                    object!({
+                        "reason": "FieldManagerConflict",
+                        "message": format!("conflict with {}", c.manager),
+                        "field": c.path.to_string(),
+                    })
+                })
+                .collect();
+            let mut details = serde_json::Map::new();
+            details.insert("causes".into(), causes.into());
+            status.details = Some(Box::new(details));
+            status
+        }
+        ApplyError::ManagedFieldsGiven => Status::bad_request(error.to_string()),
+        other => {
+            tracing::debug!(resource = %resource.plural, name, error = %other, "apply failed");
+            Status::new(500, "", other.to_string())
+        }
+    }
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use ferrite_api::codec::{Decoded, json};
 use ferrite_api::schema::TypeRef;
 use ferrite_api::{Status, meta, patch};
-use serde_json::{Value, json as object};
+use serde_json::Value;
 use std::sync::Mutex;
 
 /// What the content type says the body is.
@@ -145,14 +145,14 @@ async fn apply(
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
     let registry = &call.server.registry;
-    let change = |old: &Value| crate::managed::apply(&call.resource, old, &applied, options, subresource);
+    let change =
+        |old: &Value| crate::managed::apply(&call.resource, Some(old), &applied, options, subresource);
     let update =
         Update { write: call.write(options), name: &name, subresource, change: &change, applied: true };
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
-            let empty = object!({"kind": gvk.kind, "apiVersion": gvk.api_version(), "metadata": {}});
-            let new = crate::managed::apply(&call.resource, &empty, &applied, options, None)?;
-            registry.create(&call.write(options), new).await.map(|created| (201, created))
+            let new = crate::managed::apply(&call.resource, None, &applied, options, None)?;
+            registry.create_applied(&call.write(options), new).await.map(|created| (201, created))
         }
         other => other.map(|result| (200, result)),
     }

@@ -79,14 +79,17 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    pub async fn start(paths: &Paths, options: &ClusterOptions, progress: &Progress) -> Result<Self, BoxError> {
+    pub async fn start(
+        paths: &Paths,
+        options: &ClusterOptions,
+        progress: &Progress,
+    ) -> Result<Self, BoxError> {
         let node_name = match &options.node_name {
             Some(name) => name.clone(),
             None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
         };
         let bridge = start_network(paths, options).await?;
-        let node_ip =
-            ferrite_network::node_address().await?.unwrap_or(IpAddr::V4(bridge.gateway()));
+        let node_ip = ferrite_network::node_address().await?.unwrap_or(IpAddr::V4(bridge.gateway()));
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
         let api = Running::start(paths, &options.server, node_ip).await?;
@@ -173,8 +176,7 @@ const CONTROLLERS: [&str; 2] = ["*", "-replicationcontroller-controller"];
 
 fn start_controllers(api: &Running, scope: &Scope) {
     let client = api.client("system:kube-controller-manager", &[]);
-    let config =
-        ferrite_controllers::Config { root_ca: Some(api.pki.ca().to_owned()), ..Default::default() };
+    let config = ferrite_controllers::Config { root_ca: Some(api.pki.ca().to_owned()), ..Default::default() };
     let context = ferrite_controllers::Context::new(client, scope.clone(), config);
     ferrite_controllers::start_all(&context, &CONTROLLERS);
 }

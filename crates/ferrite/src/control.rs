@@ -239,7 +239,8 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, BoxError> {
-        let body = Full::new(Bytes::from(serde_json::to_vec(body)?)).map_err(|never| match never {}).boxed_unsync();
+        let body =
+            Full::new(Bytes::from(serde_json::to_vec(body)?)).map_err(|never| match never {}).boxed_unsync();
         let answer = self.send(method, path, body).await?.collect().await?.to_bytes();
         Ok(serde_json::from_slice(&answer)?)
     }

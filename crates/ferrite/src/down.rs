@@ -87,9 +87,12 @@ fn wait_for(pid: i32) -> bool {
 
 fn remove(dir: &Path) -> Result<(), BoxError> {
     match std::fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("cannot remove {}: {e}; see what uses it with `fuser -vm {}`", dir.display(), dir.display()).into())
-        }
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!(
+            "cannot remove {}: {e}; see what uses it with `fuser -vm {}`",
+            dir.display(),
+            dir.display()
+        )
+        .into()),
         _ => Ok(()),
     }
 }

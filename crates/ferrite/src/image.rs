@@ -210,7 +210,10 @@ async fn remove(paths: &Paths, client: Option<&mut Client>, name: &str) -> Resul
     }
     // Containers may run although the cluster does not, and only its process knows their images.
     if paths.runtime().exists() {
-        return Err("the cluster is stopped but its containers may still use the image: run `ferrite up` first".into());
+        return Err(
+            "the cluster is stopped but its containers may still use the image: run `ferrite up` first"
+                .into(),
+        );
     }
     let images = NodeParts::images(paths, &[])?;
     Ok(images.store().remove(name, &std::collections::HashSet::new())?)

@@ -14,7 +14,12 @@ pub fn start(verbosity: u8) {
         6..=9 => (LevelFilter::TRACE, LevelFilter::DEBUG),
         _ => (LevelFilter::TRACE, LevelFilter::TRACE),
     };
-    let filter = Targets::new().with_default(theirs).with_target("ferrite", ours);
+    // Whether a link exists is found out by asking for it: its absence is no news.
+    let netlink = theirs.min(LevelFilter::ERROR);
+    let filter = Targets::new()
+        .with_default(theirs)
+        .with_target("ferrite", ours)
+        .with_target("nlink", if verbosity < 6 { netlink } else { theirs });
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
     // A second start in one process (tests) keeps the first.
     let _ = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();

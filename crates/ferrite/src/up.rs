@@ -90,7 +90,9 @@ fn next_steps(paths: &Paths, state: &State) -> String {
         format!(" --data-dir {}", paths.data.display())
     };
     text.push_str("  kubectl get nodes\n");
-    text.push_str("  kubectl create deployment web --image=ferrite.local/tools --replicas=3 -- /ferrite tools http\n");
+    text.push_str(
+        "  kubectl create deployment web --image=ferrite.local/tools --replicas=3 -- /ferrite tools http\n",
+    );
     text.push_str("  kubectl get pods -o wide --watch\n\n");
     text.push_str(&format!("`ferrite down{data}` removes every trace of it.\n"));
     text
@@ -110,7 +112,9 @@ fn check_machine() -> Result<(), BoxError> {
     let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
     if !filesystems.contains("overlay") {
         // The kernel may still load it as a module when it is first used.
-        tracing::warn!("overlayfs is not listed in /proc/filesystems; if containers do not start, run `modprobe overlay`");
+        tracing::warn!(
+            "overlayfs is not listed in /proc/filesystems; if containers do not start, run `modprobe overlay`"
+        );
     }
     Ok(())
 }

@@ -187,7 +187,10 @@ mod tests {
         ] {
             assert_eq!(cgroups.pod_path(qos, "u"), expected);
         }
-        assert_eq!(Cgroups::discover(Path::new("/x"), "/").pod_path(QosClass::Guaranteed, "u"), "/kubepods/podu");
+        assert_eq!(
+            Cgroups::discover(Path::new("/x"), "/").pod_path(QosClass::Guaranteed, "u"),
+            "/kubepods/podu"
+        );
     }
 
     #[test]

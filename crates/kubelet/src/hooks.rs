@@ -11,7 +11,9 @@ const HTTP_LIMIT: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookError {
-    #[error("Exec lifecycle hook ({command:?}) for Container {container:?} failed - error: command exited with {code}, message: {output:?}")]
+    #[error(
+        "Exec lifecycle hook ({command:?}) for Container {container:?} failed - error: command exited with {code}, message: {output:?}"
+    )]
     Exit { command: Vec<String>, container: String, code: i32, output: String },
     #[error("Exec lifecycle hook ({command:?}) for Container {container:?} failed - error: {source}")]
     Exec { command: Vec<String>, container: String, source: ferrite_cri::Error },
@@ -46,9 +48,11 @@ pub(crate) async fn run(
     }
     if let Some(action) = &hook.http_get {
         let path = action.path.clone().unwrap_or_default();
-        let request = target
-            .http_request(action)
-            .map_err(|problem| HookError::Http { path: path.clone(), container: container.clone(), problem })?;
+        let request = target.http_request(action).map_err(|problem| HookError::Http {
+            path: path.clone(),
+            container: container.clone(),
+            problem,
+        })?;
         return match http_get(&request, HTTP_LIMIT).await {
             Ok(answer) if (200..400).contains(&answer.status) => Ok(()),
             Ok(answer) => {

@@ -21,7 +21,8 @@ impl Watcher {
         }
         // SAFETY: `raw` is an open descriptor that nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let mask = libc::IN_MODIFY | libc::IN_CREATE | libc::IN_MOVED_TO | libc::IN_MOVED_FROM | libc::IN_DELETE;
+        let mask =
+            libc::IN_MODIFY | libc::IN_CREATE | libc::IN_MOVED_TO | libc::IN_MOVED_FROM | libc::IN_DELETE;
         // SAFETY: `name` is a valid C string that lives across the call, and `fd` is open.
         let watch = unsafe { libc::inotify_add_watch(fd.as_raw_fd(), name.as_ptr(), mask) };
         if watch < 0 {

@@ -42,7 +42,12 @@ where
         Self { kind, entries: Mutex::new(HashMap::new()) }
     }
 
-    async fn get(&self, shared: &Objects, pod_uid: &str, key: &ObjectKey) -> Result<Option<Arc<K>>, ObjectError> {
+    async fn get(
+        &self,
+        shared: &Objects,
+        pod_uid: &str,
+        key: &ObjectKey,
+    ) -> Result<Option<Arc<K>>, ObjectError> {
         let informer = self.watch(shared, pod_uid, key);
         tokio::time::timeout(FIRST_ANSWER, informer.synced())
             .await

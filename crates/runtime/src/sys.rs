@@ -190,9 +190,8 @@ pub unsafe fn fork_with(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Resul
         args.cgroup = cgroup.as_raw_fd() as u64;
     }
     // SAFETY: no CLONE_VM and no new stack, so this is a plain fork; the caller is single-threaded.
-    let pid = check(unsafe {
-        libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>())
-    })?;
+    let pid =
+        check(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) })?;
     Ok(if pid == 0 { Forked::Child } else { Forked::Parent { pid: pid as i32 } })
 }
 
@@ -214,8 +213,7 @@ pub fn receive_with_fds(
     use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
     let mut iov = [io::IoSliceMut::new(buffer)];
     let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
-    let message =
-        recvmsg::<()>(socket.as_raw_fd(), &mut iov, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let message = recvmsg::<()>(socket.as_raw_fd(), &mut iov, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(received) = control {
             for fd in received {

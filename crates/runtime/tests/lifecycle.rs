@@ -47,7 +47,11 @@ async fn the_log_can_be_rotated() {
     let path = world.status(&id).await.log_path;
     world.exec_out(&id, "true").await;
     std::fs::rename(&path, format!("{path}.1")).unwrap();
-    world.runtime().reopen_container_log(ReopenContainerLogRequest { container_id: id.clone() }).await.unwrap();
+    world
+        .runtime()
+        .reopen_container_log(ReopenContainerLogRequest { container_id: id.clone() })
+        .await
+        .unwrap();
     world.exec_out(&id, "touch /tmp/go").await;
     world.wait(&id).await;
     assert!(std::fs::read_to_string(format!("{path}.1")).unwrap().contains("before"));
@@ -130,14 +134,16 @@ async fn limits_are_in_the_control_files_and_memory_is_enforced() {
     let group = format!("{}/pods/pod1/{id}", world.config.cgroup_parent);
     let read = |controller: &str, v1: &str, v2: &str| {
         let old = format!("/sys/fs/cgroup/{controller}{group}/{v1}");
-        let text = std::fs::read_to_string(old).or_else(|_| std::fs::read_to_string(format!("/sys/fs/cgroup{group}/{v2}")));
+        let text = std::fs::read_to_string(old)
+            .or_else(|_| std::fs::read_to_string(format!("/sys/fs/cgroup{group}/{v2}")));
         text.unwrap().trim().to_owned()
     };
     assert_eq!(read("memory", "memory.limit_in_bytes", "memory.max"), (32 << 20).to_string());
     assert!(["512", "20"].contains(&read("cpu", "cpu.shares", "cpu.weight").as_str()));
     assert!(["50000", "50000 100000"].contains(&read("cpu", "cpu.cfs_quota_us", "cpu.max").as_str()));
 
-    let stats = world.runtime().container_stats(ContainerStatsRequest { container_id: id.clone() }).await.unwrap();
+    let stats =
+        world.runtime().container_stats(ContainerStatsRequest { container_id: id.clone() }).await.unwrap();
     let stats = stats.stats.unwrap();
     assert!(stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value > 0);
     assert!(stats.memory.unwrap().working_set_bytes.unwrap().value > 0);
@@ -247,7 +253,10 @@ async fn a_dead_supervisor_takes_its_pod_along() {
     world.reopen().await;
     let status = world.status(&id).await;
     assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 255));
-    assert!(!std::path::Path::new(&format!("/proc/{pid}/ns")).join("mnt").exists(), "the container was killed");
+    assert!(
+        !std::path::Path::new(&format!("/proc/{pid}/ns")).join("mnt").exists(),
+        "the container was killed"
+    );
     let list = world.runtime().list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap().items;
     assert_eq!(list[0].state(), PodSandboxState::SandboxNotready);
     let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() };
@@ -262,7 +271,9 @@ async fn events_arrive_in_order() {
     let sandbox = world.sandbox().await;
     let events = world.runtime().get_container_events(GetEventsRequest {}).await.unwrap();
     let (_, _) = world.run(&sandbox, container("a", &["true"])).await;
-    let id = world.runtime().list_containers(ListContainersRequest::default()).await.unwrap().containers[0].id.clone();
+    let id = world.runtime().list_containers(ListContainersRequest::default()).await.unwrap().containers[0]
+        .id
+        .clone();
     world.runtime().remove_container(RemoveContainerRequest { container_id: id.clone() }).await.unwrap();
     let seen: Vec<_> = tokio::time::timeout(world::LIMIT, events.take(4).collect::<Vec<_>>()).await.unwrap();
     let kinds: Vec<_> = seen.iter().map(ContainerEventResponse::container_event_type).collect();
@@ -288,9 +299,20 @@ async fn nothing_is_left_behind() {
     world.start(&sandbox, shell("b", "exit 1")).await;
     assert!(!traces(&world.config).is_empty());
     // Orderly: one sandbox stopped and removed.
-    world.runtime().stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await.unwrap();
-    world.runtime().stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await.unwrap();
-    let left: Vec<_> = traces(&world.config).into_iter().filter(|t| !t.starts_with("files") && !t.starts_with("group")).collect();
+    world
+        .runtime()
+        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() })
+        .await
+        .unwrap();
+    world
+        .runtime()
+        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() })
+        .await
+        .unwrap();
+    let left: Vec<_> = traces(&world.config)
+        .into_iter()
+        .filter(|t| !t.starts_with("files") && !t.starts_with("group"))
+        .collect();
     assert_eq!(left, Vec::<String>::new());
     world.runtime().remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await.unwrap();
 

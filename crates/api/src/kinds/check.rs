@@ -61,10 +61,9 @@ pub fn port(number: i64, path: &Path) -> Option<FieldError> {
 }
 
 /// Reads an address; a complaint when it is none.
-pub fn ip(value: &str, path: &Path) -> Result<IpAddr, FieldError> {
-    value.parse().map_err(|_| {
-        FieldError::invalid(path, value, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")
-    })
+pub fn ip(value: &str, path: &Path) -> Result<IpAddr, FieldErrors> {
+    const WHY: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
+    value.parse().map_err(|_| vec![FieldError::invalid(path, value, WHY)])
 }
 
 /// An address that other machines cannot reach, or reach more than one of, is no endpoint.

@@ -60,8 +60,8 @@ fn validate_subset(subset: &Value, path: &Path) -> FieldErrors {
             let value = text(address, "ip");
             match ip(value, &path.child("ip")) {
                 Ok(parsed) => errors.extend(endpoint_address(parsed, value, &path.child("ip"))),
-                Err(error) => {
-                    errors.push(error);
+                Err(found) => {
+                    errors.extend(found);
                     // Found once as an address and once more as an endpoint's.
                     errors.push(FieldError::invalid(&path.child("ip"), value, "must be a valid IP address"));
                 }

@@ -141,7 +141,7 @@ fn validate_address(address: &str, kind: &str, path: &Path, index: usize) -> Fie
     }
     let parsed = match ip(address, &at) {
         Ok(parsed) => parsed,
-        Err(error) => return vec![error],
+        Err(found) => return found,
     };
     let mut errors = Vec::new();
     if kind == "IPv4" && !parsed.is_ipv4() {

@@ -55,11 +55,9 @@ impl Strategy for Secrets {
             }
             "kubernetes.io/dockercfg" => errors.extend(docker_config(data, ".dockercfg")),
             "kubernetes.io/dockerconfigjson" => errors.extend(docker_config(data, ".dockerconfigjson")),
-            "kubernetes.io/basic-auth" => {
-                // Either of the two is enough.
-                if absent("username") && absent("password") {
-                    require(&["username", "password"]);
-                }
+            // Either of the two is enough.
+            "kubernetes.io/basic-auth" if absent("username") && absent("password") => {
+                require(&["username", "password"]);
             }
             "kubernetes.io/ssh-auth" => {
                 let key =
@@ -86,9 +84,7 @@ impl Strategy for Secrets {
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         // An update that does not name the type keeps it.
-        if text(new, "type").is_empty() {
-            new["type"] = text(old, "type").into();
-        }
+        default_text(new, "type", text(old, "type"));
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {

@@ -16,15 +16,24 @@ const GENERATE_ATTEMPTS: usize = 8;
 impl Registry {
     /// Creates an object that has been decoded. Answers it as stored, or as it would be.
     pub async fn create(&self, write: &Write<'_>, object: Value) -> Result<Value, Status> {
+        self.create_with(write, object, false).await
+    }
+
+    /// As [`Registry::create`], for an object whose managedFields an apply has written.
+    pub async fn create_applied(&self, write: &Write<'_>, object: Value) -> Result<Value, Status> {
+        self.create_with(write, object, true).await
+    }
+
+    async fn create_with(&self, write: &Write<'_>, object: Value, applied: bool) -> Result<Value, Status> {
         let generate = meta::str(&object, "generateName").to_owned();
         if !meta::name(&object).is_empty() || generate.is_empty() {
-            return self.create_named(write, object).await;
+            return self.create_named(write, object, applied).await;
         }
         let mut last = None;
         for _ in 0..GENERATE_ATTEMPTS {
             let mut object = object.clone();
             meta::set_str(&mut object, "name", &metadata::generate_name(&generate));
-            match self.create_named(write, object).await {
+            match self.create_named(write, object, applied).await {
                 Err(status) if status.reason == "AlreadyExists" => last = Some(status),
                 other => return other,
             }
@@ -32,7 +41,12 @@ impl Registry {
         Err(last.unwrap_or_else(|| Status::internal("no name was generated")))
     }
 
-    async fn create_named(&self, write: &Write<'_>, mut object: Value) -> Result<Value, Status> {
+    async fn create_named(
+        &self,
+        write: &Write<'_>,
+        mut object: Value,
+        applied: bool,
+    ) -> Result<Value, Status> {
         let resource = write.resource;
         let strategy = &resource.strategy;
         let now = Timestamp::now();
@@ -44,8 +58,9 @@ impl Registry {
         }
         strategy.default(&mut object);
         metadata::stamp_new(resource, &mut object, write.namespace, now);
-        strategy.prepare_create(&mut object);
-        managed::on_write(resource, None, &mut object, write.options, None, now);
+        if !applied {
+            managed::on_write(resource, None, &mut object, write.options, None, now);
+        }
 
         let view = self.view();
         let name = meta::name(&object).to_owned();
@@ -62,7 +77,9 @@ impl Registry {
         if object != before {
             strategy.default(&mut object);
         }
+        strategy.prepare_create(&mut object);
         let allocation = self.services.allocate(resource, &mut object, None)?;
+        super::normalise(resource, &mut object);
         let mut errors =
             validate_metadata(&object, resource.is_namespaced(), |name| strategy.validate_name(name));
         errors.extend(strategy.validate(&object));

@@ -50,6 +50,7 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
         "creationTimestamp",
         "namespace",
         "selfLink",
+        "resourceVersion",
         "generation",
         "deletionTimestamp",
         "deletionGracePeriodSeconds",

@@ -124,6 +124,13 @@ impl Registry {
     }
 }
 
+/// Brings an object to the form in which upstream would store it.
+fn normalise(resource: &Resource, object: &mut Value) {
+    if let Some(type_) = ferrite_api::schema::of(&resource.gvk()) {
+        ferrite_api::codec::normalise_for_storage(type_, object);
+    }
+}
+
 pub(crate) fn unreadable(resource: &Resource, name: &str) -> Status {
     Status::internal(format!("the stored {} {name:?} is not valid JSON", resource.plural))
 }

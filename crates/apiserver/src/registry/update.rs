@@ -128,19 +128,14 @@ impl Registry {
         let now = Timestamp::now();
         strategy.default(new);
         metadata::keep_identity(new, old);
-        if matches!(meta::str(new, "resourceVersion"), "" | "0") {
-            // An update that names no version is one of the version that is stored.
-            meta::set_str(new, "resourceVersion", meta::str(old, "resourceVersion"));
+        if !update.applied {
+            managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
         match update.subresource {
             None => strategy.prepare_update(new, old),
             Some("status") => strategy.prepare_status_update(new, old),
             // The change itself has touched only what the subresource is about.
             Some(_) => {}
-        }
-        metadata::bump_generation(resource, new, old);
-        if !update.applied {
-            managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
         let attributes = Attributes {
             operation: Operation::Update,
@@ -155,6 +150,8 @@ impl Registry {
             None => self.services.allocate(resource, new, Some(old))?,
             Some(_) => super::allocator::Allocation::none(),
         };
+        super::normalise(resource, new);
+        metadata::bump_generation(resource, new, old);
         let mut errors =
             validate_metadata(new, resource.is_namespaced(), |name| strategy.validate_name(name));
         errors.extend(validate_metadata_update(new, old));

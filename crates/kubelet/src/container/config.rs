@@ -62,7 +62,11 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> ContainerConfig {
             )),
         }),
         stop_signal: security::stop_signal(lifecycle.and_then(|l| l.stop_signal.as_deref())),
-        envs: inputs.env.into_iter().map(|(key, value)| KeyValue { key, value: value.into_bytes() }).collect(),
+        envs: inputs
+            .env
+            .into_iter()
+            .map(|(key, value)| KeyValue { key, value: value.into_bytes() })
+            .collect(),
         ..ContainerConfig::default()
     }
 }

@@ -85,7 +85,8 @@ mod tests {
     fn run(spec: Value, cluster: Option<&str>) -> DnsConfig {
         let pod: Pod = serde_json::from_value(json!({"metadata": {"namespace": "n"}, "spec": spec})).unwrap();
         let node = parse_resolv_conf("# x\nnameserver 192.0.2.53\nsearch example.org\noptions edns0\n");
-        let cluster = ClusterDns { address: cluster.map(|c| c.parse().unwrap()), domain: "cluster.local".into() };
+        let cluster =
+            ClusterDns { address: cluster.map(|c| c.parse().unwrap()), domain: "cluster.local".into() };
         pod_dns(&pod, &cluster, &node)
     }
 
@@ -93,12 +94,16 @@ mod tests {
     fn policies() {
         let first = run(json!({"containers": []}), Some("10.96.0.10"));
         assert_eq!(first.servers, ["10.96.0.10"]);
-        assert_eq!(first.searches, ["n.svc.cluster.local", "svc.cluster.local", "cluster.local", "example.org"]);
+        assert_eq!(
+            first.searches,
+            ["n.svc.cluster.local", "svc.cluster.local", "cluster.local", "example.org"]
+        );
         assert_eq!(first.options, ["ndots:5"]);
         assert_eq!(run(json!({"containers": []}), None).servers, ["192.0.2.53"]);
         let host = json!({"containers": [], "hostNetwork": true, "dnsPolicy": "ClusterFirst"});
         assert_eq!(run(host, Some("10.96.0.10")).servers, ["192.0.2.53"]);
-        let with_host = json!({"containers": [], "hostNetwork": true, "dnsPolicy": "ClusterFirstWithHostNet"});
+        let with_host =
+            json!({"containers": [], "hostNetwork": true, "dnsPolicy": "ClusterFirstWithHostNet"});
         assert_eq!(run(with_host, Some("10.96.0.10")).servers, ["10.96.0.10"]);
         let own = json!({"containers": [], "dnsPolicy": "None", "dnsConfig": {
             "nameservers": ["1.1.1.1", "1.1.1.1"], "searches": ["a"], "options": [{"name": "ndots", "value": "2"}, {"name": "edns0"}]}});

@@ -163,11 +163,14 @@ pub(crate) fn service_variables(
         let name = service.metadata.name.as_deref().unwrap_or_default();
         let service_namespace = service.metadata.namespace.as_deref().unwrap_or_default();
         let is_api = name == "kubernetes" && service_namespace == "default";
-        if !is_api && !(links && service_namespace == namespace) {
+        let linked = links && service_namespace == namespace;
+        if !is_api && !linked {
             continue;
         }
         let Some(spec) = &service.spec else { continue };
-        let Some(ip) = spec.cluster_ip.as_deref().filter(|ip| !ip.is_empty() && *ip != "None") else { continue };
+        let Some(ip) = spec.cluster_ip.as_deref().filter(|ip| !ip.is_empty() && *ip != "None") else {
+            continue;
+        };
         let ports: Vec<Port<'_>> = spec
             .ports
             .iter()
@@ -304,7 +307,8 @@ mod tests {
                 .unwrap(),
             )
         };
-        let services = [service("n", "my-db", "10.0.0.5"), service("other", "x", "10.0.0.6"), service("n", "h", "None")];
+        let services =
+            [service("n", "my-db", "10.0.0.5"), service("other", "x", "10.0.0.6"), service("n", "h", "None")];
         let api = ApiAddress { host: "10.96.0.1".into(), port: 443 };
         let all = service_variables(&services, "n", true, Some(&api));
         assert_eq!(all["MY_DB_SERVICE_HOST"], "10.0.0.5");

@@ -77,7 +77,8 @@ pub(crate) fn resource(
     selector: &ResourceFieldSelector,
     node: &NodeLimits,
 ) -> Result<String, FieldError> {
-    let name = selector.container_name.as_deref().filter(|n| !n.is_empty()).or(default_container).unwrap_or("");
+    let name =
+        selector.container_name.as_deref().filter(|n| !n.is_empty()).or(default_container).unwrap_or("");
     let container = model::containers(pod)
         .into_iter()
         .find(|c| c.name() == name)
@@ -85,7 +86,11 @@ pub(crate) fn resource(
     amount(&container.spec, selector, node)
 }
 
-fn amount(container: &Container, selector: &ResourceFieldSelector, node: &NodeLimits) -> Result<String, FieldError> {
+fn amount(
+    container: &Container,
+    selector: &ResourceFieldSelector,
+    node: &NodeLimits,
+) -> Result<String, FieldError> {
     let unknown = || FieldError::UnknownResource(selector.resource.clone());
     let (which, resource) = selector.resource.split_once('.').ok_or_else(unknown)?;
     let resources = container.resources.as_ref();
@@ -97,7 +102,9 @@ fn amount(container: &Container, selector: &ResourceFieldSelector, node: &NodeLi
     let fallback = |node_amount: i64| if which == "limits" { node_amount } else { 0 };
     let milli = match resource {
         "cpu" => quantity::milli_of(list, "cpu").unwrap_or_else(|| fallback(node.cpu_milli)),
-        "memory" => quantity::value_of(list, "memory").unwrap_or_else(|| fallback(node.memory)).saturating_mul(1000),
+        "memory" => {
+            quantity::value_of(list, "memory").unwrap_or_else(|| fallback(node.memory)).saturating_mul(1000)
+        }
         "ephemeral-storage" => quantity::value_of(list, resource)
             .unwrap_or_else(|| fallback(node.ephemeral_storage))
             .saturating_mul(1000),
@@ -127,7 +134,8 @@ mod tests {
 
     #[test]
     fn fields_of_the_pod() {
-        let addresses = Addresses { pod_ips: vec!["10.1.0.2".into(), "fd00::2".into()], host_ip: "192.0.2.1".into() };
+        let addresses =
+            Addresses { pod_ips: vec!["10.1.0.2".into(), "fd00::2".into()], host_ip: "192.0.2.1".into() };
         for (path, expected) in [
             ("metadata.name", Ok("p")),
             ("metadata.labels", Ok("a=\"x\\\"y\"\nb=\"2\"")),

@@ -29,7 +29,9 @@ pub(crate) fn hostname(pod: &Pod, cluster_domain: &str, node_hostname: &str) -> 
         .filter(|s| !s.is_empty())
         .map(|sub| format!("{sub}.{namespace}.svc.{cluster_domain}"));
     match &domain {
-        Some(domain) if spec.set_hostname_as_fqdn == Some(true) => (format!("{name}.{domain}"), Some(domain.clone())),
+        Some(domain) if spec.set_hostname_as_fqdn == Some(true) => {
+            (format!("{name}.{domain}"), Some(domain.clone()))
+        }
         _ => (name, domain),
     }
 }
@@ -96,7 +98,8 @@ mod tests {
     #[test]
     fn long_names_are_cut_to_what_linux_takes() {
         let name = format!("{}-{}", "a".repeat(62), "b".repeat(10));
-        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"containers": []}})).unwrap();
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"containers": []}})).unwrap();
         assert_eq!(hostname(&pod, "d", "node").0, "a".repeat(62));
     }
 }

@@ -57,7 +57,11 @@ pub(crate) fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) 
 }
 
 /// What one container may use.
-pub(crate) fn container_resources(pod: &Pod, container: &Container, node_memory: i64) -> LinuxContainerResources {
+pub(crate) fn container_resources(
+    pod: &Pod,
+    container: &Container,
+    node_memory: i64,
+) -> LinuxContainerResources {
     let resources = container.resources.as_ref();
     let (requests, limits) =
         (resources.and_then(|r| r.requests.as_ref()), resources.and_then(|r| r.limits.as_ref()));

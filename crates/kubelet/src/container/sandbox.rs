@@ -4,8 +4,8 @@ use super::{dns, hosts, resources, security};
 use crate::pod::labels;
 use crate::pod::model::{self, PodId};
 use ferrite_cri::v1::{
-    DnsConfig, LinuxContainerResources, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping,
-    Protocol,
+    DnsConfig, LinuxContainerResources, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata,
+    PortMapping, Protocol,
 };
 use k8s_openapi::api::core::v1::Pod;
 use std::path::Path;

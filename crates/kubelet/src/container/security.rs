@@ -42,7 +42,11 @@ pub(crate) enum NonRootError {
 }
 
 /// Refuses a container that must not run as root and would.
-pub(crate) fn check_non_root(pod: &Pod, container: &PodContainer, image: &ImageUser) -> Result<(), NonRootError> {
+pub(crate) fn check_non_root(
+    pod: &Pod,
+    container: &PodContainer,
+    image: &ImageUser,
+) -> Result<(), NonRootError> {
     let (of_pod, own) = contexts(pod, container);
     if own.run_as_non_root.or(of_pod.run_as_non_root) != Some(true) {
         return Ok(());
@@ -100,7 +104,11 @@ pub(crate) fn namespaces(pod: &Pod) -> NamespaceOption {
     let node_or = |host: Option<bool>, own: NamespaceMode| -> i32 {
         if host == Some(true) { NamespaceMode::Node } else { own }.into()
     };
-    let pid = if spec.share_process_namespace == Some(true) { NamespaceMode::Pod } else { NamespaceMode::Container };
+    let pid = if spec.share_process_namespace == Some(true) {
+        NamespaceMode::Pod
+    } else {
+        NamespaceMode::Container
+    };
     NamespaceOption {
         network: node_or(spec.host_network, NamespaceMode::Pod),
         ipc: node_or(spec.host_ipc, NamespaceMode::Pod),
@@ -156,7 +164,11 @@ pub(crate) fn container_context(
         privileged,
         namespace_options: Some(namespace_options),
         // The runtime resolves the image's user when the pod names none.
-        run_as_username: if run_as_user.is_none() && image.uid.is_none() { image.name.clone() } else { String::new() },
+        run_as_username: if run_as_user.is_none() && image.uid.is_none() {
+            image.name.clone()
+        } else {
+            String::new()
+        },
         run_as_user: int(run_as_user.or(image.uid)),
         run_as_group: int(own.run_as_group.or(of_pod.run_as_group)),
         readonly_rootfs: own.read_only_root_filesystem.unwrap_or(false),
@@ -212,7 +224,8 @@ mod tests {
 
     #[test]
     fn privileged_means_no_masks_and_no_filter() {
-        let (pod, c) = make(json!({"seccompProfile": {"type": "RuntimeDefault"}}), json!({"privileged": true}));
+        let (pod, c) =
+            make(json!({"seccompProfile": {"type": "RuntimeDefault"}}), json!({"privileged": true}));
         let got = container_context(&pod, &c, &ImageUser::default(), None);
         assert!(got.masked_paths.is_empty() && got.readonly_paths.is_empty());
         assert_eq!(got.seccomp.unwrap().profile_type(), ProfileType::Unconfined);

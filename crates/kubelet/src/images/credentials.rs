@@ -39,7 +39,9 @@ impl Keyring {
             Some("kubernetes.io/dockerconfigjson") => data(".dockerconfigjson")
                 .and_then(|d| serde_json::from_slice::<DockerConfigJson>(d).ok())
                 .map(|c| c.auths),
-            Some("kubernetes.io/dockercfg") => data(".dockercfg").and_then(|d| serde_json::from_slice(d).ok()),
+            Some("kubernetes.io/dockercfg") => {
+                data(".dockercfg").and_then(|d| serde_json::from_slice(d).ok())
+            }
             _ => None,
         };
         for (server, entry) in auths.unwrap_or_default() {
@@ -91,7 +93,8 @@ fn matches(server: &str, host: &str, path: &str) -> Option<usize> {
 
 /// `*` stands for any characters within one label of the host name.
 fn glob(pattern: &str, host: &str) -> bool {
-    let (patterns, labels): (Vec<&str>, Vec<&str>) = (pattern.split('.').collect(), host.split('.').collect());
+    let (patterns, labels): (Vec<&str>, Vec<&str>) =
+        (pattern.split('.').collect(), host.split('.').collect());
     patterns.len() == labels.len()
         && patterns.iter().zip(labels).all(|(p, l)| match p.split_once('*') {
             Some((before, after)) => {

@@ -24,7 +24,8 @@ pub(crate) fn with_tag(image: &str) -> Option<String> {
     }
     let (host, path) = split_host(repository);
     let host_ok = host.is_none_or(|h| {
-        !h.is_empty() && h.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'[' | b']'))
+        !h.is_empty()
+            && h.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'[' | b']'))
     });
     if !host_ok || path.len() > 255 || !path.split('/').all(is_component) {
         return None;
@@ -49,7 +50,9 @@ fn split_host(repository: &str) -> (Option<&str>, &str) {
 
 fn is_component(part: &str) -> bool {
     !part.is_empty()
-        && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'_' | b'-'))
+        && part
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'_' | b'-'))
         && part.starts_with(|c: char| c.is_ascii_alphanumeric())
         && part.ends_with(|c: char| c.is_ascii_alphanumeric())
 }

@@ -58,7 +58,8 @@ impl LogOptions {
         let mut options = Self::default();
         let mut since_seconds = None;
         for (key, value) in query {
-            let number = |name| value.parse::<u64>().map_err(|_| OptionError::Invalid { name, value: value.into() });
+            let number =
+                |name| value.parse::<u64>().map_err(|_| OptionError::Invalid { name, value: value.into() });
             let flag = |name| match value {
                 "true" | "1" | "" => Ok(true),
                 "false" | "0" => Ok(false),
@@ -193,7 +194,11 @@ mod tests {
             (LogOptions { stderr: Some(true), ..all() }, "err\n"),
             (LogOptions { since: Some("2024-01-01T00:00:02Z".parse().unwrap()), ..all() }, "partial\n\n"),
             (
-                LogOptions { timestamps: true, since: Some("2024-01-01T00:00:02Z".parse().unwrap()), ..all() },
+                LogOptions {
+                    timestamps: true,
+                    since: Some("2024-01-01T00:00:02Z".parse().unwrap()),
+                    ..all()
+                },
                 "2024-01-01T00:00:02Z partial\n2024-01-01T00:00:03Z \n",
             ),
         ] {
@@ -205,7 +210,8 @@ mod tests {
     fn queries() {
         let now: Timestamp = "2024-01-01T00:01:00Z".parse().unwrap();
         let parse = |pairs: &[(&str, &str)]| LogOptions::from_query(pairs.iter().copied(), now);
-        let got = parse(&[("follow", "true"), ("tailLines", "5"), ("sinceSeconds", "60"), ("x", "y")]).unwrap();
+        let got =
+            parse(&[("follow", "true"), ("tailLines", "5"), ("sinceSeconds", "60"), ("x", "y")]).unwrap();
         assert!(got.follow && got.tail == Some(5));
         assert_eq!(got.since, Some("2024-01-01T00:00:00Z".parse().unwrap()));
         assert!(parse(&[("tailLines", "-1")]).is_err());

@@ -21,7 +21,9 @@ pub(crate) async fn run(client: Client, node_name: String, duration: Duration, c
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let renewed = tokio::time::timeout(period, renew(&leases, &nodes, &node_name, duration, clock, held.take())).await;
+        let renewed =
+            tokio::time::timeout(period, renew(&leases, &nodes, &node_name, duration, clock, held.take()))
+                .await;
         match renewed {
             Ok(Ok(lease)) => held = Some(lease),
             Ok(Err(e)) => tracing::warn!(error = %message_of(&e), "could not renew the node's lease"),

@@ -78,7 +78,8 @@ fn hugepages(dir: &Path) -> Vec<(String, i64)> {
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
             let kilobytes: i64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-            let count: i64 = fs::read_to_string(entry.path().join("nr_hugepages")).ok()?.trim().parse().ok()?;
+            let count: i64 =
+                fs::read_to_string(entry.path().join("nr_hugepages")).ok()?.trim().parse().ok()?;
             let size = match kilobytes {
                 k if k % (1 << 20) == 0 => format!("{}Gi", k >> 20),
                 k if k % (1 << 10) == 0 => format!("{}Mi", k >> 10),

@@ -5,7 +5,8 @@ use crate::config::Config;
 use crate::container::fields::NodeLimits;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    ContainerImage, DaemonEndpoint, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus, NodeSystemInfo,
+    ContainerImage, DaemonEndpoint, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus,
+    NodeSystemInfo,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -38,7 +39,11 @@ impl Allocatable {
     }
 
     pub(crate) fn limits(&self) -> NodeLimits {
-        NodeLimits { cpu_milli: self.cpu_milli, memory: self.memory, ephemeral_storage: self.ephemeral_storage }
+        NodeLimits {
+            cpu_milli: self.cpu_milli,
+            memory: self.memory,
+            ephemeral_storage: self.ephemeral_storage,
+        }
     }
 }
 
@@ -77,7 +82,11 @@ pub(crate) fn node_status(
         ("pods".to_string(), quantity(config.max_pods.to_string())),
     ]);
     for (size, bytes) in &machine.hugepages {
-        let amount = if bytes % (1 << 20) == 0 && *bytes > 0 { format!("{}Mi", bytes >> 20) } else { bytes.to_string() };
+        let amount = if bytes % (1 << 20) == 0 && *bytes > 0 {
+            format!("{}Mi", bytes >> 20)
+        } else {
+            bytes.to_string()
+        };
         capacity.insert(format!("hugepages-{size}"), quantity(amount.clone()));
         usable.insert(format!("hugepages-{size}"), quantity(amount));
     }
@@ -171,9 +180,7 @@ fn conditions(observed: &Observed, before: &NodeStatus, now: Timestamp) -> Vec<N
             let known = old.iter().find(|c| c.type_ == type_ && c.status == status);
             NodeCondition {
                 last_heartbeat_time: Some(Time(now)),
-                last_transition_time: known
-                    .and_then(|c| c.last_transition_time.clone())
-                    .or(Some(Time(now))),
+                last_transition_time: known.and_then(|c| c.last_transition_time.clone()).or(Some(Time(now))),
                 message: Some(message),
                 reason: Some(reason),
                 status: status.into(),
@@ -208,18 +215,27 @@ mod tests {
     }
 
     fn machine() -> Machine {
-        Machine { cpus: 4, memory: 8 << 30, ephemeral_storage: 100 << 30, architecture: "amd64", ..Machine::default() }
+        Machine {
+            cpus: 4,
+            memory: 8 << 30,
+            ephemeral_storage: 100 << 30,
+            architecture: "amd64",
+            ..Machine::default()
+        }
     }
 
     #[test]
     fn status_of_a_healthy_node_and_what_changes_it() {
         let mut config = Config::new("n", "192.0.2.1".parse().unwrap());
         config.reserved_cpu_milli = 500;
-        let first = node_status(&config, &machine(), &Observed::default(), &NodeStatus::default(), 10250, at(0));
+        let first =
+            node_status(&config, &machine(), &Observed::default(), &NodeStatus::default(), 10250, at(0));
         assert_eq!(first.capacity.as_ref().unwrap()["memory"].0, "8388608Ki");
         assert_eq!(first.allocatable.as_ref().unwrap()["cpu"].0, "3500m");
         assert_eq!(first.allocatable.as_ref().unwrap()["memory"].0, format!("{}Ki", (8 << 20) - (100 << 10)));
-        let ready = |s: &NodeStatus| s.conditions.as_ref().unwrap().iter().find(|c| c.type_ == "Ready").unwrap().clone();
+        let ready = |s: &NodeStatus| {
+            s.conditions.as_ref().unwrap().iter().find(|c| c.type_ == "Ready").unwrap().clone()
+        };
         assert_eq!(ready(&first).reason.as_deref(), Some("KubeletReady"));
 
         let later = node_status(&config, &machine(), &Observed::default(), &first, 10250, at(60));
@@ -229,7 +245,10 @@ mod tests {
         let broken = Observed { problem: Some("container runtime is down".into()), ..Observed::default() };
         let down = node_status(&config, &machine(), &broken, &later, 10250, at(90));
         assert!(!same_but_heartbeat(&later, &down));
-        assert_eq!((ready(&down).status.as_str(), ready(&down).reason.as_deref()), ("False", Some("KubeletNotReady")));
+        assert_eq!(
+            (ready(&down).status.as_str(), ready(&down).reason.as_deref()),
+            ("False", Some("KubeletNotReady"))
+        );
         assert_eq!(ready(&down).last_transition_time, Some(Time(at(90))));
     }
 
@@ -237,7 +256,11 @@ mod tests {
     fn conditions_of_others_stay() {
         let config = Config::new("n", "192.0.2.1".parse().unwrap());
         let before = NodeStatus {
-            conditions: Some(vec![NodeCondition { type_: "NetworkUnavailable".into(), status: "False".into(), ..NodeCondition::default() }]),
+            conditions: Some(vec![NodeCondition {
+                type_: "NetworkUnavailable".into(),
+                status: "False".into(),
+                ..NodeCondition::default()
+            }]),
             ..NodeStatus::default()
         };
         let status = node_status(&config, &machine(), &Observed::default(), &before, 1, at(0));

@@ -23,13 +23,13 @@ pub(crate) fn admit<'a>(
     node_labels: &BTreeMap<String, String>,
 ) -> Result<(), Verdict> {
     let spec = model::spec(pod);
-    let mismatch = spec
-        .node_selector
-        .iter()
-        .flatten()
-        .any(|(key, value)| node_labels.get(key) != Some(value));
+    let mismatch =
+        spec.node_selector.iter().flatten().any(|(key, value)| node_labels.get(key) != Some(value));
     if mismatch {
-        return Err(refusal("NodeAffinity", "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"));
+        return Err(refusal(
+            "NodeAffinity",
+            "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+        ));
     }
     if let Some(os) = spec.os.as_ref().filter(|os| os.name != "linux") {
         return Err(refusal(
@@ -100,16 +100,33 @@ mod tests {
     fn pods_that_do_not_fit_are_refused() {
         let offer = Offer { cpu_milli: 1000, memory: 1 << 30, ephemeral_storage: 1 << 30, max_pods: 2 };
         let labels = BTreeMap::from([("disk".to_string(), "ssd".to_string())]);
-        let cpu = |amount: &str| pod(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": amount}}}]}));
+        let cpu = |amount: &str| {
+            pod(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": amount}}}]}))
+        };
         let plain = pod(json!({"containers": [{"name": "c"}]}));
         for (what, candidate, others, expected) in [
             ("fits", cpu("500m"), vec![cpu("500m")], None),
             ("no cpu left", cpu("600m"), vec![cpu("500m")], Some("OutOfcpu")),
             ("asks for nothing", plain.clone(), vec![cpu("1")], None),
             ("too many", plain.clone(), vec![plain.clone(), plain.clone()], Some("OutOfpods")),
-            ("selector", pod(json!({"nodeSelector": {"disk": "hdd"}, "containers": []})), vec![], Some("NodeAffinity")),
-            ("selector matches", pod(json!({"nodeSelector": {"disk": "ssd"}, "containers": []})), vec![], None),
-            ("os", pod(json!({"os": {"name": "windows"}, "containers": []})), vec![], Some("PodOSNotSupported")),
+            (
+                "selector",
+                pod(json!({"nodeSelector": {"disk": "hdd"}, "containers": []})),
+                vec![],
+                Some("NodeAffinity"),
+            ),
+            (
+                "selector matches",
+                pod(json!({"nodeSelector": {"disk": "ssd"}, "containers": []})),
+                vec![],
+                None,
+            ),
+            (
+                "os",
+                pod(json!({"os": {"name": "windows"}, "containers": []})),
+                vec![],
+                Some("PodOSNotSupported"),
+            ),
         ] {
             let got = admit(&candidate, others.iter(), &offer, &labels).err();
             assert_eq!(got.as_ref().map(|v| v.reason.as_str()), expected, "{what}");

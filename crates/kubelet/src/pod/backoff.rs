@@ -34,7 +34,12 @@ impl BackOff {
     }
 
     /// The delay in force for a failure at `failed_at`, and the moment it ends, when that is after `now`.
-    pub(crate) fn blocked(&self, key: &str, failed_at: Timestamp, now: Timestamp) -> Option<(Duration, Timestamp)> {
+    pub(crate) fn blocked(
+        &self,
+        key: &str,
+        failed_at: Timestamp,
+        now: Timestamp,
+    ) -> Option<(Duration, Timestamp)> {
         let entry = self.entries.get(key).filter(|e| !self.expired(e, failed_at))?;
         let until = clock::add(failed_at, entry.delay);
         (until > now).then_some((entry.delay, until))

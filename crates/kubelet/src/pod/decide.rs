@@ -238,7 +238,10 @@ fn kill_verdict(inputs: &Inputs<'_>, container: &PodContainer, instance: &Instan
     let name = container.name();
     let suffix = if model::restarts_after(inputs.pod, container, 137) { ", will be restarted" } else { "" };
     if instance.hash.as_deref().is_some_and(|h| h != labels::container_hash(container)) {
-        return kill(KillCause::SpecChanged, format!("Container {name} definition changed, will be restarted"));
+        return kill(
+            KillCause::SpecChanged,
+            format!("Container {name} definition changed, will be restarted"),
+        );
     }
     if inputs.probes.startup_failed(&instance.id) {
         return kill(KillCause::Startup, format!("Container {name} failed startup probe{suffix}"));

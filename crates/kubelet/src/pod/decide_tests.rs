@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 fn pod(spec: Value) -> Pod {
-    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec})).unwrap()
+    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec}))
+        .unwrap()
 }
 
 fn at(seconds: i64) -> Timestamp {
@@ -76,11 +77,35 @@ fn a_pod_of_one_container() {
         ("nothing yet", "Always", vec![], vec![], "sandbox#0 start:c#0"),
         ("sandbox only", "Always", vec![sandbox(0, true)], vec![], "start:c#0"),
         ("running", "Always", vec![sandbox(0, true)], vec![instance("c", 0, Running, 0)], ""),
-        ("made, not started", "Always", vec![sandbox(0, true)], vec![instance("c", 2, Created, 0)], "start:c#2"),
+        (
+            "made, not started",
+            "Always",
+            vec![sandbox(0, true)],
+            vec![instance("c", 2, Created, 0)],
+            "start:c#2",
+        ),
         ("exit 0, Always", "Always", vec![sandbox(0, true)], vec![instance("c", 0, Exited, 0)], "start:c#1"),
-        ("exit 0, OnFailure", "OnFailure", vec![sandbox(0, true)], vec![instance("c", 0, Exited, 0)], "finished kill-pod"),
-        ("exit 1, OnFailure", "OnFailure", vec![sandbox(0, true)], vec![instance("c", 0, Exited, 1)], "start:c#1"),
-        ("exit 1, Never", "Never", vec![sandbox(0, true)], vec![instance("c", 0, Exited, 1)], "finished kill-pod"),
+        (
+            "exit 0, OnFailure",
+            "OnFailure",
+            vec![sandbox(0, true)],
+            vec![instance("c", 0, Exited, 0)],
+            "finished kill-pod",
+        ),
+        (
+            "exit 1, OnFailure",
+            "OnFailure",
+            vec![sandbox(0, true)],
+            vec![instance("c", 0, Exited, 1)],
+            "start:c#1",
+        ),
+        (
+            "exit 1, Never",
+            "Never",
+            vec![sandbox(0, true)],
+            vec![instance("c", 0, Exited, 1)],
+            "finished kill-pod",
+        ),
         ("lost sight of", "Always", vec![sandbox(0, true)], vec![instance("c", 0, Unknown, 0)], "kill:c-0"),
         (
             "sandbox died, Always",
@@ -89,8 +114,20 @@ fn a_pod_of_one_container() {
             vec![instance("c", 0, Exited, 137)],
             "kill-pod sandbox#1 start:c#1",
         ),
-        ("sandbox died, Never", "Never", vec![sandbox(0, false)], vec![instance("c", 0, Exited, 137)], "finished kill-pod"),
-        ("sandbox died before any container", "Never", vec![sandbox(0, false)], vec![], "kill-pod sandbox#1 start:c#0"),
+        (
+            "sandbox died, Never",
+            "Never",
+            vec![sandbox(0, false)],
+            vec![instance("c", 0, Exited, 137)],
+            "finished kill-pod",
+        ),
+        (
+            "sandbox died before any container",
+            "Never",
+            vec![sandbox(0, false)],
+            vec![],
+            "kill-pod sandbox#1 start:c#0",
+        ),
         (
             "sandbox died after success",
             "OnFailure",

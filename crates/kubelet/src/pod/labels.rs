@@ -45,19 +45,17 @@ pub(crate) fn container_labels(pod: &PodId, container: &PodContainer) -> BTreeMa
     labels
 }
 
-pub(crate) fn container_annotations(pod: &Pod, container: &PodContainer, restarts: u32) -> BTreeMap<String, String> {
+pub(crate) fn container_annotations(
+    pod: &Pod,
+    container: &PodContainer,
+    restarts: u32,
+) -> BTreeMap<String, String> {
     let spec = &container.spec;
     let mut annotations = BTreeMap::from([
         (CONTAINER_HASH.to_string(), container_hash(container)),
         (RESTART_COUNT.to_string(), restarts.to_string()),
-        (
-            TERMINATION_MESSAGE_PATH.to_string(),
-            spec.termination_message_path.clone().unwrap_or_default(),
-        ),
-        (
-            TERMINATION_MESSAGE_POLICY.to_string(),
-            spec.termination_message_policy.clone().unwrap_or_default(),
-        ),
+        (TERMINATION_MESSAGE_PATH.to_string(), spec.termination_message_path.clone().unwrap_or_default()),
+        (TERMINATION_MESSAGE_POLICY.to_string(), spec.termination_message_policy.clone().unwrap_or_default()),
         (TERMINATION_GRACE.to_string(), termination_grace(pod).to_string()),
     ]);
     if let Some(grace) = pod.metadata.deletion_grace_period_seconds {

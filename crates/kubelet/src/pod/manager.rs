@@ -25,6 +25,7 @@ struct Handle {
 #[derive(Default)]
 pub(crate) struct Workers {
     handles: Mutex<HashMap<String, Handle>>,
+    count: watch::Sender<usize>,
 }
 
 impl Workers {
@@ -47,8 +48,9 @@ impl Workers {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.lock().len()
+    /// How many pods have a worker, now and as it changes.
+    pub(crate) fn count(&self) -> watch::Receiver<usize> {
+        self.count.subscribe()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Handle>> {
@@ -63,7 +65,8 @@ impl Workers {
             handle.desired.send_modify(|current| {
                 // Once gone, always gone; deletion cannot be taken back either.
                 let ended = matches!(current, Desired::Gone(_));
-                let revived = current.must_end() && matches!(&desired, Desired::Present(p) if !super::model::is_deleting(p));
+                let revived = current.must_end()
+                    && matches!(&desired, Desired::Present(p) if !super::model::is_deleting(p));
                 if !ended && !revived {
                     *current = desired;
                 }
@@ -74,10 +77,13 @@ impl Workers {
         let handle = Handle { desired: sender, wake: Arc::default(), objects_changed: Arc::default() };
         let (wake, objects_changed) = (handle.wake.clone(), handle.objects_changed.clone());
         handles.insert(id.uid.clone(), handle);
+        self.count.send_replace(handles.len());
         drop(handles);
         let (workers, uid) = (self.clone(), id.uid.clone());
         let done = move || {
-            workers.lock().remove(&uid);
+            let mut handles = workers.lock();
+            handles.remove(&uid);
+            workers.count.send_replace(handles.len());
         };
         worker::start(context.clone(), id, receiver, wake, objects_changed, scope, done);
     }
@@ -85,7 +91,11 @@ impl Workers {
 
 /// Starts following the API and the runtime. Returns once pods that were deleted while we were away are being
 /// cleaned up.
-pub(crate) async fn start(context: Arc<Context>, workers: Arc<Workers>, scope: &Scope) -> ferrite_cri::Result<()> {
+pub(crate) async fn start(
+    context: Arc<Context>,
+    workers: Arc<Workers>,
+    scope: &Scope,
+) -> ferrite_cri::Result<()> {
     context.services.synced().await;
     context.node.synced().await;
     let (told, following, owned) = (context.clone(), workers.clone(), scope.clone());
@@ -124,8 +134,18 @@ async fn follow_events(context: Arc<Context>, workers: Arc<Workers>) {
                 while let Some(event) = events.next().await {
                     let sandbox = event.pod_sandbox_status.as_ref();
                     let uid = sandbox
-                        .and_then(|s| s.labels.get(labels::POD_UID).cloned().or(s.metadata.as_ref().map(|m| m.uid.clone())))
-                        .or_else(|| event.containers_statuses.iter().find_map(|c| c.labels.get(labels::POD_UID).cloned()));
+                        .and_then(|s| {
+                            s.labels
+                                .get(labels::POD_UID)
+                                .cloned()
+                                .or(s.metadata.as_ref().map(|m| m.uid.clone()))
+                        })
+                        .or_else(|| {
+                            event
+                                .containers_statuses
+                                .iter()
+                                .find_map(|c| c.labels.get(labels::POD_UID).cloned())
+                        });
                     match uid {
                         Some(uid) => workers.wake(&uid),
                         None => workers.wake_all(),
@@ -139,7 +159,11 @@ async fn follow_events(context: Arc<Context>, workers: Arc<Workers>) {
 }
 
 /// Ends what the runtime still has of pods the API no longer knows, and removes their directories.
-async fn clean_orphans(context: &Arc<Context>, workers: &Arc<Workers>, scope: &Scope) -> ferrite_cri::Result<()> {
+async fn clean_orphans(
+    context: &Arc<Context>,
+    workers: &Arc<Workers>,
+    scope: &Scope,
+) -> ferrite_cri::Result<()> {
     let mut orphans: BTreeMap<String, Pod> = BTreeMap::new();
     let known: std::collections::BTreeSet<String> =
         context.pods.list().iter().filter_map(|p| p.metadata.uid.clone()).collect();

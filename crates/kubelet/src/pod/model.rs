@@ -217,7 +217,8 @@ pub(crate) fn qos_class(pod: &Pod) -> QosClass {
     for c in containers(pod).iter().filter(|c| c.kind != ContainerKind::Ephemeral) {
         let resources = c.spec.resources.as_ref();
         for name in ["cpu", "memory"] {
-            let limit = crate::quantity::milli_of(resources.and_then(|r| r.limits.as_ref()), name).unwrap_or(0);
+            let limit =
+                crate::quantity::milli_of(resources.and_then(|r| r.limits.as_ref()), name).unwrap_or(0);
             let request =
                 crate::quantity::milli_of(resources.and_then(|r| r.requests.as_ref()), name).unwrap_or(limit);
             any |= limit > 0 || request > 0;

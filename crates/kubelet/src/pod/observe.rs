@@ -63,7 +63,8 @@ fn read_message(instance: &mut Instance) {
     let to_logs = instance.annotations.get(labels::TERMINATION_MESSAGE_POLICY).map(String::as_str)
         == Some("FallbackToLogsOnError");
     if instance.message.is_empty() && to_logs && instance.exit_code != 0 && !instance.log_path.is_empty() {
-        instance.message = crate::logs::tail_text(Path::new(&instance.log_path), MAX_LOG_LINES, MAX_LOG_MESSAGE);
+        instance.message =
+            crate::logs::tail_text(Path::new(&instance.log_path), MAX_LOG_LINES, MAX_LOG_MESSAGE);
     }
 }
 

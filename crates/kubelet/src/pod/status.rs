@@ -146,7 +146,9 @@ fn container_status(
         .find(|s| s.name == spec.name);
     let Some(latest) = inputs.runtime.latest(&spec.name) else {
         // Its records are gone, but what was said before was true.
-        if let Some(known) = known.filter(|k| k.container_id.is_some() && (inputs.terminating || inputs.terminated)) {
+        if let Some(known) =
+            known.filter(|k| k.container_id.is_some() && (inputs.terminating || inputs.terminated))
+        {
             return ended(known.clone());
         }
         return unstarted(inputs, container, initialized);
@@ -192,8 +194,16 @@ fn container_status(
     };
     ContainerStatus {
         container_id: Some(id(latest)),
-        image: if latest.image.is_empty() { spec.image.clone().unwrap_or_default() } else { latest.image.clone() },
-        image_id: if latest.image_ref.is_empty() { latest.image_id.clone() } else { latest.image_ref.clone() },
+        image: if latest.image.is_empty() {
+            spec.image.clone().unwrap_or_default()
+        } else {
+            latest.image.clone()
+        },
+        image_id: if latest.image_ref.is_empty() {
+            latest.image_id.clone()
+        } else {
+            latest.image_ref.clone()
+        },
         last_state: Some(last_state.unwrap_or_default()),
         name: spec.name.clone(),
         ready,
@@ -438,12 +448,8 @@ fn containers_ready_condition(
     }
     let sidecars =
         containers.iter().filter(|c| c.kind == ContainerKind::Init).zip(init).filter(|(c, _)| c.is_sidecar());
-    let unready: Vec<&str> = sidecars
-        .map(|(_, s)| s)
-        .chain(regular)
-        .filter(|s| !s.ready)
-        .map(|s| s.name.as_str())
-        .collect();
+    let unready: Vec<&str> =
+        sidecars.map(|(_, s)| s).chain(regular).filter(|s| !s.ready).map(|s| s.name.as_str()).collect();
     if unready.is_empty() {
         return simple(type_, true);
     }
@@ -458,13 +464,10 @@ fn ready_condition(pod: &Pod, old: &PodStatus, phase: &str, containers_ready: &P
     for gate in model::spec(pod).readiness_gates.iter().flatten() {
         let name = &gate.condition_type;
         match old.conditions.iter().flatten().find(|c| c.type_ == *name) {
-            None => {
-                messages.push(format!("corresponding condition of pod readiness gate {name:?} does not exist."))
-            }
-            Some(c) if c.status != "True" => messages.push(format!(
-                "the status of pod readiness gate {name:?} is not \"True\", but {}",
-                c.status
-            )),
+            None => messages
+                .push(format!("corresponding condition of pod readiness gate {name:?} does not exist.")),
+            Some(c) if c.status != "True" => messages
+                .push(format!("the status of pod readiness gate {name:?} is not \"True\", but {}", c.status)),
             Some(_) => {}
         }
     }

@@ -4,11 +4,11 @@ use super::admission::{self, Offer};
 use super::backoff::BackOff;
 use super::context::Context;
 use super::decide::{self, Actions, Inputs, KillCause};
-use super::kill::grace_of;
+use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
 use super::runtime_pod::{RunState, RuntimePod};
-use super::start::StartInputs;
+use super::start::{StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
 use crate::clock;
@@ -74,6 +74,14 @@ pub(super) enum SyncError {
     Interrupted,
 }
 
+/// What a round answers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// The pod changed in the API, and nothing else is known to have happened.
+    Api,
+    Anything,
+}
+
 pub(super) struct Worker {
     pub(super) context: Arc<Context>,
     pub(super) id: PodId,
@@ -84,6 +92,8 @@ pub(super) struct Worker {
     pub(super) writer: StatusWriter,
     backoff: BackOff,
     pulls: PullState,
+    /// Starts the runtime refused are not tried again before this.
+    refused_until: HashMap<String, Timestamp>,
     pub(super) waiting: HashMap<String, WaitingReason>,
     pub(super) verdict: Option<Verdict>,
     volumes: Option<PodVolumes>,
@@ -117,6 +127,7 @@ pub(crate) fn start(
         writer,
         backoff: BackOff::default(),
         pulls: PullState::default(),
+        refused_until: HashMap::new(),
         waiting: HashMap::new(),
         verdict: None,
         volumes: None,
@@ -136,21 +147,31 @@ pub(crate) fn start(
 impl Worker {
     async fn run(mut self) {
         let mut retry = Backoff::new(Duration::from_millis(500), Duration::from_secs(30), 0.1);
+        let mut next: Option<Timestamp> = None;
+        let mut seen: Option<Arc<Pod>> = None;
+        let mut cause = Cause::Anything;
         loop {
             let desired = self.desired.borrow_and_update().clone();
-            let next = if desired.must_end() {
-                match self.terminate(&desired).await {
+            let echo = cause == Cause::Api
+                && seen.as_ref().is_some_and(|old| only_status_differs(old, desired.pod()));
+            seen = Some(desired.pod().clone());
+            let round = if desired.must_end() {
+                match Box::pin(self.terminate(&desired)).await {
                     Ok(()) => return,
                     Err(e) => Err(e),
                 }
+            } else if echo && !model::is_finished(desired.pod()) {
+                self.reconcile(desired.pod()).await.map(|at| [at, next].into_iter().flatten().min())
             } else {
                 Box::pin(self.sync(desired.pod())).await
             };
-            let next = match next {
-                Ok(next) => {
+            next = match round {
+                Ok(at) => {
                     retry.reset();
-                    next
+                    at
                 }
+                // Nobody is left to say what is wanted.
+                Err(SyncError::Interrupted) if self.desired.has_changed().is_err() => return,
                 Err(SyncError::Interrupted) => continue,
                 Err(e) => {
                     let delay = retry.next_delay();
@@ -163,12 +184,22 @@ impl Worker {
                 }
             };
             let sleep = next.map(|at| clock::since(self.context.clock.now(), at));
-            tokio::select! {
-                changed = self.desired.changed() => if changed.is_err() { return },
-                () = self.wake.notified() => {}
-                () = tokio::time::sleep(sleep.unwrap_or(Duration::MAX)), if sleep.is_some() => {}
-            }
+            cause = tokio::select! {
+                changed = self.desired.changed() => match changed {
+                    Ok(()) => Cause::Api,
+                    Err(_) => return,
+                },
+                () = self.wake.notified() => Cause::Anything,
+                () = tokio::time::sleep(sleep.unwrap_or(Duration::MAX)), if sleep.is_some() => Cause::Anything,
+            };
         }
+    }
+
+    /// Only the status changed, by our own hand or another's: nothing to do but to see that it is right.
+    async fn reconcile(&mut self, pod: &Arc<Pod>) -> Result<Option<Timestamp>, SyncError> {
+        let runtime = observe(&*self.context.runtime, &self.id.uid).await?;
+        self.publish(pod, &runtime, false, false);
+        Ok(deadline(pod))
     }
 
     /// One round for a pod that should run. Answers when to look again if nothing happens before.
@@ -291,7 +322,8 @@ impl Worker {
         let now = self.context.clock.now();
         let due = self.volumes.as_ref().is_none_or(|v| v.refresh_at.is_some_and(|at| at <= now));
         let shown = (pod.metadata.labels.clone(), pod.metadata.annotations.clone());
-        let same = self.volumes_of.as_ref().is_some_and(|m| (m.labels.clone(), m.annotations.clone()) == shown);
+        let same =
+            self.volumes_of.as_ref().is_some_and(|m| (m.labels.clone(), m.annotations.clone()) == shown);
         if !changed && !due && same {
             return Ok(());
         }
@@ -310,7 +342,12 @@ impl Worker {
     }
 
     /// Does what was decided. Answers when a failed start may be tried again.
-    async fn apply(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod, actions: &Actions) -> Result<Option<Timestamp>, SyncError> {
+    async fn apply(
+        &mut self,
+        pod: &Arc<Pod>,
+        runtime: &RuntimePod,
+        actions: &Actions,
+    ) -> Result<Option<Timestamp>, SyncError> {
         let context = self.context.clone();
         let containers = model::containers(pod);
         if actions.kill_pod {
@@ -319,7 +356,7 @@ impl Worker {
                 context.event(pod, EventType::Normal, "SandboxChanged", message);
             }
             self.probes.stop();
-            context.kill_pod(pod, runtime, grace_of(pod)).await?;
+            context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
         }
         for kill in &actions.kill {
             let Some(instance) = runtime.instances.iter().find(|i| i.id == kill.id) else { continue };
@@ -327,14 +364,16 @@ impl Worker {
             let grace = kill_grace(pod, container, kill.cause);
             let ip = self.pod_ip(pod, runtime);
             let message = Some(kill.message.clone());
-            context.kill_container(pod, container, instance, message, grace, &ip).await?;
+            let victim = Victim { container, instance, message, grace, pod_ip: &ip, hooks: Hooks::Run };
+            context.kill_container(pod, victim).await?;
         }
         for wait in &actions.waiting {
             let reason = WaitingReason::crash_loop(wait.delay, &wait.name, &self.id);
             if self.waiting.get(&wait.name) != Some(&reason)
                 && let Some(container) = containers.iter().find(|c| c.name() == wait.name)
             {
-                let message = format!("Back-off restarting failed container {} in pod {}", wait.name, self.id);
+                let message =
+                    format!("Back-off restarting failed container {} in pod {}", wait.name, self.id);
                 let about = model::reference(pod, Some(container.field_path()));
                 context.recorder.event(&about, EventType::Warning, "BackOff", message);
             }
@@ -357,6 +396,10 @@ impl Worker {
         let mut retry: Option<Timestamp> = None;
         for start in &actions.start {
             let Some(container) = containers.iter().find(|c| c.name() == start.name) else { continue };
+            if let Some(until) = self.refused_until.get(&start.name).filter(|at| **at > context.clock.now()) {
+                retry = Some(retry.map_or(*until, |r: Timestamp| r.min(*until)));
+                continue;
+            }
             // The address is shown, and earlier containers are, while later images are pulled.
             let current = observe(&*context.runtime, &self.id.uid).await?;
             self.publish(pod, &current, false, false);
@@ -368,21 +411,20 @@ impl Worker {
                 volumes: &volumes,
                 keyring: &keyring,
             };
-            let mut desired = self.desired.clone();
-            let started = tokio::select! {
-                started = Box::pin(context.start_container(&inputs, container, start, &mut self.pulls)) => started,
-                _ = desired.wait_for(Desired::must_end) => return Err(SyncError::Interrupted),
-            };
+            let started = context.start_container(&inputs, container, start, &mut self.pulls, &self.desired);
+            let started = Box::pin(started).await;
             let now = context.clock.now();
             match started {
                 Ok(()) => {
                     self.waiting.remove(&start.name);
+                    self.refused_until.remove(&start.name);
                     if start.attempt > 0 {
                         let ended = runtime.latest(&start.name).and_then(|i| i.finished_at).unwrap_or(now);
                         self.backoff.next(&start.name, ended, now);
                     }
                 }
-                Err(reason) => {
+                Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
+                Err(StartError::Waiting(reason)) => {
                     let at = self.retry_at(container, &reason, now);
                     retry = Some(retry.map_or(at, |r| r.min(at)));
                     self.waiting.insert(start.name.clone(), reason);
@@ -397,7 +439,9 @@ impl Worker {
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
                 let tagged = crate::images::tagged(image);
-                self.pulls.retry_at(container.name(), &tagged, now).unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
+                self.pulls
+                    .retry_at(container.name(), &tagged, now)
+                    .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
             "CreateContainerError" | "RunContainerError" => {
@@ -406,7 +450,9 @@ impl Worker {
                     None => Duration::from_secs(10),
                 };
                 self.backoff.next(container.name(), now, now);
-                clock::add(now, delay)
+                let at = clock::add(now, delay);
+                self.refused_until.insert(container.name().to_string(), at);
+                at
             }
             "PostStartHookError" => clock::add(now, AFTER_FAILED_START),
             _ => clock::add(now, AFTER_CONFIG_ERROR),
@@ -418,7 +464,7 @@ impl Worker {
         let context = self.context.clone();
         self.probes.stop();
         if runtime.running().next().is_some() || runtime.sandboxes.iter().any(|s| s.ready) {
-            context.kill_pod(pod, runtime, grace_of(pod)).await?;
+            context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
         }
         let runtime = observe(&*context.runtime, &self.id.uid).await?;
         self.publish(pod, &runtime, true, true);
@@ -448,7 +494,8 @@ impl Worker {
             }
         }
         for sandbox in runtime.sandboxes.iter().skip(1).filter(|s| !s.ready) {
-            let in_use = runtime.instances.iter().any(|i| i.sandbox_id == sandbox.id && !removed.contains(&i.id));
+            let in_use =
+                runtime.instances.iter().any(|i| i.sandbox_id == sandbox.id && !removed.contains(&i.id));
             if !in_use {
                 let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
                 if let Err(e) = self.context.runtime.remove_pod_sandbox(request).await {
@@ -457,6 +504,16 @@ impl Worker {
             }
         }
     }
+}
+
+fn only_status_differs(old: &Pod, new: &Pod) -> bool {
+    let plain = |pod: &Pod| {
+        let mut meta = pod.metadata.clone();
+        meta.resource_version = None;
+        meta.managed_fields = None;
+        meta
+    };
+    old.spec == new.spec && plain(old) == plain(new)
 }
 
 /// When the pod has been active for as long as it may.

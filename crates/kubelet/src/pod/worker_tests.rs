@@ -39,7 +39,12 @@ async fn a_pod_runs_and_is_deleted() {
     assert_eq!(status["containerID"], "ferrite://c2");
     assert_eq!((&status["restartCount"], &status["started"]), (&json!(0), &json!(true)));
     assert_eq!(h.runtime.calls(), ["sandbox#0", "pull:busybox:1", "start:c#0"]);
-    for (reason, part) in [("Pulling", "busybox:1"), ("Pulled", "Successfully pulled"), ("Created", "c"), ("Started", "Started container c")] {
+    for (reason, part) in [
+        ("Pulling", "busybox:1"),
+        ("Pulled", "Successfully pulled"),
+        ("Created", "Container created"),
+        ("Started", "Container started"),
+    ] {
         h.until_event(reason, part).await;
     }
     let first = h.api.history(&Harness::key("p"))[1].clone();
@@ -55,7 +60,7 @@ async fn a_pod_runs_and_is_deleted() {
     let last = h.api.history(&Harness::key("p")).pop().unwrap();
     assert_eq!(state(&last)["terminated"]["exitCode"], 143);
     h.until_event("Killing", "Stopping container c").await;
-    h.api.until("the worker has ended", |_| (h.workers.len() == 0).then_some(())).await;
+    h.until_workers(0).await;
     assert!(h.runtime.is_empty());
     assert!(!h.dir.path().join("kubelet/pods/uid-p").exists());
 }
@@ -89,7 +94,9 @@ async fn a_crashing_container_is_restarted_with_growing_delay() {
 
 #[tokio::test(start_paused = true)]
 async fn jobs_end() {
-    for (policy, code, phase) in [("Never", 0, "Succeeded"), ("Never", 3, "Failed"), ("OnFailure", 0, "Succeeded")] {
+    for (policy, code, phase) in
+        [("Never", 0, "Succeeded"), ("Never", 3, "Failed"), ("OnFailure", 0, "Succeeded")]
+    {
         let h = Harness::start().await;
         h.create("p", json!({"restartPolicy": policy, "containers": [container("c")]}));
         h.until("p", "ready", ready).await;
@@ -106,12 +113,22 @@ async fn jobs_end() {
 #[tokio::test(start_paused = true)]
 async fn init_containers_come_first() {
     let h = Harness::start().await;
-    h.create("p", json!({"initContainers": [container("i1"), container("i2")], "containers": [container("c")]}));
-    let pod = h.until("p", "first init runs", |p| !p["status"]["initContainerStatuses"][0]["state"]["running"].is_null()).await;
+    h.create(
+        "p",
+        json!({"initContainers": [container("i1"), container("i2")], "containers": [container("c")]}),
+    );
+    let pod = h
+        .until("p", "first init runs", |p| {
+            !p["status"]["initContainerStatuses"][0]["state"]["running"].is_null()
+        })
+        .await;
     assert_eq!(state(&pod)["waiting"]["reason"], "PodInitializing");
     assert_eq!(condition(&pod, "Initialized"), "False");
     h.runtime.exit("i1", 0);
-    h.until("p", "second init runs", |p| !p["status"]["initContainerStatuses"][1]["state"]["running"].is_null()).await;
+    h.until("p", "second init runs", |p| {
+        !p["status"]["initContainerStatuses"][1]["state"]["running"].is_null()
+    })
+    .await;
     h.runtime.exit("i2", 0);
     let pod = h.until("p", "ready", ready).await;
     assert_eq!(condition(&pod, "Initialized"), "True");
@@ -128,7 +145,8 @@ async fn a_missing_image_backs_off() {
     h.until("p", "pull back-off", |p| state(p)["waiting"]["reason"] == "ImagePullBackOff").await;
     h.until_event("BackOff", "Back-off pulling image \"missing:1\"").await;
     h.until_event("Failed", "Error: ErrImagePull").await;
-    h.until("p", "tried again", |_| h.runtime.calls().iter().filter(|c| c.starts_with("pull")).count() == 2).await;
+    h.until("p", "tried again", |_| h.runtime.calls().iter().filter(|c| c.starts_with("pull")).count() == 2)
+        .await;
     h.delete("p", 30);
     h.until_gone("p").await;
     let h = Harness::start().await;
@@ -149,9 +167,13 @@ async fn a_restarted_kubelet_adopts_what_runs() {
     h.api.remove(&Harness::key("gone"));
     h.runtime.forget_calls();
     let h = h.restart().await;
-    h.api.until("the orphan is stopped", |_| h.runtime.calls().contains(&"stop-sandbox".to_string()).then_some(())).await;
-    h.api.until("the orphan is cleaned", |_| (h.workers.len() == 1).then_some(())).await;
-    assert!(!h.runtime.calls().iter().any(|c| c.starts_with("start") || c.starts_with("sandbox")), "{:?}", h.runtime.calls());
+    h.until_workers(1).await;
+    assert!(h.runtime.calls().contains(&"stop-sandbox".to_string()));
+    assert!(
+        !h.runtime.calls().iter().any(|c| c.starts_with("start") || c.starts_with("sandbox")),
+        "{:?}",
+        h.runtime.calls()
+    );
     let pod = h.pod("p").unwrap();
     assert!(ready(&pod) && pod["status"]["containerStatuses"][0]["restartCount"] == 0);
 }
@@ -196,7 +218,8 @@ async fn a_startup_probe_holds_the_others_back() {
 async fn hooks_run_and_count_against_the_grace_period() {
     let h = Harness::start().await;
     let mut c = container("c");
-    c["lifecycle"] = json!({"postStart": {"exec": {"command": ["post"]}}, "preStop": {"sleep": {"seconds": 20}}});
+    c["lifecycle"] =
+        json!({"postStart": {"exec": {"command": ["post"]}}, "preStop": {"sleep": {"seconds": 20}}});
     h.create("p", json!({"containers": [c]}));
     h.until("p", "ready", ready).await;
     assert!(h.runtime.calls().contains(&"exec:post".to_string()));
@@ -228,7 +251,7 @@ async fn a_pod_removed_by_force_is_cleaned_up() {
     h.create("other", one());
     h.until("other", "ready", ready).await;
     h.until_event("Killing", "Stopping container c").await;
-    h.api.until("cleaned", |_| (h.workers.len() == 1).then_some(())).await;
+    h.until_workers(1).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -290,15 +313,24 @@ async fn a_start_that_fails_is_tried_again_later() {
     let pod = h.until("p", "start failed", |p| state(p)["waiting"]["reason"] == "RunContainerError").await;
     assert_eq!(state(&pod)["waiting"]["message"], "no such program");
     h.until_event("Failed", "Error: no such program").await;
+    let before = h.context.clock.now();
+    // Whatever else wakes the worker meanwhile, the start is not tried again before its time.
+    let attempts = h.runtime.calls().len();
+    h.workers.wake_all();
     h.runtime.fail_starts(None);
     let pod = h.until("p", "ready", ready).await;
+    assert_eq!(h.runtime.calls().len(), attempts + 1);
+    assert!(crate::clock::since(before, h.context.clock.now()).as_secs() >= 9);
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_status_written_by_others_is_put_right() {
     let h = Harness::start().await;
-    h.create("p", json!({"containers": [container("c")], "readinessGates": [{"conditionType": "example.com/gate"}]}));
+    h.create(
+        "p",
+        json!({"containers": [container("c")], "readinessGates": [{"conditionType": "example.com/gate"}]}),
+    );
     let pod = h.until("p", "running", |p| condition(p, "ContainersReady") == "True").await;
     assert!(!ready(&pod), "the gate is closed");
     let mut edited = h.pod("p").unwrap();

@@ -49,7 +49,12 @@ impl StatusWriter {
     }
 }
 
-async fn run(context: Arc<Context>, pod: PodId, mut wanted: watch::Receiver<Wanted>, done: watch::Sender<u64>) {
+async fn run(
+    context: Arc<Context>,
+    pod: PodId,
+    mut wanted: watch::Receiver<Wanted>,
+    done: watch::Sender<u64>,
+) {
     let api = Api::<Pod>::namespaced(context.client.clone(), &pod.namespace);
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10), 0.2);
     let mut answered: Option<Pod> = None;
@@ -88,7 +93,12 @@ async fn run(context: Arc<Context>, pod: PodId, mut wanted: watch::Receiver<Want
     }
 }
 
-async fn pause(wanted: &mut watch::Receiver<Wanted>, backoff: &mut Backoff, pod: &PodId, error: &kube::Error) {
+async fn pause(
+    wanted: &mut watch::Receiver<Wanted>,
+    backoff: &mut Backoff,
+    pod: &PodId,
+    error: &kube::Error,
+) {
     let delay = backoff.next_delay();
     tracing::warn!(%pod, error = %message_of(error), "could not publish the status; will try again");
     tokio::select! {

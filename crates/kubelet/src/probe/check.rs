@@ -54,7 +54,12 @@ impl Target {
             host: host.to_string(),
             port: self.port(&action.port)?,
             path: if path.starts_with('/') { path.to_string() } else { format!("/{path}") },
-            headers: action.http_headers.iter().flatten().map(|h| (h.name.clone(), h.value.clone())).collect(),
+            headers: action
+                .http_headers
+                .iter()
+                .flatten()
+                .map(|h| (h.name.clone(), h.value.clone()))
+                .collect(),
         })
     }
 }

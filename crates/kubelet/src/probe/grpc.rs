@@ -31,11 +31,12 @@ async fn exchange(host: &str, port: u16, service: &str) -> Outcome {
         Ok(pair) => pair,
         Err(e) => return Outcome::Failure(e.to_string()),
     };
-    let request = hyper::Request::post(format!("http://{}/grpc.health.v1.Health/Check", authority(host, port)))
-        .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .header("user-agent", "kube-probe/1.36")
-        .body(Full::new(encode(service)));
+    let request =
+        hyper::Request::post(format!("http://{}/grpc.health.v1.Health/Check", authority(host, port)))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("user-agent", "kube-probe/1.36")
+            .body(Full::new(encode(service)));
     let request = match request {
         Ok(request) => request,
         Err(e) => return Outcome::Error(e.to_string()),
@@ -44,7 +45,8 @@ async fn exchange(host: &str, port: u16, service: &str) -> Outcome {
         let answer = sender.send_request(request).await.map_err(|e| e.to_string())?;
         let headers = answer.headers().clone();
         let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await.map_err(|e| e.to_string())?;
-        let status = body.trailers().and_then(|t| t.get("grpc-status")).or(headers.get("grpc-status")).cloned();
+        let status =
+            body.trailers().and_then(|t| t.get("grpc-status")).or(headers.get("grpc-status")).cloned();
         let code = status.as_ref().and_then(|s| s.to_str().ok()).unwrap_or("0").to_string();
         Ok::<_, String>((code, body.to_bytes()))
     };

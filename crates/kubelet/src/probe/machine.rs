@@ -30,7 +30,9 @@ impl Thresholds {
         let seconds = |v: Option<i32>, default: u64| {
             Duration::from_secs(v.and_then(|v| u64::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default))
         };
-        let count = |v: Option<i32>, default| v.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default);
+        let count = |v: Option<i32>, default| {
+            v.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default)
+        };
         Self {
             initial_delay: seconds(probe.initial_delay_seconds, 0),
             period: seconds(probe.period_seconds, 10),
@@ -108,7 +110,8 @@ mod tests {
             (Startup, 1, 2, "ff", ".!"),
         ] {
             let probe: Probe =
-                serde_json::from_value(json!({"successThreshold": success, "failureThreshold": failure})).unwrap();
+                serde_json::from_value(json!({"successThreshold": success, "failureThreshold": failure}))
+                    .unwrap();
             let mut machine = Machine::new(kind, Thresholds::of(&probe));
             let seen: String = outcomes
                 .chars()

@@ -42,7 +42,13 @@ impl ProbeSet {
     }
 
     /// Starts what should be probed now and ends the rest.
-    pub(crate) fn update(&mut self, pod: &Pod, containers: &[PodContainer], runtime: &RuntimePod, pod_ip: &str) {
+    pub(crate) fn update(
+        &mut self,
+        pod: &Pod,
+        containers: &[PodContainer],
+        runtime: &RuntimePod,
+        pod_ip: &str,
+    ) {
         let results = self.results();
         let mut wanted = HashMap::new();
         for c in containers {

@@ -20,7 +20,13 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 impl Server {
-    pub(super) async fn logs(&self, request: &Request<Incoming>, namespace: &str, pod: &str, container: &str) -> Answer {
+    pub(super) async fn logs(
+        &self,
+        request: &Request<Incoming>,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Answer {
         let pairs = query(request);
         let pairs = pairs.iter().map(|(k, v)| (k.as_str(), v.as_str()));
         let options = match LogOptions::from_query(pairs, self.context.clock.now()) {
@@ -41,7 +47,11 @@ impl Server {
         let frames = futures_util::stream::unfold(receiver, |mut receiver| async move {
             receiver.recv().await.map(|bytes| (Ok(Frame::data(bytes)), receiver))
         });
-        answer(StatusCode::OK, "text/plain; charset=utf-8", BodyExt::boxed(StreamBody::new(SyncStream::new(frames))))
+        answer(
+            StatusCode::OK,
+            "text/plain; charset=utf-8",
+            BodyExt::boxed(StreamBody::new(SyncStream::new(frames))),
+        )
     }
 
     async fn find_log(
@@ -69,11 +79,13 @@ impl Server {
             (true, Some(latest)) => runtime.previous(container, latest).ok_or_else(|| {
                 format!("previous terminated container \"{container}\" in pod \"{pod_name}\" not found\n")
             }),
-            (true, None) => {
-                Err(format!("previous terminated container \"{container}\" in pod \"{pod_name}\" not found\n"))
-            }
+            (true, None) => Err(format!(
+                "previous terminated container \"{container}\" in pod \"{pod_name}\" not found\n"
+            )),
             (false, Some(latest)) if latest.state != RunState::Created => Ok(latest),
-            (false, Some(latest)) => runtime.previous(container, latest).ok_or_else(|| waiting(&pod, container)),
+            (false, Some(latest)) => {
+                runtime.previous(container, latest).ok_or_else(|| waiting(&pod, container))
+            }
             (false, None) => Err(waiting(&pod, container)),
         };
         let instance = found.map_err(|message| (StatusCode::BAD_REQUEST, message))?.clone();
@@ -87,7 +99,8 @@ impl Server {
 
 fn waiting(pod: &k8s_openapi::api::core::v1::Pod, container: &str) -> String {
     let status = pod.status.clone().unwrap_or_default();
-    let all = [status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses];
+    let all =
+        [status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses];
     let reason = all
         .iter()
         .flatten()
@@ -113,7 +126,11 @@ impl LogEnd for ContainerEnd {
             let events = self.runtime.get_container_events(GetEventsRequest {}).await;
             let request = ContainerStatusRequest { container_id: self.id.clone(), verbose: false };
             match self.runtime.container_status(request).await {
-                Ok(answer) if answer.status.as_ref().is_some_and(|s| s.state() == ContainerState::ContainerRunning) => {}
+                Ok(answer)
+                    if answer
+                        .status
+                        .as_ref()
+                        .is_some_and(|s| s.state() == ContainerState::ContainerRunning) => {}
                 Ok(_) => return,
                 Err(e) if e.is_not_found() => return,
                 Err(_) => {}
@@ -124,7 +141,10 @@ impl LogEnd for ContainerEnd {
             };
             while let Some(event) = events.next().await {
                 let about_us = event.container_id == self.id
-                    || event.containers_statuses.iter().any(|c| c.id == self.id && c.labels.contains_key(labels::POD_UID));
+                    || event
+                        .containers_statuses
+                        .iter()
+                        .any(|c| c.id == self.id && c.labels.contains_key(labels::POD_UID));
                 if about_us {
                     break;
                 }

@@ -79,7 +79,8 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, server: Arc<Server>) {
 async fn serve(stream: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
     let _ = stream.set_nodelay(true);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(stream)).await else { return };
-    let identity = stream.get_ref().1.peer_certificates().and_then(|c| c.first()).and_then(|c| Identity::of(c));
+    let identity =
+        stream.get_ref().1.peer_certificates().and_then(|c| c.first()).and_then(|c| Identity::of(c));
     let identity = Arc::new(identity);
     let service = service_fn(move |request| {
         let (server, identity) = (server.clone(), identity.clone());
@@ -219,13 +220,7 @@ fn decode(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn queries_are_decoded() {
-        for (raw, expected) in [("a%20b", "a b"), ("a+b", "a b"), ("%zz", "%zz"), ("%", "%"), ("%C3%BC", "ü")] {
-            assert_eq!(decode(raw), expected);
-        }
-    }
-}
+#[path = "decode_tests.rs"]
+mod decode_tests;
+#[cfg(test)]
+mod tests;

@@ -41,7 +41,9 @@ impl Streams {
                 "error" | "stderr" => streams.stderr |= set,
                 "tty" => streams.tty |= set,
                 "command" => streams.command.push(value),
-                "port" | "ports" => streams.ports.extend(value.split(',').filter_map(|p| p.parse::<i32>().ok())),
+                "port" | "ports" => {
+                    streams.ports.extend(value.split(',').filter_map(|p| p.parse::<i32>().ok()))
+                }
                 _ => {}
             }
         }
@@ -63,10 +65,17 @@ impl Server {
     async fn running(&self, namespace: &str, pod: &str, container: &str) -> Result<String, Answer> {
         let runtime = self.find(namespace, pod).await?;
         let instance = runtime.latest(container).filter(|i| i.is_running()).map(|i| i.id.clone());
-        instance.ok_or_else(|| text(StatusCode::NOT_FOUND, format!("container not found (\"{container}\")\n")))
+        instance
+            .ok_or_else(|| text(StatusCode::NOT_FOUND, format!("container not found (\"{container}\")\n")))
     }
 
-    pub(super) async fn exec(&self, request: Request<Incoming>, namespace: &str, pod: &str, container: &str) -> Answer {
+    pub(super) async fn exec(
+        &self,
+        request: Request<Incoming>,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Answer {
         let streams = Streams::parse(query(&request));
         let id = match self.running(namespace, pod, container).await {
             Ok(id) => id,
@@ -89,7 +98,13 @@ impl Server {
         }
     }
 
-    pub(super) async fn attach(&self, request: Request<Incoming>, namespace: &str, pod: &str, container: &str) -> Answer {
+    pub(super) async fn attach(
+        &self,
+        request: Request<Incoming>,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Answer {
         let mut streams = Streams::parse(query(&request));
         let id = match self.running(namespace, pod, container).await {
             Ok(id) => id,
@@ -116,7 +131,12 @@ impl Server {
         }
     }
 
-    pub(super) async fn port_forward(&self, request: Request<Incoming>, namespace: &str, pod: &str) -> Answer {
+    pub(super) async fn port_forward(
+        &self,
+        request: Request<Incoming>,
+        namespace: &str,
+        pod: &str,
+    ) -> Answer {
         let streams = Streams::parse(query(&request));
         let runtime = match self.find(namespace, pod).await {
             Ok(runtime) => runtime,
@@ -137,7 +157,8 @@ impl Server {
         if !request.headers().contains_key(UPGRADE) {
             return text(StatusCode::BAD_REQUEST, "Upgrade request required\n");
         }
-        let bad = |what: String| text(StatusCode::INTERNAL_SERVER_ERROR, format!("streaming server: {what}\n"));
+        let bad =
+            |what: String| text(StatusCode::INTERNAL_SERVER_ERROR, format!("streaming server: {what}\n"));
         let Ok(uri) = url.parse::<Uri>() else { return bad(format!("bad address {url:?}")) };
         let Some(authority) = uri.authority().filter(|_| uri.scheme_str() == Some("http")) else {
             return bad(format!("cannot reach {url:?}"));
@@ -148,7 +169,8 @@ impl Server {
             Err(e) => return bad(e.to_string()),
         };
         let _ = stream.set_nodelay(true);
-        let (mut sender, connection) = match hyper::client::conn::http1::handshake(TokioIo::new(stream)).await {
+        let (mut sender, connection) = match hyper::client::conn::http1::handshake(TokioIo::new(stream)).await
+        {
             Ok(pair) => pair,
             Err(e) => return bad(e.to_string()),
         };
@@ -217,9 +239,22 @@ mod tests {
 
     #[test]
     fn both_spellings_of_streams_are_understood() {
-        let pairs = |list: &[(&str, &str)]| list.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        let kubelet = Streams::parse(pairs(&[("input", "1"), ("output", "1"), ("error", "1"), ("command", "sh"), ("command", "-c")]));
-        let api = Streams::parse(pairs(&[("stdin", "true"), ("stdout", "true"), ("stderr", "true"), ("command", "sh"), ("command", "-c")]));
+        let pairs =
+            |list: &[(&str, &str)]| list.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        let kubelet = Streams::parse(pairs(&[
+            ("input", "1"),
+            ("output", "1"),
+            ("error", "1"),
+            ("command", "sh"),
+            ("command", "-c"),
+        ]));
+        let api = Streams::parse(pairs(&[
+            ("stdin", "true"),
+            ("stdout", "true"),
+            ("stderr", "true"),
+            ("command", "sh"),
+            ("command", "-c"),
+        ]));
         assert_eq!(kubelet, api);
         assert_eq!(kubelet.command, ["sh", "-c"]);
         let tty = Streams::parse(pairs(&[("tty", "1"), ("error", "1"), ("port", "80,81")]));

@@ -179,7 +179,11 @@ impl FakeApi {
                     return failure(409, "Conflict", "the object has been modified");
                 }
                 let mut next = current.clone();
-                if method == "PATCH" { merge(&mut next, &body) } else { next = body }
+                if method == "PATCH" {
+                    merge(&mut next, &body)
+                } else {
+                    next = body
+                }
                 ok(self.write("MODIFIED", key, next))
             }
         }
@@ -188,7 +192,11 @@ impl FakeApi {
     fn create(&self, target: Target, mut object: Value) -> Answer {
         let name = match object["metadata"]["name"].as_str() {
             Some(name) => name.to_string(),
-            None => format!("{}{}", object["metadata"]["generateName"].as_str().unwrap_or("x"), rand::random::<u32>()),
+            None => format!(
+                "{}{}",
+                object["metadata"]["generateName"].as_str().unwrap_or("x"),
+                rand::random::<u32>()
+            ),
         };
         object["metadata"]["name"] = json!(name);
         if object["metadata"]["uid"].is_null() {
@@ -244,8 +252,8 @@ impl FakeApi {
 }
 
 fn selected(target: &Target, query: &BTreeMap<String, String>, key: &Key, object: &Value) -> bool {
-    let in_place = key.resource == target.resource
-        && (target.namespace.is_empty() || key.namespace == target.namespace);
+    let in_place =
+        key.resource == target.resource && (target.namespace.is_empty() || key.namespace == target.namespace);
     let field = query.get("fieldSelector").and_then(|s| s.split_once('='));
     in_place
         && field.is_none_or(|(path, value)| match path {

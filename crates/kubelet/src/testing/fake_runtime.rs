@@ -31,6 +31,8 @@ struct State {
     exec_exit: HashMap<String, i32>,
     ignores_term: bool,
     start_error: Option<String>,
+    stream_url: Option<String>,
+    network_problem: Option<String>,
 }
 
 #[derive(Clone)]
@@ -75,6 +77,16 @@ impl FakeRuntime {
         self.state.lock().unwrap().start_error = message.map(str::to_string);
     }
 
+    /// Whether the network is ready, and why not.
+    pub(crate) fn set_ready(&self, problem: Option<&str>) {
+        self.state.lock().unwrap().network_problem = problem.map(str::to_string);
+    }
+
+    /// Where exec is to connect.
+    pub(crate) fn stream_at(&self, url: &str) {
+        self.state.lock().unwrap().stream_url = Some(url.into());
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state.lock().unwrap();
         state.sandboxes.is_empty() && state.containers.is_empty()
@@ -82,12 +94,19 @@ impl FakeRuntime {
 
     pub(crate) fn container_config(&self, name: &str) -> Option<ContainerConfig> {
         let state = self.state.lock().unwrap();
-        state.containers.values().find(|c| c.config.metadata.as_ref().is_some_and(|m| m.name == name)).map(|c| c.config.clone())
+        state
+            .containers
+            .values()
+            .find(|c| c.config.metadata.as_ref().is_some_and(|m| m.name == name))
+            .map(|c| c.config.clone())
     }
 
     fn running(&self, name: &str) -> Option<String> {
         let state = self.state.lock().unwrap();
-        let live = |c: &&Live| c.status.state() == ContainerState::ContainerRunning && c.config.metadata.as_ref().unwrap().name == name;
+        let live = |c: &&Live| {
+            c.status.state() == ContainerState::ContainerRunning
+                && c.config.metadata.as_ref().unwrap().name == name
+        };
         state.containers.values().find(live).map(|c| c.status.id.clone())
     }
 
@@ -102,7 +121,12 @@ impl FakeRuntime {
         let ids: Vec<String> = {
             let mut state = self.state.lock().unwrap();
             state.sandboxes.values_mut().for_each(|s| s.ready = false);
-            state.containers.values().filter(|c| c.status.state() == ContainerState::ContainerRunning).map(|c| c.status.id.clone()).collect()
+            state
+                .containers
+                .values()
+                .filter(|c| c.status.state() == ContainerState::ContainerRunning)
+                .map(|c| c.status.id.clone())
+                .collect()
         };
         ids.iter().for_each(|id| self.end(id, 137, ""));
     }
@@ -144,7 +168,11 @@ impl FakeRuntime {
 
     fn name_of(&self, id: &str) -> String {
         let state = self.state.lock().unwrap();
-        state.containers.get(id).map(|c| c.config.metadata.as_ref().unwrap().name.clone()).unwrap_or_else(|| id.into())
+        state
+            .containers
+            .get(id)
+            .map(|c| c.config.metadata.as_ref().unwrap().name.clone())
+            .unwrap_or_else(|| id.into())
     }
 }
 
@@ -155,12 +183,23 @@ fn selects(selector: &BTreeMap<String, String>, labels: &BTreeMap<String, String
 #[async_trait]
 impl RuntimeService for FakeRuntime {
     async fn version(&self, _: VersionRequest) -> Result<VersionResponse> {
-        Ok(VersionResponse { runtime_name: "ferrite".into(), runtime_version: "0".into(), ..VersionResponse::default() })
+        Ok(VersionResponse {
+            runtime_name: "ferrite".into(),
+            runtime_version: "0".into(),
+            ..VersionResponse::default()
+        })
     }
 
     async fn status(&self, _: StatusRequest) -> Result<StatusResponse> {
-        let condition = |name: &str| RuntimeCondition { r#type: name.into(), status: true, ..RuntimeCondition::default() };
-        let status = RuntimeStatus { conditions: vec![condition("RuntimeReady"), condition("NetworkReady")] };
+        let problem = self.state.lock().unwrap().network_problem.clone();
+        let condition = |name: &str, problem: Option<String>| RuntimeCondition {
+            r#type: name.into(),
+            status: problem.is_none(),
+            message: problem.unwrap_or_default(),
+            ..RuntimeCondition::default()
+        };
+        let conditions = vec![condition("RuntimeReady", None), condition("NetworkReady", problem)];
+        let status = RuntimeStatus { conditions };
         Ok(StatusResponse { status: Some(status), ..StatusResponse::default() })
     }
 
@@ -191,13 +230,17 @@ impl RuntimeService for FakeRuntime {
         let state = self.state.lock().unwrap();
         let id = request.pod_sandbox_id;
         let found = state.sandboxes.get(&id).ok_or_else(|| Error::not_found("no such sandbox"))?;
-        let ready = if found.ready { PodSandboxState::SandboxReady } else { PodSandboxState::SandboxNotready };
+        let ready =
+            if found.ready { PodSandboxState::SandboxReady } else { PodSandboxState::SandboxNotready };
         let status = PodSandboxStatus {
             id: id.clone(),
             metadata: found.config.metadata.clone(),
             state: ready.into(),
             created_at: 1,
-            network: Some(PodSandboxNetworkStatus { ip: format!("10.1.0.{}", &id[1..]), additional_ips: vec![] }),
+            network: Some(PodSandboxNetworkStatus {
+                ip: format!("10.1.0.{}", &id[1..]),
+                additional_ips: vec![],
+            }),
             labels: found.config.labels.clone(),
             annotations: found.config.annotations.clone(),
             ..PodSandboxStatus::default()
@@ -248,7 +291,10 @@ impl RuntimeService for FakeRuntime {
         if let Some(message) = state.start_error.clone() {
             return Err(Error::internal(message));
         }
-        let live = state.containers.get_mut(&request.container_id).ok_or_else(|| Error::not_found("no such container"))?;
+        let live = state
+            .containers
+            .get_mut(&request.container_id)
+            .ok_or_else(|| Error::not_found("no such container"))?;
         live.status.set_state(ContainerState::ContainerRunning);
         live.status.started_at = now;
         let metadata = live.config.metadata.clone().unwrap();
@@ -296,11 +342,20 @@ impl RuntimeService for FakeRuntime {
 
     async fn container_status(&self, request: ContainerStatusRequest) -> Result<ContainerStatusResponse> {
         let state = self.state.lock().unwrap();
-        let found = state.containers.get(&request.container_id).ok_or_else(|| Error::not_found("no such container"))?;
-        Ok(ContainerStatusResponse { status: Some(found.status.clone()), ..ContainerStatusResponse::default() })
+        let found = state
+            .containers
+            .get(&request.container_id)
+            .ok_or_else(|| Error::not_found("no such container"))?;
+        Ok(ContainerStatusResponse {
+            status: Some(found.status.clone()),
+            ..ContainerStatusResponse::default()
+        })
     }
 
-    async fn update_container_resources(&self, _: UpdateContainerResourcesRequest) -> Result<UpdateContainerResourcesResponse> {
+    async fn update_container_resources(
+        &self,
+        _: UpdateContainerResourcesRequest,
+    ) -> Result<UpdateContainerResourcesResponse> {
         Err(Error::unimplemented("UpdateContainerResources"))
     }
 
@@ -316,7 +371,8 @@ impl RuntimeService for FakeRuntime {
     }
 
     async fn exec(&self, _: ExecRequest) -> Result<ExecResponse> {
-        Err(Error::unimplemented("Exec"))
+        let url = self.state.lock().unwrap().stream_url.clone();
+        url.map(|url| ExecResponse { url }).ok_or_else(|| Error::unimplemented("Exec"))
     }
 
     async fn attach(&self, _: AttachRequest) -> Result<AttachResponse> {
@@ -335,7 +391,10 @@ impl RuntimeService for FakeRuntime {
         Ok(ListContainerStatsResponse::default())
     }
 
-    async fn update_runtime_config(&self, _: UpdateRuntimeConfigRequest) -> Result<UpdateRuntimeConfigResponse> {
+    async fn update_runtime_config(
+        &self,
+        _: UpdateRuntimeConfigRequest,
+    ) -> Result<UpdateRuntimeConfigResponse> {
         Ok(UpdateRuntimeConfigResponse {})
     }
 
@@ -361,13 +420,19 @@ impl ImageService for FakeRuntime {
     async fn image_status(&self, request: ImageStatusRequest) -> Result<ImageStatusResponse> {
         let name = request.image.unwrap_or_default().image;
         let present = self.state.lock().unwrap().images.contains(&name);
-        let image = present.then(|| Image { id: "sha256:1".into(), size: 7, uid: Some(Int64Value { value: 0 }), ..Image::default() });
+        let image = present.then(|| Image {
+            id: "sha256:1".into(),
+            size: 7,
+            uid: Some(Int64Value { value: 0 }),
+            ..Image::default()
+        });
         Ok(ImageStatusResponse { image, ..ImageStatusResponse::default() })
     }
 
     async fn pull_image(&self, request: PullImageRequest) -> Result<PullImageResponse> {
         let name = request.image.unwrap_or_default().image;
         self.note(format!("pull:{name}"));
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         if name.contains("missing") {
             return Err(Error::new(Code::NotFound, format!("{name}: not found")));
         }

@@ -59,7 +59,8 @@ impl Harness {
         let recorder = Events::start(client.clone(), &scope).recorder("kubelet", Some("node"));
         let workers: Arc<Workers> = Arc::default();
         let told = workers.clone();
-        let objects = Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
+        let objects =
+            Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
         let (readiness, seen) = watch::channel(Readiness::default());
         let limits = NodeLimits { cpu_milli: 2000, memory: 1 << 30, ephemeral_storage: 1 << 30 };
         let shared: Arc<FakeRuntime> = Arc::new(runtime.clone());
@@ -75,13 +76,21 @@ impl Harness {
             max_pods: 3,
             runtime_name: "ferrite".into(),
             runtime: shared.clone(),
-            images: Images::new(shared.clone(), recorder.clone(), clock),
+            images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
             volumes: Volumes::new(dir.path().join("kubelet"), client.clone(), objects.clone(), limits),
             objects,
             cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
             services: Informer::start(Api::all(client.clone()), ListSelector::everything(), &scope),
-            pods: Informer::start(Api::all(client.clone()), ListSelector::fields("spec.nodeName=node"), &scope),
-            node: Informer::start(Api::all(client.clone()), ListSelector::fields("metadata.name=node"), &scope),
+            pods: Informer::start(
+                Api::all(client.clone()),
+                ListSelector::fields("spec.nodeName=node"),
+                &scope,
+            ),
+            node: Informer::start(
+                Api::all(client.clone()),
+                ListSelector::fields("metadata.name=node"),
+                &scope,
+            ),
             readiness: seen,
             client,
             recorder: recorder.clone(),
@@ -127,7 +136,15 @@ impl Harness {
     }
 
     pub(crate) async fn until_gone(&self, name: &str) {
-        self.api.until(&format!("{name} is gone"), |api| api.get(&Self::key(name)).is_none().then_some(())).await;
+        self.api
+            .until(&format!("{name} is gone"), |api| api.get(&Self::key(name)).is_none().then_some(()))
+            .await;
+    }
+
+    pub(crate) async fn until_workers(&self, count: usize) {
+        let mut counted = self.workers.count();
+        let wait = counted.wait_for(|n| *n == count);
+        tokio::time::timeout(std::time::Duration::from_secs(3600), wait).await.unwrap().unwrap();
     }
 
     /// Waits for an event about a pod and answers its message.

@@ -20,7 +20,8 @@ pub(crate) fn write(target: &Path, payload: &Payload, group: Option<u32>) -> io:
     {
         return Ok(false);
     }
-    let stamp = format!("..{}_{:016x}", jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S"), rand::random::<u64>());
+    let stamp =
+        format!("..{}_{:016x}", jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S"), rand::random::<u64>());
     let fresh = target.join(&stamp);
     if let Err(e) = fill(&fresh, payload, group) {
         let _ = fs::remove_dir_all(&fresh);
@@ -135,7 +136,10 @@ mod tests {
     use super::*;
 
     fn payload(files: &[(&str, &str)]) -> Payload {
-        files.iter().map(|(p, d)| (p.to_string(), File { data: d.as_bytes().to_vec(), mode: 0o644 })).collect()
+        files
+            .iter()
+            .map(|(p, d)| (p.to_string(), File { data: d.as_bytes().to_vec(), mode: 0o644 }))
+            .collect()
     }
 
     #[test]

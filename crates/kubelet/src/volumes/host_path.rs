@@ -64,6 +64,8 @@ mod tests {
         }
         assert!(ensure("/dev/null", "CharDevice").is_ok());
         let message = ensure(&path("file"), "Directory").unwrap_err().to_string();
-        assert!(message.starts_with("hostPath type check failed: ") && message.ends_with("is not a directory"));
+        assert!(
+            message.starts_with("hostPath type check failed: ") && message.ends_with("is not a directory")
+        );
     }
 }

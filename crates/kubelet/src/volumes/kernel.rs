@@ -79,7 +79,11 @@ pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
 /// Opens `sub` beneath `volume`, never leaving it through a link, and makes missing directories.
 fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
     let root = fs::File::open(volume)?;
-    let how = |flags| OpenHow::new().flags(flags | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    let how = |flags| {
+        OpenHow::new()
+            .flags(flags | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS)
+    };
     match openat2(root.as_fd(), sub, how(OFlag::O_PATH)) {
         Ok(fd) => return Ok(fd),
         Err(Errno::ENOENT) => {}
@@ -105,7 +109,10 @@ fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
 pub(crate) fn bind_sub_path(volume: &Path, sub: &str, point: &Path) -> io::Result<()> {
     let sub = Path::new(sub);
     if sub.is_absolute() || sub.components().any(|c| matches!(c, Component::ParentDir)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "subPath must be relative and without \"..\""));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "subPath must be relative and without \"..\"",
+        ));
     }
     let fd = open_beneath(volume, sub)?;
     let source = format!("/proc/self/fd/{}", fd.as_raw_fd());

@@ -154,7 +154,9 @@ impl Volumes {
     ) -> Result<Payload, SourceError> {
         let optional = optional == Some(true);
         match self.objects.config_map(&pod.uid, &pod.namespace, name).await? {
-            Some(map) => Ok(payload::from_data("config", &objects::config_map_data(&map), items, mode, optional)?),
+            Some(map) => {
+                Ok(payload::from_data("config", &objects::config_map_data(&map), items, mode, optional)?)
+            }
             None if optional => Ok(Payload::new()),
             None => Err(SourceError::NotFound { kind: "configmap", name: name.into() }),
         }
@@ -170,7 +172,9 @@ impl Volumes {
     ) -> Result<Payload, SourceError> {
         let optional = optional == Some(true);
         match self.objects.secret(&pod.uid, &pod.namespace, name).await? {
-            Some(secret) => Ok(payload::from_data("secret", &objects::secret_data(&secret), items, mode, optional)?),
+            Some(secret) => {
+                Ok(payload::from_data("secret", &objects::secret_data(&secret), items, mode, optional)?)
+            }
             None if optional => Ok(Payload::new()),
             None => Err(SourceError::NotFound { kind: "secret", name: name.into() }),
         }

@@ -96,7 +96,13 @@ mod tests {
     fn keys_become_files() {
         let data = BTreeMap::from([("a".to_string(), b"1".to_vec()), ("b".to_string(), b"2".to_vec())]);
         let item = |key: &str, path: &str, mode| KeyToPath { key: key.into(), path: path.into(), mode };
-        let shown = |items: Option<Vec<KeyToPath>>, optional| match from_data("secret", &data, items.as_ref(), 0o644, optional) {
+        let shown = |items: Option<Vec<KeyToPath>>, optional| match from_data(
+            "secret",
+            &data,
+            items.as_ref(),
+            0o644,
+            optional,
+        ) {
             Ok(p) => p.iter().map(|(k, f)| format!("{k}:{:o}", f.mode)).collect::<Vec<_>>().join(" "),
             Err(e) => e.to_string(),
         };

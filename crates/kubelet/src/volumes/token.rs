@@ -70,9 +70,13 @@ impl Tokens {
             }),
             ..TokenRequest::default()
         };
-        let account = model::spec(pod).service_account_name.as_deref().filter(|a| !a.is_empty()).unwrap_or("default");
+        let account =
+            model::spec(pod).service_account_name.as_deref().filter(|a| !a.is_empty()).unwrap_or("default");
         let api = Api::<ServiceAccount>::namespaced(self.client.clone(), &id.namespace);
-        let answer: TokenRequest = match api.create_subresource("token", account, &PostParams::default(), &request).await {
+        let answer: TokenRequest = match api
+            .create_subresource("token", account, &PostParams::default(), &request)
+            .await
+        {
             Ok(answer) => answer,
             Err(kube::Error::Api(status)) if refuses_tokens(&status) => {
                 if !self.refusal_logged.swap(true, Ordering::Relaxed) {
@@ -83,10 +87,13 @@ impl Tokens {
             Err(e) => return Err(TokenError::Fetch(ferrite_client::message_of(&e))),
         };
         let status = answer.status.unwrap_or_default();
-        let text = status.token.filter(|t| !t.is_empty()).ok_or_else(|| TokenError::Fetch("empty answer".into()))?;
+        let text =
+            status.token.filter(|t| !t.is_empty()).ok_or_else(|| TokenError::Fetch("empty answer".into()))?;
         let lifetime = status
             .expiration_timestamp
-            .map_or(Duration::from_secs(u64::try_from(seconds).unwrap_or(3600)), |at| clock::since(now, at.0));
+            .map_or(Duration::from_secs(u64::try_from(seconds).unwrap_or(3600)), |at| {
+                clock::since(now, at.0)
+            });
         // As upstream: at four fifths of its life, and at least once a day.
         let refresh = lifetime.mul_f64(0.8).min(Duration::from_secs(24 * 3600)).max(Duration::from_secs(60));
         let token = Token { text, refresh_at: clock::add(now, refresh) };

@@ -36,7 +36,10 @@ impl Layout {
     /// Reads the mounts of this process.
     pub fn detect() -> io::Result<Self> {
         Self::parse(&fs::read_to_string("/proc/self/mountinfo")?).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::NotFound, "no cgroup hierarchy is mounted; mount cgroup2 at /sys/fs/cgroup")
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                "no cgroup hierarchy is mounted; mount cgroup2 at /sys/fs/cgroup",
+            )
         })
     }
 
@@ -353,11 +356,8 @@ fn wait_for_end(processes: &[i32], milliseconds: i32) {
         // SAFETY: the kernel has just made this descriptor for us.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     });
-    let mut poll = libc::pollfd {
-        fd: pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd),
-        events: libc::POLLIN,
-        revents: 0,
-    };
+    let mut poll =
+        libc::pollfd { fd: pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd), events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd; a negative descriptor is ignored, which makes this a plain wait.
     unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
 }

@@ -54,9 +54,7 @@ impl Layout {
                 "total_pgfault",
                 "total_pgmajfault",
             ),
-            Self::V2(_) => {
-                ("memory.current", "memory.max", "inactive_file", "anon", "pgfault", "pgmajfault")
-            }
+            Self::V2(_) => ("memory.current", "memory.max", "inactive_file", "anon", "pgfault", "pgmajfault"),
         };
         let usage: u64 = read(usage)?.trim().parse().ok()?;
         // "Unlimited" is the word max, or on version 1 the largest page-aligned number.

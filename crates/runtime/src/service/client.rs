@@ -1,6 +1,6 @@
 //! Starting supervisors and talking to them.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,8 @@ fn copy(path: &Path) -> io::Result<OwnedFd> {
     let memory = memfd_create(c"ferrite-supervisor", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     let mut target = std::fs::File::from(memory);
     io::copy(&mut std::fs::File::open(path)?, &mut target)?;
-    let seals = SealFlag::F_SEAL_SEAL | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE;
+    let seals =
+        SealFlag::F_SEAL_SEAL | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE;
     fcntl(&target, FcntlArg::F_ADD_SEALS(seals))?;
     // A descriptor open for writing forbids running the file.
     Ok(std::fs::File::open(sys::fd_path(&target))?.into())
@@ -66,20 +67,27 @@ pub fn spawn(executable: &SealedExecutable, run_dir: &Path) -> io::Result<()> {
         .stderr(Stdio::null())
         .spawn()?;
     let mut answer = String::new();
-    if let Some(mut stdout) = child.stdout.take() {
-        let mut limited = (&mut stdout).take(4096);
-        limited.read_to_string(&mut answer)?;
+    if let Some(stdout) = child.stdout.take() {
+        io::BufReader::with_capacity(512, stdout.take(4096)).read_line(&mut answer)?;
     }
     child.wait()?;
     if answer == READY {
         Ok(())
     } else {
-        Err(io::Error::other(if answer.is_empty() { "the supervisor ended without a word".into() } else { answer }))
+        Err(io::Error::other(if answer.is_empty() {
+            "the supervisor ended without a word".into()
+        } else {
+            answer
+        }))
     }
 }
 
 /// A request and its reply, with the descriptors that came along. Blocks.
-pub fn call(run_dir: &Path, request: &Request, fds: &[RawFd]) -> io::Result<(Reply, Vec<OwnedFd>, Conversation)> {
+pub fn call(
+    run_dir: &Path,
+    request: &Request,
+    fds: &[RawFd],
+) -> io::Result<(Reply, Vec<OwnedFd>, Conversation)> {
     let socket = protocol::connect(run_dir)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.set_write_timeout(Some(PATIENCE))?;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_cri::v1::{
-    ContainerConfig, ContainerEventType, LinuxContainerResources, LinuxContainerSecurityContext, NamespaceMode,
-    SupplementalGroupsPolicy, security_profile::ProfileType,
+    ContainerConfig, ContainerEventType, LinuxContainerResources, LinuxContainerSecurityContext,
+    NamespaceMode, SupplementalGroupsPolicy, security_profile::ProfileType,
 };
 use ferrite_cri::{Code, Error, Result};
 use oci_spec::runtime::{LinuxDevice, LinuxDeviceType};
@@ -72,9 +72,14 @@ impl Inner {
         }
         let metadata = required(config.metadata.clone(), "config.metadata")?;
         let _gate = sandbox.gate.lock().await;
-        let taken = self.index.containers_of(&sandbox.id).iter().any(|c| c.config.metadata.as_ref() == Some(&metadata));
+        let taken = self
+            .index
+            .containers_of(&sandbox.id)
+            .iter()
+            .any(|c| c.config.metadata.as_ref() == Some(&metadata));
         if taken {
-            let message = format!("container {} attempt {} exists in the pod", metadata.name, metadata.attempt);
+            let message =
+                format!("container {} attempt {} exists in the pod", metadata.name, metadata.attempt);
             return Err(Error::new(Code::AlreadyExists, message));
         }
         let id = new_id();
@@ -118,8 +123,9 @@ impl Inner {
             // As other runtimes do: a missing host path becomes a directory.
             let path = Path::new(&mount.host_path);
             if !path.exists() {
-                std::fs::create_dir_all(path)
-                    .map_err(|error| Error::internal(format!("make mount source {}: {error}", path.display())))?;
+                std::fs::create_dir_all(path).map_err(|error| {
+                    Error::internal(format!("make mount source {}: {error}", path.display()))
+                })?;
             }
         }
         let own = |name: &str| Some(sandbox.state_dir.join(name)).filter(|path| path.exists());
@@ -148,7 +154,11 @@ impl Inner {
             upper: directory.join("upper"),
             work: directory.join("work"),
             rootfs: directory.join("rootfs"),
-            seccomp: profile.as_ref().map(|profile| self.seccomp_programs(profile)).transpose()?.unwrap_or_default(),
+            seccomp: profile
+                .as_ref()
+                .map(|profile| self.seccomp_programs(profile))
+                .transpose()?
+                .unwrap_or_default(),
         };
         let record = ContainerRecord {
             created_at: sys::now(),
@@ -217,7 +227,8 @@ impl Inner {
             cgroup: record.cgroup.clone(),
             pid: record.pid.clone(),
         };
-        let (cgroups, bundle, group) = (self.cgroups.clone(), container.bundle.clone(), record.cgroup.clone());
+        let (cgroups, bundle, group) =
+            (self.cgroups.clone(), container.bundle.clone(), record.cgroup.clone());
         let prepared = blocking(move || {
             let spec: oci_spec::runtime::Spec = serde_json::from_slice(&std::fs::read(bundle.join(CONFIG))?)?;
             cgroups.create(&group)?;
@@ -253,7 +264,8 @@ impl Inner {
         let at = sys::now();
         let failure = StartFailure { at, message: message.to_owned() };
         let record = container.update(|record| record.start_failure = Some(failure.clone()));
-        let (bundle, cgroups, group) = (container.bundle.clone(), self.cgroups.clone(), record.cgroup.clone());
+        let (bundle, cgroups, group) =
+            (container.bundle.clone(), self.cgroups.clone(), record.cgroup.clone());
         let written = blocking(move || {
             cgroups.remove_if_empty(&group);
             records::write_state(&bundle, &record)
@@ -299,7 +311,10 @@ impl Inner {
         let sandbox = self.index.sandbox(&container.sandbox)?;
         let request = Request::Signal { id: container.id.clone(), signal, all };
         match ask(&sandbox.run_dir, request, Vec::new()).await {
-            Ok((Reply::Done | Reply::Failed { failure: Failure::NotFound | Failure::NotRunning, .. }, ..)) => Ok(()),
+            Ok((
+                Reply::Done | Reply::Failed { failure: Failure::NotFound | Failure::NotRunning, .. },
+                ..,
+            )) => Ok(()),
             Ok((Reply::Failed { message, .. }, ..)) => Err(Error::internal(message)),
             Ok(_) => Ok(()),
             // A supervisor that is gone has no containers; its end is noticed by the one who listens.
@@ -410,8 +425,11 @@ pub(super) fn ended_by_failure(failure: StartFailure) -> Ended {
 fn gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+        io::ErrorKind::NotFound
+            | io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe
     )
 }
 
@@ -453,7 +471,8 @@ fn read_from_layers(lowers: &[PathBuf], path: &Path) -> String {
     use std::io::Read;
     for lower in lowers {
         let Ok(root) = std::fs::File::open(lower) else { continue };
-        let opened = sys::open_beneath(root.as_fd(), path, libc::O_RDONLY | libc::O_NONBLOCK, sys::Beneath::InRoot);
+        let opened =
+            sys::open_beneath(root.as_fd(), path, libc::O_RDONLY | libc::O_NONBLOCK, sys::Beneath::InRoot);
         let Ok(file) = opened.map(std::fs::File::from) else { continue };
         if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
             continue;
@@ -466,7 +485,9 @@ fn read_from_layers(lowers: &[PathBuf], path: &Path) -> String {
     String::new()
 }
 
-fn seccomp_profile(security: &LinuxContainerSecurityContext) -> Result<Option<oci_spec::runtime::LinuxSeccomp>> {
+fn seccomp_profile(
+    security: &LinuxContainerSecurityContext,
+) -> Result<Option<oci_spec::runtime::LinuxSeccomp>> {
     if security.privileged {
         return Ok(None);
     }
@@ -526,7 +547,8 @@ fn look_at_device(host: &Path, inside: &Path) -> io::Result<Option<LinuxDevice>>
 
 fn collect_devices(host: &Path, inside: &Path, depth: u32, found: &mut Vec<LinuxDevice>) -> io::Result<()> {
     // These are the container's own, or mounts.
-    const SKIPPED: &[&str] = &["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev", "console", "ptmx"];
+    const SKIPPED: &[&str] =
+        &["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev", "console", "ptmx"];
     for entry in std::fs::read_dir(host)?.flatten() {
         let name = entry.file_name();
         if SKIPPED.iter().any(|skipped| name == *skipped) {

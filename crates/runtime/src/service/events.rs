@@ -113,7 +113,8 @@ impl Inner {
                 let mut told = Some(told);
                 // Being cut off for slowness is cured by coming back; a dead supervisor is not.
                 while inner.follow(&sandbox, &mut told).await.is_ok() {
-                    let identity = std::fs::read_to_string(sandbox.run_dir.join(IDENTITY)).unwrap_or_default();
+                    let identity =
+                        std::fs::read_to_string(sandbox.run_dir.join(IDENTITY)).unwrap_or_default();
                     if alive(&identity).is_none() {
                         break;
                     }

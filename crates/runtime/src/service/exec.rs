@@ -86,8 +86,8 @@ impl Inner {
         match reply {
             Reply::Started { .. } => {
                 socket.set_nonblocking(true).map_err(|error| Error::internal(error.to_string()))?;
-                let conversation =
-                    tokio::net::UnixStream::from_std(socket).map_err(|error| Error::internal(error.to_string()))?;
+                let conversation = tokio::net::UnixStream::from_std(socket)
+                    .map_err(|error| Error::internal(error.to_string()))?;
                 Ok(Running { name, terminal: received.pop(), conversation, decoder })
             }
             Reply::Failed { failure: Failure::NotRunning, message } => {

@@ -29,12 +29,13 @@ fn sandbox_state(sandbox: &Sandbox) -> PodSandboxState {
 
 impl Inner {
     pub(super) fn status(&self) -> StatusResponse {
-        let condition = |kind: &str, result: std::result::Result<(), String>, reason: &str| RuntimeCondition {
-            r#type: kind.into(),
-            status: result.is_ok(),
-            reason: if result.is_ok() { String::new() } else { reason.into() },
-            message: result.err().unwrap_or_default(),
-        };
+        let condition =
+            |kind: &str, result: std::result::Result<(), String>, reason: &str| RuntimeCondition {
+                r#type: kind.into(),
+                status: result.is_ok(),
+                reason: if result.is_ok() { String::new() } else { reason.into() },
+                message: result.err().unwrap_or_default(),
+            };
         let conditions = vec![
             condition("RuntimeReady", Ok(()), ""),
             condition("NetworkReady", self.config.network.ready(), "NetworkPluginNotReady"),
@@ -73,7 +74,10 @@ impl Inner {
         }
     }
 
-    pub(super) fn sandbox_status(&self, request: &PodSandboxStatusRequest) -> Result<PodSandboxStatusResponse> {
+    pub(super) fn sandbox_status(
+        &self,
+        request: &PodSandboxStatusRequest,
+    ) -> Result<PodSandboxStatusResponse> {
         let sandbox = self.index.sandbox(&request.pod_sandbox_id)?;
         let containers = self.index.containers_of(&sandbox.id);
         Ok(PodSandboxStatusResponse {
@@ -119,9 +123,11 @@ impl Inner {
             annotations: config.annotations.clone(),
             mounts: config.mounts.clone(),
             log_path: record.log_path.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
-            resources: config.linux.as_ref().and_then(|linux| linux.resources.clone()).map(|resources| {
-                ContainerResources { linux: Some(resources), windows: None }
-            }),
+            resources: config
+                .linux
+                .as_ref()
+                .and_then(|linux| linux.resources.clone())
+                .map(|resources| ContainerResources { linux: Some(resources), windows: None }),
             user: Some(ContainerUser {
                 linux: Some(LinuxContainerUser {
                     uid: record.identity.uid.into(),
@@ -146,7 +152,10 @@ impl Inner {
         out
     }
 
-    pub(super) fn container_status(&self, request: &ContainerStatusRequest) -> Result<ContainerStatusResponse> {
+    pub(super) fn container_status(
+        &self,
+        request: &ContainerStatusRequest,
+    ) -> Result<ContainerStatusResponse> {
         let container = self.index.container(&request.container_id)?;
         let mut info = BTreeMap::new();
         if request.verbose

@@ -59,12 +59,17 @@ fn resolv_conf(dns: &DnsConfig) -> Option<String> {
 }
 
 impl Inner {
-    pub(super) async fn run_sandbox(self: Arc<Self>, config: PodSandboxConfig, handler: String) -> Result<String> {
+    pub(super) async fn run_sandbox(
+        self: Arc<Self>,
+        config: PodSandboxConfig,
+        handler: String,
+    ) -> Result<String> {
         let metadata = required(config.metadata.clone(), "config.metadata")?;
         if !handler.is_empty() {
             return Err(Error::invalid(format!("no runtime for {handler:?} is configured")));
         }
-        let taken = self.index.read().sandboxes.values().any(|s| s.config.metadata.as_ref() == Some(&metadata));
+        let taken =
+            self.index.read().sandboxes.values().any(|s| s.config.metadata.as_ref() == Some(&metadata));
         if taken {
             let name = format!("{}/{} attempt {}", metadata.namespace, metadata.name, metadata.attempt);
             return Err(Error::new(Code::AlreadyExists, format!("a sandbox for {name} exists")));
@@ -96,9 +101,10 @@ impl Inner {
             let metadata = sandbox.config.metadata.clone().unwrap_or_default();
             let pod = PodRef { namespace: metadata.namespace, name: metadata.name, uid: metadata.uid };
             let netns = sandbox.run_dir.join(NETNS);
-            let attachment = self.config.network.attach(&sandbox.id, &netns, &pod).await.map_err(|error| {
-                Error::internal(format!("set up network for sandbox {}: {}", sandbox.id, chain(&error)))
-            })?;
+            let attachment =
+                self.config.network.attach(&sandbox.id, &netns, &pod).await.map_err(|error| {
+                    Error::internal(format!("set up network for sandbox {}: {}", sandbox.id, chain(&error)))
+                })?;
             sandbox.update(|record| record.ips = attachment.ips.iter().map(ToString::to_string).collect());
         }
         // Written last: a sandbox without this record is not one, and is cleared at the next start.

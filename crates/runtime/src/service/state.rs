@@ -184,7 +184,8 @@ impl Index {
 
     /// By id, or by a beginning of it that fits only one.
     pub fn container(&self, id: &str) -> Result<Arc<Container>, Error> {
-        find(&self.read().containers, id).ok_or_else(|| Error::not_found(format!("container {id:?} not found")))
+        find(&self.read().containers, id)
+            .ok_or_else(|| Error::not_found(format!("container {id:?} not found")))
     }
 
     pub fn containers_of(&self, sandbox: &str) -> Vec<Arc<Container>> {

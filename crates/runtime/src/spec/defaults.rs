@@ -60,8 +60,11 @@ pub fn device_rules(extra: &[LinuxDevice], privileged: bool) -> Vec<LinuxDeviceC
     if privileged {
         return vec![rule(true, A, None, None, "rwm")];
     }
-    let mut rules =
-        vec![rule(false, A, None, None, "rwm"), rule(true, C, None, None, "m"), rule(true, B, None, None, "m")];
+    let mut rules = vec![
+        rule(false, A, None, None, "rwm"),
+        rule(true, C, None, None, "m"),
+        rule(true, B, None, None, "m"),
+    ];
     for (_, major, minor) in CHARACTER_DEVICES {
         rules.push(rule(true, C, Some(*major), Some(*minor), "rwm"));
     }

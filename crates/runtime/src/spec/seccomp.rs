@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use oci_spec::runtime::{
-    LinuxSeccomp, LinuxSeccompAction as Action, LinuxSeccompArg, LinuxSeccompArgBuilder, LinuxSeccompOperator as Operator, LinuxSyscall,
+    LinuxSeccomp, LinuxSeccompAction as Action, LinuxSeccompArg, LinuxSeccompArgBuilder,
+    LinuxSeccompOperator as Operator, LinuxSyscall,
 };
 use serde_json::{Value, json};
 
@@ -70,7 +71,12 @@ const NAMESPACE_FLAGS: u64 = 0x7e02_0000;
 /// The address family of virtual machine sockets, which know no network namespaces.
 const AF_VSOCK: u64 = 40;
 
-fn rule(names: &[&str], action: Action, errno: Option<u32>, args: Option<Vec<LinuxSeccompArg>>) -> LinuxSyscall {
+fn rule(
+    names: &[&str],
+    action: Action,
+    errno: Option<u32>,
+    args: Option<Vec<LinuxSeccompArg>>,
+) -> LinuxSyscall {
     let mut rule = LinuxSyscall::default();
     rule.set_names(names.iter().map(|name| (*name).to_owned()).collect())
         .set_action(action)
@@ -143,7 +149,8 @@ pub fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<u8>>, SpecError> {
             let entry = filter(name, syscall.args().as_deref().unwrap_or_default());
             permitted.push(entry.clone());
             if outcome != allow && outcome != default {
-                let group = groups.entry(outcome.to_string()).or_insert_with(|| (outcome.clone(), Vec::new()));
+                let group =
+                    groups.entry(outcome.to_string()).or_insert_with(|| (outcome.clone(), Vec::new()));
                 group.1.push(entry);
             }
         }
@@ -189,7 +196,11 @@ fn filter(name: &str, args: &[LinuxSeccompArg]) -> Value {
             json!({ "index": argument.index(), "type": "qword", "op": op, "val": value })
         })
         .collect();
-    if conditions.is_empty() { json!({ "syscall": name }) } else { json!({ "syscall": name, "args": conditions }) }
+    if conditions.is_empty() {
+        json!({ "syscall": name })
+    } else {
+        json!({ "syscall": name, "args": conditions })
+    }
 }
 
 fn compile_json(document: &Value) -> Result<seccompiler::BpfMap, String> {

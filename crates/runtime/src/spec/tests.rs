@@ -21,7 +21,8 @@ fn input<'a>(config: &'a ContainerConfig, image: &'a ImageConfigView, identity: 
 
 #[test]
 fn commands() {
-    let image = ImageConfigView { entrypoint: vec!["/e".into()], cmd: vec!["c".into()], ..Default::default() };
+    let image =
+        ImageConfigView { entrypoint: vec!["/e".into()], cmd: vec!["c".into()], ..Default::default() };
     let case = |command: &[&str], args: &[&str], image: &ImageConfigView| {
         let owned = |v: &[&str]| v.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
         let config = ContainerConfig { command: owned(command), args: owned(args), ..Default::default() };

@@ -214,7 +214,9 @@ fn open_terminal(root: BorrowedFd<'_>, owner: u32) -> io::Result<OwnedFd> {
     let master = sys::open_beneath(root, Path::new("/dev/pts/ptmx"), flags, Beneath::InRoot)?;
     let unlock: libc::c_int = 0;
     // SAFETY: the ioctl reads one integer.
-    nix::errno::Errno::result(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlock) })?;
+    nix::errno::Errno::result(unsafe {
+        libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlock)
+    })?;
     // SAFETY: the ioctl takes flags and returns a new descriptor.
     let slave = nix::errno::Errno::result(unsafe {
         libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC)
@@ -275,7 +277,8 @@ pub fn pod_init(empty: &Path) -> ! {
         unshare(CloneFlags::CLONE_NEWNS).context("mount namespace")?;
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
             .context("private mounts")?;
-        mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::MS_RDONLY, Some("size=4k")).context("empty root")?;
+        mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::MS_RDONLY, Some("size=4k"))
+            .context("empty root")?;
         nix::unistd::chdir(empty).context("enter")?;
         nix::unistd::pivot_root(".", ".").context("pivot_root")?;
         umount2(".", MntFlags::MNT_DETACH).context("leave the host's root")?;

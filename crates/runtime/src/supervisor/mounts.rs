@@ -26,7 +26,8 @@ pub fn enter_root(
     cgroups: &Layout,
     console: &mut dyn FnMut(BorrowedFd<'_>) -> Result<(), SetupError>,
 ) -> Result<(), SetupError> {
-    let linux = spec.linux().as_ref().ok_or_else(|| SetupError::plain("the description has no linux section"))?;
+    let linux =
+        spec.linux().as_ref().ok_or_else(|| SetupError::plain("the description has no linux section"))?;
     let mounts: &[Mount] = spec.mounts().as_deref().unwrap_or_default();
 
     // Bind sources are copied while they still propagate to and from the host, and then cut as asked.
@@ -106,9 +107,10 @@ struct Source {
 }
 
 fn copy_source(entry: &Mount) -> Result<Source, SetupError> {
-    let path = entry.source().as_deref().ok_or_else(|| {
-        SetupError::plain(format!("mount {} has no source", entry.destination().display()))
-    })?;
+    let path = entry
+        .source()
+        .as_deref()
+        .ok_or_else(|| SetupError::plain(format!("mount {} has no source", entry.destination().display())))?;
     let what = || format!("bind {} at {}", path.display(), entry.destination().display());
     let options: Vec<&str> = entry.options().iter().flatten().map(String::as_str).collect();
     let recursive = !options.contains(&"bind");
@@ -142,11 +144,8 @@ fn copy_source(entry: &Mount) -> Result<Source, SetupError> {
 }
 
 fn attach(root: BorrowedFd<'_>, source: &Source, destination: &Path) -> io::Result<()> {
-    let target = if source.directory {
-        make_directory(root, destination, 0)?
-    } else {
-        make_file(root, destination)?
-    };
+    let target =
+        if source.directory { make_directory(root, destination, 0)? } else { make_file(root, destination)? };
     sys::attach_mount(source.mount.as_fd(), target.as_fd())
 }
 

@@ -144,8 +144,7 @@ fn identity(process: &Process) -> Result<(), SetupError> {
     // SAFETY: plain integers.
     Errno::result(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) }).context("keep capabilities")?;
     let user = process.user();
-    let groups: Vec<Gid> =
-        user.additional_gids().iter().flatten().map(|gid| Gid::from_raw(*gid)).collect();
+    let groups: Vec<Gid> = user.additional_gids().iter().flatten().map(|gid| Gid::from_raw(*gid)).collect();
     nix::unistd::setgroups(&groups).context("set supplementary groups")?;
     let (uid, gid) = (Uid::from_raw(user.uid()), Gid::from_raw(user.gid()));
     nix::unistd::setresgid(gid, gid, gid).context("set group")?;
@@ -218,7 +217,9 @@ fn find(name: &str, env: &[String]) -> Result<PathBuf, SetupError> {
     if name.contains('/') {
         return match check(Path::new(name)) {
             Ok(()) => Ok(PathBuf::from(name)),
-            Err(Errno::ENOENT) => Err(SetupError::plain(format!("exec: {name:?}: stat {name}: no such file or directory"))),
+            Err(Errno::ENOENT) => {
+                Err(SetupError::plain(format!("exec: {name:?}: stat {name}: no such file or directory")))
+            }
             Err(Errno::EISDIR) => Err(quoted("is a directory")),
             Err(Errno::EACCES) => Err(quoted("permission denied")),
             Err(error) => Err(quoted(&error.to_string())),

@@ -87,10 +87,20 @@ pub struct Exec {
 pub enum Reply {
     Done,
     /// The program runs. An exec's terminal comes along as a descriptor.
-    Started { pid: i32, at: i64, #[serde(default)] warnings: Vec<String> },
+    Started {
+        pid: i32,
+        at: i64,
+        #[serde(default)]
+        warnings: Vec<String>,
+    },
     /// An exec has ended.
-    Exited { code: i32 },
-    Failed { failure: Failure, message: String },
+    Exited {
+        code: i32,
+    },
+    Failed {
+        failure: Failure,
+        message: String,
+    },
 }
 
 /// Why a request failed, as far as the caller treats it differently.
@@ -107,8 +117,15 @@ pub enum Failure {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    Started { id: String, pid: i32, at: i64 },
-    Exited { id: String, exit: Exit },
+    Started {
+        id: String,
+        pid: i32,
+        at: i64,
+    },
+    Exited {
+        id: String,
+        exit: Exit,
+    },
     /// Everything that was already so has been sent.
     Synced,
 }
@@ -131,7 +148,10 @@ pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     serde_json::to_writer(&mut bytes, message)?;
     let length = bytes.len() - 4;
     if length > MAX_MESSAGE {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("message of {length} bytes is too long")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("message of {length} bytes is too long"),
+        ));
     }
     bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
     Ok(bytes)
@@ -153,7 +173,10 @@ impl Decoder {
         let Some((head, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_le_bytes(*head) as usize;
         if length > MAX_MESSAGE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("message of {length} bytes is too long")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("message of {length} bytes is too long"),
+            ));
         }
         let Some(body) = rest.get(..length) else { return Ok(None) };
         let message = serde_json::from_slice(body)?;

@@ -10,7 +10,9 @@ use nix::sched::{CloneFlags, setns};
 
 use super::child;
 use super::log::{LineSplitter, LogFile, timestamp};
-use super::protocol::{self, Decoder, EXIT_RECORD, Event, Exec, Exit, Failure, PidNamespace, Reply, Request, Start};
+use super::protocol::{
+    self, Decoder, EXIT_RECORD, Event, Exec, Exit, Failure, PidNamespace, Reply, Request, Start,
+};
 use crate::cgroup::Layout;
 use crate::sys::{self, Forked};
 
@@ -261,8 +263,7 @@ impl Server {
     fn read_request(&mut self, key: u64) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         let mut buffer = [0; 4096];
-        let received =
-            sys::receive_with_fds(connection.socket.as_fd(), &mut buffer, &mut connection.fds);
+        let received = sys::receive_with_fds(connection.socket.as_fd(), &mut buffer, &mut connection.fds);
         let request = match received {
             Ok(count) if count > 0 && matches!(connection.role, Role::Request) => {
                 connection.decoder.push(&buffer[..count]);
@@ -302,9 +303,9 @@ impl Server {
             Request::Attach { id, stdin, stdout, stderr } => {
                 self.attach(&id, [stdin, stdout, stderr], fds).map(|()| Some(Reply::Done))
             }
-            Request::ReopenLog { id } => self.find_mut(&id).and_then(|container| {
-                container.log.reopen().map_err(internal).map(|()| Some(Reply::Done))
-            }),
+            Request::ReopenLog { id } => self
+                .find_mut(&id)
+                .and_then(|container| container.log.reopen().map_err(internal).map(|()| Some(Reply::Done))),
             Request::Forget { id } => {
                 self.containers.retain(|container| container.id != id || container.exit.is_none());
                 self.forget_start_up();
@@ -448,15 +449,24 @@ impl Server {
         let streams = if exec.terminal {
             None
         } else {
-            let streams: [OwnedFd; 3] = fds
-                .try_into()
-                .map_err(|_| (Failure::Internal, "an exec without a terminal needs three streams".to_owned()))?;
+            let streams: [OwnedFd; 3] = fds.try_into().map_err(|_| {
+                (Failure::Internal, "an exec without a terminal needs three streams".to_owned())
+            })?;
             Some(streams)
         };
         let group = self.cgroups.create_exec(&cgroup, &exec.exec).map_err(internal)?;
         let (parent_end, child_end) = status_pair().map_err(internal)?;
         let unified = self.cgroups.open_unified(&group).map_err(internal)?;
-        let forked = self.fork_into(0, Some(pid), unified.as_ref().map(AsFd::as_fd)).map_err(internal)?;
+        let forked = self.fork_into(0, Some(pid), unified.as_ref().map(AsFd::as_fd)).map_err(|error| {
+            self.cgroups.remove_if_empty(&group);
+            match error.raw_os_error() {
+                // The namespace's first process has ended; we have not been told yet.
+                Some(libc::ENOMEM | libc::ENOENT | libc::ESRCH) => {
+                    (Failure::NotRunning, format!("container {id} is not running"))
+                }
+                _ => internal(error),
+            }
+        })?;
         let pid = match forked {
             Forked::Child => {
                 let borrowed = streams.as_ref().map(|streams| {
@@ -742,7 +752,9 @@ impl Container {
     fn read_output(&mut self, stream: u8, rounds: u32) {
         let mut buffer = [0; CHUNK];
         for _ in 0..rounds {
-            let Some(position) = self.outputs.iter().position(|output| output.stream == stream) else { return };
+            let Some(position) = self.outputs.iter().position(|output| output.stream == stream) else {
+                return;
+            };
             let output = &mut self.outputs[position];
             let mut entries = Vec::new();
             match nix::unistd::read(&output.pipe, &mut buffer) {
@@ -845,8 +857,7 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 /// A packet socket pair; our end does not block.
 fn status_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-    let (ours, theirs) =
-        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
+    let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
     set_nonblocking(&ours);
     Ok((ours, theirs))
 }

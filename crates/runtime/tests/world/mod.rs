@@ -90,13 +90,14 @@ pub fn make_busybox(root: &Path) {
     std::fs::copy("/bin/busybox", root.join("bin/busybox"))
         .expect("these tests need a static busybox at /bin/busybox (Debian: busybox-static)");
     for applet in [
-        "sh", "cat", "echo", "sleep", "ls", "id", "mount", "true", "false", "kill", "ps", "dd", "hostname", "env",
-        "pwd", "stty", "touch", "mkdir", "grep", "wc", "head", "tail", "readlink", "tty", "nc", "mknod", "chroot",
-        "unshare", "yes", "tr", "printf",
+        "sh", "cat", "echo", "sleep", "ls", "id", "mount", "true", "false", "kill", "ps", "dd", "hostname",
+        "env", "pwd", "stty", "touch", "mkdir", "grep", "wc", "head", "tail", "readlink", "tty", "nc",
+        "mknod", "chroot", "unshare", "yes", "tr", "printf",
     ] {
         std::os::unix::fs::symlink("/bin/busybox", root.join("bin").join(applet)).unwrap();
     }
-    std::fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nweb:x:101:102:w:/srv:/bin/sh\n").unwrap();
+    std::fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nweb:x:101:102:w:/srv:/bin/sh\n")
+        .unwrap();
     std::fs::write(root.join("etc/group"), "root:x:0:\nweb:x:102:\nlog:x:44:web\n").unwrap();
     std::fs::write(root.join("bin/not-a-program"), "text").unwrap();
 }
@@ -242,7 +243,12 @@ impl World {
         log.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or("").to_owned() + "\n").collect()
     }
 
-    pub async fn exec(&self, id: &str, command: &[&str], timeout: i64) -> ferrite_cri::Result<ExecSyncResponse> {
+    pub async fn exec(
+        &self,
+        id: &str,
+        command: &[&str],
+        timeout: i64,
+    ) -> ferrite_cri::Result<ExecSyncResponse> {
         let request = ExecSyncRequest {
             container_id: id.into(),
             cmd: command.iter().map(|part| (*part).to_owned()).collect(),
@@ -293,7 +299,7 @@ pub fn container(name: &str, command: &[&str]) -> ContainerConfig {
             resources: None,
             security_context: Some(LinuxContainerSecurityContext {
                 namespace_options: Some(own_pid()),
-                masked_paths: vec!["/proc/kcore".into(), "/proc/scsi".into(), "/sys/firmware".into()],
+                masked_paths: vec!["/proc/cpuinfo".into(), "/proc/scsi".into(), "/sys/firmware".into()],
                 readonly_paths: vec!["/proc/sys".into(), "/proc/bus".into()],
                 ..Default::default()
             }),
@@ -307,7 +313,10 @@ pub fn shell(name: &str, script: &str) -> ContainerConfig {
 }
 
 /// Changes a container's security settings.
-pub fn secure(mut config: ContainerConfig, change: impl FnOnce(&mut LinuxContainerSecurityContext)) -> ContainerConfig {
+pub fn secure(
+    mut config: ContainerConfig,
+    change: impl FnOnce(&mut LinuxContainerSecurityContext),
+) -> ContainerConfig {
     let linux = config.linux.get_or_insert_default();
     change(linux.security_context.get_or_insert_default());
     config

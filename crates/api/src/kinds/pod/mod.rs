@@ -15,7 +15,7 @@ pub use scheduling::validate_taint_effect;
 pub use spec::validate_spec;
 
 use super::access::{
-    default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, present, text,
+    default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, text,
 };
 use super::{NAME, shown, wide};
 use crate::field::{FieldErrors, Path};
@@ -175,7 +175,7 @@ fn merge_label_keys(pod: &mut Value) {
     let Some(labels) = crate::meta::labels(pod).cloned() else { return };
     let value = |key: &Value| labels.get(key.as_str()?)?.as_str().map(str::to_owned);
     let merge = |term: &mut Value| {
-        if !present(term, "labelSelector") {
+        if object_mut(term, "labelSelector").is_none() {
             return;
         }
         for (keys, operator) in [("matchLabelKeys", "In"), ("mismatchLabelKeys", "NotIn")] {

@@ -22,7 +22,7 @@ pub fn amounts(resources: &Value, kind: &str) -> Amounts {
 
 fn add(total: &mut Amounts, more: &Amounts) {
     for (name, amount) in more {
-        let sum = total.get(name).map_or(*amount, |t| t.add(*amount));
+        let sum = total.get(name).map_or(*amount, |t| *t + *amount);
         total.insert(name.clone(), sum);
     }
 }

@@ -97,7 +97,7 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     errors.extend(scheduling::validate_tolerations(list(spec, "tolerations"), &path.child("tolerations")));
     for (index, alias) in list(spec, "hostAliases").iter().enumerate() {
         let path = path.child("hostAliases").index(index);
-        errors.extend(ip(text(alias, "ip"), &path.child("ip")).err());
+        errors.extend(ip(text(alias, "ip"), &path.child("ip")).err().unwrap_or_default());
         for (index, name) in list(alias, "hostnames").iter().filter_map(Value::as_str).enumerate() {
             errors.extend(complaints(&path.child("hostnames").index(index), name, dns1123_subdomain(name)));
         }
@@ -221,7 +221,7 @@ fn validate_dns_config(spec: &Value, path: &Path) -> FieldErrors {
         ));
     }
     for (index, server) in servers.iter().filter_map(Value::as_str).enumerate() {
-        errors.extend(ip(server, &path.child("nameservers").index(index)).err());
+        errors.extend(ip(server, &path.child("nameservers").index(index)).err().unwrap_or_default());
     }
     let searches = list(config, "searches");
     if searches.len() > 32 {

@@ -159,7 +159,7 @@ pub(super) fn validate_status_update(new: &Value, old: &Value) -> FieldErrors {
         errors.push(FieldError::invalid(&path.child("qosClass"), class, IMMUTABLE));
     }
     for (index, address) in list(&new["status"], "podIPs").iter().enumerate() {
-        errors.extend(ip(text(address, "ip"), &path.child("podIPs").index(index)).err());
+        errors.extend(ip(text(address, "ip"), &path.child("podIPs").index(index)).err().unwrap_or_default());
     }
     errors
 }

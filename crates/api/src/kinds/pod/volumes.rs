@@ -111,10 +111,8 @@ fn validate_source(volume: &Value, path: &Path) -> FieldErrors {
                     ));
                 }
             }
-            "ephemeral" => {
-                if !present(source, "volumeClaimTemplate") {
-                    errors.push(FieldError::required(&path.child("volumeClaimTemplate"), ""));
-                }
+            "ephemeral" if !present(source, "volumeClaimTemplate") => {
+                errors.push(FieldError::required(&path.child("volumeClaimTemplate"), ""));
             }
             _ => {}
         }

@@ -32,7 +32,7 @@ pub(super) fn validate(service: &Value) -> FieldErrors {
         let path = path.child("externalIPs").index(index);
         match ip(address, &path) {
             Ok(parsed) => errors.extend(endpoint_address(parsed, address, &path)),
-            Err(error) => errors.push(error),
+            Err(found) => errors.extend(found),
         }
     }
     errors.extend(one_of(spec, "type", &path, &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"]));
@@ -205,7 +205,7 @@ fn validate_cluster_ips(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
                 ));
             }
         } else if !address.is_empty() {
-            errors.extend(ip(address, &path).err());
+            errors.extend(ip(address, &path).err().unwrap_or_default());
         }
     }
     let single = text(spec, "clusterIP");
@@ -337,7 +337,7 @@ pub(super) fn validate_status(service: &Value) -> FieldErrors {
         let path = path.index(index);
         let address = text(entry, "ip");
         if !address.is_empty() {
-            errors.extend(ip(address, &path.child("ip")).err());
+            errors.extend(ip(address, &path.child("ip")).err().unwrap_or_default());
         } else if present(entry, "ipMode") {
             errors.push(FieldError::forbidden(
                 &path.child("ipMode"),
