@@ -19,7 +19,7 @@ async fn one_candidate_leads_and_hands_over_when_it_stops() {
         let scope = Scope::new();
         let (own, sender) = (scope.clone(), sender.clone());
         scope.spawn_graceful(async move {
-            elector.run(&own, move |_| drop(sender.try_send(identity))).await;
+            elector.run(&own, move |_| sender.try_send(identity).unwrap()).await;
         });
         scope
     };
