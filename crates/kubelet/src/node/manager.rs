@@ -150,18 +150,21 @@ impl NodeManager {
         let mut due = tokio::time::Instant::now();
         let mut was_ready = None;
         let mut asked = true;
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10), 0.2);
         loop {
             let before = self.readiness.borrow().clone();
             self.look().await;
             let ready = self.readiness.borrow().problem().is_none();
             let changed = *self.readiness.borrow() != before || was_ready != Some(ready);
             let now = tokio::time::Instant::now();
+            let mut written = true;
             if asked || changed || now >= due {
                 match informer.get(&key) {
                     None => self.register().await,
                     Some(node) => {
                         let force = now >= due;
-                        if self.write(&node, force).await && force {
+                        written = self.write(&node, force).await;
+                        if written && force {
                             due = now + self.config.node_status_report_frequency;
                         }
                     }
@@ -173,6 +176,13 @@ impl NodeManager {
                 self.recorder.event(&reference(&self.config.node_name), EventType::Normal, reason, message);
                 was_ready = Some(ready);
             }
+            if !written {
+                // The server does not answer: what there is to tell is told when it does.
+                tokio::time::sleep(backoff.next_delay()).await;
+                asked = true;
+                continue;
+            }
+            backoff.reset();
             let pause = if ready { RUNTIME_CHECK.min(due - now) } else { UNREADY_CHECK };
             asked = tokio::select! {
                 () = tokio::time::sleep(pause) => false,

@@ -12,7 +12,7 @@ use super::start::{StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
 use crate::clock;
-use crate::container::resources::pod_resources;
+use crate::container::resources::{PodResources, pod_resources};
 use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
 use crate::volumes::PodVolumes;
@@ -97,6 +97,8 @@ pub(super) struct Worker {
     pub(super) waiting: HashMap<String, WaitingReason>,
     pub(super) verdict: Option<Verdict>,
     volumes: Option<PodVolumes>,
+    /// What the pod's cgroup was last set to.
+    cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
     volumes_of: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>,
     admitted: bool,
@@ -131,6 +133,7 @@ pub(crate) fn start(
         waiting: HashMap::new(),
         verdict: None,
         volumes: None,
+        cgroup_of: None,
         volumes_of: None,
         admitted: false,
         finished: false,
@@ -237,12 +240,7 @@ impl Worker {
                 return Err(error);
             }
         }
-        let total = pod_resources(pod);
-        context.cgroups.ensure_pod(model::qos_class(pod), &self.id.uid, &total).map_err(|e| {
-            let message = format!("unable to ensure pod container exists: {e}");
-            context.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
-            SyncError::Cgroup(e)
-        })?;
+        self.ensure_cgroup(pod)?;
         self.ensure_volumes(pod).await?;
         let probes = self.probes.results();
         let actions = decide::decide(&Inputs {
@@ -315,6 +313,22 @@ impl Worker {
             now: context.clock.now(),
         });
         self.writer.publish(status, pod.clone());
+    }
+
+    /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
+    fn ensure_cgroup(&mut self, pod: &Pod) -> Result<(), SyncError> {
+        let total = pod_resources(pod);
+        if self.cgroup_of == Some(total) {
+            return Ok(());
+        }
+        let made = self.context.cgroups.ensure_pod(model::qos_class(pod), &self.id.uid, &total);
+        made.map_err(|e| {
+            let message = format!("unable to ensure pod container exists: {e}");
+            self.context.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
+            SyncError::Cgroup(e)
+        })?;
+        self.cgroup_of = Some(total);
+        Ok(())
     }
 
     async fn ensure_volumes(&mut self, pod: &Pod) -> Result<(), SyncError> {

@@ -273,6 +273,7 @@ async fn pods_are_refused_and_ended_by_the_node() {
     h.create("big", json!({"containers": [big]}));
     let pod = h.until_phase("big", "Failed").await;
     assert_eq!(pod["status"]["reason"], "OutOfcpu");
+    assert!(pod["status"]["containerStatuses"].is_null());
     h.create("slow", json!({"containers": [container("c")], "activeDeadlineSeconds": 30}));
     h.until("slow", "ready", ready).await;
     let pod = h.until_phase("slow", "Failed").await;
@@ -340,4 +341,73 @@ async fn a_status_written_by_others_is_put_right() {
     h.api.put("pods", edited);
     let pod = h.until("p", "ready", |p| ready(p) && p["status"]["phase"] == "Running").await;
     assert_eq!(condition(&pod, "example.com/gate"), "True");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_stays_mounted_after_a_pod() {
+    let h = Harness::start().await;
+    let data = json!({"token": "c2VjcmV0"});
+    let secret = json!({"metadata": {"name": "s", "namespace": "default", "uid": "s"}, "data": data});
+    h.api.put("secrets", secret);
+    let mut c = container("c");
+    c["volumeMounts"] = json!([
+        {"name": "all", "mountPath": "/all"},
+        {"name": "all", "mountPath": "/one", "subPath": "secret/token", "readOnly": true},
+        {"name": "scratch", "mountPath": "/scratch", "subPathExpr": "$(NAME)"},
+    ]);
+    c["env"] = json!([{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
+    let sources = json!([
+        {"secret": {"name": "s", "items": [{"key": "token", "path": "secret/token", "mode": 256}]}},
+        {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        {"serviceAccountToken": {"path": "sa"}},
+    ]);
+    h.create(
+        "p",
+        json!({"containers": [c], "volumes": [
+            {"name": "all", "projected": {"sources": sources}},
+            {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        ]}),
+    );
+    h.until("p", "ready", ready).await;
+    let mounts = h.runtime.container_config("c").unwrap().mounts;
+    let read = |path: &str, file: &str| {
+        let mount = mounts.iter().find(|m| m.container_path == path).unwrap();
+        let path =
+            if file.is_empty() { mount.host_path.clone() } else { format!("{}/{file}", mount.host_path) };
+        std::fs::read_to_string(path).unwrap_or_else(|e| e.to_string())
+    };
+    assert_eq!(read("/all", "name"), "p");
+    assert_eq!(read("/one", ""), "secret");
+    // The server issues no tokens: the pod runs without one.
+    assert!(read("/all", "sa").contains("No such file"));
+    let uid = "kubelet/pods/uid-p";
+    assert!(h.dir.path().join(uid).join("volumes/kubernetes.io~empty-dir/scratch/p").is_dir());
+    let mounted = || {
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        table.lines().filter(|l| l.contains(h.dir.path().to_str().unwrap())).count()
+    };
+    assert_eq!(mounted(), 4, "two memory file systems, two sub-paths");
+    h.delete("p", 1);
+    h.until_gone("p").await;
+    h.until_workers(0).await;
+    assert_eq!(mounted(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ephemeral_container_joins_a_running_pod() {
+    let h = Harness::start().await;
+    h.create("p", one());
+    h.until("p", "ready", ready).await;
+    let mut pod = h.pod("p").unwrap();
+    let debugger = json!({"name": "debug", "image": "busybox:1", "imagePullPolicy": "IfNotPresent", "targetContainerName": "c"});
+    pod["spec"]["ephemeralContainers"] = json!([debugger]);
+    h.api.put("pods", pod);
+    let running = |p: &Value| !p["status"]["ephemeralContainerStatuses"][0]["state"]["running"].is_null();
+    let pod = h.until("p", "the debugger runs", running).await;
+    assert!(ready(&pod));
+    let context = h.runtime.container_config("debug").unwrap().linux.unwrap().security_context.unwrap();
+    assert_eq!(context.namespace_options.unwrap().target_id, "c2");
+    h.runtime.exit("debug", 0);
+    let ended = |p: &Value| !p["status"]["ephemeralContainerStatuses"][0]["state"]["terminated"].is_null();
+    assert_eq!(h.until("p", "the debugger ended", ended).await["status"]["phase"], "Running");
 }

@@ -163,5 +163,9 @@ impl Harness {
 impl Drop for Harness {
     fn drop(&mut self) {
         self.scope.cancel();
+        // A test that failed half-way may have left volumes mounted.
+        if Arc::strong_count(&self.dir) == 1 {
+            let _ = crate::volumes::remove_tree(self.dir.path());
+        }
     }
 }
