@@ -77,7 +77,13 @@ async fn run(client: Client, scope: Scope, workers: usize, served: Vec<Served>) 
             continue;
         }
         let api: Api<Metadata> = Api::all_with(collector.client.clone(), resource);
-        let monitor = Informer::start(api, ListSelector::everything(), &scope);
+        // Every object of the cluster is held here: only what the graph reads.
+        let monitor =
+            Informer::start_slim(api, ListSelector::everything(), &scope, |object: &mut Metadata| {
+                object.metadata.managed_fields = None;
+                object.metadata.labels = None;
+                object.metadata.annotations = None;
+            });
         let (watching, resource) = (collector.clone(), resource.clone());
         monitor.subscribe(move |change| watching.changed(&resource, change));
         monitors.push(monitor);
@@ -144,10 +150,7 @@ impl Collector {
             .or_else(|| {
                 // The same kind in another version: the server prefers one and serves the object in it.
                 let group = api_version.split_once('/').map_or("", |(group, _)| group);
-                self.resources.values().find_map(|entry| {
-                    let (resource, _) = entry;
-                    (resource.group == group && resource.kind == kind).then_some(entry)
-                })
+                self.resources.values().find(|(resource, _)| resource.group == group && resource.kind == kind)
             })
             .ok_or_else(|| SyncError::Other(format!("no resource for {kind} in {api_version}")))?;
         Ok(if *namespaced && !namespace.is_empty() {

@@ -140,3 +140,57 @@ async fn pods_that_fit_nowhere_say_why_and_run_when_a_node_comes() {
     );
     cluster.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn recreate_never_mixes_and_a_paused_deployment_waits() {
+    let cluster = Cluster::start(&["n1"]).await;
+    let mut object = deployment("db", 2, "a:1", json!({}));
+    object["spec"]["strategy"] = json!({"type": "Recreate"});
+    cluster.create::<Deployment>("default", object).await;
+    let images = |pods: &[std::sync::Arc<Pod>]| -> Vec<String> {
+        let mut images: Vec<_> = pods
+            .iter()
+            .map(|pod| pod.spec.as_ref().unwrap().containers[0].image.clone().unwrap_or_default())
+            .collect();
+        images.sort();
+        images
+    };
+    cluster
+        .eventually("the first pods", |pods: &[std::sync::Arc<Pod>]| {
+            (images(pods) == ["a:1", "a:1"]).then_some(())
+        })
+        .await;
+    let api = cluster.api::<Deployment>("default");
+    let patch = |value: Value| {
+        let api = api.clone();
+        async move { api.patch("db", &PatchParams::default(), &Patch::Strategic(value)).await.unwrap() }
+    };
+    let image = |image: &str| json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": image}]}}}});
+    patch(json!({"spec": {"paused": true}})).await;
+    patch(image("a:2")).await;
+    // Scaling works while paused, and shows that the new template was seen and left alone.
+    patch(json!({"spec": {"replicas": 3}})).await;
+    cluster
+        .eventually("three old pods", |pods: &[std::sync::Arc<Pod>]| {
+            (images(pods) == ["a:1", "a:1", "a:1"]).then_some(())
+        })
+        .await;
+    let paused = cluster
+        .eventually("the pause told", |all: &[std::sync::Arc<Deployment>]| {
+            let found = all.first()?;
+            (found.status.as_ref()?.observed_generation == found.metadata.generation)
+                .then(|| condition(found, "Progressing"))
+                .flatten()
+        })
+        .await;
+    assert_eq!(paused, ("Unknown".to_owned(), "DeploymentPaused".to_owned()));
+    patch(json!({"spec": {"paused": false}})).await;
+    cluster
+        .eventually("new pods only", |pods: &[std::sync::Arc<Pod>]| {
+            let images = images(pods);
+            assert!(images.windows(2).all(|pair| pair[0] == pair[1]), "old and new at once: {images:?}");
+            (images == ["a:2", "a:2", "a:2"]).then_some(())
+        })
+        .await;
+    cluster.stop().await;
+}
