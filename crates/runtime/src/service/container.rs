@@ -234,6 +234,7 @@ impl Inner {
             cgroups.create(&group)?;
             if let Some(resources) = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref()) {
                 cgroups.apply(&group, &cgroup::settings(&cgroups, resources))?;
+                cgroups.restrict_devices(&group, resources.devices().as_deref().unwrap_or_default())?;
             }
             Ok(())
         })
