@@ -1,5 +1,8 @@
 //! What a container can see and do, and what it cannot.
 
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
 mod world;
 
 use std::os::unix::fs::symlink;

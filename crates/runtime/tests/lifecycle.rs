@@ -1,5 +1,8 @@
 //! Containers from creation to removal, on the real kernel.
 
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
 mod world;
 
 use ferrite_cri::v1::*;
