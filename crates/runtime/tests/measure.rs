@@ -1,5 +1,8 @@
 //! Figures, for people: `cargo test -p ferrite-runtime --test measure -- --ignored --nocapture`.
 
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
 mod world;
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,8 @@
 //! Exec, attach and port-forward through the streaming server, as kubectl's bytes arrive there.
 
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
 #[path = "../src/streaming/dictionary.rs"]
 mod dictionary;
 #[allow(dead_code)]
