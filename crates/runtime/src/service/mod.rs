@@ -1,5 +1,6 @@
 //! CRI over supervisors: records, decisions and the calls of the kubelet.
 
+mod bundle;
 pub(crate) mod client;
 mod container;
 mod events;
@@ -13,9 +14,10 @@ pub(crate) mod state;
 mod stats;
 mod teardown;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use ferrite_cri::v1::*;
@@ -33,6 +35,9 @@ pub use teardown::destroy;
 
 /// Name of the control group supervisors live in, below the runtime's own.
 const SUPERVISORS: &str = "supervisors";
+
+/// Different warnings remembered; what comes after them is not said.
+const MAX_WARNINGS: usize = 64;
 
 /// Why a runtime could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +80,8 @@ pub(crate) struct Inner {
     index: Index,
     events: Events,
     tickets: Tickets,
+    /// What has been said about this machine and need not be said again.
+    said: Mutex<BTreeSet<String>>,
     /// Every task of this runtime; they end with it.
     tasks: TaskTracker,
     closing: CancellationToken,
@@ -147,6 +154,7 @@ impl Inner {
             index: Index::default(),
             events: Events::new(),
             tickets,
+            said: Mutex::default(),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
             _lock: lock,
@@ -174,6 +182,14 @@ impl Inner {
         }
         let own = !sandbox::host_network(&sandbox.config);
         Ok(own.then(|| sandbox.run_dir.join(crate::supervisor::sandbox::NETNS)))
+    }
+
+    /// Warnings about the machine, not about a pod: each is said once.
+    fn warn_once(&self, warning: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.len() < MAX_WARNINGS && said.insert(warning.to_owned()) {
+            tracing::warn!("{warning}; containers run without it");
+        }
     }
 
     fn supervisors_cgroup(&self) -> String {

@@ -40,7 +40,7 @@ impl Inner {
             condition("RuntimeReady", Ok(()), ""),
             condition("NetworkReady", self.config.network.ready(), "NetworkPluginNotReady"),
         ];
-        let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
+        let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: true };
         StatusResponse {
             status: Some(RuntimeStatus { conditions }),
             info: BTreeMap::new(),

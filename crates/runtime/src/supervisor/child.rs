@@ -12,6 +12,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::bundle::Bundle;
 use super::error::{Context, SetupError};
+use super::userns::{self, UserNamespace};
 use super::{mounts, process};
 use crate::cgroup::Layout;
 use crate::sys::{self, Beneath};
@@ -95,7 +96,13 @@ fn set_up_container(
     score(&spec);
     let filters = process::read_filters(&bundle.seccomp)?;
     nix::unistd::setsid().context("make session")?;
-    let owner = spec.process().as_ref().map_or(0, |process| process.user().uid());
+    let user = UserNamespace::of(&spec)?;
+    let (owner, group) =
+        spec.process().as_ref().map_or((0, 0), |process| (process.user().uid(), process.user().gid()));
+    let (owner, group) = user.as_ref().map_or((owner, group), |user| user.host(owner, group));
+    if !terminal {
+        give_streams(owner, group);
+    }
     let mut console = |root: BorrowedFd<'_>| -> Result<(), SetupError> {
         if !terminal {
             return Ok(());
@@ -104,7 +111,10 @@ fn set_up_container(
         mounts::mount_console(root, slave.as_fd()).context("mount /dev/console")?;
         take_terminal(&slave).context("take terminal")
     };
-    mounts::enter_root(&bundle, &spec, cgroups, &mut console)?;
+    mounts::enter_root(&bundle, &spec, cgroups, user.as_ref(), &mut console)?;
+    if let Some(user) = user {
+        user.enter()?;
+    }
     Ok((spec, filters))
 }
 
@@ -123,7 +133,19 @@ fn set_up_exec(
     if has_own_cgroup_namespace(&spec) {
         namespaces |= CloneFlags::CLONE_NEWCGROUP;
     }
+    let user = UserNamespace::of(&spec)?;
+    if user.is_some() {
+        namespaces |= CloneFlags::CLONE_NEWUSER;
+    }
+    if !terminal && let Some(process) = spec.process() {
+        let (uid, gid) = (process.user().uid(), process.user().gid());
+        let (uid, gid) = user.as_ref().map_or((uid, gid), |user| user.host(uid, gid));
+        give_streams(uid, gid);
+    }
     setns(target, namespaces).context("join the container's namespaces")?;
+    if user.is_some() {
+        userns::become_root()?;
+    }
     nix::unistd::setsid().context("make session")?;
     if terminal {
         let root = std::fs::File::open("/").context("open root")?;
@@ -132,6 +154,19 @@ fn set_up_exec(
         take_terminal(&slave).context("take terminal")?;
     }
     Ok((spec, filters))
+}
+
+/// Gives the pipes we made to the container's user: opening `/dev/stdout` asks for permission anew.
+fn give_streams(uid: u32, gid: u32) {
+    for number in 0..3 {
+        // SAFETY: the standard streams are open.
+        let stream = unsafe { BorrowedFd::borrow_raw(number) };
+        let pipe =
+            nix::sys::stat::fstat(stream).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
+        if pipe {
+            let _ = nix::unistd::fchown(stream, Some(uid.into()), Some(gid.into()));
+        }
+    }
 }
 
 fn has_own_cgroup_namespace(spec: &oci_spec::runtime::Spec) -> bool {

@@ -12,6 +12,7 @@ mod process;
 pub(crate) mod protocol;
 pub(crate) mod sandbox;
 mod server;
+mod userns;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

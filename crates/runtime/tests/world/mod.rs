@@ -92,7 +92,7 @@ pub fn make_busybox(root: &Path) {
     for applet in [
         "sh", "cat", "echo", "sleep", "ls", "id", "mount", "true", "false", "kill", "ps", "dd", "hostname",
         "env", "pwd", "stty", "touch", "mkdir", "grep", "wc", "head", "tail", "readlink", "tty", "nc",
-        "mknod", "chroot", "unshare", "yes", "tr", "printf",
+        "mknod", "chroot", "unshare", "yes", "tr", "printf", "cut",
     ] {
         std::os::unix::fs::symlink("/bin/busybox", root.join("bin").join(applet)).unwrap();
     }
