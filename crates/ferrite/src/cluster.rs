@@ -57,6 +57,7 @@ impl NodeParts {
             supervisor: PathBuf::from("/proc/self/exe"),
             network,
             images,
+            handlers: Default::default(),
             streaming_address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         }
     }

@@ -90,6 +90,17 @@ impl Layout {
         }
     }
 
+    /// The unified hierarchy of a hybrid layout. We do not use it, but OCI runtimes make groups there.
+    fn beside(&self) -> Option<PathBuf> {
+        match self {
+            Self::V1(hierarchies) => {
+                let unified = hierarchies.first()?.mount.parent()?.join("unified");
+                unified.join("cgroup.procs").exists().then_some(unified)
+            }
+            Self::V2(_) => None,
+        }
+    }
+
     /// The directory of group `path` that carries `controller`.
     pub fn directory(&self, controller: &str, path: &str) -> Option<PathBuf> {
         match self {
@@ -247,7 +258,7 @@ impl Layout {
     /// Removes the group and everything below it from every hierarchy. Absent groups are fine.
     pub fn remove(&self, path: &str) -> io::Result<()> {
         let mut result = Ok(());
-        for mount in self.mounts() {
+        for mount in self.mounts().into_iter().chain(self.beside().as_deref()) {
             if let Err(error) = remove_tree(&below(mount, path), 0) {
                 result = Err(error);
             }
@@ -257,7 +268,7 @@ impl Layout {
 
     /// Removes the group where it has neither processes nor children; keeps it where it has.
     pub fn remove_if_empty(&self, path: &str) {
-        for mount in self.mounts() {
+        for mount in self.mounts().into_iter().chain(self.beside().as_deref()) {
             let _ = fs::remove_dir(below(mount, path));
         }
     }

@@ -178,6 +178,22 @@ impl Inner {
         let original = config;
         let config = &edited;
         let volumes = self.image_volumes(config)?;
+        let handler = self.handler_of(sandbox)?;
+        if handler.is_some() {
+            let unsupported = |what: &str| {
+                let name = sandbox.record().runtime_handler;
+                Err(Error::new(
+                    Code::Unimplemented,
+                    format!("{what} are not supported with the runtime {name:?}"),
+                ))
+            };
+            if !volumes.is_empty() {
+                return unsupported("image volumes");
+            }
+            if matches!(pid, PidNamespace::Pod | PidNamespace::Target(_)) {
+                return unsupported("shared PID namespaces");
+            }
+        }
         let cgroup = format!("{}/{id}", sandbox.cgroup_parent(&self.config.cgroup_parent));
         for mount in config.mounts.iter().filter(|mount| !spec::is_image(mount)) {
             // As other runtimes do: a missing host path becomes a directory.
@@ -211,6 +227,10 @@ impl Inner {
         let profile = seccomp_profile(&security)?;
         if let Some(linux) = description.linux_mut() {
             linux.set_seccomp(profile.clone());
+        }
+        if handler.is_some() {
+            // The pod's UTS namespace is inherited and has its name already.
+            description.set_hostname(None);
         }
         let bundle = Bundle {
             lowers,

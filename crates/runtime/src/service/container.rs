@@ -1,6 +1,7 @@
 //! Containers: created, started, stopped, removed.
 
 use std::io;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,12 +13,12 @@ use ferrite_cri::{Code, Error, Result};
 use super::client::{ask, blocking};
 use super::records::{self, StartFailure};
 use super::sandbox::remove_tree;
-use super::state::{Container, Ended, START_ERROR_EXIT, Status, new_id};
+use super::state::{Container, Ended, START_ERROR_EXIT, Sandbox, Status, new_id};
 use super::{Inner, required};
 use crate::rootfs::RootfsError;
 use crate::spec::{self, SpecError};
 use crate::supervisor::bundle::CONFIG;
-use crate::supervisor::protocol::{Failure, Reply, Request, Start};
+use crate::supervisor::protocol::{Failure, Handler, Reply, Request, Start};
 use crate::{cgroup, sys};
 
 /// How long the kernel may take to end a killed container before the call gives up.
@@ -103,6 +104,7 @@ impl Inner {
             stdin_once: container.config.stdin_once,
             cgroup: record.cgroup.clone(),
             pid: record.pid.clone(),
+            handler: self.handler_of(&sandbox)?,
         };
         let (cgroups, bundle, group) =
             (self.cgroups.clone(), container.bundle.clone(), record.cgroup.clone());
@@ -141,6 +143,43 @@ impl Inner {
         Err(Error::internal(message))
     }
 
+    /// The OCI runtime the sandbox's containers are made by; `None` for our own.
+    pub(super) fn handler_of(&self, sandbox: &Sandbox) -> Result<Option<Handler>> {
+        let name = sandbox.record().runtime_handler;
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let binary = self
+            .config
+            .handlers
+            .get(&name)
+            .ok_or_else(|| Error::invalid(format!("no runtime for {name:?} is configured any more")))?;
+        Ok(Some(Handler { binary: binary.clone(), root: self.config.run.join("oci").join(name) }))
+    }
+
+    /// Has the OCI runtime forget a container it made.
+    async fn forget_by_handler(&self, container: &Container) {
+        let sandbox = self.index.sandbox(&container.sandbox);
+        let Ok(Some(handler)) = sandbox.and_then(|sandbox| self.handler_of(&sandbox)) else { return };
+        if !handler.root.join(&container.id).exists() {
+            return;
+        }
+        let mut command = tokio::process::Command::new(&handler.binary);
+        command.arg("--root").arg(&handler.root).args(["delete", "--force", &container.id]);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        match tokio::time::timeout(KILL_PATIENCE, command.output()).await {
+            Ok(Ok(output)) if output.status.success() => {}
+            Ok(Ok(output)) => {
+                let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                tracing::warn!(container = %container.id, message, "the OCI runtime keeps a container");
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(container = %container.id, %error, "the OCI runtime could not be run");
+            }
+            Err(_) => tracing::warn!(container = %container.id, "the OCI runtime does not answer"),
+        }
+    }
+
     /// A container that could not be started has ended, with containerd's reason and code.
     async fn note_start_failure(&self, container: &Arc<Container>, message: &str) {
         let at = sys::now();
@@ -156,6 +195,7 @@ impl Inner {
         if let Err(error) = written {
             tracing::warn!(container = %container.id, %error, "failed start not recorded");
         }
+        self.forget_by_handler(container).await;
         self.note_ended(container, ended_by_failure(failure));
     }
 
@@ -213,6 +253,7 @@ impl Inner {
 
     /// Removes the control group of a container that has ended.
     async fn bury(&self, container: &Container) -> Result<()> {
+        self.forget_by_handler(container).await;
         let (cgroups, group) = (self.cgroups.clone(), container.record().cgroup);
         blocking(move || {
             cgroups.kill(&group);

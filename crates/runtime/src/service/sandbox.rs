@@ -74,8 +74,12 @@ impl Inner {
         handler: String,
     ) -> Result<String> {
         let metadata = required(config.metadata.clone(), "config.metadata")?;
-        if !handler.is_empty() {
+        if !handler.is_empty() && !self.config.handlers.contains_key(&handler) {
             return Err(Error::invalid(format!("no runtime for {handler:?} is configured")));
+        }
+        if !handler.is_empty() && user_map(&config)?.is_some() {
+            let message = format!("user namespaces are not supported with the runtime {handler:?}");
+            return Err(Error::new(Code::Unimplemented, message));
         }
         if user_map(&config)?.is_some() && host_network(&config) {
             let message = "a pod with a user namespace cannot use the node's network";

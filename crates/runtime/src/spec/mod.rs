@@ -20,6 +20,7 @@ use oci_spec::runtime::{
 
 pub use capabilities::{capabilities, capability_number};
 pub use cdi::Registry as CdiRegistry;
+pub use defaults::PATH;
 pub use idmap::IdMap;
 pub use idmap::map_file;
 pub use mounts::{IMAGE_MOUNT, is_image};

@@ -21,6 +21,8 @@ use crate::sys::{self, Beneath};
 pub const FAILED: u8 = b'E';
 pub const WARNING: u8 = b'W';
 pub const TERMINAL: u8 = b'T';
+/// The process that is the container is another one, made by an OCI runtime.
+pub const PROCESS: u8 = b'P';
 
 /// Where the status socket is found in the child.
 const STATUS: RawFd = 3;
@@ -185,7 +187,7 @@ fn score(spec: &oci_spec::runtime::Spec) {
 }
 
 /// Puts streams and status socket in their places, closes everything else, resets signals.
-fn settle(streams: Streams<'_>, status: BorrowedFd<'_>) {
+pub fn settle(streams: Streams<'_>, status: BorrowedFd<'_>) {
     // SAFETY: duplicating onto fixed numbers in a process that has only just been forked; nothing here
     // owns those numbers. The sources are all above them because the supervisor keeps 0..=2 on /dev/null
     // and its own listener at 3 or above was moved out of the way.
@@ -259,6 +261,12 @@ fn open_terminal(root: BorrowedFd<'_>, owner: u32) -> io::Result<OwnedFd> {
     // SAFETY: just returned by the kernel.
     let slave = unsafe { OwnedFd::from_raw_fd(slave) };
     let _ = nix::unistd::fchown(&slave, Some(owner.into()), None);
+    send_terminal(&master)?;
+    Ok(slave)
+}
+
+/// Hands a terminal's master to the supervisor.
+pub fn send_terminal(master: &OwnedFd) -> io::Result<()> {
     let fds = [master.as_raw_fd()];
     sendmsg::<()>(
         STATUS,
@@ -267,7 +275,7 @@ fn open_terminal(root: BorrowedFd<'_>, owner: u32) -> io::Result<OwnedFd> {
         MsgFlags::MSG_NOSIGNAL,
         None,
     )?;
-    Ok(slave)
+    Ok(())
 }
 
 fn take_terminal(slave: &OwnedFd) -> io::Result<()> {
@@ -281,7 +289,7 @@ fn take_terminal(slave: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-fn report(kind: u8, text: &str) {
+pub fn report(kind: u8, text: &str) {
     // SAFETY: the status socket stays open until exec or exit.
     let socket = unsafe { BorrowedFd::borrow_raw(STATUS) };
     let mut message = vec![kind];
@@ -294,7 +302,7 @@ fn warn(text: &str) {
     report(WARNING, text);
 }
 
-fn fail(error: &SetupError) -> ! {
+pub fn fail(error: &SetupError) -> ! {
     report(FAILED, &error.to_string());
     // SAFETY: leaves without running anything of the supervisor's.
     unsafe { libc::_exit(128) }

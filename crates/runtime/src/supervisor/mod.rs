@@ -6,6 +6,7 @@
 pub(crate) mod bundle;
 mod child;
 mod error;
+mod handler;
 mod log;
 mod mounts;
 mod process;

@@ -5,6 +5,8 @@
 
 mod overlay;
 
+pub use overlay::mount_root;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
