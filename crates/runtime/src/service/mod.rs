@@ -10,6 +10,7 @@ mod query;
 mod records;
 mod recover;
 mod sandbox;
+mod spawner;
 pub(crate) mod state;
 mod stats;
 mod teardown;
@@ -28,8 +29,8 @@ use tokio_util::task::TaskTracker;
 use crate::Config;
 use crate::cgroup::Layout;
 use crate::streaming::{self, Action, Tickets};
-use client::SealedExecutable;
 use events::Events;
+use spawner::{SealedExecutable, Spawner};
 use state::Index;
 pub use teardown::destroy;
 
@@ -76,7 +77,7 @@ pub struct Runtime {
 pub(crate) struct Inner {
     config: Config,
     cgroups: Layout,
-    executable: SealedExecutable,
+    spawner: Spawner,
     index: Index,
     events: Events,
     tickets: Tickets,
@@ -150,7 +151,7 @@ impl Inner {
         Ok(Self {
             config,
             cgroups,
-            executable,
+            spawner: Spawner::new(executable),
             index: Index::default(),
             events: Events::new(),
             tickets,

@@ -161,7 +161,7 @@ impl Inner {
         };
         sys::write_atomic(&sandbox.run_dir.join(SETUP), &serde_json::to_vec(&setup)?, false)?;
         self.cgroups.create(&self.supervisors_cgroup())?;
-        client::spawn(&self.executable, &sandbox.run_dir)
+        self.spawner.spawn(&sandbox.run_dir)
     }
 
     /// The pod's own name; the node's when it shares the node's network.
