@@ -27,3 +27,11 @@ pub struct Config {
     /// Where the streaming server for exec, attach and port-forward listens; loopback only.
     pub streaming_address: std::net::SocketAddr,
 }
+
+/// The OCI runtimes installed on this machine in their usual places, by the name a RuntimeClass uses.
+pub fn installed_handlers() -> BTreeMap<String, PathBuf> {
+    const PLACES: &[&str] = &["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
+    let find =
+        |name: &str| PLACES.iter().map(|place| PathBuf::from(place).join(name)).find(|path| path.is_file());
+    ["runc", "crun"].into_iter().filter_map(|name| Some((name.to_owned(), find(name)?))).collect()
+}

@@ -102,15 +102,6 @@ pub fn make_busybox(root: &Path) {
     std::fs::write(root.join("bin/not-a-program"), "text").unwrap();
 }
 
-/// The OCI runtimes this machine has, by name.
-pub fn oci_runtimes() -> BTreeMap<String, PathBuf> {
-    let find = |name: &str| {
-        let places = ["/usr/bin", "/usr/sbin", "/usr/local/bin"];
-        places.iter().map(|place| Path::new(place).join(name)).find(|path| path.exists())
-    };
-    ["runc", "crun"].iter().filter_map(|name| Some(((*name).to_owned(), find(name)?))).collect()
-}
-
 impl World {
     pub async fn new() -> Self {
         Self::with(|_, _| {}).await
@@ -135,7 +126,7 @@ impl World {
             supervisor: env!("CARGO_BIN_EXE_ferrite-supervisor").into(),
             network: Arc::new(NoNetwork),
             images: Arc::new(images),
-            handlers: oci_runtimes(),
+            handlers: ferrite_runtime::installed_handlers(),
             streaming_address: ([127, 0, 0, 1], 0).into(),
         };
         let runtime = Runtime::open(config.clone()).await.unwrap();
