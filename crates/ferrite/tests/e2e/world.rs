@@ -154,10 +154,6 @@ impl World {
         std::fs::read_to_string(self.path("up.log")).unwrap_or_default()
     }
 
-    pub fn pid(&self) -> u32 {
-        self.up.as_ref().expect("the cluster was started").id()
-    }
-
     /// kill -9: no chance to tidy up.
     pub fn kill(&mut self) {
         let mut child = self.up.take().expect("the cluster was started");
@@ -303,7 +299,10 @@ impl Drop for World {
 }
 
 /// Ends a process that has had its time.
-struct Watchdog(Option<std::sync::mpsc::Sender<()>>);
+struct Watchdog {
+    /// Dropping it calls the watchdog off.
+    _cancel: std::sync::mpsc::Sender<()>,
+}
 
 impl Watchdog {
     fn start(pid: u32) -> Self {
@@ -316,7 +315,7 @@ impl Watchdog {
                 );
             }
         });
-        Self(Some(cancel))
+        Self { _cancel: cancel }
     }
 }
 
