@@ -141,16 +141,10 @@ fn a_missing_image_is_told_and_retried() {
     let world = World::start();
     // Nothing listens on port 9 of the loopback interface.
     world.kubectl(&["run", "lost", "--image", "127.0.0.1:9/no/such:1"]);
-    let mut reasons = Vec::new();
     world.watch(&["pod", "lost"], |p| {
-        let reason =
-            container_status(p)["state"]["waiting"]["reason"].as_str().unwrap_or_default().to_owned();
-        if reasons.last() != Some(&reason) {
-            reasons.push(reason.clone());
-        }
-        reason == "ImagePullBackOff"
+        container_status(p)["state"]["waiting"]["reason"] == "ImagePullBackOff"
     });
-    assert!(reasons.contains(&"ErrImagePull".to_owned()), "{reasons:?}");
+    // The first failure is over before a slow watcher looks; the events tell of both.
     let events = world.kubectl(&["get", "events", "--field-selector", "involvedObject.name=lost"]);
     for expected in
         ["Failed to pull image", "Error: ErrImagePull", "Back-off pulling image", "Error: ImagePullBackOff"]

@@ -244,8 +244,9 @@ impl World {
         let _ = child.wait();
         found.unwrap_or_else(|| {
             panic!(
-                "{object:?} never came to be as expected; at last: {}\n{complaint}\n--- events\n{}\n--- log\n{}",
+                "{object:?} never came to be as expected; the watch told at last: {}\n{complaint}\n--- now\n{}\n--- events\n{}\n--- log\n{}",
                 serde_json::to_string_pretty(&last["status"]).unwrap(),
+                self.kubectl(&[&["get", "-o", "json"], object].concat()),
                 self.kubectl(&["get", "events"]),
                 self.log()
             )
