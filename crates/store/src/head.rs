@@ -95,12 +95,7 @@ impl Draft {
         self.state.leases.reattach(&key, previous.as_ref(), Some(&entry));
         self.state.map.insert(key.clone(), Arc::clone(&entry));
         self.ops.push(Op::Put { key: key.clone(), value, lease });
-        self.changes.push(Change {
-            revision: self.next,
-            key,
-            entry: Some(Arc::clone(&entry)),
-            previous,
-        });
+        self.changes.push(Change { revision: self.next, key, entry: Some(Arc::clone(&entry)), previous });
         Ok(entry)
     }
 

@@ -168,7 +168,8 @@ mod tests {
 
     #[test]
     fn is_bounded_by_bytes_too() {
-        let mut history = History::new(HistoryLimits { bytes: 10_000, ..HistoryLimits::default() }, Revision(0));
+        let mut history =
+            History::new(HistoryLimits { bytes: 10_000, ..HistoryLimits::default() }, Revision(0));
         (1..=5).for_each(|r| history.push(change(r, 4000)));
         assert_eq!(history.compacted(), Revision(3));
     }

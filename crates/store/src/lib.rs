@@ -20,6 +20,7 @@ mod remote;
 mod replica;
 mod store;
 mod txn;
+pub mod upkeep;
 mod watch;
 mod writer;
 

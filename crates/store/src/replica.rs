@@ -16,10 +16,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    pub(crate) fn empty() -> Self {
-        Self { map: Map::new(), revision: Revision(0) }
-    }
-
     pub fn revision(&self) -> Revision {
         self.revision
     }

@@ -37,8 +37,8 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
             (std::mem::take(&mut head.pending), snapshot, leases, std::mem::take(&mut head.wishes), closing)
         };
         let contents = Contents { snapshot, leases };
-        let flush = !wishes.is_empty()
-            || log.as_ref().and_then(Log::flush_at).is_some_and(|at| at <= Instant::now());
+        let flush =
+            !wishes.is_empty() || log.as_ref().and_then(Log::flush_at).is_some_and(|at| at <= Instant::now());
         match log.as_mut().map_or(Ok(()), |log| persist(log, &mut batch, flush)) {
             Ok(()) => history_ends = publish(shared, batch, &contents),
             Err(error) => {

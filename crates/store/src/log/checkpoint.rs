@@ -22,7 +22,12 @@ pub(crate) struct Contents {
 }
 
 /// Writes a checkpoint to `path` and makes it durable. Answers its length. Gives up once `cancel` is set.
-pub(crate) fn write(disk: &dyn Disk, path: &Path, contents: &Contents, cancel: &AtomicBool) -> io::Result<u64> {
+pub(crate) fn write(
+    disk: &dyn Disk,
+    path: &Path,
+    contents: &Contents,
+    cancel: &AtomicBool,
+) -> io::Result<u64> {
     let Contents { snapshot, leases } = contents;
     let mut file = Sequential { file: disk.open(path, true)?, written: 0, synced: 0 };
     let salt = Salt::random();

@@ -1,6 +1,6 @@
 //! The bytes on disk.
 //!
-//! A file is a 16-byte header (magic, format version, salt) followed by frames. In a log, a frame is what one
+//! A file is a 20-byte header (magic, format version, salt, crc32 of these) followed by frames. In a log, a frame is what one
 //! synchronisation made durable:
 //!
 //! ```text
@@ -17,7 +17,7 @@ use crate::txn::Op;
 use bytes::{Buf, BufMut, Bytes};
 use std::hash::BuildHasher;
 
-pub(crate) const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 20;
 pub(crate) const FRAME_HEADER: usize = 12;
 const FRAME_MAGIC: u32 = 0x4652_4D31;
 const VERSION: u32 = 2;
@@ -55,7 +55,9 @@ pub(crate) fn header(kind: FileKind, salt: Salt) -> [u8; HEADER] {
     let mut out = [0; HEADER];
     out[..8].copy_from_slice(kind.magic());
     out[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    out[12..].copy_from_slice(&salt.0.to_le_bytes());
+    out[12..16].copy_from_slice(&salt.0.to_le_bytes());
+    let crc = crc32fast::hash(&out[..16]);
+    out[16..].copy_from_slice(&crc.to_le_bytes());
     out
 }
 
@@ -66,6 +68,9 @@ pub(crate) fn check_header(bytes: &[u8], kind: FileKind) -> Result<Salt, String>
     let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
     if version != VERSION {
         return Err(format!("written in format {version}, this program reads format {VERSION}"));
+    }
+    if bytes[16..HEADER] != crc32fast::hash(&bytes[..16]).to_le_bytes() {
+        return Err("the checksum of the header does not match".into());
     }
     Ok(Salt(u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]])))
 }

@@ -8,6 +8,8 @@
 
 pub(crate) mod checkpoint;
 pub(crate) mod disk;
+#[cfg(test)]
+mod faults;
 mod format;
 mod recover;
 
@@ -196,9 +198,8 @@ impl Log {
     /// changes may follow it without a write of their own.
     pub fn append(&mut self, records: &[&Record], reserve: bool) -> Result<(), AppendError> {
         let last = records.last().copied().or(self.deferred.records.last()).map(|r| r.revision);
-        let reserved = last
-            .filter(|r| reserve && r.0 + RESERVE / 2 > self.reserved.0)
-            .map(|r| Revision(r.0 + RESERVE));
+        let reserved =
+            last.filter(|r| reserve && r.0 + RESERVE / 2 > self.reserved.0).map(|r| Revision(r.0 + RESERVE));
         self.buffer.clear();
         let deferred = &self.deferred.records;
         put_frame(&mut self.buffer, self.salt, |out| {
@@ -367,6 +368,13 @@ pub(crate) fn write_checkpoint(
     written
 }
 
+/// Begins an empty log.
+pub(crate) fn start_log(path: &Path) -> io::Result<()> {
+    let file = RealDisk.open(path, true)?;
+    file.write_all_at(&format::header(FileKind::Log, Salt::random()), 0)?;
+    file.sync()
+}
+
 /// Takes the directory for this process.
 pub(crate) fn hold(dir: &Path) -> Result<Held, OpenError> {
     let io = |source| OpenError::Io { path: dir.display().to_string(), source };
@@ -410,7 +418,8 @@ fn numbered(dir: &Path, prefix: &str) -> io::Result<Vec<u64>> {
 /// Removes what a newer checkpoint made superfluous. Failing is harmless: the next open tries again.
 fn remove_before(dir: &Path, sequence: u64) {
     let _ = std::fs::remove_file(dir.join("checkpoint.tmp"));
-    for (prefix, path) in [("checkpoint-", checkpoint_path as fn(&Path, u64) -> PathBuf), ("log-", log_path)] {
+    for (prefix, path) in [("checkpoint-", checkpoint_path as fn(&Path, u64) -> PathBuf), ("log-", log_path)]
+    {
         for old in numbered(dir, prefix).unwrap_or_default().into_iter().filter(|n| *n < sequence) {
             let _ = std::fs::remove_file(path(dir, old));
         }

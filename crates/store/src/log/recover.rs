@@ -242,7 +242,9 @@ fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision
                         Some(Item::Record(record)) => apply(record, into),
                         Some(Item::Reserved(revision)) => *reserved = revision,
                         None => {
-                            return Err(corrupt(path, frames.at, "a record of the log does not read as one").into());
+                            return Err(
+                                corrupt(path, frames.at, "a record of the log does not read as one").into()
+                            );
                         }
                     }
                 }
