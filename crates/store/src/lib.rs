@@ -31,6 +31,6 @@ pub use leases::LeaseState;
 pub use log::{CorruptError, LogOptions};
 pub use remote::{Answer, Feed, Remote};
 pub use replica::Snapshot;
-pub use store::{MAX_TXN, OpenError, Store, StoreError, Usage};
+pub use store::{MAX_TXN, OpenError, Store, StoreError, Usage, now_seconds};
 pub use txn::{Compare, Durability, Op, Outcome, Txn};
 pub use watch::{Watch, WatchEnd};

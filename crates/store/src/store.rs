@@ -63,6 +63,11 @@ const IN_FLIGHT: usize = 64 << 20;
 /// The semaphore counts in these, so that its numbers stay small.
 const UNIT: usize = 1 << 10;
 
+/// Seconds since the Unix epoch, as leases count them.
+pub fn now_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
 /// What readers see. Replaced as a whole under a short write lock.
 #[derive(Debug)]
 pub(crate) struct Published {
@@ -351,6 +356,41 @@ impl Store {
     /// Waits until a lease is granted or renewed. Register before looking at [`Self::leases`].
     pub fn lease_changed(&self) -> tokio::sync::futures::Notified<'_> {
         self.shared.leased.notified()
+    }
+
+    /// Deletes the keys of leases whose time is over, as it comes, for as long as it is polled.
+    pub async fn expire_leases(&self) {
+        loop {
+            let changed = self.lease_changed();
+            tokio::pin!(changed);
+            // Registered before the leases are looked at: a grant in between is not missed.
+            changed.as_mut().enable();
+            let Some(next) = self.leases().first().copied() else {
+                changed.await;
+                continue;
+            };
+            let wait = next.expires_at.saturating_sub(now_seconds());
+            if wait > 0 {
+                // A clock that is set while we wait is noticed within a minute.
+                let nap = std::time::Duration::from_secs(wait.min(60));
+                tokio::select! {
+                    () = &mut changed => {}
+                    () = tokio::time::sleep(nap) => {}
+                }
+                continue;
+            }
+            match self.revoke(next.id).await {
+                Ok(_) | Err(StoreError::NoSuchLease(_)) => {}
+                Err(error @ (StoreError::Closed | StoreError::Failed(_))) => {
+                    tracing::debug!(%error, "leases are no longer ended");
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, lease = next.id.0, "a lease could not be ended; trying again");
+                    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+                }
+            }
+        }
     }
 
     /// The committed state now, as far as this process knows.

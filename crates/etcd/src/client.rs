@@ -1,0 +1,1 @@
+//! A store out of a real etcd cluster.
