@@ -234,7 +234,7 @@ async fn leases() {
     assert!(etcd.ok(&["lease", "timetolive", &id]).await.contains("already expired"));
 
     // A lease that nobody renews takes its key along.
-    let short = etcd.ok(&["lease", "grant", "1"]).await;
+    let short = etcd.ok(&["lease", "grant", "2"]).await;
     let short = short.split_whitespace().nth(1).unwrap();
     let mut watch = etcd.store.watch(b"/short", etcd.store.snapshot().revision()).unwrap();
     etcd.ok(&["put", "/short", "x", &format!("--lease={short}")]).await;

@@ -18,34 +18,45 @@ pub struct LeaseState {
 /// All leases. Shares structure with its clones, like the map of the entries, so that a batch that failed is
 /// undone by going back to the published one.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Leases(OrdMap<LeaseId, LeaseState>);
+pub(crate) struct Leases {
+    by_id: OrdMap<LeaseId, LeaseState>,
+    /// The last identifier that was chosen here.
+    last: i64,
+}
 
 impl Leases {
     pub fn get(&self, id: LeaseId) -> Option<&LeaseState> {
-        self.0.get(&id)
+        self.by_id.get(&id)
     }
 
     pub fn contains(&self, id: LeaseId) -> bool {
-        self.0.contains_key(&id)
+        self.by_id.contains_key(&id)
     }
 
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.by_id.len()
     }
 
-    /// An identifier nobody uses.
-    pub fn free_id(&self) -> LeaseId {
-        LeaseId(self.0.get_max().map_or(1, |(id, _)| id.0.saturating_add(1).max(1)))
+    /// An identifier nobody uses or has used: who still holds an old one must not mean a new lease by it. `now` in
+    /// seconds keeps it apart from those that were chosen before the store was opened.
+    pub fn choose_id(&mut self, now: u64) -> LeaseId {
+        let by_clock = i64::try_from(now).unwrap_or(0).saturating_mul(1 << 20);
+        let mut id = self.last.saturating_add(1).max(by_clock).max(1);
+        while self.by_id.contains_key(&LeaseId(id)) {
+            id = id.wrapping_add(1).max(1);
+        }
+        self.last = id;
+        LeaseId(id)
     }
 
     /// Makes the lease, or changes when it ends.
     pub fn grant(&mut self, lease: Lease, ttl: u64) {
-        let keys = self.0.get(&lease.id).map(|s| s.keys.clone()).unwrap_or_default();
-        self.0.insert(lease.id, LeaseState { expires_at: lease.expires_at, ttl, keys });
+        let keys = self.by_id.get(&lease.id).map(|s| s.keys.clone()).unwrap_or_default();
+        self.by_id.insert(lease.id, LeaseState { expires_at: lease.expires_at, ttl, keys });
     }
 
     pub fn revoke(&mut self, id: LeaseId) {
-        self.0.remove(&id);
+        self.by_id.remove(&id);
     }
 
     /// Moves a key from the lease of `before` to that of `after`.
@@ -55,16 +66,16 @@ impl Leases {
         if before == after {
             return;
         }
-        if let Some(state) = self.0.get_mut(&before) {
+        if let Some(state) = self.by_id.get_mut(&before) {
             state.keys.remove(key);
         }
-        if let Some(state) = self.0.get_mut(&after) {
+        if let Some(state) = self.by_id.get_mut(&after) {
             state.keys.insert(key.clone());
         }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (LeaseId, &LeaseState)> {
-        self.0.iter().map(|(id, state)| (*id, state))
+        self.by_id.iter().map(|(id, state)| (*id, state))
     }
 
     /// The leases, soonest end first.

@@ -309,7 +309,7 @@ impl Store {
     /// Makes a lease with an identifier of the caller's choice, or any when that is none, for `ttl` seconds.
     pub async fn grant_for(&self, id: LeaseId, ttl: u64, expires_at: u64) -> Result<LeaseId, StoreError> {
         let grant = |head: &mut State| {
-            let id = if id == LeaseId::NONE { head.leases.free_id() } else { id };
+            let id = if id == LeaseId::NONE { head.leases.choose_id(now_seconds()) } else { id };
             if head.leases.contains(id) {
                 return Err(StoreError::LeaseExists(id));
             }

@@ -19,6 +19,11 @@ use tonic::{Request, Response, Status, Streaming};
 /// As upstream.
 const MAX_TTL: i64 = 9_000_000_000;
 
+/// When a lease of so many seconds ends, if it begins now: never too early, although the store counts in seconds.
+fn end(ttl: u64) -> u64 {
+    now_seconds() + ttl + 1
+}
+
 #[tonic::async_trait]
 impl Lease for Service {
     async fn lease_grant(
@@ -30,7 +35,7 @@ impl Lease for Service {
             return Err(ttl_too_large());
         }
         let ttl = u64::try_from(ttl).unwrap_or(0).max(1);
-        let id = self.store.grant_for(lease(id), ttl, now_seconds() + ttl).await.map_err(|e| refused(&e))?;
+        let id = self.store.grant_for(lease(id), ttl, end(ttl)).await.map_err(|e| refused(&e))?;
         let header = header(self.store.snapshot().revision());
         Ok(Response::new(LeaseGrantResponse { header, id: id.0, ttl: signed(ttl), error: String::new() }))
     }
@@ -54,7 +59,7 @@ impl Lease for Service {
         let mut requests = request.into_inner();
         self.spawn(async move {
             while let Some(Ok(LeaseKeepAliveRequest { id })) = requests.next().await {
-                let renewed = store.renew(lease(id), |ttl| now_seconds() + ttl).await;
+                let renewed = store.renew(lease(id), end).await;
                 let header = header(store.snapshot().revision());
                 let answer = match renewed {
                     Ok(ttl) => Ok(LeaseKeepAliveResponse { header, id, ttl: signed(ttl) }),
