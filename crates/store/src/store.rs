@@ -56,6 +56,8 @@ pub enum StoreError {
     Unreachable(String),
 }
 
+/// How long a replica may take to show what was committed elsewhere.
+const CATCH_UP: std::time::Duration = std::time::Duration::from_secs(30);
 /// No transaction may be larger.
 pub const MAX_TXN: usize = 16 << 20;
 /// Bytes of transactions that may be on their way to the disk together; more wait their turn.
@@ -411,8 +413,13 @@ impl Store {
     /// Waits until the replica has come to `revision`.
     async fn reach(&self, revision: Revision) -> Result<(), StoreError> {
         let mut reached = self.shared.reached.subscribe();
-        reached.wait_for(|r| *r >= revision).await.map_err(|_| StoreError::Closed)?;
-        Ok(())
+        match tokio::time::timeout(CATCH_UP, reached.wait_for(|r| *r >= revision)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(StoreError::Closed),
+            Err(_) => {
+                Err(StoreError::Unreachable(format!("the replica has not come to revision {revision}")))
+            }
+        }
     }
 
     /// The state as it was at `revision`, as long as the history reaches back to it.

@@ -22,7 +22,7 @@ pub enum Compare {
 }
 
 impl Compare {
-    pub(crate) fn key(&self) -> &Key {
+    pub fn key(&self) -> &Key {
         match self {
             Self::Absent(k)
             | Self::Present(k)
@@ -33,7 +33,8 @@ impl Compare {
         }
     }
 
-    pub(crate) fn holds(&self, entry: Option<&Entry>) -> bool {
+    /// Whether it holds for what the key has now.
+    pub fn holds(&self, entry: Option<&Entry>) -> bool {
         match self {
             Self::Absent(_) => entry.is_none(),
             Self::Present(_) => entry.is_some(),

@@ -1,1 +1,0 @@
-//! A store out of a real etcd cluster.
