@@ -229,13 +229,14 @@ impl ApiServer {
                 let value = discovery::resources(table, group, version).ok_or_else(Status::no_such_path)?;
                 encode::value(200, &value, as_()?)
             }
+            Route::OpenApiV2 => Ok(self.openapi.v2(table, &parts.headers)),
             Route::OpenApiV3 => Ok(self.openapi.root(table)),
             Route::OpenApiV3Document { group, version } => {
                 Ok(self.openapi.document(table, group, version, &parts.headers, query))
             }
             Route::Metrics => Ok(http::text(200, "")),
             Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
-            Route::OpenApiV2 | Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
+            Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
         }
     }
 }

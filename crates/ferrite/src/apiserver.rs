@@ -72,7 +72,6 @@ pub struct Running {
     pub pki: ClusterPki,
     /// Where clients on this machine reach it.
     pub url: String,
-    pub listening: SocketAddr,
     serving: JoinHandle<()>,
 }
 
@@ -138,7 +137,7 @@ impl Running {
             ip => ip,
         };
         let url = format!("https://{}", SocketAddr::new(host, listening.port()));
-        Ok(Self { server, pki, url, listening, serving })
+        Ok(Self { server, pki, url, serving })
     }
 
     /// A client for a component in this process.

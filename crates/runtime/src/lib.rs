@@ -10,6 +10,7 @@ pub mod image;
 pub mod rootfs;
 mod service;
 mod spec;
+mod streaming;
 pub mod supervisor;
 mod sys;
 

@@ -24,7 +24,7 @@ pub(crate) struct Update<'a> {
     pub applied: bool,
 }
 
-/// An update without a resource version is tried again this often when others write the same object.
+/// An update is tried again this often when others write the same object.
 const ATTEMPTS: usize = 16;
 const CONFLICT: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
@@ -42,7 +42,7 @@ impl Registry {
                 .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, update.name))?;
             let old = stored::decode(entry).ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
-            let unconditional = self.check_preconditions(update, &new, &old)?;
+            self.check_preconditions(update, &new, &old)?;
             let allocation = self.prepare(update, &view, &mut new, &old)?;
             if same(&new, &old) {
                 // As upstream: nothing changes, so nothing is written and the resource version stays.
@@ -68,15 +68,16 @@ impl Registry {
                     stored::set_version(&mut new, revision);
                     return Ok(new);
                 }
-                Outcome::Conflict { .. } if unconditional => {}
-                Outcome::Conflict { .. } => break,
+                // Somebody was faster. The change is made again on what is stored now; one that names a version
+                // then fails its precondition.
+                Outcome::Conflict { .. } => {}
             }
         }
         Err(Status::conflict(&resource.group, &resource.plural, update.name, CONFLICT))
     }
 
-    /// Checks name, UID and resource version. Answers whether the update applies to whatever is stored.
-    fn check_preconditions(&self, update: &Update<'_>, new: &Value, old: &Value) -> Result<bool, Status> {
+    /// Checks name, UID and resource version.
+    fn check_preconditions(&self, update: &Update<'_>, new: &Value, old: &Value) -> Result<(), Status> {
         let resource = update.write.resource;
         let conflict = |why: &str| Status::conflict(&resource.group, &resource.plural, update.name, why);
         let name = meta::name(new);
@@ -106,12 +107,12 @@ impl Registry {
                 let error = FieldError::invalid(&path, 0, "must be specified for an update");
                 return Err(Status::invalid(&resource.group, &resource.kind, update.name, &[error]));
             }
-            return Ok(true);
+            return Ok(());
         }
         if version != meta::str(old, "resourceVersion") {
             return Err(conflict(CONFLICT));
         }
-        Ok(false)
+        Ok(())
     }
 
     /// Brings the new object to what will be stored, and checks it.

@@ -2,6 +2,7 @@
 //!
 //! A group is named by its path below the mount points (`/ferrite/kubepods/pod…/<container>`).
 
+mod devices;
 mod limits;
 mod stats;
 
@@ -11,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 pub use limits::{Setting, settings};
+use oci_spec::runtime::LinuxDeviceCgroup;
 
 /// How often a dying group is looked at again before we give up on it.
 const KILL_ROUNDS: u32 = 200;
@@ -153,6 +155,15 @@ impl Layout {
             }
         }
         Ok(())
+    }
+
+    /// Limits the group to the devices of these rules, where that takes a program (version 2).
+    pub fn restrict_devices(&self, path: &str, rules: &[LinuxDeviceCgroup]) -> io::Result<()> {
+        match (self, devices::program(rules)) {
+            (Self::V2(mount), Some(program)) => devices::attach(&below(mount, path), &program)
+                .map_err(|error| io::Error::new(error.kind(), format!("restrict devices: {error}"))),
+            _ => Ok(()),
+        }
     }
 
     /// Moves the calling, single-threaded process into the group.

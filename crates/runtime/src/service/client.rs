@@ -1,6 +1,6 @@
 //! Starting supervisors and talking to them.
 
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -67,9 +67,8 @@ pub fn spawn(executable: &SealedExecutable, run_dir: &Path) -> io::Result<()> {
         .stderr(Stdio::null())
         .spawn()?;
     let mut answer = String::new();
-    if let Some(mut stdout) = child.stdout.take() {
-        let mut limited = (&mut stdout).take(4096);
-        limited.read_to_string(&mut answer)?;
+    if let Some(stdout) = child.stdout.take() {
+        io::BufReader::with_capacity(512, stdout.take(4096)).read_line(&mut answer)?;
     }
     child.wait()?;
     if answer == READY {

@@ -49,6 +49,26 @@ fn security_of(config: &ContainerConfig) -> LinuxContainerSecurityContext {
     config.linux.as_ref().and_then(|linux| linux.security_context.clone()).unwrap_or_default()
 }
 
+/// What we cannot do is refused: a container that silently lacks what it asked for is worse than none.
+fn refuse_unsupported(config: &ContainerConfig, security: &LinuxContainerSecurityContext) -> Result<()> {
+    let unsupported =
+        |what: &str| Err(Error::new(Code::Unimplemented, format!("{what} are not supported yet")));
+    if config.mounts.iter().any(|mount| mount.image.as_ref().is_some_and(|image| !image.image.is_empty())) {
+        return unsupported("image volumes");
+    }
+    if config.mounts.iter().any(|mount| !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty()) {
+        return unsupported("ID-mapped mounts");
+    }
+    if !config.cdi_devices.is_empty() {
+        return unsupported("CDI devices");
+    }
+    let user = security.namespace_options.as_ref().and_then(|options| options.userns_options.as_ref());
+    if user.is_some_and(|user| user.mode() == NamespaceMode::Pod && !user.uids.is_empty()) {
+        return unsupported("user namespaces");
+    }
+    Ok(())
+}
+
 fn pid_namespace(security: &LinuxContainerSecurityContext) -> PidNamespace {
     let options = security.namespace_options.clone().unwrap_or_default();
     match options.pid() {
@@ -113,6 +133,7 @@ impl Inner {
         let image = images.image(&image_spec.image).map_err(image_error)?;
         let lowers = images.lower_dirs(&image.id).map_err(image_error)?;
         let security = security_of(config);
+        refuse_unsupported(config, &security)?;
         let pid = match pid_namespace(&security) {
             PidNamespace::Target(target) => PidNamespace::Target(self.index.container(&target)?.id.clone()),
             other => other,
@@ -234,6 +255,7 @@ impl Inner {
             cgroups.create(&group)?;
             if let Some(resources) = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref()) {
                 cgroups.apply(&group, &cgroup::settings(&cgroups, resources))?;
+                cgroups.restrict_devices(&group, resources.devices().as_deref().unwrap_or_default())?;
             }
             Ok(())
         })

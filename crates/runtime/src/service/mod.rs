@@ -1,6 +1,6 @@
 //! CRI over supervisors: records, decisions and the calls of the kubelet.
 
-mod client;
+pub(crate) mod client;
 mod container;
 mod events;
 mod exec;
@@ -9,7 +9,7 @@ mod query;
 mod records;
 mod recover;
 mod sandbox;
-mod state;
+pub(crate) mod state;
 mod stats;
 mod teardown;
 
@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::Config;
 use crate::cgroup::Layout;
+use crate::streaming::{self, Action, Tickets};
 use client::SealedExecutable;
 use events::Events;
 use state::Index;
@@ -51,6 +52,12 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    #[error("streaming server on {address}")]
+    Streaming {
+        address: std::net::SocketAddr,
+        #[source]
+        source: io::Error,
+    },
     #[error("{} is in use by another runtime", .0.display())]
     Locked(PathBuf),
 }
@@ -67,6 +74,7 @@ pub(crate) struct Inner {
     executable: SealedExecutable,
     index: Index,
     events: Events,
+    tickets: Tickets,
     /// Every task of this runtime; they end with it.
     tasks: TaskTracker,
     closing: CancellationToken,
@@ -79,10 +87,19 @@ impl Runtime {
     ///
     /// Must be called within a tokio runtime.
     pub async fn open(config: Config) -> std::result::Result<Arc<Self>, OpenError> {
-        let inner =
-            client::blocking(move || Ok(Inner::prepare(config))).await.map_err(OpenError::Cgroups)??;
-        let inner = Arc::new(inner);
+        let address = config.streaming_address;
+        let (listener, address) =
+            streaming::bind(address).map_err(|source| OpenError::Streaming { address, source })?;
+        let prepared = client::blocking(move || Ok(Inner::prepare(config, Tickets::new(address)))).await;
+        let inner = Arc::new(prepared.map_err(OpenError::Cgroups)??);
         inner.recover().await;
+        let (weak, closing) = (Arc::downgrade(&inner), inner.closing.clone());
+        inner.tasks.spawn(async move {
+            tokio::select! {
+                () = streaming::serve(weak, listener) => {}
+                () = closing.cancelled() => {}
+            }
+        });
         Ok(Arc::new(Self { inner }))
     }
 
@@ -113,7 +130,7 @@ impl Drop for Runtime {
 }
 
 impl Inner {
-    fn prepare(config: Config) -> std::result::Result<Self, OpenError> {
+    fn prepare(config: Config, tickets: Tickets) -> std::result::Result<Self, OpenError> {
         for path in [config.root.join(records::SANDBOXES), config.run.join(records::SANDBOXES)] {
             std::fs::create_dir_all(&path)
                 .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
@@ -129,10 +146,34 @@ impl Inner {
             executable,
             index: Index::default(),
             events: Events::new(),
+            tickets,
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
             _lock: lock,
         })
+    }
+
+    pub(crate) fn tickets(&self) -> &Tickets {
+        &self.tickets
+    }
+
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.tasks
+    }
+
+    pub(crate) fn closing(&self) -> &CancellationToken {
+        &self.closing
+    }
+
+    /// Where the sandbox's network namespace is pinned; `None` when it is the node's.
+    pub(crate) fn network_namespace(&self, id: &str) -> Result<Option<PathBuf>> {
+        let sandbox = self.index.sandbox(id)?;
+        if !sandbox.record().ready {
+            let message = format!("sandbox {} is not ready", sandbox.id);
+            return Err(Error::new(ferrite_cri::Code::FailedPrecondition, message));
+        }
+        let own = !sandbox::host_network(&sandbox.config);
+        Ok(own.then(|| sandbox.run_dir.join(crate::supervisor::sandbox::NETNS)))
     }
 
     fn supervisors_cgroup(&self) -> String {
@@ -257,16 +298,29 @@ impl RuntimeService for Runtime {
         self.inner.exec_sync(request).await
     }
 
-    async fn exec(&self, _request: ExecRequest) -> Result<ExecResponse> {
-        Err(Error::unimplemented("Exec"))
+    async fn exec(&self, request: ExecRequest) -> Result<ExecResponse> {
+        if request.cmd.is_empty() {
+            return Err(Error::invalid("cmd is required"));
+        }
+        if !request.stdin && !request.stdout && !request.stderr {
+            return Err(Error::invalid("one of stdin, stdout and stderr must be asked for"));
+        }
+        self.inner.running(&request.container_id)?;
+        Ok(ExecResponse { url: self.inner.tickets.issue(Action::Exec(request)) })
     }
 
-    async fn attach(&self, _request: AttachRequest) -> Result<AttachResponse> {
-        Err(Error::unimplemented("Attach"))
+    async fn attach(&self, request: AttachRequest) -> Result<AttachResponse> {
+        if !request.stdin && !request.stdout && !request.stderr {
+            return Err(Error::invalid("one of stdin, stdout and stderr must be asked for"));
+        }
+        self.inner.running(&request.container_id)?;
+        Ok(AttachResponse { url: self.inner.tickets.issue(Action::Attach(request)) })
     }
 
-    async fn port_forward(&self, _request: PortForwardRequest) -> Result<PortForwardResponse> {
-        Err(Error::unimplemented("PortForward"))
+    async fn port_forward(&self, request: PortForwardRequest) -> Result<PortForwardResponse> {
+        self.inner.network_namespace(&request.pod_sandbox_id)?;
+        let action = Action::Forward { sandbox: request.pod_sandbox_id };
+        Ok(PortForwardResponse { url: self.inner.tickets.issue(action) })
     }
 
     async fn container_stats(&self, request: ContainerStatsRequest) -> Result<ContainerStatsResponse> {

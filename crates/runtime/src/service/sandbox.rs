@@ -68,6 +68,10 @@ impl Inner {
         if !handler.is_empty() {
             return Err(Error::invalid(format!("no runtime for {handler:?} is configured")));
         }
+        let user = namespace_options(&config).userns_options.unwrap_or_default();
+        if user.mode() == NamespaceMode::Pod && !user.uids.is_empty() {
+            return Err(Error::new(Code::Unimplemented, "user namespaces are not supported yet"));
+        }
         let taken =
             self.index.read().sandboxes.values().any(|s| s.config.metadata.as_ref() == Some(&metadata));
         if taken {

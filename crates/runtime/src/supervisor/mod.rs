@@ -52,7 +52,7 @@ pub fn main(args: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            let _ = write!(std::io::stdout(), "{error}");
+            let _ = writeln!(std::io::stdout(), "{error}");
             ExitCode::FAILURE
         }
     }

@@ -55,6 +55,7 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     // in the host's PID namespace must come back here.
     unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::prctl(libc::PR_SET_NAME, c"ferrite-superv".as_ptr());
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     }
     // The last process to be killed for memory; where this is not allowed we take our chances.
@@ -126,7 +127,10 @@ fn start_pod_init(directory: &Path) -> Result<i32, SetupError> {
     match unsafe { sys::fork_with(libc::CLONE_NEWPID as u64, None) }
         .context("start the pod's first process")?
     {
-        Forked::Child => child::pod_init(&empty),
+        Forked::Child => {
+            leave_standard_streams();
+            child::pod_init(&empty)
+        }
         Forked::Parent { pid } => Ok(pid),
     }
 }

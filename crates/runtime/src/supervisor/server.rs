@@ -457,7 +457,16 @@ impl Server {
         let group = self.cgroups.create_exec(&cgroup, &exec.exec).map_err(internal)?;
         let (parent_end, child_end) = status_pair().map_err(internal)?;
         let unified = self.cgroups.open_unified(&group).map_err(internal)?;
-        let forked = self.fork_into(0, Some(pid), unified.as_ref().map(AsFd::as_fd)).map_err(internal)?;
+        let forked = self.fork_into(0, Some(pid), unified.as_ref().map(AsFd::as_fd)).map_err(|error| {
+            self.cgroups.remove_if_empty(&group);
+            match error.raw_os_error() {
+                // The namespace's first process has ended; we have not been told yet.
+                Some(libc::ENOMEM | libc::ENOENT | libc::ESRCH) => {
+                    (Failure::NotRunning, format!("container {id} is not running"))
+                }
+                _ => internal(error),
+            }
+        })?;
         let pid = match forked {
             Forked::Child => {
                 let borrowed = streams.as_ref().map(|streams| {

@@ -299,7 +299,7 @@ pub fn container(name: &str, command: &[&str]) -> ContainerConfig {
             resources: None,
             security_context: Some(LinuxContainerSecurityContext {
                 namespace_options: Some(own_pid()),
-                masked_paths: vec!["/proc/kcore".into(), "/proc/scsi".into(), "/sys/firmware".into()],
+                masked_paths: vec!["/proc/cpuinfo".into(), "/proc/scsi".into(), "/sys/firmware".into()],
                 readonly_paths: vec!["/proc/sys".into(), "/proc/bus".into()],
                 ..Default::default()
             }),
