@@ -12,6 +12,7 @@ mod logging;
 mod paths;
 mod progress;
 mod status;
+mod store_cmd;
 mod tools;
 mod up;
 

@@ -47,6 +47,10 @@ impl Paths {
         self.data.join("store")
     }
 
+    pub fn snapshots(&self) -> PathBuf {
+        self.data.join("snapshots")
+    }
+
     pub fn runtime(&self) -> PathBuf {
         self.data.join("runtime")
     }
