@@ -25,6 +25,10 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
         },
     });
     ensure(server, "", "services", "default", service).await?;
+    if server.config.advertise.ip().is_loopback() {
+        // Endpoints may not be loopback addresses: nobody but this machine could use them.
+        return Ok(());
+    }
     let endpoints = json!({
         "metadata": {
             "name": "kubernetes",

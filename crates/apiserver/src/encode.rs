@@ -151,14 +151,7 @@ pub(crate) fn values(
     let listed = match as_.shape {
         Shape::Table { beta } => table(resource, objects.iter(), beta, include, metadata),
         Shape::PartialObjectMetadataList { beta } => {
-            let items: Vec<Value> = objects
-                .iter()
-                .map(|o| {
-                    let mut item = partial(o, beta);
-                    strip_type(&mut item);
-                    item
-                })
-                .collect();
+            let items: Vec<Value> = objects.iter().map(|o| partial(o, beta)).collect();
             json!({
                 "kind": "PartialObjectMetadataList",
                 "apiVersion": meta_version(beta),

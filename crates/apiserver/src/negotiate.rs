@@ -83,7 +83,10 @@ pub(crate) fn accept(header: &str) -> Result<Representation, Status> {
         let media_type = clause.split(';').next().unwrap_or_default().trim();
         let Some(format) = Format::of(media_type) else { continue };
         known = true;
-        if let Some(shape) = shape(clause) {
+        // Tables have no protobuf form: the next clause has its turn.
+        let shape =
+            shape(clause).filter(|s| !(format == Format::Protobuf && matches!(s, Shape::Table { .. })));
+        if let Some(shape) = shape {
             let pretty = parameter(clause, "pretty").is_some_and(|p| matches!(p, "1" | "true"));
             return Ok(Representation { format, shape, pretty });
         }

@@ -49,7 +49,8 @@ pub struct ApiServer {
 impl ApiServer {
     /// Starts a server on a store and brings what every cluster has into being.
     pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
-        let table = Arc::new(Table::new(ferrite_api::kinds::built_in()));
+        let served = ferrite_api::kinds::built_in().into_iter().filter(|r| r.on_by_default).collect();
+        let table = Arc::new(Table::new(served));
         let (network, prefix) = config.service_network;
         let services = existing_services(&store, &table);
         let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());

@@ -146,6 +146,26 @@ impl Running {
         kube::Client::new(door, "default")
     }
 
+    /// Starts the controllers that `names` selects, with the rules of upstream's `--controllers`.
+    pub fn start_controllers(&self, names: &[String], scope: &ferrite_client::Scope) -> Result<(), BoxError> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let client = self.client("system:kube-controller-manager", &[]);
+        let config =
+            ferrite_controllers::Config { root_ca: Some(self.pki.ca().to_owned()), ..Default::default() };
+        let context = ferrite_controllers::Context::new(client, scope.clone(), config);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        match ferrite_controllers::start_all(&context, &names).as_slice() {
+            [] => Ok(()),
+            unknown => {
+                let known: Vec<&str> = ferrite_controllers::CONTROLLERS.iter().map(|c| c.name).collect();
+                Err(format!("no controller is called {}: there are {}", unknown.join(", "), known.join(", "))
+                    .into())
+            }
+        }
+    }
+
     /// Writes the administrator's kubeconfig beside the configuration.
     pub fn write_admin_kubeconfig(&self, paths: &Paths) -> Result<(), BoxError> {
         self.with_admin(|access| {

@@ -1,7 +1,7 @@
 //! ConfigMaps.
 
 use super::access::{flag, map};
-use super::{NAME, shown};
+use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::config_map_key;
 use crate::resource::{Column, Strategy};

@@ -1,7 +1,7 @@
 //! ServiceAccounts.
 
 use super::access::{list_mut, text};
-use super::{NAME, shown};
+use super::row::{NAME, shown};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
 use jiff::Timestamp;

@@ -131,6 +131,11 @@ pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
         let given = if writer.subresource.is_empty() { Managers::decode(new) } else { Managers::default() };
         if given.is_empty() { live.map(Managers::decode).unwrap_or_default() } else { given }
     };
+    if live.is_some() && managers.is_empty() {
+        // As upstream: an object whose fields nobody tracks stays so until the first apply.
+        managers.encode(new);
+        return;
+    }
     let blank;
     let old = match live {
         Some(live) => live,

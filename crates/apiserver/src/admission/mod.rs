@@ -6,6 +6,7 @@ mod default_tolerations;
 mod namespace_lifecycle;
 mod priority;
 mod service_account;
+mod taint_nodes;
 
 use crate::auth::User;
 use crate::registry::View;
@@ -62,6 +63,7 @@ pub(crate) trait Plugin: Send + Sync {
 
 pub(crate) const PLUGINS: &[&dyn Plugin] = &[
     &namespace_lifecycle::NamespaceLifecycle,
+    &taint_nodes::TaintNodesByCondition,
     &service_account::ServiceAccount,
     &default_tolerations::DefaultTolerationSeconds,
     &priority::Priority,

@@ -66,7 +66,11 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
 
 /// Bumps the generation when a field that counts has changed.
 pub(crate) fn bump_generation(resource: &Resource, new: &mut Value, old: &Value) {
-    if resource.strategy.generation_fields().iter().any(|f| new.get(f) != old.get(f)) {
+    let changed = |field: &&str| {
+        let pointer = format!("/{}", field.replace('.', "/"));
+        new.pointer(&pointer) != old.pointer(&pointer)
+    };
+    if resource.strategy.generation_fields().iter().any(changed) {
         increment_generation(new);
     }
 }

@@ -130,6 +130,8 @@ mod tests {
             scope: Scope::Namespaced,
             verbs: (&[]).into(),
             subresources: (&[]).into(),
+            on_by_default: true,
+            storage: None,
             strategy: Arc::new(Plain),
         }
     }

@@ -95,8 +95,10 @@ impl Registry {
         }
         let uid = meta::uid(new);
         if !uid.is_empty() && uid != meta::uid(old) {
+            let key = stored::key(resource, update.write.namespace, update.name);
             return Err(conflict(&format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                String::from_utf8_lossy(key.as_bytes()),
                 meta::uid(old)
             )));
         }

@@ -11,13 +11,13 @@ mod spec;
 mod update;
 mod volumes;
 
-pub use scheduling::validate_taint_effect;
+pub use scheduling::{validate_node_selector, validate_taint_effect, validate_tolerations};
 pub use spec::validate_spec;
 
 use super::access::{
     default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, text,
 };
-use super::{NAME, shown, wide};
+use super::row::{NAME, shown, wide};
 use crate::field::{FieldErrors, Path};
 use crate::resource::{Column, Deletion, Strategy};
 use jiff::Timestamp;
