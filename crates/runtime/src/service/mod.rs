@@ -337,6 +337,44 @@ impl RuntimeService for Runtime {
         finish(&self.inner, async move { inner.list_container_stats(&filter).await }).await
     }
 
+    async fn pod_sandbox_stats(&self, request: PodSandboxStatsRequest) -> Result<PodSandboxStatsResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.sandbox_stats(&request.pod_sandbox_id).await }).await
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        request: ListPodSandboxStatsRequest,
+    ) -> Result<ListPodSandboxStatsResponse> {
+        let inner = self.inner.clone();
+        let filter = request.filter.unwrap_or_default();
+        finish(&self.inner, async move { inner.list_sandbox_stats(&filter).await }).await
+    }
+
+    async fn list_metric_descriptors(
+        &self,
+        _request: ListMetricDescriptorsRequest,
+    ) -> Result<ListMetricDescriptorsResponse> {
+        Ok(Inner::metric_descriptors())
+    }
+
+    async fn list_pod_sandbox_metrics(
+        &self,
+        _request: ListPodSandboxMetricsRequest,
+    ) -> Result<ListPodSandboxMetricsResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.list_metrics().await }).await
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        request: UpdatePodSandboxResourcesRequest,
+    ) -> Result<UpdatePodSandboxResourcesResponse> {
+        // The pod's group belongs to the kubelet, which has set its limits; nothing of ours depends on them.
+        self.inner.index.sandbox(&request.pod_sandbox_id)?;
+        Ok(UpdatePodSandboxResourcesResponse {})
+    }
+
     async fn update_runtime_config(
         &self,
         _request: UpdateRuntimeConfigRequest,
