@@ -70,7 +70,9 @@ impl StoreCommand {
                 let before = upkeep::inspect(&path)?;
                 let store = match Store::open(&path, LogOptions::default(), HistoryLimits::default()) {
                     Err(OpenError::Held { .. }) => {
-                        return Err("the cluster is running and compacts its store by itself; stop it first".into());
+                        return Err(
+                            "the cluster is running and compacts its store by itself; stop it first".into()
+                        );
                     }
                     other => other?,
                 };
@@ -120,15 +122,20 @@ impl SnapshotCommand {
                 // Nothing is moved away for a file that turns out to be damaged.
                 upkeep::describe(&file)?;
                 if replace && store.exists() {
-                    drop(Store::open(&store, LogOptions::default(), HistoryLimits::default()).or_else(still_held)?);
-                    let aside = (1..).map(|n| store.with_extension(format!("replaced-{n}"))).find(|p| !p.exists());
+                    drop(
+                        Store::open(&store, LogOptions::default(), HistoryLimits::default())
+                            .or_else(still_held)?,
+                    );
+                    let aside =
+                        (1..).map(|n| store.with_extension(format!("replaced-{n}"))).find(|p| !p.exists());
                     let aside = aside.unwrap_or_else(|| store.with_extension("replaced"));
                     std::fs::rename(&store, &aside)?;
                     println!("the old store is in {}", aside.display());
                 }
                 match upkeep::restore(&file, &store, skip_revisions) {
                     Err(UpkeepError::Exists(path)) => {
-                        Err(format!("{} holds a store; give --replace to move it away", path.display()).into())
+                        Err(format!("{} holds a store; give --replace to move it away", path.display())
+                            .into())
                     }
                     other => {
                         println!("restored {}", line(&other?));
