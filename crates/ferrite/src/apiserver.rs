@@ -2,9 +2,9 @@
 
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
+use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{ApiServer, Config, Door, User};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
-use ferrite_store::{HistoryLimits, LogOptions, Store};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ pub struct ServerOptions {
     /// Ports that Services may open on every node.
     #[arg(long, default_value = "30000-32767", value_name = "A-B", value_parser = parse_ports)]
     pub service_node_port_range: PortRange,
+    #[command(flatten)]
+    pub storage: StorageOptions,
 }
 
 /// An IPv4 network.
@@ -73,6 +75,7 @@ pub struct Running {
     /// Where clients on this machine reach it.
     pub url: String,
     serving: JoinHandle<()>,
+    storage: Storage,
 }
 
 /// The names every API server is known by, besides its addresses.
@@ -105,7 +108,8 @@ impl Running {
         })?;
         let listening = listener.local_addr()?;
         let pki = ClusterPki::open(&paths.pki())?;
-        let store = Arc::new(Store::open(&paths.store(), LogOptions::default(), HistoryLimits::default())?);
+        let storage = Storage::open(paths, &options.storage).await?;
+        let store = Arc::clone(&storage.store);
         let range = options.service_cluster_ip_range;
         let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
         let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
@@ -137,7 +141,7 @@ impl Running {
             ip => ip,
         };
         let url = format!("https://{}", SocketAddr::new(host, listening.port()));
-        Ok(Self { server, pki, url, serving })
+        Ok(Self { server, pki, url, serving, storage })
     }
 
     /// A client for a component in this process.
@@ -193,5 +197,6 @@ impl Running {
         self.server.shutdown().await;
         self.serving.abort();
         let _ = self.serving.await;
+        self.storage.stop().await;
     }
 }

@@ -113,9 +113,13 @@ fn publish(shared: &Shared, batch: Vec<Pending>, contents: &Contents) -> Option<
             changes.iter().for_each(|c| published.history.push(c.clone()));
             published.history.mark(now, contents.snapshot.revision());
         }
-        published.snapshot = contents.snapshot.clone();
-        published.leases = contents.leases.clone();
-        published.history.expire(now)
+        let old = std::mem::replace(&mut published.snapshot, contents.snapshot.clone());
+        let old_leases = std::mem::replace(&mut published.leases, contents.leases.clone());
+        let history_ends = published.history.expire(now);
+        drop(published);
+        // What only the old state held is freed after the lock, not under it.
+        drop((old, old_leases));
+        history_ends
     };
     shared.ring(&changes);
     for (done, outcome) in answers {

@@ -23,9 +23,9 @@ use crate::store::OpenError;
 use disk::{Disk, DiskFile, RealDisk, sync_dir};
 use format::{FileKind, HEADER, Salt, put_frame, put_reserved};
 use nix::fcntl::{Flock, FlockArg};
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -132,7 +132,7 @@ impl Log {
         limits: HistoryLimits,
     ) -> Result<(Self, Recovered), OpenError> {
         let io = |source| OpenError::Io { path: dir.display().to_string(), source };
-        std::fs::create_dir_all(dir).map_err(io)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io)?;
         let held = hold(dir)?;
         let recovered = recover(dir, limits)?;
         let sequence = recovered.last_log;
