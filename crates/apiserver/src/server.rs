@@ -280,7 +280,7 @@ fn existing_services(store: &Store, table: &Table) -> Vec<serde_json::Value> {
     let Some(resource) = table.find("", "v1", "services") else { return Vec::new() };
     let prefix = stored::prefix(resource);
     let snapshot = store.snapshot();
-    snapshot.range(prefix.as_bytes(), None).filter_map(|(_, entry)| stored::decode(entry)).collect()
+    snapshot.range(prefix.as_bytes(), None).filter_map(|(_, entry)| stored::decode(resource, entry)).collect()
 }
 
 /// The in-process client side of a server, with a fixed identity.

@@ -210,12 +210,7 @@ pub fn immutable(new: &Value, old: &Value, path: &Path) -> Option<FieldError> {
 }
 
 /// A name that must be set and pass a check.
-pub fn named(
-    object: &Value,
-    key: &str,
-    path: &Path,
-    check: impl Fn(&str) -> Vec<String>,
-) -> FieldErrors {
+pub fn named(object: &Value, key: &str, path: &Path, check: impl Fn(&str) -> Vec<String>) -> FieldErrors {
     match text(object, key) {
         "" => vec![FieldError::required(&path.child(key), "")],
         name => complaints(&path.child(key), name, check(name)),

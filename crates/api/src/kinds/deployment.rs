@@ -82,7 +82,7 @@ impl Strategy for Deployments {
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {
-        &["spec"]
+        &["spec", "metadata.annotations"]
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -38,7 +38,9 @@ pub fn built_in() -> Vec<Resource> {
         Row::core("ConfigMap", "configmaps", "configmap").short(&["cm"]).build(configmap::ConfigMaps),
         Row::core("Endpoints", "endpoints", "endpoints").short(&["ep"]).build(endpoints::Endpoints),
         Row::core("Event", "events", "event").short(&["ev"]).build(event::Events),
-        Row::core("LimitRange", "limitranges", "limitrange").short(&["limits"]).build(core::limitrange::LimitRanges),
+        Row::core("LimitRange", "limitranges", "limitrange")
+            .short(&["limits"])
+            .build(core::limitrange::LimitRanges),
         Row::core("Namespace", "namespaces", "namespace")
             .cluster()
             .verbs(NAMESPACE_VERBS)

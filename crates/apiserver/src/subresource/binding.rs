@@ -77,6 +77,7 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         name,
         subresource: Some("binding"),
         change: &change,
+        replaces: false,
         applied: false,
     };
     call.server.registry.update(&update).await?;

@@ -16,7 +16,8 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::LazyLock;
 
-static LAYOUTS: LazyLock<HashMap<&'static str, Vec<Field>>> = LazyLock::new(|| parse(include_str!("layouts.txt")));
+static LAYOUTS: LazyLock<HashMap<&'static str, Vec<Field>>> =
+    LazyLock::new(|| parse(include_str!("layouts.txt")));
 
 struct Field {
     name: &'static str,
@@ -82,7 +83,13 @@ fn structure(layout: &str, value: &Value) -> Node {
             "i" => Node::Leaf(found.as_i64().unwrap_or(0).to_string()),
             "b" => Node::Leaf(found.as_bool().unwrap_or(false).to_string()),
             // A number or a text; not set, it is the number zero.
-            "n" => if found.is_null() { Node::Leaf("0".to_owned()) } else { raw(found) },
+            "n" => {
+                if found.is_null() {
+                    Node::Leaf("0".to_owned())
+                } else {
+                    raw(found)
+                }
+            }
             "p" => match is_empty(found) {
                 true if found.is_object() && field.json == "selector" => Node::Object(Vec::new()),
                 true => Node::Leaf(NULL.to_owned()),
@@ -253,7 +260,8 @@ mod tests {
         for (layout, fields) in &*LAYOUTS {
             for field in fields {
                 let name = field.shape.trim_start_matches(['?', '[', ']']);
-                let known = matches!(name, "s" | "i" | "b" | "n" | "p" | "o" | "m") || LAYOUTS.contains_key(name);
+                let known =
+                    matches!(name, "s" | "i" | "b" | "n" | "p" | "o" | "m") || LAYOUTS.contains_key(name);
                 assert!(known, "{layout}.{} is {}", field.name, field.shape);
             }
         }
@@ -262,7 +270,9 @@ mod tests {
     #[test]
     fn a_change_is_shown_with_its_surroundings() {
         let claim = |mode: &str| {
-            claim_spec(&json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeMode": mode}))
+            claim_spec(
+                &json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeMode": mode}),
+            )
         };
         let expected = "@@ -11,7 +11,7 @@\n  },\n  \"VolumeName\": \"\",\n  \"StorageClassName\": null,\n- \"VolumeMode\": \"Filesystem\",\n+ \"VolumeMode\": \"Block\",\n  \"DataSource\": null,\n  \"DataSourceRef\": null,\n  \"VolumeAttributesClassName\": null\n";
         assert_eq!(diff(&claim("Filesystem"), &claim("Block")), expected);
