@@ -69,7 +69,7 @@ pub(crate) fn object(
         }
         Shape::PartialObjectMetadata { beta } => value(code, &partial(object, beta), as_),
         Shape::PartialObjectMetadataList { .. } => Err(not_acceptable()),
-        Shape::AsIs | Shape::AggregatedDiscovery { .. } => value(code, object, as_),
+        Shape::AsIs | Shape::AggregatedDiscovery => value(code, object, as_),
     }
 }
 
@@ -166,7 +166,7 @@ pub(crate) fn values(
             })
         }
         Shape::PartialObjectMetadata { .. } => return Err(not_acceptable()),
-        Shape::AsIs | Shape::AggregatedDiscovery { .. } => {
+        Shape::AsIs | Shape::AggregatedDiscovery => {
             let mut items = objects;
             items.iter_mut().for_each(strip_type);
             json!({

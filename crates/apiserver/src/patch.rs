@@ -156,6 +156,23 @@ pub(crate) fn parse(body: &Bytes) -> Result<Value, Status> {
     json::decode_any(body).map(|d| d.value).map_err(|e| Status::bad_request(e.to_string()))
 }
 
+/// An applied configuration may leave out where it belongs, but not name another place.
+fn check_place(call: &Call, applied: &Value) -> Result<(), Status> {
+    let (name, namespace) = (meta::name(applied), meta::namespace(applied));
+    if name != call.name() {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            call.name()
+        )));
+    }
+    if call.resource.is_namespaced() && !namespace.is_empty() && namespace != call.namespace() {
+        return Err(Status::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    Ok(())
+}
+
 /// An applied configuration says what it is.
 fn check_applied(document: &Value, expected: &Gvk) -> Result<(), Status> {
     let found = match document {
@@ -203,6 +220,7 @@ async fn apply(
     if applied.pointer("/metadata/managedFields").and_then(Value::as_array).is_some_and(|m| !m.is_empty()) {
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
+    check_place(call, &applied)?;
     let registry = &call.server.registry;
     let change =
         |old: &Value| crate::managed::apply(&call.resource, Some(old), &applied, options, subresource);

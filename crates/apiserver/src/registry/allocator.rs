@@ -349,10 +349,14 @@ fn init_families(service: &mut Value) -> Result<(), Vec<FieldError>> {
     let free_of_both = addresses.first().is_some_and(|a| a == "None") && !selects;
     let policy = match text("ipFamilyPolicy") {
         Some(policy) => policy.to_owned(),
-        None if free_of_both || addresses.len() == 2 || families.len() == 2 => "RequireDualStack".into(),
+        None if free_of_both => "RequireDualStack".into(),
         None => "SingleStack".into(),
     };
     let mut errors = Vec::new();
+    if policy == "SingleStack" && families.len() == 2 {
+        let why = "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified";
+        return Err(vec![FieldError::invalid(&path.child("ipFamilyPolicy"), policy.as_str(), why)]);
+    }
     for (index, address) in addresses.iter().enumerate().filter(|(_, a)| *a != "None" && !a.is_empty()) {
         if index < families.len() {
             continue;

@@ -134,7 +134,7 @@ impl Registry {
         let now = Timestamp::now();
         strategy.default(new);
         metadata::keep_identity(new, old);
-        if !update.applied {
+        if !update.applied && update.subresource != Some("binding") {
             managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
         match update.subresource {
@@ -156,7 +156,10 @@ impl Registry {
             Some(_) => super::allocator::Allocation::none(),
         };
         super::normalise(resource, new);
-        metadata::bump_generation(resource, new, old);
+        // As upstream: status says nothing about what is wanted, and where a pod runs is not the client's wish.
+        if !matches!(update.subresource, Some("status" | "binding")) {
+            metadata::bump_generation(resource, new, old);
+        }
         let mut errors =
             validate_metadata(new, resource.is_namespaced(), |name| strategy.validate_name(name));
         // As upstream: the server checks it and so does the kind, and both tell.
