@@ -244,8 +244,6 @@ mod tests {
             scope: Scope::Namespaced,
             verbs: (&[]).into(),
             subresources: (&[]).into(),
-            on_by_default: true,
-            storage: None,
             strategy: Arc::new(Graceful),
             on_by_default: true,
             storage: None,

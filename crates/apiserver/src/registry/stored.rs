@@ -145,8 +145,6 @@ mod tests {
             scope: Scope::Namespaced,
             verbs: (&[]).into(),
             subresources: (&[]).into(),
-            on_by_default: true,
-            storage: None,
             strategy: Arc::new(Plain),
             on_by_default: true,
             storage: None,
