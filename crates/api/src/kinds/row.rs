@@ -148,7 +148,6 @@ pub(super) const fn number(name: &'static str) -> Column {
     Column { name, type_: "integer", format: "", priority: 0 }
 }
 
-
 /// A truth value that is always shown.
 pub(super) const fn boolean(name: &'static str) -> Column {
     Column { name, type_: "boolean", format: "", priority: 0 }

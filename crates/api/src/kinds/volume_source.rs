@@ -59,7 +59,16 @@ pub fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
                 source,
                 "type",
                 path,
-                &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"],
+                &[
+                    "",
+                    "BlockDevice",
+                    "CharDevice",
+                    "Directory",
+                    "DirectoryOrCreate",
+                    "File",
+                    "FileOrCreate",
+                    "Socket",
+                ],
             ));
         }
         "local" => match text(source, "path") {
@@ -221,9 +230,14 @@ fn validate_fibre_channel(source: &Value, path: &Path) -> FieldErrors {
     }
     if !names.is_empty() {
         match source["lun"].as_i64() {
-            None => errors.push(FieldError::required(&path.child("lun"), "lun is required if targetWWNs is specified")),
+            None => errors
+                .push(FieldError::required(&path.child("lun"), "lun is required if targetWWNs is specified")),
             Some(lun) if !(0..=255).contains(&lun) => {
-                errors.push(FieldError::invalid(&path.child("lun"), lun, "must be between 0 and 255, inclusive"));
+                errors.push(FieldError::invalid(
+                    &path.child("lun"),
+                    lun,
+                    "must be between 0 and 255, inclusive",
+                ));
             }
             _ => {}
         }

@@ -118,13 +118,20 @@ fn validate_item(item: &Value, kind: &str, path: &Path) -> FieldErrors {
 /// Minimum ≤ default request ≤ default ≤ maximum, for every resource.
 fn validate_order(item: &Value, kind: &str, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    let of = |key: &str| if kind == "Pod" && key.starts_with("default") { Amounts::new() } else { amounts(item, key) };
+    let of = |key: &str| {
+        if kind == "Pod" && key.starts_with("default") { Amounts::new() } else { amounts(item, key) }
+    };
     let [max, min, default, request, ratio] = LISTS.map(of);
-    let names: BTreeSet<&String> = [&max, &min, &default, &request, &ratio].into_iter().flat_map(|m| m.keys()).collect();
+    let names: BTreeSet<&String> =
+        [&max, &min, &default, &request, &ratio].into_iter().flat_map(|m| m.keys()).collect();
     for name in names {
         let [max, min, default, request, ratio] =
             [&max, &min, &default, &request, &ratio].map(|m| m.get(name).copied());
-        let mut above = |high: Option<Quantity>, low: Option<Quantity>, at: &str, shown: Option<Quantity>, words: [&str; 2]| {
+        let mut above = |high: Option<Quantity>,
+                         low: Option<Quantity>,
+                         at: &str,
+                         shown: Option<Quantity>,
+                         words: [&str; 2]| {
             if let (Some(high), Some(low), Some(shown)) = (high, low, shown)
                 && high > low
             {

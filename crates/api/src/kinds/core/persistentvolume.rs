@@ -183,10 +183,11 @@ impl Strategy for PersistentVolumes {
             _ => String::new(),
         };
         let phase = if crate::meta::is_deleting(object) { "Terminating" } else { text(status, "phase") };
-        let class = match object["metadata"]["annotations"]["volume.beta.kubernetes.io/storage-class"].as_str() {
-            Some(class) => class,
-            None => text(spec, "storageClassName"),
-        };
+        let class =
+            match object["metadata"]["annotations"]["volume.beta.kubernetes.io/storage-class"].as_str() {
+                Some(class) => class,
+                None => text(spec, "storageClassName"),
+            };
         vec![
             cell::name(object),
             cell::text_or(&spec["capacity"], "storage", "0"),
@@ -312,7 +313,10 @@ fn validate_one_source(spec: &Value, has_affinity: bool, path: &Path) -> FieldEr
             _ => errors.extend(validate_source(kind, source, &path_of)),
         }
         if *kind == "local" && !has_affinity {
-            errors.push(FieldError::required(&path.child("nodeAffinity"), "Local volume requires node affinity"));
+            errors.push(FieldError::required(
+                &path.child("nodeAffinity"),
+                "Local volume requires node affinity",
+            ));
         }
     }
     if given == 0 {

@@ -175,10 +175,7 @@ fn copy_data_source(spec: &mut Value) {
 pub(in crate::kinds) fn validate_claim_spec(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     if list(spec, "accessModes").is_empty() {
-        errors.push(FieldError::required(
-            &path.child("accessModes"),
-            "at least 1 access mode is required",
-        ));
+        errors.push(FieldError::required(&path.child("accessModes"), "at least 1 access mode is required"));
     }
     if present(spec, "selector") {
         errors.extend(validate_label_selector(&spec["selector"], &path.child("selector")));

@@ -1,7 +1,9 @@
 //! ReplicationControllers.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{clear_status, default_field, ensure_object, int, keep, map, object, present, text};
+use crate::kinds::access::{
+    clear_status, default_field, ensure_object, int, keep, map, object, present, text,
+};
 use crate::kinds::cell;
 use crate::kinds::check::not_negative;
 use crate::kinds::row::{NAME, number, shown, wide};
@@ -125,5 +127,6 @@ impl Strategy for ReplicationControllers {
 }
 
 fn object_of(spec: &Value) -> Option<&Value> {
-    object(spec, "template").filter(|t| !text(&t["spec"], "restartPolicy").is_empty() || t["spec"].is_object())
+    object(spec, "template")
+        .filter(|t| !text(&t["spec"], "restartPolicy").is_empty() || t["spec"].is_object())
 }

@@ -49,7 +49,10 @@ impl Strategy for ResourceQuotas {
         let mut errors = validate_amounts(spec, "hard", &path);
         errors.extend(validate_scopes(spec, &path.child("scopes")));
         if spec["scopeSelector"].is_object() {
-            errors.extend(validate_scope_selector(spec, &path.child("scopeSelector").child("matchExpressions")));
+            errors.extend(validate_scope_selector(
+                spec,
+                &path.child("scopeSelector").child("matchExpressions"),
+            ));
         }
         errors
     }
@@ -137,7 +140,11 @@ fn applies(scope: &str, resource: &str) -> bool {
 
 /// The limited resources a scope says nothing about.
 fn unsuited(spec: &Value, scope: &str) -> usize {
-    map(spec, "hard").into_iter().flatten().filter(|(name, _)| is_quota_resource(name) && !applies(scope, name)).count()
+    map(spec, "hard")
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| is_quota_resource(name) && !applies(scope, name))
+        .count()
 }
 
 fn validate_scopes(spec: &Value, path: &Path) -> FieldErrors {
@@ -164,7 +171,8 @@ fn validate_scope_selector(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let expressions = list(&spec["scopeSelector"], "matchExpressions");
     let whole = |why: &str| {
-        FieldError::invalid(path, spec["scopeSelector"].clone(), why).rendered_as(render_selector(expressions))
+        FieldError::invalid(path, spec["scopeSelector"].clone(), why)
+            .rendered_as(render_selector(expressions))
     };
     for expression in expressions {
         let (scope, operator) = (text(expression, "scopeName"), text(expression, "operator"));
@@ -197,7 +205,11 @@ fn validate_scope_selector(spec: &Value, path: &Path) -> FieldErrors {
             )),
             "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
             other => {
-                errors.push(FieldError::invalid(&path.child("operator"), other, "not a valid selector operator"));
+                errors.push(FieldError::invalid(
+                    &path.child("operator"),
+                    other,
+                    "not a valid selector operator",
+                ));
             }
         }
     }

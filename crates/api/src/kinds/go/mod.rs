@@ -4,7 +4,8 @@
 //! The declarations are in `layouts.txt`: a line without indent names a structure, the lines below it are its
 //! fields, `GoName[=jsonName] shape`. Shapes: `s` text, `i` number, `b` truth value, `p` anything that is
 //! `null` when not set, `o` anything that is left out when not set, `m` the metadata's own fields, `T` a
-//! structure, `?T` one that may be missing, `[]T` a list of them.
+//! structure, `?T` one that may be missing, `~T` one that is then left out, `[]T` a list of them. `n` is a number or a text,
+//! zero when not set.
 
 mod diff;
 
@@ -16,7 +17,8 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::LazyLock;
 
-static LAYOUTS: LazyLock<HashMap<&'static str, Vec<Field>>> = LazyLock::new(|| parse(include_str!("layouts.txt")));
+static LAYOUTS: LazyLock<HashMap<&'static str, Vec<Field>>> =
+    LazyLock::new(|| parse(include_str!("layouts.txt")));
 
 struct Field {
     name: &'static str,
@@ -82,7 +84,13 @@ fn structure(layout: &str, value: &Value) -> Node {
             "i" => Node::Leaf(found.as_i64().unwrap_or(0).to_string()),
             "b" => Node::Leaf(found.as_bool().unwrap_or(false).to_string()),
             // A number or a text; not set, it is the number zero.
-            "n" => if found.is_null() { Node::Leaf("0".to_owned()) } else { raw(found) },
+            "n" => {
+                if found.is_null() {
+                    Node::Leaf("0".to_owned())
+                } else {
+                    raw(found)
+                }
+            }
             "p" => match is_empty(found) {
                 true if found.is_object() && field.json == "selector" => Node::Object(Vec::new()),
                 true => Node::Leaf(NULL.to_owned()),
@@ -96,6 +104,10 @@ fn structure(layout: &str, value: &Value) -> Node {
                 }
                 continue;
             }
+            shape if shape.starts_with('~') => match found.is_object() {
+                true => structure(&shape[1..], found),
+                false => continue,
+            },
             shape => match (shape.strip_prefix('?'), shape.strip_prefix("[]")) {
                 (Some(name), _) if found.is_object() => structure(name, found),
                 (_, Some(name)) => match found.as_array().filter(|a| !a.is_empty()) {
@@ -252,8 +264,9 @@ mod tests {
     fn every_shape_is_known() {
         for (layout, fields) in &*LAYOUTS {
             for field in fields {
-                let name = field.shape.trim_start_matches(['?', '[', ']']);
-                let known = matches!(name, "s" | "i" | "b" | "n" | "p" | "o" | "m") || LAYOUTS.contains_key(name);
+                let name = field.shape.trim_start_matches(['?', '~', '[', ']']);
+                let known =
+                    matches!(name, "s" | "i" | "b" | "n" | "p" | "o" | "m") || LAYOUTS.contains_key(name);
                 assert!(known, "{layout}.{} is {}", field.name, field.shape);
             }
         }
@@ -262,7 +275,9 @@ mod tests {
     #[test]
     fn a_change_is_shown_with_its_surroundings() {
         let claim = |mode: &str| {
-            claim_spec(&json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeMode": mode}))
+            claim_spec(
+                &json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeMode": mode}),
+            )
         };
         let expected = "@@ -11,7 +11,7 @@\n  },\n  \"VolumeName\": \"\",\n  \"StorageClassName\": null,\n- \"VolumeMode\": \"Filesystem\",\n+ \"VolumeMode\": \"Block\",\n  \"DataSource\": null,\n  \"DataSourceRef\": null,\n  \"VolumeAttributesClassName\": null\n";
         assert_eq!(diff(&claim("Filesystem"), &claim("Block")), expected);

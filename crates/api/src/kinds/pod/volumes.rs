@@ -7,9 +7,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, object, present, text};
 use crate::kinds::check::{complaints, one_of_if_set};
 use crate::kinds::core::persistentvolumeclaim::validate_claim_spec;
-use crate::meta_validation::{
-    dns1123_label, dns1123_subdomain, validate_annotations, validate_labels,
-};
+use crate::meta_validation::{dns1123_label, dns1123_subdomain, validate_annotations, validate_labels};
 use serde_json::Value;
 use std::collections::HashSet;
 
