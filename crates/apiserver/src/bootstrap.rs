@@ -99,7 +99,7 @@ async fn replace(
     let name = ferrite_api::meta::name(&object);
     server
         .registry
-        .update(&Update { write, name, subresource: None, change: &change, applied: false })
+        .update(&Update { write, name, subresource: None, change: &change, replaces: false, applied: false })
         .await
         .map(drop)
 }

@@ -43,10 +43,8 @@ pub(crate) enum Shape {
     PartialObjectMetadataList {
         beta: bool,
     },
-    /// `apidiscovery.k8s.io/v2` or, when set, `v2beta1`.
-    AggregatedDiscovery {
-        beta: bool,
-    },
+    /// `apidiscovery.k8s.io/v2`
+    AggregatedDiscovery,
 }
 
 /// One acceptable answer.
@@ -105,14 +103,14 @@ fn shape(clause: &str) -> Option<Shape> {
     let version = parameter(clause, "v").unwrap_or_default();
     let beta = match (group, version) {
         ("meta.k8s.io", "v1") | ("apidiscovery.k8s.io", "v2") => false,
-        ("meta.k8s.io", "v1beta1") | ("apidiscovery.k8s.io", "v2beta1") => true,
+        ("meta.k8s.io", "v1beta1") => true,
         _ => return None,
     };
     Some(match (group, as_kind) {
         ("meta.k8s.io", "Table") => Shape::Table { beta },
         ("meta.k8s.io", "PartialObjectMetadata") => Shape::PartialObjectMetadata { beta },
         ("meta.k8s.io", "PartialObjectMetadataList") => Shape::PartialObjectMetadataList { beta },
-        ("apidiscovery.k8s.io", "APIGroupDiscoveryList") => Shape::AggregatedDiscovery { beta },
+        ("apidiscovery.k8s.io", "APIGroupDiscoveryList") => Shape::AggregatedDiscovery,
         _ => return None,
     })
 }

@@ -141,6 +141,7 @@ async fn plain(
             name: call.name(),
             subresource,
             change: &change,
+            replaces: false,
             applied: false,
         })
         .await?;
@@ -155,6 +156,46 @@ pub(crate) fn parse(body: &Bytes) -> Result<Value, Status> {
     json::decode_any(body).map(|d| d.value).map_err(|e| Status::bad_request(e.to_string()))
 }
 
+/// An applied configuration may leave out where it belongs, but not name another place.
+fn check_place(call: &Call, applied: &Value) -> Result<(), Status> {
+    let (name, namespace) = (meta::name(applied), meta::namespace(applied));
+    if name != call.name() {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            call.name()
+        )));
+    }
+    if call.resource.is_namespaced() && !namespace.is_empty() && namespace != call.namespace() {
+        return Err(Status::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    Ok(())
+}
+
+/// An applied configuration says what it is.
+fn check_applied(document: &Value, expected: &Gvk) -> Result<(), Status> {
+    let found = match document {
+        Value::Object(map) => {
+            let text = |key: &str| map.get(key).and_then(Value::as_str).unwrap_or_default();
+            let (group, version) = text("apiVersion").split_once('/').unwrap_or(("", text("apiVersion")));
+            if (group, version, text("kind")) != (&*expected.group, &*expected.version, &*expected.kind) {
+                let why = format!("invalid object type: {group}/{version}, Kind={}", text("kind"));
+                return Err(Status::bad_request(why));
+            }
+            return Ok(());
+        }
+        Value::Array(_) => "array",
+        Value::String(_) => "string",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::Null => return Err(Status::bad_request("invalid object type: /, Kind=")),
+    };
+    Err(Status::bad_request(format!(
+        "error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+    )))
+}
+
 /// Server-side apply: creates the object or merges the configuration into it.
 async fn apply(
     call: &mut Call,
@@ -163,10 +204,15 @@ async fn apply(
     options: &WriteOptions,
 ) -> Result<(u16, Value), Status> {
     let gvk = call.resource.gvk();
+    let document = yaml::to_json(body)
+        .and_then(|text| json::decode_any(text.as_bytes()))
+        .map_err(|e| Status::bad_request(format!("error decoding YAML: {e}")))?
+        .value;
+    check_applied(&document, &gvk)?;
     let decoded = crate::call::decode(Format::Yaml, body, &gvk)?;
     call.take_strict(&gvk.kind, decoded, options.field_validation)?;
     // What is applied is the document itself: a null owns its field, and an absent struct is not an empty one.
-    let mut applied = yaml::decode_any(body).map_err(|e| Status::bad_request(e.to_string()))?.value;
+    let mut applied = document;
     let name = call.name().to_owned();
     if meta::name(&applied).is_empty() {
         meta::set_str(&mut applied, "name", &name);
@@ -174,11 +220,18 @@ async fn apply(
     if applied.pointer("/metadata/managedFields").and_then(Value::as_array).is_some_and(|m| !m.is_empty()) {
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
+    check_place(call, &applied)?;
     let registry = &call.server.registry;
     let change =
         |old: &Value| crate::managed::apply(&call.resource, Some(old), &applied, options, subresource);
-    let update =
-        Update { write: call.write(options), name: &name, subresource, change: &change, applied: true };
+    let update = Update {
+        write: call.write(options),
+        name: &name,
+        subresource,
+        change: &change,
+        replaces: false,
+        applied: true,
+    };
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
             let new = crate::managed::apply(&call.resource, None, &applied, options, None)?;

@@ -51,6 +51,10 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     let deprecated = DEPRECATED
         .iter()
         .find(|(group, plural, _)| *group == call.resource.group && *plural == call.resource.plural);
+    if call.verb == Verb::Patch {
+        // A patch of no known kind finds no route upstream, and so nobody who warns.
+        patch::Kind::of(call.header(header::CONTENT_TYPE))?;
+    }
     if let Some((_, _, warning)) = deprecated {
         call.warnings.push((*warning).to_owned());
     }
@@ -118,6 +122,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
         name: call.name(),
         subresource,
         change: &|_| Ok(object.clone()),
+        replaces: true,
         applied: false,
     };
     let registry = &call.server.registry;
@@ -207,7 +212,7 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let write_options = WriteOptions { dry_run: options.dry_run, ..WriteOptions::default() };
     let mut objects = Vec::with_capacity(page.entries.len());
     for entry in &page.entries {
-        let Some(object) = crate::registry::stored::decode(entry) else { continue };
+        let Some(object) = crate::registry::stored::decode(&call.resource, entry) else { continue };
         let mut write = call.write(&write_options);
         write.namespace = meta::namespace(&object);
         match registry.delete(&write, meta::name(&object), &options).await {
@@ -344,6 +349,7 @@ pub(crate) async fn modify(
             name: call.name(),
             subresource: Some(subresource),
             change,
+            replaces: false,
             applied: false,
         })
         .await

@@ -60,10 +60,11 @@ pub fn port(number: i64, path: &Path) -> Option<FieldError> {
     port_number(number).map(|p| FieldError::invalid(path, number, p))
 }
 
+pub const NOT_AN_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
+
 /// Reads an address; a complaint when it is none.
 pub fn ip(value: &str, path: &Path) -> Result<IpAddr, FieldErrors> {
-    const WHY: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-    value.parse().map_err(|_| vec![FieldError::invalid(path, value, WHY)])
+    value.parse().map_err(|_| vec![FieldError::invalid(path, value, NOT_AN_IP)])
 }
 
 /// An address that other machines cannot reach, or reach more than one of, is no endpoint.
@@ -279,4 +280,39 @@ pub const NOT_A_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2
 /// Reads a range; a complaint when it is none.
 pub fn cidr(value: &str, path: &Path) -> Result<Cidr, FieldError> {
     Cidr::parse(value).ok_or_else(|| FieldError::invalid(path, value, NOT_A_CIDR))
+}
+
+/// Whether a count or share is nothing.
+pub fn is_zero_share(value: &Value) -> bool {
+    match value {
+        Value::String(text) => percent(text) == Some(0),
+        other => other.as_i64().unwrap_or(0) == 0,
+    }
+}
+
+/// Complaints about an address that names an object: its one canonical form.
+pub fn strict_ip(value: &str) -> Vec<String> {
+    if let Ok(address) = value.parse::<IpAddr>() {
+        let mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+        if mapped {
+            return vec!["must not be an IPv4-mapped IPv6 address".to_owned()];
+        }
+        let canonical = address.to_string();
+        return if canonical == value {
+            Vec::new()
+        } else {
+            vec![format!("must be in canonical form ({canonical:?})")]
+        };
+    }
+    // Go's lenient reader takes leading zeros, which some take for octal.
+    let parts: Vec<&str> = value.split('.').collect();
+    let octet = |part: &&str| {
+        !part.is_empty()
+            && part.bytes().all(|b| b.is_ascii_digit())
+            && part.parse::<u32>().is_ok_and(|n| n < 256)
+    };
+    if parts.len() == 4 && parts.iter().all(octet) {
+        return vec!["must not have leading 0s".to_owned()];
+    }
+    vec![NOT_AN_IP.to_owned()]
 }

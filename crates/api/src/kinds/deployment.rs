@@ -69,7 +69,7 @@ impl Strategy for Deployments {
         errors
     }
 
-    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+    fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let counts = [
             "observedGeneration",
             "replicas",
@@ -78,11 +78,13 @@ impl Strategy for Deployments {
             "availableReplicas",
             "unavailableReplicas",
         ];
-        workload::validate_counts(&new["status"], &counts, &counts[2..5])
+        let mut errors = workload::validate_counts(&new["status"], &counts, &counts[2..5]);
+        errors.extend(workload::validate_collisions(&new["status"], &old["status"]));
+        errors
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {
-        &["spec"]
+        &["spec", "metadata.annotations"]
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -157,3 +157,12 @@ pub fn validate_counts(status: &Value, counts: &[&str], at_most_replicas: &[&str
     }
     errors
 }
+
+/// The count of hash collisions only grows.
+pub fn validate_collisions(new: &Value, old: &Value) -> Option<FieldError> {
+    let before = old["collisionCount"].as_i64()?;
+    let count = int(new, "collisionCount");
+    (count < before).then(|| {
+        FieldError::invalid(&Path::new("status").child("collisionCount"), count, "cannot be decremented")
+    })
+}

@@ -246,7 +246,7 @@ pub fn apply(
     let changed = !comparison.without(&FieldSet::of_fields(&["metadata.managedFields"])).is_same();
     if let Some(owned) = managers.0.get_mut(&identity) {
         owned.set = owned.set.difference(&FieldSet::of_fields(STRIPPED));
-        if changed || owned.time.is_none() {
+        if changed {
             owned.time = Some(managers::format_time(writer.now));
         }
     }

@@ -36,7 +36,7 @@ impl Registry {
                 .snapshot
                 .get(key.as_bytes())
                 .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
-            let old = stored::decode(entry).ok_or_else(|| unreadable(resource, name))?;
+            let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, name))?;
             check_preconditions(resource, name, options, &old)?;
             let attributes = Attributes {
                 operation: Operation::Delete,
@@ -244,9 +244,9 @@ mod tests {
             scope: Scope::Namespaced,
             verbs: (&[]).into(),
             subresources: (&[]).into(),
+            strategy: Arc::new(Graceful),
             on_by_default: true,
             storage: None,
-            strategy: Arc::new(Graceful),
         }
     }
 

@@ -3,7 +3,8 @@
 use super::{Registry, store_status, stored};
 use crate::options::{ListOptions, VersionMatch};
 use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::alphabet;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, URL_SAFE_NO_PAD};
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
 use ferrite_api::selector::{FieldSelector, LabelSelector, check_field};
@@ -84,7 +85,7 @@ impl Registry {
         let mut rest = snapshot.range(prefix.as_bytes(), from.as_ref().map(|f| f.as_bytes()));
         for (key, entry) in rest.by_ref() {
             if !selectors.is_everything()
-                && !stored::decode(entry).is_some_and(|object| selectors.matches(resource, &object))
+                && !stored::decode(resource, entry).is_some_and(|object| selectors.matches(resource, &object))
             {
                 continue;
             }
@@ -144,7 +145,12 @@ fn parse_token(text: &str) -> Result<Option<Token>, Status> {
     }
     let bad =
         |why: &str| Status::bad_request(format!("invalid continue token: continue key is not valid: {why}"));
-    let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|e| bad(&e.to_string()))?;
+    // Go's decoder does not mind bits left over at the end.
+    let lenient = GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(base64::engine::DecodePaddingMode::RequireNone);
+    let bytes =
+        GeneralPurpose::new(&alphabet::URL_SAFE, lenient).decode(text).map_err(|e| bad(&e.to_string()))?;
     let token: Token = match serde_json::from_slice(&bytes) {
         Ok(token) => token,
         Err(_) => match std::str::from_utf8(&bytes).ok().and_then(|t| t.trim_start().chars().next()) {

@@ -45,8 +45,11 @@ pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str
 
 /// What an update may never change, taken from the stored object.
 pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
+    // A UID that differs stays, to be refused: it is immutable.
+    if meta::uid(new).is_empty() {
+        meta::set_str(new, "uid", meta::uid(old));
+    }
     for key in [
-        "uid",
         "creationTimestamp",
         "namespace",
         "selfLink",

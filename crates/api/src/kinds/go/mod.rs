@@ -4,7 +4,8 @@
 //! The declarations are in `layouts.txt`: a line without indent names a structure, the lines below it are its
 //! fields, `GoName[=jsonName] shape`. Shapes: `s` text, `i` number, `b` truth value, `p` anything that is
 //! `null` when not set, `o` anything that is left out when not set, `m` the metadata's own fields, `T` a
-//! structure, `?T` one that may be missing, `[]T` a list of them.
+//! structure, `?T` one that may be missing, `~T` one that is then left out, `[]T` a list of them. `n` is a number or a text,
+//! zero when not set.
 
 mod diff;
 
@@ -103,6 +104,10 @@ fn structure(layout: &str, value: &Value) -> Node {
                 }
                 continue;
             }
+            shape if shape.starts_with('~') => match found.is_object() {
+                true => structure(&shape[1..], found),
+                false => continue,
+            },
             shape => match (shape.strip_prefix('?'), shape.strip_prefix("[]")) {
                 (Some(name), _) if found.is_object() => structure(name, found),
                 (_, Some(name)) => match found.as_array().filter(|a| !a.is_empty()) {
@@ -259,7 +264,7 @@ mod tests {
     fn every_shape_is_known() {
         for (layout, fields) in &*LAYOUTS {
             for field in fields {
-                let name = field.shape.trim_start_matches(['?', '[', ']']);
+                let name = field.shape.trim_start_matches(['?', '~', '[', ']']);
                 let known =
                     matches!(name, "s" | "i" | "b" | "n" | "p" | "o" | "m") || LAYOUTS.contains_key(name);
                 assert!(known, "{layout}.{} is {}", field.name, field.shape);
