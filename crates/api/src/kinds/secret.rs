@@ -2,7 +2,7 @@
 
 use super::access::{default_text, ensure_object, map, text};
 use super::configmap::{DATA_MAX, decoded_len, immutable_errors};
-use super::{NAME, shown};
+use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::config_map_key;
 use crate::resource::{Column, Strategy};

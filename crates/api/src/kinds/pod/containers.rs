@@ -6,6 +6,7 @@ use super::security;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{flag, int, list, present, text};
 use crate::kinds::check::{PROTOCOLS, complaints, not_negative, one_of, port, port_number_or_name};
+use crate::kinds::volume_source::no_steps_back;
 use crate::meta_validation::{dns1123_label, port_name};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -228,13 +229,6 @@ pub(super) fn local_path(value: &str, path: &Path) -> FieldErrors {
     }
     errors.extend(no_steps_back(value, path));
     errors
-}
-
-pub(super) fn no_steps_back(value: &str, path: &Path) -> Option<FieldError> {
-    value
-        .split('/')
-        .any(|part| part == "..")
-        .then(|| FieldError::invalid(path, value, "must not contain '..'"))
 }
 
 fn validate_resize_policy(container: &Value, path: &Path) -> FieldErrors {

@@ -11,13 +11,13 @@ mod spec;
 mod update;
 mod volumes;
 
-pub use scheduling::validate_taint_effect;
+pub use scheduling::{validate_node_selector, validate_taint_effect, validate_tolerations};
 pub use spec::validate_spec;
 
 use super::access::{
     default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, text,
 };
-use super::{NAME, shown, wide};
+use super::row::{NAME, shown, wide};
 use crate::field::{FieldErrors, Path};
 use crate::resource::{Column, Deletion, Strategy};
 use jiff::Timestamp;
@@ -114,6 +114,10 @@ impl Strategy for Pods {
         }
     }
 
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+
     fn columns(&self) -> &'static [Column] {
         const {
             &[
@@ -152,7 +156,7 @@ fn grace_period(pod: &Value, requested: Option<i64>) -> Deletion {
     } else {
         at_least_one_if_negative(requested.unwrap_or_else(|| int(spec, "terminationGracePeriodSeconds")))
     };
-    if seconds == 0 { Deletion::Immediate } else { Deletion::Graceful { seconds } }
+    Deletion::Graceful { seconds }
 }
 
 fn at_least_one_if_negative(seconds: i64) -> i64 {
