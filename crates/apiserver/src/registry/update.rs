@@ -133,8 +133,7 @@ impl Registry {
         match update.subresource {
             None => strategy.prepare_update(new, old),
             Some("status") => strategy.prepare_status_update(new, old),
-            // The change itself has touched only what the subresource is about.
-            Some(_) => {}
+            Some(subresource) => strategy.prepare_subresource_update(subresource, new, old),
         }
         let attributes = Attributes {
             operation: Operation::Update,
@@ -157,7 +156,9 @@ impl Registry {
         match update.subresource {
             None => errors.extend(strategy.validate_update(new, old)),
             Some("status") => errors.extend(strategy.validate_status_update(new, old)),
-            Some(_) => {}
+            Some(subresource) => {
+                errors.extend(strategy.validate_subresource_update(subresource, new, old));
+            }
         }
         if !errors.is_empty() {
             return Err(Status::invalid(&resource.group, &resource.kind, update.name, &errors));
