@@ -16,7 +16,7 @@ use ferrite_runtime::image::cri::Images;
 use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
 use ferrite_scheduler::{Profile, SchedulerContext};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The name of the image made from this very binary.
@@ -57,13 +57,15 @@ impl NodeParts {
             supervisor: PathBuf::from("/proc/self/exe"),
             network,
             images,
+            handlers: ferrite_runtime::installed_handlers(),
             streaming_address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         }
     }
 
     pub fn images(paths: &Paths, insecure: &[String]) -> Result<Arc<Images>, BoxError> {
         let store = ImageStore::open(paths.images())?;
-        let registry = RegistryConfig { plain_http: insecure.to_vec(), ..RegistryConfig::default() };
+        let mut registry = RegistryConfig { plain_http: insecure.to_vec(), ..RegistryConfig::default() };
+        registry.load(Path::new("/etc/ferrite/registries.yaml"), Path::new("/etc/containerd/certs.d"))?;
         Ok(Arc::new(Images::new(store, registry)))
     }
 }
@@ -105,6 +107,9 @@ impl Cluster {
         add_tools_image(&images).await?;
         let runtime =
             Runtime::open(NodeParts::runtime_config(paths, bridge.clone(), Arc::clone(&images))).await?;
+        let cri =
+            ferrite_cri::grpc::Server::bind(&paths.run.join("cri.sock"), runtime.clone(), runtime.clone())?;
+        scope.spawn_graceful(cri.serve(scope.token().clone()));
         progress.done("runtime", &paths.runtime().display().to_string());
 
         let kubelet = start_kubelet(paths, options, &api, &runtime, &node_name, node_ip, &scope).await?;

@@ -475,3 +475,35 @@ async fn a_cancelled_pull_leaves_the_store_usable() {
     assert!(store.list().unwrap().is_empty());
     assert_eq!(pull(&store, &name, Auth::Anonymous).await.unwrap().id, id);
 }
+
+#[tokio::test]
+async fn mirrors_come_first_and_the_registry_is_the_last_resort() {
+    let (Some(mirror), Some(origin)) = (Registry::start(false), Registry::start(true)) else { return };
+    let (first, second) = (sample(), TestImage::plain(vec![tar(&[("etc/other", b"x")])]));
+    mirror.push("test/app", &first, "v1");
+    origin.push("test/app", &second, "v1");
+    origin.push("test/only", &second, "v1");
+    let directory = tempfile::tempdir().unwrap();
+    let settings = directory.path().join("registries.yaml");
+    let text = format!(
+        "mirrors:\n  \"{0}\":\n    endpoint: [\"http://127.0.0.1:1\", \"http://{1}\"]\n\
+         configs:\n  \"{0}\":\n    auth: {{ username: user, password: secret }}\n",
+        origin.address, mirror.address
+    );
+    std::fs::write(&settings, text).unwrap();
+    let mut config = RegistryConfig::default();
+    config.load(&settings, &directory.path().join("certs.d")).unwrap();
+    let store = store(directory.path());
+    let pull = async |name: &str| {
+        let name = format!("{}/{name}", origin.address);
+        let reference = name.parse().unwrap();
+        store.pull(&reference, Auth::Anonymous, &Platform::host(), &config, quiet()).await
+    };
+    // A mirror that is down is passed over; the next one has the image, under the registry's name.
+    let record = pull("test/app:v1").await.unwrap();
+    assert_eq!(record.id, first.id());
+    assert_eq!(record.repo_tags, [format!("{}/test/app:v1", origin.address)]);
+    // No mirror has it: the registry, with the credentials from the file.
+    assert_eq!(pull("test/only:v1").await.unwrap().id, second.id());
+    assert!(matches!(pull("test/none:v1").await.unwrap_err(), ImageError::NotFound(_)));
+}

@@ -24,6 +24,8 @@ pub(super) fn to_status(error: Error) -> Status {
 
 pub(super) fn from_status(status: Status) -> Error {
     let code = match status.code() {
+        // A call cut off by the end of the connection is none the runtime has answered.
+        Wire::Unknown if broke_off(&status) => Code::Unavailable,
         Wire::Unauthenticated => Code::PermissionDenied,
         Wire::Cancelled | Wire::Aborted | Wire::ResourceExhausted => Code::Unavailable,
         wire => PAIRS.iter().find(|(_, known)| *known == wire).map_or(Code::Internal, |(ours, _)| *ours),
@@ -39,6 +41,17 @@ pub(super) fn from_status(status: Status) -> Error {
         cause = error.source();
     }
     Error::new(code, message)
+}
+
+fn broke_off(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.is::<tonic::transport::Error>() || error.is::<hyper::Error>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 #[cfg(test)]

@@ -36,6 +36,8 @@ pub(super) struct Container {
     pub(super) started_at: i64,
     /// The program runs: the start was answered.
     pub(super) running: bool,
+    /// It ended, with this code, before its start was seen.
+    pub(super) early_end: Option<i32>,
     pub(super) exit: Option<Exit>,
     pub(super) log: LogFile,
     pub(super) outputs: Vec<Output>,

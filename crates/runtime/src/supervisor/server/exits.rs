@@ -37,6 +37,7 @@ impl Server {
             // A short program may have ended before its start was seen.
             self.read_status(pid);
             self.launched(pid);
+            self.learn_processes();
             if let Some(exec) = self.execs.remove(&pid) {
                 self.answer(exec.connection, &Reply::Exited { code }, &[]);
                 self.connections.remove(&exec.connection);
@@ -50,13 +51,24 @@ impl Server {
         }
     }
 
+    /// Reads what OCI runtimes under way have said: whose end this is may be known only from that.
+    fn learn_processes(&mut self) {
+        let waiting: Vec<i32> = self.launches.keys().copied().collect();
+        for pid in waiting {
+            self.read_status(pid);
+        }
+    }
+
     pub(super) fn container_ended(&mut self, pid: i32, code: i32) {
         let cgroups = &self.cgroups;
-        let Some(container) =
-            self.containers.iter_mut().find(|c| c.pid == pid && c.running && c.exit.is_none())
-        else {
+        let Some(container) = self.containers.iter_mut().find(|c| c.pid == pid && c.exit.is_none()) else {
             return;
         };
+        if !container.running {
+            // Made by an OCI runtime that has not come back yet.
+            container.early_end = Some(code);
+            return;
+        }
         if container.pid_namespace != PidNamespace::Own {
             // In a namespace of its own the kernel has ended the rest already.
             for process in cgroups.processes(&container.cgroup) {

@@ -8,9 +8,9 @@ use nix::sched::{CloneFlags, setns};
 use super::container::{Container, Output};
 use super::requests::Role;
 use super::{Problem, Server, internal, open_pidfd, pipe, set_nonblocking, status_pair};
-use crate::supervisor::child;
 use crate::supervisor::log::{LineSplitter, LogFile};
 use crate::supervisor::protocol::{Event, Exec, Failure, PidNamespace, Reply, Start};
+use crate::supervisor::{child, handler};
 use crate::sys::{self, Forked};
 
 /// A forked process that has not reached its program yet.
@@ -18,6 +18,8 @@ pub(super) struct Launch {
     pub(super) status: OwnedFd,
     pub(super) connection: u64,
     pub(super) error: Option<String>,
+    /// The container's process where that is not the forked one.
+    pub(super) process: Option<i32>,
     pub(super) warnings: Vec<String>,
     pub(super) master: Option<OwnedFd>,
 }
@@ -55,6 +57,8 @@ impl Server {
         }
         let mut flags = libc::CLONE_NEWNS as u64;
         let joined = match &start.pid {
+            // An OCI runtime makes the namespace itself.
+            PidNamespace::Own if start.handler.is_some() => None,
             PidNamespace::Own => {
                 flags |= libc::CLONE_NEWPID as u64;
                 None
@@ -65,7 +69,10 @@ impl Server {
             })?),
             PidNamespace::Target(target) => Some(self.running(target)?.pid),
         };
-        let group = self.cgroups.open_unified(&start.cgroup).map_err(internal)?;
+        let group = match &start.handler {
+            None => self.cgroups.open_unified(&start.cgroup).map_err(internal)?,
+            Some(_) => None,
+        };
         let (parent_end, child_end) = status_pair().map_err(internal)?;
         let forked = self.fork_into(flags, joined, group.as_ref().map(AsFd::as_fd)).map_err(internal)?;
         let pid = match forked {
@@ -74,13 +81,23 @@ impl Server {
                     let [stdin, stdout, stderr] = streams;
                     [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
                 });
+                if let Some(handler) = &start.handler {
+                    handler::container(handler, &start.id, &start.bundle, borrowed, child_end.as_fd());
+                }
                 child::container(&start.bundle, &start.cgroup, &self.cgroups, borrowed, child_end.as_fd())
             }
             Forked::Parent { pid } => pid,
         };
         self.launches.insert(
             pid,
-            Launch { status: parent_end, connection: key, error: None, warnings: Vec::new(), master: None },
+            Launch {
+                status: parent_end,
+                connection: key,
+                error: None,
+                process: None,
+                warnings: Vec::new(),
+                master: None,
+            },
         );
         self.containers.push(Container {
             id: start.id,
@@ -90,6 +107,7 @@ impl Server {
             pid_namespace: start.pid,
             started_at: 0,
             running: false,
+            early_end: None,
             exit: None,
             log,
             outputs,
@@ -166,7 +184,14 @@ impl Server {
         };
         self.launches.insert(
             pid,
-            Launch { status: parent_end, connection: key, error: None, warnings: Vec::new(), master: None },
+            Launch {
+                status: parent_end,
+                connection: key,
+                error: None,
+                process: None,
+                warnings: Vec::new(),
+                master: None,
+            },
         );
         self.execs.insert(pid, ExecProcess { connection: key, container: id, group });
         if let Some(connection) = self.connections.get_mut(&key) {
@@ -189,6 +214,13 @@ impl Server {
                         child::FAILED => launch.error = Some(text()),
                         child::WARNING => launch.warnings.push(text()),
                         child::TERMINAL => launch.master = fds.pop(),
+                        child::PROCESS => {
+                            launch.process = text().parse().ok();
+                            let container = self.containers.iter_mut().find(|c| c.pid == pid && !c.running);
+                            if let (Some(container), Some(process)) = (container, launch.process) {
+                                container.pid = process;
+                            }
+                        }
                         _ => {}
                     }
                 }
@@ -203,6 +235,7 @@ impl Server {
     pub(super) fn launched(&mut self, pid: i32) {
         let Some(launch) = self.launches.remove(&pid) else { return };
         let at = sys::now();
+        let pid = launch.process.unwrap_or(pid);
         if let Some(message) = launch.error {
             self.containers.retain(|container| container.pid != pid || container.exit.is_some());
             if let Some(exec) = self.execs.remove(&pid) {
@@ -222,8 +255,12 @@ impl Server {
                 container.outputs.push(Output { pipe: master, stream: 1, lines });
             }
             let event = Event::Started { id: container.id.clone(), pid, at };
+            let ended = container.early_end.take();
             self.answer(launch.connection, &started, &[]);
             self.publish(&event);
+            if let Some(code) = ended {
+                self.container_ended(pid, code);
+            }
         } else {
             let fds: Vec<RawFd> = launch.master.iter().map(AsRawFd::as_raw_fd).collect();
             self.answer(launch.connection, &started, &fds);
