@@ -162,7 +162,7 @@ pub fn validate_counts(status: &Value, counts: &[&str], at_most_replicas: &[&str
 pub fn validate_collisions(new: &Value, old: &Value) -> Option<FieldError> {
     let before = old["collisionCount"].as_i64()?;
     let count = int(new, "collisionCount");
-    (count < before).then(|| {
+    (count < before || !present(new, "collisionCount")).then(|| {
         FieldError::invalid(&Path::new("status").child("collisionCount"), count, "cannot be decremented")
     })
 }

@@ -61,10 +61,7 @@ impl Registry {
                 Op::Put { key: key.clone(), value: stored::encode(resource, &new), lease }
             };
             let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
-            if resource.group == "coordination.k8s.io"
-                && resource.plural == "leases"
-                && same_holder(&new, &old)
-            {
+            if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
                 txn = txn.relaxed();
             }
             match self.store.commit(txn).await.map_err(store_status)? {

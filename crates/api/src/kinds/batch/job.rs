@@ -9,7 +9,7 @@ use crate::kinds::access::{
 use crate::kinds::check::{IMMUTABLE, immutable, not_negative};
 use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::{cell, go, workload};
-use crate::meta_validation::dns1123_label;
+use crate::meta_validation::{dns1123_label, validate_labels};
 use crate::resource::{Column, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
 use crate::table::duration;
@@ -37,7 +37,11 @@ impl Strategy for Jobs {
         let replacement = if present(spec, "podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
         default_field(spec, "podReplacementPolicy", replacement);
         let labels = object.pointer("/spec/template/metadata/labels").cloned();
-        if let Some(labels) = labels.filter(|l| l.as_object().is_some_and(|m| !m.is_empty()))
+        // What is wrong with the template's labels is said there, once.
+        let usable = |l: &Value| {
+            l.as_object().is_some_and(|m| !m.is_empty()) && validate_labels(l, &Path::default()).is_empty()
+        };
+        if let Some(labels) = labels.filter(usable)
             && map(&object["metadata"], "labels").is_none_or(Map::is_empty)
         {
             ensure_object(object, "metadata")["labels"] = labels;

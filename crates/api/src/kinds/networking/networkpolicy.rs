@@ -95,9 +95,10 @@ fn validate_port(entry: &Value, path: &Path) -> FieldErrors {
             let mut found: FieldErrors = port(number, &path.child("port")).into_iter().collect();
             if let Some(end) = end {
                 if end < number {
+                    // As upstream: what is shown is the port.
                     found.push(FieldError::invalid(
                         &end_path,
-                        end,
+                        number,
                         "must be greater than or equal to `port`",
                     ));
                 }

@@ -8,6 +8,7 @@ pub mod resources;
 mod scheduling;
 mod security;
 mod spec;
+mod subresource;
 mod update;
 mod volumes;
 
@@ -79,6 +80,14 @@ impl Strategy for Pods {
 
     fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
         update::validate_status_update(new, old)
+    }
+
+    fn prepare_subresource_update(&self, subresource: &str, new: &mut Value, old: &Value) {
+        subresource::prepare(subresource, new, old);
+    }
+
+    fn validate_subresource_update(&self, subresource: &str, new: &Value, old: &Value) -> FieldErrors {
+        subresource::validate(subresource, new, old)
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {

@@ -25,11 +25,11 @@ impl Strategy for StorageClasses {
         let mut errors = Vec::new();
         match text(object, "provisioner") {
             "" => errors.push(FieldError::required(&root.child("provisioner"), "")),
-            name => errors.extend(complaints(
-                &root.child("provisioner"),
-                name,
-                qualified_name(&name.to_lowercase()),
-            )),
+            // Upper case is tolerated, and not shown.
+            name => {
+                let name = name.to_lowercase();
+                errors.extend(complaints(&root.child("provisioner"), &name, qualified_name(&name)));
+            }
         }
         errors.extend(validate_parameters(object, false));
         if !text(object, "reclaimPolicy").is_empty() {

@@ -31,10 +31,6 @@ impl Strategy for VolumeAttachments {
         keep(new, old, "status");
     }
 
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
-    }
-
     fn validate(&self, object: &Value) -> FieldErrors {
         let (spec, path) = (&object["spec"], Path::new("spec"));
         let mut errors = validate_driver_name(text(spec, "attacher"), &path.child("attacher"));
