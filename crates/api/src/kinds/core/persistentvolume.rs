@@ -213,8 +213,8 @@ pub(in crate::kinds) fn validate_inline(spec: &Value, path: &Path) -> FieldError
     const NOT_INLINE: &str = "may not be specified in the context of inline volumes";
     let mut errors = Vec::new();
     for key in ["claimRef", "capacity", "persistentVolumeReclaimPolicy", "storageClassName", "nodeAffinity"] {
-        if present(spec, key) && text(spec, key) != "" || spec[key].as_object().is_some_and(|o| !o.is_empty())
-        {
+        let set = !text(spec, key).is_empty() || spec[key].as_object().is_some_and(|o| !o.is_empty());
+        if set {
             errors.push(FieldError::forbidden(&path.child(key), NOT_INLINE));
         }
     }

@@ -123,6 +123,10 @@ impl Strategy for Pods {
         }
     }
 
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+
     fn columns(&self) -> &'static [Column] {
         const {
             &[
