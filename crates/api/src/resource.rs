@@ -156,7 +156,7 @@ pub trait Strategy: Send + Sync + 'static {
         keep_all_but_status(new, old);
     }
 
-    /// Top-level fields whose change bumps `metadata.generation`; empty for kinds without generation.
+    /// Fields (`spec`, `metadata.labels`) whose change bumps `metadata.generation`; empty for kinds without generation.
     fn generation_fields(&self) -> &'static [&'static str] {
         &[]
     }

@@ -9,9 +9,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use tracing::{Instrument, debug_span, error, info};
+use tracing::{Instrument, debug, debug_span, error, info};
 
 use crate::{Scope, WorkQueue};
+
+/// Failures in a row of one key that are not worth reading about.
+const QUIET_FAILURES: u32 = 5;
 
 /// Reconciles keys from `queue` with `workers` at a time until `scope` ends.
 ///
@@ -56,7 +59,13 @@ where
                 }
             }
             Ok(Err(problem)) => {
-                info!(controller = name, %key, error = %problem, "reconcile failed, will retry");
+                // A conflict with one's own last write, not yet seen, is daily business: only trouble that lasts
+                // is worth reading.
+                if queue.failures(&key) < QUIET_FAILURES {
+                    debug!(controller = name, %key, error = %problem, "reconcile failed, will retry");
+                } else {
+                    info!(controller = name, %key, error = %problem, "reconcile keeps failing, will retry");
+                }
                 queue.add_rate_limited(key.clone());
             }
             Err(_) => {

@@ -8,7 +8,9 @@ mod deployment;
 mod discovery;
 mod endpoints;
 mod error;
+mod gc;
 mod namespace;
+mod nodes;
 mod owners;
 mod pods;
 mod replicas;
@@ -38,6 +40,10 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
     ControllerEntry { name: "namespace-controller", start: namespace::start },
     ControllerEntry { name: "serviceaccount-controller", start: service_account::start },
     ControllerEntry { name: "root-ca-certificate-publisher-controller", start: root_ca::start },
+    ControllerEntry { name: "garbage-collector-controller", start: gc::start },
+    ControllerEntry { name: "node-lifecycle-controller", start: nodes::start_lifecycle },
+    ControllerEntry { name: "taint-eviction-controller", start: nodes::start_taint_eviction },
+    ControllerEntry { name: "pod-garbage-collector-controller", start: nodes::start_pod_gc },
 ];
 
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all

@@ -2,9 +2,9 @@
 
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
+use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{ApiServer, Config, Door, User};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
-use ferrite_store::{HistoryLimits, LogOptions, Store};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -28,6 +28,22 @@ pub struct ServerOptions {
     /// Ports that Services may open on every node.
     #[arg(long, default_value = "30000-32767", value_name = "A-B", value_parser = parse_ports)]
     pub service_node_port_range: PortRange,
+    #[command(flatten)]
+    pub storage: StorageOptions,
+    /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
+    #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
+    pub runtime_config: Vec<(String, bool)>,
+}
+
+/// A key alone turns on, as upstream.
+fn parse_runtime_config(text: &str) -> Result<(String, bool), String> {
+    match text.split_once('=') {
+        None => Ok((text.to_owned(), true)),
+        Some((key, value)) => value
+            .parse()
+            .map(|on| (key.to_owned(), on))
+            .map_err(|_| format!("{value:?} is neither true nor false")),
+    }
 }
 
 /// An IPv4 network.
@@ -72,8 +88,8 @@ pub struct Running {
     pub pki: ClusterPki,
     /// Where clients on this machine reach it.
     pub url: String,
-    pub listening: SocketAddr,
     serving: JoinHandle<()>,
+    storage: Storage,
 }
 
 /// The names every API server is known by, besides its addresses.
@@ -106,7 +122,8 @@ impl Running {
         })?;
         let listening = listener.local_addr()?;
         let pki = ClusterPki::open(&paths.pki())?;
-        let store = Arc::new(Store::open(&paths.store(), LogOptions::default(), HistoryLimits::default())?);
+        let storage = Storage::open(paths, &options.storage).await?;
+        let store = Arc::clone(&storage.store);
         let range = options.service_cluster_ip_range;
         let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
         let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
@@ -129,6 +146,7 @@ impl Running {
             service_network: (range.network, range.prefix),
             node_ports: options.service_node_port_range.0.clone(),
             kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
+            runtime_config: options.runtime_config.iter().cloned().collect(),
             event_ttl_seconds: 3600,
         };
         let server = ApiServer::start(store, config).await?;
@@ -138,13 +156,33 @@ impl Running {
             ip => ip,
         };
         let url = format!("https://{}", SocketAddr::new(host, listening.port()));
-        Ok(Self { server, pki, url, listening, serving })
+        Ok(Self { server, pki, url, serving, storage })
     }
 
     /// A client for a component in this process.
     pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
         let door: Door = self.server.door(User::new(user, groups.iter().copied()));
         kube::Client::new(door, "default")
+    }
+
+    /// Starts the controllers that `names` selects, with the rules of upstream's `--controllers`.
+    pub fn start_controllers(&self, names: &[String], scope: &ferrite_client::Scope) -> Result<(), BoxError> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let client = self.client("system:kube-controller-manager", &[]);
+        let config =
+            ferrite_controllers::Config { root_ca: Some(self.pki.ca().to_owned()), ..Default::default() };
+        let context = ferrite_controllers::Context::new(client, scope.clone(), config);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        match ferrite_controllers::start_all(&context, &names).as_slice() {
+            [] => Ok(()),
+            unknown => {
+                let known: Vec<&str> = ferrite_controllers::CONTROLLERS.iter().map(|c| c.name).collect();
+                Err(format!("no controller is called {}: there are {}", unknown.join(", "), known.join(", "))
+                    .into())
+            }
+        }
     }
 
     /// Writes the administrator's kubeconfig beside the configuration.
@@ -174,5 +212,6 @@ impl Running {
         self.server.shutdown().await;
         self.serving.abort();
         let _ = self.serving.await;
+        self.storage.stop().await;
     }
 }

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 const V1_CONTROLLERS: [&str; 8] =
     ["cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "blkio", "freezer"];
 
+/// Pods that ask for nothing get what is left over: the least the kernel knows, for them and their class.
+const BEST_EFFORT_SHARES: i64 = 2;
+
 /// The cgroup file system of this machine, and where pods live in it.
 #[derive(Debug, Clone)]
 pub(crate) struct Cgroups {
@@ -56,7 +59,7 @@ impl Cgroups {
         let path = self.pod_path(qos, uid);
         let relative = path.trim_start_matches('/');
         let shares = match qos {
-            QosClass::BestEffort => 2,
+            QosClass::BestEffort => BEST_EFFORT_SHARES,
             _ => resources::cpu_shares(total.cpu_request),
         };
         let quota = total.cpu_limit.map(resources::cpu_quota).filter(|q| *q > 0);
@@ -64,6 +67,9 @@ impl Cgroups {
             Layout::V2(mount) => {
                 make_v2(mount, relative)?;
                 let dir = mount.join(relative);
+                if let Some(class) = dir.parent().filter(|_| qos == QosClass::BestEffort) {
+                    set(class, "cpu.weight", &resources::cpu_weight(BEST_EFFORT_SHARES).to_string())?;
+                }
                 set(&dir, "cpu.weight", &resources::cpu_weight(shares).to_string())?;
                 let quota = quota.map_or("max".to_string(), |q| q.to_string());
                 set(&dir, "cpu.max", &format!("{quota} {}", resources::QUOTA_PERIOD))?;
@@ -75,6 +81,9 @@ impl Cgroups {
                     std::fs::create_dir_all(&dir)?;
                     match name.as_str() {
                         "cpu" => {
+                            if let Some(class) = dir.parent().filter(|_| qos == QosClass::BestEffort) {
+                                set(class, "cpu.shares", &BEST_EFFORT_SHARES.to_string())?;
+                            }
                             set(&dir, "cpu.shares", &shares.to_string())?;
                             set(&dir, "cpu.cfs_period_us", &resources::QUOTA_PERIOD.to_string())?;
                             set(&dir, "cpu.cfs_quota_us", &quota.unwrap_or(-1).to_string())?;

@@ -5,9 +5,9 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::container::dns::{self, ClusterDns};
 use crate::container::env::ApiAddress;
-use crate::images::Images;
+use crate::images::{ImageGc, Images};
 use crate::logs;
-use crate::node::{Allocatable, Machine, NodeManager, Readiness};
+use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
@@ -67,6 +67,7 @@ impl Kubelet {
         let limits = Allocatable::of(&machine, &config).limits();
         let recorder = Events::start(client.clone(), &scope).recorder("kubelet", Some(&config.node_name));
         let workers: Arc<Workers> = Arc::default();
+        let refresh: Arc<Notify> = Arc::default();
         let told = workers.clone();
         let objects =
             Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
@@ -87,7 +88,7 @@ impl Kubelet {
             max_pods: config.max_pods,
             runtime_name: version.runtime_name,
             runtime: runtime.clone(),
-            images: Images::new(images.clone(), recorder.clone(), clock),
+            images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone()),
             volumes: Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits),
             objects,
             cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root),
@@ -117,7 +118,17 @@ impl Kubelet {
             None => None,
         };
         let port = server_address.map_or(config.server_address.port(), |a| a.port());
-        let refresh: Arc<Notify> = Arc::default();
+        let gc = ImageGc {
+            images: images.clone(),
+            runtime: runtime.clone(),
+            recorder: recorder.clone(),
+            node: node::reference(&config.node_name),
+            clock,
+            high: config.image_gc_high_threshold,
+            low: config.image_gc_low_threshold,
+            changed: refresh.clone(),
+        };
+        scope.spawn(gc.run());
         let node = NodeManager {
             config: config.clone(),
             machine,
@@ -147,7 +158,7 @@ impl Kubelet {
 
     /// How many pods have a worker.
     pub fn pod_count(&self) -> usize {
-        self.workers.len()
+        *self.workers.count().borrow()
     }
 
     /// The name of the Node object.
@@ -170,3 +181,7 @@ async fn follow_pods(context: Arc<Context>, workers: Arc<Workers>, scope: Scope)
         }
     }
 }
+
+#[cfg(test)]
+#[path = "kubelet_tests.rs"]
+mod tests;

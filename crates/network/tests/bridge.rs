@@ -1,5 +1,6 @@
 //! The bridge network on real kernel objects. Every test makes its own network namespaces, the node's
 //! included, so nothing touches the machine's interfaces.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -303,4 +304,32 @@ async fn attach_refuses_what_is_no_network_namespace() {
         let error = bridge.attach("x", path, &pod("x")).await.unwrap_err();
         assert!(matches!(error, NetworkError::Netns { .. }), "{path:?}: {error}");
     }
+}
+
+#[test]
+fn the_node_address_is_the_default_routes() {
+    let (node, peer) = (TestNs::new(), TestNs::new());
+    let far_end = Netns::from_path(&peer.path).unwrap();
+    let seen = node.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut seen = vec![ferrite_network::node_address().await.unwrap()];
+            let conn = Connection::<Route>::new().unwrap();
+            for (name, address) in [("up0", [192, 0, 2, 1]), ("up1", [198, 51, 100, 1])] {
+                let peer_name = format!("{name}p");
+                let veth = nlink::netlink::link::VethLink::new(name, &peer_name).peer_netns_fd(&far_end);
+                conn.add_link(veth).await.unwrap();
+                let address = nlink::netlink::addr::Ipv4Address::new(name, address.into(), 24);
+                conn.replace_address(address).await.unwrap();
+                conn.set_link_up(name).await.unwrap();
+            }
+            seen.push(ferrite_network::node_address().await.unwrap());
+            let route = nlink::netlink::route::Ipv4Route::default_route().gateway([198, 51, 100, 9].into());
+            conn.add_route(route).await.unwrap();
+            seen.push(ferrite_network::node_address().await.unwrap());
+            seen
+        })
+    });
+    let seen: Vec<_> = seen.iter().map(|address| address.map(|a| a.to_string())).collect();
+    assert_eq!(seen, [None, Some("192.0.2.1".into()), Some("198.51.100.1".into())]);
 }

@@ -10,9 +10,10 @@ pub mod image;
 pub mod rootfs;
 mod service;
 mod spec;
+mod streaming;
 pub mod supervisor;
 mod sys;
 
-pub use config::Config;
+pub use config::{Config, installed_handlers};
 pub use rootfs::{ImageConfigView, Images, Rootfs, RootfsError};
 pub use service::{OpenError, Runtime, destroy};

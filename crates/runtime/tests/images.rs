@@ -1,4 +1,5 @@
 //! The image store through its public door: archives in, directories out.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod image_fixtures;
 
@@ -56,8 +57,8 @@ async fn docker_archives() {
 async fn oci_archives_in_all_packings() {
     let root = tempfile::tempdir().unwrap();
     let zstd = |bytes: &[u8]| zstd::stream::encode_all(bytes, 1).unwrap();
-    let packings: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 3] =
-        [("plain", &<[u8]>::to_vec), ("gzip", &gzip), ("zstd", &zstd)];
+    type Pack<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
+    let packings: [(&str, Pack<'_>); 3] = [("plain", &<[u8]>::to_vec), ("gzip", &gzip), ("zstd", &zstd)];
     for (name, pack) in packings {
         let store = store(&root.path().join(name));
         let image = TestImage::new(two_layers(), pack);
@@ -201,6 +202,7 @@ async fn survives_restart_and_crash() {
     fs::write(images.join("index.tmp"), "{").unwrap();
     let reopened = store(root.path());
     assert_eq!(reopened.image("app").unwrap().id, image.id());
+    assert!(matches!(ImageStore::open(images.clone()), Err(ImageError::Locked(_))), "one process at a time");
     assert_eq!((count(images.join("layers")), count(images.join("ingest"))), (2, 0));
     drop(reopened);
 

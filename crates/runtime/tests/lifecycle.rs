@@ -1,5 +1,8 @@
 //! Containers from creation to removal, on the real kernel.
 
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
 mod world;
 
 use ferrite_cri::v1::*;
@@ -202,12 +205,12 @@ async fn containers_outlive_the_runtime_and_are_adopted() {
     });
     let ends = world.start(&sandbox, config).await;
     let created = world.create(&sandbox, shell("c", "echo hello")).await;
-    let pid = world.pid(&runs).await;
+    let (pid, ending) = (world.pid(&runs).await, world.pid(&ends).await);
     world.close().await;
 
     // It ends while nobody is there; the record appears by the supervisor's hand.
     std::fs::write(shared.join("go"), "").unwrap();
-    nudge(&world, &ends).await;
+    gone(ending).await;
     world.reopen().await;
 
     assert_eq!(world.pid(&runs).await, pid);
@@ -215,6 +218,8 @@ async fn containers_outlive_the_runtime_and_are_adopted() {
     let status = world.wait(&ends).await;
     assert_eq!(status.exit_code, 5);
     assert_eq!(world.output(&ends).await, "late\n");
+    let record = world.config.root.join("sandboxes").join(&sandbox).join("c").join(&ends).join("exit.json");
+    assert!(record.exists(), "the supervisor has put it on record");
     assert_eq!(world.status(&created).await.state(), ContainerState::ContainerCreated);
     world.try_start(&created).await.unwrap();
     assert_eq!(world.wait(&created).await.exit_code, 0);
@@ -223,20 +228,23 @@ async fn containers_outlive_the_runtime_and_are_adopted() {
     assert_eq!(list[0].state(), PodSandboxState::SandboxReady);
 }
 
-/// Waits for an exit record to appear on disk.
-async fn nudge(world: &World, id: &str) {
-    let mut found = false;
-    for sandbox in std::fs::read_dir(world.config.root.join("sandboxes")).unwrap().flatten() {
-        let record = sandbox.path().join("c").join(id).join("exit.json");
-        for _ in 0..500 {
-            if record.exists() {
-                found = true;
-                break;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+/// Waits until a process has ended.
+async fn gone(pid: i32) {
+    let ended = tokio::task::spawn_blocking(move || {
+        // SAFETY: no pointers; a descriptor or an error comes back.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) } as i32;
+        if fd < 0 {
+            return true;
         }
-    }
-    assert!(found, "no exit record");
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid pollfd; the descriptor is ours to close.
+        unsafe {
+            let ready = libc::poll(&raw mut poll, 1, 30_000);
+            libc::close(fd);
+            ready == 1
+        }
+    });
+    assert!(ended.await.unwrap(), "process {pid} does not end");
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ impl Strategy for ConfigMaps {
             total += decoded_len(value);
         }
         if total > DATA_MAX {
-            errors.push(FieldError::too_long(&Path::default(), DATA_MAX));
+            errors.push(FieldError::too_long(&Path::new("[]"), DATA_MAX));
         }
         errors
     }

@@ -84,7 +84,7 @@ impl Strategy for Deployments {
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {
-        &["spec"]
+        &["spec", "metadata.annotations"]
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -54,7 +54,7 @@ impl Strategy for EndpointSlices {
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {
-        &["addressType", "endpoints", "ports"]
+        &["addressType", "endpoints", "ports", "metadata.labels"]
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -18,6 +18,10 @@ impl Strategy for ServiceAccounts {
         keep_only_secret_names(new);
     }
 
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+
     fn columns(&self) -> &'static [Column] {
         const { &[NAME, shown("Age")] }
     }

@@ -66,7 +66,7 @@ impl View {
     pub fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Value> {
         let resource = self.table.any_version(group, plural)?;
         let entry = self.snapshot.get(stored::key(resource, namespace, name).as_bytes())?;
-        stored::decode(entry)
+        stored::decode(resource, entry)
     }
 }
 
@@ -85,24 +85,11 @@ pub(crate) struct Registry {
     /// Events are kept this long, in seconds.
     event_ttl: u64,
     event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
-    granted: tokio::sync::Notify,
 }
 
 impl Registry {
     pub fn new(store: Arc<Store>, table: Arc<Table>, services: ServiceAllocator, event_ttl: u64) -> Self {
-        Self {
-            store,
-            table,
-            services,
-            event_ttl,
-            event_lease: tokio::sync::Mutex::new(None),
-            granted: tokio::sync::Notify::new(),
-        }
-    }
-
-    /// Waits until a lease is granted that somebody will have to end.
-    pub async fn lease_granted(&self) {
-        self.granted.notified().await;
+        Self { store, table, services, event_ttl, event_lease: tokio::sync::Mutex::new(None) }
     }
 
     pub fn view(&self) -> View {
@@ -120,7 +107,8 @@ impl Registry {
 
     /// The stored object, decoded.
     pub fn read(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Value, Status> {
-        stored::decode(&*self.get(resource, namespace, name)?).ok_or_else(|| unreadable(resource, name))
+        stored::decode(resource, &*self.get(resource, namespace, name)?)
+            .ok_or_else(|| unreadable(resource, name))
     }
 }
 
@@ -140,7 +128,7 @@ pub(crate) fn store_status(error: StoreError) -> Status {
         StoreError::Compacted { .. } => Status::expired(
             "The provided continue parameter is too old to display a consistent list result. You must start a new list without the continue parameter.",
         ),
-        StoreError::Write(_) | StoreError::Failed(_) | StoreError::Closed => {
+        StoreError::Write(_) | StoreError::Failed(_) | StoreError::Closed | StoreError::Unreachable(_) => {
             Status::unavailable(error.to_string())
         }
         other => Status::internal(other),

@@ -20,11 +20,13 @@ pub(crate) struct Update<'a> {
     /// `status` and others follow rules of their own.
     pub subresource: Option<&'a str>,
     pub change: Change<'a>,
+    /// The client has sent the whole object: its UID is a precondition, where a patch may not change it.
+    pub replaces: bool,
     /// The change has already brought managedFields up to date (server-side apply).
     pub applied: bool,
 }
 
-/// An update without a resource version is tried again this often when others write the same object.
+/// An update is tried again this often when others write the same object.
 const ATTEMPTS: usize = 16;
 const CONFLICT: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
@@ -40,9 +42,9 @@ impl Registry {
                 .snapshot
                 .get(key.as_bytes())
                 .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, update.name))?;
-            let old = stored::decode(entry).ok_or_else(|| unreadable(resource, update.name))?;
+            let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
-            let unconditional = self.check_preconditions(update, &new, &old)?;
+            self.check_preconditions(update, &new, &old)?;
             let allocation = self.prepare(update, &view, &mut new, &old)?;
             if same(&new, &old) {
                 // As upstream: nothing changes, so nothing is written and the resource version stays.
@@ -58,25 +60,31 @@ impl Registry {
                 let lease = entry.lease;
                 Op::Put { key: key.clone(), value: stored::encode(resource, &new), lease }
             };
-            let txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
+            let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
+            if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
+                txn = txn.relaxed();
+            }
             match self.store.commit(txn).await.map_err(store_status)? {
                 Outcome::Committed { revision } => {
                     allocation.keep();
                     if finished {
                         self.services.release(resource, &old);
+                    } else {
+                        self.services.release_unused(resource, &old, &new);
                     }
                     stored::set_version(&mut new, revision);
                     return Ok(new);
                 }
-                Outcome::Conflict { .. } if unconditional => {}
-                Outcome::Conflict { .. } => break,
+                // Somebody was faster. The change is made again on what is stored now; one that names a version
+                // then fails its precondition.
+                Outcome::Conflict { .. } => {}
             }
         }
         Err(Status::conflict(&resource.group, &resource.plural, update.name, CONFLICT))
     }
 
-    /// Checks name, UID and resource version. Answers whether the update applies to whatever is stored.
-    fn check_preconditions(&self, update: &Update<'_>, new: &Value, old: &Value) -> Result<bool, Status> {
+    /// Checks name, UID and resource version.
+    fn check_preconditions(&self, update: &Update<'_>, new: &Value, old: &Value) -> Result<(), Status> {
         let resource = update.write.resource;
         let conflict = |why: &str| Status::conflict(&resource.group, &resource.plural, update.name, why);
         let name = meta::name(new);
@@ -93,9 +101,11 @@ impl Registry {
             ));
         }
         let uid = meta::uid(new);
-        if !uid.is_empty() && uid != meta::uid(old) {
+        if update.replaces && !uid.is_empty() && uid != meta::uid(old) {
+            let key = stored::key(resource, update.write.namespace, update.name);
             return Err(conflict(&format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                String::from_utf8_lossy(key.as_bytes()),
                 meta::uid(old)
             )));
         }
@@ -106,12 +116,12 @@ impl Registry {
                 let error = FieldError::invalid(&path, 0, "must be specified for an update");
                 return Err(Status::invalid(&resource.group, &resource.kind, update.name, &[error]));
             }
-            return Ok(true);
+            return Ok(());
         }
         if version != meta::str(old, "resourceVersion") {
             return Err(conflict(CONFLICT));
         }
-        Ok(false)
+        Ok(())
     }
 
     /// Brings the new object to what will be stored, and checks it.
@@ -127,7 +137,7 @@ impl Registry {
         let now = Timestamp::now();
         strategy.default(new);
         metadata::keep_identity(new, old);
-        if !update.applied {
+        if !update.applied && update.subresource != Some("binding") {
             managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
         match update.subresource {
@@ -149,16 +159,19 @@ impl Registry {
             Some(_) => super::allocator::Allocation::none(),
         };
         super::normalise(resource, new);
-        metadata::bump_generation(resource, new, old);
+        // As upstream: status says nothing about what is wanted, and where a pod runs is not the client's wish.
+        if !matches!(update.subresource, Some("status" | "binding")) {
+            metadata::bump_generation(resource, new, old);
+        }
         let mut errors =
             validate_metadata(new, resource.is_namespaced(), |name| strategy.validate_name(name));
-        errors.extend(validate_metadata_update(new, old));
+        // As upstream: the server checks it and so does the kind, and both tell.
+        let changed = validate_metadata_update(new, old);
+        errors.extend(changed.iter().cloned().chain(changed.iter().cloned()));
         match update.subresource {
             None => errors.extend(strategy.validate_update(new, old)),
             Some("status") => errors.extend(strategy.validate_status_update(new, old)),
-            Some(subresource) => {
-                errors.extend(strategy.validate_subresource_update(subresource, new, old));
-            }
+            Some(subresource) => errors.extend(strategy.validate_subresource_update(subresource, new, old)),
         }
         if !errors.is_empty() {
             return Err(Status::invalid(&resource.group, &resource.kind, update.name, &errors));
@@ -190,4 +203,12 @@ fn same(new: &Value, old: &Value) -> bool {
         object
     };
     strip(new) == strip(old)
+}
+
+/// Whether a Lease stays with its holder: a heartbeat that is repeated within seconds and need not cost a disk write
+/// of its own. One that changes hands is durable, or two could believe that they hold it after a crash.
+fn is_renewal(new: &Value, old: &Value) -> bool {
+    let holder = "/spec/holderIdentity";
+    new.pointer("/kind").and_then(Value::as_str) == Some("Lease")
+        && new.pointer(holder) == old.pointer(holder)
 }

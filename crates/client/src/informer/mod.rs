@@ -66,7 +66,7 @@ struct Shared<K> {
 }
 
 /// A local copy of the objects a selector matches, kept current by one list and one watch. Cloning is cheap and
-/// shares the copy. `metadata.managedFields` is dropped from it.
+/// shares the copy. `metadata.managedFields` is not kept.
 pub struct Informer<K> {
     shared: Arc<Shared<K>>,
 }
@@ -87,19 +87,21 @@ impl<K: Object> Informer<K> {
     /// Starts listing and watching; the task belongs to `scope`. Until the first list is in, reads see nothing:
     /// see [`synced`](Informer::synced).
     pub fn start(api: kube::Api<K>, selector: ListSelector, scope: &Scope) -> Self {
-        let informer = Self::detached();
-        scope.spawn(reflector::run(api, selector, informer.clone()));
-        informer
+        Self::start_slim(api, selector, scope, |object| object.meta_mut().managed_fields = None)
     }
 
-    fn detached() -> Self {
-        Self {
+    /// [`start`](Informer::start), but `slim` decides what of each object is not kept. It must leave name, namespace,
+    /// UID and resource version.
+    pub fn start_slim(api: kube::Api<K>, selector: ListSelector, scope: &Scope, slim: fn(&mut K)) -> Self {
+        let informer = Self {
             shared: Arc::new(Shared {
-                store: Store::new(),
+                store: Store::new(slim),
                 handlers: Mutex::new(Vec::new()),
                 synced: watch::Sender::new(false),
             }),
-        }
+        };
+        scope.spawn(reflector::run(api, selector, informer.clone()));
+        informer
     }
 
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {

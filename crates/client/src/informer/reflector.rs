@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{debug, warn};
 
 use super::{Informer, ListSelector};
-use crate::{Backoff, Object};
+use crate::{Backoff, Object, message_of};
 
 const PAGE: u32 = 500;
 /// The server ends a watch after about this long; a random part keeps the watches of a process apart.
@@ -23,15 +23,22 @@ const SHORT_WATCH: Duration = Duration::from_secs(1);
 pub(super) async fn run<K: Object>(api: kube::Api<K>, selector: ListSelector, informer: Informer<K>) {
     let kind = std::any::type_name::<K>().rsplit("::").next().unwrap_or_default();
     let mut backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30), 1.0);
+    let mut failing = false;
     loop {
         let mut version = match list(&api, &selector).await {
             Ok((objects, version)) => {
                 debug!(kind, count = objects.len(), %version, "listed");
                 informer.replace(objects);
+                failing = false;
                 version
             }
             Err(error) => {
-                warn!(kind, %error, "cannot list");
+                // Once per series: a kind the server does not serve fails for ever.
+                if std::mem::replace(&mut failing, true) {
+                    debug!(kind, error = message_of(&error), "still cannot list");
+                } else {
+                    warn!(kind, error = message_of(&error), "cannot list, will keep trying");
+                }
                 tokio::time::sleep(backoff.next_delay()).await;
                 continue;
             }
@@ -151,7 +158,7 @@ fn end_of(error: &kube::Error) -> WatchEnd {
         kube::Error::Api(status) if status.code == 410 || status.reason == "Expired" => WatchEnd::Gone,
         kube::Error::Api(status) if status.code == 429 || status.code >= 500 => WatchEnd::Failed,
         kube::Error::Api(_) | kube::Error::SerdeError(_) => {
-            warn!(%error, "watch refused");
+            warn!(error = message_of(error), "watch refused");
             WatchEnd::Unusable
         }
         _ => WatchEnd::Failed,

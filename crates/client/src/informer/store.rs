@@ -37,11 +37,13 @@ struct Inner<K> {
 
 pub(super) struct Store<K> {
     inner: RwLock<Inner<K>>,
+    /// Takes away what nobody here reads, before an object is kept.
+    slim: fn(&mut K),
 }
 
 impl<K: Object> Store<K> {
-    pub(super) fn new() -> Self {
-        Self { inner: RwLock::new(Inner { objects: BTreeMap::new(), indices: HashMap::new() }) }
+    pub(super) fn new(slim: fn(&mut K)) -> Self {
+        Self { inner: RwLock::new(Inner { objects: BTreeMap::new(), indices: HashMap::new() }), slim }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner<K>> {
@@ -100,7 +102,7 @@ impl<K: Object> Store<K> {
 
     /// What changed by `object` being as it is now: nothing when this version is already held.
     pub(super) fn apply(&self, mut object: K) -> Vec<Change<K>> {
-        object.meta_mut().managed_fields = None;
+        (self.slim)(&mut object);
         let key = ObjectKey::of(&object);
         let new = Arc::new(object);
         let mut inner = self.write();
@@ -125,7 +127,7 @@ impl<K: Object> Store<K> {
     }
 
     pub(super) fn remove(&self, mut last: K) -> Option<Change<K>> {
-        last.meta_mut().managed_fields = None;
+        (self.slim)(&mut last);
         self.remove_key(&ObjectKey::of(&last)).map(|_| Change::Deleted(Arc::new(last)))
     }
 

@@ -125,7 +125,7 @@ impl Controller {
             .filter_map(|set| set.metadata.uid.clone())
             .map(|uid| (uid.clone(), self.pods.by_index(BY_CONTROLLER, &uid)))
             .collect();
-        Rollout::new(self, (*deployment).clone(), sets, pods).run().await
+        Box::pin(Rollout::new(self, (*deployment).clone(), sets, pods).run()).await
     }
 
     /// The ReplicaSets of the Deployment, after adopting those that match and releasing those that no longer do.

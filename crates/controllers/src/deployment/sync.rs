@@ -67,9 +67,13 @@ impl<'a> Rollout<'a> {
         }
         self.note_pause().await?;
         if self.is_paused() || self.is_scaling_event() {
-            return self.scale().await.map(|()| None);
+            return Box::pin(self.scale()).await.map(|()| None);
         }
-        if is_rolling_update(&self.deployment) { self.roll().await } else { self.recreate().await }
+        if is_rolling_update(&self.deployment) {
+            Box::pin(self.roll()).await
+        } else {
+            Box::pin(self.recreate()).await
+        }
     }
 
     fn name(&self) -> &str {
@@ -253,7 +257,7 @@ impl<'a> Rollout<'a> {
 
     /// Follows a change of the wanted number, without rolling anything out.
     async fn scale(&mut self) -> Result<(), SyncError> {
-        let mut split = self.split_and_revise(false).await?;
+        let mut split = Box::pin(self.split_and_revise(false)).await?;
         let wanted = replicas(&self.deployment);
         let active = split.old.iter().chain(&split.new).filter(|set| spec_replicas(set) > 0).count();
         if active <= 1 {
@@ -309,7 +313,7 @@ impl<'a> Rollout<'a> {
 
     /// RollingUpdate: one kind of step per sync, the next one when its effect is seen.
     async fn roll(mut self) -> Result<Option<Duration>, SyncError> {
-        let mut split = self.split_and_revise(true).await?;
+        let mut split = Box::pin(self.split_and_revise(true)).await?;
         let Some(new) = split.new.clone() else { return Ok(None) };
         let wanted = replicas(&self.deployment);
         let limits = bounds(&self.deployment);
@@ -337,7 +341,7 @@ impl<'a> Rollout<'a> {
 
     /// Recreate: the new pods start when the last old one has ended.
     async fn recreate(mut self) -> Result<Option<Duration>, SyncError> {
-        let mut split = self.split_and_revise(false).await?;
+        let mut split = Box::pin(self.split_and_revise(false)).await?;
         let mut stepped = false;
         for set in split.old.iter_mut().filter(|set| spec_replicas(set) > 0) {
             *set = self.resize(set.clone(), 0).await?;
@@ -347,7 +351,7 @@ impl<'a> Rollout<'a> {
             return self.write_rollout(&split).await;
         }
         if split.new.is_none() {
-            split = self.split_and_revise(true).await?;
+            split = Box::pin(self.split_and_revise(true)).await?;
         }
         let wanted = replicas(&self.deployment);
         if let Some(new) = split.new.take() {

@@ -163,7 +163,8 @@ pub(crate) fn service_variables(
         let name = service.metadata.name.as_deref().unwrap_or_default();
         let service_namespace = service.metadata.namespace.as_deref().unwrap_or_default();
         let is_api = name == "kubernetes" && service_namespace == "default";
-        if !is_api && !(links && service_namespace == namespace) {
+        let linked = links && service_namespace == namespace;
+        if !is_api && !linked {
             continue;
         }
         let Some(spec) = &service.spec else { continue };

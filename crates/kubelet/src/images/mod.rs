@@ -1,9 +1,11 @@
 //! Images: pull policy, credentials, back-off and the events people read.
 
 mod credentials;
+mod gc;
 mod reference;
 
 pub(crate) use credentials::Keyring;
+pub(crate) use gc::ImageGc;
 
 use crate::clock::{self, Clock};
 use crate::container::security::ImageUser;
@@ -17,6 +19,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::HashMap;
 use std::sync::Arc;
+use tokio::sync::Notify;
 
 /// An image the runtime has.
 #[derive(Debug, Clone)]
@@ -47,11 +50,18 @@ pub(crate) struct Images {
     service: Arc<dyn ImageService>,
     recorder: EventRecorder,
     clock: Clock,
+    /// Told when an image came.
+    changed: Arc<Notify>,
 }
 
 impl Images {
-    pub(crate) fn new(service: Arc<dyn ImageService>, recorder: EventRecorder, clock: Clock) -> Self {
-        Self { service, recorder, clock }
+    pub(crate) fn new(
+        service: Arc<dyn ImageService>,
+        recorder: EventRecorder,
+        clock: Clock,
+        changed: Arc<Notify>,
+    ) -> Self {
+        Self { service, recorder, clock, changed }
     }
 
     /// Makes sure that the container's image is there, as its policy says. The error is what the container
@@ -114,6 +124,7 @@ impl Images {
             Ok(reference) => {
                 state.failed.remove(container.name());
                 state.backoff.forget(&image);
+                self.changed.notify_one();
                 let took = clock::go_duration(clock::since(now, self.clock.now()));
                 let found = self.find(&image, name).await.ok().flatten();
                 let size = found.as_ref().map_or(0, |i| i.size);

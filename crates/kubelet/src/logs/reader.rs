@@ -40,13 +40,21 @@ pub(crate) async fn stream(
     let mut formatter = Formatter::new(&options);
     let mut pending = Vec::new();
     let mut ended = false;
+    let ending = end.ended();
+    tokio::pin!(ending);
     loop {
         loop {
             if !drain(&mut file, &mut pending, &mut formatter, &out).await? {
                 return Ok(());
             }
             match reopen(&path, &file).await? {
-                Some(next) => file = next,
+                // What was written between our last look and the rotation is still in the old file.
+                Some(next) => {
+                    if !drain(&mut file, &mut pending, &mut formatter, &out).await? {
+                        return Ok(());
+                    }
+                    file = next;
+                }
                 None => break,
             }
         }
@@ -54,7 +62,7 @@ pub(crate) async fn stream(
         tokio::select! {
             changed = watcher.changed() => changed?,
             // One more pass takes what was written last.
-            () = end.ended() => ended = true,
+            () = &mut ending => ended = true,
             () = out.closed() => return Ok(()),
         }
     }

@@ -21,8 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
-/// How often the runtime is asked whether it is well. CRI has no event for that.
-const RUNTIME_CHECK: Duration = Duration::from_secs(5);
+/// How often the runtime is asked whether it is well (CRI has no event for that): as upstream's
+/// nodeStatusUpdateFrequency, and quickly while it is not.
+const RUNTIME_CHECK: Duration = Duration::from_secs(10);
+const UNREADY_CHECK: Duration = Duration::from_millis(200);
 
 /// Whether pods can run here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,6 +46,17 @@ impl Readiness {
     }
 }
 
+/// What events about the node refer to. As upstream, the name stands for the UID, so that events outlive the
+/// object.
+pub(crate) fn reference(name: &str) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Node".into()),
+        uid: Some(name.to_string()),
+        name: Some(name.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
 pub(crate) struct NodeManager {
     pub config: Arc<Config>,
     pub machine: Machine,
@@ -62,7 +75,7 @@ impl NodeManager {
     /// Registers the node and keeps reporting until the scope ends.
     pub(crate) async fn start(self, informer: &Informer<Node>, scope: &Scope) {
         self.recorder.event(
-            &self.reference(),
+            &reference(&self.config.node_name),
             EventType::Normal,
             "Starting",
             "Starting kubelet.".to_string(),
@@ -84,17 +97,6 @@ impl NodeManager {
         ));
         let informer = informer.clone();
         scope.spawn(self.report(informer));
-    }
-
-    fn reference(&self) -> ObjectReference {
-        let name = self.config.node_name.clone();
-        // As upstream: events of a node name it as their UID, so that they outlive the object.
-        ObjectReference {
-            kind: Some("Node".into()),
-            uid: Some(name.clone()),
-            name: Some(name),
-            ..ObjectReference::default()
-        }
     }
 
     fn labels(&self) -> BTreeMap<String, String> {
@@ -145,37 +147,47 @@ impl NodeManager {
     async fn report(self, informer: Informer<Node>) {
         informer.synced().await;
         let key = ferrite_client::ObjectKey::cluster(&self.config.node_name);
-        let mut checks = tokio::time::interval(RUNTIME_CHECK);
-        checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut due = tokio::time::Instant::now();
         let mut was_ready = None;
+        let mut asked = true;
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10), 0.2);
         loop {
-            let now = tokio::time::Instant::now();
-            let before_ready = self.readiness.borrow().clone();
+            let before = self.readiness.borrow().clone();
             self.look().await;
-            let changed = *self.readiness.borrow() != before_ready;
-            match informer.get(&key) {
-                None => self.register().await,
-                Some(node) => {
-                    let force = now >= due;
-                    if self.write(&node, force || changed).await && force {
-                        due = now + self.config.node_status_report_frequency;
+            let ready = self.readiness.borrow().problem().is_none();
+            let changed = *self.readiness.borrow() != before || was_ready != Some(ready);
+            let now = tokio::time::Instant::now();
+            let mut written = true;
+            if asked || changed || now >= due {
+                match informer.get(&key) {
+                    None => self.register().await,
+                    Some(node) => {
+                        let force = now >= due;
+                        written = self.write(&node, force).await;
+                        if written && force {
+                            due = now + self.config.node_status_report_frequency;
+                        }
                     }
                 }
             }
-            let ready = self.readiness.borrow().problem().is_none();
             if was_ready != Some(ready) {
-                let (reason, message) =
-                    if ready { ("NodeReady", "NodeReady") } else { ("NodeNotReady", "NodeNotReady") };
-                let name = &self.config.node_name;
-                let message = format!("Node {name} status is now: {message}");
-                self.recorder.event(&self.reference(), EventType::Normal, reason, message);
+                let reason = if ready { "NodeReady" } else { "NodeNotReady" };
+                let message = format!("Node {} status is now: {reason}", self.config.node_name);
+                self.recorder.event(&reference(&self.config.node_name), EventType::Normal, reason, message);
                 was_ready = Some(ready);
             }
-            tokio::select! {
-                _ = checks.tick() => {}
-                () = self.refresh.notified() => {}
+            if !written {
+                // The server does not answer: what there is to tell is told when it does.
+                tokio::time::sleep(backoff.next_delay()).await;
+                asked = true;
+                continue;
             }
+            backoff.reset();
+            let pause = if ready { RUNTIME_CHECK.min(due - now) } else { UNREADY_CHECK };
+            asked = tokio::select! {
+                () = tokio::time::sleep(pause) => false,
+                () = self.refresh.notified() => true,
+            };
         }
     }
 

@@ -6,5 +6,5 @@ mod manager;
 mod status;
 
 pub(crate) use machine::{Machine, meminfo_bytes};
-pub(crate) use manager::{NodeManager, Readiness};
+pub(crate) use manager::{NodeManager, Readiness, reference};
 pub(crate) use status::Allocatable;

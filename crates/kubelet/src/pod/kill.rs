@@ -4,7 +4,6 @@ use super::context::Context;
 use super::labels;
 use super::model::{self, ContainerKind, PodContainer};
 use super::runtime_pod::{Instance, RuntimePod};
-use crate::hooks;
 use ferrite_client::EventType;
 use ferrite_cri::v1::{StopContainerRequest, StopPodSandboxRequest};
 use futures_util::future::join_all;
@@ -14,34 +13,45 @@ use std::time::Duration;
 /// However long its hook took, a container gets this much time between the signals.
 const MIN_GRACE: Duration = Duration::from_secs(2);
 
+/// Whether preStop hooks are run. They run once: stopping again in a hurry goes straight to the signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hooks {
+    Run,
+    Skip,
+}
+
+/// A container to stop.
+pub(super) struct Victim<'a> {
+    /// Nothing when nobody knows the spec any more; the container then carries its hook.
+    pub container: Option<&'a PodContainer>,
+    pub instance: &'a Instance,
+    /// What the event says; by default that the container is stopped.
+    pub message: Option<String>,
+    pub grace: Duration,
+    pub pod_ip: &'a str,
+    pub hooks: Hooks,
+}
+
 impl Context {
-    /// Stops one container. Its preStop hook counts against `grace`.
-    pub(super) async fn kill_container(
-        &self,
-        pod: &Pod,
-        container: Option<&PodContainer>,
-        instance: &Instance,
-        message: Option<String>,
-        grace: Duration,
-        pod_ip: &str,
-    ) -> ferrite_cri::Result<()> {
+    /// Stops one container. Its preStop hook counts against the grace period.
+    pub(super) async fn kill_container(&self, pod: &Pod, victim: Victim<'_>) -> ferrite_cri::Result<()> {
+        let Victim { container, instance, message, grace, pod_ip, hooks } = victim;
         let about = model::reference(pod, container.map(PodContainer::field_path));
         let message = message.unwrap_or_else(|| format!("Stopping container {}", instance.name));
         self.recorder.event(&about, EventType::Normal, "Killing", message);
         let from_spec = container.and_then(|c| c.spec.lifecycle.as_ref()).and_then(|l| l.pre_stop.clone());
         let hook = match container {
             Some(_) => from_spec,
-            // Nobody knows the spec any more; the container carries its hook.
             None => labels::pre_stop_hook(&instance.annotations),
         };
         let started = tokio::time::Instant::now();
-        if let Some(hook) = hook.filter(|_| grace > Duration::ZERO) {
+        if let Some(hook) = hook.filter(|_| grace > Duration::ZERO && hooks == Hooks::Run) {
             let target = crate::probe::Target {
                 container_id: instance.id.clone(),
                 pod_ip: pod_ip.to_string(),
                 container: container.map(|c| c.spec.clone()).unwrap_or_default(),
             };
-            let run = hooks::run(&*self.runtime, &hook, &target);
+            let run = crate::hooks::run(&*self.runtime, &hook, &target);
             let failure = match tokio::time::timeout(grace, run).await {
                 Ok(Ok(())) => None,
                 Ok(Err(e)) => Some(e.to_string()),
@@ -74,10 +84,16 @@ impl Context {
         pod: &Pod,
         runtime: &RuntimePod,
         grace: Duration,
+        hooks: Hooks,
     ) -> ferrite_cri::Result<()> {
         let containers = model::containers(pod);
         let spec_of = |name: &str| containers.iter().find(|c| c.name() == name);
         let pod_ip = runtime.sandboxes.first().and_then(|s| s.ips.first()).cloned().unwrap_or_default();
+        let kill = async |instance: &Instance, grace: Duration| {
+            let container = spec_of(&instance.name);
+            let victim = Victim { container, instance, message: None, grace, pod_ip: &pod_ip, hooks };
+            self.kill_container(pod, victim).await
+        };
         let is_sidecar = |i: &Instance| spec_of(&i.name).is_some_and(PodContainer::is_sidecar);
         let started = tokio::time::Instant::now();
         let alive = || {
@@ -86,9 +102,7 @@ impl Context {
                 .iter()
                 .filter(|i| i.is_running() || i.state == super::runtime_pod::RunState::Unknown)
         };
-        let first = alive()
-            .filter(|i| !is_sidecar(i))
-            .map(|i| self.kill_container(pod, spec_of(&i.name), i, None, grace, &pod_ip));
+        let first = alive().filter(|i| !is_sidecar(i)).map(|i| kill(i, grace));
         for result in join_all(first).await {
             result?;
         }
@@ -98,7 +112,7 @@ impl Context {
         sidecars.sort_by_key(|i| std::cmp::Reverse(position(&i.name)));
         for sidecar in sidecars {
             let left = grace.saturating_sub(started.elapsed());
-            self.kill_container(pod, spec_of(&sidecar.name), sidecar, None, left, &pod_ip).await?;
+            kill(sidecar, left).await?;
         }
         for sandbox in &runtime.sandboxes {
             let request = StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };

@@ -25,6 +25,7 @@ struct Handle {
 #[derive(Default)]
 pub(crate) struct Workers {
     handles: Mutex<HashMap<String, Handle>>,
+    count: watch::Sender<usize>,
 }
 
 impl Workers {
@@ -47,8 +48,9 @@ impl Workers {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.lock().len()
+    /// How many pods have a worker, now and as it changes.
+    pub(crate) fn count(&self) -> watch::Receiver<usize> {
+        self.count.subscribe()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Handle>> {
@@ -75,10 +77,13 @@ impl Workers {
         let handle = Handle { desired: sender, wake: Arc::default(), objects_changed: Arc::default() };
         let (wake, objects_changed) = (handle.wake.clone(), handle.objects_changed.clone());
         handles.insert(id.uid.clone(), handle);
+        self.count.send_replace(handles.len());
         drop(handles);
         let (workers, uid) = (self.clone(), id.uid.clone());
         let done = move || {
-            workers.lock().remove(&uid);
+            let mut handles = workers.lock();
+            handles.remove(&uid);
+            workers.count.send_replace(handles.len());
         };
         worker::start(context.clone(), id, receiver, wake, objects_changed, scope, done);
     }

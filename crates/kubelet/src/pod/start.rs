@@ -2,9 +2,11 @@
 
 use super::context::Context;
 use super::decide::Start;
+use super::kill::{Hooks, Victim};
 use super::model::{self, PodContainer, PodId};
 use super::runtime_pod::{RuntimePod, Sandbox};
 use super::status::WaitingReason;
+use super::worker::Desired;
 use crate::container::config::{self, ConfigInputs};
 use crate::container::env::{self, EnvInputs, EnvSources};
 use crate::container::fields::Addresses;
@@ -24,9 +26,25 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
+use tokio::sync::watch;
 
 /// Where containers find the message file when the spec names none.
 const DEFAULT_MESSAGE_PATH: &str = "/dev/termination-log";
+
+/// Why a container was not started.
+#[derive(Debug)]
+pub(super) enum StartError {
+    /// What the container waits for.
+    Waiting(WaitingReason),
+    /// The pod must end: nothing more is started.
+    Interrupted,
+}
+
+impl From<WaitingReason> for StartError {
+    fn from(reason: WaitingReason) -> Self {
+        StartError::Waiting(reason)
+    }
+}
 
 /// What starting containers of one pod needs.
 pub(super) struct StartInputs<'a> {
@@ -78,23 +96,25 @@ impl Context {
         Ok(Sandbox::from_cri(status))
     }
 
-    /// Pulls, creates and starts one container, then runs its postStart hook. The error is what the container
-    /// waits for.
+    /// Pulls, creates and starts one container, then runs its postStart hook. Pulls and hooks can take long, so
+    /// they are given up when the pod must end; the steps in between are always completed.
     pub(super) async fn start_container(
         &self,
         inputs: &StartInputs<'_>,
         container: &PodContainer,
         start: &Start,
         pulls: &mut PullState,
-    ) -> Result<(), WaitingReason> {
+        desired: &watch::Receiver<Desired>,
+    ) -> Result<(), StartError> {
+        let mut ending = desired.clone();
         let pod = inputs.pod;
         let about = model::reference(pod, Some(container.field_path()));
         let warn = |message: String| self.recorder.event(&about, EventType::Warning, "Failed", message);
-        let image = self
-            .images
-            .ensure(pod, container, inputs.keyring, inputs.sandbox_config, pulls)
-            .await
-            .inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
+        let image = tokio::select! {
+            image = self.images.ensure(pod, container, inputs.keyring, inputs.sandbox_config, pulls) => image,
+            _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
+        };
+        let image = image.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
         let config_error = |message: String| {
             warn(format!("Error: {message}"));
             WaitingReason::new("CreateContainerConfigError", message)
@@ -136,16 +156,18 @@ impl Context {
         };
         let created = self.runtime.create_container(request).await.map_err(|e| create_error(&warn, &e))?;
         let id = created.container_id;
-        let name = container.name();
-        self.recorder.event(&about, EventType::Normal, "Created", format!("Created container: {name}"));
+        self.recorder.event(&about, EventType::Normal, "Created", "Container created".to_string());
         self.runtime.start_container(StartContainerRequest { container_id: id.clone() }).await.map_err(
             |e| {
                 warn(format!("Error: {e}"));
                 WaitingReason::new("RunContainerError", e.to_string())
             },
         )?;
-        self.recorder.event(&about, EventType::Normal, "Started", format!("Started container {name}"));
-        self.post_start(inputs, container, &id).await
+        self.recorder.event(&about, EventType::Normal, "Started", "Container started".to_string());
+        tokio::select! {
+            done = self.post_start(inputs, container, &id) => Ok(done?),
+            _ = ending.wait_for(Desired::must_end) => Err(StartError::Interrupted),
+        }
     }
 
     async fn post_start(
@@ -170,8 +192,15 @@ impl Context {
         {
             let grace = super::kill::grace_of(inputs.pod);
             let why = format!("FailedPostStartHook: {}", container.name());
-            let ip = target.pod_ip.as_str();
-            let _ = self.kill_container(inputs.pod, Some(container), instance, Some(why), grace, ip).await;
+            let victim = Victim {
+                container: Some(container),
+                instance,
+                message: Some(why),
+                grace,
+                pod_ip: &target.pod_ip,
+                hooks: Hooks::Run,
+            };
+            let _ = self.kill_container(inputs.pod, victim).await;
         }
         Err(WaitingReason::new("PostStartHookError", message))
     }

@@ -66,7 +66,12 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
     let containers = model::containers(pod);
     let of_kind = |kind| containers.iter().filter(move |c| c.kind == kind);
     let initialized = is_initialized(inputs, &containers);
+    // A pod that was refused has containers in name only; shown as waiting they would hide the reason.
+    let refused = inputs.verdict.is_some() && inputs.runtime.instances.is_empty();
     let statuses = |kind| -> Vec<ContainerStatus> {
+        if refused {
+            return Vec::new();
+        }
         of_kind(kind).map(|c| container_status(inputs, &old, c, initialized)).collect()
     };
     let init = statuses(ContainerKind::Init);
@@ -226,9 +231,7 @@ fn container_status(
 /// A container nobody has started.
 fn unstarted(inputs: &StatusInputs<'_>, container: &PodContainer, initialized: bool) -> ContainerStatus {
     let spec = &container.spec;
-    let state = if inputs.terminated && container.kind == ContainerKind::Regular && inputs.verdict.is_none() {
-        waiting(WaitingReason::new(if initialized { "ContainerCreating" } else { "PodInitializing" }, ""))
-    } else if let Some(reason) = inputs.waiting.get(&spec.name) {
+    let state = if let Some(reason) = inputs.waiting.get(&spec.name) {
         waiting(reason.clone())
     } else if !initialized {
         waiting(WaitingReason::new("PodInitializing", ""))

@@ -1,6 +1,6 @@
 //! The end of a pod: stop it, tell, clean up, and let the API forget it.
 
-use super::kill::grace_of;
+use super::kill::{Hooks, grace_of};
 use super::model;
 use super::observe::observe;
 use super::worker::{Desired, SyncError, Worker};
@@ -57,16 +57,18 @@ impl Worker {
             Desired::Gone(pod) => grace_of(pod).min(FORCED_GRACE),
         };
         let mut current = desired.clone();
+        let mut hooks = Hooks::Run;
         loop {
             let limit = grace(&current);
             let pod: Arc<Pod> = current.pod().clone();
             let runtime = observe(&*context.runtime, &self.id.uid).await?;
             let mut shorter = self.desired.clone();
             tokio::select! {
-                killed = Box::pin(context.kill_pod(&pod, &runtime, limit)) => return Ok(killed?),
+                killed = Box::pin(context.kill_pod(&pod, &runtime, limit, hooks)) => return Ok(killed?),
                 changed = shorter.wait_for(|d| grace(d) < limit) => {
                     let Ok(changed) = changed else { return Err(SyncError::Interrupted) };
                     current = changed.clone();
+                    hooks = Hooks::Skip;
                 }
             }
         }

@@ -4,15 +4,15 @@ use super::admission::{self, Offer};
 use super::backoff::BackOff;
 use super::context::Context;
 use super::decide::{self, Actions, Inputs, KillCause};
-use super::kill::grace_of;
+use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
 use super::runtime_pod::{RunState, RuntimePod};
-use super::start::StartInputs;
+use super::start::{StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
 use crate::clock;
-use crate::container::resources::pod_resources;
+use crate::container::resources::{PodResources, pod_resources};
 use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
 use crate::volumes::PodVolumes;
@@ -74,6 +74,14 @@ pub(super) enum SyncError {
     Interrupted,
 }
 
+/// What a round answers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// The pod changed in the API, and nothing else is known to have happened.
+    Api,
+    Anything,
+}
+
 pub(super) struct Worker {
     pub(super) context: Arc<Context>,
     pub(super) id: PodId,
@@ -84,9 +92,13 @@ pub(super) struct Worker {
     pub(super) writer: StatusWriter,
     backoff: BackOff,
     pulls: PullState,
+    /// Starts the runtime refused are not tried again before this.
+    refused_until: HashMap<String, Timestamp>,
     pub(super) waiting: HashMap<String, WaitingReason>,
     pub(super) verdict: Option<Verdict>,
     volumes: Option<PodVolumes>,
+    /// What the pod's cgroup was last set to.
+    cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
     volumes_of: Option<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>,
     admitted: bool,
@@ -117,9 +129,11 @@ pub(crate) fn start(
         writer,
         backoff: BackOff::default(),
         pulls: PullState::default(),
+        refused_until: HashMap::new(),
         waiting: HashMap::new(),
         verdict: None,
         volumes: None,
+        cgroup_of: None,
         volumes_of: None,
         admitted: false,
         finished: false,
@@ -136,21 +150,31 @@ pub(crate) fn start(
 impl Worker {
     async fn run(mut self) {
         let mut retry = Backoff::new(Duration::from_millis(500), Duration::from_secs(30), 0.1);
+        let mut next: Option<Timestamp> = None;
+        let mut seen: Option<Arc<Pod>> = None;
+        let mut cause = Cause::Anything;
         loop {
             let desired = self.desired.borrow_and_update().clone();
-            let next = if desired.must_end() {
-                match self.terminate(&desired).await {
+            let echo = cause == Cause::Api
+                && seen.as_ref().is_some_and(|old| only_status_differs(old, desired.pod()));
+            seen = Some(desired.pod().clone());
+            let round = if desired.must_end() {
+                match Box::pin(self.terminate(&desired)).await {
                     Ok(()) => return,
                     Err(e) => Err(e),
                 }
+            } else if echo && !model::is_finished(desired.pod()) {
+                self.reconcile(desired.pod()).await.map(|at| [at, next].into_iter().flatten().min())
             } else {
                 Box::pin(self.sync(desired.pod())).await
             };
-            let next = match next {
-                Ok(next) => {
+            next = match round {
+                Ok(at) => {
                     retry.reset();
-                    next
+                    at
                 }
+                // Nobody is left to say what is wanted.
+                Err(SyncError::Interrupted) if self.desired.has_changed().is_err() => return,
                 Err(SyncError::Interrupted) => continue,
                 Err(e) => {
                     let delay = retry.next_delay();
@@ -163,12 +187,22 @@ impl Worker {
                 }
             };
             let sleep = next.map(|at| clock::since(self.context.clock.now(), at));
-            tokio::select! {
-                changed = self.desired.changed() => if changed.is_err() { return },
-                () = self.wake.notified() => {}
-                () = tokio::time::sleep(sleep.unwrap_or(Duration::MAX)), if sleep.is_some() => {}
-            }
+            cause = tokio::select! {
+                changed = self.desired.changed() => match changed {
+                    Ok(()) => Cause::Api,
+                    Err(_) => return,
+                },
+                () = self.wake.notified() => Cause::Anything,
+                () = tokio::time::sleep(sleep.unwrap_or(Duration::MAX)), if sleep.is_some() => Cause::Anything,
+            };
         }
+    }
+
+    /// Only the status changed, by our own hand or another's: nothing to do but to see that it is right.
+    async fn reconcile(&mut self, pod: &Arc<Pod>) -> Result<Option<Timestamp>, SyncError> {
+        let runtime = observe(&*self.context.runtime, &self.id.uid).await?;
+        self.publish(pod, &runtime, false, false);
+        Ok(deadline(pod))
     }
 
     /// One round for a pod that should run. Answers when to look again if nothing happens before.
@@ -206,12 +240,7 @@ impl Worker {
                 return Err(error);
             }
         }
-        let total = pod_resources(pod);
-        context.cgroups.ensure_pod(model::qos_class(pod), &self.id.uid, &total).map_err(|e| {
-            let message = format!("unable to ensure pod container exists: {e}");
-            context.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
-            SyncError::Cgroup(e)
-        })?;
+        self.ensure_cgroup(pod)?;
         self.ensure_volumes(pod).await?;
         let probes = self.probes.results();
         let actions = decide::decide(&Inputs {
@@ -286,6 +315,22 @@ impl Worker {
         self.writer.publish(status, pod.clone());
     }
 
+    /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
+    fn ensure_cgroup(&mut self, pod: &Pod) -> Result<(), SyncError> {
+        let total = pod_resources(pod);
+        if self.cgroup_of == Some(total) {
+            return Ok(());
+        }
+        let made = self.context.cgroups.ensure_pod(model::qos_class(pod), &self.id.uid, &total);
+        made.map_err(|e| {
+            let message = format!("unable to ensure pod container exists: {e}");
+            self.context.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
+            SyncError::Cgroup(e)
+        })?;
+        self.cgroup_of = Some(total);
+        Ok(())
+    }
+
     async fn ensure_volumes(&mut self, pod: &Pod) -> Result<(), SyncError> {
         let changed = self.objects_changed.swap(false, std::sync::atomic::Ordering::AcqRel);
         let now = self.context.clock.now();
@@ -325,7 +370,7 @@ impl Worker {
                 context.event(pod, EventType::Normal, "SandboxChanged", message);
             }
             self.probes.stop();
-            context.kill_pod(pod, runtime, grace_of(pod)).await?;
+            context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
         }
         for kill in &actions.kill {
             let Some(instance) = runtime.instances.iter().find(|i| i.id == kill.id) else { continue };
@@ -333,7 +378,8 @@ impl Worker {
             let grace = kill_grace(pod, container, kill.cause);
             let ip = self.pod_ip(pod, runtime);
             let message = Some(kill.message.clone());
-            context.kill_container(pod, container, instance, message, grace, &ip).await?;
+            let victim = Victim { container, instance, message, grace, pod_ip: &ip, hooks: Hooks::Run };
+            context.kill_container(pod, victim).await?;
         }
         for wait in &actions.waiting {
             let reason = WaitingReason::crash_loop(wait.delay, &wait.name, &self.id);
@@ -364,6 +410,10 @@ impl Worker {
         let mut retry: Option<Timestamp> = None;
         for start in &actions.start {
             let Some(container) = containers.iter().find(|c| c.name() == start.name) else { continue };
+            if let Some(until) = self.refused_until.get(&start.name).filter(|at| **at > context.clock.now()) {
+                retry = Some(retry.map_or(*until, |r: Timestamp| r.min(*until)));
+                continue;
+            }
             // The address is shown, and earlier containers are, while later images are pulled.
             let current = observe(&*context.runtime, &self.id.uid).await?;
             self.publish(pod, &current, false, false);
@@ -375,21 +425,20 @@ impl Worker {
                 volumes: &volumes,
                 keyring: &keyring,
             };
-            let mut desired = self.desired.clone();
-            let started = tokio::select! {
-                started = Box::pin(context.start_container(&inputs, container, start, &mut self.pulls)) => started,
-                _ = desired.wait_for(Desired::must_end) => return Err(SyncError::Interrupted),
-            };
+            let started = context.start_container(&inputs, container, start, &mut self.pulls, &self.desired);
+            let started = Box::pin(started).await;
             let now = context.clock.now();
             match started {
                 Ok(()) => {
                     self.waiting.remove(&start.name);
+                    self.refused_until.remove(&start.name);
                     if start.attempt > 0 {
                         let ended = runtime.latest(&start.name).and_then(|i| i.finished_at).unwrap_or(now);
                         self.backoff.next(&start.name, ended, now);
                     }
                 }
-                Err(reason) => {
+                Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
+                Err(StartError::Waiting(reason)) => {
                     let at = self.retry_at(container, &reason, now);
                     retry = Some(retry.map_or(at, |r| r.min(at)));
                     self.waiting.insert(start.name.clone(), reason);
@@ -415,7 +464,9 @@ impl Worker {
                     None => Duration::from_secs(10),
                 };
                 self.backoff.next(container.name(), now, now);
-                clock::add(now, delay)
+                let at = clock::add(now, delay);
+                self.refused_until.insert(container.name().to_string(), at);
+                at
             }
             "PostStartHookError" => clock::add(now, AFTER_FAILED_START),
             _ => clock::add(now, AFTER_CONFIG_ERROR),
@@ -427,7 +478,7 @@ impl Worker {
         let context = self.context.clone();
         self.probes.stop();
         if runtime.running().next().is_some() || runtime.sandboxes.iter().any(|s| s.ready) {
-            context.kill_pod(pod, runtime, grace_of(pod)).await?;
+            context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
         }
         let runtime = observe(&*context.runtime, &self.id.uid).await?;
         self.publish(pod, &runtime, true, true);
@@ -467,6 +518,16 @@ impl Worker {
             }
         }
     }
+}
+
+fn only_status_differs(old: &Pod, new: &Pod) -> bool {
+    let plain = |pod: &Pod| {
+        let mut meta = pod.metadata.clone();
+        meta.resource_version = None;
+        meta.managed_fields = None;
+        meta
+    };
+    old.spec == new.spec && plain(old) == plain(new)
 }
 
 /// When the pod has been active for as long as it may.

@@ -42,8 +42,8 @@ async fn a_pod_runs_and_is_deleted() {
     for (reason, part) in [
         ("Pulling", "busybox:1"),
         ("Pulled", "Successfully pulled"),
-        ("Created", "c"),
-        ("Started", "Started container c"),
+        ("Created", "Container created"),
+        ("Started", "Container started"),
     ] {
         h.until_event(reason, part).await;
     }
@@ -60,7 +60,7 @@ async fn a_pod_runs_and_is_deleted() {
     let last = h.api.history(&Harness::key("p")).pop().unwrap();
     assert_eq!(state(&last)["terminated"]["exitCode"], 143);
     h.until_event("Killing", "Stopping container c").await;
-    h.api.until("the worker has ended", |_| (h.workers.len() == 0).then_some(())).await;
+    h.until_workers(0).await;
     assert!(h.runtime.is_empty());
     assert!(!h.dir.path().join("kubelet/pods/uid-p").exists());
 }
@@ -167,12 +167,8 @@ async fn a_restarted_kubelet_adopts_what_runs() {
     h.api.remove(&Harness::key("gone"));
     h.runtime.forget_calls();
     let h = h.restart().await;
-    h.api
-        .until("the orphan is stopped", |_| {
-            h.runtime.calls().contains(&"stop-sandbox".to_string()).then_some(())
-        })
-        .await;
-    h.api.until("the orphan is cleaned", |_| (h.workers.len() == 1).then_some(())).await;
+    h.until_workers(1).await;
+    assert!(h.runtime.calls().contains(&"stop-sandbox".to_string()));
     assert!(
         !h.runtime.calls().iter().any(|c| c.starts_with("start") || c.starts_with("sandbox")),
         "{:?}",
@@ -255,7 +251,7 @@ async fn a_pod_removed_by_force_is_cleaned_up() {
     h.create("other", one());
     h.until("other", "ready", ready).await;
     h.until_event("Killing", "Stopping container c").await;
-    h.api.until("cleaned", |_| (h.workers.len() == 1).then_some(())).await;
+    h.until_workers(1).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -277,6 +273,7 @@ async fn pods_are_refused_and_ended_by_the_node() {
     h.create("big", json!({"containers": [big]}));
     let pod = h.until_phase("big", "Failed").await;
     assert_eq!(pod["status"]["reason"], "OutOfcpu");
+    assert!(pod["status"]["containerStatuses"].is_null());
     h.create("slow", json!({"containers": [container("c")], "activeDeadlineSeconds": 30}));
     h.until("slow", "ready", ready).await;
     let pod = h.until_phase("slow", "Failed").await;
@@ -317,8 +314,14 @@ async fn a_start_that_fails_is_tried_again_later() {
     let pod = h.until("p", "start failed", |p| state(p)["waiting"]["reason"] == "RunContainerError").await;
     assert_eq!(state(&pod)["waiting"]["message"], "no such program");
     h.until_event("Failed", "Error: no such program").await;
+    let before = h.context.clock.now();
+    // Whatever else wakes the worker meanwhile, the start is not tried again before its time.
+    let attempts = h.runtime.calls().len();
+    h.workers.wake_all();
     h.runtime.fail_starts(None);
     let pod = h.until("p", "ready", ready).await;
+    assert_eq!(h.runtime.calls().len(), attempts + 1);
+    assert!(crate::clock::since(before, h.context.clock.now()).as_secs() >= 9);
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
 }
 
@@ -338,4 +341,73 @@ async fn a_status_written_by_others_is_put_right() {
     h.api.put("pods", edited);
     let pod = h.until("p", "ready", |p| ready(p) && p["status"]["phase"] == "Running").await;
     assert_eq!(condition(&pod, "example.com/gate"), "True");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_stays_mounted_after_a_pod() {
+    let h = Harness::start().await;
+    let data = json!({"token": "c2VjcmV0"});
+    let secret = json!({"metadata": {"name": "s", "namespace": "default", "uid": "s"}, "data": data});
+    h.api.put("secrets", secret);
+    let mut c = container("c");
+    c["volumeMounts"] = json!([
+        {"name": "all", "mountPath": "/all"},
+        {"name": "all", "mountPath": "/one", "subPath": "secret/token", "readOnly": true},
+        {"name": "scratch", "mountPath": "/scratch", "subPathExpr": "$(NAME)"},
+    ]);
+    c["env"] = json!([{"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]);
+    let sources = json!([
+        {"secret": {"name": "s", "items": [{"key": "token", "path": "secret/token", "mode": 256}]}},
+        {"downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+        {"serviceAccountToken": {"path": "sa"}},
+    ]);
+    h.create(
+        "p",
+        json!({"containers": [c], "volumes": [
+            {"name": "all", "projected": {"sources": sources}},
+            {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+        ]}),
+    );
+    h.until("p", "ready", ready).await;
+    let mounts = h.runtime.container_config("c").unwrap().mounts;
+    let read = |path: &str, file: &str| {
+        let mount = mounts.iter().find(|m| m.container_path == path).unwrap();
+        let path =
+            if file.is_empty() { mount.host_path.clone() } else { format!("{}/{file}", mount.host_path) };
+        std::fs::read_to_string(path).unwrap_or_else(|e| e.to_string())
+    };
+    assert_eq!(read("/all", "name"), "p");
+    assert_eq!(read("/one", ""), "secret");
+    // The server issues no tokens: the pod runs without one.
+    assert!(read("/all", "sa").contains("No such file"));
+    let uid = "kubelet/pods/uid-p";
+    assert!(h.dir.path().join(uid).join("volumes/kubernetes.io~empty-dir/scratch/p").is_dir());
+    let mounted = || {
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        table.lines().filter(|l| l.contains(h.dir.path().to_str().unwrap())).count()
+    };
+    assert_eq!(mounted(), 4, "two memory file systems, two sub-paths");
+    h.delete("p", 1);
+    h.until_gone("p").await;
+    h.until_workers(0).await;
+    assert_eq!(mounted(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ephemeral_container_joins_a_running_pod() {
+    let h = Harness::start().await;
+    h.create("p", one());
+    h.until("p", "ready", ready).await;
+    let mut pod = h.pod("p").unwrap();
+    let debugger = json!({"name": "debug", "image": "busybox:1", "imagePullPolicy": "IfNotPresent", "targetContainerName": "c"});
+    pod["spec"]["ephemeralContainers"] = json!([debugger]);
+    h.api.put("pods", pod);
+    let running = |p: &Value| !p["status"]["ephemeralContainerStatuses"][0]["state"]["running"].is_null();
+    let pod = h.until("p", "the debugger runs", running).await;
+    assert!(ready(&pod));
+    let context = h.runtime.container_config("debug").unwrap().linux.unwrap().security_context.unwrap();
+    assert_eq!(context.namespace_options.unwrap().target_id, "c2");
+    h.runtime.exit("debug", 0);
+    let ended = |p: &Value| !p["status"]["ephemeralContainerStatuses"][0]["state"]["terminated"].is_null();
+    assert_eq!(h.until("p", "the debugger ended", ended).await["status"]["phase"], "Running");
 }

@@ -63,8 +63,8 @@ fn time(nanos: i64) -> String {
 }
 
 fn container_json(name: &str, stats: &ContainerStats) -> Value {
-    let cpu = stats.cpu.clone().unwrap_or_default();
-    let memory = stats.memory.clone().unwrap_or_default();
+    let cpu = stats.cpu.unwrap_or_default();
+    let memory = stats.memory.unwrap_or_default();
     json!({
         "name": name,
         "cpu": {

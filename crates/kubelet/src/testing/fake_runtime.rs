@@ -31,6 +31,8 @@ struct State {
     exec_exit: HashMap<String, i32>,
     ignores_term: bool,
     start_error: Option<String>,
+    stream_url: Option<String>,
+    network_problem: Option<String>,
 }
 
 #[derive(Clone)]
@@ -73,6 +75,16 @@ impl FakeRuntime {
 
     pub(crate) fn fail_starts(&self, message: Option<&str>) {
         self.state.lock().unwrap().start_error = message.map(str::to_string);
+    }
+
+    /// Whether the network is ready, and why not.
+    pub(crate) fn set_ready(&self, problem: Option<&str>) {
+        self.state.lock().unwrap().network_problem = problem.map(str::to_string);
+    }
+
+    /// Where exec is to connect.
+    pub(crate) fn stream_at(&self, url: &str) {
+        self.state.lock().unwrap().stream_url = Some(url.into());
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -179,12 +191,15 @@ impl RuntimeService for FakeRuntime {
     }
 
     async fn status(&self, _: StatusRequest) -> Result<StatusResponse> {
-        let condition = |name: &str| RuntimeCondition {
+        let problem = self.state.lock().unwrap().network_problem.clone();
+        let condition = |name: &str, problem: Option<String>| RuntimeCondition {
             r#type: name.into(),
-            status: true,
+            status: problem.is_none(),
+            message: problem.unwrap_or_default(),
             ..RuntimeCondition::default()
         };
-        let status = RuntimeStatus { conditions: vec![condition("RuntimeReady"), condition("NetworkReady")] };
+        let conditions = vec![condition("RuntimeReady", None), condition("NetworkReady", problem)];
+        let status = RuntimeStatus { conditions };
         Ok(StatusResponse { status: Some(status), ..StatusResponse::default() })
     }
 
@@ -356,7 +371,8 @@ impl RuntimeService for FakeRuntime {
     }
 
     async fn exec(&self, _: ExecRequest) -> Result<ExecResponse> {
-        Err(Error::unimplemented("Exec"))
+        let url = self.state.lock().unwrap().stream_url.clone();
+        url.map(|url| ExecResponse { url }).ok_or_else(|| Error::unimplemented("Exec"))
     }
 
     async fn attach(&self, _: AttachRequest) -> Result<AttachResponse> {
@@ -416,6 +432,7 @@ impl ImageService for FakeRuntime {
     async fn pull_image(&self, request: PullImageRequest) -> Result<PullImageResponse> {
         let name = request.image.unwrap_or_default().image;
         self.note(format!("pull:{name}"));
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         if name.contains("missing") {
             return Err(Error::new(Code::NotFound, format!("{name}: not found")));
         }

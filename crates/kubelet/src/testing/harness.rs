@@ -76,7 +76,7 @@ impl Harness {
             max_pods: 3,
             runtime_name: "ferrite".into(),
             runtime: shared.clone(),
-            images: Images::new(shared.clone(), recorder.clone(), clock),
+            images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
             volumes: Volumes::new(dir.path().join("kubelet"), client.clone(), objects.clone(), limits),
             objects,
             cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
@@ -141,6 +141,12 @@ impl Harness {
             .await;
     }
 
+    pub(crate) async fn until_workers(&self, count: usize) {
+        let mut counted = self.workers.count();
+        let wait = counted.wait_for(|n| *n == count);
+        tokio::time::timeout(std::time::Duration::from_secs(3600), wait).await.unwrap().unwrap();
+    }
+
     /// Waits for an event about a pod and answers its message.
     pub(crate) async fn until_event(&self, reason: &str, part: &str) -> String {
         self.api
@@ -157,5 +163,9 @@ impl Harness {
 impl Drop for Harness {
     fn drop(&mut self) {
         self.scope.cancel();
+        // A test that failed half-way may have left volumes mounted.
+        if Arc::strong_count(&self.dir) == 1 {
+            let _ = crate::volumes::remove_tree(self.dir.path());
+        }
     }
 }

@@ -4,4 +4,6 @@ mod fake_api;
 mod fake_runtime;
 mod harness;
 
+pub(crate) use fake_api::{FakeApi, Key};
+pub(crate) use fake_runtime::FakeRuntime;
 pub(crate) use harness::Harness;

@@ -6,6 +6,9 @@ mod kernel;
 mod payload;
 mod token;
 
+#[cfg(test)]
+pub(crate) use kernel::remove_tree;
+
 use crate::container::expand::expand;
 use crate::container::fields::NodeLimits;
 use crate::objects::{self, ObjectError, Objects};

@@ -67,8 +67,7 @@ impl ImageStore {
         let imported = self.import_files(&files, platform, progress);
         let blobs: Vec<Digest> = files.blobs.into_values().collect();
         drop(hold);
-        let lease = self.lease([]);
-        self.discard(&blobs, &lease)?;
+        self.discard(&blobs, self.lease([]))?;
         imported
     }
 
@@ -224,7 +223,7 @@ impl ImageStore {
                     digest = platform.choose(&digest.to_string(), &nested)?;
                     bytes = self.layout_blob(files, &digest)?;
                 }
-                let (config, layers) = parse_manifest(&bytes)?;
+                let ((config, _), layers) = parse_manifest(&bytes)?;
                 self.layout_blob(files, &config)?;
                 for (layer, _) in &layers {
                     files.layout(layer)?;

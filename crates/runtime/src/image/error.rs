@@ -51,6 +51,9 @@ pub enum ImageError {
     /// The image came with the program and stays.
     #[error("image {0} is pinned")]
     Pinned(String),
+    /// Another process has the store open.
+    #[error("image store {} is in use by another process", .0.display())]
+    Locked(PathBuf),
     /// The store's own files.
     #[error("{what} {}", path.display())]
     Io {

@@ -240,7 +240,7 @@ impl Extractor {
         fchown(&directory, Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid))).map_err(fail)?;
         fchmod(&directory, Mode::from_bits_truncate(entry.mode)).map_err(fail)?;
         for (key, value) in allowed_xattrs(entry)? {
-            set_xattr_at(&format!("/proc/self/fd/{}", directory.as_raw_fd()), key, value, true)
+            set_xattr_at(format!("/proc/self/fd/{}", directory.as_raw_fd()), key, value, true)
                 .or_else(ignore_unsupported)
                 .map_err(fail)?;
         }
@@ -426,9 +426,12 @@ fn set_xattr_at(path: impl AsRef<Path>, key: &[u8], value: &[u8], follow: bool) 
         .map(drop)
 }
 
+/// An extended attribute's name and value.
+type Xattr<'a> = (&'a [u8], &'a [u8]);
+
 /// Images may bring capabilities and user attributes. `trusted.*` would speak to overlayfs, and security
 /// labels belong to the machine that made the image.
-fn allowed_xattrs(entry: &Entry) -> Result<Vec<(&[u8], &[u8])>, ImageError> {
+fn allowed_xattrs(entry: &Entry) -> Result<Vec<Xattr<'_>>, ImageError> {
     let mut allowed = Vec::new();
     for (key, value) in &entry.xattrs {
         if value.len() > MAX_XATTR {

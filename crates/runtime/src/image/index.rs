@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -46,7 +46,7 @@ impl Index {
         }
     }
 
-    pub(crate) fn save(&self, path: &PathBuf) -> Result<(), ImageError> {
+    pub(crate) fn save(&self, path: &Path) -> Result<(), ImageError> {
         let bytes =
             serde_json::to_vec_pretty(self).map_err(|error| ImageError::invalid("image index", error))?;
         write_atomic(path, &bytes)

@@ -4,6 +4,7 @@
 //! layer is unpacked under a temporary name and renamed when everything in it is on disk.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -135,12 +136,11 @@ impl LayerStore {
         nix::unistd::syncfs(&root).map_err(|errno| ImageError::io("sync", &self.dir)(errno.into()))?;
         for (chain, mut staged) in layers {
             let target = self.dir.join(chain.hex());
-            let mut known = self.known();
             // Another image may have brought the same layer meanwhile; both are the same by digest.
-            if !known.contains_key(&chain) {
+            if let Entry::Vacant(place) = self.known().entry(chain) {
                 fs::rename(&staged.dir, &target).map_err(ImageError::io("rename", &target))?;
                 staged.committed = true;
-                known.insert(chain, staged.info.clone());
+                place.insert(staged.info.clone());
             }
         }
         sync_dir(&self.dir)

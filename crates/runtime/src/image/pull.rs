@@ -1,12 +1,15 @@
 //! Images from registries.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Read};
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use oci_client::Reference as RegistryReference;
 use oci_client::client::{
     BlobResponse, Certificate, CertificateEncoding, Client, ClientConfig, ClientProtocol,
@@ -18,6 +21,7 @@ use serde::Deserialize;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::digest::chain_ids;
+use super::registries::{Endpoint, HostSettings};
 use super::store::{MAX_METADATA, NewImage, parse_config, parse_manifest};
 use super::{Digest, ImageError, ImageRecord, ImageStore, Platform, Reference};
 
@@ -62,6 +66,10 @@ pub struct RegistryConfig {
     pub plain_http: Vec<String>,
     /// Certificates in PEM form to trust besides the machine's own.
     pub ca_certificates: Vec<Vec<u8>>,
+    /// Hosts to ask before a registry, in order; `*` stands for registries without mirrors of their own.
+    pub mirrors: BTreeMap<String, Vec<String>>,
+    /// How particular hosts are spoken to, registries and mirrors alike.
+    pub hosts: BTreeMap<String, HostSettings>,
     /// How long to wait for a connection.
     pub connect_timeout: Duration,
     /// How long to wait for the next piece of an answer.
@@ -73,6 +81,8 @@ impl Default for RegistryConfig {
         Self {
             plain_http: Vec::new(),
             ca_certificates: Vec::new(),
+            mirrors: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             connect_timeout: Duration::from_secs(30),
             read_timeout: Duration::from_secs(60),
         }
@@ -119,6 +129,8 @@ struct Versioned {
 struct Registry {
     client: Client,
     auth: RegistryAuth,
+    /// Whom we talk to: the registry of the name, or a mirror of it.
+    host: String,
     reference: Reference,
 }
 
@@ -140,17 +152,16 @@ impl ImageStore {
             None if reference.is_built_in() => return Err(ImageError::BuiltIn(reference.to_string())),
             _ => {}
         }
-        let registry = Registry::connect(reference.clone(), auth, config).await?;
-        let (top, manifest) = registry.manifest(platform).await?;
+        let (registry, (top, manifest)) = Registry::find(reference, auth, platform, config).await?;
         progress(ProgressEvent::Resolved { digest: top.clone() });
         let manifest_digest = Digest::of(&manifest);
-        let (id, layers) = parse_manifest(&manifest)?;
+        let ((id, config_size), layers) = parse_manifest(&manifest)?;
 
         let metadata = self.lease([manifest_digest.clone(), id.clone()]);
         let store = Arc::clone(self);
         blocking(move || store.content.put(&manifest)).await?;
         if !self.content.has(&id) {
-            self.download(&registry, &id, MAX_METADATA, None).await?;
+            self.download(&registry, &id, config_size, None).await?;
         }
         let (_, diff_ids) = parse_config(&self.content.read(&id, MAX_METADATA)?)?;
         if diff_ids.len() != layers.len() {
@@ -163,9 +174,11 @@ impl ImageStore {
         let blobs = layers.iter().map(|(digest, _)| digest.clone());
         let content = self.lease(blobs.chain(chain.iter().cloned()));
 
+        // Unpacking runs on another thread and must end with this future.
+        let cancel = Cancel::default();
         let each = chain.iter().cloned().zip(diff_ids).zip(layers.clone());
         let work = each.map(|((chain_id, diff_id), (blob, size))| {
-            let (registry, progress) = (&registry, &progress);
+            let (registry, progress, cancel) = (&registry, &progress, cancel.flag());
             async move {
                 if self.layers.has(&chain_id) {
                     progress(ProgressEvent::Present { chain_id });
@@ -174,9 +187,11 @@ impl ImageStore {
                 self.download(registry, &blob, size, Some(progress)).await?;
                 let store = Arc::clone(self);
                 let staged = blocking(move || {
-                    store.layers.stage(store.content.open_blob(&blob)?, &diff_id, &store.limits)
-                });
-                let staged = staged.await?;
+                    let archive =
+                        CancelledReader { inner: store.content.open_blob(&blob)?, cancelled: cancel };
+                    store.layers.stage(archive, &diff_id, &store.limits)
+                })
+                .await?;
                 progress(ProgressEvent::Unpacked { chain_id: chain_id.clone() });
                 Ok::<_, ImageError>(Some((chain_id, staged)))
             }
@@ -202,8 +217,8 @@ impl ImageStore {
             store.record_image(new)?;
             // The unpacked layers are what is used; keeping their archives would double the space.
             let archives: Vec<_> = layers.into_iter().map(|(digest, _)| digest).collect();
-            store.discard(&archives, &content)?;
-            drop((content, metadata));
+            store.discard(&archives, content)?;
+            drop(metadata);
             store.status(&id.to_string())?.ok_or_else(|| ImageError::NotFound(id.to_string()))
         })
         .await
@@ -218,7 +233,8 @@ impl ImageStore {
         progress: Option<&Progress>,
     ) -> Result<(), ImageError> {
         let flight = self.flights.of(digest);
-        let _turn = flight.acquire().await.map_err(|error| ImageError::Interrupted(error.to_string()))?;
+        let turn =
+            flight.acquire_owned().await.map_err(|error| ImageError::Interrupted(error.to_string()))?;
         if self.content.has(digest) {
             return Ok(());
         }
@@ -227,6 +243,8 @@ impl ImageStore {
         let (resumed, offset) = oneshot::channel();
         let (store, expected) = (Arc::clone(self), digest.clone());
         let writer = tokio::task::spawn_blocking(move || {
+            // The turn ends with the writer, also when the pull is cancelled before that.
+            let _turn = turn;
             let mut writer = store.content.resume(&expected)?;
             let _ = resumed.send(writer.written());
             while let Some(piece) = queue.blocking_recv() {
@@ -249,6 +267,36 @@ impl ImageStore {
     }
 }
 
+/// Tells work on other threads that nobody waits for it any more.
+#[derive(Default)]
+struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl Drop for Cancel {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+struct CancelledReader<R> {
+    inner: R,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl<R: Read> Read for CancelledReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.cancelled.load(Ordering::Relaxed) {
+            true => Err(ImageError::Interrupted("the pull was cancelled".into()).into()),
+            false => self.inner.read(buffer),
+        }
+    }
+}
+
 enum Piece {
     Restart,
     Data(Bytes),
@@ -256,18 +304,58 @@ enum Piece {
 }
 
 impl Registry {
-    async fn connect(reference: Reference, auth: Auth, config: &RegistryConfig) -> Result<Self, ImageError> {
-        let registry = reference.registry().to_owned();
-        let plain = is_loopback(&registry) || config.plain_http.contains(&registry);
-        let certificates = config
+    /// The first of the registry's mirrors, or the registry itself, that has the image; and its manifest.
+    async fn find(
+        reference: &Reference,
+        auth: Auth,
+        platform: &Platform,
+        config: &RegistryConfig,
+    ) -> Result<(Self, (Digest, Vec<u8>)), ImageError> {
+        let mut failed = None;
+        for endpoint in config.endpoints(reference.registry()) {
+            // Credentials for the registry are no mirror's business.
+            let given = if endpoint.mirror { Auth::Anonymous } else { auth.clone() };
+            let auth = match (given, &endpoint.settings.auth) {
+                (Auth::Anonymous, Some(configured)) => configured.clone(),
+                (given, _) => given,
+            };
+            let (host, mirror) = (endpoint.host.clone(), endpoint.mirror);
+            let found = async {
+                let registry = Self::connect(reference.clone(), endpoint, auth, config).await?;
+                let manifest = registry.manifest(platform).await?;
+                Ok((registry, manifest))
+            };
+            match found.await {
+                Ok(found) => return Ok(found),
+                Err(error) if mirror => {
+                    tracing::info!(%reference, mirror = host, %error, "the mirror does not have the image");
+                    failed = Some(error);
+                }
+                // What the registry itself says is what counts.
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| ImageError::NotFound(reference.to_string())))
+    }
+
+    async fn connect(
+        reference: Reference,
+        endpoint: Endpoint,
+        auth: Auth,
+        config: &RegistryConfig,
+    ) -> Result<Self, ImageError> {
+        let Endpoint { host, settings, .. } = endpoint;
+        let plain = is_loopback(&host) || settings.plain_http;
+        let certificates = settings
             .ca_certificates
-            .iter()
-            .map(|pem| Certificate { encoding: CertificateEncoding::Pem, data: pem.clone() });
+            .into_iter()
+            .map(|data| Certificate { encoding: CertificateEncoding::Pem, data });
         let client = ClientConfig {
             protocol: match plain {
-                true => ClientProtocol::HttpsExcept(vec![registry]),
+                true => ClientProtocol::HttpsExcept(vec![host.clone()]),
                 false => ClientProtocol::Https,
             },
+            accept_invalid_certificates: settings.skip_verify,
             extra_root_certificates: certificates.collect(),
             connect_timeout: Some(config.connect_timeout),
             read_timeout: Some(config.read_timeout),
@@ -287,7 +375,7 @@ impl Registry {
                         Auth::Basic { username, password } => RegistryAuth::Basic(username, password),
                         Auth::Bearer(token) => RegistryAuth::Bearer(token),
                     };
-                    return Ok(Self { client, auth, reference });
+                    return Ok(Self { client, auth, host, reference });
                 }
                 Ok(Err(error)) => with_causes(&error),
                 Err(error) => error.to_string(),
@@ -297,8 +385,7 @@ impl Registry {
     }
 
     fn at(&self, digest: Option<&Digest>) -> RegistryReference {
-        let (registry, repository) =
-            (self.reference.registry().to_owned(), self.reference.repository().to_owned());
+        let (registry, repository) = (self.host.clone(), self.reference.repository().to_owned());
         match (digest.or(self.reference.digest()), self.reference.tag()) {
             (Some(digest), _) => RegistryReference::with_digest(registry, repository, digest.to_string()),
             (None, tag) => {
@@ -313,8 +400,8 @@ impl Registry {
         let mut top = None;
         for _ in 0..MAX_INDEX_DEPTH {
             let at = self.at(wanted.as_ref());
-            let answer = self.client.pull_manifest_raw(&at, &self.auth, ACCEPTED).await;
-            let (bytes, _) = answer.map_err(|error| self.explain(error))?;
+            let answer = self.client.pull_manifest_raw(&at, &self.auth, ACCEPTED);
+            let (bytes, _) = self.guard(answer).await?;
             if bytes.len() as u64 > MAX_METADATA {
                 return Err(ImageError::Limit {
                     what: "size of a manifest or configuration",
@@ -364,11 +451,13 @@ impl Registry {
         self.client.store_auth_if_needed(at.resolve_registry(), &self.auth).await;
         let mut done = offset;
         if offset < size || size == 0 || offset == 0 {
-            let answer = match offset {
-                0 => self.client.pull_blob_stream(&at, name).await.map(BlobResponse::Full),
-                _ => self.client.pull_blob_stream_partial(&at, name, offset, None).await,
+            let answer = async {
+                match offset {
+                    0 => self.client.pull_blob_stream(&at, name).await.map(BlobResponse::Full),
+                    _ => self.client.pull_blob_stream_partial(&at, name, offset, None).await,
+                }
             };
-            let mut body = match answer.map_err(|error| self.explain(error))? {
+            let mut body = match self.guard(answer).await? {
                 BlobResponse::Partial(body) => body,
                 BlobResponse::Full(body) => {
                     done = 0;
@@ -379,10 +468,15 @@ impl Registry {
                 }
             };
             while let Some(bytes) = body.next().await {
-                let bytes = bytes.map_err(|error| ImageError::Unreachable {
-                    reference: self.reference.to_string(),
-                    message: with_causes(&error),
-                })?;
+                let bytes = match bytes {
+                    Ok(bytes) => bytes,
+                    // All bytes came and the client dislikes their digest: the writer says so better.
+                    Err(_) if done == size => break,
+                    Err(error) => {
+                        let reference = self.reference.to_string();
+                        return Err(ImageError::Unreachable { reference, message: with_causes(&error) });
+                    }
+                };
                 done += bytes.len() as u64;
                 if done > size {
                     return Err(ImageError::Limit { what: "announced size of a blob", limit: size });
@@ -397,6 +491,21 @@ impl Registry {
         }
         let _ = pieces.send(Piece::End).await;
         Ok(())
+    }
+
+    /// The client panics on some answers that only a broken or hostile server gives (a token that fits in
+    /// no header); that is the server's failure, not this program's.
+    async fn guard<T>(
+        &self,
+        call: impl Future<Output = Result<T, OciDistributionError>>,
+    ) -> Result<T, ImageError> {
+        match AssertUnwindSafe(call).catch_unwind().await {
+            Ok(answer) => answer.map_err(|error| self.explain(error)),
+            Err(_) => Err(ImageError::Registry {
+                reference: self.reference.to_string(),
+                message: "its answer makes no sense".into(),
+            }),
+        }
     }
 
     /// The registry's answer in the kubelet's distinctions.

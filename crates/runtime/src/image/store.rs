@@ -1,10 +1,11 @@
 //! The store as a whole: images in, directories out, garbage away.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nix::fcntl::{Flock, FlockArg};
 use oci_spec::image::{ImageConfiguration, ImageManifest};
 
 use super::content::ContentStore;
@@ -28,6 +29,7 @@ pub struct ImageStore {
     pub(crate) layers: LayerStore,
     pub(crate) limits: Limits,
     index: Mutex<Index>,
+    _lock: Flock<File>,
     leases: Mutex<Leases>,
     pub(crate) flights: super::pull::Flights,
 }
@@ -76,6 +78,7 @@ impl ImageStore {
     /// [`open`](Self::open) with other limits on what a layer may contain.
     pub fn open_with(root: PathBuf, limits: Limits) -> Result<Arc<Self>, ImageError> {
         fs::create_dir_all(&root).map_err(ImageError::io("create", &root))?;
+        let lock = lock(&root)?;
         let mut index = Index::load(&root.join("index.json"))?;
         let content = ContentStore::open(&root)?;
         let layers = LayerStore::open(&root)?;
@@ -95,13 +98,14 @@ impl ImageStore {
             layers,
             limits,
             index: Mutex::new(index),
+            _lock: lock,
             leases: Mutex::default(),
             flights: Default::default(),
         }))
     }
 
     /// The directory the store is in.
-    pub fn root(&self) -> &std::path::Path {
+    pub fn root(&self) -> &Path {
         &self.root
     }
 
@@ -309,24 +313,22 @@ impl ImageStore {
         Hold(Arc::clone(self))
     }
 
-    /// Removes those of `digests` that no image has as metadata and nobody but `own` has leased.
-    pub(crate) fn discard(&self, digests: &[Digest], own: &Lease) -> Result<(), ImageError> {
+    /// Ends a lease and removes those of `digests` that are no image's metadata and that nobody else has
+    /// leased: of several who are done with a blob at the same time, the last one removes it.
+    pub(crate) fn discard(&self, digests: &[Digest], mut lease: Lease) -> Result<(), ImageError> {
         let index = self.index();
-        let leases = self.leases();
+        let mut leases = self.leases();
+        leases.release(&std::mem::take(&mut lease.digests));
         if leases.holds > 0 {
             return Ok(());
         }
-        let mut doomed: HashSet<&Digest> = digests.iter().collect();
-        doomed.retain(|digest| {
-            let mine = own.digests.iter().filter(|leased| leased == digest).count();
-            let all = leases.digests.get(*digest).copied().unwrap_or(0);
-            let metadata = index
-                .images
-                .iter()
-                .any(|(id, image)| id == *digest || image.manifest.as_ref() == Some(*digest));
-            all <= mine && !metadata
-        });
-        doomed.into_iter().try_for_each(|digest| self.content.remove(digest))
+        let is_metadata = |digest: &Digest| {
+            index.images.iter().any(|(id, image)| id == digest || image.manifest.as_ref() == Some(digest))
+        };
+        digests
+            .iter()
+            .filter(|digest| !leases.digests.contains_key(digest) && !is_metadata(digest))
+            .try_for_each(|digest| self.content.remove(digest))
     }
 
     pub(crate) fn index(&self) -> MutexGuard<'_, Index> {
@@ -340,6 +342,17 @@ impl ImageStore {
     fn leases(&self) -> MutexGuard<'_, Leases> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Opening cleans up what another process might be working on, so there can be only one.
+fn lock(root: &Path) -> Result<Flock<File>, ImageError> {
+    let path = root.join("lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.map_err(ImageError::io("create", &path))?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        nix::errno::Errno::EWOULDBLOCK => ImageError::Locked(root.to_owned()),
+        other => ImageError::io("lock", path)(other.into()),
+    })
 }
 
 /// What [`ImageStore::record_image`] needs.
@@ -361,15 +374,7 @@ pub(crate) struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut leases = self.store.leases();
-        for digest in &self.digests {
-            if let Some(count) = leases.digests.get_mut(digest) {
-                *count -= 1;
-                if *count == 0 {
-                    leases.digests.remove(digest);
-                }
-            }
-        }
+        self.store.leases().release(&self.digests);
     }
 }
 
@@ -389,6 +394,19 @@ struct Leases {
     holds: usize,
 }
 
+impl Leases {
+    fn release(&mut self, digests: &[Digest]) {
+        for digest in digests {
+            if let Some(count) = self.digests.get_mut(digest) {
+                *count -= 1;
+                if *count == 0 {
+                    self.digests.remove(digest);
+                }
+            }
+        }
+    }
+}
+
 /// An image's configuration and the diff ids of its layers.
 pub(crate) fn parse_config(bytes: &[u8]) -> Result<(ImageConfiguration, Vec<Digest>), ImageError> {
     let fail = |why: String| ImageError::invalid("image configuration", why);
@@ -402,15 +420,22 @@ pub(crate) fn parse_config(bytes: &[u8]) -> Result<(ImageConfiguration, Vec<Dige
     Ok((config, diff_ids))
 }
 
+/// A blob and its announced size.
+pub(crate) type SizedBlob = (Digest, u64);
+
 /// A manifest's configuration and layers.
-pub(crate) fn parse_manifest(bytes: &[u8]) -> Result<(Digest, Vec<(Digest, u64)>), ImageError> {
+pub(crate) fn parse_manifest(bytes: &[u8]) -> Result<(SizedBlob, Vec<SizedBlob>), ImageError> {
     let fail = |why: String| ImageError::invalid("image manifest", why);
     let manifest: ImageManifest = serde_json::from_slice(bytes).map_err(|error| fail(error.to_string()))?;
     let config = manifest.config().digest().to_string().parse()?;
+    let config_size = manifest.config().size();
+    if config_size > MAX_METADATA {
+        return Err(ImageError::Limit { what: "size of a manifest or configuration", limit: MAX_METADATA });
+    }
     let layers = manifest
         .layers()
         .iter()
         .map(|layer| Ok((layer.digest().to_string().parse()?, layer.size())))
         .collect::<Result<_, ImageError>>()?;
-    Ok((config, layers))
+    Ok(((config, config_size), layers))
 }

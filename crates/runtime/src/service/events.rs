@@ -95,6 +95,12 @@ impl Inner {
             Event::Exited { id, exit } => {
                 if let Ok(container) = self.index.container(&id) {
                     self.note_ended(&container, exit.into());
+                    // Its statistics are over; the group would only linger until the removal.
+                    let (cgroups, group) = (self.cgroups.clone(), container.record().cgroup);
+                    self.tasks.spawn(client::blocking(move || {
+                        cgroups.kill(&group);
+                        cgroups.remove(&group)
+                    }));
                 }
             }
             Event::Synced => {}

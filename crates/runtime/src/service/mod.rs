@@ -1,6 +1,7 @@
 //! CRI over supervisors: records, decisions and the calls of the kubelet.
 
-mod client;
+mod bundle;
+pub(crate) mod client;
 mod container;
 mod events;
 mod exec;
@@ -9,13 +10,15 @@ mod query;
 mod records;
 mod recover;
 mod sandbox;
-mod state;
+mod spawner;
+pub(crate) mod state;
 mod stats;
 mod teardown;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use ferrite_cri::v1::*;
@@ -25,13 +28,17 @@ use tokio_util::task::TaskTracker;
 
 use crate::Config;
 use crate::cgroup::Layout;
-use client::SealedExecutable;
+use crate::streaming::{self, Action, Tickets};
 use events::Events;
+use spawner::{SealedExecutable, Spawner};
 use state::Index;
 pub use teardown::destroy;
 
 /// Name of the control group supervisors live in, below the runtime's own.
 const SUPERVISORS: &str = "supervisors";
+
+/// Different warnings remembered; what comes after them is not said.
+const MAX_WARNINGS: usize = 64;
 
 /// Why a runtime could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +58,12 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    #[error("streaming server on {address}")]
+    Streaming {
+        address: std::net::SocketAddr,
+        #[source]
+        source: io::Error,
+    },
     #[error("{} is in use by another runtime", .0.display())]
     Locked(PathBuf),
 }
@@ -64,9 +77,12 @@ pub struct Runtime {
 pub(crate) struct Inner {
     config: Config,
     cgroups: Layout,
-    executable: SealedExecutable,
+    spawner: Spawner,
     index: Index,
     events: Events,
+    tickets: Tickets,
+    /// What has been said about this machine and need not be said again.
+    said: Mutex<BTreeSet<String>>,
     /// Every task of this runtime; they end with it.
     tasks: TaskTracker,
     closing: CancellationToken,
@@ -79,10 +95,19 @@ impl Runtime {
     ///
     /// Must be called within a tokio runtime.
     pub async fn open(config: Config) -> std::result::Result<Arc<Self>, OpenError> {
-        let inner =
-            client::blocking(move || Ok(Inner::prepare(config))).await.map_err(OpenError::Cgroups)??;
-        let inner = Arc::new(inner);
+        let address = config.streaming_address;
+        let (listener, address) =
+            streaming::bind(address).map_err(|source| OpenError::Streaming { address, source })?;
+        let prepared = client::blocking(move || Ok(Inner::prepare(config, Tickets::new(address)))).await;
+        let inner = Arc::new(prepared.map_err(OpenError::Cgroups)??);
         inner.recover().await;
+        let (weak, closing) = (Arc::downgrade(&inner), inner.closing.clone());
+        inner.tasks.spawn(async move {
+            tokio::select! {
+                () = streaming::serve(weak, listener) => {}
+                () = closing.cancelled() => {}
+            }
+        });
         Ok(Arc::new(Self { inner }))
     }
 
@@ -113,7 +138,7 @@ impl Drop for Runtime {
 }
 
 impl Inner {
-    fn prepare(config: Config) -> std::result::Result<Self, OpenError> {
+    fn prepare(config: Config, tickets: Tickets) -> std::result::Result<Self, OpenError> {
         for path in [config.root.join(records::SANDBOXES), config.run.join(records::SANDBOXES)] {
             std::fs::create_dir_all(&path)
                 .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
@@ -126,13 +151,46 @@ impl Inner {
         Ok(Self {
             config,
             cgroups,
-            executable,
+            spawner: Spawner::new(executable),
             index: Index::default(),
             events: Events::new(),
+            tickets,
+            said: Mutex::default(),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
             _lock: lock,
         })
+    }
+
+    pub(crate) fn tickets(&self) -> &Tickets {
+        &self.tickets
+    }
+
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.tasks
+    }
+
+    pub(crate) fn closing(&self) -> &CancellationToken {
+        &self.closing
+    }
+
+    /// Where the sandbox's network namespace is pinned; `None` when it is the node's.
+    pub(crate) fn network_namespace(&self, id: &str) -> Result<Option<PathBuf>> {
+        let sandbox = self.index.sandbox(id)?;
+        if !sandbox.record().ready {
+            let message = format!("sandbox {} is not ready", sandbox.id);
+            return Err(Error::new(ferrite_cri::Code::FailedPrecondition, message));
+        }
+        let own = !sandbox::host_network(&sandbox.config);
+        Ok(own.then(|| sandbox.run_dir.join(crate::supervisor::sandbox::NETNS)))
+    }
+
+    /// Warnings about the machine, not about a pod: each is said once.
+    fn warn_once(&self, warning: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.len() < MAX_WARNINGS && said.insert(warning.to_owned()) {
+            tracing::warn!("{warning}; containers run without it");
+        }
     }
 
     fn supervisors_cgroup(&self) -> String {
@@ -257,16 +315,29 @@ impl RuntimeService for Runtime {
         self.inner.exec_sync(request).await
     }
 
-    async fn exec(&self, _request: ExecRequest) -> Result<ExecResponse> {
-        Err(Error::unimplemented("Exec"))
+    async fn exec(&self, request: ExecRequest) -> Result<ExecResponse> {
+        if request.cmd.is_empty() {
+            return Err(Error::invalid("cmd is required"));
+        }
+        if !request.stdin && !request.stdout && !request.stderr {
+            return Err(Error::invalid("one of stdin, stdout and stderr must be asked for"));
+        }
+        self.inner.running(&request.container_id)?;
+        Ok(ExecResponse { url: self.inner.tickets.issue(Action::Exec(request)) })
     }
 
-    async fn attach(&self, _request: AttachRequest) -> Result<AttachResponse> {
-        Err(Error::unimplemented("Attach"))
+    async fn attach(&self, request: AttachRequest) -> Result<AttachResponse> {
+        if !request.stdin && !request.stdout && !request.stderr {
+            return Err(Error::invalid("one of stdin, stdout and stderr must be asked for"));
+        }
+        self.inner.running(&request.container_id)?;
+        Ok(AttachResponse { url: self.inner.tickets.issue(Action::Attach(request)) })
     }
 
-    async fn port_forward(&self, _request: PortForwardRequest) -> Result<PortForwardResponse> {
-        Err(Error::unimplemented("PortForward"))
+    async fn port_forward(&self, request: PortForwardRequest) -> Result<PortForwardResponse> {
+        self.inner.network_namespace(&request.pod_sandbox_id)?;
+        let action = Action::Forward { sandbox: request.pod_sandbox_id };
+        Ok(PortForwardResponse { url: self.inner.tickets.issue(action) })
     }
 
     async fn container_stats(&self, request: ContainerStatsRequest) -> Result<ContainerStatsResponse> {
@@ -281,6 +352,44 @@ impl RuntimeService for Runtime {
         let inner = self.inner.clone();
         let filter = request.filter.unwrap_or_default();
         finish(&self.inner, async move { inner.list_container_stats(&filter).await }).await
+    }
+
+    async fn pod_sandbox_stats(&self, request: PodSandboxStatsRequest) -> Result<PodSandboxStatsResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.sandbox_stats(&request.pod_sandbox_id).await }).await
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        request: ListPodSandboxStatsRequest,
+    ) -> Result<ListPodSandboxStatsResponse> {
+        let inner = self.inner.clone();
+        let filter = request.filter.unwrap_or_default();
+        finish(&self.inner, async move { inner.list_sandbox_stats(&filter).await }).await
+    }
+
+    async fn list_metric_descriptors(
+        &self,
+        _request: ListMetricDescriptorsRequest,
+    ) -> Result<ListMetricDescriptorsResponse> {
+        Ok(Inner::metric_descriptors())
+    }
+
+    async fn list_pod_sandbox_metrics(
+        &self,
+        _request: ListPodSandboxMetricsRequest,
+    ) -> Result<ListPodSandboxMetricsResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.list_metrics().await }).await
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        request: UpdatePodSandboxResourcesRequest,
+    ) -> Result<UpdatePodSandboxResourcesResponse> {
+        // The pod's group belongs to the kubelet, which has set its limits; nothing of ours depends on them.
+        self.inner.index.sandbox(&request.pod_sandbox_id)?;
+        Ok(UpdatePodSandboxResourcesResponse {})
     }
 
     async fn update_runtime_config(

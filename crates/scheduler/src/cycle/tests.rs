@@ -82,7 +82,7 @@ fn rejections_are_told_as_upstream_tells_them() {
             no_victims,
         ),
         (
-            with_pods(&node("n", &[]), &[web.clone()]),
+            with_pods(&node("n", &[]), std::slice::from_ref(&web)),
             pod(
                 "p",
                 "1",

@@ -165,7 +165,7 @@ fn grace_period(pod: &Value, requested: Option<i64>) -> Deletion {
     } else {
         at_least_one_if_negative(requested.unwrap_or_else(|| int(spec, "terminationGracePeriodSeconds")))
     };
-    if seconds == 0 { Deletion::Immediate } else { Deletion::Graceful { seconds } }
+    Deletion::Graceful { seconds }
 }
 
 fn at_least_one_if_negative(seconds: i64) -> i64 {

@@ -78,6 +78,10 @@ impl Strategy for Services {
         text(&object["spec"], field.strip_prefix("spec.").unwrap_or_default()).to_owned()
     }
 
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+
     fn columns(&self) -> &'static [Column] {
         const {
             &[

@@ -1,0 +1,196 @@
+//! OpenAPI: one v3 document per group and version, and one v2 document of everything, made from the schema when
+//! somebody asks.
+
+mod paths;
+mod proto;
+mod schemas;
+mod v2;
+
+use crate::http::{self, Answer, JSON};
+use crate::options::Query;
+use crate::registry::Table;
+use ::http::{HeaderMap, HeaderValue, header};
+use bytes::Bytes;
+use ferrite_api::resource::Resource;
+use schemas::{Dialect, Schemas};
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Documents made so far, by path.
+#[derive(Default)]
+pub(crate) struct Documents {
+    made: Mutex<BTreeMap<String, Document>>,
+    whole: OnceLock<[Document; 2]>,
+}
+
+#[derive(Clone)]
+struct Document {
+    hash: String,
+    bytes: Bytes,
+}
+
+impl Documents {
+    /// `/openapi/v3`: where the documents are. The hash in the address changes with the content.
+    pub fn root(&self, table: &Table) -> Answer {
+        let mut paths = Map::new();
+        for path in paths_of(table) {
+            let Some(document) = self.get(table, &path) else { continue };
+            let url = format!("/openapi/v3/{path}?hash={}", document.hash);
+            paths.insert(path, json!({"serverRelativeURL": url}));
+        }
+        http::text(200, json!({"paths": paths}).to_string())
+    }
+
+    /// `/openapi/v2`: everything in one document, as JSON or protobuf.
+    pub fn v2(&self, table: &Table, headers: &HeaderMap) -> Answer {
+        let [json, protobuf] = self.whole.get_or_init(|| {
+            let document = v2::make(table);
+            [document.to_string().into_bytes(), proto::encode(&document)].map(|bytes| {
+                let bytes = Bytes::from(bytes);
+                Document { hash: hash(&bytes), bytes }
+            })
+        });
+        let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let (document, content_type) = if accept.contains("proto-openapi.spec.v2@v1.0+protobuf") {
+            (protobuf, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
+        } else {
+            (json, JSON)
+        };
+        tagged(document, content_type, headers)
+    }
+
+    /// `/openapi/v3/<path>`
+    pub fn document(&self, table: &Table, path: &str, headers: &HeaderMap, query: &Query) -> Answer {
+        let Some(document) = self.get(table, path) else { return bare(404) };
+        let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let known = accept.is_empty() || ["json", "protobuf", "*/*"].iter().any(|t| accept.contains(t));
+        if !known {
+            return bare(406);
+        }
+        let mut answer = tagged(&document, JSON, headers);
+        if query.get("hash").is_some_and(|h| h == document.hash) {
+            let forever = HeaderValue::from_static("public, immutable");
+            answer.headers_mut().insert(header::CACHE_CONTROL, forever);
+        }
+        answer
+    }
+
+    fn get(&self, table: &Table, path: &str) -> Option<Document> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(document) = made.get(path) {
+            return Some(document.clone());
+        }
+        let bytes = Bytes::from(make_at(table, path)?.to_string());
+        let document = Document { hash: hash(&bytes), bytes };
+        made.insert(path.to_owned(), document.clone());
+        Some(document)
+    }
+}
+
+/// A document with its tag, or the word that the client has it already.
+fn tagged(document: &Document, content_type: &str, headers: &HeaderMap) -> Answer {
+    let tag = format!("\"{}\"", document.hash);
+    let known = headers.get(header::IF_NONE_MATCH).is_some_and(|v| v.as_bytes() == tag.as_bytes());
+    let mut answer = if known {
+        http::answer(304, content_type, Bytes::new())
+    } else {
+        http::answer(200, content_type, document.bytes.clone())
+    };
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        answer.headers_mut().insert(header::ETAG, tag);
+    }
+    answer
+}
+
+/// An answer without a body, and so without a content type.
+fn bare(code: u16) -> Answer {
+    let mut answer = http::text(code, "");
+    answer.headers_mut().remove(header::CONTENT_TYPE);
+    answer
+}
+
+/// Documents that are not of a version: what they describe has no kind.
+const PLAIN: &[&str] = &[".well-known/openid-configuration", "openid/v1/jwks", "version"];
+
+fn paths_of(table: &Table) -> BTreeSet<String> {
+    let mut paths: BTreeSet<String> = PLAIN.iter().chain(&["api", "apis"]).map(|p| (*p).to_owned()).collect();
+    for resource in table.rows() {
+        paths.insert(path_of(&resource.group, &resource.version));
+        if !resource.group.is_empty() {
+            paths.insert(format!("apis/{}", resource.group));
+        }
+    }
+    paths
+}
+
+fn make_at(table: &Table, path: &str) -> Option<Value> {
+    let documented = |kinds: &[&str]| {
+        let mut schemas = Schemas::new(Dialect::V3);
+        let paths = Map::from_iter([(format!("/{path}/"), json!({"get": {"responses": {}}}))]);
+        for kind in kinds {
+            if let Some(type_) = ferrite_api::schema::named(&format!("meta.v1.{kind}")) {
+                schemas.reference(type_);
+            }
+        }
+        finish(schemas, paths, "", "v1")
+    };
+    let resources = |group: &str, version: &str| -> Vec<&Resource> {
+        table.rows().iter().map(|r| &**r).filter(|r| r.group == group && r.version == version).collect()
+    };
+    let (group, version) = match path.split('/').collect::<Vec<_>>().as_slice() {
+        ["api"] => return Some(documented(&["APIVersions"])),
+        ["apis"] => return Some(documented(&["APIGroup", "APIGroupList"])),
+        ["apis", group] if table.rows().iter().any(|r| r.group == *group) => {
+            return Some(documented(&["APIGroup"]));
+        }
+        _ if PLAIN.contains(&path) => return Some(documented(&[])),
+        ["api", version] => ("", *version),
+        ["apis", group, version] => (*group, *version),
+        _ => return None,
+    };
+    let resources = resources(group, version);
+    (!resources.is_empty()).then(|| make(&resources, group, version))
+}
+
+fn path_of(group: &str, version: &str) -> String {
+    if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
+}
+
+fn hash(bytes: &[u8]) -> String {
+    let digest = bytes.iter().fold([0xcbf2_9ce4_8422_2325u64, 0x8422_2325_cbf2_9ce4], |[a, b], byte| {
+        [(a ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3), (b ^ a).wrapping_mul(0x100_0000_01b3)]
+    });
+    format!("{:016X}{:016X}", digest[0], digest[1])
+}
+
+fn make(resources: &[&Resource], group: &str, version: &str) -> Value {
+    let mut schemas = Schemas::new(Dialect::V3);
+    let mut paths = Map::new();
+    for resource in resources {
+        paths::add_paths(&mut paths, &mut schemas, resource);
+    }
+    let has = |verb: &str| resources.iter().any(|r| r.verbs.contains(&verb));
+    let also = [
+        ("APIResourceList", true),
+        ("DeleteOptions", has("delete")),
+        ("Status", has("delete")),
+        ("WatchEvent", has("watch")),
+    ];
+    for (kind, _) in also.iter().filter(|(_, used)| *used) {
+        if let Some(type_) = ferrite_api::schema::named(&format!("meta.v1.{kind}")) {
+            schemas.reference(type_);
+        }
+    }
+    finish(schemas, paths, group, version)
+}
+
+fn finish(mut schemas: Schemas, paths: Map<String, Value>, group: &str, version: &str) -> Value {
+    schemas.add_reachable(group, version);
+    json!({
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes", "version": crate::version::KUBERNETES_VERSION},
+        "paths": paths,
+        "components": {"schemas": schemas.done},
+    })
+}

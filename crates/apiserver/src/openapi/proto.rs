@@ -1,0 +1,156 @@
+//! The v2 document in the protobuf form that clients prefer: smaller, and faster to read than JSON.
+//!
+//! The numbers are those of the messages in `openapi.v2` (Document, Schema, Operation …).
+
+use serde_json::{Map, Value};
+
+/// Encodes a document made by [`super::v2::make`].
+pub(super) fn encode(document: &Value) -> Vec<u8> {
+    let mut out = Message::default();
+    out.text(1, &document["swagger"]);
+    out.message(2, |info| {
+        info.text(1, &document["info"]["title"]);
+        info.text(2, &document["info"]["version"]);
+    });
+    out.message(8, |paths| {
+        for (path, item) in members(&document["paths"]) {
+            paths.message(2, |named| {
+                named.string(1, path);
+                named.message(2, |out| path_item(out, item));
+            });
+        }
+    });
+    out.message(9, |definitions| named_schemas(definitions, &document["definitions"]));
+    out.0
+}
+
+fn members(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flat_map(Map::iter)
+}
+
+fn path_item(out: &mut Message, item: &Value) {
+    for (method, tag) in [("get", 2), ("put", 3), ("post", 4), ("delete", 5), ("patch", 8)] {
+        if let Some(made) = item.get(method) {
+            out.message(tag, |out| operation(out, made));
+        }
+    }
+}
+
+fn operation(out: &mut Message, operation: &Value) {
+    for parameter in operation["parameters"].as_array().into_iter().flatten() {
+        // ParametersItem → Parameter → NonBodyParameter → QueryParameterSubSchema
+        out.message(8, |item| {
+            item.message(1, |one| {
+                one.message(2, |non_body| {
+                    non_body.message(3, |query| {
+                        query.text(2, &parameter["in"]);
+                        query.text(4, &parameter["name"]);
+                        query.text(6, &parameter["type"]);
+                        query.flag(20, parameter["uniqueItems"] == true);
+                    });
+                });
+            });
+        });
+    }
+    out.message(9, |responses| {
+        for (code, response) in members(&operation["responses"]) {
+            responses.message(1, |named| {
+                named.string(1, code);
+                named.message(2, |value| {
+                    value.message(1, |out| {
+                        out.text(1, &response["description"]);
+                        if response.get("schema").is_some() {
+                            out.message(2, |item| item.message(1, |out| schema(out, &response["schema"])));
+                        }
+                    });
+                });
+            });
+        }
+    });
+    extensions(out, 13, operation);
+}
+
+fn named_schemas(out: &mut Message, schemas: &Value) {
+    for (name, made) in members(schemas) {
+        out.message(1, |named| {
+            named.string(1, name);
+            named.message(2, |out| schema(out, made));
+        });
+    }
+}
+
+fn schema(out: &mut Message, made: &Value) {
+    out.text(1, &made["$ref"]);
+    out.text(2, &made["format"]);
+    if let Some(default) = made.get("default") {
+        out.message(5, |any| any.string(2, &default.to_string()));
+    }
+    for name in made["required"].as_array().into_iter().flatten() {
+        out.text(19, name);
+    }
+    if let Some(additional) = made.get("additionalProperties") {
+        out.message(21, |item| item.message(1, |out| schema(out, additional)));
+    }
+    if made["type"].is_string() {
+        out.message(22, |item| item.text(1, &made["type"]));
+    }
+    if let Some(items) = made.get("items") {
+        out.message(23, |item| item.message(1, |out| schema(out, items)));
+    }
+    if made["properties"].is_object() {
+        out.message(25, |properties| named_schemas(properties, &made["properties"]));
+    }
+    extensions(out, 31, made);
+}
+
+/// Vendor extensions hold YAML; JSON is YAML.
+fn extensions(out: &mut Message, tag: u32, of: &Value) {
+    for (name, value) in members(of).filter(|(name, _)| name.starts_with("x-")) {
+        out.message(tag, |named| {
+            named.string(1, name);
+            named.message(2, |any| any.string(2, &value.to_string()));
+        });
+    }
+}
+
+/// A protobuf message under construction.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push((value & 0x7f) as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn string(&mut self, tag: u32, text: &str) {
+        self.varint(u64::from(tag << 3 | 2));
+        self.varint(text.len() as u64);
+        self.0.extend_from_slice(text.as_bytes());
+    }
+
+    /// A string where there is one.
+    fn text(&mut self, tag: u32, value: &Value) {
+        if let Some(text) = value.as_str() {
+            self.string(tag, text);
+        }
+    }
+
+    fn flag(&mut self, tag: u32, set: bool) {
+        if set {
+            self.varint(u64::from(tag << 3));
+            self.varint(1);
+        }
+    }
+
+    fn message(&mut self, tag: u32, build: impl FnOnce(&mut Self)) {
+        let mut inner = Self::default();
+        build(&mut inner);
+        self.varint(u64::from(tag << 3 | 2));
+        self.varint(inner.0.len() as u64);
+        self.0.extend_from_slice(&inner.0);
+    }
+}

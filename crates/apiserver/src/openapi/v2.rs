@@ -1,0 +1,74 @@
+//! The v2 document: definitions of all kinds, and their paths in short.
+
+use super::path_of;
+use super::schemas::{Dialect, Schemas};
+use crate::registry::Table;
+use ferrite_api::resource::Resource;
+use ferrite_api::schema;
+use serde_json::{Map, Value, json};
+
+pub(super) fn make(table: &Table) -> Value {
+    let mut schemas = Schemas::new(Dialect::V2);
+    let mut paths = Map::new();
+    for resource in table.rows() {
+        add(&mut paths, &mut schemas, resource);
+    }
+    schemas.add_reachable("", "v1");
+    json!({
+        "swagger": "2.0",
+        "info": {"title": "Kubernetes", "version": crate::version::KUBERNETES_VERSION},
+        "paths": paths,
+        "definitions": schemas.done,
+    })
+}
+
+/// Clients look here for the parameters a kind's operations take; bodies are in the definitions.
+fn add(paths: &mut Map<String, Value>, schemas: &mut Schemas, resource: &Resource) {
+    let root = format!("/{}", path_of(&resource.group, &resource.version));
+    let scope = if resource.is_namespaced() { "/namespaces/{namespace}" } else { "" };
+    let collection = format!("{root}{scope}/{}", resource.plural);
+    let list = schema::kind(&resource.group, &resource.version, &format!("{}List", resource.kind));
+    let mut operation = |action: &str| {
+        let type_ = if action == "list" { list } else { schema::of(&resource.gvk()) };
+        let mut response = json!({"description": "OK"});
+        if let Some(type_) = type_ {
+            response["schema"] = schemas.reference(type_);
+        }
+        let parameters: &[&str] = match action {
+            "post" | "put" => &["dryRun", "fieldManager", "fieldValidation"],
+            "patch" => &["dryRun", "fieldManager", "fieldValidation", "force"],
+            _ => &[],
+        };
+        let parameters: Vec<Value> = parameters
+            .iter()
+            .map(|name| json!({"name": name, "in": "query", "type": "string", "uniqueItems": true}))
+            .collect();
+        json!({
+            "parameters": parameters,
+            "responses": {"200": response},
+            "x-kubernetes-action": action,
+            "x-kubernetes-group-version-kind":
+                {"group": resource.group, "version": resource.version, "kind": resource.kind},
+        })
+    };
+    let mut place = |path: String, rows: &[(&str, &str, &str)]| {
+        let operations: Map<String, Value> = rows
+            .iter()
+            .filter(|(verb, _, _)| resource.verbs.contains(verb))
+            .map(|(_, method, action)| ((*method).to_owned(), operation(action)))
+            .collect();
+        if !operations.is_empty() {
+            paths.insert(path, Value::Object(operations));
+        }
+    };
+    place(collection.clone(), &[("list", "get", "list"), ("create", "post", "post")]);
+    place(
+        format!("{collection}/{{name}}"),
+        &[
+            ("get", "get", "get"),
+            ("update", "put", "put"),
+            ("patch", "patch", "patch"),
+            ("delete", "delete", "delete"),
+        ],
+    );
+}

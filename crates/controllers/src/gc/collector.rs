@@ -1,0 +1,363 @@
+//! Watches every resource, and acts on what the graph and [`super::decide`] say.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ferrite_client::{
+    Backoff, Change, Informer, ListSelector, ObjectKey, Scope, WorkQueue, is_conflict, is_not_found,
+    run_workers,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tracing::{debug, warn};
+
+use super::decide::{self, Owner, Step};
+use super::graph::{Graph, Identity, Node, Observation, Uid, Work};
+use super::{FOREGROUND, ORPHAN};
+use crate::Context;
+use crate::discovery::{self, Served};
+use crate::error::{During, SyncError};
+
+const NAME: &str = "garbage-collector-controller";
+/// Resources that are never collected: events go by their age.
+const IGNORED: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
+
+type Metadata = PartialObjectMeta<DynamicObject>;
+
+struct Collector {
+    client: Client,
+    graph: Mutex<Graph>,
+    /// Resources by (apiVersion, kind), and whether they are namespaced.
+    resources: HashMap<(String, String), (ApiResource, bool)>,
+    deletions: Arc<WorkQueue<Uid>>,
+    orphanings: Arc<WorkQueue<Uid>>,
+}
+
+pub(crate) fn start(context: &Context) {
+    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
+    context.scope.spawn(async move {
+        let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30), 0.5);
+        let served = loop {
+            match discovery::served(&client).await {
+                Ok(served) => break served,
+                Err(error) => {
+                    warn!(%error, "cannot discover what to collect");
+                    tokio::time::sleep(backoff.next_delay()).await;
+                }
+            }
+        };
+        run(client, scope, workers, served).await;
+    });
+}
+
+async fn run(client: Client, scope: Scope, workers: usize, served: Vec<Served>) {
+    let resources = served
+        .iter()
+        .map(|served| {
+            let resource = &served.resource;
+            let key = (resource.api_version.clone(), resource.kind.clone());
+            (key, (resource.clone(), served.is_namespaced()))
+        })
+        .collect();
+    let collector = Arc::new(Collector {
+        client,
+        graph: Mutex::default(),
+        resources,
+        deletions: Arc::new(WorkQueue::new()),
+        orphanings: Arc::new(WorkQueue::new()),
+    });
+    let mut monitors = Vec::new();
+    for served in served.iter().filter(|served| served.can(&["delete", "list", "watch"])) {
+        let resource = &served.resource;
+        if IGNORED.contains(&(resource.group.as_str(), resource.plural.as_str())) {
+            continue;
+        }
+        let api: Api<Metadata> = Api::all_with(collector.client.clone(), resource);
+        // Every object of the cluster is held here: only what the graph reads.
+        let monitor =
+            Informer::start_slim(api, ListSelector::everything(), &scope, |object: &mut Metadata| {
+                object.metadata.managed_fields = None;
+                object.metadata.labels = None;
+                object.metadata.annotations = None;
+            });
+        let (watching, resource) = (collector.clone(), resource.clone());
+        monitor.subscribe(move |change| watching.changed(&resource, change));
+        monitors.push(monitor);
+    }
+    for monitor in &monitors {
+        monitor.synced().await;
+    }
+    debug!(resources = monitors.len(), "graph is complete");
+    let (deleting, orphaning) = (collector.clone(), collector.clone());
+    let delete = run_workers(NAME, collector.deletions.clone(), workers, scope.clone(), move |uid| {
+        let collector = deleting.clone();
+        async move { collector.attempt_to_delete(uid).await }
+    });
+    let orphan = run_workers(NAME, collector.orphanings.clone(), workers, scope.clone(), move |uid| {
+        let collector = orphaning.clone();
+        async move { collector.attempt_to_orphan(uid).await }
+    });
+    futures_util::future::join(delete, orphan).await;
+}
+
+impl Collector {
+    fn graph(&self) -> MutexGuard<'_, Graph> {
+        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self, resource: &ApiResource, change: &Change<Metadata>) {
+        let meta = &change.object().metadata;
+        let work = match change {
+            Change::Deleted(_) => self.graph().gone(meta.uid.as_deref().unwrap_or_default()),
+            Change::Added(_) | Change::Updated { .. } => {
+                let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
+                self.graph().present(Observation {
+                    identity: Identity {
+                        api_version: resource.api_version.clone(),
+                        kind: resource.kind.clone(),
+                        namespace: meta.namespace.clone().unwrap_or_default(),
+                        name: meta.name.clone().unwrap_or_default(),
+                        uid: meta.uid.clone().unwrap_or_default(),
+                    },
+                    owners: meta.owner_references.clone().unwrap_or_default(),
+                    deleting: meta.deletion_timestamp.is_some(),
+                    foreground: has(FOREGROUND),
+                    orphan: has(ORPHAN),
+                })
+            }
+        };
+        self.take_on(work);
+    }
+
+    fn take_on(&self, work: Work) {
+        work.delete.into_iter().for_each(|uid| self.deletions.add(uid));
+        work.orphan.into_iter().for_each(|uid| self.orphanings.add(uid));
+    }
+
+    /// The API an object is reached through. A namespaced kind is looked for in `namespace`.
+    fn api<K>(&self, api_version: &str, kind: &str, namespace: &str) -> Result<Api<K>, SyncError>
+    where
+        K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
+    {
+        let key = (api_version.to_owned(), kind.to_owned());
+        let (resource, namespaced) = self
+            .resources
+            .get(&key)
+            .or_else(|| {
+                // The same kind in another version: the server prefers one and serves the object in it.
+                let group = api_version.split_once('/').map_or("", |(group, _)| group);
+                self.resources.values().find(|(resource, _)| resource.group == group && resource.kind == kind)
+            })
+            .ok_or_else(|| SyncError::Other(format!("no resource for {kind} in {api_version}")))?;
+        Ok(if *namespaced && !namespace.is_empty() {
+            Api::namespaced_with(self.client.clone(), namespace, resource)
+        } else {
+            Api::all_with(self.client.clone(), resource)
+        })
+    }
+
+    fn is_namespaced(&self, api_version: &str, kind: &str) -> bool {
+        self.resources
+            .get(&(api_version.to_owned(), kind.to_owned()))
+            .is_some_and(|(_, namespaced)| *namespaced)
+    }
+
+    /// The metadata of the object as it is now, if it is still the same object.
+    async fn live(&self, identity: &Identity) -> Result<Option<ObjectMeta>, SyncError> {
+        let namespace = if self.is_namespaced(&identity.api_version, &identity.kind) {
+            identity.namespace.as_str()
+        } else {
+            ""
+        };
+        let api: Api<Metadata> = self.api(&identity.api_version, &identity.kind, namespace)?;
+        match api.get(&identity.name).await {
+            Ok(object) => Ok(Some(object.metadata).filter(|meta| meta.uid.as_deref() == Some(&identity.uid))),
+            Err(error) if is_not_found(&error) => Ok(None),
+            Err(error) => Err(error).during(|| format!("read {} {}", identity.kind, key_of(identity))),
+        }
+    }
+
+    async fn attempt_to_delete(&self, uid: Uid) -> Result<Option<Duration>, SyncError> {
+        let Some(node) = self.graph().get(&uid).cloned() else { return Ok(None) };
+        if node.deleting && !node.deleting_dependents {
+            return Ok(None);
+        }
+        let Some(live) = self.live(&node.identity).await? else {
+            let work = self.graph().gone(&uid);
+            self.take_on(work);
+            return Ok(None);
+        };
+        if node.deleting_dependents {
+            return self.wait_for_dependents(&node, &live).await.map(|()| None);
+        }
+        let references = live.owner_references.clone().unwrap_or_default();
+        let mut owners = Vec::with_capacity(references.len());
+        for reference in &references {
+            match self.state_of(reference, &node.identity).await? {
+                Some(state) => owners.push(state),
+                // Its state cannot be known, so the object stays.
+                None => return Ok(None),
+            }
+        }
+        let waiting: Vec<bool> = {
+            let graph = self.graph();
+            let dependents = node.dependents.iter().filter_map(|uid| graph.get(uid));
+            dependents.map(|dependent| dependent.deleting_dependents).collect()
+        };
+        let finalizers = live.finalizers.clone().unwrap_or_default();
+        match decide::decide(&owners, &waiting, &finalizers) {
+            Step::Keep => {}
+            Step::DropReferences(positions) => {
+                let kept = (0..references.len()).filter(|index| !positions.contains(index));
+                let kept: Vec<_> = kept.map(|index| references[index].clone()).collect();
+                self.set_owners(&node.identity, &live, kept).await?;
+            }
+            Step::Delete { policy, unblock } => {
+                if unblock {
+                    let mut loose = references;
+                    loose.iter_mut().for_each(|reference| reference.block_owner_deletion = Some(false));
+                    self.set_owners(&node.identity, &live, loose).await?;
+                }
+                let params = DeleteParams {
+                    propagation_policy: Some(policy),
+                    preconditions: Some(Preconditions { uid: live.uid.clone(), resource_version: None }),
+                    ..DeleteParams::default()
+                };
+                let api: Api<DynamicObject> =
+                    self.api(&node.identity.api_version, &node.identity.kind, &node.identity.namespace)?;
+                match api.delete(&node.identity.name, &params).await {
+                    Ok(_) => debug!(kind = node.identity.kind, object = %key_of(&node.identity), "collected"),
+                    Err(error) if is_not_found(&error) || is_conflict(&error) => {}
+                    Err(error) => return Err(error).during(|| format!("delete {}", key_of(&node.identity))),
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// `None` if it cannot be told: a cluster-scoped object cannot have an owner in a namespace.
+    async fn state_of(
+        &self,
+        reference: &OwnerReference,
+        dependent: &Identity,
+    ) -> Result<Option<Owner>, SyncError> {
+        {
+            let graph = self.graph();
+            if graph.is_absent(&reference.uid) {
+                return Ok(Some(Owner::Dangling));
+            }
+            if let Some(owner) = graph.get(&reference.uid).filter(|owner| owner.observed) {
+                return Ok(Some(if owner.deleting_dependents { Owner::Waiting } else { Owner::Solid }));
+            }
+        }
+        if dependent.namespace.is_empty() && self.is_namespaced(&reference.api_version, &reference.kind) {
+            warn!(object = %key_of(dependent), owner = reference.name, "a cluster-scoped object names an owner in a namespace");
+            return Ok(None);
+        }
+        let identity = Identity {
+            api_version: reference.api_version.clone(),
+            kind: reference.kind.clone(),
+            namespace: dependent.namespace.clone(),
+            name: reference.name.clone(),
+            uid: reference.uid.clone(),
+        };
+        match self.live(&identity).await? {
+            None => {
+                self.graph().note_absent(&reference.uid);
+                Ok(Some(Owner::Dangling))
+            }
+            Some(live) => {
+                let waits = live.deletion_timestamp.is_some()
+                    && live.finalizers.iter().flatten().any(|finalizer| finalizer == FOREGROUND);
+                Ok(Some(if waits { Owner::Waiting } else { Owner::Solid }))
+            }
+        }
+    }
+
+    async fn wait_for_dependents(&self, node: &Node, live: &ObjectMeta) -> Result<(), SyncError> {
+        let blocking: Vec<(Uid, bool)> = {
+            let graph = self.graph();
+            let Some(node) = graph.get(&node.identity.uid) else { return Ok(()) };
+            let blocking = graph.blocking(node).into_iter();
+            blocking
+                .map(|dependent| (dependent.identity.uid.clone(), dependent.deleting_dependents))
+                .collect()
+        };
+        if blocking.is_empty() {
+            return self.remove_finalizer(&node.identity, live, FOREGROUND).await;
+        }
+        for (uid, deleting_dependents) in blocking {
+            if !deleting_dependents {
+                self.deletions.add(uid);
+            }
+        }
+        Ok(())
+    }
+
+    async fn attempt_to_orphan(&self, uid: Uid) -> Result<Option<Duration>, SyncError> {
+        let dependents: Vec<Identity> = {
+            let graph = self.graph();
+            let Some(node) = graph.get(&uid) else { return Ok(None) };
+            let dependents = node.dependents.iter().filter_map(|dependent| graph.get(dependent));
+            dependents.map(|dependent| dependent.identity.clone()).collect()
+        };
+        for dependent in dependents {
+            if let Some(live) = self.live(&dependent).await? {
+                let mut owners = live.owner_references.clone().unwrap_or_default();
+                owners.retain(|owner| owner.uid != uid);
+                self.set_owners(&dependent, &live, owners).await?;
+            }
+        }
+        let Some(node) = self.graph().get(&uid).cloned() else { return Ok(None) };
+        if let Some(live) = self.live(&node.identity).await? {
+            self.remove_finalizer(&node.identity, &live, ORPHAN).await?;
+        }
+        Ok(None)
+    }
+
+    async fn set_owners(
+        &self,
+        identity: &Identity,
+        live: &ObjectMeta,
+        owners: Vec<OwnerReference>,
+    ) -> Result<(), SyncError> {
+        self.patch(identity, live, json!({"ownerReferences": owners})).await
+    }
+
+    async fn remove_finalizer(
+        &self,
+        identity: &Identity,
+        live: &ObjectMeta,
+        name: &str,
+    ) -> Result<(), SyncError> {
+        let mut finalizers = live.finalizers.clone().unwrap_or_default();
+        finalizers.retain(|finalizer| finalizer != name);
+        self.patch(identity, live, json!({"finalizers": finalizers})).await
+    }
+
+    /// Changes metadata of exactly the version that was read; a conflict is tried again from a fresh read.
+    async fn patch(
+        &self,
+        identity: &Identity,
+        live: &ObjectMeta,
+        mut metadata: Value,
+    ) -> Result<(), SyncError> {
+        metadata["uid"] = json!(live.uid);
+        metadata["resourceVersion"] = json!(live.resource_version);
+        let api: Api<DynamicObject> = self.api(&identity.api_version, &identity.kind, &identity.namespace)?;
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        match api.patch(&identity.name, &PatchParams::default(), &patch).await {
+            Ok(_) => Ok(()),
+            Err(error) if is_not_found(&error) => Ok(()),
+            Err(error) => Err(error).during(|| format!("change metadata of {}", key_of(identity))),
+        }
+    }
+}
+
+fn key_of(identity: &Identity) -> ObjectKey {
+    ObjectKey::new(identity.namespace.clone(), identity.name.clone())
+}

@@ -1,0 +1,222 @@
+//! Removes pods from nodes whose NoExecute taints they do not tolerate, or no longer.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ferrite_client::{
+    Change, EventRecorder, EventType, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::taints::NO_EXECUTE;
+use crate::Context;
+use crate::error::{During, SyncError};
+use crate::pods::{self, BY_NODE, is_terminating, node_name};
+
+const NAME: &str = "taint-eviction-controller";
+
+struct Controller {
+    client: Client,
+    nodes: Informer<Node>,
+    pods: Informer<Pod>,
+    queue: Arc<WorkQueue<ObjectKey>>,
+    /// Since when a pod's time runs; later changes never put the end off.
+    running: Mutex<HashMap<ObjectKey, Instant>>,
+    recorder: EventRecorder,
+}
+
+pub(crate) fn start(context: &Context) {
+    let controller = Arc::new(Controller {
+        client: context.client.clone(),
+        nodes: context.informers.get(),
+        pods: context.informers.get(),
+        queue: Arc::new(WorkQueue::new()),
+        running: Mutex::default(),
+        recorder: context.events.recorder("taint-eviction-controller", None),
+    });
+    controller.pods.add_index(BY_NODE, pods::node_index);
+    let (scope, workers) = (context.scope.clone(), context.config.workers);
+    context.scope.spawn(async move {
+        let watching = controller.clone();
+        controller.pods.subscribe(move |change| {
+            let relevant = match change {
+                Change::Updated { old, new } => {
+                    node_name(old) != node_name(new) || tolerations(old) != tolerations(new)
+                }
+                _ => true,
+            };
+            if relevant && node_name(change.object()).is_some() {
+                watching.queue.add(ObjectKey::of(&**change.object()));
+            }
+        });
+        let watching = controller.clone();
+        controller.nodes.subscribe(move |change| {
+            let (before, after) = match change {
+                Change::Added(node) => (Vec::new(), no_execute(node)),
+                Change::Updated { old, new } => (no_execute(old), no_execute(new)),
+                Change::Deleted(_) => return,
+            };
+            if before != after {
+                let name = change.object().metadata.name.as_deref().unwrap_or_default();
+                for pod in watching.pods.by_index(BY_NODE, name) {
+                    watching.queue.add(ObjectKey::of(&*pod));
+                }
+            }
+        });
+        controller.nodes.synced().await;
+        controller.pods.synced().await;
+        let queue = controller.queue.clone();
+        run_workers(NAME, queue, workers, scope, move |key| {
+            let controller = controller.clone();
+            async move { controller.sync(key).await }
+        })
+        .await;
+    });
+}
+
+fn no_execute(node: &Node) -> Vec<Taint> {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    taints.iter().filter(|taint| taint.effect == NO_EXECUTE).cloned().collect()
+}
+
+fn tolerations(pod: &Pod) -> &[Toleration] {
+    pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default()
+}
+
+/// How long a pod may stay.
+#[derive(Debug, PartialEq, Eq)]
+enum Stay {
+    ForEver,
+    For(Duration),
+    Leave,
+}
+
+fn decide(taints: &[Taint], tolerations: &[Toleration]) -> Stay {
+    let mut shortest: Option<Duration> = None;
+    for taint in taints {
+        let matching: Vec<_> = tolerations.iter().filter(|toleration| tolerates(toleration, taint)).collect();
+        if matching.is_empty() {
+            return Stay::Leave;
+        }
+        for seconds in matching.iter().filter_map(|toleration| toleration.toleration_seconds) {
+            if seconds <= 0 {
+                return Stay::Leave;
+            }
+            let time = Duration::from_secs(seconds.unsigned_abs());
+            shortest = Some(shortest.map_or(time, |known| known.min(time)));
+        }
+    }
+    shortest.map_or(Stay::ForEver, Stay::For)
+}
+
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    given(&toleration.effect).is_none_or(|effect| effect == taint.effect)
+        && given(&toleration.key).is_none_or(|key| key == taint.key)
+        && match toleration.operator.as_deref().unwrap_or_default() {
+            "Exists" => true,
+            "" | "Equal" => given(&toleration.value) == given(&taint.value),
+            _ => false,
+        }
+}
+
+impl Controller {
+    async fn sync(&self, key: ObjectKey) -> Result<Option<Duration>, SyncError> {
+        let pod = self.pods.get(&key).filter(|pod| !is_terminating(pod));
+        let Some(pod) = pod else {
+            self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+            return Ok(None);
+        };
+        let node = node_name(&pod).and_then(|name| self.nodes.get(&ObjectKey::cluster(name)));
+        let taints = node.map(|node| no_execute(&node)).unwrap_or_default();
+        let left = match decide(&taints, tolerations(&pod)) {
+            Stay::ForEver => {
+                let was_running =
+                    self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&key).is_some();
+                if was_running {
+                    let message = format!("Cancelling deletion of Pod {key}");
+                    self.recorder.event_for(&*pod, EventType::Normal, "TaintManagerEviction", message);
+                }
+                return Ok(None);
+            }
+            Stay::For(time) => {
+                let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+                let since = *running.entry(key.clone()).or_insert_with(Instant::now);
+                time.saturating_sub(since.elapsed())
+            }
+            Stay::Leave => Duration::ZERO,
+        };
+        if left.is_zero() { self.evict(&key, &pod).await.map(|()| None) } else { Ok(Some(left)) }
+    }
+
+    async fn evict(&self, key: &ObjectKey, pod: &Pod) -> Result<(), SyncError> {
+        let message = format!("Marking for deletion Pod {key}");
+        self.recorder.event_for(pod, EventType::Normal, "TaintManagerEviction", message);
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [{
+            "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
+            "message": "Taint manager: deleting due to NoExecute taint",
+            "lastTransitionTime": Time(Timestamp::now())}]}});
+        match api.patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(patch)).await {
+            Ok(_) => {}
+            Err(error) if is_not_found(&error) || is_conflict(&error) => return Ok(()),
+            Err(error) => return Err(error).during(|| format!("mark pod {key} for eviction")),
+        }
+        let same = Preconditions { uid: pod.metadata.uid.clone(), resource_version: None };
+        match api.delete(&key.name, &DeleteParams::default().preconditions(same)).await {
+            Ok(_) => Ok(()),
+            Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(()),
+            Err(error) => Err(error).during(|| format!("evict pod {key}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_least_tolerant_toleration_decides() {
+        let taint = |key: &str| Taint { key: key.into(), effect: NO_EXECUTE.into(), ..Taint::default() };
+        let for_seconds = |key: &str, seconds: Option<i64>| -> Toleration {
+            serde_json::from_value(json!({"key": key, "operator": "Exists", "effect": "NoExecute",
+                                          "tolerationSeconds": seconds}))
+            .unwrap()
+        };
+        for (what, taints, tolerations, expected) in [
+            ("no taints", vec![], vec![], Stay::ForEver),
+            ("not tolerated", vec![taint("a")], vec![], Stay::Leave),
+            ("tolerated for ever", vec![taint("a")], vec![for_seconds("a", None)], Stay::ForEver),
+            (
+                "tolerated for a time",
+                vec![taint("a")],
+                vec![for_seconds("a", Some(300))],
+                Stay::For(Duration::from_secs(300)),
+            ),
+            ("not at all", vec![taint("a")], vec![for_seconds("a", Some(0))], Stay::Leave),
+            (
+                "the shortest",
+                vec![taint("a"), taint("b")],
+                vec![for_seconds("a", Some(9)), for_seconds("b", Some(3)), for_seconds("b", None)],
+                Stay::For(Duration::from_secs(3)),
+            ),
+            (
+                "one of two not tolerated",
+                vec![taint("a"), taint("b")],
+                vec![for_seconds("a", None)],
+                Stay::Leave,
+            ),
+        ] {
+            assert_eq!(decide(&taints, &tolerations), expected, "{what}");
+        }
+    }
+}

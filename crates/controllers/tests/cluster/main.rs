@@ -1,0 +1,12 @@
+//! Controllers and scheduler against a real API server in this process, with a stand-in for the kubelet.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
+
+mod kubelet;
+mod support;
+
+mod collection;
+mod deployments;
+mod leader;
+mod lifecycle;
+mod nodes;

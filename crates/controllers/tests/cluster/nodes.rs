@@ -1,0 +1,92 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_controllers::Config;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+
+use crate::support::Cluster;
+
+fn taints(node: &Node) -> Vec<String> {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    let mut told: Vec<_> = taints
+        .iter()
+        .map(|taint| format!("{}:{}", taint.key.trim_start_matches("node.kubernetes.io/"), taint.effect))
+        .collect();
+    told.sort();
+    told
+}
+
+fn named<'a>(nodes: &'a [Arc<Node>], name: &str) -> Option<&'a Arc<Node>> {
+    nodes.iter().find(|node| node.metadata.name.as_deref() == Some(name))
+}
+
+fn ready(node: &Node) -> Option<&str> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == "Ready").map(|condition| condition.status.as_str())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_not_ready_is_tainted_and_loses_pods_that_do_not_tolerate_it() {
+    let cluster = Cluster::start(&["n1", "n2"]).await;
+    let pod = |name: &str, tolerations: serde_json::Value| {
+        json!({"metadata": {"name": name}, "spec": {"nodeName": "n1", "tolerations": tolerations,
+               "containers": [{"name": "c", "image": "a"}]}})
+    };
+    let for_ever =
+        json!([{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}]);
+    let briefly = json!([{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute",
+                          "tolerationSeconds": 1}]);
+    cluster.create::<Pod>("default", pod("stays", for_ever)).await;
+    cluster.create::<Pod>("default", pod("leaves", briefly)).await;
+    cluster
+        .eventually("both run", |pods: &[Arc<Pod>]| {
+            let running =
+                |pod: &&Arc<Pod>| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Running"));
+            (pods.iter().filter(running).count() == 2).then_some(())
+        })
+        .await;
+
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let status = |status: &str| {
+        Patch::Strategic(json!({"status": {"conditions": [{"type": "Ready", "status": status}]}}))
+    };
+    nodes.patch_status("n1", &PatchParams::default(), &status("False")).await.unwrap();
+    cluster
+        .eventually("taints", |nodes: &[Arc<Node>]| {
+            (taints(named(nodes, "n1")?) == ["not-ready:NoExecute", "not-ready:NoSchedule"]).then_some(())
+        })
+        .await;
+    cluster
+        .eventually("only the tolerant pod", |pods: &[Arc<Pod>]| {
+            (pods.len() == 1 && pods[0].metadata.name.as_deref() == Some("stays")).then_some(())
+        })
+        .await;
+    cluster
+        .eventually("the pod out of service", |pods: &[Arc<Pod>]| {
+            let conditions = pods[0].status.as_ref()?.conditions.as_ref()?;
+            conditions.iter().find(|c| c.type_ == "Ready" && c.status == "False").map(|_| ())
+        })
+        .await;
+    nodes.patch_status("n1", &PatchParams::default(), &status("True")).await.unwrap();
+    cluster
+        .eventually("no taints", |nodes: &[Arc<Node>]| taints(named(nodes, "n1")?).is_empty().then_some(()))
+        .await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_fall_silent_become_unknown_but_pods_stay_when_all_are_lost() {
+    let grace = Duration::from_millis(300);
+    let config = Config { node_monitor_grace: grace, node_startup_grace: grace, ..Config::default() };
+    let cluster = Cluster::start_with(&["n1"], config).await;
+    cluster
+        .eventually("the node unknown and tainted", |nodes: &[Arc<Node>]| {
+            let node = named(nodes, "n1")?;
+            (ready(node) == Some("Unknown") && taints(node) == ["unreachable:NoSchedule"]).then_some(())
+        })
+        .await;
+    cluster.stop().await;
+}

@@ -1,0 +1,146 @@
+//! A cluster without containers.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_apiserver::{ApiServer, Config as ServerConfig, User};
+use ferrite_client::{Informer, Object, Scope};
+use ferrite_controllers::{Config, Context, start_all};
+use ferrite_scheduler::{Profile, SchedulerContext};
+use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
+use kube::api::PostParams;
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource};
+use serde_json::{Value, json};
+
+use crate::kubelet;
+
+pub struct Cluster {
+    pub client: Client,
+    pub context: Context,
+    server: Arc<ApiServer>,
+    scope: Scope,
+}
+
+impl Cluster {
+    /// A server, all controllers, the scheduler, and nodes of four CPUs each.
+    pub async fn start(nodes: &[&str]) -> Self {
+        Self::start_with(nodes, Config::default()).await
+    }
+
+    pub async fn start_with(nodes: &[&str], config: Config) -> Self {
+        let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::INFO).try_init();
+        let server_config = ServerConfig {
+            advertise: "192.0.2.1:6443".parse().unwrap(),
+            service_network: ("10.96.0.0".parse().unwrap(), 16),
+            node_ports: 30000..=32767,
+            kubelet_client: None,
+            event_ttl_seconds: 3600,
+        };
+        let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), server_config).await.unwrap();
+        let client = Client::new(server.door(User::new("system:admin", ["system:masters"])), "default");
+        let scope = Scope::new();
+        let config = Config { root_ca: Some("PEM".into()), ..config };
+        let context = Context::new(client.clone(), scope.clone(), config);
+        assert!(start_all(&context, &["*"]).is_empty());
+        ferrite_scheduler::start(&SchedulerContext {
+            client: client.clone(),
+            informers: context.informers.clone(),
+            events: context.events.clone(),
+            scope: scope.clone(),
+            profiles: vec![Profile::default()],
+        })
+        .unwrap();
+        let cluster = Self { client, context, server, scope };
+        for node in nodes {
+            cluster.add_node(node).await;
+        }
+        kubelet::start(&cluster.client, &cluster.context.informers, &cluster.scope);
+        // The server refuses pods in a namespace that has no account yet.
+        cluster
+            .eventually("the default account", |accounts: &[Arc<ServiceAccount>]| {
+                accounts
+                    .iter()
+                    .find(|account| account.metadata.namespace.as_deref() == Some("default"))
+                    .map(|_| ())
+            })
+            .await;
+        cluster
+    }
+
+    pub async fn add_node(&self, name: &str) {
+        let node = json!({"apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}});
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let mut node =
+            nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
+        let resources = json!({"cpu": "4", "memory": "8Gi", "pods": "110"});
+        node.status = serde_json::from_value(json!({"allocatable": resources, "capacity": resources,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}))
+        .unwrap();
+        nodes.replace_status(name, &PostParams::default(), &node).await.unwrap();
+    }
+
+    pub fn api<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    pub async fn create<K>(&self, namespace: &str, object: Value) -> K
+    where
+        K: Object + Resource<DynamicType = (), Scope = NamespaceResourceScope> + serde::Serialize,
+    {
+        let object: K = serde_json::from_value(object).unwrap();
+        self.api::<K>(namespace).create(&PostParams::default(), &object).await.unwrap()
+    }
+
+    pub async fn create_namespace(&self, name: &str) {
+        let namespace = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        Api::<Namespace>::all(self.client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
+    }
+
+    /// Waits until what is known of all `K` satisfies `check`, woken by each change.
+    pub async fn eventually<K, T>(&self, what: &str, check: impl Fn(&[Arc<K>]) -> Option<T>) -> T
+    where
+        K: Object + Resource<DynamicType = ()>,
+    {
+        let informer: Informer<K> = self.context.informers.get();
+        let (sender, mut receiver) = tokio::sync::watch::channel(());
+        informer.subscribe(move |_| {
+            sender.send_replace(());
+        });
+        let wait = async {
+            loop {
+                receiver.mark_unchanged();
+                if let Some(found) = check(&informer.list()) {
+                    return found;
+                }
+                receiver.changed().await.unwrap();
+            }
+        };
+        match tokio::time::timeout(Duration::from_secs(30), wait).await {
+            Ok(found) => found,
+            Err(_) => panic!("never came: {what}; there is {:#?}", Brief(&informer.list())),
+        }
+    }
+
+    pub async fn stop(self) {
+        self.scope.shutdown().await;
+        self.server.shutdown().await;
+    }
+}
+
+struct Brief<'a, K>(&'a [Arc<K>]);
+
+impl<K: Resource + Debug> Debug for Brief<'_, K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = self.0.iter().map(|object| {
+            let meta = object.meta();
+            (meta.name.clone(), meta.owner_references.as_ref().map(Vec::len), format!("{object:?}").len())
+        });
+        f.debug_list().entries(names).finish()
+    }
+}

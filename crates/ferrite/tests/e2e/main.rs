@@ -1,0 +1,13 @@
+//! End to end: the real binary, real kernel objects, an unmodified kubectl.
+//!
+//! Every test has a cluster of its own, in a network namespace of its own, in a directory of its own.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that fails should stop at once")]
+
+mod archive;
+mod bad_input;
+mod configuration;
+mod lifecycle;
+mod pods;
+mod rollout;
+mod world;

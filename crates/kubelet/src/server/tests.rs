@@ -1,0 +1,204 @@
+//! The kubelet API through its real door: TLS on loopback.
+
+use super::*;
+use crate::testing::Harness;
+use ferrite_pki::{Authority, Purpose, Subject};
+use http_body_util::Empty;
+use hyper::client::conn::http1::{self, SendRequest};
+use serde_json::json;
+use std::io::Write;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+struct Door {
+    harness: Harness,
+    authority: Authority,
+    address: SocketAddr,
+    scope: Scope,
+}
+
+impl Door {
+    async fn open() -> Self {
+        let harness = Harness::start().await;
+        let authority = Authority::create("test").unwrap();
+        let subject =
+            Subject { common_name: "node".into(), organization: None, names: vec!["127.0.0.1".into()] };
+        let serving = authority.issue(&subject, Purpose::Server).unwrap();
+        let tls = ferrite_pki::server_config(&serving, authority.certificate(), &["http/1.1"]).unwrap();
+        let mut config = Config::new("node", "192.0.2.1".parse().unwrap());
+        config.server_address = "127.0.0.1:0".parse().unwrap();
+        let scope = Scope::new();
+        let address = start(harness.context.clone(), Arc::new(config), Arc::new(tls), &scope).await.unwrap();
+        Self { harness, authority, address, scope }
+    }
+
+    /// A connection as that user; without one, no certificate is shown.
+    async fn connect(&self, user: Option<(&str, Option<&str>)>) -> Option<SendRequest<Empty<Bytes>>> {
+        let identity = user.map(|(name, group)| {
+            self.authority.issue(&Subject::client(name, group), Purpose::Client).unwrap()
+        });
+        let config = ferrite_pki::client_config(self.authority.certificate(), identity.as_ref()).unwrap();
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        let name = "127.0.0.1".try_into().unwrap();
+        let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await.ok()?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
+        self.scope.spawn(async move {
+            let _ = connection.with_upgrades().await;
+        });
+        Some(sender)
+    }
+
+    async fn get(&self, user: Option<(&str, Option<&str>)>, path: &str) -> Option<(u16, String)> {
+        let mut sender = self.connect(user).await?;
+        let request = Request::get(path).header("Host", "node").body(Empty::new()).unwrap();
+        let answer = sender.send_request(request).await.ok()?;
+        let status = answer.status().as_u16();
+        let body = answer.into_body().collect().await.ok()?.to_bytes();
+        Some((status, String::from_utf8_lossy(&body).into_owned()))
+    }
+
+    async fn ask(&self, path: &str) -> (u16, String) {
+        self.get(Some(("kube-apiserver-kubelet-client", None)), path).await.unwrap()
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.scope.cancel();
+    }
+}
+
+fn one() -> serde_json::Value {
+    json!({"containers": [{"name": "c", "image": "busybox:1", "imagePullPolicy": "IfNotPresent"}]})
+}
+
+fn ready(pod: &serde_json::Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+}
+
+#[tokio::test]
+async fn callers_are_told_apart() {
+    let door = Door::open().await;
+    assert_eq!(door.ask("/healthz").await, (200, "ok".into()));
+    let admin = Some(("admin", Some("system:masters")));
+    assert_eq!(door.get(admin, "/healthz").await.unwrap().0, 200);
+    let (status, body) = door.get(Some(("system:node:other", Some("system:nodes"))), "/pods").await.unwrap();
+    assert_eq!(status, 403);
+    assert!(body.contains("user=system:node:other"), "{body}");
+    // Without a certificate the handshake fails or the answer is 401; never more.
+    assert!(door.get(None, "/healthz").await.is_none_or(|(status, _)| status == 401));
+    assert_eq!(door.ask("/nothing").await.0, 404);
+    let stranger = Authority::create("stranger").unwrap();
+    let identity = stranger.issue(&Subject::client("kubernetes", None), Purpose::Client).unwrap();
+    let config = ferrite_pki::client_config(door.authority.certificate(), Some(&identity)).unwrap();
+    let stream = TcpStream::connect(door.address).await.unwrap();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let mut refused = true;
+    if let Ok(mut stream) = connector.connect("127.0.0.1".try_into().unwrap(), stream).await {
+        // TLS 1.3 tells the client only when it reads.
+        let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+        refused = !answer.starts_with(b"HTTP/1.1 200");
+    }
+    assert!(refused);
+}
+
+#[tokio::test]
+async fn documents_are_served() {
+    let door = Door::open().await;
+    door.harness.create("p", one());
+    door.harness.until("p", "ready", ready).await;
+    let (status, body) = door.ask("/pods").await;
+    let pods: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        (status, &pods["kind"], &pods["items"][0]["metadata"]["name"]),
+        (200, &json!("PodList"), &json!("p"))
+    );
+    let (_, body) = door.ask("/stats/summary").await;
+    let summary: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(summary["node"]["nodeName"], "node");
+    assert!(door.ask("/configz").await.1.contains("\"maxPods\":110"));
+    assert!(door.ask("/metrics").await.1.contains("kubelet_node_name{node=\"node\"} 1"));
+    assert!(door.ask("/metrics/resource").await.1.contains("node_memory_working_set_bytes"));
+}
+
+#[tokio::test]
+async fn logs_are_read_and_followed_to_the_end() {
+    let door = Door::open().await;
+    door.harness.create("p", one());
+    door.harness.until("p", "ready", ready).await;
+    let path = door.harness.dir.path().join("logs/default_p_uid-p/c/0.log");
+    let line = |text: &str| format!("2024-01-01T00:00:00Z stdout F {text}\n");
+    std::fs::write(&path, line("a") + &line("b")).unwrap();
+    assert_eq!(door.ask("/containerLogs/default/p/c").await, (200, "a\nb\n".into()));
+    assert_eq!(
+        door.ask("/containerLogs/default/p/c?tailLines=1&timestamps=true").await.1,
+        "2024-01-01T00:00:00Z b\n"
+    );
+    assert_eq!(door.ask("/containerLogs/default/p/c?tailLines=x").await.0, 400);
+    assert_eq!(door.ask("/containerLogs/default/p/none").await.0, 404);
+    assert_eq!(door.ask("/containerLogs/default/none/c").await.0, 404);
+    let (status, body) = door.ask("/containerLogs/default/p/c?previous=true").await;
+    assert_eq!(
+        (status, body.as_str()),
+        (400, "previous terminated container \"c\" in pod \"p\" not found\n")
+    );
+
+    let mut sender = door.connect(Some(("kubernetes", None))).await.unwrap();
+    let request = Request::get("/containerLogs/default/p/c?follow=true&tailLines=1").header("Host", "node");
+    let answer = sender.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
+    let mut body = answer.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "b\n");
+    let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+    file.write_all(line("c").as_bytes()).unwrap();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "c\n");
+    door.harness.runtime.exit("c", 0);
+    assert!(body.frame().await.is_none(), "the log ends with the container");
+}
+
+#[tokio::test]
+async fn an_upgraded_connection_is_passed_through() {
+    let door = Door::open().await;
+    door.harness.create("p", one());
+    door.harness.until("p", "ready", ready).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/exec/token", listener.local_addr().unwrap());
+    door.harness.runtime.stream_at(&url);
+    let runtime = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let answer = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n";
+        stream.write_all(answer.as_bytes()).await.unwrap();
+        let mut bytes = [0; 5];
+        stream.read_exact(&mut bytes).await.unwrap();
+        bytes.reverse();
+        stream.write_all(&bytes).await.unwrap();
+        String::from_utf8(head).unwrap()
+    });
+    let mut sender = door.connect(Some(("kubernetes", None))).await.unwrap();
+    let request = Request::post("/exec/default/p/c?command=sh&output=1")
+        .header("Host", "node")
+        .header("Connection", "Upgrade")
+        .header("Upgrade", "SPDY/3.1")
+        .header("X-Stream-Protocol-Version", "v4.channel.k8s.io");
+    let mut answer = sender.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
+    assert_eq!(answer.status(), 101);
+    assert_eq!(answer.headers()["X-Stream-Protocol-Version"], "v4.channel.k8s.io");
+    let mut stream = TokioIo::new(hyper::upgrade::on(&mut answer).await.unwrap());
+    stream.write_all(b"hello").await.unwrap();
+    let mut bytes = [0; 5];
+    stream.read_exact(&mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"olleh");
+    let head = runtime.await.unwrap().to_lowercase();
+    assert!(head.starts_with("post /exec/token http/1.1") && head.contains("upgrade: spdy/3.1"), "{head}");
+
+    assert_eq!(
+        door.ask("/exec/default/p/c?command=sh&output=1").await,
+        (400, "Upgrade request required\n".into())
+    );
+    assert_eq!(door.ask("/exec/default/p/none?command=sh&output=1").await.0, 404);
+}

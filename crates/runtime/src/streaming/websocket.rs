@@ -1,0 +1,168 @@
+//! Kubernetes' channels over WebSocket: the first byte of a message names the channel.
+
+use std::sync::Arc;
+
+use futures_util::{SinkExt, StreamExt};
+use hyper::body::Bytes;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
+
+use super::session::{self, Size};
+use super::{Action, spdy};
+use crate::service::Inner;
+
+pub const PROTOCOLS: &[&str] = &["v5.channel.k8s.io", "v4.channel.k8s.io"];
+/// A whole SPDY connection in binary messages.
+pub const FORWARD_PROTOCOLS: &[&str] = &["SPDY/3.1+portforward.k8s.io"];
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const ERROR: u8 = 3;
+const RESIZE: u8 = 4;
+/// Version 5: the byte after it names a channel that ends.
+const CLOSE: u8 = 255;
+
+/// Longest message accepted from a client.
+const MAX_MESSAGE: usize = 1 << 20;
+
+async fn accept<S: AsyncRead + AsyncWrite + Unpin>(io: S) -> WebSocketStream<S> {
+    let config =
+        WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
+    WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
+}
+
+fn frame(channel: u8, bytes: &[u8]) -> Message {
+    let mut message = Vec::with_capacity(bytes.len() + 1);
+    message.push(channel);
+    message.extend_from_slice(bytes);
+    Message::Binary(message.into())
+}
+
+/// Serves an exec or attach.
+pub async fn serve<S>(inner: &Arc<Inner>, io: S, action: Action, protocol: &str)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut sink, mut source) = accept(io).await.split();
+    let wanted = action.wanted();
+    // Clients wait for a first, empty message on the lowest channel that can be written.
+    let first = if wanted.stdout {
+        STDOUT
+    } else if wanted.stderr {
+        STDERR
+    } else {
+        ERROR
+    };
+    if sink.send(frame(first, &[])).await.is_err() {
+        return;
+    }
+    let closes = protocol == PROTOCOLS[0];
+    let (channels, ends) = session::channels();
+    let session::Ends { mut stdin, mut resize, mut stdout, mut stderr } = ends;
+    let incoming = async {
+        while let Some(Ok(message)) = source.next().await {
+            let bytes: Bytes = match message {
+                Message::Binary(bytes) => bytes,
+                Message::Text(text) => text.into(),
+                Message::Close(_) => break,
+                _ => continue,
+            };
+            let Some((channel, rest)) = bytes.split_first() else { continue };
+            match *channel {
+                STDIN if !rest.is_empty() => {
+                    if let Some(stdin) = &stdin {
+                        // A command that reads no more must not stop resizes and the close.
+                        let _ = stdin.send(bytes.slice(1..)).await;
+                    }
+                }
+                RESIZE => {
+                    if let (Some(resize), Ok(size)) = (&resize, serde_json::from_slice::<Size>(rest)) {
+                        let _ = resize.send(size).await;
+                    }
+                }
+                CLOSE if closes && rest.first() == Some(&STDIN) => stdin = None,
+                _ => {}
+            }
+        }
+        // The client is gone: no more input; output goes nowhere from now on.
+        stdin = None;
+        resize = None;
+    };
+    let outgoing = async {
+        let work = session::run(inner, &action, channels);
+        let relay = async {
+            let (mut out, mut err) = (true, true);
+            while out || err {
+                let message = tokio::select! {
+                    bytes = stdout.recv(), if out => match bytes {
+                        Some(bytes) => frame(STDOUT, &bytes),
+                        None => { out = false; continue }
+                    },
+                    bytes = stderr.recv(), if err => match bytes {
+                        Some(bytes) => frame(STDERR, &bytes),
+                        None => { err = false; continue }
+                    },
+                };
+                if sink.send(message).await.is_err() {
+                    break;
+                }
+            }
+            // Nobody to tell: closing the channels lets the session see it.
+            stdout.close();
+            stderr.close();
+        };
+        let (outcome, ()) = tokio::join!(work, relay);
+        let status = outcome.status().to_string();
+        let _ = sink.send(frame(ERROR, status.as_bytes())).await;
+        // Clients take any other code, or none, for a connection that broke.
+        let _ =
+            sink.send(Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))).await;
+        let _ = sink.close().await;
+    };
+    tokio::pin!(incoming, outgoing);
+    tokio::select! {
+        () = &mut outgoing => {}
+        // As upstream: a client that goes away does not end the command; its terminal hangs up.
+        () = &mut incoming => {
+            if !wanted.tty {
+                outgoing.await;
+            }
+        }
+    }
+}
+
+/// Port-forward: the messages carry a SPDY connection.
+pub async fn forward<S>(inner: &Arc<Inner>, io: S, sandbox: &str)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut sink, mut source) = accept(io).await.split();
+    let (near, far) = tokio::io::duplex(64 * 1024);
+    let (mut read, mut write) = tokio::io::split(near);
+    let incoming = async {
+        while let Some(Ok(message)) = source.next().await {
+            match message {
+                Message::Binary(bytes) if write.write_all(&bytes).await.is_ok() => {}
+                Message::Ping(_) | Message::Pong(_) => {}
+                _ => break,
+            }
+        }
+        let _ = write.shutdown().await;
+    };
+    let outgoing = async {
+        let mut buffer = vec![0; 32 * 1024];
+        while let Ok(count) = read.read(&mut buffer).await {
+            if count == 0
+                || sink.send(Message::Binary(Bytes::copy_from_slice(&buffer[..count]))).await.is_err()
+            {
+                break;
+            }
+        }
+        let _ = sink.close().await;
+    };
+    tokio::join!(spdy::forward(inner, far, sandbox), incoming, outgoing);
+}
