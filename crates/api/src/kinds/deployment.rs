@@ -83,6 +83,10 @@ impl Strategy for Deployments {
         errors
     }
 
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        workload::template_warnings(&object["spec"]["template"], "spec.template")
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec", "metadata.annotations"]
     }

@@ -29,10 +29,6 @@ impl Strategy for ServiceAccounts {
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
         vec![crate::meta::name(object).into(), age(object, now).into()]
     }
-
-    fn returns_deleted(&self) -> bool {
-        true
-    }
 }
 
 /// Secrets of an account are in its namespace: only their names are kept.

@@ -74,7 +74,8 @@ impl Strategy for CronJobs {
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let template = &object["spec"]["jobTemplate"]["spec"]["template"];
+        let mut warnings = workload::template_warnings(template, "spec.jobTemplate.spec.template");
         if text(&object["spec"], "schedule").contains("TZ") {
             warnings.push(
                 "CRON_TZ or TZ used in spec.schedule is not officially supported, see \

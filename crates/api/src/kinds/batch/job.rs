@@ -114,6 +114,10 @@ impl Strategy for Jobs {
         job_status::validate(new, old)
     }
 
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        workload::template_warnings(&object["spec"]["template"], "spec.template")
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec"]
     }

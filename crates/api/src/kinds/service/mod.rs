@@ -112,10 +112,6 @@ impl Strategy for Services {
     fn create_on_update(&self) -> bool {
         true
     }
-
-    fn returns_deleted(&self) -> bool {
-        true
-    }
 }
 
 fn default_service_spec(spec: &mut Value) {
