@@ -168,6 +168,8 @@ impl FieldError {
             Problem::Forbidden => detail("Forbidden".into()),
             Problem::Internal => detail("Internal error".into()),
             Problem::Duplicate(v) => detail(format!("Duplicate value: {}", go_value(v))),
+            // A value that is not worth printing is left out.
+            Problem::Invalid(_) if self.rendered.as_deref() == Some("") => detail("Invalid value".into()),
             Problem::Invalid(v) => detail(format!("Invalid value: {}", go_value(v))),
             Problem::NotFound(v) => detail(format!("Not found: {}", go_value(v))),
             Problem::TypeInvalid(v) => detail(format!("Invalid value: {}", go_value(v))),

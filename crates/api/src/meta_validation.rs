@@ -65,6 +65,26 @@ pub fn dns1123_subdomain(name: &str) -> Vec<String> {
     problems
 }
 
+/// As [`dns1123_subdomain`], in the words of kinds whose names upstream checks by declaration.
+pub fn long_name(name: &str) -> Vec<String> {
+    let mut problems = dns1123_subdomain(name);
+    if name.len() > 253 {
+        problems[0] = "must be no more than 253 bytes".to_owned();
+    }
+    problems
+}
+
+/// Complaints about a host name whose first label is `*`.
+pub fn wildcard_subdomain(name: &str) -> Vec<String> {
+    const FORMAT: &str = "a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which \
+        must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric character";
+    let good = name.strip_prefix("*.").is_some_and(|rest| rest.split('.').all(is_label));
+    if good {
+        return Vec::new();
+    }
+    vec![regex_error(FORMAT, &format!("\\*\\.{SUBDOMAIN_REGEX}"), &["*.example.com"])]
+}
+
 /// Complaints about a name that should be a DNS-1123 label.
 pub fn dns1123_label(name: &str) -> Vec<String> {
     let mut problems = Vec::new();

@@ -32,7 +32,28 @@ pub struct Resource {
     /// In discovery's order (sorted).
     pub verbs: Cow<'static, [&'static str]>,
     pub subresources: Cow<'static, [Subresource]>,
+    /// Whether the version is served unless told otherwise. Beta and alpha versions are not.
+    pub on_by_default: bool,
+    /// The form in which objects are stored, where it is another version's than this.
+    pub storage: Option<Storage>,
     pub strategy: Arc<dyn Strategy>,
+}
+
+/// How a version is stored as another one: two versions of a kind share their objects.
+///
+/// The conversions set `apiVersion` and `kind` too. They are total: what one form cannot say travels in
+/// annotations where upstream lets it, else it is lost.
+#[derive(Debug, Clone, Copy)]
+pub struct Storage {
+    pub group: &'static str,
+    pub version: &'static str,
+    pub kind: &'static str,
+    /// The resource under whose name the objects are kept.
+    pub plural: &'static str,
+    /// From the version of the row to the stored form.
+    pub to_storage: fn(&mut Value),
+    /// From the stored form to the version of the row.
+    pub from_storage: fn(&mut Value),
 }
 
 /// A subresource as discovery lists it. `kind` differs from the parent's where the body does.
@@ -59,6 +80,30 @@ impl Resource {
 
     pub fn is_namespaced(&self) -> bool {
         self.scope == Scope::Namespaced
+    }
+
+    /// Group, version and kind of the stored form.
+    pub fn storage_gvk(&self) -> Gvk {
+        self.storage.map_or_else(|| self.gvk(), |s| Gvk::new(s.group, s.version, s.kind))
+    }
+
+    /// Group, version and name of the resource whose objects these are in the store.
+    pub fn storage_gvr(&self) -> Gvr {
+        self.storage.map_or_else(|| self.gvr(), |s| Gvr::new(s.group, s.version, s.plural))
+    }
+
+    /// Brings an object of this version to the stored form.
+    pub fn to_storage(&self, object: &mut Value) {
+        if let Some(storage) = self.storage {
+            (storage.to_storage)(object);
+        }
+    }
+
+    /// Brings a stored object to this version.
+    pub fn from_storage(&self, object: &mut Value) {
+        if let Some(storage) = self.storage {
+            (storage.from_storage)(object);
+        }
     }
 
     pub fn subresource(&self, name: &str) -> Option<&Subresource> {
@@ -111,7 +156,7 @@ pub trait Strategy: Send + Sync + 'static {
         keep_all_but_status(new, old);
     }
 
-    /// Top-level fields whose change bumps `metadata.generation`; empty for kinds without generation.
+    /// Fields (`spec`, `metadata.labels`) whose change bumps `metadata.generation`; empty for kinds without generation.
     fn generation_fields(&self) -> &'static [&'static str] {
         &[]
     }
@@ -135,6 +180,15 @@ pub trait Strategy: Send + Sync + 'static {
         crate::meta_validation::dns1123_subdomain(name)
     }
 
+    /// Before and while it is validated, an update of a subresource other than `status` that has a body of
+    /// the kind itself (`approval`, `ephemeralcontainers`, `resize`): keeps what the subresource is not about.
+    fn prepare_subresource_update(&self, _subresource: &str, _new: &mut Value, _old: &Value) {}
+
+    /// Validates an update of such a subresource.
+    fn validate_subresource_update(&self, _subresource: &str, _new: &Value, _old: &Value) -> FieldErrors {
+        Vec::new()
+    }
+
     /// Warnings for the client about a valid object (deprecated fields and the like).
     fn warnings(&self, _object: &Value) -> Vec<String> {
         Vec::new()
@@ -155,8 +209,8 @@ pub trait Strategy: Send + Sync + 'static {
     }
 
     /// One cell per column.
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        vec![crate::meta::name(object).into(), crate::table::age(object, now).into()]
+    fn cells(&self, object: &Value, _now: Timestamp) -> Vec<Value> {
+        vec![crate::meta::name(object).into(), crate::meta::str(object, "creationTimestamp").into()]
     }
 
     /// `requested` is the grace period of the delete options, if any.
@@ -167,6 +221,11 @@ pub trait Strategy: Send + Sync + 'static {
     /// What happens to dependents when the client does not say: upstream's default is background.
     fn orphans_by_default(&self) -> bool {
         false
+    }
+
+    /// What a client is told that deletes without saying what is to happen to dependents.
+    fn deletion_warning(&self) -> Option<&'static str> {
+        None
     }
 
     /// A delete answers the object as it was, not a Status.

@@ -105,6 +105,12 @@ impl Status {
         .with_details(group, resource, "")
     }
 
+    /// The same error with details that say nothing, as upstream sends with generic errors.
+    pub fn with_empty_details(mut self) -> Self {
+        self.details = Some(Box::default());
+        self
+    }
+
     /// The path names nothing this server knows.
     pub fn no_such_path() -> Self {
         let mut status = Self::new(404, "NotFound", "the server could not find the requested resource");
@@ -166,9 +172,11 @@ impl Status {
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
             "code": self.code,
         });
+        if !self.reason.is_empty() {
+            object["reason"] = self.reason.into();
+        }
         if let (Some(details), Some(map)) = (&self.details, object.as_object_mut()) {
             map.insert("details".into(), Value::Object((**details).clone()));
         }

@@ -55,7 +55,8 @@ fn is_public(route: &Route) -> bool {
             | Route::Resources { .. }
             | Route::OpenApiV2
             | Route::OpenApiV3
-            | Route::OpenApiV3Document { .. }
+            | Route::OpenApiV3Document(_)
+            | Route::NoSuchResource
     )
 }
 

@@ -24,6 +24,10 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
         },
     });
     ensure(server, "", "services", "default", service).await?;
+    if server.config.advertise.ip().is_loopback() {
+        // Endpoints may not be loopback addresses: nobody but this machine could use them.
+        return Ok(());
+    }
     let endpoints = json!({
         "metadata": {
             "name": "kubernetes",
@@ -95,7 +99,7 @@ async fn replace(
     let name = ferrite_api::meta::name(&object);
     server
         .registry
-        .update(&Update { write, name, subresource: None, change: &change, applied: false })
+        .update(&Update { write, name, subresource: None, change: &change, replaces: false, applied: false })
         .await
         .map(drop)
 }

@@ -52,7 +52,13 @@ impl Call {
     }
 
     pub fn write_options(&self) -> Result<WriteOptions, Status> {
-        WriteOptions::parse(&self.query, self.header(header::USER_AGENT))
+        let kind = match self.verb {
+            Verb::Patch => "PatchOptions",
+            Verb::Update => "UpdateOptions",
+            _ => "CreateOptions",
+        };
+        let applies = self.verb == Verb::Patch && crate::patch::is_apply(self.header(header::CONTENT_TYPE));
+        WriteOptions::parse(&self.query, self.header(header::USER_AGENT), kind, applies)
     }
 
     pub fn write<'a>(&'a self, options: &'a WriteOptions) -> Write<'a> {
@@ -94,7 +100,7 @@ impl Call {
     ) -> Result<Value, Status> {
         match validation {
             FieldValidation::Ignore => {}
-            FieldValidation::Warn => self.warnings.extend(decoded.strict.iter().cloned()),
+            FieldValidation::Warn => self.warnings.extend(decoded.warnings().map(str::to_owned)),
             FieldValidation::Strict => {
                 if let Some(error) = decoded.strict_error() {
                     return Err(Status::bad_request(format!(
@@ -117,57 +123,173 @@ pub(crate) fn type_of(gvk: &Gvk) -> Result<TypeRef, Status> {
     schema::of(gvk).ok_or_else(|| Status::internal(format!("no schema for {gvk}")))
 }
 
-/// Decodes a body and checks that it is of the expected kind.
+/// Decodes a body and checks that it is of the expected kind. Missing kind and version are taken as meant.
 pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Decoded, Status> {
     let type_ = type_of(expected)?;
-    let unrecognized = |error: String| {
-        Status::bad_request(format!(
-            "{} in version {:?} cannot be handled as a {}: {error}",
-            expected.kind, expected.version, expected.kind
-        ))
-    };
-    let mut decoded = match format {
-        Format::Json => json::decode(type_, bytes).map_err(|e| unrecognized(e.to_string()))?,
-        Format::Yaml => yaml::decode(type_, bytes).map_err(|e| unrecognized(e.to_string()))?,
+    let (given, decoded) = match format {
         Format::Protobuf => {
-            let envelope = protobuf::open(bytes).map_err(|e| {
-                Status::bad_request(format!(
-                    "the object provided is unrecognized (must be of type {}): {e}",
-                    expected.kind
-                ))
-            })?;
-            let given = (envelope.api_version.to_string(), envelope.kind.to_string());
-            check_kind(&given.0, &given.1, expected)?;
+            let envelope = protobuf::open(bytes).map_err(|e| unrecognised(bytes, expected, &e))?;
+            let given = Given::new(&envelope.api_version, &envelope.kind, expected);
+            given.check(expected)?;
             let value =
-                protobuf::decode_message(type_, envelope.raw).map_err(|e| unrecognized(e.to_string()))?;
-            Decoded { value, strict: Vec::new() }
+                protobuf::decode_message(type_, envelope.raw).map_err(|e| given.refuse(expected, &e))?;
+            (given, Decoded { value, strict: Vec::new() })
+        }
+        Format::Json | Format::Yaml => {
+            let converted = match format {
+                Format::Yaml => yaml::to_json(bytes).map(String::into_bytes),
+                _ => Ok(Vec::new()),
+            };
+            let as_json = |e: &dyn std::fmt::Display| {
+                unrecognised(bytes, expected, &format!("couldn't get version/kind; json parse error: {e}"))
+            };
+            let converted = converted.map_err(|e| as_json(&e))?;
+            let text = if format == Format::Yaml { &converted } else { bytes };
+            let (api_version, kind) = json::type_meta(text).map_err(|e| as_json(&e))?;
+            let given = Given::new(&api_version, &kind, expected);
+            given.check(expected)?;
+            let decoded = match format {
+                Format::Yaml => yaml::decode(type_, bytes),
+                _ => json::decode(type_, bytes),
+            };
+            let decoded = decoded.map_err(|e| given.refuse(expected, &e))?;
+            (given, decoded)
         }
     };
-    if !decoded.value.is_object() {
-        return Err(unrecognized("the body is not an object".into()));
+    let mut decoded = decoded;
+    if given.api_version() != expected.api_version() {
+        return Err(Status::bad_request(format!(
+            "the API version in the data ({}) does not match the expected API version ({})",
+            given.api_version(),
+            expected.api_version()
+        )));
     }
-    let text = |key: &str| decoded.value.get(key).and_then(Value::as_str).unwrap_or_default();
-    check_kind(text("apiVersion"), text("kind"), expected)?;
     ferrite_api::codec::normalise(type_, &mut decoded.value);
     decoded.value["kind"] = expected.kind.clone().into();
     decoded.value["apiVersion"] = expected.api_version().into();
     Ok(decoded)
 }
 
-fn check_kind(api_version: &str, kind: &str, expected: &Gvk) -> Result<(), Status> {
-    if !kind.is_empty() && kind != expected.kind {
-        return Err(Status::bad_request(format!(
-            "{kind} in version {:?} cannot be handled as a {}: converting ({kind}) to ({}): unknown conversion",
-            api_version.rsplit('/').next().unwrap_or_default(),
-            expected.kind,
-            expected.kind
-        )));
+/// The body's own word on what it is, completed by what was expected.
+struct Given(Gvk);
+
+impl Given {
+    fn new(api_version: &str, kind: &str, expected: &Gvk) -> Self {
+        let kind = if kind.is_empty() { &expected.kind } else { kind };
+        let gvk = if api_version.is_empty() {
+            Gvk::new(&*expected.group, &*expected.version, kind)
+        } else {
+            let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+            Gvk::new(group, version, kind)
+        };
+        Self(gvk)
     }
-    if !api_version.is_empty() && api_version != expected.api_version() {
-        return Err(Status::bad_request(format!(
-            "the API version in the data ({api_version}) does not match the expected API version ({})",
-            expected.api_version()
-        )));
+
+    fn api_version(&self) -> String {
+        self.0.api_version()
     }
-    Ok(())
+
+    fn refuse(&self, expected: &Gvk, why: &dyn std::fmt::Display) -> Status {
+        Status::bad_request(format!(
+            "{} in version {:?} cannot be handled as a {}: {why}",
+            self.0.kind, self.0.version, expected.kind
+        ))
+    }
+
+    /// Whether the server knows the kind, and whether it can become the expected one.
+    fn check(&self, expected: &Gvk) -> Result<(), Status> {
+        self.problem(expected).map_or(Ok(()), |why| Err(self.refuse(expected, &why)))
+    }
+
+    fn problem(&self, expected: &Gvk) -> Option<String> {
+        let Gvk { group, version, kind } = &self.0;
+        let known = schema::of(&self.0).is_some() || was_served(group, version, kind);
+        if !known {
+            return Some(format!(
+                "no kind {} is registered for version {:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\"",
+                go_quote(kind),
+                self.api_version(),
+            ));
+        }
+        (*kind != expected.kind).then(|| {
+            format!(
+                "converting ({version}.{kind}) to ({}.{}): unknown conversion",
+                internal_package(&expected.group),
+                expected.kind
+            )
+        })
+    }
+}
+
+/// As [`Given::problem`], for an object that a patch has made.
+pub(crate) fn kind_problem(value: &Value, expected: &Gvk) -> Option<String> {
+    let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();
+    let given = Given::new(text("apiVersion"), text("kind"), expected);
+    given.problem(expected)
+}
+
+/// Go prints bytes that are no text as `\xff`; the decoder has turned them into the replacement character.
+fn go_quote(text: &str) -> String {
+    format!("{text:?}").replace('\u{fffd}', "\\xff")
+}
+
+/// The Go package of a group's internal types.
+fn internal_package(group: &str) -> &str {
+    match group {
+        "" | "events.k8s.io" => "core",
+        group => group.split('.').next().unwrap_or(group),
+    }
+}
+
+/// Versions that are no longer served but that the server can still read, as upstream's.
+const RETIRED: &[(&str, &str, &[&str])] = &[
+    ("apps", "v1beta1", &["ControllerRevision", "Deployment", "Scale", "StatefulSet"]),
+    (
+        "apps",
+        "v1beta2",
+        &["ControllerRevision", "DaemonSet", "Deployment", "ReplicaSet", "Scale", "StatefulSet"],
+    ),
+    ("batch", "v1beta1", &["CronJob"]),
+    (
+        "extensions",
+        "v1beta1",
+        &["DaemonSet", "Deployment", "Ingress", "NetworkPolicy", "ReplicaSet", "Scale"],
+    ),
+    ("networking.k8s.io", "v1beta1", &["IPAddress", "Ingress", "IngressClass", "ServiceCIDR"]),
+    ("policy", "v1beta1", &["Eviction", "PodDisruptionBudget"]),
+    ("rbac.authorization.k8s.io", "v1beta1", RBAC),
+    ("rbac.authorization.k8s.io", "v1alpha1", RBAC),
+    (
+        "storage.k8s.io",
+        "v1beta1",
+        &[
+            "CSIDriver",
+            "CSINode",
+            "CSIStorageCapacity",
+            "StorageClass",
+            "VolumeAttachment",
+            "VolumeAttributesClass",
+        ],
+    ),
+];
+const RBAC: &[&str] = &["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
+
+fn was_served(group: &str, version: &str, kind: &str) -> bool {
+    RETIRED.iter().any(|(g, v, kinds)| *g == group && *v == version && kinds.contains(&kind))
+}
+
+/// The body is nothing of which a kind could be told. Upstream quotes its beginning.
+fn unrecognised(bytes: &[u8], expected: &Gvk, why: &dyn std::fmt::Display) -> Status {
+    const QUOTED: usize = 30;
+    let cut = &bytes[..bytes.len().min(QUOTED)];
+    let beginning = match bytes.first() {
+        None => "<empty>".into(),
+        Some(b'{') => String::from_utf8_lossy(cut).into_owned(),
+        Some(_) => cut.iter().map(|b| format!("{b:02x}")).collect(),
+    };
+    let more = if bytes.len() > QUOTED { " ..." } else { "" };
+    Status::bad_request(format!(
+        "the object provided is unrecognized (must be of type {}): {why} ({beginning}{more})",
+        expected.kind
+    ))
 }

@@ -5,6 +5,9 @@ use ferrite_api::gvk::api_version;
 use ferrite_api::resource::{Resource, Scope};
 use serde_json::{Value, json};
 
+/// The media type of [`aggregated`].
+pub(crate) const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+
 /// `/api`
 pub(crate) fn core_versions(address: &str) -> Value {
     json!({
@@ -29,7 +32,50 @@ fn groups(table: &Table) -> Vec<(String, Vec<String>)> {
             versions.push(resource.version.to_string());
         }
     }
+    groups.sort_by_key(|(group, _)| ORDER.iter().position(|g| g == group).unwrap_or(ORDER.len()));
+    for (_, versions) in &mut groups {
+        versions.sort_by_key(|v| std::cmp::Reverse(maturity(v)));
+    }
     groups
+}
+
+/// Groups in the order of upstream's priorities; others follow.
+const ORDER: &[&str] = &[
+    "",
+    "apiregistration.k8s.io",
+    "apps",
+    "events.k8s.io",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "networking.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "storage.k8s.io",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "scheduling.k8s.io",
+    "coordination.k8s.io",
+    "node.k8s.io",
+    "discovery.k8s.io",
+    "resource.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+];
+
+/// How versions compare: stable before beta before alpha, higher numbers first.
+fn maturity(version: &str) -> (u8, u32, u32) {
+    let text = version.strip_prefix('v').unwrap_or(version);
+    let (stage, word) = if text.contains("alpha") {
+        (0, "alpha")
+    } else if text.contains("beta") {
+        (1, "beta")
+    } else {
+        (2, "beta")
+    };
+    let (major, minor) = text.split_once(word).unwrap_or((text, "0"));
+    (stage, major.parse().unwrap_or(0), minor.parse().unwrap_or(0))
 }
 
 fn group_value(group: &str, versions: &[String]) -> Value {
@@ -83,16 +129,23 @@ pub(crate) fn resources(table: &Table, group: &str, version: &str) -> Option<Val
     if listed.is_empty() {
         return None;
     }
-    Some(json!({
+    let mut list = json!({
         "kind": "APIResourceList",
-        "apiVersion": "v1",
         "groupVersion": api_version(group, version),
         "resources": listed,
-    }))
+    });
+    if !group.is_empty() {
+        // As upstream: the core group's list does not say its own version.
+        list["apiVersion"] = "v1".into();
+    }
+    Some(list)
 }
 
-fn rows<'a>(table: &'a Table, group: &'a str, version: &'a str) -> impl Iterator<Item = &'a Resource> {
-    table.rows().iter().map(|r| &**r).filter(move |r| r.group == group && r.version == version)
+fn rows<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource> {
+    let mut rows: Vec<&Resource> =
+        table.rows().iter().map(|r| &**r).filter(|r| r.group == group && r.version == version).collect();
+    rows.sort_by(|a, b| a.plural.cmp(&b.plural));
+    rows
 }
 
 fn resource_value(resource: &Resource) -> Value {
@@ -125,7 +178,7 @@ fn storage_hash(resource: &Resource) -> String {
 }
 
 /// Aggregated discovery: of the core group (`/api`) or all others (`/apis`).
-pub(crate) fn aggregated(table: &Table, core: bool, beta: bool) -> Value {
+pub(crate) fn aggregated(table: &Table, core: bool) -> Value {
     let items: Vec<Value> = groups(table)
         .iter()
         .filter(|(group, _)| group.is_empty() == core)
@@ -134,7 +187,7 @@ pub(crate) fn aggregated(table: &Table, core: bool, beta: bool) -> Value {
                 .iter()
                 .map(|version| {
                     let resources: Vec<Value> =
-                        rows(table, group, version).map(aggregated_resource).collect();
+                        rows(table, group, version).into_iter().map(aggregated_resource).collect();
                     json!({"version": version, "resources": resources, "freshness": "Current"})
                 })
                 .collect();
@@ -144,15 +197,18 @@ pub(crate) fn aggregated(table: &Table, core: bool, beta: bool) -> Value {
         .collect();
     json!({
         "kind": "APIGroupDiscoveryList",
-        "apiVersion": if beta { "apidiscovery.k8s.io/v2beta1" } else { "apidiscovery.k8s.io/v2" },
+        "apiVersion": "apidiscovery.k8s.io/v2",
         "metadata": {},
         "items": items,
     })
 }
 
 fn aggregated_resource(resource: &Resource) -> Value {
-    let kind =
-        |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+    // As upstream: the core group is told by saying neither group nor version.
+    let kind = |group: &str, version: &str, kind: &str| {
+        let version = if group.is_empty() { "" } else { version };
+        json!({"group": group, "version": version, "kind": kind})
+    };
     let mut value = json!({
         "resource": resource.plural,
         "responseKind": kind(&resource.group, &resource.version, &resource.kind),

@@ -69,12 +69,17 @@ pub(crate) fn object(
         }
         Shape::PartialObjectMetadata { beta } => value(code, &partial(object, beta), as_),
         Shape::PartialObjectMetadataList { .. } => Err(not_acceptable()),
-        Shape::AsIs | Shape::AggregatedDiscovery { .. } => value(code, object, as_),
+        Shape::AsIs | Shape::AggregatedDiscovery => value(code, object, as_),
     }
 }
 
 fn not_acceptable() -> Status {
     Status::not_acceptable(crate::negotiate::ACCEPTED)
+}
+
+/// Whether an answer is made of stored bytes as they are.
+fn copies(resource: &Resource, as_: Representation) -> bool {
+    as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty && resource.storage.is_none()
 }
 
 /// One stored object: copied when JSON is asked for.
@@ -84,12 +89,13 @@ pub(crate) fn entry(
     as_: Representation,
     include: IncludeObject,
 ) -> Result<Answer, Status> {
-    if as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty {
+    if copies(resource, as_) {
         let mut out = BytesMut::new();
         stored::put_object(resource, stored_entry, &mut out);
         return Ok(http::answer(200, JSON, out.freeze()));
     }
-    let decoded = stored::decode(stored_entry).ok_or_else(|| crate::registry::unreadable(resource, ""))?;
+    let decoded =
+        stored::decode(resource, stored_entry).ok_or_else(|| crate::registry::unreadable(resource, ""))?;
     object(200, resource, &decoded, as_, include)
 }
 
@@ -101,10 +107,10 @@ pub(crate) fn list(
     include: IncludeObject,
 ) -> Result<Answer, Status> {
     let metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
-    if as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty {
+    if copies(resource, as_) {
         return Ok(http::answer(200, JSON, copy_list(resource, &page.entries, &metadata).freeze()));
     }
-    let objects: Vec<Value> = page.entries.iter().filter_map(|e| stored::decode(e)).collect();
+    let objects: Vec<Value> = page.entries.iter().filter_map(|e| stored::decode(resource, e)).collect();
     values(resource, objects, metadata, as_, include)
 }
 
@@ -151,14 +157,7 @@ pub(crate) fn values(
     let listed = match as_.shape {
         Shape::Table { beta } => table(resource, objects.iter(), beta, include, metadata),
         Shape::PartialObjectMetadataList { beta } => {
-            let items: Vec<Value> = objects
-                .iter()
-                .map(|o| {
-                    let mut item = partial(o, beta);
-                    strip_type(&mut item);
-                    item
-                })
-                .collect();
+            let items: Vec<Value> = objects.iter().map(|o| partial(o, beta)).collect();
             json!({
                 "kind": "PartialObjectMetadataList",
                 "apiVersion": meta_version(beta),
@@ -167,7 +166,7 @@ pub(crate) fn values(
             })
         }
         Shape::PartialObjectMetadata { .. } => return Err(not_acceptable()),
-        Shape::AsIs | Shape::AggregatedDiscovery { .. } => {
+        Shape::AsIs | Shape::AggregatedDiscovery => {
             let mut items = objects;
             items.iter_mut().for_each(strip_type);
             json!({
@@ -265,14 +264,15 @@ impl WatchEncoder {
     }
 
     pub fn stored(&mut self, type_: &str, entry: &Entry) -> Result<BytesMut, Status> {
-        if self.as_.format == Format::Json && self.as_.shape == Shape::AsIs {
+        if copies(&self.resource, Representation { pretty: false, ..self.as_ }) {
             let mut out = BytesMut::with_capacity(entry.value.len() + 96);
             out.put_slice(format!(r#"{{"type":"{type_}","object":"#).as_bytes());
             stored::put_object(&self.resource, entry, &mut out);
             out.put_slice(b"}\n");
             return Ok(out);
         }
-        let object = stored::decode(entry).ok_or_else(|| crate::registry::unreadable(&self.resource, ""))?;
+        let object = stored::decode(&self.resource, entry)
+            .ok_or_else(|| crate::registry::unreadable(&self.resource, ""))?;
         self.value(type_, &object)
     }
 

@@ -33,16 +33,27 @@ pub(crate) fn text(code: u16, text: impl Into<String>) -> Answer {
     answer(code, "text/plain; charset=utf-8", text.into())
 }
 
+/// A body that is refused is read this far, so that the client is there to hear it.
+const DRAINED: usize = 16 << 20;
+
+async fn drain(mut body: Body, mut left: usize) {
+    while let Some(Ok(frame)) = body.frame().await {
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        if length >= left {
+            return;
+        }
+        left -= length;
+    }
+}
+
 /// Reads a body whole, refusing it as soon as it is longer than `limit`.
 pub(crate) async fn read(mut body: Body, limit: usize) -> Result<Bytes, Status> {
-    if http_body::Body::size_hint(&body).lower() > limit as u64 {
-        return Err(Status::too_large(limit));
-    }
     let mut collected = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| Status::bad_request(format!("cannot read the request: {e}")))?;
         let Ok(data) = frame.into_data() else { continue };
         if collected.len() + data.len() > limit {
+            drain(body, DRAINED - limit.min(DRAINED)).await;
             return Err(Status::too_large(limit));
         }
         collected.extend_from_slice(&data);

@@ -43,10 +43,8 @@ pub(crate) enum Shape {
     PartialObjectMetadataList {
         beta: bool,
     },
-    /// `apidiscovery.k8s.io/v2` or, when set, `v2beta1`.
-    AggregatedDiscovery {
-        beta: bool,
-    },
+    /// `apidiscovery.k8s.io/v2`
+    AggregatedDiscovery,
 }
 
 /// One acceptable answer.
@@ -83,7 +81,10 @@ pub(crate) fn accept(header: &str) -> Result<Representation, Status> {
         let media_type = clause.split(';').next().unwrap_or_default().trim();
         let Some(format) = Format::of(media_type) else { continue };
         known = true;
-        if let Some(shape) = shape(clause) {
+        // Tables have no protobuf form: the next clause has its turn.
+        let shape =
+            shape(clause).filter(|s| !(format == Format::Protobuf && matches!(s, Shape::Table { .. })));
+        if let Some(shape) = shape {
             let pretty = parameter(clause, "pretty").is_some_and(|p| matches!(p, "1" | "true"));
             return Ok(Representation { format, shape, pretty });
         }
@@ -102,14 +103,14 @@ fn shape(clause: &str) -> Option<Shape> {
     let version = parameter(clause, "v").unwrap_or_default();
     let beta = match (group, version) {
         ("meta.k8s.io", "v1") | ("apidiscovery.k8s.io", "v2") => false,
-        ("meta.k8s.io", "v1beta1") | ("apidiscovery.k8s.io", "v2beta1") => true,
+        ("meta.k8s.io", "v1beta1") => true,
         _ => return None,
     };
     Some(match (group, as_kind) {
         ("meta.k8s.io", "Table") => Shape::Table { beta },
         ("meta.k8s.io", "PartialObjectMetadata") => Shape::PartialObjectMetadata { beta },
         ("meta.k8s.io", "PartialObjectMetadataList") => Shape::PartialObjectMetadataList { beta },
-        ("apidiscovery.k8s.io", "APIGroupDiscoveryList") => Shape::AggregatedDiscovery { beta },
+        ("apidiscovery.k8s.io", "APIGroupDiscoveryList") => Shape::AggregatedDiscovery,
         _ => return None,
     })
 }

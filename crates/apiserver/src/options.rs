@@ -1,6 +1,7 @@
 //! Options of a request: the query, and for deletes the body.
 
 use ferrite_api::Status;
+use ferrite_api::field::{FieldError, Path};
 use serde_json::Value;
 
 /// The query of a request, decoded.
@@ -29,8 +30,14 @@ impl Query {
     pub fn integer(&self, key: &str) -> Result<Option<i64>, Status> {
         match self.get(key).filter(|v| !v.is_empty()) {
             None => Ok(None),
-            Some(text) => text.parse().map(Some).map_err(|_| {
-                Status::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"))
+            Some(text) => text.parse().map(Some).map_err(|e: std::num::ParseIntError| {
+                let why = match e.kind() {
+                    std::num::IntErrorKind::PosOverflow | std::num::IntErrorKind::NegOverflow => {
+                        "value out of range"
+                    }
+                    _ => "invalid syntax",
+                };
+                Status::bad_request(format!("strconv.ParseInt: parsing {text:?}: {why}"))
             }),
         }
     }
@@ -56,25 +63,36 @@ pub(crate) struct WriteOptions {
 }
 
 impl WriteOptions {
-    /// `user_agent` is the fall-back for the field manager: its part before the first slash, as upstream.
-    pub fn parse(query: &Query, user_agent: &str) -> Result<Self, Status> {
-        let dry_run = parse_dry_run(query.all("dryRun"))?;
+    /// `kind` is the options' own kind, for errors. `user_agent` is the fall-back for the field manager: its
+    /// part before the first slash, as upstream.
+    pub fn parse(query: &Query, user_agent: &str, kind: &str, applies: bool) -> Result<Self, Status> {
+        let mut errors = Vec::new();
+        let manager = query.get("fieldManager").unwrap_or_default();
+        if kind == "PatchOptions" {
+            if applies && manager.is_empty() {
+                let path = Path::new("fieldManager");
+                errors.push(FieldError::required(&path, "is required for apply patch"));
+            }
+            if !applies && query.get("force").is_some() {
+                let path = Path::new("force");
+                errors.push(FieldError::forbidden(&path, "may not be specified for non-apply patch"));
+            }
+        }
+        check_manager(manager, &mut errors);
+        let dry_run = check_dry_run(&query.all("dryRun").collect::<Vec<_>>(), &mut errors);
         let field_validation = match query.get("fieldValidation").unwrap_or_default() {
             "" | "Warn" => FieldValidation::Warn,
             "Ignore" => FieldValidation::Ignore,
             "Strict" => FieldValidation::Strict,
             other => {
-                return Err(Status::bad_request(format!(
-                    "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
-                )));
+                let path = Path::new("fieldValidation");
+                errors.push(FieldError::not_supported(&path, other, &["", "Ignore", "Strict", "Warn"]));
+                FieldValidation::Warn
             }
         };
-        let manager = query.get("fieldManager").unwrap_or_default();
-        if manager.len() > 128 {
-            return Err(Status::bad_request("fieldManager: Too long: may not be more than 128 bytes"));
-        }
+        invalid(kind, &errors)?;
         let field_manager = if manager.is_empty() {
-            user_agent.split('/').next().unwrap_or_default().chars().take(128).collect()
+            user_agent.split('/').next().unwrap_or_default().chars().take(MAX_MANAGER).collect()
         } else {
             manager.to_owned()
         };
@@ -82,17 +100,32 @@ impl WriteOptions {
     }
 }
 
-fn parse_dry_run<'a>(values: impl Iterator<Item = &'a str>) -> Result<bool, Status> {
-    let mut dry_run = false;
-    for value in values.filter(|v| !v.is_empty()) {
-        if value != "All" {
-            return Err(Status::bad_request(format!(
-                "dryRun: Unsupported value: {value:?}: supported values: \"All\""
-            )));
-        }
-        dry_run = true;
+const MAX_MANAGER: usize = 128;
+
+fn check_manager(manager: &str, errors: &mut Vec<FieldError>) {
+    let path = Path::new("fieldManager");
+    if manager.len() > MAX_MANAGER {
+        errors.push(FieldError::too_long(&path, MAX_MANAGER));
     }
-    Ok(dry_run)
+    // One complaint is enough: the first character that cannot be printed.
+    if let Some((position, bad)) = manager.char_indices().find(|(_, c)| c.is_control()) {
+        let why = format!("invalid character U+{:04X} (at position {position})", u32::from(bad));
+        errors.push(FieldError::invalid(&path, manager, why));
+    }
+}
+
+fn check_dry_run(values: &[&str], errors: &mut Vec<FieldError>) -> bool {
+    if values.iter().any(|v| *v != "All") {
+        errors.push(FieldError::not_supported(&Path::new("dryRun"), serde_json::json!(values), &["All"]));
+    }
+    !values.is_empty()
+}
+
+fn invalid(kind: &str, errors: &[FieldError]) -> Result<(), Status> {
+    match errors {
+        [] => Ok(()),
+        errors => Err(Status::invalid("meta.k8s.io", kind, "", errors)),
+    }
 }
 
 /// How old an answer to a list may be.
@@ -117,37 +150,102 @@ pub(crate) struct ListOptions {
 }
 
 impl ListOptions {
-    pub fn parse(query: &Query) -> Result<Self, Status> {
+    /// `watch` says which rules hold: those of lists or those of watches.
+    pub fn parse(query: &Query, watch: bool) -> Result<Self, Status> {
         let text = |key: &str| query.get(key).unwrap_or_default().to_owned();
-        let resource_version = match query.get("resourceVersion").unwrap_or_default() {
+        let limit = query.integer("limit")?.unwrap_or(0);
+        let timeout_seconds = query.integer("timeoutSeconds")?.and_then(|s| u64::try_from(s).ok());
+        let send_initial_events = query.get("sendInitialEvents").map(|_| query.flag("sendInitialEvents"));
+        let continue_token = text("continue");
+        let version = text("resourceVersion");
+        let wanted = text("resourceVersionMatch");
+        let errors = if watch {
+            watch_errors(&wanted, send_initial_events, &continue_token)
+        } else {
+            list_errors(&wanted, &version, send_initial_events, &continue_token)
+        };
+        invalid("ListOptions", &errors)?;
+        let resource_version = match version.as_str() {
             "" => None,
             version => Some(version.parse().map_err(|_| {
-                Status::bad_request(format!("resourceVersion: Invalid value: {version:?}: strconv.ParseUint: parsing {version:?}: invalid syntax"))
+                let why = format!("resourceVersion: Invalid value: {version:?}: strconv.ParseUint: parsing {version:?}: invalid syntax");
+                match watch {
+                    true => Status::new(500, "", why),
+                    false => Status::bad_request(format!("invalid resource version: {why}")),
+                }
             })?),
         };
-        let version_match = match query.get("resourceVersionMatch").unwrap_or_default() {
-            "" => None,
+        let version_match = match wanted.as_str() {
             "Exact" => Some(VersionMatch::Exact),
             "NotOlderThan" => Some(VersionMatch::NotOlderThan),
-            other => {
-                return Err(Status::bad_request(format!(
-                    "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\""
-                )));
-            }
+            _ => None,
         };
-        let limit = query.integer("limit")?.unwrap_or(0);
         Ok(Self {
             label_selector: text("labelSelector"),
             field_selector: text("fieldSelector"),
             bookmarks: query.flag("allowWatchBookmarks"),
             resource_version,
             version_match,
-            timeout_seconds: query.integer("timeoutSeconds")?.and_then(|s| u64::try_from(s).ok()),
+            timeout_seconds,
             limit: usize::try_from(limit).unwrap_or(0),
-            continue_token: text("continue"),
-            send_initial_events: query.get("sendInitialEvents").map(|_| query.flag("sendInitialEvents")),
+            continue_token,
+            send_initial_events,
         })
     }
+}
+
+fn list_errors(
+    wanted: &str,
+    version: &str,
+    send_initial_events: Option<bool>,
+    continue_token: &str,
+) -> Vec<FieldError> {
+    let path = Path::new("resourceVersionMatch");
+    let mut errors = Vec::new();
+    if !wanted.is_empty() {
+        let mut forbidden = |holds: bool, why: &str| {
+            if holds {
+                errors.push(FieldError::forbidden(&path, why));
+            }
+        };
+        forbidden(version.is_empty(), "resourceVersionMatch is forbidden unless resourceVersion is provided");
+        forbidden(!continue_token.is_empty(), "resourceVersionMatch is forbidden when continue is provided");
+        if !matches!(wanted, "Exact" | "NotOlderThan") {
+            errors.push(FieldError::not_supported(&path, wanted, &["Exact", "NotOlderThan", ""]));
+        }
+        if wanted == "Exact" && version == "0" {
+            let why = "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"";
+            errors.push(FieldError::forbidden(&path, why));
+        }
+    }
+    if send_initial_events.is_some() {
+        let path = Path::new("sendInitialEvents");
+        errors.push(FieldError::forbidden(&path, "sendInitialEvents is forbidden for list"));
+    }
+    errors
+}
+
+fn watch_errors(wanted: &str, send_initial_events: Option<bool>, continue_token: &str) -> Vec<FieldError> {
+    let path = Path::new("resourceVersionMatch");
+    let mut errors = Vec::new();
+    if send_initial_events.is_some() && wanted != "NotOlderThan" {
+        let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+        errors.push(FieldError::forbidden(&path, why));
+    }
+    if !wanted.is_empty() {
+        if send_initial_events.is_none() {
+            let why = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            errors.push(FieldError::forbidden(&path, why));
+        }
+        if wanted != "NotOlderThan" {
+            errors.push(FieldError::not_supported(&path, wanted, &["NotOlderThan"]));
+        }
+        if !continue_token.is_empty() {
+            let why = "resourceVersionMatch is forbidden when continue is provided";
+            errors.push(FieldError::forbidden(&path, why));
+        }
+    }
+    errors
 }
 
 /// What becomes of dependents.
@@ -169,57 +267,48 @@ pub(crate) struct DeleteOptions {
 }
 
 impl DeleteOptions {
+    /// As upstream: a body speaks for itself, and the query counts only without one.
     pub fn parse(query: &Query, body: Option<&Value>) -> Result<Self, Status> {
-        let mut options = Self {
-            grace_seconds: query.integer("gracePeriodSeconds")?,
-            dry_run: parse_dry_run(query.all("dryRun"))?,
-            propagation: parse_propagation(query.get("propagationPolicy").unwrap_or_default())?,
-            ..Self::default()
+        let mut errors = Vec::new();
+        let mut options = Self::default();
+        let (policy, orphans, dry_run): (Option<String>, Option<bool>, Vec<String>);
+        match body {
+            Some(body) => {
+                let text = |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+                options.grace_seconds = body.get("gracePeriodSeconds").and_then(Value::as_i64);
+                options.uid = text("/preconditions/uid");
+                options.resource_version = text("/preconditions/resourceVersion");
+                policy = text("/propagationPolicy");
+                orphans = body.get("orphanDependents").and_then(Value::as_bool);
+                let listed = body.get("dryRun").and_then(Value::as_array);
+                dry_run = listed.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
+            }
+            None => {
+                options.grace_seconds = query.integer("gracePeriodSeconds")?;
+                policy = query.get("propagationPolicy").filter(|p| !p.is_empty()).map(str::to_owned);
+                orphans = query.get("orphanDependents").map(|_| query.flag("orphanDependents"));
+                dry_run = query.all("dryRun").map(str::to_owned).collect();
+            }
+        }
+        let path = Path::new("propagationPolicy");
+        if let (Some(policy), Some(_)) = (&policy, orphans) {
+            let why = "orphanDependents and deletionPropagation cannot be both set";
+            errors.push(FieldError::invalid(&path, policy.as_str(), why));
+        }
+        options.propagation = match policy.as_deref() {
+            Some("Orphan") => Some(Propagation::Orphan),
+            Some("Background") => Some(Propagation::Background),
+            Some("Foreground") => Some(Propagation::Foreground),
+            Some(other) => {
+                let supported = ["Foreground", "Background", "Orphan", "nil"];
+                errors.push(FieldError::not_supported(&path, other, &supported));
+                None
+            }
+            None => orphans.map(|o| if o { Propagation::Orphan } else { Propagation::Background }),
         };
-        if query.get("orphanDependents").is_some() {
-            options.propagation = Some(orphan(query.flag("orphanDependents")));
-        }
-        let Some(body) = body else { return Ok(options) };
-        let text = |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-        if let Some(grace) = body.get("gracePeriodSeconds").and_then(Value::as_i64) {
-            options.grace_seconds = Some(grace);
-        }
-        options.uid = text("/preconditions/uid");
-        options.resource_version = text("/preconditions/resourceVersion");
-        if let Some(policy) = text("/propagationPolicy") {
-            options.propagation = parse_propagation(&policy)?;
-        }
-        if let Some(orphans) = body.get("orphanDependents").and_then(Value::as_bool) {
-            options.propagation = Some(orphan(orphans));
-        }
-        if let Some(dry_run) = body.get("dryRun").and_then(Value::as_array) {
-            options.dry_run |= parse_dry_run(dry_run.iter().filter_map(Value::as_str))?;
-        }
+        let dry_run: Vec<&str> = dry_run.iter().map(String::as_str).collect();
+        options.dry_run = check_dry_run(&dry_run, &mut errors);
+        invalid("DeleteOptions", &errors)?;
         Ok(options)
     }
-}
-
-fn orphan(orphans: bool) -> Propagation {
-    if orphans { Propagation::Orphan } else { Propagation::Background }
-}
-
-fn parse_propagation(policy: &str) -> Result<Option<Propagation>, Status> {
-    Ok(Some(match policy {
-        "" => return Ok(None),
-        "Orphan" => Propagation::Orphan,
-        "Background" => Propagation::Background,
-        "Foreground" => Propagation::Foreground,
-        other => {
-            return Err(Status::invalid(
-                "meta.k8s.io",
-                "DeleteOptions",
-                "",
-                &[ferrite_api::field::FieldError::not_supported(
-                    &ferrite_api::field::Path::new("propagationPolicy"),
-                    other,
-                    &["Background", "Foreground", "Orphan"],
-                )],
-            ));
-        }
-    }))
 }

@@ -1,5 +1,7 @@
 //! Patch: JSON, merge, strategic merge and apply.
 
+mod render;
+
 use crate::call::Call;
 use crate::encode;
 use crate::http::Answer;
@@ -8,11 +10,12 @@ use crate::options::{FieldValidation, WriteOptions};
 use crate::registry::Update;
 use ::http::header;
 use bytes::Bytes;
-use ferrite_api::codec::{Decoded, json};
+use ferrite_api::codec::{Decoded, json, yaml};
+use ferrite_api::field::{FieldError, Path};
 use ferrite_api::schema::TypeRef;
-use ferrite_api::{Status, meta, patch};
+use ferrite_api::{Gvk, Status, meta, patch};
 use serde_json::Value;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 /// What the content type says the body is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +26,13 @@ pub(crate) enum Kind {
     Apply,
 }
 
-const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json, application/apply-patch+yaml";
+fn unsupported() -> Status {
+    Status::new(415, "UnsupportedMediaType", "415: Unsupported Media Type").with_empty_details()
+}
+
+pub(crate) fn is_apply(content_type: &str) -> bool {
+    Kind::of(content_type).is_ok_and(|kind| kind == Kind::Apply)
+}
 
 impl Kind {
     pub fn of(content_type: &str) -> Result<Self, Status> {
@@ -32,7 +41,7 @@ impl Kind {
             "application/merge-patch+json" => Self::Merge,
             "application/strategic-merge-patch+json" => Self::Strategic,
             "application/apply-patch+yaml" => Self::Apply,
-            _ => return Err(Status::unsupported_media_type(ACCEPTED)),
+            _ => return Err(unsupported()),
         })
     }
 
@@ -45,29 +54,53 @@ impl Kind {
                 Ok(())
             }
             Self::Strategic => patch::strategic_merge(type_, target, document),
-            Self::Apply => return Err(Status::unsupported_media_type(ACCEPTED)),
+            Self::Apply => return Err(unsupported()),
         };
         result.map_err(|e| match e.code() {
-            422 => Status::new(422, "Invalid", e.to_string()),
-            _ => Status::bad_request(e.to_string()),
+            400 => Status::bad_request(e.to_string()),
+            413 => Status::new(413, "RequestEntityTooLarge", e.to_string()),
+            422 => Status::new(422, "Invalid", e.to_string()).with_empty_details(),
+            code => Status::new(code, "", e.to_string()),
         })
+    }
+
+    /// Patches `old` and brings the outcome under its type again. Answers it with what strict validation finds.
+    pub fn patched(
+        self,
+        type_: TypeRef,
+        gvk: &Gvk,
+        old: &Value,
+        document: &Value,
+    ) -> Result<Decoded, Status> {
+        let mut patched = old.clone();
+        self.apply_to(type_, &mut patched, document)?;
+        let refused = |why: String| self.refused(type_, &patched, document, why);
+        if let Some(why) = crate::call::kind_problem(&patched, gvk) {
+            return Err(refused(why));
+        }
+        let mut decoded = json::conform(type_, &patched)
+            .map_err(|e| refused(if self == Self::Strategic { e.unstructured() } else { e.to_string() }))?;
+        ferrite_api::codec::normalise(type_, &mut decoded.value);
+        decoded.value["kind"] = gvk.kind.clone().into();
+        decoded.value["apiVersion"] = gvk.api_version().into();
+        Ok(decoded)
+    }
+
+    /// Upstream quotes what it could not take: the patched object, or a strategic patch itself.
+    fn refused(self, type_: TypeRef, patched: &Value, document: &Value, why: String) -> Status {
+        let quoted = match self {
+            Self::Strategic => patch::go_format(document),
+            Self::Merge => render::object(type_, patched, document),
+            _ => render::object(type_, patched, &render::touched(document)),
+        };
+        let error = FieldError::invalid(&Path::new("patch"), quoted, why);
+        Status::invalid("", "", "", &[error])
     }
 }
 
 pub(crate) async fn handle(call: &mut Call, subresource: Option<&str>) -> Result<Answer, Status> {
     let kind = Kind::of(call.header(header::CONTENT_TYPE))?;
     let options = call.write_options()?;
-    if kind == Kind::Apply && call.query.get("fieldManager").unwrap_or_default().is_empty() {
-        return Err(Status::invalid(
-            "meta.k8s.io",
-            "PatchOptions",
-            "",
-            &[ferrite_api::field::FieldError::required(
-                &ferrite_api::field::Path::new("fieldManager"),
-                "is required for apply patch",
-            )],
-        ));
-    }
     let body = call.read_body().await?;
     let (code, result) = match kind {
         Kind::Apply => apply(call, &body, subresource, &options).await?,
@@ -88,21 +121,17 @@ async fn plain(
     let document = parse(body)?;
     let found = Mutex::new(Vec::new());
     let gvk = call.resource.gvk();
+    let strict = options.field_validation == FieldValidation::Strict;
     let change = |old: &Value| {
-        let mut patched = old.clone();
-        kind.apply_to(type_, &mut patched, &document)?;
-        let decoded = json::conform(type_, &patched).map_err(|e| {
-            Status::bad_request(format!(
-                "{} in version {:?} cannot be handled as a {}: {e}",
-                gvk.kind, gvk.version, gvk.kind
-            ))
-        })?;
-        let Decoded { mut value, strict } = decoded;
-        ferrite_api::codec::normalise(type_, &mut value);
-        *found.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = strict;
-        value["kind"] = gvk.kind.clone().into();
-        value["apiVersion"] = gvk.api_version().into();
-        Ok(value)
+        let decoded = kind.patched(type_, &gvk, old, &document)?;
+        if strict && let Some(why) = decoded.strict_error() {
+            let mut patched = old.clone();
+            kind.apply_to(type_, &mut patched, &document)?;
+            return Err(kind.refused(type_, &patched, &document, why));
+        }
+        *found.lock().unwrap_or_else(PoisonError::into_inner) =
+            decoded.warnings().map(str::to_owned).collect();
+        Ok(decoded.value)
     };
     let result = call
         .server
@@ -112,12 +141,12 @@ async fn plain(
             name: call.name(),
             subresource,
             change: &change,
+            replaces: false,
             applied: false,
         })
         .await?;
-    let strict = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     if options.field_validation == FieldValidation::Warn {
-        call.warnings.extend(strict);
+        call.warnings.extend(found.into_inner().unwrap_or_else(PoisonError::into_inner));
     }
     Ok(result)
 }
@@ -125,6 +154,46 @@ async fn plain(
 /// The patch itself as a value.
 pub(crate) fn parse(body: &Bytes) -> Result<Value, Status> {
     json::decode_any(body).map(|d| d.value).map_err(|e| Status::bad_request(e.to_string()))
+}
+
+/// An applied configuration may leave out where it belongs, but not name another place.
+fn check_place(call: &Call, applied: &Value) -> Result<(), Status> {
+    let (name, namespace) = (meta::name(applied), meta::namespace(applied));
+    if name != call.name() {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            call.name()
+        )));
+    }
+    if call.resource.is_namespaced() && !namespace.is_empty() && namespace != call.namespace() {
+        return Err(Status::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    Ok(())
+}
+
+/// An applied configuration says what it is.
+fn check_applied(document: &Value, expected: &Gvk) -> Result<(), Status> {
+    let found = match document {
+        Value::Object(map) => {
+            let text = |key: &str| map.get(key).and_then(Value::as_str).unwrap_or_default();
+            let (group, version) = text("apiVersion").split_once('/').unwrap_or(("", text("apiVersion")));
+            if (group, version, text("kind")) != (&*expected.group, &*expected.version, &*expected.kind) {
+                let why = format!("invalid object type: {group}/{version}, Kind={}", text("kind"));
+                return Err(Status::bad_request(why));
+            }
+            return Ok(());
+        }
+        Value::Array(_) => "array",
+        Value::String(_) => "string",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::Null => return Err(Status::bad_request("invalid object type: /, Kind=")),
+    };
+    Err(Status::bad_request(format!(
+        "error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+    )))
 }
 
 /// Server-side apply: creates the object or merges the configuration into it.
@@ -135,8 +204,15 @@ async fn apply(
     options: &WriteOptions,
 ) -> Result<(u16, Value), Status> {
     let gvk = call.resource.gvk();
+    let document = yaml::to_json(body)
+        .and_then(|text| json::decode_any(text.as_bytes()))
+        .map_err(|e| Status::bad_request(format!("error decoding YAML: {e}")))?
+        .value;
+    check_applied(&document, &gvk)?;
     let decoded = crate::call::decode(Format::Yaml, body, &gvk)?;
-    let mut applied = call.take_strict(&gvk.kind, decoded, options.field_validation)?;
+    call.take_strict(&gvk.kind, decoded, options.field_validation)?;
+    // What is applied is the document itself: a null owns its field, and an absent struct is not an empty one.
+    let mut applied = document;
     let name = call.name().to_owned();
     if meta::name(&applied).is_empty() {
         meta::set_str(&mut applied, "name", &name);
@@ -144,11 +220,18 @@ async fn apply(
     if applied.pointer("/metadata/managedFields").and_then(Value::as_array).is_some_and(|m| !m.is_empty()) {
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
+    check_place(call, &applied)?;
     let registry = &call.server.registry;
     let change =
         |old: &Value| crate::managed::apply(&call.resource, Some(old), &applied, options, subresource);
-    let update =
-        Update { write: call.write(options), name: &name, subresource, change: &change, applied: true };
+    let update = Update {
+        write: call.write(options),
+        name: &name,
+        subresource,
+        change: &change,
+        replaces: false,
+        applied: true,
+    };
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
             let new = crate::managed::apply(&call.resource, None, &applied, options, None)?;

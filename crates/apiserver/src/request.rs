@@ -26,11 +26,15 @@ pub(crate) enum Route {
     },
     OpenApiV2,
     OpenApiV3,
-    OpenApiV3Document {
-        group: String,
-        version: String,
-    },
+    /// `/openapi/v3/<path>`
+    OpenApiV3Document(String),
+    /// `/.well-known/openid-configuration`
+    OpenIdConfiguration,
+    /// `/openid/v1/jwks`
+    JsonWebKeys,
     Resource(Target),
+    /// A path of the API that cannot be a resource's.
+    NoSuchResource,
     /// Nothing of ours.
     Unknown,
     /// `/`
@@ -42,6 +46,16 @@ pub(crate) enum Health {
     Healthz,
     Livez,
     Readyz,
+}
+
+impl Health {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Healthz => "healthz",
+            Self::Livez => "livez",
+            Self::Readyz => "readyz",
+        }
+    }
 }
 
 /// A resource, an object of it or one of its subresources.
@@ -63,7 +77,11 @@ pub(crate) struct Target {
 const NAMESPACE_SUBRESOURCES: [&str; 2] = ["status", "finalize"];
 
 pub(crate) fn route(path: &str) -> Route {
-    let Some(segments) = segments(path) else { return Route::Unknown };
+    let Some(segments) = segments(path) else {
+        // Under a version's root everything unknown is told as the API tells it.
+        let api = path.starts_with("/api/") || path.starts_with("/apis/");
+        return if api && path.contains("//") { Route::NoSuchResource } else { Route::Unknown };
+    };
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
     match parts.as_slice() {
         [] => Route::Root,
@@ -74,12 +92,10 @@ pub(crate) fn route(path: &str) -> Route {
         ["readyz", check @ ..] => health(Health::Readyz, check),
         ["openapi", "v2"] => Route::OpenApiV2,
         ["openapi", "v3"] => Route::OpenApiV3,
-        ["openapi", "v3", "api", version] => {
-            Route::OpenApiV3Document { group: String::new(), version: (*version).to_owned() }
-        }
-        ["openapi", "v3", "apis", group, version] => {
-            Route::OpenApiV3Document { group: (*group).to_owned(), version: (*version).to_owned() }
-        }
+        ["openapi", "v3", rest @ ..] => Route::OpenApiV3Document(rest.join("/")),
+        [".well-known", "openid-configuration"] => Route::OpenIdConfiguration,
+        ["openid", "v1", "jwks"] => Route::JsonWebKeys,
+        ["index.html"] => Route::Root,
         ["api"] => Route::CoreVersions,
         ["apis"] => Route::Groups,
         ["apis", group] => Route::Group((*group).to_owned()),
@@ -247,7 +263,7 @@ mod tests {
         assert_eq!(route("/apis/apps/v1"), Route::Resources { group: "apps".into(), version: "v1".into() });
         assert_eq!(route("/apisx"), Route::Unknown);
         assert_eq!(route("//api"), Route::Unknown);
-        assert_eq!(route("/api/v1//pods"), Route::Unknown);
+        assert_eq!(route("/api/v1//pods"), Route::NoSuchResource);
         assert_eq!(route("/api/v1/namespaces/%ff/pods"), Route::Unknown);
         assert_eq!(
             route("/readyz/ping"),

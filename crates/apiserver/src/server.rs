@@ -6,7 +6,7 @@ use crate::http::{self, Answer, Body, BoxError};
 use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
 use crate::options::Query;
 use crate::registry::{Registry, ServiceAllocator, Table, stored};
-use crate::request::{self, Route, Verb};
+use crate::request::{self, Health, Route, Verb};
 use crate::{bootstrap, discovery, encode, health, openapi, verbs, version};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use ferrite_api::Status;
 use ferrite_store::Store;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::panic::AssertUnwindSafe;
@@ -33,8 +34,30 @@ pub struct Config {
     pub node_ports: RangeInclusive<u16>,
     /// How the server shows itself to kubelets. Without it, logs and exec are refused.
     pub kubelet_client: Option<Arc<rustls::ClientConfig>>,
+    /// Versions and resources turned on or off, as upstream's `--runtime-config`: `api/all`, `apps/v1`,
+    /// `apps/v1/deployments`.
+    pub runtime_config: BTreeMap<String, bool>,
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
+}
+
+impl Config {
+    /// Whether a resource's version is on: by `--runtime-config`, the narrower key first, else by default.
+    fn serves(&self, resource: &ferrite_api::resource::Resource) -> bool {
+        let version = resource.api_version();
+        let keys = [
+            format!("{version}/{}", resource.plural),
+            version.clone(),
+            match () {
+                () if resource.version.contains("alpha") => "api/alpha".into(),
+                () if resource.version.contains("beta") => "api/beta".into(),
+                () => "api/ga".into(),
+            },
+            "api/all".into(),
+        ];
+        let told = keys.iter().find_map(|key| self.runtime_config.get(key).copied());
+        told.unwrap_or(resource.on_by_default)
+    }
 }
 
 pub struct ApiServer {
@@ -49,7 +72,8 @@ pub struct ApiServer {
 impl ApiServer {
     /// Starts a server on a store and brings what every cluster has into being.
     pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
-        let table = Arc::new(Table::new(ferrite_api::kinds::built_in()));
+        let served = ferrite_api::kinds::built_in().into_iter().filter(|r| r.on_by_default).collect();
+        let table = Arc::new(Table::new(served));
         let (network, prefix) = config.service_network;
         let services = existing_services(&store, &table);
         let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());
@@ -200,6 +224,10 @@ impl ApiServer {
     ) -> Result<Answer, Status> {
         let table = &self.registry.table;
         let as_ = || negotiated.clone();
+        let plain = || match negotiated.clone()? {
+            as_ if as_.shape == Shape::AsIs => Ok(as_),
+            _ => Err(Status::not_acceptable(negotiate::ACCEPTED)),
+        };
         let address = self.config.advertise.to_string();
         match route {
             Route::Version => Ok(http::json(200, &version::info())),
@@ -209,13 +237,9 @@ impl ApiServer {
             Route::CoreVersions | Route::Groups => {
                 let as_ = as_()?;
                 let core = *route == Route::CoreVersions;
-                if let Shape::AggregatedDiscovery { beta } = as_.shape {
-                    let version = if beta { "v2beta1" } else { "v2" };
-                    let content_type = format!(
-                        "application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList"
-                    );
-                    let value = discovery::aggregated(table, core, beta);
-                    return Ok(http::answer(200, &content_type, value.to_string()));
+                if as_.shape == Shape::AggregatedDiscovery {
+                    let value = discovery::aggregated(table, core);
+                    return Ok(http::answer(200, discovery::AGGREGATED, value.to_string()));
                 }
                 let value =
                     if core { discovery::core_versions(&address) } else { discovery::group_list(table) };
@@ -223,29 +247,48 @@ impl ApiServer {
             }
             Route::Group(name) => {
                 let value = discovery::group(table, name);
-                value.map_or_else(|| Ok(page_not_found()), |value| encode::value(200, &value, as_()?))
+                value.map_or_else(|| Ok(page_not_found()), |value| encode::value(200, &value, plain()?))
             }
             Route::Resources { group, version } => {
                 let value = discovery::resources(table, group, version).ok_or_else(Status::no_such_path)?;
-                encode::value(200, &value, as_()?)
+                encode::value(200, &value, plain()?)
             }
             Route::OpenApiV2 => Ok(self.openapi.v2(table, &parts.headers)),
             Route::OpenApiV3 => Ok(self.openapi.root(table)),
-            Route::OpenApiV3Document { group, version } => {
-                Ok(self.openapi.document(table, group, version, &parts.headers, query))
-            }
+            Route::OpenApiV3Document(path) => Ok(self.openapi.document(table, path, &parts.headers, query)),
             Route::Metrics => Ok(http::text(200, "")),
             Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
-            Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
+            Route::NoSuchResource => Err(Status::no_such_path()),
+            Route::OpenIdConfiguration | Route::JsonWebKeys | Route::Unknown | Route::Resource(_) => {
+                Ok(page_not_found())
+            }
         }
     }
 }
 
 fn root_paths(table: &Table) -> Vec<String> {
-    let mut paths: Vec<String> =
-        ["/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"]
-            .map(str::to_owned)
-            .to_vec();
+    let mut paths: Vec<String> = [
+        "/.well-known/openid-configuration",
+        "/api",
+        "/api/v1",
+        "/apis",
+        "/apis/",
+        "/flagz",
+        "/metrics",
+        "/metrics/slis",
+        "/openapi/v2",
+        "/openapi/v3",
+        "/openapi/v3/",
+        "/openid/v1/jwks",
+        "/statusz",
+        "/version",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    for endpoint in [Health::Healthz, Health::Livez, Health::Readyz] {
+        paths.push(format!("/{}", endpoint.as_str()));
+        paths.extend(health::checks(endpoint).iter().map(|c| format!("/{}/{c}", endpoint.as_str())));
+    }
     for resource in table.rows().iter().filter(|r| !r.group.is_empty()) {
         paths.push(format!("/apis/{}", resource.group));
         paths.push(format!("/apis/{}/{}", resource.group, resource.version));
@@ -279,7 +322,7 @@ fn existing_services(store: &Store, table: &Table) -> Vec<serde_json::Value> {
     let Some(resource) = table.find("", "v1", "services") else { return Vec::new() };
     let prefix = stored::prefix(resource);
     let snapshot = store.snapshot();
-    snapshot.range(prefix.as_bytes(), None).filter_map(|(_, entry)| stored::decode(entry)).collect()
+    snapshot.range(prefix.as_bytes(), None).filter_map(|(_, entry)| stored::decode(resource, entry)).collect()
 }
 
 /// The in-process client side of a server, with a fixed identity.
@@ -305,7 +348,12 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let server = Arc::clone(&self.server);
         let user = self.user.clone();
-        let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        // Who writes is told by the user agent; components in this process have none but their name.
+        let agent = user.name.strip_prefix("system:").unwrap_or(&user.name);
+        if let Ok(agent) = HeaderValue::from_str(agent) {
+            request.headers_mut().entry(header::USER_AGENT).or_insert(agent);
+        }
         async move { Ok(server.handle(Some(user), request).await) }.boxed()
     }
 }

@@ -20,13 +20,20 @@ use std::time::Duration;
 
 /// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
 pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
-    let mut warnings = Vec::new();
+    let mut warnings: Vec<String> = Vec::new();
     let result = dispatch(&mut call).await;
-    warnings.append(&mut call.warnings);
+    for warning in call.warnings.drain(..) {
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    }
     let mut answer = match result {
         Ok(answer) => answer,
         Err(status) if warnings.is_empty() => return Err(status),
-        Err(status) => crate::server::error(&status, call.representation),
+        Err(status) => {
+            let plain = Representation { shape: Shape::AsIs, ..call.representation };
+            crate::server::error(&status, plain)
+        }
     };
     for value in Call::warning_headers(&warnings) {
         answer.headers_mut().append(header::WARNING, value);
@@ -34,7 +41,23 @@ pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
     Ok(answer)
 }
 
+/// Resources whose every use is warned of.
+const DEPRECATED: &[(&str, &str, &str)] = &[
+    ("", "componentstatuses", "v1 ComponentStatus is deprecated in v1.19+"),
+    ("", "endpoints", "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"),
+];
+
 async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
+    let deprecated = DEPRECATED
+        .iter()
+        .find(|(group, plural, _)| *group == call.resource.group && *plural == call.resource.plural);
+    if call.verb == Verb::Patch {
+        // A patch of no known kind finds no route upstream, and so nobody who warns.
+        patch::Kind::of(call.header(header::CONTENT_TYPE))?;
+    }
+    if let Some((_, _, warning)) = deprecated {
+        call.warnings.push((*warning).to_owned());
+    }
     if let Some(name) = call.target.subresource.clone() {
         return subresource::handle(call, &name).await;
     }
@@ -70,7 +93,7 @@ fn get(call: &Call) -> Result<Answer, Status> {
 }
 
 fn list(call: &Call) -> Result<Answer, Status> {
-    let options = ListOptions::parse(&call.query)?;
+    let options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &options)?;
     let namespace = call.target.namespace.as_deref();
     let page = call.server.registry.list(&call.resource, namespace, &selectors, &options)?;
@@ -99,6 +122,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
         name: call.name(),
         subresource,
         change: &|_| Ok(object.clone()),
+        replaces: true,
         applied: false,
     };
     let registry = &call.server.registry;
@@ -180,7 +204,7 @@ pub(crate) fn answer_deleted(call: &Call, deleted: Deleted) -> Result<Answer, St
 
 async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let options = delete_options(call).await?;
-    let list_options = ListOptions::parse(&call.query)?;
+    let list_options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &list_options)?;
     let registry = &call.server.registry;
     let namespace = call.target.namespace.as_deref();
@@ -188,7 +212,7 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let write_options = WriteOptions { dry_run: options.dry_run, ..WriteOptions::default() };
     let mut objects = Vec::with_capacity(page.entries.len());
     for entry in &page.entries {
-        let Some(object) = crate::registry::stored::decode(entry) else { continue };
+        let Some(object) = crate::registry::stored::decode(&call.resource, entry) else { continue };
         let mut write = call.write(&write_options);
         write.namespace = meta::namespace(&object);
         match registry.delete(&write, meta::name(&object), &options).await {
@@ -207,7 +231,7 @@ const MIN_WATCH_SECONDS: u64 = 1800;
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 
 fn watch(call: &mut Call) -> Result<Answer, Status> {
-    let mut options = ListOptions::parse(&call.query)?;
+    let mut options = ListOptions::parse(&call.query, true)?;
     if let Some(name) = &call.target.name {
         // The old form: a watch of one object, by its path.
         options.field_selector = format!("metadata.name={name}");
@@ -325,6 +349,7 @@ pub(crate) async fn modify(
             name: call.name(),
             subresource: Some(subresource),
             change,
+            replaces: false,
             applied: false,
         })
         .await

@@ -30,6 +30,20 @@ pub struct ServerOptions {
     pub service_node_port_range: PortRange,
     #[command(flatten)]
     pub storage: StorageOptions,
+    /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
+    #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
+    pub runtime_config: Vec<(String, bool)>,
+}
+
+/// A key alone turns on, as upstream.
+fn parse_runtime_config(text: &str) -> Result<(String, bool), String> {
+    match text.split_once('=') {
+        None => Ok((text.to_owned(), true)),
+        Some((key, value)) => value
+            .parse()
+            .map(|on| (key.to_owned(), on))
+            .map_err(|_| format!("{value:?} is neither true nor false")),
+    }
 }
 
 /// An IPv4 network.
@@ -132,6 +146,7 @@ impl Running {
             service_network: (range.network, range.prefix),
             node_ports: options.service_node_port_range.0.clone(),
             kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
+            runtime_config: options.runtime_config.iter().cloned().collect(),
             event_ttl_seconds: 3600,
         };
         let server = ApiServer::start(store, config).await?;
@@ -148,6 +163,26 @@ impl Running {
     pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
         let door: Door = self.server.door(User::new(user, groups.iter().copied()));
         kube::Client::new(door, "default")
+    }
+
+    /// Starts the controllers that `names` selects, with the rules of upstream's `--controllers`.
+    pub fn start_controllers(&self, names: &[String], scope: &ferrite_client::Scope) -> Result<(), BoxError> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let client = self.client("system:kube-controller-manager", &[]);
+        let config =
+            ferrite_controllers::Config { root_ca: Some(self.pki.ca().to_owned()), ..Default::default() };
+        let context = ferrite_controllers::Context::new(client, scope.clone(), config);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        match ferrite_controllers::start_all(&context, &names).as_slice() {
+            [] => Ok(()),
+            unknown => {
+                let known: Vec<&str> = ferrite_controllers::CONTROLLERS.iter().map(|c| c.name).collect();
+                Err(format!("no controller is called {}: there are {}", unknown.join(", "), known.join(", "))
+                    .into())
+            }
+        }
     }
 
     /// Writes the administrator's kubeconfig beside the configuration.

@@ -66,6 +66,9 @@ enum Command {
         /// Address other machines reach this server at.
         #[arg(long, value_name = "IP")]
         advertise_address: Option<IpAddr>,
+        /// Controllers to run beside it, by upstream's names: `*` is all, `-name` all but that one.
+        #[arg(long, value_delimiter = ',', allow_hyphen_values = true, value_name = "NAMES")]
+        controllers: Vec<String>,
     },
     /// Check, compact and measure the embedded store.
     #[command(subcommand)]
@@ -92,15 +95,21 @@ impl Cli {
                 println!("Kubernetes {}", ferrite_apiserver::KUBERNETES_VERSION);
                 Ok(ExitCode::SUCCESS)
             }
-            Command::KubeApiserver { data, server, advertise_address } => {
-                let advertise = advertise_address.unwrap_or(Ipv4Addr::LOCALHOST.into());
+            Command::KubeApiserver { data, server, advertise_address, controllers } => {
                 let paths = data.paths();
                 block_on(async move {
+                    let advertise = match advertise_address {
+                        Some(address) => address,
+                        None => ferrite_network::node_address().await?.unwrap_or(Ipv4Addr::LOCALHOST.into()),
+                    };
                     let running = Running::start(&paths, &server, advertise).await?;
                     running.write_admin_kubeconfig(&paths)?;
+                    let scope = ferrite_client::Scope::new();
+                    running.start_controllers(&controllers, &scope)?;
                     println!("serving {}", running.url);
                     println!("export KUBECONFIG={}", paths.admin_kubeconfig().display());
                     interrupted().await?;
+                    scope.shutdown().await;
                     running.stop().await;
                     Ok(ExitCode::SUCCESS)
                 })

@@ -20,6 +20,9 @@ pub enum DecodeError {
     /// The body has no protobuf envelope.
     #[error("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")]
     NoEnvelope,
+    /// The envelope holds nothing.
+    #[error("empty body")]
+    EmptyBody,
     /// The protobuf message is cut short or contradicts itself.
     #[error("proto: {0}")]
     Protobuf(&'static str),

@@ -35,4 +35,12 @@ impl Decoded {
     pub fn strict_error(&self) -> Option<String> {
         (!self.strict.is_empty()).then(|| format!("strict decoding error: {}", self.strict.join(", ")))
     }
+
+    /// What is wrong, one text each, as upstream warns of it: YAML's complaints come apart.
+    pub fn warnings(&self) -> impl Iterator<Item = &str> {
+        self.strict.iter().flat_map(|complaint| match complaint.strip_prefix("yaml: unmarshal errors:\n") {
+            Some(lines) => lines.lines().map(str::trim).collect::<Vec<_>>(),
+            None => vec![complaint.as_str()],
+        })
+    }
 }

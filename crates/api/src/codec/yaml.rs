@@ -53,12 +53,29 @@ impl Document {
 
 fn convert(bytes: &[u8]) -> Result<Document, DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Yaml("invalid UTF-8".into()))?;
+    let text = first_document(text);
     let mut document = Document::default();
     serde_saphyr::with_deserializer_from_str_with_options(text, options(), |deserializer| {
         Node { out: &mut document, depth: 0 }.deserialize(deserializer)
     })
     .map_err(|error| DecodeError::Yaml(error.to_string()))?;
     Ok(document)
+}
+
+/// What stands before the second document, which upstream does not look at.
+fn first_document(text: &str) -> &str {
+    let mut begun = false;
+    let mut at = 0;
+    for line in text.split_inclusive('\n') {
+        let bare = line.trim_end();
+        let marker = bare == "---" || line.starts_with("--- ");
+        if marker && begun {
+            return &text[..at];
+        }
+        begun |= marker || !(bare.is_empty() || bare.trim_start().starts_with(['#', '%']));
+        at += line.len();
+    }
+    text
 }
 
 /// Writes a value as YAML.

@@ -106,3 +106,18 @@ pub fn keep_metadata(new: &mut Value, old: &Value, key: &str) {
         None => metadata.remove(key),
     };
 }
+
+/// Removes a field of an object.
+pub fn remove(value: &mut Value, key: &str) -> Option<Value> {
+    value.as_object_mut()?.remove(key)
+}
+
+/// A field that is an object, to be read; `None` when it is absent, null or of another type.
+pub fn object<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
+    value.get(key).filter(|v| v.is_object())
+}
+
+/// Puts `status` back to nothing, as creation does.
+pub fn clear_status(object: &mut Value) {
+    remove(object, "status");
+}

@@ -60,10 +60,11 @@ pub fn port(number: i64, path: &Path) -> Option<FieldError> {
     port_number(number).map(|p| FieldError::invalid(path, number, p))
 }
 
+pub const NOT_AN_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
+
 /// Reads an address; a complaint when it is none.
 pub fn ip(value: &str, path: &Path) -> Result<IpAddr, FieldErrors> {
-    const WHY: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-    value.parse().map_err(|_| vec![FieldError::invalid(path, value, WHY)])
+    value.parse().map_err(|_| vec![FieldError::invalid(path, value, NOT_AN_IP)])
 }
 
 /// An address that other machines cannot reach, or reach more than one of, is no endpoint.
@@ -165,4 +166,153 @@ pub fn node_selector_term(term: &Value, path: &Path) -> FieldErrors {
         }
     }
     errors
+}
+
+/// The number of a percentage; nothing when the text is none.
+pub fn percent(text: &str) -> Option<u64> {
+    let digits = text.strip_suffix('%')?;
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    Some(digits.parse().unwrap_or(u64::MAX))
+}
+
+/// A count, or a share of a whole.
+pub fn int_or_percent(value: &Value, path: &Path) -> Option<FieldError> {
+    match value {
+        Value::String(text) if percent(text).is_none() => Some(FieldError::invalid(
+            path,
+            text.as_str(),
+            "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', \
+             regex used for validation is '[0-9]+%')",
+        )),
+        other => {
+            let count = other.as_i64().filter(|n| *n < 0)?;
+            Some(FieldError::invalid(path, count, NOT_NEGATIVE))
+        }
+    }
+}
+
+/// A share of a whole is at most the whole.
+pub fn at_most_whole(value: &Value, path: &Path) -> Option<FieldError> {
+    (value.as_str().and_then(percent)? > 100)
+        .then(|| FieldError::invalid(path, value.clone(), "must not be greater than 100%"))
+}
+
+/// An error when a text is empty.
+pub fn required(object: &Value, key: &str, path: &Path) -> Option<FieldError> {
+    text(object, key).is_empty().then(|| FieldError::required(&path.child(key), ""))
+}
+
+/// An error when a value is not what it was.
+pub fn immutable(new: &Value, old: &Value, path: &Path) -> Option<FieldError> {
+    let is = |v: &Value| if v.as_str() == Some("") { Value::Null } else { v.clone() };
+    (is(new) != is(old)).then(|| FieldError::invalid(path, new.clone(), IMMUTABLE))
+}
+
+/// A name that must be set and pass a check.
+pub fn named(object: &Value, key: &str, path: &Path, check: impl Fn(&str) -> Vec<String>) -> FieldErrors {
+    match text(object, key) {
+        "" => vec![FieldError::required(&path.child(key), "")],
+        name => complaints(&path.child(key), name, check(name)),
+    }
+}
+
+/// A name that, when it is set, must pass a check.
+pub fn named_if_set(
+    object: &Value,
+    key: &str,
+    path: &Path,
+    check: impl Fn(&str) -> Vec<String>,
+) -> FieldErrors {
+    match text(object, key) {
+        "" => Vec::new(),
+        name => complaints(&path.child(key), name, check(name)),
+    }
+}
+
+/// A range of addresses in its text form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cidr {
+    pub address: IpAddr,
+    pub bits: u8,
+}
+
+impl Cidr {
+    pub fn parse(value: &str) -> Option<Self> {
+        let (address, bits) = value.split_once('/')?;
+        let address: IpAddr = address.parse().ok()?;
+        let digits = !bits.is_empty() && bits.bytes().all(|b| b.is_ascii_digit());
+        let bits: u8 = bits.parse().ok().filter(|_| digits)?;
+        (bits <= if address.is_ipv4() { 32 } else { 128 }).then_some(Self { address, bits })
+    }
+
+    /// The first address of the range, as a number in 128 bits.
+    fn base(self) -> u128 {
+        let (number, width) = number(self.address);
+        let free = u32::from(width - self.bits);
+        if free >= 128 { 0 } else { number >> free << free }
+    }
+
+    /// Whether the address is the first of the range.
+    pub fn is_canonical(self) -> bool {
+        number(self.address).0 == self.base()
+    }
+
+    /// Whether another range lies within this one.
+    pub fn contains(self, other: Self) -> bool {
+        let free = u32::from(number(self.address).1 - self.bits);
+        self.address.is_ipv4() == other.address.is_ipv4()
+            && self.bits <= other.bits
+            && (free >= 128 || (self.base() ^ other.base()) >> free == 0)
+    }
+}
+
+fn number(address: IpAddr) -> (u128, u8) {
+    match address {
+        IpAddr::V4(v4) => (u128::from(u32::from(v4)), 32),
+        IpAddr::V6(v6) => (u128::from(v6), 128),
+    }
+}
+
+pub const NOT_A_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+
+/// Reads a range; a complaint when it is none.
+pub fn cidr(value: &str, path: &Path) -> Result<Cidr, FieldError> {
+    Cidr::parse(value).ok_or_else(|| FieldError::invalid(path, value, NOT_A_CIDR))
+}
+
+/// Whether a count or share is nothing.
+pub fn is_zero_share(value: &Value) -> bool {
+    match value {
+        Value::String(text) => percent(text) == Some(0),
+        other => other.as_i64().unwrap_or(0) == 0,
+    }
+}
+
+/// Complaints about an address that names an object: its one canonical form.
+pub fn strict_ip(value: &str) -> Vec<String> {
+    if let Ok(address) = value.parse::<IpAddr>() {
+        let mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+        if mapped {
+            return vec!["must not be an IPv4-mapped IPv6 address".to_owned()];
+        }
+        let canonical = address.to_string();
+        return if canonical == value {
+            Vec::new()
+        } else {
+            vec![format!("must be in canonical form ({canonical:?})")]
+        };
+    }
+    // Go's lenient reader takes leading zeros, which some take for octal.
+    let parts: Vec<&str> = value.split('.').collect();
+    let octet = |part: &&str| {
+        !part.is_empty()
+            && part.bytes().all(|b| b.is_ascii_digit())
+            && part.parse::<u32>().is_ok_and(|n| n < 256)
+    };
+    if parts.len() == 4 && parts.iter().all(octet) {
+        return vec!["must not have leading 0s".to_owned()];
+    }
+    vec![NOT_AN_IP.to_owned()]
 }

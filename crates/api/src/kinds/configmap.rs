@@ -1,7 +1,7 @@
 //! ConfigMaps.
 
 use super::access::{flag, map};
-use super::{NAME, shown};
+use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::config_map_key;
 use crate::resource::{Column, Strategy};
@@ -39,7 +39,7 @@ impl Strategy for ConfigMaps {
             total += decoded_len(value);
         }
         if total > DATA_MAX {
-            errors.push(FieldError::too_long(&Path::default(), DATA_MAX));
+            errors.push(FieldError::too_long(&Path::new("[]"), DATA_MAX));
         }
         errors
     }

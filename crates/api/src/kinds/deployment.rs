@@ -1,8 +1,9 @@
 //! Deployments.
 
 use super::access::{default_field, default_text, ensure_object, int, keep, keep_metadata, text};
-use super::check::not_negative;
-use super::{NAME, shown, wide, workload};
+use super::check::{int_or_percent, not_negative, percent};
+use super::row::{NAME, shown, wide};
+use super::workload;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
@@ -68,7 +69,7 @@ impl Strategy for Deployments {
         errors
     }
 
-    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+    fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let counts = [
             "observedGeneration",
             "replicas",
@@ -77,11 +78,13 @@ impl Strategy for Deployments {
             "availableReplicas",
             "unavailableReplicas",
         ];
-        workload::validate_counts(&new["status"], &counts, &counts[2..5])
+        let mut errors = workload::validate_counts(&new["status"], &counts, &counts[2..5]);
+        errors.extend(workload::validate_collisions(&new["status"], &old["status"]));
+        errors
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {
-        &["spec"]
+        &["spec", "metadata.annotations"]
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -156,28 +159,4 @@ fn validate_rolling_update(rolling: &Value, path: &Path) -> FieldErrors {
         errors.push(FieldError::invalid(&path, unavailable.clone(), "must not be greater than 100%"));
     }
     errors
-}
-
-fn percent(text: &str) -> Option<u64> {
-    let digits = text.strip_suffix('%')?;
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    Some(digits.parse().unwrap_or(u64::MAX))
-}
-
-/// A count, or a share of the replicas.
-fn int_or_percent(value: &Value, path: &Path) -> Option<FieldError> {
-    match value {
-        Value::String(text) if percent(text).is_none() => Some(FieldError::invalid(
-            path,
-            text.as_str(),
-            "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', \
-             regex used for validation is '[0-9]+%')",
-        )),
-        other => {
-            let count = other.as_i64().filter(|n| *n < 0)?;
-            Some(FieldError::invalid(path, count, super::check::NOT_NEGATIVE))
-        }
-    }
 }

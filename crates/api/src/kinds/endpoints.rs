@@ -2,7 +2,7 @@
 
 use super::access::{default_text, int, list, list_mut, text};
 use super::check::{PROTOCOLS, complaints, endpoint_address, ip, one_of, port};
-use super::{NAME, shown};
+use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name};
 use crate::resource::{Column, Strategy};

@@ -3,7 +3,7 @@
 use super::access::{default_field, ensure_object, list, list_mut, map, strings, text};
 use super::check::{IMMUTABLE, PROTOCOLS, complaints, duplicates, endpoint_address, ip, one_of, port};
 use super::endpoints::first_few;
-use super::{NAME, shown};
+use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, label_value, qualified_name};
 use crate::resource::{Column, Strategy};
@@ -54,7 +54,7 @@ impl Strategy for EndpointSlices {
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {
-        &["addressType", "endpoints", "ports"]
+        &["addressType", "endpoints", "ports", "metadata.labels"]
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -2,7 +2,7 @@
 //! this form, and everything here that reads an event goes through it.
 
 use super::access::{default_field, ensure_object, int, present, text};
-use super::{NAME, shown, wide};
+use super::row::{NAME, shown, wide};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, Strategy};
@@ -28,10 +28,10 @@ impl Strategy for Events {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        let mut errors = validate_namespace(object);
+        let mut errors = validate_namespace(object, present(object, "eventTime"));
         // Events without eventTime come from old clients, which are held to less.
         if present(object, "eventTime") {
-            errors.extend(validate_new_style(object));
+            errors.extend(validate_new_style(object, "reportingComponent"));
         }
         errors
     }
@@ -136,23 +136,24 @@ fn first_set<'a>(first: &'a str, second: &'a str) -> &'a str {
 
 /// An event lives in the namespace of what it is about; about something without one, in `default` (or, as
 /// the newer form allows, `kube-system`).
-fn validate_namespace(event: &Value) -> FieldErrors {
+pub(super) fn validate_namespace(event: &Value, new_style: bool) -> FieldErrors {
     let about = &event["involvedObject"];
     let about_namespace = text(about, "namespace");
     let namespace = crate::meta::namespace(event);
     let path = Path::new("involvedObject").child("namespace");
     let mismatch = || vec![FieldError::invalid(&path, about_namespace, "does not match event.namespace")];
     if about_namespace.is_empty() {
-        let allowed = namespace == "default" || (present(event, "eventTime") && namespace == "kube-system");
+        let allowed = namespace == "default" || (new_style && namespace == "kube-system");
         return if allowed || namespace.is_empty() { Vec::new() } else { mismatch() };
     }
-    if about_namespace == namespace { Vec::new() } else { mismatch() }
+    // Events of the newer kind may be about another namespace.
+    if about_namespace == namespace || new_style { Vec::new() } else { mismatch() }
 }
 
-fn validate_new_style(event: &Value) -> FieldErrors {
+pub(super) fn validate_new_style(event: &Value, controller_field: &str) -> FieldErrors {
     let mut errors = Vec::new();
     let controller = text(event, "reportingComponent");
-    let path = Path::new("reportingController");
+    let path = Path::new(controller_field);
     if controller.is_empty() {
         errors.push(FieldError::required(&path, ""));
     }
@@ -175,6 +176,20 @@ fn validate_new_style(event: &Value) -> FieldErrors {
             "",
             format!("can have at most {NOTE_MAX} characters"),
         ));
+    }
+    errors
+}
+
+/// A series is more than one event, and has been seen.
+pub(super) fn validate_series(event: &Value) -> FieldErrors {
+    let mut errors = Vec::new();
+    let Some(series) = event.get("series").filter(|s| s.is_object()) else { return errors };
+    let path = Path::new("series");
+    if int(series, "count") < 2 {
+        errors.push(FieldError::invalid(&path.child("count"), "", "should be at least 2"));
+    }
+    if !present(series, "lastObservedTime") {
+        errors.push(FieldError::required(&path.child("lastObservedTime"), ""));
     }
     errors
 }

@@ -1,7 +1,7 @@
 //! Leases.
 
 use super::access::{ensure_object, text};
-use super::{NAME, shown};
+use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, Strategy};

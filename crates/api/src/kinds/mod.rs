@@ -1,45 +1,86 @@
 //! The built-in kinds: one file each, one row each in [`built_in`].
 
 pub(crate) mod access;
+mod admission;
+mod apiservice;
+mod apps;
+mod autoscaling;
+mod batch;
 mod binding;
+mod cell;
+mod certificates;
 mod check;
 mod configmap;
+mod converted;
+mod core;
+mod customresourcedefinition;
 mod deployment;
+mod dra;
 mod endpoints;
 mod endpointslice;
 mod event;
+mod event_v1;
+mod flowcontrol;
+mod go;
 mod lease;
 mod namespace;
+mod networking;
 mod node;
 pub mod pod;
+mod poddisruptionbudget;
+mod preview;
+mod priorityclass;
+mod rbac;
 mod replicaset;
+mod review;
+mod row;
+mod runtimeclass;
 mod secret;
 mod service;
 mod serviceaccount;
+mod storage;
+mod volume_source;
 mod workload;
 
-use crate::resource::{Column, Resource, Scope, Strategy, Subresource};
-use std::borrow::Cow;
-use std::sync::Arc;
+use crate::resource::{Resource, Storage};
+use row::*;
+use serde_json::Value;
 
-const ALL_VERBS: &[&str] =
-    &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-/// Namespaces are not deleted in bulk.
-const NAMESPACE_VERBS: &[&str] = &["create", "delete", "get", "list", "patch", "update", "watch"];
-const CREATE: &[&str] = &["create"];
-const CREATE_GET: &[&str] = &["create", "get"];
-const GET: &[&str] = &["get"];
-const UPDATE: &[&str] = &["update"];
-const GET_PATCH_UPDATE: &[&str] = &["get", "patch", "update"];
-const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
-
-/// Every resource compiled into the server, in discovery's order.
+/// Every resource compiled into the server, in discovery's order. Those that are not
+/// [on by default](Resource::on_by_default) are beta or alpha versions.
 pub fn built_in() -> Vec<Resource> {
+    [
+        core_rows(),
+        admission_rows(),
+        extension_rows(),
+        workload_rows(),
+        review_rows(),
+        cluster_rows(),
+        networking_rows(),
+        rbac_rows(),
+        device_rows(),
+        storage_rows(),
+        preview_rows(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn core_rows() -> Vec<Resource> {
     vec![
         Row::core("Binding", "bindings", "binding").verbs(CREATE).build(binding::Bindings),
+        Row::core("ComponentStatus", "componentstatuses", "componentstatus")
+            .cluster()
+            .verbs(GET_LIST)
+            .short(&["cs"])
+            .build(core::componentstatus::ComponentStatuses),
         Row::core("ConfigMap", "configmaps", "configmap").short(&["cm"]).build(configmap::ConfigMaps),
         Row::core("Endpoints", "endpoints", "endpoints").short(&["ep"]).build(endpoints::Endpoints),
         Row::core("Event", "events", "event").short(&["ev"]).build(event::Events),
+        Row::core("LimitRange", "limitranges", "limitrange")
+            .short(&["limits"])
+            .build(core::limitrange::LimitRanges),
         Row::core("Namespace", "namespaces", "namespace")
             .cluster()
             .verbs(NAMESPACE_VERBS)
@@ -54,6 +95,15 @@ pub fn built_in() -> Vec<Resource> {
                 sub("status", GET_PATCH_UPDATE),
             ])
             .build(node::Nodes),
+        Row::core("PersistentVolumeClaim", "persistentvolumeclaims", "persistentvolumeclaim")
+            .short(&["pvc"])
+            .status()
+            .build(core::persistentvolumeclaim::PersistentVolumeClaims),
+        Row::core("PersistentVolume", "persistentvolumes", "persistentvolume")
+            .cluster()
+            .short(&["pv"])
+            .status()
+            .build(core::persistentvolume::PersistentVolumes),
         Row::core("Pod", "pods", "pod")
             .short(&["po"])
             .all()
@@ -70,6 +120,16 @@ pub fn built_in() -> Vec<Resource> {
                 sub("status", GET_PATCH_UPDATE),
             ])
             .build(pod::Pods),
+        Row::core("PodTemplate", "podtemplates", "podtemplate").build(core::podtemplate::PodTemplates),
+        Row::core("ReplicationController", "replicationcontrollers", "replicationcontroller")
+            .short(&["rc"])
+            .all()
+            .scale()
+            .build(core::replicationcontroller::ReplicationControllers),
+        Row::core("ResourceQuota", "resourcequotas", "resourcequota")
+            .short(&["quota"])
+            .status()
+            .build(core::resourcequota::ResourceQuotas),
         Row::core("Secret", "secrets", "secret").build(secret::Secrets),
         Row::core("ServiceAccount", "serviceaccounts", "serviceaccount")
             .short(&["sa"])
@@ -83,126 +143,413 @@ pub fn built_in() -> Vec<Resource> {
                 sub("status", GET_PATCH_UPDATE),
             ])
             .build(service::Services),
+    ]
+}
+
+const EXTENSIONS: &[&str] = &["api-extensions"];
+
+fn admission_rows() -> Vec<Resource> {
+    let row = |version, kind, plural, singular| {
+        Row::new("admissionregistration.k8s.io", version, kind, plural, singular)
+            .cluster()
+            .category(EXTENSIONS)
+    };
+    let policies = |version| {
+        row(version, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", "mutatingadmissionpolicy")
+    };
+    let bindings = |version| {
+        row(
+            version,
+            "MutatingAdmissionPolicyBinding",
+            "mutatingadmissionpolicybindings",
+            "mutatingadmissionpolicybinding",
+        )
+    };
+    let policy = || admission::policy::Policies { mutating: true };
+    let binding = || admission::binding::PolicyBindings { mutating: true };
+    vec![
+        policies("v1").build(policy()),
+        bindings("v1").build(binding()),
+        row(
+            "v1",
+            "MutatingWebhookConfiguration",
+            "mutatingwebhookconfigurations",
+            "mutatingwebhookconfiguration",
+        )
+        .build(admission::webhook::WebhookConfigurations { mutating: true }),
+        row("v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", "validatingadmissionpolicy")
+            .status()
+            .build(admission::policy::Policies { mutating: false }),
+        row(
+            "v1",
+            "ValidatingAdmissionPolicyBinding",
+            "validatingadmissionpolicybindings",
+            "validatingadmissionpolicybinding",
+        )
+        .build(admission::binding::PolicyBindings { mutating: false }),
+        row(
+            "v1",
+            "ValidatingWebhookConfiguration",
+            "validatingwebhookconfigurations",
+            "validatingwebhookconfiguration",
+        )
+        .build(admission::webhook::WebhookConfigurations { mutating: false }),
+        policies("v1alpha1").off().stored(MUTATING_POLICIES[0]).build(policy()),
+        bindings("v1alpha1").off().stored(MUTATING_BINDINGS[0]).build(binding()),
+        policies("v1beta1").off().stored(MUTATING_POLICIES[1]).build(policy()),
+        bindings("v1beta1").off().stored(MUTATING_BINDINGS[1]).build(binding()),
+    ]
+}
+
+fn extension_rows() -> Vec<Resource> {
+    vec![
+        Row::new(
+            "apiextensions.k8s.io",
+            "v1",
+            "CustomResourceDefinition",
+            "customresourcedefinitions",
+            "customresourcedefinition",
+        )
+        .cluster()
+        .short(&["crd", "crds"])
+        .category(EXTENSIONS)
+        .status()
+        .build(customresourcedefinition::CustomResourceDefinitions),
+        Row::new("apiregistration.k8s.io", "v1", "APIService", "apiservices", "apiservice")
+            .cluster()
+            .category(EXTENSIONS)
+            .status()
+            .build(apiservice::ApiServices),
+    ]
+}
+
+fn workload_rows() -> Vec<Resource> {
+    let autoscalers = |version| {
+        Row::new(
+            "autoscaling",
+            version,
+            "HorizontalPodAutoscaler",
+            "horizontalpodautoscalers",
+            "horizontalpodautoscaler",
+        )
+        .short(&["hpa"])
+        .all()
+        .status()
+    };
+    vec![
+        Row::new("apps", "v1", "ControllerRevision", "controllerrevisions", "controllerrevision")
+            .build(apps::controllerrevision::ControllerRevisions),
+        Row::new("apps", "v1", "DaemonSet", "daemonsets", "daemonset")
+            .short(&["ds"])
+            .all()
+            .status()
+            .build(apps::daemonset::DaemonSets),
         Row::new("apps", "v1", "Deployment", "deployments", "deployment")
             .short(&["deploy"])
             .all()
-            .subresources(&[
-                body("scale", GET_PATCH_UPDATE, "autoscaling", "v1", "Scale"),
-                sub("status", GET_PATCH_UPDATE),
-            ])
+            .scale()
             .build(deployment::Deployments),
         Row::new("apps", "v1", "ReplicaSet", "replicasets", "replicaset")
             .short(&["rs"])
             .all()
-            .subresources(&[
-                body("scale", GET_PATCH_UPDATE, "autoscaling", "v1", "Scale"),
-                sub("status", GET_PATCH_UPDATE),
-            ])
+            .scale()
             .build(replicaset::ReplicaSets),
-        Row::new("coordination.k8s.io", "v1", "Lease", "leases", "lease").build(lease::Leases),
-        Row::new("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
-            .build(endpointslice::EndpointSlices),
+        Row::new("apps", "v1", "StatefulSet", "statefulsets", "statefulset")
+            .short(&["sts"])
+            .all()
+            .scale()
+            .build(apps::statefulset::StatefulSets),
+        autoscalers("v1").stored(autoscaling::v1::STORAGE).build(autoscaling::v1::strategy()),
+        autoscalers("v2").build(autoscaling::v2::HorizontalPodAutoscalers),
+        Row::new("batch", "v1", "CronJob", "cronjobs", "cronjob")
+            .short(&["cj"])
+            .all()
+            .status()
+            .build(batch::cronjob::CronJobs),
+        Row::new("batch", "v1", "Job", "jobs", "job").all().status().build(batch::job::Jobs),
+        Row::new("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", "poddisruptionbudget")
+            .short(&["pdb"])
+            .status()
+            .build(poddisruptionbudget::PodDisruptionBudgets),
+        Row::new("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", "priorityclass")
+            .cluster()
+            .short(&["pc"])
+            .build(priorityclass::PriorityClasses),
     ]
 }
 
-/// A row of the table while it is being written: most resources differ from the usual in little.
-struct Row(Resource);
+fn review_rows() -> Vec<Resource> {
+    let who = |kind, plural, singular| {
+        Row::new("authentication.k8s.io", "v1", kind, plural, singular).cluster().verbs(CREATE)
+    };
+    let may =
+        |kind, plural, singular| Row::new("authorization.k8s.io", "v1", kind, plural, singular).verbs(CREATE);
+    vec![
+        who("SelfSubjectReview", "selfsubjectreviews", "selfsubjectreview").build(review::Reviews),
+        who("TokenReview", "tokenreviews", "tokenreview").build(review::Reviews),
+        may("LocalSubjectAccessReview", "localsubjectaccessreviews", "localsubjectaccessreview")
+            .build(review::AccessReviews { own: false, local: true }),
+        may("SelfSubjectAccessReview", "selfsubjectaccessreviews", "selfsubjectaccessreview")
+            .cluster()
+            .build(review::AccessReviews { own: true, local: false }),
+        may("SelfSubjectRulesReview", "selfsubjectrulesreviews", "selfsubjectrulesreview")
+            .cluster()
+            .build(review::Reviews),
+        may("SubjectAccessReview", "subjectaccessreviews", "subjectaccessreview")
+            .cluster()
+            .build(review::AccessReviews { own: false, local: false }),
+    ]
+}
 
-impl Row {
-    fn new(
-        group: &'static str,
-        version: &'static str,
-        kind: &'static str,
-        plural: &'static str,
-        singular: &'static str,
-    ) -> Self {
-        Self(Resource {
-            group: Cow::Borrowed(group),
-            version: Cow::Borrowed(version),
-            kind: Cow::Borrowed(kind),
-            plural: Cow::Borrowed(plural),
-            singular: Cow::Borrowed(singular),
-            short_names: Cow::Borrowed(&[]),
-            categories: Cow::Borrowed(&[]),
-            scope: Scope::Namespaced,
-            verbs: Cow::Borrowed(ALL_VERBS),
-            subresources: Cow::Borrowed(&[]),
-            strategy: Arc::new(Plain),
-        })
-    }
+fn cluster_rows() -> Vec<Resource> {
+    let flow = |kind, plural, singular| {
+        Row::new("flowcontrol.apiserver.k8s.io", "v1", kind, plural, singular).cluster().status()
+    };
+    vec![
+        Row::new(
+            "certificates.k8s.io",
+            "v1",
+            "CertificateSigningRequest",
+            "certificatesigningrequests",
+            "certificatesigningrequest",
+        )
+        .cluster()
+        .short(&["csr"])
+        .subresources(&[sub("approval", GET_PATCH_UPDATE), sub("status", GET_PATCH_UPDATE)])
+        .build(certificates::CertificateSigningRequests),
+        Row::new("coordination.k8s.io", "v1", "Lease", "leases", "lease").build(lease::Leases),
+        Row::new("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
+            .build(endpointslice::EndpointSlices),
+        Row::new("events.k8s.io", "v1", "Event", "events", "event")
+            .short(&["ev"])
+            .stored(event_v1::STORAGE)
+            .build(event_v1::EventsV1),
+        flow("FlowSchema", "flowschemas", "flowschema").build(flowcontrol::flowschema::FlowSchemas),
+        flow("PriorityLevelConfiguration", "prioritylevelconfigurations", "prioritylevelconfiguration")
+            .build(flowcontrol::prioritylevel::PriorityLevels),
+        Row::new("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", "runtimeclass")
+            .cluster()
+            .build(runtimeclass::RuntimeClasses),
+    ]
+}
 
-    fn core(kind: &'static str, plural: &'static str, singular: &'static str) -> Self {
-        Self::new("", "v1", kind, plural, singular)
-    }
+fn networking_rows() -> Vec<Resource> {
+    let row =
+        |version, kind, plural, singular| Row::new("networking.k8s.io", version, kind, plural, singular);
+    let addresses = |version| row(version, "IPAddress", "ipaddresses", "ipaddress").cluster().short(&["ip"]);
+    let ranges = |version| row(version, "ServiceCIDR", "servicecidrs", "servicecidr").cluster().status();
+    vec![
+        row("v1", "IngressClass", "ingressclasses", "ingressclass")
+            .cluster()
+            .build(networking::ingressclass::IngressClasses),
+        row("v1", "Ingress", "ingresses", "ingress")
+            .short(&["ing"])
+            .status()
+            .build(networking::ingress::Ingresses),
+        addresses("v1").build(networking::ipaddress::IpAddresses),
+        row("v1", "NetworkPolicy", "networkpolicies", "networkpolicy")
+            .short(&["netpol"])
+            .build(networking::networkpolicy::NetworkPolicies),
+        ranges("v1").build(networking::servicecidr::ServiceCidrs),
+        addresses("v1beta1").off().stored(IP_ADDRESSES).build(networking::ipaddress::IpAddresses),
+        ranges("v1beta1").off().stored(SERVICE_CIDRS).build(networking::servicecidr::ServiceCidrs),
+    ]
+}
 
-    fn cluster(mut self) -> Self {
-        self.0.scope = Scope::Cluster;
-        self
-    }
+fn rbac_rows() -> Vec<Resource> {
+    let row = |kind, plural, singular| Row::new("rbac.authorization.k8s.io", "v1", kind, plural, singular);
+    vec![
+        row("ClusterRoleBinding", "clusterrolebindings", "clusterrolebinding")
+            .cluster()
+            .build(rbac::bindings::Bindings { namespaced: false }),
+        row("ClusterRole", "clusterroles", "clusterrole")
+            .cluster()
+            .build(rbac::roles::Roles { namespaced: false }),
+        row("RoleBinding", "rolebindings", "rolebinding")
+            .build(rbac::bindings::Bindings { namespaced: true }),
+        row("Role", "roles", "role").build(rbac::roles::Roles { namespaced: true }),
+    ]
+}
 
-    fn verbs(mut self, verbs: &'static [&'static str]) -> Self {
-        self.0.verbs = Cow::Borrowed(verbs);
-        self
-    }
+fn device_rows() -> Vec<Resource> {
+    let row = |version, kind, plural, singular| Row::new("resource.k8s.io", version, kind, plural, singular);
+    let classes = |version| row(version, "DeviceClass", "deviceclasses", "deviceclass").cluster();
+    let claims = |version| row(version, "ResourceClaim", "resourceclaims", "resourceclaim").status();
+    let templates =
+        |version| row(version, "ResourceClaimTemplate", "resourceclaimtemplates", "resourceclaimtemplate");
+    let slices = |version| row(version, "ResourceSlice", "resourceslices", "resourceslice").cluster();
+    let taints =
+        |version| row(version, "DeviceTaintRule", "devicetaintrules", "devicetaintrule").cluster().status();
+    vec![
+        classes("v1").build(dra::deviceclass::DeviceClasses),
+        claims("v1").build(dra::resourceclaim::ResourceClaims),
+        templates("v1").build(dra::resourceclaim::ResourceClaimTemplates),
+        slices("v1").build(dra::resourceslice::ResourceSlices),
+        taints("v1alpha3").off().stored(DEVICE_TAINT_RULES).build(preview::DEVICE_TAINT_RULES),
+        row(
+            "v1alpha3",
+            "ResourcePoolStatusRequest",
+            "resourcepoolstatusrequests",
+            "resourcepoolstatusrequest",
+        )
+        .cluster()
+        .status()
+        .off()
+        .build(preview::RESOURCE_POOL_STATUS_REQUESTS),
+        classes("v1beta1").off().stored(dra::beta::CLASSES).build(dra::beta::classes()),
+        claims("v1beta1").off().stored(dra::beta::CLAIMS).build(dra::beta::claims()),
+        templates("v1beta1").off().stored(dra::beta::TEMPLATES).build(dra::beta::templates()),
+        slices("v1beta1").off().stored(dra::beta::SLICES).build(dra::beta::slices()),
+        classes("v1beta2").off().stored(DEVICES[0]).build(dra::deviceclass::DeviceClasses),
+        taints("v1beta2").off().build(preview::DEVICE_TAINT_RULES),
+        claims("v1beta2").off().stored(DEVICES[1]).build(dra::resourceclaim::ResourceClaims),
+        templates("v1beta2").off().stored(DEVICES[2]).build(dra::resourceclaim::ResourceClaimTemplates),
+        slices("v1beta2").off().stored(DEVICES[3]).build(dra::resourceslice::ResourceSlices),
+    ]
+}
 
-    fn short(mut self, names: &'static [&'static str]) -> Self {
-        self.0.short_names = Cow::Borrowed(names);
-        self
-    }
+fn storage_rows() -> Vec<Resource> {
+    let row = |kind, plural, singular| Row::new("storage.k8s.io", "v1", kind, plural, singular);
+    let attributes = |version| {
+        Row::new(
+            "storage.k8s.io",
+            version,
+            "VolumeAttributesClass",
+            "volumeattributesclasses",
+            "volumeattributesclass",
+        )
+        .cluster()
+        .short(&["vac"])
+    };
+    vec![
+        row("CSIDriver", "csidrivers", "csidriver").cluster().build(storage::csidriver::CsiDrivers),
+        row("CSINode", "csinodes", "csinode").cluster().build(storage::csinode::CsiNodes),
+        row("CSIStorageCapacity", "csistoragecapacities", "csistoragecapacity")
+            .build(storage::csistoragecapacity::CsiStorageCapacities),
+        row("StorageClass", "storageclasses", "storageclass")
+            .cluster()
+            .short(&["sc"])
+            .build(storage::storageclass::StorageClasses),
+        row("VolumeAttachment", "volumeattachments", "volumeattachment")
+            .cluster()
+            .status()
+            .build(storage::volumeattachment::VolumeAttachments),
+        attributes("v1").build(storage::volumeattributesclass::VolumeAttributesClasses),
+        attributes("v1beta1")
+            .off()
+            .stored(VOLUME_ATTRIBUTES)
+            .build(storage::volumeattributesclass::VolumeAttributesClasses),
+    ]
+}
 
-    /// Shown by `kubectl get all`.
-    fn all(mut self) -> Self {
-        self.0.categories = Cow::Borrowed(&["all"]);
-        self
-    }
+/// Kinds that have no stable version yet.
+fn preview_rows() -> Vec<Resource> {
+    let bundles = |version| {
+        Row::new(
+            "certificates.k8s.io",
+            version,
+            "ClusterTrustBundle",
+            "clustertrustbundles",
+            "clustertrustbundle",
+        )
+        .cluster()
+        .off()
+    };
+    let candidates = |version| {
+        Row::new("coordination.k8s.io", version, "LeaseCandidate", "leasecandidates", "leasecandidate").off()
+    };
+    vec![
+        bundles("v1alpha1").stored(CLUSTER_TRUST_BUNDLES).build(preview::CLUSTER_TRUST_BUNDLES),
+        bundles("v1beta1").build(preview::CLUSTER_TRUST_BUNDLES),
+        Row::new(
+            "certificates.k8s.io",
+            "v1beta1",
+            "PodCertificateRequest",
+            "podcertificaterequests",
+            "podcertificaterequest",
+        )
+        .status()
+        .off()
+        .build(preview::POD_CERTIFICATE_REQUESTS),
+        candidates("v1alpha2").stored(LEASE_CANDIDATES).build(preview::LEASE_CANDIDATES),
+        candidates("v1beta1").build(preview::LEASE_CANDIDATES),
+        Row::new(
+            "internal.apiserver.k8s.io",
+            "v1alpha1",
+            "StorageVersion",
+            "storageversions",
+            "storageversion",
+        )
+        .cluster()
+        .status()
+        .off()
+        .build(preview::STORAGE_VERSIONS),
+        Row::new("scheduling.k8s.io", "v1alpha2", "PodGroup", "podgroups", "podgroup")
+            .status()
+            .off()
+            .build(preview::POD_GROUPS),
+        Row::new("scheduling.k8s.io", "v1alpha2", "Workload", "workloads", "workload")
+            .off()
+            .build(preview::WORKLOADS),
+        Row::new(
+            "storagemigration.k8s.io",
+            "v1beta1",
+            "StorageVersionMigration",
+            "storageversionmigrations",
+            "storageversionmigration",
+        )
+        .cluster()
+        .status()
+        .off()
+        .build(preview::STORAGE_VERSION_MIGRATIONS),
+    ]
+}
 
-    fn subresources(mut self, subresources: &[Subresource]) -> Self {
-        self.0.subresources = Cow::Owned(subresources.to_vec());
-        self
-    }
+/// A version that differs from the stored one in nothing but its name.
+macro_rules! same_shape {
+    ($group:literal, $from:literal => $to:literal, $kind:literal, $plural:literal) => {
+        Storage {
+            group: $group,
+            version: $to,
+            kind: $kind,
+            plural: $plural,
+            to_storage: |object| set_version(object, concat!($group, "/", $to)),
+            from_storage: |object| set_version(object, concat!($group, "/", $from)),
+        }
+    };
+}
 
-    fn build(mut self, strategy: impl Strategy) -> Resource {
-        self.0.strategy = Arc::new(strategy);
-        self.0
+fn set_version(object: &mut Value, version: &str) {
+    if object.is_object() {
+        object["apiVersion"] = version.into();
     }
 }
 
-/// The behaviour of a kind without specialities.
-struct Plain;
-
-impl Strategy for Plain {}
-
-const fn sub(name: &'static str, verbs: &'static [&'static str]) -> Subresource {
-    Subresource { name, verbs, body: None }
-}
-
-const fn body(
-    name: &'static str,
-    verbs: &'static [&'static str],
-    group: &'static str,
-    version: &'static str,
-    kind: &'static str,
-) -> Subresource {
-    Subresource { name, verbs, body: Some((group, version, kind)) }
-}
-
-/// The column that names the object.
-const NAME: Column = Column { name: "Name", type_: "string", format: "name", priority: 0 };
-
-/// A text column that is always shown.
-const fn shown(name: &'static str) -> Column {
-    Column { name, type_: "string", format: "", priority: 0 }
-}
-
-/// A text column of `-o wide`.
-const fn wide(name: &'static str) -> Column {
-    Column { name, type_: "string", format: "", priority: 1 }
-}
-
-/// A number that is always shown.
-const fn number(name: &'static str) -> Column {
-    Column { name, type_: "integer", format: "", priority: 0 }
-}
+const MUTATING_POLICIES: [Storage; 2] = [
+    same_shape!("admissionregistration.k8s.io", "v1alpha1" => "v1", "MutatingAdmissionPolicy", "mutatingadmissionpolicies"),
+    same_shape!("admissionregistration.k8s.io", "v1beta1" => "v1", "MutatingAdmissionPolicy", "mutatingadmissionpolicies"),
+];
+const MUTATING_BINDINGS: [Storage; 2] = [
+    same_shape!("admissionregistration.k8s.io", "v1alpha1" => "v1", "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings"),
+    same_shape!("admissionregistration.k8s.io", "v1beta1" => "v1", "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings"),
+];
+const IP_ADDRESSES: Storage = same_shape!("networking.k8s.io", "v1beta1" => "v1", "IPAddress", "ipaddresses");
+const SERVICE_CIDRS: Storage =
+    same_shape!("networking.k8s.io", "v1beta1" => "v1", "ServiceCIDR", "servicecidrs");
+const DEVICES: [Storage; 4] = [
+    same_shape!("resource.k8s.io", "v1beta2" => "v1", "DeviceClass", "deviceclasses"),
+    same_shape!("resource.k8s.io", "v1beta2" => "v1", "ResourceClaim", "resourceclaims"),
+    same_shape!("resource.k8s.io", "v1beta2" => "v1", "ResourceClaimTemplate", "resourceclaimtemplates"),
+    same_shape!("resource.k8s.io", "v1beta2" => "v1", "ResourceSlice", "resourceslices"),
+];
+const DEVICE_TAINT_RULES: Storage =
+    same_shape!("resource.k8s.io", "v1alpha3" => "v1beta2", "DeviceTaintRule", "devicetaintrules");
+const VOLUME_ATTRIBUTES: Storage =
+    same_shape!("storage.k8s.io", "v1beta1" => "v1", "VolumeAttributesClass", "volumeattributesclasses");
+const CLUSTER_TRUST_BUNDLES: Storage =
+    same_shape!("certificates.k8s.io", "v1alpha1" => "v1beta1", "ClusterTrustBundle", "clustertrustbundles");
+const LEASE_CANDIDATES: Storage =
+    same_shape!("coordination.k8s.io", "v1alpha2" => "v1beta1", "LeaseCandidate", "leasecandidates");
 
 #[cfg(test)]
 mod tests;

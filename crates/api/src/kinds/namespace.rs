@@ -1,7 +1,7 @@
 //! Namespaces.
 
 use super::access::{default_text, ensure_object, keep, list, text};
-use super::{NAME, shown};
+use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, validate_finalizer_name};
 use crate::resource::{Column, Strategy};

@@ -4,7 +4,7 @@ use super::access::{default_field, ensure_object, flag, keep, list, map, present
 use super::check::{NOT_NEGATIVE, complaints};
 use super::pod::defaults::default_resource_list;
 use super::pod::validate_taint_effect;
-use super::{NAME, shown, wide};
+use super::row::{NAME, shown, wide};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{label_value, qualified_name};
 use crate::quantity::Quantity;

@@ -2,7 +2,8 @@
 
 use super::access::{default_field, ensure_object, int, keep};
 use super::check::not_negative;
-use super::{NAME, number, shown, wide, workload};
+use super::row::{NAME, number, shown, wide};
+use super::workload;
 use crate::field::{FieldErrors, Path};
 use crate::resource::{Column, Strategy};
 use crate::table::age;

@@ -1,7 +1,7 @@
 //! ServiceAccounts.
 
 use super::access::{list_mut, text};
-use super::{NAME, shown};
+use super::row::{NAME, shown};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
 use jiff::Timestamp;
@@ -16,6 +16,10 @@ impl Strategy for ServiceAccounts {
 
     fn prepare_update(&self, new: &mut Value, _old: &Value) {
         keep_only_secret_names(new);
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -62,13 +62,25 @@ fn validate_template(template: &Value, selector: &LabelSelector, path: &Path) ->
     let mut errors = Vec::new();
     let labels = &template["metadata"]["labels"];
     if !selector.is_empty() && !selector.matches(&labels.as_object()) {
-        errors.push(FieldError::invalid(
-            &path.child("metadata").child("labels"),
-            labels.clone(),
-            "`selector` does not match template `labels`",
-        ));
+        errors.push(labels_do_not_match(labels, path));
     }
-    errors.extend(validate_labels(labels, &path.child("labels")));
+    errors.extend(validate_pod_template(template, path));
+    errors.extend(validate_runs_for_ever(template, "ReplicaSet", path));
+    errors
+}
+
+/// The error of a template whose pods its owner would not find.
+pub fn labels_do_not_match(labels: &Value, path: &Path) -> FieldError {
+    FieldError::invalid(
+        &path.child("metadata").child("labels"),
+        labels.clone(),
+        "`selector` does not match template `labels`",
+    )
+}
+
+/// Validates a `PodTemplateSpec` wherever it occurs.
+pub fn validate_pod_template(template: &Value, path: &Path) -> FieldErrors {
+    let mut errors = validate_labels(&template["metadata"]["labels"], &path.child("labels"));
     errors.extend(validate_annotations(&template["metadata"]["annotations"], &path.child("annotations")));
     let (spec, path) = (&template["spec"], path.child("spec"));
     errors.extend(super::pod::validate_spec(spec, &path));
@@ -78,14 +90,21 @@ fn validate_template(template: &Value, selector: &LabelSelector, path: &Path) ->
             "ephemeral containers not allowed in pod template",
         ));
     }
+    errors
+}
+
+/// Pods that `kind` replaces when they end neither end on their own nor have a deadline.
+pub fn validate_runs_for_ever(template: &Value, kind: &str, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let (spec, path) = (&template["spec"], path.child("spec"));
     let policy = text(spec, "restartPolicy");
-    if policy != "Always" {
+    if policy != "Always" && !policy.is_empty() {
         errors.push(FieldError::not_supported(&path.child("restartPolicy"), policy, &["Always"]));
     }
     if present(spec, "activeDeadlineSeconds") {
         errors.push(FieldError::forbidden(
             &path.child("activeDeadlineSeconds"),
-            "activeDeadlineSeconds in ReplicaSet is not Supported",
+            format!("activeDeadlineSeconds in {kind} is not Supported"),
         ));
     }
     errors
@@ -101,7 +120,7 @@ pub fn validate_selector_update(new: &Value, old: &Value) -> Option<FieldError> 
 }
 
 /// A selector in the order of its fields' declaration.
-fn render_selector(selector: &Value) -> String {
+pub fn render_selector(selector: &Value) -> String {
     let mut parts = Vec::new();
     if let Some(labels) = map(selector, "matchLabels").filter(|l| !l.is_empty()) {
         parts.push(format!("\"matchLabels\":{}", Value::Object(labels.clone())));
@@ -137,4 +156,13 @@ pub fn validate_counts(status: &Value, counts: &[&str], at_most_replicas: &[&str
         ));
     }
     errors
+}
+
+/// The count of hash collisions only grows.
+pub fn validate_collisions(new: &Value, old: &Value) -> Option<FieldError> {
+    let before = old["collisionCount"].as_i64()?;
+    let count = int(new, "collisionCount");
+    (count < before || !present(new, "collisionCount")).then(|| {
+        FieldError::invalid(&Path::new("status").child("collisionCount"), count, "cannot be decremented")
+    })
 }

@@ -131,6 +131,11 @@ pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
         let given = if writer.subresource.is_empty() { Managers::decode(new) } else { Managers::default() };
         if given.is_empty() { live.map(Managers::decode).unwrap_or_default() } else { given }
     };
+    if live.is_some() && managers.is_empty() {
+        // As upstream: an object whose fields nobody tracks stays so until the first apply.
+        managers.encode(new);
+        return;
+    }
     let blank;
     let old = match live {
         Some(live) => live,
@@ -241,7 +246,7 @@ pub fn apply(
     let changed = !comparison.without(&FieldSet::of_fields(&["metadata.managedFields"])).is_same();
     if let Some(owned) = managers.0.get_mut(&identity) {
         owned.set = owned.set.difference(&FieldSet::of_fields(STRIPPED));
-        if changed || owned.time.is_none() {
+        if changed {
             owned.time = Some(managers::format_time(writer.now));
         }
     }

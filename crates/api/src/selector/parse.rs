@@ -186,9 +186,10 @@ impl<'a> Parser<'a> {
                 self.next();
                 Ok(values)
             }
+            // As upstream: nothing between parentheses is the empty value.
             (Token::Close, _) => {
                 self.next();
-                Ok(Vec::new())
+                Ok(vec![String::new()])
             }
             (_, literal) => Err(unexpected(literal, "',', ')' or identifier")),
         }

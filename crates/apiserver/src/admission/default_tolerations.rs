@@ -16,7 +16,7 @@ impl Plugin for DefaultTolerationSeconds {
     }
 
     fn mutate(&self, _view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
-        if !attributes.creates("pods") {
+        if !attributes.writes("pods") {
             return Ok(());
         }
         let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return Ok(()) };

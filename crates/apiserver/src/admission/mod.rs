@@ -6,6 +6,8 @@ mod default_tolerations;
 mod namespace_lifecycle;
 mod priority;
 mod service_account;
+mod storage_in_use;
+mod taint_nodes;
 
 use crate::auth::User;
 use crate::registry::View;
@@ -32,6 +34,14 @@ pub(crate) struct Attributes<'a> {
 }
 
 impl Attributes<'_> {
+    /// Whether this creates or updates an object of a core resource, not one of its subresources.
+    fn writes(&self, plural: &str) -> bool {
+        self.operation != Operation::Delete
+            && self.subresource.is_none()
+            && self.resource.group.is_empty()
+            && self.resource.plural == plural
+    }
+
     /// Whether this creates an object of a core resource, not one of its subresources.
     fn creates(&self, plural: &str) -> bool {
         self.operation == Operation::Create
@@ -62,9 +72,11 @@ pub(crate) trait Plugin: Send + Sync {
 
 pub(crate) const PLUGINS: &[&dyn Plugin] = &[
     &namespace_lifecycle::NamespaceLifecycle,
+    &taint_nodes::TaintNodesByCondition,
     &service_account::ServiceAccount,
     &default_tolerations::DefaultTolerationSeconds,
     &priority::Priority,
+    &storage_in_use::StorageObjectInUseProtection,
 ];
 
 pub(crate) fn mutate(view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {

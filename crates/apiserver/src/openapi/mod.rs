@@ -17,10 +17,10 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Documents made so far, by group and version.
+/// Documents made so far, by path.
 #[derive(Default)]
 pub(crate) struct Documents {
-    made: Mutex<BTreeMap<(String, String), Document>>,
+    made: Mutex<BTreeMap<String, Document>>,
     whole: OnceLock<[Document; 2]>,
 }
 
@@ -34,13 +34,12 @@ impl Documents {
     /// `/openapi/v3`: where the documents are. The hash in the address changes with the content.
     pub fn root(&self, table: &Table) -> Answer {
         let mut paths = Map::new();
-        for (group, version) in group_versions(table) {
-            let Some(document) = self.get(table, &group, &version) else { continue };
-            let path = path_of(&group, &version);
+        for path in paths_of(table) {
+            let Some(document) = self.get(table, &path) else { continue };
             let url = format!("/openapi/v3/{path}?hash={}", document.hash);
             paths.insert(path, json!({"serverRelativeURL": url}));
         }
-        http::json(200, &json!({"paths": paths}))
+        http::text(200, json!({"paths": paths}).to_string())
     }
 
     /// `/openapi/v2`: everything in one document, as JSON or protobuf.
@@ -61,17 +60,14 @@ impl Documents {
         tagged(document, content_type, headers)
     }
 
-    pub fn document(
-        &self,
-        table: &Table,
-        group: &str,
-        version: &str,
-        headers: &HeaderMap,
-        query: &Query,
-    ) -> Answer {
-        let Some(document) = self.get(table, group, version) else {
-            return http::text(404, "404 page not found\n");
-        };
+    /// `/openapi/v3/<path>`
+    pub fn document(&self, table: &Table, path: &str, headers: &HeaderMap, query: &Query) -> Answer {
+        let Some(document) = self.get(table, path) else { return bare(404) };
+        let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let known = accept.is_empty() || ["json", "protobuf", "*/*"].iter().any(|t| accept.contains(t));
+        if !known {
+            return bare(406);
+        }
         let mut answer = tagged(&document, JSON, headers);
         if query.get("hash").is_some_and(|h| h == document.hash) {
             let forever = HeaderValue::from_static("public, immutable");
@@ -80,20 +76,14 @@ impl Documents {
         answer
     }
 
-    fn get(&self, table: &Table, group: &str, version: &str) -> Option<Document> {
-        let key = (group.to_owned(), version.to_owned());
+    fn get(&self, table: &Table, path: &str) -> Option<Document> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(document) = made.get(&key) {
+        if let Some(document) = made.get(path) {
             return Some(document.clone());
         }
-        let resources: Vec<&Resource> =
-            table.rows().iter().map(|r| &**r).filter(|r| r.group == group && r.version == version).collect();
-        if resources.is_empty() {
-            return None;
-        }
-        let bytes = Bytes::from(make(&resources, group, version).to_string());
+        let bytes = Bytes::from(make_at(table, path)?.to_string());
         let document = Document { hash: hash(&bytes), bytes };
-        made.insert(key, document.clone());
+        made.insert(path.to_owned(), document.clone());
         Some(document)
     }
 }
@@ -113,8 +103,54 @@ fn tagged(document: &Document, content_type: &str, headers: &HeaderMap) -> Answe
     answer
 }
 
-fn group_versions(table: &Table) -> BTreeSet<(String, String)> {
-    table.rows().iter().map(|r| (r.group.to_string(), r.version.to_string())).collect()
+/// An answer without a body, and so without a content type.
+fn bare(code: u16) -> Answer {
+    let mut answer = http::text(code, "");
+    answer.headers_mut().remove(header::CONTENT_TYPE);
+    answer
+}
+
+/// Documents that are not of a version: what they describe has no kind.
+const PLAIN: &[&str] = &[".well-known/openid-configuration", "openid/v1/jwks", "version"];
+
+fn paths_of(table: &Table) -> BTreeSet<String> {
+    let mut paths: BTreeSet<String> = PLAIN.iter().chain(&["api", "apis"]).map(|p| (*p).to_owned()).collect();
+    for resource in table.rows() {
+        paths.insert(path_of(&resource.group, &resource.version));
+        if !resource.group.is_empty() {
+            paths.insert(format!("apis/{}", resource.group));
+        }
+    }
+    paths
+}
+
+fn make_at(table: &Table, path: &str) -> Option<Value> {
+    let documented = |kinds: &[&str]| {
+        let mut schemas = Schemas::new(Dialect::V3);
+        let paths = Map::from_iter([(format!("/{path}/"), json!({"get": {"responses": {}}}))]);
+        for kind in kinds {
+            if let Some(type_) = ferrite_api::schema::named(&format!("meta.v1.{kind}")) {
+                schemas.reference(type_);
+            }
+        }
+        finish(schemas, paths, "", "v1")
+    };
+    let resources = |group: &str, version: &str| -> Vec<&Resource> {
+        table.rows().iter().map(|r| &**r).filter(|r| r.group == group && r.version == version).collect()
+    };
+    let (group, version) = match path.split('/').collect::<Vec<_>>().as_slice() {
+        ["api"] => return Some(documented(&["APIVersions"])),
+        ["apis"] => return Some(documented(&["APIGroup", "APIGroupList"])),
+        ["apis", group] if table.rows().iter().any(|r| r.group == *group) => {
+            return Some(documented(&["APIGroup"]));
+        }
+        _ if PLAIN.contains(&path) => return Some(documented(&[])),
+        ["api", version] => ("", *version),
+        ["apis", group, version] => (*group, *version),
+        _ => return None,
+    };
+    let resources = resources(group, version);
+    (!resources.is_empty()).then(|| make(&resources, group, version))
 }
 
 fn path_of(group: &str, version: &str) -> String {
@@ -134,12 +170,27 @@ fn make(resources: &[&Resource], group: &str, version: &str) -> Value {
     for resource in resources {
         paths::add_paths(&mut paths, &mut schemas, resource);
     }
-    schemas.add_reachable();
+    let has = |verb: &str| resources.iter().any(|r| r.verbs.contains(&verb));
+    let also = [
+        ("APIResourceList", true),
+        ("DeleteOptions", has("delete")),
+        ("Status", has("delete")),
+        ("WatchEvent", has("watch")),
+    ];
+    for (kind, _) in also.iter().filter(|(_, used)| *used) {
+        if let Some(type_) = ferrite_api::schema::named(&format!("meta.v1.{kind}")) {
+            schemas.reference(type_);
+        }
+    }
+    finish(schemas, paths, group, version)
+}
+
+fn finish(mut schemas: Schemas, paths: Map<String, Value>, group: &str, version: &str) -> Value {
+    schemas.add_reachable(group, version);
     json!({
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": crate::version::KUBERNETES_VERSION},
         "paths": paths,
         "components": {"schemas": schemas.done},
-        "x-group-version": ferrite_api::gvk::api_version(group, version),
     })
 }

@@ -46,10 +46,27 @@ pub(super) fn add_paths(paths: &mut Map<String, Value>, schemas: &mut Schemas, r
     if !at_object.is_empty() {
         paths.insert(format!("{collection}/{{name}}"), Value::Object(at_object));
     }
+    add_watches(paths, schemas, resource, &root, &kind);
     for sub in resource.subresources.iter() {
         let (group, version, name) = sub.body.unwrap_or((&resource.group, &resource.version, &resource.kind));
         let kind = json!({"group": group, "version": version, "kind": name});
         let body = schema::kind(group, version, name);
+        let path = format!("{collection}/{{name}}/{}", sub.name);
+        if CONNECT.contains(&sub.name) {
+            let methods: &[&str] = match sub.name {
+                "proxy" => &["get", "put", "post", "delete", "options", "head", "patch"],
+                _ => &["get", "post"],
+            };
+            let connect: Map<String, Value> = methods
+                .iter()
+                .map(|m| ((*m).to_owned(), operation(schemas, &kind, "connect", "connect", None, None)))
+                .collect();
+            if sub.name == "proxy" {
+                paths.insert(format!("{path}/{{path}}"), Value::Object(connect.clone()));
+            }
+            paths.insert(path, Value::Object(connect));
+            continue;
+        }
         let mut operations = Map::new();
         for (verb, method, action) in [
             ("get", "get", "get"),
@@ -61,7 +78,36 @@ pub(super) fn add_paths(paths: &mut Map<String, Value>, schemas: &mut Schemas, r
                 operations.insert(method.into(), operation(schemas, &kind, action, verb, body, body));
             }
         }
-        paths.insert(format!("{collection}/{{name}}/{}", sub.name), Value::Object(operations));
+        paths.insert(path, Value::Object(operations));
+    }
+}
+
+/// Subresources that are a connection rather than an object.
+const CONNECT: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
+
+/// The old paths for watches, which clients still find here.
+fn add_watches(
+    paths: &mut Map<String, Value>,
+    schemas: &mut Schemas,
+    resource: &Resource,
+    root: &str,
+    kind: &Value,
+) {
+    if !resource.verbs.contains(&"watch") {
+        return;
+    }
+    let event = schema::named("meta.v1.WatchEvent");
+    let plural = &resource.plural;
+    let mut add = |path: String, action: &str| {
+        let operation = operation(schemas, kind, action, "watch", None, event);
+        paths.insert(path, json!({"get": operation}));
+    };
+    add(format!("{root}/watch/{plural}"), "watchlist");
+    if resource.is_namespaced() {
+        add(format!("{root}/watch/namespaces/{{namespace}}/{plural}"), "watchlist");
+        add(format!("{root}/watch/namespaces/{{namespace}}/{plural}/{{name}}"), "watch");
+    } else {
+        add(format!("{root}/watch/{plural}/{{name}}"), "watch");
     }
 }
 

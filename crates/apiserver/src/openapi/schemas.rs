@@ -26,6 +26,10 @@ const PREFIXES: &[(&str, &str)] = &[
     ("apiregistration.", "io.k8s.kube-aggregator.pkg.apis."),
 ];
 
+/// Kinds that belong to no group; options and events are every group's as well.
+const COMMON: &[&str] =
+    &["APIGroup", "APIGroupList", "APIResourceList", "APIVersions", "DeleteOptions", "Status", "WatchEvent"];
+
 fn full_name(type_: TypeRef) -> String {
     let prefix =
         PREFIXES.iter().find(|(p, _)| type_.name.starts_with(p)).map_or("io.k8s.api.", |(_, full)| full);
@@ -51,7 +55,7 @@ impl Schemas {
     }
 
     /// Adds every schema that is referred to.
-    pub fn add_reachable(&mut self) {
+    pub fn add_reachable(&mut self, group: &str, version: &str) {
         let kinds: BTreeMap<&str, Vec<Value>> =
             schema::kinds().fold(BTreeMap::new(), |mut all, (gvk, type_)| {
                 let (group, version, kind) = gvk;
@@ -67,7 +71,15 @@ impl Schemas {
             // Entered before its fields: a type may hold itself.
             self.done.insert(name.clone(), Value::Null);
             let mut made = self.object(type_);
-            if let Some(kinds) = kinds.get(type_.name) {
+            if let Some(kind) = type_.name.strip_prefix("meta.v1.").filter(|k| COMMON.contains(k)) {
+                let of =
+                    |group: &str, version: &str| json!({"group": group, "version": version, "kind": kind});
+                let mut kinds = vec![of("", "v1")];
+                if !group.is_empty() && matches!(kind, "DeleteOptions" | "WatchEvent") {
+                    kinds.push(of(group, version));
+                }
+                made["x-kubernetes-group-version-kind"] = kinds.into();
+            } else if let Some(kinds) = kinds.get(type_.name) {
                 made["x-kubernetes-group-version-kind"] = kinds.clone().into();
             }
             self.done.insert(name, made);

@@ -13,7 +13,7 @@ pub(super) fn make(table: &Table) -> Value {
     for resource in table.rows() {
         add(&mut paths, &mut schemas, resource);
     }
-    schemas.add_reachable();
+    schemas.add_reachable("", "v1");
     json!({
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": crate::version::KUBERNETES_VERSION},

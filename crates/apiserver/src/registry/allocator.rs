@@ -96,15 +96,28 @@ impl ServiceAllocator {
             return Ok(Allocation::none());
         }
         let mut allocation = Allocation { allocator: Some(self), addresses: Vec::new(), ports: Vec::new() };
-        let invalid =
-            |object: &Value, error: FieldError| Status::invalid("", "Service", meta::name(object), &[error]);
         let kind = object.pointer("/spec/type").and_then(Value::as_str).unwrap_or("ClusterIP").to_owned();
         if kind == "ExternalName" {
             return Ok(allocation);
         }
-        self.allocate_address(object, old, &mut allocation).map_err(|e| invalid(object, e))?;
-        if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
-            self.allocate_ports(object, old, &mut allocation).map_err(|e| invalid(object, e))?;
+        let name = meta::name(object).to_owned();
+        let invalid = |errors: &[FieldError]| Status::invalid("", "Service", &name, errors);
+        init_families(object).map_err(|errors| invalid(&errors))?;
+        self.allocate_address(object, old, &mut allocation).map_err(|e| invalid(&[e]))?;
+        let spec = |key: &str| object.pointer(&format!("/spec/{key}"));
+        let wants_ports = match kind.as_str() {
+            "NodePort" => true,
+            "LoadBalancer" => spec("allocateLoadBalancerNodePorts").and_then(Value::as_bool).unwrap_or(true),
+            _ => false,
+        };
+        let checked_by_balancer =
+            kind == "LoadBalancer" && spec("externalTrafficPolicy").and_then(Value::as_str) == Some("Local");
+        let given = node_ports(object).next().is_some();
+        if wants_ports || given {
+            self.allocate_ports(object, old, &mut allocation, wants_ports).map_err(|e| invalid(&[e]))?;
+        }
+        if checked_by_balancer {
+            self.allocate_health_port(object, old, &mut allocation).map_err(|e| invalid(&[e]))?;
         }
         Ok(allocation)
     }
@@ -134,55 +147,89 @@ impl ServiceAllocator {
                 .map(|o| base + o)
                 .find(|a| !taken.addresses.contains(a));
             let Some(free) = free else {
-                return Err(FieldError::internal(
-                    &path.index(0),
-                    "failed to allocate a serviceIP: range is full",
-                ));
+                let why = "failed to allocate a serviceIP: range is full";
+                return Err(FieldError::internal(&path.index(0), why));
             };
             taken.addresses.insert(free);
             allocation.addresses.push(free);
             Ipv4Addr::from(free).to_string()
         } else {
-            let parsed: Ipv4Addr = given.parse().map_err(|_| {
-                FieldError::invalid(
-                    &path.index(0),
-                    given.as_str(),
-                    "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
-                )
-            })?;
-            let number = u32::from(parsed);
-            if before != given {
-                let in_range =
-                    number.checked_sub(u32::from(self.network)).is_some_and(|o| self.offsets().contains(&o));
-                if !in_range {
-                    let range = format!("{}/{}", self.network, self.prefix);
-                    return Err(FieldError::invalid(
-                        &path,
-                        json!([given]),
-                        format!(
-                            "failed to allocate IP {given}: the provided IP ({given}) is not in the valid range. The range of valid IPs is {range}"
-                        ),
-                    ));
-                }
-                let mut taken = self.taken();
-                if !taken.addresses.insert(number) {
-                    return Err(FieldError::invalid(
-                        &path,
-                        json!([given]),
-                        format!("failed to allocate IP {given}: provided IP is already allocated"),
-                    ));
-                }
-                allocation.addresses.push(number);
-            }
+            self.take_address(&path, &given, before, allocation)?;
             given
         };
         if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
             spec.insert("clusterIP".into(), address.clone().into());
             spec.insert("clusterIPs".into(), json!([address]));
-            spec.entry("ipFamilies").or_insert_with(|| json!(["IPv4"]));
-            spec.entry("ipFamilyPolicy").or_insert_with(|| "SingleStack".into());
         }
         Ok(())
+    }
+
+    /// Reserves an address that was asked for.
+    fn take_address(
+        &self,
+        path: &Path,
+        given: &str,
+        before: &str,
+        allocation: &mut Allocation<'_>,
+    ) -> Result<(), FieldError> {
+        if before == given {
+            return Ok(());
+        }
+        let refused = |why: &str| {
+            FieldError::invalid(path, json!([given]), format!("failed to allocate IP {given}: {why}"))
+        };
+        let number = given.parse::<Ipv4Addr>().map(u32::from).unwrap_or_default();
+        let in_range =
+            number.checked_sub(u32::from(self.network)).is_some_and(|o| self.offsets().contains(&o));
+        if !in_range {
+            return Err(refused("the provided network does not match the current range"));
+        }
+        if !self.taken().addresses.insert(number) {
+            return Err(refused("provided IP is already allocated"));
+        }
+        allocation.addresses.push(number);
+        Ok(())
+    }
+
+    /// The port at which balancers ask a node whether it has endpoints.
+    fn allocate_health_port(
+        &self,
+        object: &mut Value,
+        old: Option<&Value>,
+        allocation: &mut Allocation<'_>,
+    ) -> Result<(), FieldError> {
+        let path = Path::new("spec").child("healthCheckNodePort");
+        let read = |o: &Value| {
+            o.pointer("/spec/healthCheckNodePort")
+                .and_then(Value::as_u64)
+                .and_then(|p| u16::try_from(p).ok())
+                .filter(|p| *p != 0)
+        };
+        let (given, before) = (read(object), old.and_then(read));
+        if given.is_some() && given == before {
+            return Ok(());
+        }
+        let mut taken = self.taken();
+        let port = match given {
+            Some(port) if !taken.ports.contains(&port) => port,
+            Some(port) => {
+                let why = format!(
+                    "failed to allocate requested HealthCheck NodePort {port}: provided port is already allocated"
+                );
+                return Err(FieldError::internal(&path, why));
+            }
+            None => self.free_port(&taken).ok_or_else(|| {
+                FieldError::internal(&path, "failed to allocate a HealthCheck NodePort: range is full")
+            })?,
+        };
+        taken.ports.insert(port);
+        allocation.ports.push(port);
+        object["spec"]["healthCheckNodePort"] = port.into();
+        Ok(())
+    }
+
+    fn free_port(&self, taken: &Taken) -> Option<u16> {
+        self.ports.clone().find(|p| !taken.ports.contains(p))
     }
 
     fn allocate_ports(
@@ -190,6 +237,7 @@ impl ServiceAllocator {
         object: &mut Value,
         old: Option<&Value>,
         allocation: &mut Allocation<'_>,
+        fill: bool,
     ) -> Result<(), FieldError> {
         let before: BTreeSet<u16> = old.map(|o| node_ports(o).collect()).unwrap_or_default();
         let Some(ports) = object.pointer_mut("/spec/ports").and_then(Value::as_array_mut) else {
@@ -199,8 +247,11 @@ impl ServiceAllocator {
         for (index, port) in ports.iter_mut().filter_map(Value::as_object_mut).enumerate() {
             let path = Path::new("spec").child("ports").index(index).child("nodePort");
             let given = port.get("nodePort").and_then(Value::as_u64).unwrap_or(0);
+            if given == 0 && !fill {
+                continue;
+            }
             if given == 0 {
-                let free = self.ports.clone().find(|p| !taken.ports.contains(p)).ok_or_else(|| {
+                let free = self.free_port(&taken).ok_or_else(|| {
                     FieldError::internal(&path, "failed to allocate a nodePort: range is full")
                 })?;
                 taken.ports.insert(free);
@@ -225,6 +276,21 @@ impl ServiceAllocator {
             allocation.ports.push(wanted);
         }
         Ok(())
+    }
+
+    /// The Service has changed: what it no longer holds is free again.
+    pub fn release_unused(&self, resource: &Resource, old: &Value, new: &Value) {
+        if resource.group.is_empty() && resource.plural == "services" {
+            let (addresses, ports): (BTreeSet<u32>, BTreeSet<u16>) =
+                (cluster_ips(new).collect(), node_ports(new).collect());
+            let mut taken = self.taken();
+            cluster_ips(old).filter(|a| !addresses.contains(a)).for_each(|a| {
+                taken.addresses.remove(&a);
+            });
+            node_ports(old).filter(|p| !ports.contains(p)).for_each(|p| {
+                taken.ports.remove(&p);
+            });
+        }
     }
 
     /// The Service is gone: what it held is free again.
@@ -252,6 +318,7 @@ fn cluster_ips(service: &Value) -> impl Iterator<Item = u32> {
         .map(u32::from)
 }
 
+/// Every port a Service holds on the nodes, the one for health checks included.
 fn node_ports(service: &Value) -> impl Iterator<Item = u16> {
     service
         .pointer("/spec/ports")
@@ -259,6 +326,74 @@ fn node_ports(service: &Value) -> impl Iterator<Item = u16> {
         .map(Vec::as_slice)
         .unwrap_or_default()
         .iter()
-        .filter_map(|p| u16::try_from(p.get("nodePort")?.as_u64()?).ok())
+        .filter_map(|p| p.get("nodePort")?.as_u64())
+        .chain(service.pointer("/spec/healthCheckNodePort").and_then(Value::as_u64))
+        .filter_map(|p| u16::try_from(p).ok())
         .filter(|p| *p != 0)
+}
+
+/// Decides on the families of a Service's addresses. This cluster has IPv4 alone.
+fn init_families(service: &mut Value) -> Result<(), Vec<FieldError>> {
+    let path = Path::new("spec");
+    let text = |key: &str| service.pointer(&format!("/spec/{key}")).and_then(Value::as_str);
+    let listed = |key: &str| -> Vec<String> {
+        let list = service.pointer(&format!("/spec/{key}")).and_then(Value::as_array);
+        list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let addresses = match listed("clusterIPs") {
+        addresses if addresses.is_empty() => text("clusterIP").map(str::to_owned).into_iter().collect(),
+        addresses => addresses,
+    };
+    let mut families = listed("ipFamilies");
+    let selects = service.pointer("/spec/selector").and_then(Value::as_object).is_some_and(|s| !s.is_empty());
+    let free_of_both = addresses.first().is_some_and(|a| a == "None") && !selects;
+    let policy = match text("ipFamilyPolicy") {
+        Some(policy) => policy.to_owned(),
+        None if free_of_both => "RequireDualStack".into(),
+        None => "SingleStack".into(),
+    };
+    let mut errors = Vec::new();
+    if policy == "SingleStack" && families.len() == 2 {
+        let why = "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified";
+        return Err(vec![FieldError::invalid(&path.child("ipFamilyPolicy"), policy.as_str(), why)]);
+    }
+    for (index, address) in addresses.iter().enumerate().filter(|(_, a)| *a != "None" && !a.is_empty()) {
+        if index < families.len() {
+            continue;
+        }
+        if address.contains(':') {
+            let why = "IPv6 is not configured on this cluster";
+            errors.push(FieldError::invalid(&path.child("clusterIPs").index(index), json!(addresses), why));
+        } else {
+            families.push("IPv4".into());
+        }
+    }
+    if errors.is_empty() && free_of_both {
+        if families.is_empty() {
+            families.push("IPv4".into());
+        }
+        if families.len() < 2 && policy != "SingleStack" {
+            families.push(if families[0] == "IPv4" { "IPv6" } else { "IPv4" }.into());
+        }
+    } else if errors.is_empty() {
+        if policy == "RequireDualStack" {
+            let why = "this cluster is not configured for dual-stack services";
+            errors.push(FieldError::invalid(&path.child("ipFamilyPolicy"), policy.as_str(), why));
+        }
+        for (index, family) in families.iter().enumerate().filter(|(_, f)| *f != "IPv4") {
+            let path = path.child("ipFamilies").index(index);
+            errors.push(FieldError::invalid(&path, family.as_str(), "not configured on this cluster"));
+        }
+        if families.is_empty() {
+            families.push("IPv4".into());
+        }
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    if let Some(spec) = service.get_mut("spec").and_then(Value::as_object_mut) {
+        spec.insert("ipFamilies".into(), families.into());
+        spec.insert("ipFamilyPolicy".into(), policy.into());
+    }
+    Ok(())
 }

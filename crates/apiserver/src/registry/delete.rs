@@ -36,7 +36,7 @@ impl Registry {
                 .snapshot
                 .get(key.as_bytes())
                 .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
-            let old = stored::decode(entry).ok_or_else(|| unreadable(resource, name))?;
+            let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, name))?;
             check_preconditions(resource, name, options, &old)?;
             let attributes = Attributes {
                 operation: Operation::Delete,
@@ -50,7 +50,7 @@ impl Registry {
             let step = decide(resource, &old, options, Timestamp::now());
             let op = match &step {
                 Step::Remove => Op::Delete { key: key.clone() },
-                Step::Mark(new) => {
+                Step::Mark(new) | Step::MarkAndRemove(new) => {
                     Op::Put { key: key.clone(), value: stored::encode(resource, new), lease: entry.lease }
                 }
                 Step::Keep => return Ok(Deleted::Marked(old)),
@@ -58,6 +58,7 @@ impl Registry {
             if options.dry_run {
                 return Ok(match step {
                     Step::Mark(new) => Deleted::Marked(*new),
+                    Step::MarkAndRemove(new) => Deleted::Gone(*new),
                     _ => Deleted::Gone(old),
                 });
             }
@@ -66,6 +67,20 @@ impl Registry {
                 continue;
             };
             return Ok(match step {
+                Step::MarkAndRemove(mut new) => {
+                    let txn = Txn::default()
+                        .when(Compare::ModifiedAt(key.clone(), revision))
+                        .then(Op::Delete { key: key.clone() });
+                    match self.store.commit(txn).await.map_err(store_status)? {
+                        Outcome::Committed { .. } => {
+                            stored::set_version(&mut new, revision);
+                            self.services.release(resource, &old);
+                            Deleted::Gone(*new)
+                        }
+                        // Somebody wrote in between: the marked object is deleted in the next round.
+                        Outcome::Conflict { .. } => continue,
+                    }
+                }
                 Step::Mark(mut new) => {
                     stored::set_version(&mut new, revision);
                     Deleted::Marked(*new)
@@ -91,24 +106,27 @@ fn check_preconditions(
     options: &DeleteOptions,
     old: &Value,
 ) -> Result<(), Status> {
-    let conflict = |what: &str, wanted: &str, found: &str| {
+    // As upstream: this message names the kind where others name the resource.
+    let conflict = |what: &str, wanted: &str, found: &str, might: &str| {
         Status::conflict(
             &resource.group,
-            &resource.plural,
+            &resource.kind,
             name,
-            &format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"),
+            &format!(
+                "the {what} in the precondition ({wanted}) does not match the {what} in record ({found}). The object might have been {might}"
+            ),
         )
     };
     if let Some(uid) = &options.uid
         && uid != meta::uid(old)
     {
-        return Err(conflict("UID", uid, meta::uid(old)));
+        return Err(conflict("UID", uid, meta::uid(old), "deleted and then recreated"));
     }
     let version = meta::str(old, "resourceVersion");
     if let Some(wanted) = &options.resource_version
         && wanted != version
     {
-        return Err(conflict("ResourceVersion", wanted, version));
+        return Err(conflict("ResourceVersion", wanted, version, "modified"));
     }
     Ok(())
 }
@@ -117,6 +135,8 @@ fn check_preconditions(
 #[derive(Debug, PartialEq)]
 enum Step {
     Remove,
+    /// A kind with a grace period shows that the object goes, however short that is.
+    MarkAndRemove(Box<Value>),
     Mark(Box<Value>),
     /// It is already on its way and this request does not hasten it.
     Keep,
@@ -126,9 +146,9 @@ fn decide(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timest
     let mut new = old.clone();
     set_dependents_finalizer(resource, &mut new, options.propagation);
     let held = meta::finalizers(&new).next().is_some() || held_by_spec(old);
-    let grace = match resource.strategy.deletion(old, options.grace_seconds) {
-        Deletion::Immediate => 0,
-        Deletion::Graceful { seconds } => seconds.max(0),
+    let (graceful, grace) = match resource.strategy.deletion(old, options.grace_seconds) {
+        Deletion::Immediate => (false, 0),
+        Deletion::Graceful { seconds } => (true, seconds.max(0)),
     };
     if meta::is_deleting(old) {
         let current =
@@ -136,14 +156,18 @@ fn decide(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timest
         // As upstream: a later delete may only shorten the grace period.
         let shortens = options.grace_seconds.is_some() && grace < current;
         return match (shortens || current == 0, held) {
-            (true, false) if grace == 0 || current == 0 => Step::Remove,
+            (true, false) if current == 0 => Step::Remove,
+            (true, false) if grace == 0 => Step::MarkAndRemove(Box::new(marked(new, grace, now))),
             (_, _) if shortens => Step::Mark(Box::new(marked(new, grace, now))),
             _ if new != *old => Step::Mark(Box::new(new)),
             _ => Step::Keep,
         };
     }
     if grace == 0 && !held {
-        return Step::Remove;
+        return match graceful {
+            true => Step::MarkAndRemove(Box::new(marked(new, 0, now))),
+            false => Step::Remove,
+        };
     }
     let mut new = marked(new, grace, now);
     if held_by_spec(old)
@@ -151,6 +175,7 @@ fn decide(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timest
     {
         // Only namespaces have finalizers in their spec; they show that they are going away.
         map.entry("status").or_insert_with(|| json!({}))["phase"] = "Terminating".into();
+        meta::metadata_mut(&mut new).remove("deletionGracePeriodSeconds");
     }
     Step::Mark(Box::new(new))
 }
@@ -220,6 +245,8 @@ mod tests {
             verbs: (&[]).into(),
             subresources: (&[]).into(),
             strategy: Arc::new(Graceful),
+            on_by_default: true,
+            storage: None,
         }
     }
 
@@ -239,13 +266,13 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         let fresh = json!({"metadata": {"name": "a"}});
         assert_eq!(after(decide(&pods(), &fresh, &DeleteOptions::default(), now)), Some(30));
-        assert_eq!(decide(&pods(), &fresh, &grace(0), now), Step::Remove);
+        assert!(matches!(decide(&pods(), &fresh, &grace(0), now), Step::MarkAndRemove(_)));
 
         let leaving = json!({"metadata": {"deletionTimestamp": "x", "deletionGracePeriodSeconds": 30}});
         assert_eq!(decide(&pods(), &leaving, &DeleteOptions::default(), now), Step::Keep);
         assert_eq!(decide(&pods(), &leaving, &grace(60), now), Step::Keep);
         assert_eq!(after(decide(&pods(), &leaving, &grace(5), now)), Some(5));
-        assert_eq!(decide(&pods(), &leaving, &grace(0), now), Step::Remove);
+        assert!(matches!(decide(&pods(), &leaving, &grace(0), now), Step::MarkAndRemove(_)));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::{Registry, store_status, stored};
 use crate::options::{ListOptions, VersionMatch};
 use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use base64::alphabet;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, URL_SAFE_NO_PAD};
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
 use ferrite_api::selector::{FieldSelector, LabelSelector, check_field};
@@ -21,8 +22,8 @@ pub(crate) struct Selectors {
 
 impl Selectors {
     pub fn parse(resource: &Resource, options: &ListOptions) -> Result<Self, Status> {
-        let labels = LabelSelector::parse(&options.label_selector)
-            .map_err(|e| Status::bad_request(format!("unable to parse requirement: {e}")))?;
+        let labels =
+            LabelSelector::parse(&options.label_selector).map_err(|e| Status::bad_request(e.to_string()))?;
         let fields =
             FieldSelector::parse(&options.field_selector).map_err(|e| Status::bad_request(e.to_string()))?;
         for term in fields.terms() {
@@ -50,7 +51,8 @@ pub(crate) struct ListPage {
 }
 
 /// Where a list goes on. Opaque to clients.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 struct Token {
     #[serde(rename = "v")]
     version: String,
@@ -75,17 +77,19 @@ impl Registry {
             ));
         }
         let snapshot = self.snapshot_for(options, token.as_ref())?;
+        // As upstream: whoever takes any version is answered from the cache, which knows no pages.
+        let limit = if options.resource_version == Some(0) && token.is_none() { 0 } else { options.limit };
         let from = token.as_ref().map(|t| format!("{prefix}{}", t.start));
         let mut entries = Vec::new();
         let mut next = None;
         let mut rest = snapshot.range(prefix.as_bytes(), from.as_ref().map(|f| f.as_bytes()));
         for (key, entry) in rest.by_ref() {
             if !selectors.is_everything()
-                && !stored::decode(entry).is_some_and(|object| selectors.matches(resource, &object))
+                && !stored::decode(resource, entry).is_some_and(|object| selectors.matches(resource, &object))
             {
                 continue;
             }
-            if options.limit > 0 && entries.len() == options.limit {
+            if limit > 0 && entries.len() == limit {
                 next = Some(String::from_utf8_lossy(&key.as_bytes()[prefix.len()..]).into_owned());
                 break;
             }
@@ -139,11 +143,33 @@ fn parse_token(text: &str) -> Result<Option<Token>, Status> {
     if text.is_empty() {
         return Ok(None);
     }
-    let bad = |why: &str| Status::bad_request(format!("continue key is not valid: {why}"));
-    let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| bad("it is not one this server made"))?;
-    let token: Token = serde_json::from_slice(&bytes).map_err(|_| bad("it is not one this server made"))?;
+    let bad =
+        |why: &str| Status::bad_request(format!("invalid continue token: continue key is not valid: {why}"));
+    // Go's decoder does not mind bits left over at the end.
+    let lenient = GeneralPurposeConfig::new()
+        .with_decode_allow_trailing_bits(true)
+        .with_decode_padding_mode(base64::engine::DecodePaddingMode::RequireNone);
+    let bytes =
+        GeneralPurpose::new(&alphabet::URL_SAFE, lenient).decode(text).map_err(|e| bad(&e.to_string()))?;
+    let token: Token = match serde_json::from_slice(&bytes) {
+        Ok(token) => token,
+        Err(_) => match std::str::from_utf8(&bytes).ok().and_then(|t| t.trim_start().chars().next()) {
+            Some('{') => return Err(bad("unexpected end of JSON input")),
+            _ => {
+                let first = char::from(bytes.first().copied().unwrap_or_default());
+                let shown = match first {
+                    c if c.is_control() => format!("\\u{:04x}", u32::from(c)),
+                    c => c.to_string(),
+                };
+                return Err(bad(&format!("invalid character '{shown}' looking for beginning of value")));
+            }
+        },
+    };
     if token.version != "meta.k8s.io/v1" {
-        return Err(bad("server does not recognize this encoded version"));
+        return Err(bad(&format!("server does not recognize this encoded version {}", token.version)));
+    }
+    if token.start.is_empty() || token.start.split('/').any(|segment| segment == "..") {
+        return Err(bad(&token.start));
     }
     Ok(Some(token))
 }

@@ -45,8 +45,11 @@ pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str
 
 /// What an update may never change, taken from the stored object.
 pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
+    // A UID that differs stays, to be refused: it is immutable.
+    if meta::uid(new).is_empty() {
+        meta::set_str(new, "uid", meta::uid(old));
+    }
     for key in [
-        "uid",
         "creationTimestamp",
         "namespace",
         "selfLink",
@@ -66,7 +69,11 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
 
 /// Bumps the generation when a field that counts has changed.
 pub(crate) fn bump_generation(resource: &Resource, new: &mut Value, old: &Value) {
-    if resource.strategy.generation_fields().iter().any(|f| new.get(f) != old.get(f)) {
+    let changed = |field: &&str| {
+        let pointer = format!("/{}", field.replace('.', "/"));
+        new.pointer(&pointer) != old.pointer(&pointer)
+    };
+    if resource.strategy.generation_fields().iter().any(changed) {
         increment_generation(new);
     }
 }

@@ -66,7 +66,7 @@ impl View {
     pub fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Value> {
         let resource = self.table.any_version(group, plural)?;
         let entry = self.snapshot.get(stored::key(resource, namespace, name).as_bytes())?;
-        stored::decode(entry)
+        stored::decode(resource, entry)
     }
 }
 
@@ -107,7 +107,8 @@ impl Registry {
 
     /// The stored object, decoded.
     pub fn read(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Value, Status> {
-        stored::decode(&*self.get(resource, namespace, name)?).ok_or_else(|| unreadable(resource, name))
+        stored::decode(resource, &*self.get(resource, namespace, name)?)
+            .ok_or_else(|| unreadable(resource, name))
     }
 }
 

@@ -10,15 +10,23 @@ use ferrite_store::{Entry, Key, Revision};
 use serde_json::{Map, Value};
 
 /// Keys upstream gives another path than the plural name.
-const STORAGE_PATHS: &[(&str, &str, &str)] =
-    &[("", "services", "services/specs"), ("", "endpoints", "services/endpoints"), ("", "nodes", "minions")];
+const STORAGE_PATHS: &[(&str, &str, &str)] = &[
+    ("", "endpoints", "services/endpoints"),
+    ("", "nodes", "minions"),
+    ("", "replicationcontrollers", "controllers"),
+    ("", "services", "services/specs"),
+    ("apiextensions.k8s.io", "customresourcedefinitions", "apiextensions.k8s.io/customresourcedefinitions"),
+    ("apiregistration.k8s.io", "apiservices", "apiregistration.k8s.io/apiservices"),
+    ("networking.k8s.io", "ingresses", "ingress"),
+];
 
 /// `/registry/pods/`, under which all objects of the resource lie.
 pub(crate) fn prefix(resource: &Resource) -> String {
+    let stored_as = resource.storage_gvr();
     let path = STORAGE_PATHS
         .iter()
-        .find(|(group, plural, _)| *group == resource.group && *plural == resource.plural)
-        .map_or(&*resource.plural, |(_, _, path)| path);
+        .find(|(group, plural, _)| *group == stored_as.group && *plural == stored_as.resource)
+        .map_or(&*stored_as.resource, |(_, _, path)| path);
     format!("/registry/{path}/")
 }
 
@@ -36,7 +44,8 @@ pub(crate) fn key(resource: &Resource, namespace: &str, name: &str) -> Key {
 }
 
 fn head(resource: &Resource) -> String {
-    format!(r#"{{"kind":"{}","apiVersion":"{}","metadata":{{"#, resource.kind, resource.api_version())
+    let stored_as = resource.storage_gvk();
+    format!(r#"{{"kind":"{}","apiVersion":"{}","metadata":{{"#, stored_as.kind, stored_as.api_version())
 }
 
 /// Only the value's own beginning is replaced; this is where it ends.
@@ -46,6 +55,11 @@ const METADATA: &str = r#"{"metadata":{"#;
 pub(crate) fn encode(resource: &Resource, object: &Value) -> Bytes {
     let mut out = head(resource).into_bytes();
     let empty = Map::new();
+    let mut converted = None;
+    if resource.storage.is_some() {
+        resource.to_storage(converted.insert(object.clone()));
+    }
+    let object = converted.as_ref().unwrap_or(object);
     let object = object.as_object().unwrap_or(&empty);
     let metadata = object.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
     let mut first = true;
@@ -74,8 +88,9 @@ fn put_member(out: &mut Vec<u8>, key: &str, value: &Value, first: &mut bool) {
 }
 
 /// The object with its resource version. None when the value is not what [`encode`] writes.
-pub(crate) fn decode(entry: &Entry) -> Option<Value> {
+pub(crate) fn decode(resource: &Resource, entry: &Entry) -> Option<Value> {
     let mut object: Value = serde_json::from_slice(&entry.value).ok()?;
+    resource.from_storage(&mut object);
     set_version(&mut object, entry.modified);
     Some(object)
 }
@@ -131,6 +146,8 @@ mod tests {
             verbs: (&[]).into(),
             subresources: (&[]).into(),
             strategy: Arc::new(Plain),
+            on_by_default: true,
+            storage: None,
         }
     }
 
@@ -151,7 +168,7 @@ mod tests {
         };
         let mut expected = object.clone();
         expected["metadata"]["resourceVersion"] = "7".into();
-        assert_eq!(decode(&entry), Some(expected.clone()));
+        assert_eq!(decode(&pods(), &entry), Some(expected.clone()));
         let mut out = BytesMut::new();
         put_object(&pods(), &entry, &mut out);
         assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), expected);

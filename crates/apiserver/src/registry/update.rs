@@ -20,6 +20,8 @@ pub(crate) struct Update<'a> {
     /// `status` and others follow rules of their own.
     pub subresource: Option<&'a str>,
     pub change: Change<'a>,
+    /// The client has sent the whole object: its UID is a precondition, where a patch may not change it.
+    pub replaces: bool,
     /// The change has already brought managedFields up to date (server-side apply).
     pub applied: bool,
 }
@@ -40,7 +42,7 @@ impl Registry {
                 .snapshot
                 .get(key.as_bytes())
                 .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, update.name))?;
-            let old = stored::decode(entry).ok_or_else(|| unreadable(resource, update.name))?;
+            let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
             self.check_preconditions(update, &new, &old)?;
             let allocation = self.prepare(update, &view, &mut new, &old)?;
@@ -59,10 +61,7 @@ impl Registry {
                 Op::Put { key: key.clone(), value: stored::encode(resource, &new), lease }
             };
             let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
-            if resource.group == "coordination.k8s.io"
-                && resource.plural == "leases"
-                && same_holder(&new, &old)
-            {
+            if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
                 txn = txn.relaxed();
             }
             match self.store.commit(txn).await.map_err(store_status)? {
@@ -70,6 +69,8 @@ impl Registry {
                     allocation.keep();
                     if finished {
                         self.services.release(resource, &old);
+                    } else {
+                        self.services.release_unused(resource, &old, &new);
                     }
                     stored::set_version(&mut new, revision);
                     return Ok(new);
@@ -100,9 +101,11 @@ impl Registry {
             ));
         }
         let uid = meta::uid(new);
-        if !uid.is_empty() && uid != meta::uid(old) {
+        if update.replaces && !uid.is_empty() && uid != meta::uid(old) {
+            let key = stored::key(resource, update.write.namespace, update.name);
             return Err(conflict(&format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                String::from_utf8_lossy(key.as_bytes()),
                 meta::uid(old)
             )));
         }
@@ -134,14 +137,13 @@ impl Registry {
         let now = Timestamp::now();
         strategy.default(new);
         metadata::keep_identity(new, old);
-        if !update.applied {
+        if !update.applied && update.subresource != Some("binding") {
             managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
         match update.subresource {
             None => strategy.prepare_update(new, old),
             Some("status") => strategy.prepare_status_update(new, old),
-            // The change itself has touched only what the subresource is about.
-            Some(_) => {}
+            Some(subresource) => strategy.prepare_subresource_update(subresource, new, old),
         }
         let attributes = Attributes {
             operation: Operation::Update,
@@ -157,14 +159,19 @@ impl Registry {
             Some(_) => super::allocator::Allocation::none(),
         };
         super::normalise(resource, new);
-        metadata::bump_generation(resource, new, old);
+        // As upstream: status says nothing about what is wanted, and where a pod runs is not the client's wish.
+        if !matches!(update.subresource, Some("status" | "binding")) {
+            metadata::bump_generation(resource, new, old);
+        }
         let mut errors =
             validate_metadata(new, resource.is_namespaced(), |name| strategy.validate_name(name));
-        errors.extend(validate_metadata_update(new, old));
+        // As upstream: the server checks it and so does the kind, and both tell.
+        let changed = validate_metadata_update(new, old);
+        errors.extend(changed.iter().cloned().chain(changed.iter().cloned()));
         match update.subresource {
             None => errors.extend(strategy.validate_update(new, old)),
             Some("status") => errors.extend(strategy.validate_status_update(new, old)),
-            Some(_) => {}
+            Some(subresource) => errors.extend(strategy.validate_subresource_update(subresource, new, old)),
         }
         if !errors.is_empty() {
             return Err(Status::invalid(&resource.group, &resource.kind, update.name, &errors));

@@ -73,7 +73,7 @@ impl Registry {
 
 fn selects(selectors: &Selectors, resource: &Resource, entry: &Entry) -> bool {
     selectors.is_everything()
-        || stored::decode(entry).is_some_and(|object| selectors.matches(resource, &object))
+        || stored::decode(resource, entry).is_some_and(|object| selectors.matches(resource, &object))
 }
 
 fn gone(end: &WatchEnd) -> Status {

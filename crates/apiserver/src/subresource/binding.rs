@@ -54,6 +54,10 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         if meta::is_deleting(pod) {
             return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));
         }
+        let gates = pod.pointer("/spec/schedulingGates").and_then(Value::as_array);
+        if gates.is_some_and(|g| !g.is_empty()) {
+            return Err(conflict(format!("pod {name} has non-empty .spec.schedulingGates")));
+        }
         let assigned = pod.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
         if !assigned.is_empty() {
             return Err(conflict(format!("pod {name} is already assigned to node {assigned:?}")));
@@ -77,6 +81,7 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         name,
         subresource: Some("binding"),
         change: &change,
+        replaces: false,
         applied: false,
     };
     call.server.registry.update(&update).await?;

@@ -7,6 +7,7 @@ use crate::call::Call;
 use crate::http::{Answer, BoxError};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
+use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Status, meta};
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1;
@@ -28,14 +29,37 @@ fn encode<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> String {
 
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Lower bounds of a log's options, and how upstream words them.
+const LOG_BOUNDS: [(&str, i64, &str); 3] = [
+    ("tailLines", 0, "must be greater than or equal to 0"),
+    ("limitBytes", 1, "must be greater than 0"),
+    ("sinceSeconds", 1, "must be greater than 0"),
+];
+
+fn check_log_options(call: &Call) -> Result<(), Status> {
+    let mut errors = Vec::new();
+    for (option, least, why) in LOG_BOUNDS {
+        if let Some(value) = call.query.integer(option)?.filter(|v| *v < least) {
+            errors.push(FieldError::invalid(&Path::new(option), value, why));
+        }
+    }
+    match errors.as_slice() {
+        [] => Ok(()),
+        errors => Err(Status::invalid("", "PodLogOptions", call.name(), errors)),
+    }
+}
+
 pub(super) async fn log(call: &mut Call) -> Result<Answer, Status> {
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+    check_log_options(call)?;
     let container = container(call, &pod)?;
     let follow = call.query.flag("follow");
     let query = encode(LOG_OPTIONS.iter().filter_map(|key| Some((*key, call.query.get(key)?))));
     if pod.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default().is_empty() {
         // As upstream: a pod that is nowhere has said nothing yet.
-        return Ok(crate::http::text(200, ""));
+        let mut nothing = crate::http::text(204, "");
+        nothing.headers_mut().remove(header::CONTENT_TYPE);
+        return Ok(nothing);
     }
     let path = format!("/containerLogs/{}/{}/{container}?{query}", call.namespace(), call.name());
     let request = request(Method::GET, &path)?;

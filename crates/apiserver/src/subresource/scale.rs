@@ -32,6 +32,10 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
             let type_ = call::type_of(&gvk())?;
             let change = move |scale: &Value| {
                 let mut patched = scale.clone();
+                // A patch sees zero where the answer leaves it out.
+                if patched.pointer("/spec/replicas").is_none() {
+                    patched["spec"]["replicas"] = 0.into();
+                }
                 kind.apply_to(type_, &mut patched, &document)?;
                 Ok(patched)
             };

@@ -223,7 +223,12 @@ impl World {
 
     /// Watches one object until `accept` likes what it sees. Waits for events; the time is only a bound.
     pub fn watch(&self, object: &[&str], mut accept: impl FnMut(&Value) -> bool) -> Value {
-        let mut command = self.kubectl_command(&[&["get", "-w", "-o", "json"], object].concat());
+        let [flags @ .., kind, name] = object else { panic!("{object:?} names no object") };
+        // Asked for one object by name, kubectl reads it, watches, and drops the first event of the watch: a change in
+        // between is never shown. A list is watched from where it was read.
+        let selector = format!("metadata.name={name}");
+        let listed = ["get", kind, "--field-selector", &selector, "-w", "-o", "json"];
+        let mut command = self.kubectl_command(&[flags, listed.as_slice()].concat());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let watchdog = Watchdog::start(child.id());
         let mut last = Value::Null;

@@ -25,6 +25,9 @@ pub struct Envelope<'a> {
 /// Opens an envelope without looking into the object.
 pub fn open(bytes: &[u8]) -> Result<Envelope<'_>, DecodeError> {
     let rest = bytes.strip_prefix(MAGIC).ok_or(DecodeError::NoEnvelope)?;
+    if rest.is_empty() {
+        return Err(DecodeError::EmptyBody);
+    }
     let mut envelope = Envelope {
         api_version: String::new(),
         kind: String::new(),

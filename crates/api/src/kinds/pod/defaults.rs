@@ -4,6 +4,8 @@ use crate::kinds::access::{
     default_field, default_int, default_text, ensure_object, flag, int, list_mut, map, object_mut, present,
     text,
 };
+use crate::kinds::core::persistentvolumeclaim::default_claim_spec;
+use crate::kinds::volume_source::default_source;
 use crate::quantity::{Quantity, canonicalise};
 use serde_json::{Map, Value, json};
 
@@ -272,34 +274,12 @@ fn default_volume(volume: &mut Value) {
     let Some(sources) = volume.as_object_mut() else { return };
     for (kind, source) in sources.iter_mut().filter(|(_, source)| source.is_object()) {
         match kind.as_str() {
-            "hostPath" => default_field(source, "type", ""),
-            "emptyDir" => {
-                if let Some(limit) = source.get_mut("sizeLimit") {
-                    canonicalise(limit);
-                }
-            }
             "secret" | "configMap" => default_field(source, "defaultMode", MODE),
             "downwardAPI" => {
                 default_field(source, "defaultMode", MODE);
                 default_downward_items(source);
             }
             "projected" => default_projected(source),
-            "iscsi" => default_text(source, "iscsiInterface", "default"),
-            "rbd" => {
-                default_text(source, "pool", "rbd");
-                default_text(source, "user", "admin");
-                default_text(source, "keyring", "/etc/ceph/keyring");
-            }
-            "azureDisk" => {
-                default_field(source, "cachingMode", "ReadWrite");
-                default_field(source, "kind", "Shared");
-                default_field(source, "fsType", "ext4");
-                default_field(source, "readOnly", false);
-            }
-            "scaleIO" => {
-                default_text(source, "storageMode", "ThinProvisioned");
-                default_text(source, "fsType", "xfs");
-            }
             "ephemeral" => {
                 if let Some(template) = object_mut(source, "volumeClaimTemplate") {
                     ensure_object(template, "metadata");
@@ -310,15 +290,9 @@ fn default_volume(volume: &mut Value) {
                 let policy = pull_policy(text(source, "reference"));
                 default_text(source, "pullPolicy", policy);
             }
-            _ => {}
+            kind => default_source(kind, source),
         }
     }
-}
-
-/// Defaults of a claim's specification, here those of a pod's own claims.
-fn default_claim_spec(spec: &mut Value) {
-    default_field(spec, "volumeMode", "Filesystem");
-    default_resources(ensure_object(spec, "resources"));
 }
 
 fn default_downward_items(source: &mut Value) {

@@ -8,16 +8,17 @@ pub mod resources;
 mod scheduling;
 mod security;
 mod spec;
+mod subresource;
 mod update;
 mod volumes;
 
-pub use scheduling::validate_taint_effect;
+pub use scheduling::{validate_node_selector, validate_taint_effect, validate_tolerations};
 pub use spec::validate_spec;
 
 use super::access::{
     default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, text,
 };
-use super::{NAME, shown, wide};
+use super::row::{NAME, shown, wide};
 use crate::field::{FieldErrors, Path};
 use crate::resource::{Column, Deletion, Strategy};
 use jiff::Timestamp;
@@ -81,6 +82,14 @@ impl Strategy for Pods {
         update::validate_status_update(new, old)
     }
 
+    fn prepare_subresource_update(&self, subresource: &str, new: &mut Value, old: &Value) {
+        subresource::prepare(subresource, new, old);
+    }
+
+    fn validate_subresource_update(&self, subresource: &str, new: &Value, old: &Value) -> FieldErrors {
+        subresource::validate(subresource, new, old)
+    }
+
     fn warnings(&self, object: &Value) -> Vec<String> {
         spec::warnings(&object["spec"], &Path::new("spec"))
     }
@@ -112,6 +121,10 @@ impl Strategy for Pods {
                 _ => String::new(),
             },
         }
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -152,7 +165,7 @@ fn grace_period(pod: &Value, requested: Option<i64>) -> Deletion {
     } else {
         at_least_one_if_negative(requested.unwrap_or_else(|| int(spec, "terminationGracePeriodSeconds")))
     };
-    if seconds == 0 { Deletion::Immediate } else { Deletion::Graceful { seconds } }
+    Deletion::Graceful { seconds }
 }
 
 fn at_least_one_if_negative(seconds: i64) -> i64 {

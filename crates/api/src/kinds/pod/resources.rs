@@ -138,7 +138,7 @@ pub fn is_native(name: &str) -> bool {
 }
 
 /// Whether more may be promised than there is: not of devices, nor of huge pages.
-fn may_overcommit(name: &str) -> bool {
+pub fn may_overcommit(name: &str) -> bool {
     is_native(name) && !is_hugepages(name)
 }
 
@@ -192,22 +192,7 @@ pub fn validate_resources(resources: &Value, claims: &HashSet<&str>, path: &Path
 }
 
 fn validate_amount(name: &str, amount: Quantity, path: &Path) -> FieldErrors {
-    let mut errors: FieldErrors =
-        qualified_name(name).into_iter().map(|p| FieldError::invalid(path, name, p)).collect();
-    if errors.is_empty() && !name.contains('/') {
-        if !STANDARD.contains(&name) && !is_hugepages(name) && !name.starts_with("requests.hugepages-") {
-            errors.push(FieldError::invalid(
-                path,
-                name,
-                "must be a standard resource type or fully qualified",
-            ));
-        }
-        if !matches!(name, "cpu" | "memory" | "ephemeral-storage") && !is_hugepages(name) {
-            errors.push(FieldError::invalid(path, name, "must be a standard resource for containers"));
-        }
-    } else if errors.is_empty() && !is_native(name) && name.starts_with("requests.") {
-        errors.push(FieldError::invalid(path, name, "doesn't follow extended resource name standard"));
-    }
+    let mut errors = validate_container_resource_name(name, path);
     if amount.is_negative() {
         errors.push(FieldError::invalid(path, amount.to_string(), NOT_NEGATIVE));
     }
@@ -215,6 +200,66 @@ fn validate_amount(name: &str, amount: Quantity, path: &Path) -> FieldErrors {
         errors.push(FieldError::invalid(path, amount.to_string(), "must be an integer"));
     }
     errors
+}
+
+/// A name that is standard or has a prefix.
+pub fn validate_resource_name(name: &str, path: &Path) -> FieldErrors {
+    let mut errors: FieldErrors =
+        qualified_name(name).into_iter().map(|p| FieldError::invalid(path, name, p)).collect();
+    if errors.is_empty() && !name.contains('/') && !STANDARD.contains(&name) && !is_quota_hugepages(name) {
+        errors.push(FieldError::invalid(path, name, "must be a standard resource type or fully qualified"));
+    }
+    errors
+}
+
+/// A name of something a container may ask for.
+pub fn validate_container_resource_name(name: &str, path: &Path) -> FieldErrors {
+    let mut errors = validate_resource_name(name, path);
+    if !name.contains('/') {
+        if !matches!(name, "cpu" | "memory" | "ephemeral-storage")
+            && !is_hugepages(name)
+            && qualified_name(name).is_empty()
+        {
+            errors.push(FieldError::invalid(path, name, "must be a standard resource for containers"));
+        }
+    } else if errors.is_empty() && !is_native(name) && name.starts_with("requests.") {
+        errors.push(FieldError::invalid(path, name, "doesn't follow extended resource name standard"));
+    }
+    errors
+}
+
+/// A name of something that can be limited by a quota.
+pub fn validate_quota_resource_name(name: &str, path: &Path) -> FieldErrors {
+    let mut errors = validate_resource_name(name, path);
+    if !name.contains('/') && !is_quota_resource(name) {
+        errors.push(FieldError::invalid(path, name, "must be a standard resource for quota"));
+    }
+    errors
+}
+
+/// Whether a quota knows a name without a prefix.
+pub fn is_quota_resource(name: &str) -> bool {
+    (STANDARD.contains(&name) && name != "storage") || is_quota_hugepages(name)
+}
+
+/// Whether only whole amounts of a resource make sense: objects, and what vendors provide.
+pub fn is_integer_resource(name: &str) -> bool {
+    const OBJECTS: &[&str] = &[
+        "pods",
+        "resourcequotas",
+        "services",
+        "replicationcontrollers",
+        "secrets",
+        "configmaps",
+        "persistentvolumeclaims",
+        "services.nodeports",
+        "services.loadbalancers",
+    ];
+    OBJECTS.contains(&name) || (!is_native(name) && !name.starts_with("requests."))
+}
+
+fn is_quota_hugepages(name: &str) -> bool {
+    is_hugepages(name) || name.starts_with("requests.hugepages-")
 }
 
 #[cfg(test)]

@@ -37,7 +37,8 @@ fn validate_node_affinity(affinity: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_node_selector(selector: &Value, path: &Path) -> FieldErrors {
+/// At least one term, each of which would do.
+pub fn validate_node_selector(selector: &Value, path: &Path) -> FieldErrors {
     let path = path.child("nodeSelectorTerms");
     let terms = list(selector, "nodeSelectorTerms");
     if terms.is_empty() {
@@ -103,7 +104,7 @@ fn validate_label_keys(term: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-pub(super) fn validate_tolerations(tolerations: &[Value], path: &Path) -> FieldErrors {
+pub fn validate_tolerations(tolerations: &[Value], path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     for (index, toleration) in tolerations.iter().enumerate() {
         let path = path.index(index);

@@ -1,12 +1,13 @@
 //! Validation of volumes.
 
-use super::containers::{local_path, no_steps_back};
+use super::containers::local_path;
 use super::defaults::VOLUME_SOURCES;
 use super::env::validate_downward_items;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{int, list, present, text};
+use crate::kinds::access::{int, list, object, present, text};
 use crate::kinds::check::{complaints, one_of_if_set};
-use crate::meta_validation::{dns1123_label, dns1123_subdomain};
+use crate::kinds::core::persistentvolumeclaim::validate_claim_spec;
+use crate::meta_validation::{dns1123_label, dns1123_subdomain, validate_annotations, validate_labels};
 use serde_json::Value;
 use std::collections::HashSet;
 
@@ -49,25 +50,6 @@ fn validate_source(volume: &Value, path: &Path) -> FieldErrors {
             }
         };
         match *kind {
-            "hostPath" => {
-                required(&["path"]);
-                errors.extend(no_steps_back(text(source, "path"), &path.child("path")));
-                errors.extend(one_of_if_set(
-                    source,
-                    "type",
-                    &path,
-                    &[
-                        "",
-                        "BlockDevice",
-                        "CharDevice",
-                        "Directory",
-                        "DirectoryOrCreate",
-                        "File",
-                        "FileOrCreate",
-                        "Socket",
-                    ],
-                ));
-            }
             "secret" => {
                 required(&["secretName"]);
                 errors.extend(validate_items(source, &path));
@@ -81,16 +63,7 @@ fn validate_source(volume: &Value, path: &Path) -> FieldErrors {
                 errors.extend(validate_downward_items(source, &path));
             }
             "projected" => errors.extend(validate_projected(source, &path)),
-            "nfs" => {
-                required(&["server", "path"]);
-                let place = text(source, "path");
-                if !place.starts_with('/') && !place.is_empty() {
-                    errors.push(FieldError::invalid(&path.child("path"), place, "must be an absolute path"));
-                }
-            }
             "persistentVolumeClaim" => required(&["claimName"]),
-            "csi" => required(&["driver"]),
-            "iscsi" => required(&["targetPortal", "iqn"]),
             "image" => {
                 errors.extend(one_of_if_set(
                     source,
@@ -111,15 +84,33 @@ fn validate_source(volume: &Value, path: &Path) -> FieldErrors {
                     ));
                 }
             }
-            "ephemeral" if !present(source, "volumeClaimTemplate") => {
-                errors.push(FieldError::required(&path.child("volumeClaimTemplate"), ""));
-            }
-            _ => {}
+            "ephemeral" => errors.extend(validate_ephemeral(source, &path.child("volumeClaimTemplate"))),
+            kind => errors.extend(super::super::volume_source::validate_source(kind, source, &path)),
         }
     }
     if given == 0 {
         errors.push(FieldError::required(path, "must specify a volume type"));
     }
+    errors
+}
+
+/// A claim that is made with the pod: its metadata is labels and annotations, nothing that would identify it.
+fn validate_ephemeral(source: &Value, path: &Path) -> FieldErrors {
+    let Some(template) = object(source, "volumeClaimTemplate") else {
+        return vec![FieldError::required(path, "")];
+    };
+    let metadata = &template["metadata"];
+    let mut errors = validate_annotations(&metadata["annotations"], &path.child("annotations"));
+    errors.extend(validate_labels(&metadata["labels"], &path.child("labels")));
+    for key in ["name", "generateName", "namespace", "uid", "resourceVersion"] {
+        if !text(metadata, key).is_empty() {
+            errors.push(FieldError::forbidden(
+                &path.child("metadata").child(key),
+                "cannot be set for an ephemeral volume",
+            ));
+        }
+    }
+    errors.extend(validate_claim_spec(&template["spec"], &path.child("spec")));
     errors
 }
 

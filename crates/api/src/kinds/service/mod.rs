@@ -6,7 +6,7 @@ mod validate;
 use super::access::{
     default_field, default_text, ensure_object, int, keep, list, list_mut, map, strings, text,
 };
-use super::{NAME, shown, wide};
+use super::row::{NAME, shown, wide};
 use crate::field::FieldErrors;
 use crate::meta_validation::dns1123_label;
 use crate::resource::{Column, Strategy};
@@ -76,6 +76,10 @@ impl Strategy for Services {
 
     fn selectable_value(&self, object: &Value, field: &str) -> String {
         text(&object["spec"], field.strip_prefix("spec.").unwrap_or_default()).to_owned()
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
     }
 
     fn columns(&self) -> &'static [Column] {

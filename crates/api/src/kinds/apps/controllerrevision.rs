@@ -1,0 +1,52 @@
+//! ControllerRevisions.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{flag, int, list, text};
+use crate::kinds::cell;
+use crate::kinds::check::{immutable, not_negative};
+use crate::kinds::row::{NAME, shown};
+use crate::resource::{Column, Strategy};
+use crate::table::NONE;
+use jiff::Timestamp;
+use serde_json::Value;
+
+pub(in crate::kinds) struct ControllerRevisions;
+
+impl Strategy for ControllerRevisions {
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let path = Path::new("data");
+        let mut errors: FieldErrors = match &object["data"] {
+            Value::Null => vec![FieldError::required(&path, "data is mandatory")],
+            Value::Object(_) => Vec::new(),
+            _ => vec![FieldError::required(&path, "data must be a valid JSON object")],
+        };
+        errors.extend(not_negative(object, "revision", &Path::default()));
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = self.validate(new);
+        errors.extend(immutable(&new["data"], &old["data"], &Path::new("data")));
+        errors
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, shown("Controller"), shown("Revision"), shown("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let owner = list(&object["metadata"], "ownerReferences").iter().find(|o| flag(o, "controller"));
+        let controller = owner.map_or_else(
+            || NONE.to_owned(),
+            |owner| {
+                let kind = text(owner, "kind").to_lowercase();
+                let name = text(owner, "name");
+                match text(owner, "apiVersion").split_once('/') {
+                    Some((group, _)) => format!("{kind}.{group}/{name}"),
+                    None => format!("{kind}/{name}"),
+                }
+            },
+        );
+        vec![cell::name(object), controller.into(), int(object, "revision").into(), cell::age(object, now)]
+    }
+}

@@ -1,0 +1,6 @@
+//! `autoscaling`: one kind in two versions. Objects are stored in the newer one.
+
+mod convert;
+mod rules;
+pub(super) mod v1;
+pub(super) mod v2;

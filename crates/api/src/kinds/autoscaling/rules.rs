@@ -1,0 +1,230 @@
+//! What an autoscaler may say.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{int, list, object, present, text};
+use crate::kinds::check::{complaints, one_of_if_set};
+use crate::meta_validation::path_segment;
+use crate::quantity::Quantity;
+use serde_json::Value;
+
+const WINDOW_MAX: i64 = 3600;
+const PERIOD_MAX: i64 = 1800;
+/// Field and type of every source of metrics, in the order in which they are checked.
+const SOURCES: [(&str, &str); 5] = [
+    ("object", "Object"),
+    ("external", "External"),
+    ("pods", "Pods"),
+    ("resource", "Resource"),
+    ("containerResource", "ContainerResource"),
+];
+
+pub(super) fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let (min, max) = (spec["minReplicas"].as_i64(), int(spec, "maxReplicas"));
+    if let Some(min) = min.filter(|m| *m < 1) {
+        errors.push(FieldError::invalid(
+            &path.child("minReplicas"),
+            min,
+            "must be greater than or equal to 1",
+        ));
+    }
+    if max < 1 {
+        errors.push(FieldError::invalid(&path.child("maxReplicas"), max, "must be greater than 0"));
+    }
+    if min.is_some_and(|min| max < min) {
+        errors.push(FieldError::invalid(
+            &path.child("maxReplicas"),
+            max,
+            "must be greater than or equal to `minReplicas`",
+        ));
+    }
+    errors.extend(validate_reference(&spec["scaleTargetRef"], &path.child("scaleTargetRef")));
+    for (index, metric) in list(spec, "metrics").iter().enumerate() {
+        errors.extend(validate_metric(metric, &path.child("metrics").index(index)));
+    }
+    for direction in ["scaleUp", "scaleDown"] {
+        if let Some(rules) = object(&spec["behavior"], direction) {
+            errors.extend(validate_rules(rules, &path.child("behavior").child(direction)));
+        }
+    }
+    errors
+}
+
+fn validate_reference(reference: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for key in ["kind", "name"] {
+        match text(reference, key) {
+            "" => errors.push(FieldError::required(&path.child(key), "")),
+            value => errors.extend(complaints(&path.child(key), value, path_segment(value))),
+        }
+    }
+    errors
+}
+
+fn validate_metric(metric: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let kind = text(metric, "type");
+    if kind.is_empty() {
+        errors.push(FieldError::required(&path.child("type"), "must specify a metric source type"));
+    }
+    let expected = SOURCES.iter().find(|(_, name)| *name == kind).map(|(field, _)| *field);
+    if expected.is_none() {
+        errors.push(FieldError::not_supported(
+            &path.child("type"),
+            kind,
+            &["ContainerResource", "External", "Object", "Pods", "Resource"],
+        ));
+    }
+    let given: Vec<&str> =
+        SOURCES.iter().map(|(field, _)| *field).filter(|field| present(metric, field)).collect();
+    if let Some(first) = given.first() {
+        errors.extend(validate_source(first, &metric[*first], &path.child(first)));
+    }
+    if let Some(expected) = expected.filter(|e| !given.contains(e)) {
+        errors.push(FieldError::required(
+            &path.child(expected),
+            "must populate information for the given metric source",
+        ));
+    }
+    if given.len() != 1 {
+        let mut others: Vec<&&str> = given.iter().filter(|g| Some(**g) != expected).collect();
+        others.sort_unstable();
+        for other in others {
+            errors.push(FieldError::forbidden(
+                &path.child(other),
+                "must populate the given metric source only",
+            ));
+        }
+    }
+    errors
+}
+
+fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let target = &source["target"];
+    let target_path = path.child("target");
+    if kind == "object" {
+        errors.extend(validate_reference(&source["describedObject"], &path.child("describedObject")));
+    }
+    if matches!(kind, "object" | "external" | "pods") {
+        let path = path.child("metric").child("name");
+        match text(&source["metric"], "name") {
+            "" => errors.push(FieldError::required(&path, "must specify a metric name")),
+            name => errors.extend(complaints(&path, name, path_segment(name))),
+        }
+    }
+    if kind == "containerResource" && text(source, "container").is_empty() {
+        errors.push(FieldError::required(&path.child("container"), "must specify a container"));
+    }
+    if matches!(kind, "resource" | "containerResource") && text(source, "name").is_empty() {
+        errors.push(FieldError::required(&path.child("name"), "must specify a resource name"));
+    }
+    errors.extend(validate_target(target, &target_path));
+    let (value, average) = (present(target, "value"), present(target, "averageValue"));
+    let share = present(target, "averageUtilization");
+    match kind {
+        "object" if !value && !average => errors.push(FieldError::required(
+            &target_path.child("averageValue"),
+            "must set either a target value or averageValue",
+        )),
+        "external" if !value && !average => errors.push(FieldError::required(
+            &target_path.child("averageValue"),
+            "must set either a target value for metric or a per-pod target",
+        )),
+        "external" if value && average => errors.push(FieldError::forbidden(
+            &target_path.child("value"),
+            "may not set both a target value for metric and a per-pod target",
+        )),
+        "pods" if !average => errors.push(FieldError::required(
+            &target_path.child("averageValue"),
+            "must specify a positive target averageValue",
+        )),
+        "resource" | "containerResource" if !share && !average => errors.push(FieldError::required(
+            &target_path.child("averageUtilization"),
+            "must set either a target raw value or a target utilization",
+        )),
+        "resource" | "containerResource" if share && average => errors.push(FieldError::forbidden(
+            &target_path.child("averageValue"),
+            "may not set both a target raw value and a target utilization",
+        )),
+        _ => {}
+    }
+    errors
+}
+
+fn validate_target(target: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    match text(target, "type") {
+        "" => errors.push(FieldError::required(&path.child("type"), "must specify a metric target type")),
+        "Utilization" | "Value" | "AverageValue" => {}
+        other => errors.push(FieldError::invalid(
+            &path.child("type"),
+            other,
+            "must be either Utilization, Value, or AverageValue",
+        )),
+    }
+    for key in ["value", "averageValue"] {
+        let amount = target[key].as_str().and_then(|a| Quantity::parse(a).ok());
+        if let Some(amount) = amount.filter(|a| a.is_zero() || a.is_negative()) {
+            errors.push(FieldError::invalid(&path.child(key), amount.to_string(), "must be positive"));
+        }
+    }
+    if let Some(share) = target["averageUtilization"].as_i64().filter(|s| *s < 1) {
+        errors.push(FieldError::invalid(&path.child("averageUtilization"), share, "must be greater than 0"));
+    }
+    errors
+}
+
+fn validate_rules(rules: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if let Some(window) = rules["stabilizationWindowSeconds"].as_i64() {
+        let path = path.child("stabilizationWindowSeconds");
+        if window < 0 {
+            errors.push(FieldError::invalid(&path, window, "must be greater than or equal to zero"));
+        }
+        if window > WINDOW_MAX {
+            errors.push(FieldError::invalid(
+                &path,
+                window,
+                format!("must be less than or equal to {WINDOW_MAX}"),
+            ));
+        }
+    }
+    errors.extend(one_of_if_set(rules, "selectPolicy", path, &["Disabled", "Max", "Min"]));
+    let policies = list(rules, "policies");
+    if policies.is_empty() {
+        errors.push(FieldError::required(&path.child("policies"), "must specify at least one Policy"));
+    }
+    for (index, policy) in policies.iter().enumerate() {
+        let path = path.child("policies").index(index);
+        let kind = text(policy, "type");
+        if !matches!(kind, "Percent" | "Pods") {
+            errors.push(FieldError::not_supported(&path.child("type"), kind, &["Percent", "Pods"]));
+        }
+        for key in ["value", "periodSeconds"] {
+            if int(policy, key) <= 0 {
+                errors.push(FieldError::invalid(
+                    &path.child(key),
+                    int(policy, key),
+                    "must be greater than zero",
+                ));
+            }
+        }
+        if int(policy, "periodSeconds") > PERIOD_MAX {
+            errors.push(FieldError::invalid(
+                &path.child("periodSeconds"),
+                int(policy, "periodSeconds"),
+                format!("must be less than or equal to {PERIOD_MAX}"),
+            ));
+        }
+    }
+    let tolerance = rules["tolerance"].as_str().and_then(|t| Quantity::parse(t).ok());
+    if let Some(tolerance) = tolerance.filter(Quantity::is_negative) {
+        errors.push(FieldError::invalid(
+            &path.child("tolerance"),
+            tolerance.to_string(),
+            "must be greater than or equal to 0",
+        ));
+    }
+    errors
+}

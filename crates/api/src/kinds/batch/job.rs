@@ -1,0 +1,411 @@
+//! Jobs.
+
+use super::job_rules::validate_job_spec;
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{
+    clear_status, default_field, default_text, ensure_object, flag, int, keep, list, list_mut, map,
+    object_mut, present, text,
+};
+use crate::kinds::check::{IMMUTABLE, immutable, not_negative};
+use crate::kinds::row::{NAME, shown, wide};
+use crate::kinds::{cell, go, workload};
+use crate::meta_validation::{dns1123_label, validate_labels};
+use crate::resource::{Column, Strategy};
+use crate::selector::{LabelSelector, validate_label_selector};
+use crate::table::duration;
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+const UID_LABELS: [&str; 2] = ["batch.kubernetes.io/controller-uid", "controller-uid"];
+const NAME_LABELS: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
+
+pub(in crate::kinds) struct Jobs;
+
+impl Strategy for Jobs {
+    fn default(&self, object: &mut Value) {
+        let spec = ensure_object(object, "spec");
+        default_job_template(spec);
+        if !present(spec, "completions") && !present(spec, "parallelism") {
+            spec["completions"] = 1.into();
+        }
+        default_field(spec, "parallelism", 1);
+        let limit = if present(spec, "backoffLimitPerIndex") { i32::MAX } else { 6 };
+        default_field(spec, "backoffLimit", limit);
+        default_field(spec, "completionMode", "NonIndexed");
+        default_field(spec, "suspend", false);
+        default_field(spec, "manualSelector", false);
+        let replacement = if present(spec, "podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
+        default_field(spec, "podReplacementPolicy", replacement);
+        let labels = object.pointer("/spec/template/metadata/labels").cloned();
+        // What is wrong with the template's labels is said there, once.
+        let usable = |l: &Value| {
+            l.as_object().is_some_and(|m| !m.is_empty()) && validate_labels(l, &Path::default()).is_empty()
+        };
+        if let Some(labels) = labels.filter(usable)
+            && map(&object["metadata"], "labels").is_none_or(Map::is_empty)
+        {
+            ensure_object(object, "metadata")["labels"] = labels;
+        }
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        clear_status(object);
+        if !flag(&object["spec"], "manualSelector") {
+            generate_selector(object);
+            // The labels of the template, now that it has them, are the job's unless it brought some.
+            self.default(object);
+        }
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "status");
+    }
+
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let (spec, path) = (&object["spec"], Path::new("spec"));
+        let mut errors = validate_generated_selector(object);
+        errors.extend(validate_spec(spec, &path));
+        if text(spec, "completionMode") == "Indexed" && int(spec, "completions") > 0 {
+            let name = crate::meta::name(object);
+            let hostname = format!("{name}-{}", int(spec, "completions") - 1);
+            for problem in dns1123_label(&hostname) {
+                errors.push(FieldError::invalid(
+                    &Path::new("metadata").child("name"),
+                    name,
+                    format!("will not able to create pod with invalid DNS label: {hostname}: {problem}"),
+                ));
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let path = Path::new("spec");
+        let (is, was) = (&new["spec"], &old["spec"]);
+        let mut errors = validate_spec(is, &path);
+        errors.extend(validate_completions(is, was, &path));
+        if is["selector"] != was["selector"] {
+            errors.push(
+                FieldError::invalid(&path.child("selector"), is["selector"].clone(), IMMUTABLE)
+                    .rendered_as(workload::render_selector(&is["selector"])),
+            );
+        }
+        let template = with_scheduling_of(&was["template"], &is["template"], is, old);
+        if is["template"] != template {
+            errors.push(
+                FieldError::invalid(&path.child("template"), Value::Null, IMMUTABLE)
+                    .rendered_as(go::pod_template(&is["template"])),
+            );
+        }
+        for key in
+            ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"]
+        {
+            errors.extend(immutable(&is[key], &was[key], &path.child(key)));
+        }
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        validate_status(new, old)
+    }
+
+    fn generation_fields(&self) -> &'static [&'static str] {
+        &["spec"]
+    }
+
+    fn selectable_fields(&self) -> &'static [&'static str] {
+        &["status.successful"]
+    }
+
+    fn selectable_value(&self, object: &Value, _field: &str) -> String {
+        int(&object["status"], "succeeded").to_string()
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const {
+            &[
+                NAME,
+                shown("Status"),
+                shown("Completions"),
+                shown("Duration"),
+                shown("Age"),
+                wide("Containers"),
+                wide("Images"),
+                wide("Selector"),
+            ]
+        }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let (spec, status) = (&object["spec"], &object["status"]);
+        let done = int(status, "succeeded");
+        let completions = match spec["completions"].as_i64() {
+            Some(wanted) => format!("{done}/{wanted}"),
+            None if int(spec, "parallelism") > 1 => format!("{done}/1 of {}", int(spec, "parallelism")),
+            None => format!("{done}/1"),
+        };
+        let time = |key: &str| text(status, key).parse::<Timestamp>().ok();
+        let took = time("startTime").map_or(String::new(), |start| {
+            duration(time("completionTime").unwrap_or(now).as_second() - start.as_second())
+        });
+        let mut cells = vec![
+            cell::name(object),
+            word(object).into(),
+            completions.into(),
+            took.into(),
+            cell::age(object, now),
+        ];
+        cells.extend(workload::wide_cells(spec));
+        cells
+    }
+
+    fn orphans_by_default(&self) -> bool {
+        true
+    }
+
+    fn deletion_warning(&self) -> Option<&'static str> {
+        Some(
+            "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to \
+             remove them or set propagationPolicy=Orphan to suppress this warning",
+        )
+    }
+}
+
+/// Defaults of a job's specification that its templates have too.
+pub(super) fn default_job_template(spec: &mut Value) {
+    workload::default_template(spec);
+    if let Some(policy) = object_mut(spec, "podFailurePolicy") {
+        for rule in list_mut(policy, "rules") {
+            for condition in list_mut(rule, "onPodConditions") {
+                default_text(condition, "status", "True");
+            }
+        }
+    }
+}
+
+/// In one word how the job does.
+fn word(job: &Value) -> &'static str {
+    let has = |kind: &str| cell::has_condition(&job["status"], kind);
+    if has("Complete") {
+        "Complete"
+    } else if has("Failed") {
+        "Failed"
+    } else if crate::meta::is_deleting(job) {
+        "Terminating"
+    } else if has("Suspended") {
+        "Suspended"
+    } else if has("FailureTarget") {
+        "FailureTarget"
+    } else if has("SuccessCriteriaMet") {
+        "SuccessCriteriaMet"
+    } else {
+        "Running"
+    }
+}
+
+/// Pods are told apart by the job's uid: the template carries it, and the selector asks for it.
+fn generate_selector(job: &mut Value) {
+    let (uid, name) = (crate::meta::uid(job).to_owned(), crate::meta::name(job).to_owned());
+    let spec = ensure_object(job, "spec");
+    let labels = ensure_object(ensure_object(ensure_object(spec, "template"), "metadata"), "labels");
+    for (keys, value) in [(NAME_LABELS, &name), (UID_LABELS, &uid)] {
+        for key in keys {
+            default_field(labels, key, value.as_str());
+        }
+    }
+    default_field(ensure_object(ensure_object(spec, "selector"), "matchLabels"), UID_LABELS[0], uid);
+}
+
+/// What was generated may have met labels the client has set: then they must agree.
+fn validate_generated_selector(job: &Value) -> FieldErrors {
+    let spec = &job["spec"];
+    let mut errors = Vec::new();
+    if flag(spec, "manualSelector") || spec["selector"].is_null() {
+        return errors;
+    }
+    let (uid, name) = (crate::meta::uid(job), crate::meta::name(job));
+    if uid.is_empty() {
+        errors.push(FieldError::required(&Path::new("metadata").child("uid"), ""));
+    }
+    let labels = &spec["template"]["metadata"]["labels"];
+    let path = Path::new("spec").child("template").child("metadata").child("labels");
+    let expected =
+        [(UID_LABELS[0], uid), (UID_LABELS[1], uid), (NAME_LABELS[0], name), (NAME_LABELS[1], name)];
+    for (key, value) in expected {
+        match labels[key].as_str() {
+            None => errors.push(FieldError::required(&path.key(key), format!("must be '{value}'"))),
+            Some(found) if found != value => {
+                errors.push(FieldError::invalid(
+                    &path.key(key),
+                    labels.clone(),
+                    format!("must be '{value}'"),
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    let expected: Value =
+        json!(expected.iter().map(|(k, v)| ((*k).to_owned(), (*v).into())).collect::<Map<_, _>>());
+    if LabelSelector::from_value(&spec["selector"]).is_ok_and(|s| !s.matches(&expected.as_object())) {
+        errors.push(
+            FieldError::invalid(
+                &Path::new("spec").child("selector"),
+                spec["selector"].clone(),
+                "`selector` not auto-generated",
+            )
+            .rendered_as(workload::render_selector(&spec["selector"])),
+        );
+    }
+    errors
+}
+
+fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = validate_job_spec(spec, path);
+    let selector = &spec["selector"];
+    if selector.is_null() {
+        errors.push(FieldError::required(&path.child("selector"), ""));
+    } else {
+        errors.extend(validate_label_selector(selector, &path.child("selector")));
+    }
+    let labels = &spec["template"]["metadata"]["labels"];
+    if LabelSelector::from_value(selector).is_ok_and(|s| !s.matches(&labels.as_object())) {
+        errors.push(workload::labels_do_not_match(labels, &path.child("template")));
+    }
+    errors
+}
+
+/// An indexed job may grow and shrink, if it runs all its indexes at once.
+fn validate_completions(new: &Value, old: &Value, path: &Path) -> Option<FieldError> {
+    if text(new, "completionMode") != "Indexed" {
+        return immutable(&new["completions"], &old["completions"], &path.child("completions"));
+    }
+    let wanted = new["completions"].as_i64().filter(|_| new["completions"] != old["completions"])?;
+    (wanted != int(new, "parallelism")).then(|| {
+        FieldError::invalid(
+            &path.child("completions"),
+            wanted,
+            format!("can only be modified in tandem with {}", path.child("parallelism")),
+        )
+    })
+}
+
+/// The old template with what says where pods go taken from the new one: that may change while the job is
+/// suspended and has not started.
+fn with_scheduling_of(old: &Value, new: &Value, spec: &Value, job: &Value) -> Value {
+    let mut template = old.clone();
+    let mutable =
+        flag(&job["spec"], "suspend") && flag(spec, "suspend") && !present(&job["status"], "startTime");
+    if !mutable {
+        return template;
+    }
+    for key in ["annotations", "labels"] {
+        keep(ensure_object(&mut template, "metadata"), &new["metadata"], key);
+    }
+    let pod = ensure_object(&mut template, "spec");
+    for key in ["nodeSelector", "tolerations", "schedulingGates"] {
+        keep(pod, &new["spec"], key);
+    }
+    let affinity = new["spec"]["affinity"]["nodeAffinity"].clone();
+    if affinity.is_object() || pod["affinity"]["nodeAffinity"].is_object() {
+        let of_pod = ensure_object(pod, "affinity");
+        if affinity.is_object() {
+            of_pod["nodeAffinity"] = affinity;
+        } else {
+            crate::kinds::access::remove(of_pod, "nodeAffinity");
+        }
+        if of_pod.as_object().is_some_and(Map::is_empty) && !new["spec"]["affinity"].is_object() {
+            crate::kinds::access::remove(pod, "affinity");
+        }
+    }
+    template
+}
+
+fn validate_status(new: &Value, old: &Value) -> FieldErrors {
+    let path = Path::new("status");
+    let (is, was) = (&new["status"], &old["status"]);
+    let mut errors: FieldErrors = ["active", "succeeded", "failed", "ready", "terminating"]
+        .iter()
+        .filter_map(|key| not_negative(is, key, &path))
+        .collect();
+    if int(is, "ready") > int(is, "active") {
+        errors.push(FieldError::invalid(
+            &path.child("ready"),
+            int(is, "ready"),
+            "cannot set more ready pods than active",
+        ));
+    }
+    for kind in ["Failed", "Complete", "FailureTarget", "SuccessCriteriaMet"] {
+        if cell::has_condition(was, kind) && !cell::has_condition(is, kind) {
+            let what = if kind.ends_with("Target") || kind.ends_with("Met") { "" } else { "terminal " };
+            errors.push(
+                FieldError::invalid(
+                    &path.child("conditions"),
+                    Value::Null,
+                    format!("cannot disable the {what}{kind}=True condition"),
+                )
+                .rendered_as(""),
+            );
+        }
+    }
+    for key in ["failed", "succeeded"] {
+        if int(is, key) < int(was, key) {
+            errors.push(FieldError::invalid(
+                &path.child(key),
+                int(is, key),
+                format!("cannot decrease the {key} counter"),
+            ));
+        }
+    }
+    let time = |status: &Value, key: &str| status.get(key).filter(|t| !t.is_null()).cloned();
+    if !flag(&new["spec"], "suspend")
+        && time(was, "startTime").is_some()
+        && time(is, "startTime") != time(was, "startTime")
+    {
+        errors.push(FieldError::invalid(
+            &path.child("startTime"),
+            is["startTime"].clone(),
+            "field is immutable for unsuspended job once set",
+        ));
+    }
+    let complete = cell::has_condition(is, "Complete");
+    match (time(is, "completionTime"), time(was, "completionTime")) {
+        (Some(now), Some(before)) if now != before => {
+            errors.push(FieldError::invalid(&path.child("completionTime"), now, "field cannot be mutated"))
+        }
+        (Some(now), None) if !complete => errors.push(FieldError::invalid(
+            &path.child("completionTime"),
+            now,
+            "cannot set completionTime when there is no Complete=True condition",
+        )),
+        (None, _) if complete => errors.push(FieldError::required(
+            &path.child("completionTime"),
+            "completionTime is required for Complete jobs",
+        )),
+        _ => {}
+    }
+    if complete && cell::has_condition(is, "Failed") {
+        errors.push(
+            FieldError::invalid(
+                &path.child("conditions"),
+                Value::Null,
+                "cannot set Complete=True and Failed=True conditions",
+            )
+            .rendered_as(""),
+        );
+    }
+    if list(is, "conditions").iter().any(|c| matches!(text(c, "type"), "Complete" | "Failed"))
+        && (complete || cell::has_condition(is, "Failed"))
+        && int(is, "active") > 0
+    {
+        errors.push(FieldError::invalid(
+            &path.child("active"),
+            int(is, "active"),
+            "active>0 is invalid for finished job",
+        ));
+    }
+    errors
+}

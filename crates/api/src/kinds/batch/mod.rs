@@ -1,0 +1,6 @@
+//! `batch`.
+
+pub(super) mod cronjob;
+pub(super) mod job;
+mod job_rules;
+mod schedule;

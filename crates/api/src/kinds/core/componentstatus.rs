@@ -1,0 +1,27 @@
+//! ComponentStatuses: what is left of an old way to ask how the control plane does. Read only.
+
+use crate::kinds::access::{list, text};
+use crate::kinds::cell;
+use crate::kinds::row::{NAME, shown};
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+
+pub(in crate::kinds) struct ComponentStatuses;
+
+impl Strategy for ComponentStatuses {
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, shown("Status"), shown("Message"), shown("Error")] }
+    }
+
+    fn cells(&self, object: &Value, _now: Timestamp) -> Vec<Value> {
+        let health = list(object, "conditions").iter().find(|c| text(c, "type") == "Healthy");
+        let word = match health.map(|c| text(c, "status")) {
+            Some("True") => "Healthy",
+            Some(_) => "Unhealthy",
+            None => "Unknown",
+        };
+        let detail = |key| health.map_or("", |c| text(c, key));
+        vec![cell::name(object), word.into(), detail("message").into(), detail("error").into()]
+    }
+}

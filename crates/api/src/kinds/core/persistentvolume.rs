@@ -1,0 +1,348 @@
+//! PersistentVolumes.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{
+    default_field, default_text, ensure_object, keep, list, map, object, object_mut, present, text,
+};
+use crate::kinds::cell;
+use crate::kinds::check::{complaints, immutable, named_if_set, one_of_if_set};
+use crate::kinds::pod::defaults::default_resource_list;
+use crate::kinds::pod::resources::amounts;
+use crate::kinds::pod::validate_node_selector;
+use crate::kinds::row::{NAME, shown, wide};
+use crate::kinds::volume_source::{
+    access_modes_cell, default_source, validate_access_modes, validate_source, validate_volume_mode,
+};
+use crate::meta_validation::dns1123_subdomain;
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+/// The keys of a specification that say where the volume is.
+const SOURCES: &[&str] = &[
+    "hostPath",
+    "gcePersistentDisk",
+    "awsElasticBlockStore",
+    "glusterfs",
+    "flocker",
+    "nfs",
+    "rbd",
+    "quobyte",
+    "cephfs",
+    "iscsi",
+    "cinder",
+    "fc",
+    "flexVolume",
+    "azureFile",
+    "vsphereVolume",
+    "photonPersistentDisk",
+    "portworxVolume",
+    "azureDisk",
+    "scaleIO",
+    "local",
+    "storageos",
+    "csi",
+];
+
+pub(in crate::kinds) struct PersistentVolumes;
+
+impl Strategy for PersistentVolumes {
+    fn default(&self, object: &mut Value) {
+        let spec = ensure_object(object, "spec");
+        default_text(spec, "persistentVolumeReclaimPolicy", "Retain");
+        default_field(spec, "volumeMode", "Filesystem");
+        if let Some(capacity) = spec.get_mut("capacity") {
+            default_resource_list(capacity);
+        }
+        for kind in SOURCES {
+            if let Some(source) = object_mut(spec, kind) {
+                default_source(kind, source);
+            }
+        }
+        // The secret of an Azure share and the like: a source of a cluster-wide object is not in a namespace.
+        if let Some(claim) = object_mut(spec, "claimRef") {
+            default_text(claim, "kind", "");
+        }
+        default_text(ensure_object(object, "status"), "phase", "Pending");
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        object["status"] = json!({
+            "phase": "Pending",
+            "lastPhaseTransitionTime": object["metadata"]["creationTimestamp"],
+        });
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "status");
+    }
+
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "spec");
+        const CHANGED: &str = "lastPhaseTransitionTime";
+        let (is, was) = (&new["status"], &old["status"]);
+        let moved = text(is, "phase") != text(was, "phase");
+        if moved && (is[CHANGED].is_null() || is[CHANGED] == was[CHANGED]) {
+            let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
+            ensure_object(new, "status")[CHANGED] = now.to_string().into();
+        }
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        validate_spec(&object["spec"], &Path::new("spec"))
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = self.validate(new);
+        let (is, was) = (&new["spec"], &old["spec"]);
+        let changed = SOURCES.iter().any(|kind| {
+            let source = |spec: &Value| object(spec, kind).cloned();
+            source(is) != source(was)
+        });
+        if changed {
+            errors.push(FieldError::forbidden(
+                &Path::new("spec").child("persistentvolumesource"),
+                "spec.persistentvolumesource is immutable after creation",
+            ));
+        }
+        errors.extend(immutable(&is["volumeMode"], &was["volumeMode"], &Path::new("volumeMode")));
+        if was["nodeAffinity"].is_object() && is["nodeAffinity"] != was["nodeAffinity"] {
+            errors.push(FieldError::invalid(
+                &Path::new("nodeAffinity"),
+                is["nodeAffinity"].clone(),
+                "field is immutable, except for updating from beta label to GA",
+            ));
+        }
+        errors
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let annotations = map(&object["metadata"], "annotations");
+        for (key, since, instead) in [
+            ("volume.beta.kubernetes.io/storage-class", "v1.8", "storageClassName"),
+            ("volume.beta.kubernetes.io/mount-options", "v1.31", "mountOptions"),
+        ] {
+            if annotations.is_some_and(|a| a.contains_key(key)) {
+                warnings.push(format!(
+                    "metadata.annotations[{key}]: deprecated since {since}; use {instead:?} attribute instead"
+                ));
+            }
+        }
+        if text(&object["spec"], "persistentVolumeReclaimPolicy") == "Recycle" {
+            warnings.push(
+                "spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the \
+                 recommended approach is to use dynamic provisioning."
+                    .to_owned(),
+            );
+        }
+        for (key, when) in [
+            ("cephfs", "deprecated in v1.28, non-functional in v1.31+"),
+            ("photonPersistentDisk", "deprecated in v1.11, non-functional in v1.16+"),
+            ("scaleIO", "deprecated in v1.16, non-functional in v1.22+"),
+            ("storageos", "deprecated in v1.22, non-functional in v1.25+"),
+            ("glusterfs", "deprecated in v1.25, non-functional in v1.26+"),
+            ("rbd", "deprecated in v1.28, non-functional in v1.31+"),
+        ] {
+            if present(&object["spec"], key) {
+                let shown = match key {
+                    "cephfs" => "cephFS",
+                    "storageos" => "storageOS",
+                    other => other,
+                };
+                warnings.push(format!("spec.{shown}: {when}"));
+            }
+        }
+        warnings
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const {
+            &[
+                NAME,
+                shown("Capacity"),
+                shown("Access Modes"),
+                shown("Reclaim Policy"),
+                shown("Status"),
+                shown("Claim"),
+                shown("StorageClass"),
+                shown("VolumeAttributesClass"),
+                shown("Reason"),
+                shown("Age"),
+                wide("VolumeMode"),
+            ]
+        }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let (spec, status) = (&object["spec"], &object["status"]);
+        let claim = match &spec["claimRef"] {
+            Value::Object(_) => {
+                format!("{}/{}", text(&spec["claimRef"], "namespace"), text(&spec["claimRef"], "name"))
+            }
+            _ => String::new(),
+        };
+        let phase = if crate::meta::is_deleting(object) { "Terminating" } else { text(status, "phase") };
+        let class =
+            match object["metadata"]["annotations"]["volume.beta.kubernetes.io/storage-class"].as_str() {
+                Some(class) => class,
+                None => text(spec, "storageClassName"),
+            };
+        vec![
+            cell::name(object),
+            cell::text_or(&spec["capacity"], "storage", "0"),
+            access_modes_cell(list(spec, "accessModes")).into(),
+            text(spec, "persistentVolumeReclaimPolicy").into(),
+            phase.into(),
+            claim.into(),
+            class.into(),
+            cell::text_or(spec, "volumeAttributesClassName", "<unset>"),
+            text(status, "reason").into(),
+            cell::age(object, now),
+            cell::text_or(spec, "volumeMode", "<unset>"),
+        ]
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+}
+
+/// Validates the specification of a volume, also where a VolumeAttachment carries one of its own.
+pub(in crate::kinds) fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if list(spec, "accessModes").is_empty() {
+        errors.push(FieldError::required(&path.child("accessModes"), ""));
+    }
+    errors.extend(validate_access_modes(spec, path));
+    errors.extend(validate_capacity(spec, &path.child("capacity")));
+    let policy = text(spec, "persistentVolumeReclaimPolicy");
+    if !policy.is_empty() {
+        errors.extend(one_of_if_set(
+            spec,
+            "persistentVolumeReclaimPolicy",
+            path,
+            &["Delete", "Recycle", "Retain"],
+        ));
+    }
+    let affinity = object(spec, "nodeAffinity");
+    if let Some(affinity) = affinity {
+        let path = path.child("nodeAffinity").child("required");
+        match object(affinity, "required") {
+            Some(required) => errors.extend(validate_node_selector(required, &path)),
+            None => errors.push(FieldError::required(&path, "must specify required node constraints")),
+        }
+    }
+    errors.extend(validate_one_source(spec, affinity.is_some(), path));
+    let root = object(spec, "hostPath").is_some_and(|h| text(h, "path").trim_end_matches('/').is_empty());
+    if root && policy == "Recycle" {
+        errors.push(FieldError::forbidden(
+            &path.child("persistentVolumeReclaimPolicy"),
+            "may not be 'recycle' for a hostPath mount of '/'",
+        ));
+    }
+    errors.extend(named_if_set(spec, "storageClassName", path, dns1123_subdomain));
+    errors.extend(validate_volume_mode(spec, path));
+    if let Some(class) = spec["volumeAttributesClassName"].as_str() {
+        let path = path.child("volumeAttributesClassName");
+        if class.is_empty() {
+            errors.push(FieldError::required(&path, "an empty string is disallowed"));
+        } else {
+            errors.extend(complaints(&path, class, dns1123_subdomain(class)));
+        }
+        if !spec["csi"].is_object() {
+            errors.push(FieldError::required(
+                &Path::new("spec").child("csi"),
+                "has to be specified when using volumeAttributesClassName",
+            ));
+        }
+    }
+    errors
+}
+
+fn validate_capacity(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let capacity = map(spec, "capacity").filter(|c| !c.is_empty());
+    if capacity.is_none() {
+        errors.push(FieldError::required(path, ""));
+    }
+    if capacity.is_none_or(|c| c.len() > 1 || !c.contains_key("storage")) {
+        let given = capacity.map_or(Value::Null, |c| Value::Object(c.clone()));
+        errors.push(FieldError::not_supported(path, given, &["storage"]));
+    }
+    for (name, amount) in amounts(spec, "capacity") {
+        let path = path.key(&name);
+        if amount.is_negative() {
+            errors.push(FieldError::invalid(&path, amount.value(), "must be a valid resource quantity"));
+        }
+        if amount.is_negative() || amount.is_zero() {
+            errors.push(FieldError::invalid(&path, amount.to_string(), "must be greater than zero"));
+        }
+    }
+    errors
+}
+
+fn validate_one_source(spec: &Value, has_affinity: bool, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut given = 0;
+    for kind in SOURCES.iter().filter(|kind| present(spec, kind)) {
+        let (source, path_of) = (&spec[*kind], path.child(kind));
+        given += 1;
+        if given > 1 {
+            errors.push(FieldError::forbidden(&path_of, "may not specify more than 1 volume type"));
+            continue;
+        }
+        match *kind {
+            "csi" => errors.extend(validate_csi(source, &path_of)),
+            "azureFile" => {
+                errors.extend(validate_source(kind, source, &path_of));
+                if source["secretNamespace"].as_str() == Some("") {
+                    errors.push(FieldError::required(&path_of.child("secretNamespace"), ""));
+                }
+            }
+            "glusterfs" => {
+                errors.extend(validate_source(kind, source, &path_of));
+                if source["endpointsNamespace"].as_str() == Some("") {
+                    errors.push(FieldError::invalid(
+                        &path_of.child("endpointsNamespace"),
+                        "",
+                        "if the endpointnamespace is set, it must be a valid namespace name",
+                    ));
+                }
+            }
+            _ => errors.extend(validate_source(kind, source, &path_of)),
+        }
+        if *kind == "local" && !has_affinity {
+            errors.push(FieldError::required(
+                &path.child("nodeAffinity"),
+                "Local volume requires node affinity",
+            ));
+        }
+    }
+    if given == 0 {
+        errors.push(FieldError::required(path, "must specify a volume type"));
+    }
+    errors
+}
+
+fn validate_csi(source: &Value, path: &Path) -> FieldErrors {
+    let mut errors =
+        crate::kinds::volume_source::validate_driver_name(text(source, "driver"), &path.child("driver"));
+    if text(source, "volumeHandle").is_empty() {
+        errors.push(FieldError::required(&path.child("volumeHandle"), ""));
+    }
+    for key in [
+        "controllerPublishSecretRef",
+        "controllerExpandSecretRef",
+        "nodePublishSecretRef",
+        "nodeExpandSecretRef",
+    ] {
+        let Some(reference) = object(source, key) else { continue };
+        for part in ["name", "namespace"] {
+            if text(reference, part).is_empty() {
+                errors.push(FieldError::required(&path.child(key).child(part), ""));
+            }
+        }
+    }
+    errors
+}

@@ -1,0 +1,303 @@
+//! PersistentVolumeClaims.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{
+    default_field, default_text, ensure_object, keep, list, map, object, present, text,
+};
+use crate::kinds::cell;
+use crate::kinds::check::{complaints, immutable, named_if_set};
+use crate::kinds::go;
+use crate::kinds::pod::defaults::default_resource_list;
+use crate::kinds::pod::resources::amounts;
+use crate::kinds::row::{NAME, shown, wide};
+use crate::kinds::volume_source::{access_modes_cell, validate_access_modes, validate_volume_mode};
+use crate::meta_validation::dns1123_subdomain;
+use crate::quantity::Quantity;
+use crate::resource::{Column, Strategy};
+use crate::selector::validate_label_selector;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
+
+pub(in crate::kinds) struct PersistentVolumeClaims;
+
+impl Strategy for PersistentVolumeClaims {
+    fn default(&self, object: &mut Value) {
+        default_claim_spec(ensure_object(object, "spec"));
+        let status = ensure_object(object, "status");
+        default_text(status, "phase", "Pending");
+        for key in ["capacity", "allocatedResources"] {
+            if let Some(amounts) = status.get_mut(key) {
+                default_resource_list(amounts);
+            }
+        }
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        object["status"] = json!({"phase": "Pending"});
+        let spec = ensure_object(object, "spec");
+        drop_unknown_source(spec);
+        copy_data_source(spec);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "status");
+        let spec = ensure_object(new, "spec");
+        if !present(&old["spec"], "dataSource") {
+            drop_unknown_source(spec);
+        }
+        copy_data_source(spec);
+    }
+
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        validate_claim_spec(&object["spec"], &Path::new("spec"))
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = self.validate(new);
+        errors.extend(validate_change(new, old));
+        errors.extend(immutable(
+            &new["spec"]["volumeMode"],
+            &old["spec"]["volumeMode"],
+            &Path::new("volumeMode"),
+        ));
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        let path = Path::new("status");
+        let mut errors = Vec::new();
+        if list(&new["spec"], "accessModes").is_empty() {
+            errors.push(FieldError::required(&Path::new("Spec").child("accessModes"), ""));
+        }
+        for key in ["capacity", "allocatedResources"] {
+            for (name, amount) in amounts(&new["status"], key) {
+                if amount.is_negative() {
+                    errors.push(FieldError::invalid(
+                        &path.child(key).key(&name),
+                        amount.value(),
+                        "must be a valid resource quantity",
+                    ));
+                }
+            }
+        }
+        errors
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if map(&object["metadata"], "annotations").is_some_and(|a| a.contains_key(CLASS_ANNOTATION)) {
+            warnings.push(format!(
+                "metadata.annotations[{CLASS_ANNOTATION}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
+            ));
+        }
+        for kind in ["requests", "limits"] {
+            let amount = amounts(&object["spec"]["resources"], kind).get("storage").copied();
+            if let Some(amount) = amount.filter(|a| !a.is_integer()) {
+                warnings.push(format!(
+                    "spec.resources.{kind}[storage]: fractional byte value \"{amount}\" is invalid, must be an integer"
+                ));
+            }
+        }
+        warnings
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const {
+            &[
+                NAME,
+                shown("Status"),
+                shown("Volume"),
+                shown("Capacity"),
+                shown("Access Modes"),
+                shown("StorageClass"),
+                shown("VolumeAttributesClass"),
+                shown("Age"),
+                wide("VolumeMode"),
+            ]
+        }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let (spec, status) = (&object["spec"], &object["status"]);
+        let phase = if crate::meta::is_deleting(object) { "Terminating" } else { text(status, "phase") };
+        // What a claim has is known once it is bound.
+        let (mut capacity, mut modes) = (Value::from(""), String::new());
+        if !text(spec, "volumeName").is_empty() {
+            capacity = cell::text_or(&status["capacity"], "storage", "0");
+            modes = access_modes_cell(list(status, "accessModes"));
+        }
+        let class = match object["metadata"]["annotations"][CLASS_ANNOTATION].as_str() {
+            Some(class) => class,
+            None => text(spec, "storageClassName"),
+        };
+        vec![
+            cell::name(object),
+            phase.into(),
+            text(spec, "volumeName").into(),
+            capacity,
+            modes.into(),
+            class.into(),
+            cell::text_or(spec, "volumeAttributesClassName", "<unset>"),
+            cell::age(object, now),
+            cell::text_or(spec, "volumeMode", "<unset>"),
+        ]
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+}
+
+/// Defaults of a claim's specification, also in templates of claims.
+pub(in crate::kinds) fn default_claim_spec(spec: &mut Value) {
+    default_field(spec, "volumeMode", "Filesystem");
+    for kind in ["limits", "requests"] {
+        if let Some(amounts) = ensure_object(spec, "resources").get_mut(kind) {
+            default_resource_list(amounts);
+        }
+    }
+}
+
+/// The older field knows two kinds of sources; others are ignored, as they always were.
+fn drop_unknown_source(spec: &mut Value) {
+    let known = object(spec, "dataSource").is_none_or(|source| {
+        matches!(
+            (text(source, "apiGroup"), text(source, "kind")),
+            ("", "PersistentVolumeClaim") | ("snapshot.storage.k8s.io", "VolumeSnapshot")
+        )
+    });
+    if !known {
+        crate::kinds::access::remove(spec, "dataSource");
+    }
+}
+
+/// The older and the newer field for where the content comes from say the same.
+fn copy_data_source(spec: &mut Value) {
+    let (source, reference) = (object(spec, "dataSource").cloned(), object(spec, "dataSourceRef").cloned());
+    match (source, reference) {
+        (Some(source), None) => spec["dataSourceRef"] = source,
+        (None, Some(mut reference)) if text(&reference, "namespace").is_empty() => {
+            crate::kinds::access::remove(&mut reference, "namespace");
+            spec["dataSource"] = reference;
+        }
+        _ => {}
+    }
+}
+
+/// Validates a claim's specification, also in templates of claims.
+pub(in crate::kinds) fn validate_claim_spec(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if list(spec, "accessModes").is_empty() {
+        errors.push(FieldError::required(&path.child("accessModes"), "at least 1 access mode is required"));
+    }
+    if present(spec, "selector") {
+        errors.extend(validate_label_selector(&spec["selector"], &path.child("selector")));
+    }
+    errors.extend(validate_access_modes(spec, path));
+    let storage = path.child("resources").key("storage");
+    match amounts(&spec["resources"], "requests").get("storage") {
+        None => errors.push(FieldError::required(&storage, "")),
+        Some(amount) if amount.is_negative() || amount.is_zero() => {
+            errors.push(FieldError::invalid(&storage, amount.to_string(), "must be greater than zero"));
+        }
+        Some(_) => {}
+    }
+    errors.extend(named_if_set(spec, "storageClassName", path, dns1123_subdomain));
+    errors.extend(validate_volume_mode(spec, path));
+    errors.extend(validate_data_sources(spec, path));
+    errors.extend(named_if_set(spec, "volumeAttributesClassName", path, dns1123_subdomain));
+    errors
+}
+
+fn validate_data_sources(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let (source, reference) = (object(spec, "dataSource"), object(spec, "dataSourceRef"));
+    for (key, found) in [("dataSource", source), ("dataSourceRef", reference)] {
+        let (Some(found), path) = (found, path.child(key)) else { continue };
+        for part in ["name", "kind"] {
+            if text(found, part).is_empty() {
+                errors.push(FieldError::required(&path.child(part), ""));
+            }
+        }
+        let (group, kind) = (text(found, "apiGroup"), text(found, "kind"));
+        if group.is_empty() && kind != "PersistentVolumeClaim" {
+            errors.push(FieldError::invalid(&path, kind, ""));
+        }
+        if !group.is_empty() {
+            errors.extend(complaints(&path.child("apiGroup"), group, dns1123_subdomain(group)));
+        }
+    }
+    let shown = path.child("dataSource");
+    match (source, reference) {
+        (Some(_), Some(reference)) if !text(reference, "namespace").is_empty() => {
+            errors.push(FieldError::invalid(
+                path,
+                shown.as_str(),
+                "may not be specified when dataSourceRef.namespace is specified",
+            ));
+        }
+        (Some(source), Some(reference)) => {
+            let same = ["apiGroup", "kind", "name"].iter().all(|k| text(source, k) == text(reference, k));
+            if !same {
+                errors.push(FieldError::invalid(&shown, shown.as_str(), "must match dataSourceRef"));
+            }
+        }
+        _ => {}
+    }
+    errors
+}
+
+fn requested(spec: &Value) -> Quantity {
+    let zero = Quantity::from_value(0, crate::quantity::Format::DecimalSi);
+    amounts(&spec["resources"], "requests").get("storage").copied().unwrap_or(zero)
+}
+
+/// A claim keeps to what it asked for: only a bound one may ask for more, or for another class of attributes.
+fn validate_change(new: &Value, old: &Value) -> FieldErrors {
+    let mut errors = Vec::new();
+    let (mut is, mut was) = (new["spec"].clone(), old["spec"].clone());
+    if text(&was, "volumeName").is_empty() {
+        keep(&mut was, &is, "volumeName");
+    }
+    // A claim without a class may be given the default one, once.
+    let annotated = |claim: &Value| present(&claim["metadata"]["annotations"], CLASS_ANNOTATION);
+    if !present(&was, "storageClassName")
+        && present(&is, "storageClassName")
+        && !annotated(old)
+        && text(&is, "volumeName").is_empty()
+    {
+        keep(&mut was, &is, "storageClassName");
+    }
+    let bound = text(&new["status"], "phase") == "Bound";
+    if bound {
+        if let Some(size) = was.pointer("/resources/requests/storage").cloned() {
+            ensure_object(ensure_object(&mut is, "resources"), "requests")["storage"] = size;
+        }
+        keep(&mut is, &was, "volumeAttributesClassName");
+    }
+    if go::claim_spec(&is) != go::claim_spec(&was) {
+        let diff = go::diff(&go::claim_spec(&was), &go::claim_spec(&is));
+        errors.push(FieldError::forbidden(
+            &Path::new("spec"),
+            format!(
+                "spec is immutable after creation except resources.requests and volumeAttributesClassName for \
+                 bound claims\n{diff}"
+            ),
+        ));
+    }
+    let (size, before) = (requested(&new["spec"]), requested(&old["spec"]));
+    let has = amounts(&old["status"], "capacity").get("storage").copied();
+    if size < before && has.is_some_and(|has| size <= has) {
+        errors.push(FieldError::forbidden(
+            &Path::new("spec").child("resources").child("requests").child("storage"),
+            "field can not be less than status.capacity",
+        ));
+    }
+    errors
+}

@@ -1,0 +1,7 @@
+//! `resource.k8s.io`: devices, classes of them, and claims to them.
+
+pub(super) mod beta;
+mod claim;
+pub(super) mod deviceclass;
+pub(super) mod resourceclaim;
+pub(super) mod resourceslice;

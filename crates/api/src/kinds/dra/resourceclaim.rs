@@ -1,0 +1,156 @@
+//! ResourceClaims and ResourceClaimTemplates.
+
+use super::claim::{default_claim, validate_claim};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{clear_status, ensure_object, keep, list, present, text};
+use crate::kinds::check::{IMMUTABLE, complaints};
+use crate::kinds::row::{NAME, shown};
+use crate::kinds::{cell, go};
+use crate::meta_validation::{dns1123_subdomain, validate_annotations, validate_labels};
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+use std::collections::HashSet;
+
+const CONSUMERS_MAX: usize = 256;
+
+pub(in crate::kinds) struct ResourceClaims;
+
+impl Strategy for ResourceClaims {
+    fn default(&self, object: &mut Value) {
+        default_claim(ensure_object(object, "spec"));
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        clear_status(object);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "status");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        validate_claim(&object["spec"], &Path::new("spec"))
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = Vec::new();
+        if new["spec"] != old["spec"] {
+            errors.push(
+                FieldError::invalid(&Path::new("spec"), new["spec"].clone(), IMMUTABLE)
+                    .rendered_as(go::compact("ResourceClaimSpec", &new["spec"])),
+            );
+        }
+        errors.extend(self.validate(new));
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        validate_status(&new["status"], &old["status"])
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, shown("State"), shown("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let status = &object["status"];
+        let mut states = Vec::new();
+        let deleting = crate::meta::is_deleting(object);
+        if deleting {
+            states.push("deleted");
+        }
+        if present(status, "allocation") {
+            states.push("allocated");
+            if !list(status, "reservedFor").is_empty() {
+                states.push("reserved");
+            }
+        } else if !deleting {
+            states.push("pending");
+        }
+        vec![cell::name(object), states.join(",").into(), cell::age(object, now)]
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+}
+
+fn validate_status(status: &Value, old: &Value) -> FieldErrors {
+    let path = Path::new("status");
+    let mut errors = Vec::new();
+    let consumers = list(status, "reservedFor");
+    let at = path.child("reservedFor");
+    if consumers.len() > CONSUMERS_MAX {
+        errors.push(FieldError::too_many(&at, consumers.len(), CONSUMERS_MAX));
+    }
+    let mut uids = HashSet::new();
+    for (index, consumer) in consumers.iter().enumerate() {
+        let path = at.index(index);
+        for key in ["resource", "name", "uid"] {
+            if text(consumer, key).is_empty() {
+                errors.push(FieldError::required(&path.child(key), ""));
+            }
+        }
+        let group = text(consumer, "apiGroup");
+        if !group.is_empty() {
+            errors.extend(complaints(&path.child("apiGroup"), group, dns1123_subdomain(group)));
+        }
+        let uid = text(consumer, "uid");
+        if !uids.insert(uid) {
+            errors.push(FieldError::duplicate(&path, uid));
+        }
+    }
+    let (allocation, before) = (present(status, "allocation"), present(old, "allocation"));
+    if !consumers.is_empty() && !allocation {
+        errors.push(FieldError::forbidden(&at, "may not be specified when `allocated` is not set"));
+    }
+    if allocation && before && status["allocation"] != old["allocation"] {
+        errors.push(FieldError::invalid(&path.child("allocation"), status["allocation"].clone(), IMMUTABLE));
+    }
+    errors
+}
+
+pub(in crate::kinds) struct ResourceClaimTemplates;
+
+impl Strategy for ResourceClaimTemplates {
+    fn default(&self, object: &mut Value) {
+        default_claim(ensure_object(ensure_object(object, "spec"), "spec"));
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let (template, path) = (&object["spec"], Path::new("spec"));
+        let metadata = &template["metadata"];
+        let mut errors = validate_labels(&metadata["labels"], &path.child("metadata").child("labels"));
+        errors.extend(validate_annotations(
+            &metadata["annotations"],
+            &path.child("metadata").child("annotations"),
+        ));
+        errors.extend(validate_claim(&template["spec"], &path.child("spec")));
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = Vec::new();
+        if new["spec"] != old["spec"] {
+            errors.push(
+                FieldError::invalid(&Path::new("spec"), new["spec"].clone(), IMMUTABLE)
+                    .rendered_as(go::compact("ResourceClaimTemplateSpec", &new["spec"])),
+            );
+        }
+        errors.extend(self.validate(new));
+        errors
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, shown("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![cell::name(object), cell::age(object, now)]
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+}

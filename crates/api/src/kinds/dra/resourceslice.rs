@@ -1,0 +1,281 @@
+//! ResourceSlices: what devices there are.
+
+use super::claim::validate_attribute_name;
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{
+    ensure_object, flag, int, list, list_mut, map, object, object_mut, present, text,
+};
+use crate::kinds::check::{complaints, immutable, named};
+use crate::kinds::pod::validate_node_selector;
+use crate::kinds::row::{NAME, shown};
+use crate::kinds::volume_source::validate_driver_name;
+use crate::kinds::{cell, go};
+use crate::meta_validation::{dns1123_label, dns1123_subdomain};
+use crate::quantity::canonicalise;
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+use std::collections::HashSet;
+
+const DEVICES_MAX: usize = 128;
+const ATTRIBUTES_MAX: usize = 32;
+const VALUE_MAX: usize = 64;
+const POOL_NAME_MAX: usize = 253;
+const WHERE: [&str; 4] = ["nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"];
+
+pub(in crate::kinds) struct ResourceSlices;
+
+impl Strategy for ResourceSlices {
+    fn default(&self, object: &mut Value) {
+        for device in list_mut(ensure_object(object, "spec"), "devices") {
+            let Some(capacity) = object_mut(device, "capacity") else { continue };
+            for amount in capacity.as_object_mut().into_iter().flatten().map(|(_, amount)| amount) {
+                if let Some(value) = amount.get_mut("value") {
+                    canonicalise(value);
+                }
+            }
+        }
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let (spec, path) = (&object["spec"], Path::new("spec"));
+        let mut errors = validate_driver_name(text(spec, "driver"), &path.child("driver"));
+        errors.extend(validate_pool(&spec["pool"], &path.child("pool")));
+        errors.extend(validate_where(spec, &path));
+        let devices = list(spec, "devices");
+        let path = path.child("devices");
+        if devices.len() > DEVICES_MAX {
+            errors.push(FieldError::too_many(&path, devices.len(), DEVICES_MAX));
+        }
+        let mut names = HashSet::new();
+        for (index, device) in devices.iter().enumerate() {
+            let path = path.index(index);
+            errors.extend(validate_device(device, &path));
+            let name = text(device, "name");
+            if !names.insert(name) {
+                errors.push(FieldError::duplicate(&path, name));
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let path = Path::new("spec");
+        let (is, was) = (&new["spec"], &old["spec"]);
+        let mut errors = self.validate(new);
+        errors.extend(immutable(&is["driver"], &was["driver"], &path.child("driver")));
+        errors.extend(immutable(
+            &is["pool"]["name"],
+            &was["pool"]["name"],
+            &path.child("pool").child("name"),
+        ));
+        errors.extend(immutable(&is["nodeName"], &was["nodeName"], &path.child("nodeName")));
+        errors
+    }
+
+    fn generation_fields(&self) -> &'static [&'static str] {
+        &["spec"]
+    }
+
+    fn selectable_fields(&self) -> &'static [&'static str] {
+        &["spec.driver", "spec.nodeName"]
+    }
+
+    fn selectable_value(&self, object: &Value, field: &str) -> String {
+        text(&object["spec"], field.strip_prefix("spec.").unwrap_or_default()).to_owned()
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, shown("Node"), shown("Driver"), shown("Pool"), shown("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let spec = &object["spec"];
+        vec![
+            cell::name(object),
+            text(spec, "nodeName").into(),
+            text(spec, "driver").into(),
+            text(&spec["pool"], "name").into(),
+            cell::age(object, now),
+        ]
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+}
+
+fn validate_pool(pool: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let name = text(pool, "name");
+    let at = path.child("name");
+    if name.is_empty() {
+        errors.push(FieldError::required(&at, ""));
+    } else {
+        if name.len() > POOL_NAME_MAX {
+            errors.push(FieldError::too_long(&at, POOL_NAME_MAX));
+        }
+        for part in name.split('/') {
+            errors.extend(complaints(&at, part, dns1123_subdomain(part)));
+        }
+    }
+    if int(pool, "resourceSliceCount") <= 0 {
+        errors.push(FieldError::invalid(
+            &path.child("resourceSliceCount"),
+            int(pool, "resourceSliceCount"),
+            "must be greater than zero",
+        ));
+    }
+    if int(pool, "generation") < 0 {
+        errors.push(FieldError::invalid(
+            &path.child("generation"),
+            int(pool, "generation"),
+            "must be greater than or equal to zero",
+        ));
+    }
+    errors
+}
+
+/// Where the devices are is said in exactly one way.
+fn validate_where(spec: &Value, path: &Path) -> FieldErrors {
+    const ONE: &str =
+        "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required";
+    let mut errors = Vec::new();
+    let set: Vec<&str> = WHERE
+        .into_iter()
+        .filter(|key| match *key {
+            "allNodes" | "perDeviceNodeSelection" => flag(spec, key),
+            "nodeName" => spec["nodeName"].is_string(),
+            _ => present(spec, key),
+        })
+        .collect();
+    if let Some(node) = spec["nodeName"].as_str() {
+        let path = path.child("nodeName");
+        if node.is_empty() {
+            errors.push(FieldError::invalid(
+                &path,
+                node,
+                "must be either unset or set to a non-empty string",
+            ));
+        } else {
+            errors.extend(complaints(&path, node, dns1123_subdomain(node)));
+        }
+    }
+    if let Some(selector) = object(spec, "nodeSelector") {
+        errors.extend(validate_node_selector(selector, &path.child("nodeSelector")));
+        if list(selector, "nodeSelectorTerms").len() > 1 {
+            errors.push(FieldError::invalid(
+                &path.child("nodeSelector").child("nodeSelectorTerms"),
+                list(selector, "nodeSelectorTerms").to_vec(),
+                "must have exactly one node selector term",
+            ));
+        }
+    }
+    match set.len() {
+        0 => errors.push(FieldError::required(path, ONE)),
+        1 => {}
+        _ => {
+            let named: Vec<String> = set.iter().map(|key| format!("`{key}`")).collect();
+            errors.push(FieldError::invalid(
+                path,
+                format!("{{{}}}", named.join(", ")),
+                format!("{ONE}, but multiple fields are set"),
+            ));
+        }
+    }
+    errors
+}
+
+fn validate_device(device: &Value, path: &Path) -> FieldErrors {
+    let mut errors = named(device, "name", path, dns1123_label);
+    let (attributes, capacity) = (map(device, "attributes"), map(device, "capacity"));
+    let total = attributes.map_or(0, serde_json::Map::len) + capacity.map_or(0, serde_json::Map::len);
+    if total > ATTRIBUTES_MAX {
+        errors.push(FieldError::invalid(
+            path,
+            total,
+            format!("the total number of attributes and capacities must not exceed {ATTRIBUTES_MAX}"),
+        ));
+    }
+    for (name, attribute) in attributes.into_iter().flatten() {
+        let path = path.child("attributes").key(name);
+        errors.extend(validate_attribute_name(name, false, &path));
+        errors.extend(validate_attribute(attribute, &path));
+    }
+    for name in capacity.into_iter().flat_map(serde_json::Map::keys) {
+        errors.extend(validate_attribute_name(name, false, &path.child("capacity").key(name)));
+    }
+    errors
+}
+
+fn validate_attribute(attribute: &Value, path: &Path) -> FieldErrors {
+    const ONE: &str = "exactly one value must be specified";
+    let mut errors = Vec::new();
+    let given = attribute.as_object().map_or(0, |a| a.values().filter(|v| !v.is_null()).count());
+    for key in ["string", "version"] {
+        let Some(value) = attribute[key].as_str() else { continue };
+        if value.len() > VALUE_MAX {
+            errors.push(FieldError::too_long(&path.child(key), VALUE_MAX));
+        }
+        if key == "version" && !is_semver(value) {
+            errors.push(FieldError::invalid(
+                &path.child(key),
+                value,
+                "must be a string compatible with semver.org spec 2.0.0",
+            ));
+        }
+    }
+    match given {
+        0 => errors.push(FieldError::invalid(path, "", ONE)),
+        1 => {}
+        _ => errors.push(
+            FieldError::invalid(path, attribute.clone(), ONE)
+                .rendered_as(go::compact("DeviceAttribute", attribute)),
+        ),
+    }
+    errors
+}
+
+fn is_semver(text: &str) -> bool {
+    let (text, build) = match text.split_once('+') {
+        Some((text, build)) => (text, Some(build)),
+        None => (text, None),
+    };
+    let (core, pre) = match text.split_once('-') {
+        Some((core, pre)) => (core, Some(pre)),
+        None => (text, None),
+    };
+    let digits = |part: &str| {
+        !part.is_empty()
+            && part.bytes().all(|b| b.is_ascii_digit())
+            && (part == "0" || !part.starts_with('0'))
+    };
+    let word = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    let numbers: Vec<&str> = core.split('.').collect();
+    let no_leading_zero = |part: &str| !part.bytes().all(|b| b.is_ascii_digit()) || digits(part);
+    numbers.len() == 3
+        && numbers.into_iter().all(digits)
+        && pre.is_none_or(|p| p.split('.').all(|part| word(part) && no_leading_zero(part)))
+        && build.is_none_or(|b| b.split('.').all(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_semver;
+
+    #[test]
+    fn versions() {
+        for (text, good) in [
+            ("1.2.3", true),
+            ("1.2.3-rc.1+build.5", true),
+            ("0.0.0", true),
+            ("1.2", false),
+            ("01.2.3", false),
+            ("1.x.3", false),
+            ("1.2.3-01", false),
+            ("1.2.3-", false),
+        ] {
+            assert_eq!(is_semver(text), good, "{text}");
+        }
+    }
+}

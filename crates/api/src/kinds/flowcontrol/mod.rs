@@ -1,0 +1,26 @@
+//! `flowcontrol.apiserver.k8s.io`.
+
+pub(super) mod flowschema;
+pub(super) mod prioritylevel;
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{list, text};
+use serde_json::Value;
+use std::collections::HashSet;
+
+/// Conditions have a type, and each type occurs once.
+fn validate_conditions(status: &Value) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut types = HashSet::new();
+    for (index, condition) in list(status, "conditions").iter().enumerate() {
+        let path = Path::new("status").child("conditions").index(index).child("type");
+        let kind = text(condition, "type");
+        if !types.insert(kind) {
+            errors.push(FieldError::duplicate(&path, kind));
+        }
+        if kind.is_empty() {
+            errors.push(FieldError::required(&path, "must not be empty"));
+        }
+    }
+    errors
+}

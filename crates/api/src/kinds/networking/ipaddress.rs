@@ -1,0 +1,72 @@
+//! IPAddresses: which address is whose.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{ensure_object, object, text};
+use crate::kinds::check::{IMMUTABLE, complaints, strict_ip};
+use crate::kinds::row::{NAME, shown};
+use crate::kinds::{cell, go};
+use crate::meta_validation::{dns1123_subdomain, path_segment};
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+
+pub(in crate::kinds) struct IpAddresses;
+
+impl Strategy for IpAddresses {
+    fn default(&self, object: &mut Value) {
+        ensure_object(object, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let path = Path::new("spec").child("parentRef");
+        let Some(parent) = self::object(&object["spec"], "parentRef") else {
+            return vec![FieldError::required(&path, "")];
+        };
+        let mut errors = Vec::new();
+        let group = text(parent, "group");
+        if !group.is_empty() {
+            errors.extend(complaints(&path.child("group"), group, dns1123_subdomain(group)));
+        }
+        for (key, needed) in [("resource", true), ("name", true), ("namespace", false)] {
+            match text(parent, key) {
+                "" if needed => errors.push(FieldError::required(&path.child(key), "")),
+                value => errors.extend(complaints(&path.child(key), value, path_segment(value))),
+            }
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let (is, was) = (&new["spec"]["parentRef"], &old["spec"]["parentRef"]);
+        if is == was {
+            return Vec::new();
+        }
+        vec![
+            FieldError::invalid(&Path::new("spec").child("parentRef"), is.clone(), IMMUTABLE)
+                .rendered_as(go::compact("ParentReference", is)),
+        ]
+    }
+
+    fn validate_name(&self, name: &str) -> Vec<String> {
+        strict_ip(name)
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, shown("ParentRef")] }
+    }
+
+    fn cells(&self, object: &Value, _now: Timestamp) -> Vec<Value> {
+        let parent = self::object(&object["spec"], "parentRef").map_or(String::new(), |parent| {
+            let mut resource = text(parent, "resource").to_lowercase();
+            let group = text(parent, "group");
+            if !group.is_empty() {
+                resource = format!("{resource}.{}", group.to_lowercase());
+            }
+            match text(parent, "namespace") {
+                "" => format!("{resource}/{}", text(parent, "name")),
+                namespace => format!("{resource}/{namespace}/{}", text(parent, "name")),
+            }
+        });
+        vec![cell::name(object), parent.into()]
+    }
+}

@@ -1,0 +1,104 @@
+//! PodDisruptionBudgets.
+
+use super::access::{clear_status, ensure_object, int, keep, present};
+use super::check::{at_most_whole, int_or_percent, not_negative, one_of_if_set};
+use super::row::{NAME, number, shown};
+use super::{cell, go};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::resource::{Column, Strategy};
+use crate::selector::validate_label_selector;
+use jiff::Timestamp;
+use serde_json::Value;
+
+const NOT_APPLICABLE: &str = "N/A";
+
+pub(super) struct PodDisruptionBudgets;
+
+impl Strategy for PodDisruptionBudgets {
+    fn default(&self, object: &mut Value) {
+        ensure_object(object, "spec");
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        clear_status(object);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "status");
+    }
+
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let (spec, path) = (&object["spec"], Path::new("spec"));
+        let mut errors = Vec::new();
+        let both = present(spec, "minAvailable") && present(spec, "maxUnavailable");
+        if both {
+            errors.push(
+                FieldError::invalid(
+                    &path,
+                    spec.clone(),
+                    "minAvailable and maxUnavailable cannot be both set",
+                )
+                .rendered_as(go::compact("PodDisruptionBudgetSpec", spec)),
+            );
+        }
+        for key in ["minAvailable", "maxUnavailable"] {
+            errors.extend(int_or_percent(&spec[key], &path.child(key)));
+            errors.extend(at_most_whole(&spec[key], &path.child(key)));
+        }
+        errors.extend(validate_label_selector(&spec["selector"], &path.child("selector")));
+        errors.extend(one_of_if_set(
+            spec,
+            "unhealthyPodEvictionPolicy",
+            &path,
+            &["AlwaysAllow", "IfHealthyBudget"],
+        ));
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        let path = Path::new("status");
+        ["disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"]
+            .iter()
+            .filter_map(|key| not_negative(&new["status"], key, &path))
+            .collect()
+    }
+
+    fn validate_name(&self, _name: &str) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn generation_fields(&self) -> &'static [&'static str] {
+        &["spec"]
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const {
+            &[
+                NAME,
+                shown("Min Available"),
+                shown("Max Unavailable"),
+                number("Allowed Disruptions"),
+                shown("Age"),
+            ]
+        }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let spec = &object["spec"];
+        vec![
+            cell::name(object),
+            cell::int_or_string(&spec["minAvailable"], NOT_APPLICABLE),
+            cell::int_or_string(&spec["maxUnavailable"], NOT_APPLICABLE),
+            int(&object["status"], "disruptionsAllowed").into(),
+            cell::age(object, now),
+        ]
+    }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,154 @@
+//! How a row of the table of kinds is written, and the columns kinds are shown in.
+
+use crate::resource::{Column, Resource, Scope, Storage, Strategy, Subresource};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+pub(super) const ALL_VERBS: &[&str] =
+    &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+/// Namespaces are not deleted in bulk.
+pub(super) const NAMESPACE_VERBS: &[&str] = &["create", "delete", "get", "list", "patch", "update", "watch"];
+pub(super) const CREATE: &[&str] = &["create"];
+pub(super) const CREATE_GET: &[&str] = &["create", "get"];
+pub(super) const GET: &[&str] = &["get"];
+pub(super) const GET_LIST: &[&str] = &["get", "list"];
+pub(super) const UPDATE: &[&str] = &["update"];
+pub(super) const GET_PATCH_UPDATE: &[&str] = &["get", "patch", "update"];
+pub(super) const PROXY: &[&str] = &["create", "delete", "get", "patch", "update"];
+
+/// A row of the table while it is being written: most resources differ from the usual in little.
+pub(super) struct Row(Resource);
+
+impl Row {
+    pub(super) fn new(
+        group: &'static str,
+        version: &'static str,
+        kind: &'static str,
+        plural: &'static str,
+        singular: &'static str,
+    ) -> Self {
+        Self(Resource {
+            group: Cow::Borrowed(group),
+            version: Cow::Borrowed(version),
+            kind: Cow::Borrowed(kind),
+            plural: Cow::Borrowed(plural),
+            singular: Cow::Borrowed(singular),
+            short_names: Cow::Borrowed(&[]),
+            categories: Cow::Borrowed(&[]),
+            scope: Scope::Namespaced,
+            verbs: Cow::Borrowed(ALL_VERBS),
+            subresources: Cow::Borrowed(&[]),
+            on_by_default: true,
+            storage: None,
+            strategy: Arc::new(Plain),
+        })
+    }
+
+    pub(super) fn core(kind: &'static str, plural: &'static str, singular: &'static str) -> Self {
+        Self::new("", "v1", kind, plural, singular)
+    }
+
+    pub(super) fn cluster(mut self) -> Self {
+        self.0.scope = Scope::Cluster;
+        self
+    }
+
+    pub(super) fn verbs(mut self, verbs: &'static [&'static str]) -> Self {
+        self.0.verbs = Cow::Borrowed(verbs);
+        self
+    }
+
+    pub(super) fn short(mut self, names: &'static [&'static str]) -> Self {
+        self.0.short_names = Cow::Borrowed(names);
+        self
+    }
+
+    /// Shown by `kubectl get all`.
+    pub(super) fn all(mut self) -> Self {
+        self.0.categories = Cow::Borrowed(&["all"]);
+        self
+    }
+
+    /// Listed under a category of its own.
+    pub(super) fn category(mut self, categories: &'static [&'static str]) -> Self {
+        self.0.categories = Cow::Borrowed(categories);
+        self
+    }
+
+    /// Served only when asked for.
+    pub(super) fn off(mut self) -> Self {
+        self.0.on_by_default = false;
+        self
+    }
+
+    /// Kept in the form of another version.
+    pub(super) fn stored(mut self, storage: Storage) -> Self {
+        self.0.storage = Some(storage);
+        self
+    }
+
+    /// With the `status` subresource and no other.
+    pub(super) fn status(self) -> Self {
+        self.subresources(&[sub("status", GET_PATCH_UPDATE)])
+    }
+
+    /// With `scale` and `status`.
+    pub(super) fn scale(self) -> Self {
+        self.subresources(&[
+            body("scale", GET_PATCH_UPDATE, "autoscaling", "v1", "Scale"),
+            sub("status", GET_PATCH_UPDATE),
+        ])
+    }
+
+    pub(super) fn subresources(mut self, subresources: &[Subresource]) -> Self {
+        self.0.subresources = Cow::Owned(subresources.to_vec());
+        self
+    }
+
+    pub(super) fn build(mut self, strategy: impl Strategy) -> Resource {
+        self.0.strategy = Arc::new(strategy);
+        self.0
+    }
+}
+
+/// The behaviour of a kind without specialities.
+pub(super) struct Plain;
+
+impl Strategy for Plain {}
+
+pub(super) const fn sub(name: &'static str, verbs: &'static [&'static str]) -> Subresource {
+    Subresource { name, verbs, body: None }
+}
+
+pub(super) const fn body(
+    name: &'static str,
+    verbs: &'static [&'static str],
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
+) -> Subresource {
+    Subresource { name, verbs, body: Some((group, version, kind)) }
+}
+
+/// The column that names the object.
+pub(super) const NAME: Column = Column { name: "Name", type_: "string", format: "name", priority: 0 };
+
+/// A text column that is always shown.
+pub(super) const fn shown(name: &'static str) -> Column {
+    Column { name, type_: "string", format: "", priority: 0 }
+}
+
+/// A text column of `-o wide`.
+pub(super) const fn wide(name: &'static str) -> Column {
+    Column { name, type_: "string", format: "", priority: 1 }
+}
+
+/// A number that is always shown.
+pub(super) const fn number(name: &'static str) -> Column {
+    Column { name, type_: "integer", format: "", priority: 0 }
+}
+
+/// A truth value that is always shown.
+pub(super) const fn boolean(name: &'static str) -> Column {
+    Column { name, type_: "boolean", format: "", priority: 0 }
+}

@@ -1,0 +1,81 @@
+//! RuntimeClasses.
+
+use super::access::{list, object, object_mut, text};
+use super::check::{IMMUTABLE, complaints};
+use super::pod::defaults::default_resource_list;
+use super::pod::resources::amounts;
+use super::pod::validate_tolerations;
+use super::row::{NAME, shown};
+use super::{cell, go};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::meta_validation::{dns1123_label, validate_labels};
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+
+pub(super) struct RuntimeClasses;
+
+impl Strategy for RuntimeClasses {
+    fn default(&self, object: &mut Value) {
+        if let Some(fixed) = object_mut(object, "overhead").and_then(|o| o.get_mut("podFixed")) {
+            default_resource_list(fixed);
+        }
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let handler = text(object, "handler");
+        let mut errors = match handler {
+            "" => vec![FieldError::required(&Path::new("handler"), "")],
+            _ => complaints(&Path::new("handler"), handler, dns1123_label(handler)),
+        };
+        if let Some(overhead) = self::object(object, "overhead") {
+            // As upstream: the pod's fixed share is checked as if it were limits.
+            let path = Path::new("overhead").child("limits");
+            for (name, amount) in amounts(overhead, "podFixed") {
+                let path = path.key(&name);
+                errors.extend(super::pod::resources::validate_container_resource_name(&name, &path));
+                if amount.is_negative() {
+                    errors.push(FieldError::invalid(&path, amount.to_string(), super::check::NOT_NEGATIVE));
+                }
+            }
+        }
+        if let Some(scheduling) = self::object(object, "scheduling") {
+            errors.extend(validate_scheduling(scheduling, &Path::new("scheduling")));
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        if text(new, "handler") == text(old, "handler") {
+            return Vec::new();
+        }
+        vec![FieldError::invalid(&Path::new("handler"), text(new, "handler"), IMMUTABLE)]
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, shown("Handler"), shown("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![cell::name(object), text(object, "handler").into(), cell::age(object, now)]
+    }
+
+    fn create_on_update(&self) -> bool {
+        true
+    }
+}
+
+fn validate_scheduling(scheduling: &Value, path: &Path) -> FieldErrors {
+    let mut errors = validate_labels(&scheduling["nodeSelector"], &path.child("nodeSelector"));
+    let (tolerations, path) = (list(scheduling, "tolerations"), path.child("tolerations"));
+    errors.extend(validate_tolerations(tolerations, &path));
+    for (index, toleration) in tolerations.iter().enumerate() {
+        if tolerations[..index].contains(toleration) {
+            errors.push(
+                FieldError::duplicate(&path.index(index), toleration.clone())
+                    .rendered_as(go::compact("Toleration", toleration)),
+            );
+        }
+    }
+    errors
+}

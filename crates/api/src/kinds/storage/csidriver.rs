@@ -1,0 +1,178 @@
+//! CSIDrivers.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{default_field, ensure_object, list, present, strings, text};
+use crate::kinds::cell;
+use crate::kinds::check::{immutable, one_of_if_set};
+use crate::kinds::row::{NAME, boolean, shown};
+use crate::resource::{Column, Strategy};
+use crate::table::NONE;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use std::collections::HashSet;
+
+const NAME_MAX: usize = 63;
+const TOKEN_SECONDS_MIN: i64 = 600;
+const UPDATE_SECONDS_MIN: i64 = 10;
+const MODES: &[&str] = &["Ephemeral", "Persistent"];
+
+pub(in crate::kinds) struct CsiDrivers;
+
+impl Strategy for CsiDrivers {
+    fn default(&self, object: &mut Value) {
+        let spec = ensure_object(object, "spec");
+        default_field(spec, "attachRequired", true);
+        default_field(spec, "podInfoOnMount", false);
+        default_field(spec, "storageCapacity", false);
+        default_field(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
+        if list(spec, "volumeLifecycleModes").is_empty() {
+            spec["volumeLifecycleModes"] = json!(["Persistent"]);
+        }
+        default_field(spec, "requiresRepublish", false);
+        default_field(spec, "seLinuxMount", false);
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let (spec, path) = (&object["spec"], Path::new("spec"));
+        let mut errors = Vec::new();
+        let name = crate::meta::name(object);
+        if name.len() > NAME_MAX && name.len() <= 253 {
+            errors.push(FieldError::too_long(&Path::new("name"), NAME_MAX));
+        }
+        for (key, shown) in [
+            ("attachRequired", "attachedRequired"),
+            ("podInfoOnMount", "podInfoOnMount"),
+            ("storageCapacity", "storageCapacity"),
+        ] {
+            if !present(spec, key) {
+                errors.push(FieldError::required(&path.child(shown), ""));
+            }
+        }
+        errors.extend(one_of_if_set(
+            spec,
+            "fsGroupPolicy",
+            &path,
+            &["File", "None", "ReadWriteOnceWithFSType"],
+        ));
+        errors.extend(validate_token_requests(list(spec, "tokenRequests"), &path.child("tokenRequests")));
+        for mode in strings(spec, "volumeLifecycleModes") {
+            if !MODES.contains(&mode) {
+                errors.push(FieldError::not_supported(&path.child("volumeLifecycleModes"), mode, MODES));
+            }
+        }
+        if !present(spec, "seLinuxMount") {
+            errors.push(FieldError::required(&path.child("seLinuxMount"), ""));
+        }
+        if let Some(seconds) = spec["nodeAllocatableUpdatePeriodSeconds"].as_i64()
+            && seconds < UPDATE_SECONDS_MIN
+        {
+            errors.push(FieldError::invalid(
+                &path.child("nodeAllocatableUpdatePeriodSeconds"),
+                seconds,
+                format!("must be greater than or equal to {UPDATE_SECONDS_MIN} seconds"),
+            ));
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let path = Path::new("spec");
+        let (is, was) = (&new["spec"], &old["spec"]);
+        let mut errors: FieldErrors =
+            immutable(&is["attachRequired"], &was["attachRequired"], &path.child("attachedRequired"))
+                .into_iter()
+                .collect();
+        errors.extend(immutable(
+            &is["volumeLifecycleModes"],
+            &was["volumeLifecycleModes"],
+            &path.child("volumeLifecycleModes"),
+        ));
+        errors.extend(validate_token_requests(list(is, "tokenRequests"), &path.child("tokenRequests")));
+        errors
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        let spec = &object["spec"];
+        if list(spec, "tokenRequests").is_empty() || present(spec, "serviceAccountTokenInSecrets") {
+            return Vec::new();
+        }
+        vec![
+            "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent \
+             possible logging of tokens in volume attributes"
+                .to_owned(),
+        ]
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const {
+            &[
+                NAME,
+                boolean("AttachRequired"),
+                boolean("PodInfoOnMount"),
+                boolean("StorageCapacity"),
+                shown("TokenRequests"),
+                boolean("RequiresRepublish"),
+                shown("Modes"),
+                shown("Age"),
+            ]
+        }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let spec = &object["spec"];
+        let modes = match strings(spec, "volumeLifecycleModes").join(",") {
+            modes if modes.is_empty() => NONE.to_owned(),
+            modes => modes,
+        };
+        let audiences = list(spec, "tokenRequests");
+        let tokens = if audiences.is_empty() {
+            "<unset>".to_owned()
+        } else {
+            audiences.iter().map(|t| text(t, "audience")).collect::<Vec<_>>().join(",")
+        };
+        vec![
+            cell::name(object),
+            spec["attachRequired"].as_bool().unwrap_or(true).into(),
+            cell::boolean(spec, "podInfoOnMount"),
+            cell::boolean(spec, "storageCapacity"),
+            tokens.into(),
+            cell::boolean(spec, "requiresRepublish"),
+            modes.into(),
+            cell::age(object, now),
+        ]
+    }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
+}
+
+fn validate_token_requests(requests: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut audiences = HashSet::new();
+    for (index, request) in requests.iter().enumerate() {
+        let path = path.index(index);
+        let audience = text(request, "audience");
+        if !audiences.insert(audience) {
+            errors.push(FieldError::duplicate(&path.child("audience"), audience));
+            continue;
+        }
+        let Some(seconds) = request["expirationSeconds"].as_i64() else { continue };
+        let path = path.child("expirationSeconds");
+        if seconds < TOKEN_SECONDS_MIN {
+            errors.push(FieldError::invalid(
+                &path,
+                seconds,
+                "may not specify a duration less than 10 minutes",
+            ));
+        }
+        if seconds > 1 << 32 {
+            errors.push(FieldError::invalid(
+                &path,
+                seconds,
+                "may not specify a duration larger than 2^32 seconds",
+            ));
+        }
+    }
+    errors
+}

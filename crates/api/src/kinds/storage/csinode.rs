@@ -1,0 +1,101 @@
+//! CSINodes: which drivers a node has.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{ensure_object, list, strings, text};
+use crate::kinds::cell;
+use crate::kinds::check::complaints;
+use crate::kinds::row::{NAME, number, shown};
+use crate::kinds::volume_source::validate_driver_name;
+use crate::meta_validation::qualified_name;
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+use std::collections::HashSet;
+
+const NODE_ID_MAX: usize = 192;
+
+pub(in crate::kinds) struct CsiNodes;
+
+impl Strategy for CsiNodes {
+    fn default(&self, object: &mut Value) {
+        ensure_object(object, "spec");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let path = Path::new("spec").child("drivers");
+        let mut errors = Vec::new();
+        let mut names = HashSet::new();
+        for (index, driver) in list(&object["spec"], "drivers").iter().enumerate() {
+            let path = path.index(index);
+            let name = text(driver, "name");
+            errors.extend(validate_driver_name(name, &path.child("name")));
+            errors.extend(validate_node_id(text(driver, "nodeID"), &path.child("nodeID")));
+            if let Some(count) = driver["allocatable"]["count"].as_i64()
+                && count < 0
+            {
+                errors.push(FieldError::invalid(
+                    &path.child("allocatable").child("count"),
+                    count,
+                    "must be greater than or equal to 0",
+                ));
+            }
+            if !names.insert(name) {
+                errors.push(FieldError::duplicate(&path.child("name"), name));
+            }
+            let keys = strings(driver, "topologyKeys");
+            for (index, key) in keys.iter().enumerate() {
+                if keys[..index].contains(key) {
+                    errors.push(FieldError::duplicate(&path.child("topologyKeys"), *key));
+                }
+                errors.extend(complaints(&path.child("topologyKeys"), key, qualified_name(key)));
+            }
+        }
+        errors
+    }
+
+    /// A driver that stays, stays as it is.
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = self.validate(new);
+        let path = Path::new("spec").child("drivers");
+        let before = list(&old["spec"], "drivers");
+        for (index, driver) in list(&new["spec"], "drivers").iter().enumerate() {
+            let Some(old) = before.iter().find(|d| text(d, "name") == text(driver, "name")) else { continue };
+            for key in ["nodeID", "topologyKeys"] {
+                if driver[key] != old[key] {
+                    errors.push(FieldError::invalid(
+                        &path.index(index).child(key),
+                        driver[key].clone(),
+                        "field is immutable",
+                    ));
+                }
+            }
+        }
+        errors
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, number("Drivers"), shown("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![cell::name(object), cell::count(&object["spec"], "drivers"), cell::age(object, now)]
+    }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+}
+
+fn validate_node_id(id: &str, path: &Path) -> Option<FieldError> {
+    match id.len() {
+        0 => Some(FieldError::required(path, "")),
+        length if length > NODE_ID_MAX => {
+            Some(FieldError::invalid(path, id, format!("must be {NODE_ID_MAX} characters or less")))
+        }
+        _ => None,
+    }
+}

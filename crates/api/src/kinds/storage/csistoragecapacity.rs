@@ -1,0 +1,49 @@
+//! CSIStorageCapacities.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{present, text};
+use crate::kinds::check::{NOT_NEGATIVE, complaints, immutable};
+use crate::meta_validation::dns1123_subdomain;
+use crate::quantity::{Quantity, canonicalise};
+use crate::resource::Strategy;
+use crate::selector::validate_label_selector;
+use serde_json::Value;
+
+pub(in crate::kinds) struct CsiStorageCapacities;
+
+impl Strategy for CsiStorageCapacities {
+    fn default(&self, object: &mut Value) {
+        for key in ["capacity", "maximumVolumeSize"] {
+            if let Some(amount) = object.get_mut(key) {
+                canonicalise(amount);
+            }
+        }
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let class = text(object, "storageClassName");
+        let mut errors = complaints(&Path::new("storageClassName"), class, dns1123_subdomain(class));
+        for key in ["capacity", "maximumVolumeSize"] {
+            let amount = object[key].as_str().and_then(|a| Quantity::parse(a).ok());
+            if let Some(amount) = amount.filter(Quantity::is_negative) {
+                errors.push(FieldError::invalid(&Path::new(key), amount.to_string(), NOT_NEGATIVE));
+            }
+        }
+        if present(object, "nodeTopology") {
+            errors.extend(validate_label_selector(&object["nodeTopology"], &Path::new("nodeTopology")));
+        }
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = self.validate(new);
+        for key in ["nodeTopology", "storageClassName"] {
+            errors.extend(immutable(&new[key], &old[key], &Path::new(key)));
+        }
+        errors
+    }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
+}

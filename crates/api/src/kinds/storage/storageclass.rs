@@ -1,0 +1,109 @@
+//! StorageClasses.
+
+use super::{class_name, validate_parameters};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{default_field, list, strings, text};
+use crate::kinds::cell;
+use crate::kinds::check::{complaints, immutable, one_of};
+use crate::kinds::row::{NAME, shown};
+use crate::meta_validation::qualified_name;
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+use std::collections::HashSet;
+
+pub(in crate::kinds) struct StorageClasses;
+
+impl Strategy for StorageClasses {
+    fn default(&self, object: &mut Value) {
+        default_field(object, "reclaimPolicy", "Delete");
+        default_field(object, "volumeBindingMode", "Immediate");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let root = Path::default();
+        let mut errors = Vec::new();
+        match text(object, "provisioner") {
+            "" => errors.push(FieldError::required(&root.child("provisioner"), "")),
+            // Upper case is tolerated, and not shown.
+            name => {
+                let name = name.to_lowercase();
+                errors.extend(complaints(&root.child("provisioner"), &name, qualified_name(&name)));
+            }
+        }
+        errors.extend(validate_parameters(object, false));
+        if !text(object, "reclaimPolicy").is_empty() {
+            errors.extend(one_of(object, "reclaimPolicy", &root, &["Delete", "Retain"]));
+        }
+        errors.extend(one_of(object, "volumeBindingMode", &root, &["Immediate", "WaitForFirstConsumer"]));
+        errors
+            .extend(validate_topologies(list(object, "allowedTopologies"), &root.child("allowedTopologies")));
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"]
+            .iter()
+            .filter_map(|key| immutable(&new[*key], &old[*key], &Path::new(key)))
+            .chain(validate_topologies(list(new, "allowedTopologies"), &Path::new("allowedTopologies")))
+            .collect()
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const {
+            &[
+                NAME,
+                shown("Provisioner"),
+                shown("ReclaimPolicy"),
+                shown("VolumeBindingMode"),
+                shown("AllowVolumeExpansion"),
+                shown("Age"),
+            ]
+        }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![
+            class_name(object),
+            text(object, "provisioner").into(),
+            cell::text_or(object, "reclaimPolicy", "Delete"),
+            cell::text_or(object, "volumeBindingMode", "Immediate"),
+            cell::boolean(object, "allowVolumeExpansion"),
+            cell::age(object, now),
+        ]
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+}
+
+fn validate_topologies(terms: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut seen = HashSet::new();
+    for (index, term) in terms.iter().enumerate() {
+        let path = path.index(index);
+        if !seen.insert(term.to_string()) {
+            errors.push(FieldError::duplicate(&path, ""));
+        }
+        let mut keys = HashSet::new();
+        for (index, expression) in list(term, "matchLabelExpressions").iter().enumerate() {
+            let path = path.child("matchLabelExpressions").index(index);
+            let key = text(expression, "key");
+            let values = strings(expression, "values");
+            if values.is_empty() {
+                errors.push(FieldError::required(&path.child("values"), ""));
+            }
+            for (index, value) in values.iter().enumerate() {
+                if values[..index].contains(value) {
+                    errors.push(FieldError::duplicate(&path.child("values").index(index), *value));
+                }
+            }
+            errors.extend(complaints(&path.child("key"), key, qualified_name(key)));
+            if !keys.insert(key) {
+                errors.push(FieldError::duplicate(&path.child("key"), key));
+            }
+        }
+    }
+    errors
+}

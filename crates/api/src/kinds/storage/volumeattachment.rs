@@ -1,0 +1,126 @@
+//! VolumeAttachments.
+
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::{clear_status, ensure_object, keep, map, present, text};
+use crate::kinds::check::{IMMUTABLE, complaints};
+use crate::kinds::core::persistentvolume;
+use crate::kinds::row::{NAME, boolean, shown};
+use crate::kinds::volume_source::validate_driver_name;
+use crate::kinds::{cell, go};
+use crate::meta_validation::dns1123_subdomain;
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+
+const ONE_OF: &str = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
+const METADATA_MAX: usize = 256 * 1024;
+const MESSAGE_MAX: usize = 1024;
+
+pub(in crate::kinds) struct VolumeAttachments;
+
+impl Strategy for VolumeAttachments {
+    fn default(&self, object: &mut Value) {
+        ensure_object(ensure_object(object, "spec"), "source");
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        clear_status(object);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "status");
+    }
+
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let (spec, path) = (&object["spec"], Path::new("spec"));
+        let mut errors = validate_driver_name(text(spec, "attacher"), &path.child("attacher"));
+        errors.extend(validate_source(&spec["source"], &path.child("source")));
+        let node = text(spec, "nodeName");
+        errors.extend(complaints(&path.child("nodeName"), node, dns1123_subdomain(node)));
+        errors.extend(validate_status(&object["status"]));
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        let mut errors = self.validate(new);
+        if new["spec"] != old["spec"] {
+            errors.push(
+                FieldError::invalid(&Path::new("spec"), new["spec"].clone(), IMMUTABLE)
+                    .rendered_as(go::compact("VolumeAttachmentSpec", &new["spec"])),
+            );
+        }
+        errors
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        validate_status(&new["status"])
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const {
+            &[
+                NAME,
+                Column { name: "Attacher", ..NAME },
+                shown("PV"),
+                shown("Node"),
+                boolean("Attached"),
+                shown("Age"),
+            ]
+        }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let spec = &object["spec"];
+        vec![
+            cell::name(object),
+            text(spec, "attacher").into(),
+            text(&spec["source"], "persistentVolumeName").into(),
+            text(spec, "nodeName").into(),
+            cell::boolean(&object["status"], "attached"),
+            cell::age(object, now),
+        ]
+    }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+}
+
+fn validate_source(source: &Value, path: &Path) -> FieldErrors {
+    let (inline, name) = (present(source, "inlineVolumeSpec"), source["persistentVolumeName"].as_str());
+    match (inline, name) {
+        (false, None) => vec![FieldError::required(path, ONE_OF)],
+        (true, Some(_)) => vec![FieldError::forbidden(path, ONE_OF)],
+        (true, None) => {
+            persistentvolume::validate_spec(&source["inlineVolumeSpec"], &path.child("inlineVolumeSpec"))
+        }
+        (false, Some("")) => vec![FieldError::required(
+            &path.child("persistentVolumeName"),
+            "must specify non empty persistentVolumeName",
+        )],
+        (false, Some(name)) => complaints(&path.child("persistentVolumeName"), name, dns1123_subdomain(name)),
+    }
+}
+
+fn validate_status(status: &Value) -> FieldErrors {
+    let path = Path::new("status");
+    let mut errors = Vec::new();
+    let size: usize = map(status, "attachmentMetadata")
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
+        .sum();
+    if size > METADATA_MAX {
+        errors.push(FieldError::too_long(&path.child("attachmentMetadata"), METADATA_MAX));
+    }
+    for key in ["attachError", "detachError"] {
+        if text(&status[key], "message").len() > MESSAGE_MAX {
+            errors.push(FieldError::too_long(&path.child(key).child("message"), MESSAGE_MAX));
+        }
+    }
+    errors
+}

@@ -1,0 +1,41 @@
+//! VolumeAttributesClasses.
+
+use super::{class_name, validate_parameters};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::kinds::access::text;
+use crate::kinds::cell;
+use crate::kinds::row::{NAME, shown};
+use crate::kinds::volume_source::validate_driver_name;
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+
+pub(in crate::kinds) struct VolumeAttributesClasses;
+
+impl Strategy for VolumeAttributesClasses {
+    fn validate(&self, object: &Value) -> FieldErrors {
+        let mut errors = validate_driver_name(text(object, "driverName"), &Path::new("driverName"));
+        errors.extend(validate_parameters(object, true));
+        errors
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        ["driverName", "parameters"]
+            .iter()
+            .filter(|key| new[**key] != old[**key])
+            .map(|key| FieldError::forbidden(&Path::new(key), format!("updates to {key} are forbidden.")))
+            .collect()
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[NAME, shown("DriverName"), shown("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![class_name(object), text(object, "driverName").into(), cell::age(object, now)]
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,310 @@
+//! Where the content of a volume comes from: what pods' volumes and PersistentVolumes share.
+
+use super::access::{default_field, default_text, int, list, object, present, text};
+use super::check::{complaints, one_of, one_of_if_set};
+use crate::field::{FieldError, FieldErrors, Path};
+use crate::meta_validation::dns1123_subdomain;
+use crate::quantity::canonicalise;
+use serde_json::Value;
+
+/// The most characters a CSI driver's name may have.
+const DRIVER_MAX: usize = 63;
+
+/// Defaults of a source that pods and PersistentVolumes know.
+pub fn default_source(kind: &str, source: &mut Value) {
+    match kind {
+        "hostPath" => default_field(source, "type", ""),
+        "emptyDir" => {
+            if let Some(limit) = source.get_mut("sizeLimit") {
+                canonicalise(limit);
+            }
+        }
+        "iscsi" => default_text(source, "iscsiInterface", "default"),
+        "rbd" => {
+            default_text(source, "pool", "rbd");
+            default_text(source, "user", "admin");
+            default_text(source, "keyring", "/etc/ceph/keyring");
+        }
+        "azureDisk" => {
+            default_field(source, "cachingMode", "ReadWrite");
+            default_field(source, "kind", "Shared");
+            default_field(source, "fsType", "ext4");
+            default_field(source, "readOnly", false);
+        }
+        "scaleIO" => {
+            default_text(source, "storageMode", "ThinProvisioned");
+            default_text(source, "fsType", "xfs");
+        }
+        _ => {}
+    }
+}
+
+/// Validates one source. Those only pods have are the pods' own affair.
+pub fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let required = |keys: &[&str]| -> FieldErrors {
+        keys.iter()
+            .filter(|key| text(source, key).is_empty())
+            .map(|key| FieldError::required(&path.child(key), ""))
+            .collect()
+    };
+    match kind {
+        "hostPath" => {
+            let place = text(source, "path");
+            if place.is_empty() {
+                return required(&["path"]);
+            }
+            errors.extend(no_steps_back(place, &path.child("path")));
+            errors.extend(one_of_if_set(
+                source,
+                "type",
+                path,
+                &[
+                    "",
+                    "BlockDevice",
+                    "CharDevice",
+                    "Directory",
+                    "DirectoryOrCreate",
+                    "File",
+                    "FileOrCreate",
+                    "Socket",
+                ],
+            ));
+        }
+        "local" => match text(source, "path") {
+            "" => errors.extend(required(&["path"])),
+            place => errors.extend(no_steps_back(place, &path.child("path"))),
+        },
+        "nfs" => {
+            errors.extend(required(&["server", "path"]));
+            let place = text(source, "path");
+            if !place.starts_with('/') && !place.is_empty() {
+                errors.push(FieldError::invalid(&path.child("path"), place, "must be an absolute path"));
+            }
+        }
+        "gcePersistentDisk" => {
+            errors.extend(required(&["pdName"]));
+            errors.extend(partition(source, path));
+        }
+        "awsElasticBlockStore" => {
+            errors.extend(required(&["volumeID"]));
+            errors.extend(partition(source, path));
+        }
+        "glusterfs" => errors.extend(required(&["endpoints", "path"])),
+        "flocker" => {
+            let (name, uuid) = (text(source, "datasetName"), text(source, "datasetUUID"));
+            if name.is_empty() && uuid.is_empty() {
+                errors.push(FieldError::required(path, "one of datasetName and datasetUUID is required"));
+            }
+            if !name.is_empty() && !uuid.is_empty() {
+                errors.push(FieldError::invalid(
+                    path,
+                    "resource",
+                    "datasetName and datasetUUID can not be specified simultaneously",
+                ));
+            }
+            if name.contains('/') {
+                errors.push(FieldError::invalid(&path.child("datasetName"), name, "must not contain '/'"));
+            }
+        }
+        "rbd" => {
+            if list(source, "monitors").is_empty() {
+                errors.push(FieldError::required(&path.child("monitors"), ""));
+            }
+            errors.extend(required(&["image"]));
+        }
+        "cephfs" => {
+            if list(source, "monitors").is_empty() {
+                errors.push(FieldError::required(&path.child("monitors"), ""));
+            }
+        }
+        "cinder" => errors.extend(required(&["volumeID"])),
+        "quobyte" => {
+            errors.extend(required(&["registry"]));
+            errors.extend(required(&["volume"]));
+        }
+        "vsphereVolume" => errors.extend(required(&["volumePath"])),
+        "photonPersistentDisk" => errors.extend(required(&["pdID"])),
+        "portworxVolume" => errors.extend(required(&["volumeID"])),
+        "flexVolume" => errors.extend(required(&["driver"])),
+        "azureFile" => {
+            errors.extend(required(&["secretName", "shareName"]));
+        }
+        "azureDisk" => errors.extend(validate_azure_disk(source, path)),
+        "scaleIO" => {
+            errors.extend(required(&["gateway", "system", "volumeName"]));
+        }
+        "storageos" => {
+            if !text(source, "volumeName").is_empty() {
+                errors.extend(complaints(
+                    &path.child("volumeName"),
+                    text(source, "volumeName"),
+                    crate::meta_validation::dns1123_label(text(source, "volumeName")),
+                ));
+            }
+        }
+        "fc" => errors.extend(validate_fibre_channel(source, path)),
+        "iscsi" => errors.extend(validate_iscsi(source, path)),
+        "csi" => {
+            errors.extend(validate_driver_name(text(source, "driver"), &path.child("driver")));
+            if object(source, "nodePublishSecretRef").is_some_and(|s| text(s, "name").is_empty()) {
+                errors.push(FieldError::required(&path.child("nodePublishSecretRef").child("name"), ""));
+            }
+        }
+        _ => {}
+    }
+    errors
+}
+
+/// The name of a CSI driver, wherever it is given.
+pub fn validate_driver_name(name: &str, path: &Path) -> FieldErrors {
+    if name.is_empty() {
+        return vec![FieldError::required(path, "")];
+    }
+    let mut errors = Vec::new();
+    if name.len() > DRIVER_MAX {
+        errors.push(FieldError::too_long(path, DRIVER_MAX));
+    }
+    errors.extend(complaints(path, name, dns1123_subdomain(&name.to_lowercase())));
+    errors
+}
+
+/// A path does not lead out of where it starts.
+pub fn no_steps_back(value: &str, path: &Path) -> Option<FieldError> {
+    value
+        .split('/')
+        .any(|part| part == "..")
+        .then(|| FieldError::invalid(path, value, "must not contain '..'"))
+}
+
+fn partition(source: &Value, path: &Path) -> Option<FieldError> {
+    let number = int(source, "partition");
+    (!(0..=255).contains(&number)).then(|| {
+        FieldError::invalid(&path.child("partition"), number, "must be between 0 and 255, inclusive")
+    })
+}
+
+fn validate_azure_disk(source: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let uri = text(source, "diskURI");
+    for key in ["diskName", "diskURI"] {
+        if text(source, key).is_empty() {
+            errors.push(FieldError::required(&path.child(key), ""));
+        }
+    }
+    errors.extend(one_of_if_set(source, "cachingMode", path, &["None", "ReadOnly", "ReadWrite"]));
+    errors.extend(one_of_if_set(source, "kind", path, &["Dedicated", "Managed", "Shared"]));
+    let managed = text(source, "kind") == "Managed";
+    if managed && !uri.starts_with("/subscriptions") {
+        errors.push(FieldError::not_supported(
+            &path.child("diskURI"),
+            uri,
+            &["/subscriptions/{sub-id}/resourcegroups/{group-name}/providers/microsoft.compute/disks/{disk-id}"],
+        ));
+    }
+    if !managed && present(source, "kind") && !uri.starts_with("https://") && !uri.is_empty() {
+        errors.push(FieldError::not_supported(
+            &path.child("diskURI"),
+            uri,
+            &["https://{account-name}.blob.core.windows.net/{container-name}/{disk-name}.vhd"],
+        ));
+    }
+    errors
+}
+
+fn validate_fibre_channel(source: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let (names, wwids) = (list(source, "targetWWNs"), list(source, "wwids"));
+    if names.is_empty() && wwids.is_empty() {
+        errors.push(FieldError::required(
+            &path.child("targetWWNs"),
+            "must specify either targetWWNs or wwids, but not both",
+        ));
+    }
+    if !names.is_empty() && !wwids.is_empty() {
+        errors.push(FieldError::invalid(
+            &path.child("targetWWNs"),
+            names.to_vec(),
+            "targetWWNs and wwids can not be specified simultaneously",
+        ));
+    }
+    if !names.is_empty() {
+        match source["lun"].as_i64() {
+            None => errors
+                .push(FieldError::required(&path.child("lun"), "lun is required if targetWWNs is specified")),
+            Some(lun) if !(0..=255).contains(&lun) => {
+                errors.push(FieldError::invalid(
+                    &path.child("lun"),
+                    lun,
+                    "must be between 0 and 255, inclusive",
+                ));
+            }
+            _ => {}
+        }
+    }
+    errors
+}
+
+fn validate_iscsi(source: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    if text(source, "targetPortal").is_empty() {
+        errors.push(FieldError::required(&path.child("targetPortal"), ""));
+    }
+    let name = text(source, "iqn");
+    if name.is_empty() {
+        errors.push(FieldError::required(&path.child("iqn"), ""));
+    } else if !["iqn", "eui", "naa"].iter().any(|prefix| name.starts_with(prefix)) {
+        errors.push(FieldError::invalid(
+            &path.child("iqn"),
+            name,
+            "must be valid format starting with iqn, eui, or naa",
+        ));
+    }
+    let lun = int(source, "lun");
+    if !(0..=255).contains(&lun) {
+        errors.push(FieldError::invalid(&path.child("lun"), lun, "must be between 0 and 255, inclusive"));
+    }
+    let chap = ["chapAuthDiscovery", "chapAuthSession"].iter().any(|key| source[*key] == true);
+    if chap && !source["secretRef"].is_object() {
+        errors.push(FieldError::required(&path.child("secretRef"), ""));
+    }
+    errors
+}
+
+const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
+
+/// How a volume may be mounted, of PersistentVolumes and claims alike.
+pub fn validate_access_modes(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let path = path.child("accessModes");
+    let modes = list(spec, "accessModes");
+    for mode in modes.iter().filter_map(Value::as_str) {
+        if !ACCESS_MODES.contains(&mode) {
+            errors.push(FieldError::not_supported(&path, mode, ACCESS_MODES));
+        }
+    }
+    let alone = |mode: &Value| mode == "ReadWriteOncePod";
+    if modes.iter().any(alone) && !modes.iter().all(alone) {
+        errors.push(FieldError::forbidden(&path, "may not use ReadWriteOncePod with other access modes"));
+    }
+    errors
+}
+
+pub fn validate_volume_mode(spec: &Value, path: &Path) -> Option<FieldError> {
+    present(spec, "volumeMode").then(|| one_of(spec, "volumeMode", path, &["Block", "Filesystem"])).flatten()
+}
+
+/// `RWO,ROX`, in the order upstream prints them.
+pub fn access_modes_cell(modes: &[Value]) -> String {
+    [
+        ("ReadWriteOnce", "RWO"),
+        ("ReadOnlyMany", "ROX"),
+        ("ReadWriteMany", "RWX"),
+        ("ReadWriteOncePod", "RWOP"),
+    ]
+    .iter()
+    .filter(|(mode, _)| modes.iter().any(|m| m == mode))
+    .map(|(_, short)| *short)
+    .collect::<Vec<_>>()
+    .join(",")
+}

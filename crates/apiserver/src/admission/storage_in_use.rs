@@ -1,0 +1,33 @@
+//! Volumes and claims stay for as long as somebody uses them: a finalizer holds them.
+
+use super::{Attributes, Plugin};
+use crate::registry::View;
+use ferrite_api::{Status, meta};
+use serde_json::{Value, json};
+
+pub(super) struct StorageObjectInUseProtection;
+
+const FINALIZERS: [(&str, &str); 2] = [
+    ("persistentvolumes", "kubernetes.io/pv-protection"),
+    ("persistentvolumeclaims", "kubernetes.io/pvc-protection"),
+];
+
+impl Plugin for StorageObjectInUseProtection {
+    fn name(&self) -> &'static str {
+        "StorageObjectInUseProtection"
+    }
+
+    fn mutate(&self, _view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
+        let Some((_, finalizer)) = FINALIZERS.iter().find(|(plural, _)| attributes.creates(plural)) else {
+            return Ok(());
+        };
+        if meta::finalizers(object).any(|f| f == *finalizer) {
+            return Ok(());
+        }
+        let finalizers = meta::metadata_mut(object).entry("finalizers").or_insert_with(|| json!([]));
+        if let Some(finalizers) = finalizers.as_array_mut() {
+            finalizers.push((*finalizer).into());
+        }
+        Ok(())
+    }
+}

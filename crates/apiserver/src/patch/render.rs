@@ -1,0 +1,111 @@
+//! A patched object as upstream prints it when it cannot be read: what the patch touched has sorted keys, the
+//! rest has its fields in the order in which their type declares them.
+
+use ferrite_api::schema::{Kind, Slot, Type, TypeRef, Wire};
+use serde_json::{Value, json};
+
+/// The objects a JSON patch goes through, as a document of their paths.
+pub(super) fn touched(operations: &Value) -> Value {
+    let mut root = json!({});
+    for operation in operations.as_array().into_iter().flatten() {
+        for path in ["path", "from"].iter().filter_map(|k| operation.get(k)?.as_str()) {
+            let mut at = &mut root;
+            let parents = path.split('/').skip(1).collect::<Vec<_>>();
+            for token in parents.iter().take(parents.len().saturating_sub(1)) {
+                let name = token.replace("~1", "/").replace("~0", "~");
+                let Some(map) = at.as_object_mut() else { break };
+                at = map.entry(name).or_insert_with(|| json!({}));
+            }
+        }
+    }
+    root
+}
+
+pub(super) fn object(type_: TypeRef, value: &Value, touched: &Value) -> String {
+    let mut out = String::new();
+    put(Some(&Kind::Struct(type_)), value, Some(touched), &mut out);
+    out
+}
+
+fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, out: &mut String) {
+    let touched = touched.filter(|t| t.is_object());
+    match value {
+        Value::Object(map) => {
+            let type_ = match kind {
+                Some(Kind::Struct(type_)) => Some(*type_),
+                _ => None,
+            };
+            let mut names: Vec<&String> = map.keys().collect();
+            if let (Some(type_), None) = (type_, touched) {
+                names.sort_by_key(|name| position(type_, name));
+            }
+            out.push('{');
+            for (index, name) in names.into_iter().enumerate() {
+                if index > 0 {
+                    out.push(',');
+                }
+                out.push_str(&Value::String(name.clone()).to_string());
+                out.push(':');
+                let inner = match kind {
+                    Some(Kind::Struct(type_)) => type_.field(name).map(|f| &f.kind),
+                    Some(Kind::Map(item)) => Some(*item),
+                    _ => None,
+                };
+                put(inner, &map[name], touched.and_then(|t| t.get(name)), out);
+            }
+            out.push('}');
+        }
+        Value::Array(list) => {
+            let inner = match kind {
+                Some(Kind::List(item)) => Some(*item),
+                _ => None,
+            };
+            out.push('[');
+            for (index, item) in list.iter().enumerate() {
+                if index > 0 {
+                    out.push(',');
+                }
+                put(inner, item, touched.and_then(|t| t.get(index.to_string())), out);
+            }
+            out.push(']');
+        }
+        scalar => out.push_str(&scalar.to_string()),
+    }
+}
+
+/// Where a field stands in its struct: kind and apiVersion first, the others as their protobuf tags count.
+fn position(type_: &Type, name: &str) -> (u32, u32) {
+    match name {
+        "kind" => (0, 0),
+        "apiVersion" if type_.field("kind").is_some() && type_.field("metadata").is_some() => (0, 1),
+        _ => (1, tag(type_, type_.wire, name).unwrap_or(u32::MAX)),
+    }
+}
+
+fn tag(type_: &Type, wires: &[Wire], name: &str) -> Option<u32> {
+    wires.iter().find_map(|wire| match wire.slot {
+        Slot::Field(index) => {
+            let field = type_.fields.get(usize::from(index))?;
+            (field.name == name).then_some(wire.tag)
+        }
+        Slot::Inline(inner) => tag(type_, inner, name).map(|_| wire.tag),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_api::schema;
+
+    #[test]
+    fn what_a_patch_touched_is_sorted_and_the_rest_is_as_declared() {
+        let type_ = schema::kind("", "v1", "ConfigMap").expect("ConfigMap");
+        let value = json!({"kind": "ConfigMap", "apiVersion": "v1", "data": {"x": 5},
+            "metadata": {"name": "a", "labels": {"t": "x"}, "annotations": {}, "uid": "u"}});
+        let path = touched(&json!([{"op": "add", "path": "/data/x", "value": 5}]));
+        assert_eq!(
+            object(type_, &value, &path),
+            r#"{"apiVersion":"v1","data":{"x":5},"kind":"ConfigMap","metadata":{"name":"a","uid":"u","labels":{"t":"x"},"annotations":{}}}"#
+        );
+    }
+}

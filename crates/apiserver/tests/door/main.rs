@@ -1,0 +1,7 @@
+//! The server through its in-process door, on a store in memory: what a client sees.
+
+mod world;
+
+mod deleting;
+mod reading;
+mod writing;

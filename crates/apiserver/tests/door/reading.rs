@@ -1,0 +1,115 @@
+use crate::world::*;
+use serde_json::{Value, json};
+
+async fn with_three_maps() -> World {
+    let world = World::start().await;
+    for name in ["a", "b", "c"] {
+        assert_eq!(world.post(MAPS, &config_map(name, json!({"k": name}))).await.code, 201);
+    }
+    world
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    let items = list["items"].as_array().expect("items");
+    items.iter().filter_map(|i| i["metadata"]["name"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn lists_come_in_pages_of_one_snapshot() {
+    let world = with_three_maps().await;
+    let first = world.get(&format!("{MAPS}?limit=2&labelSelector=t%3Dx")).await.json();
+    assert_eq!(names(&first), ["a", "b"]);
+    assert_eq!(first["metadata"].get("remainingItemCount"), None, "unknown with a selector");
+    world.post(MAPS, &config_map("bb", json!({}))).await;
+    let token = first["metadata"]["continue"].as_str().expect("a token");
+    let second = world.get(&format!("{MAPS}?limit=2&labelSelector=t%3Dx&continue={token}")).await.json();
+    assert_eq!(names(&second), ["c"], "what came later is not in the snapshot");
+    assert_eq!(second["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
+}
+
+#[tokio::test]
+async fn wrong_options_of_lists_are_named() {
+    let world = World::start().await;
+    let rows = [
+        ("limit=x", 400, r#"strconv.ParseInt: parsing "x": invalid syntax"#),
+        ("labelSelector=a+b", 400, "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt"),
+        ("fieldSelector=spec.x%3Dy", 400, "field label not supported: spec.x"),
+        ("resourceVersion=x", 400, r#"invalid resource version: resourceVersion: Invalid value: "x": strconv.ParseUint: parsing "x": invalid syntax"#),
+        ("resourceVersionMatch=Exact", 422, r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"#),
+        ("continue=e30", 400, "invalid continue token: continue key is not valid: server does not recognize this encoded version "),
+    ];
+    for (query, code, message) in rows {
+        let reply = world.get(&format!("{MAPS}?{query}")).await;
+        assert_eq!((reply.code, reply.at("/message").as_str().unwrap_or_default()), (code, message), "{query}");
+    }
+}
+
+#[tokio::test]
+async fn objects_have_other_representations() {
+    let world = with_three_maps().await;
+    let path = format!("{MAPS}/a");
+    let rows = [
+        ("application/json;as=Table;v=v1;g=meta.k8s.io", "Table"),
+        ("application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", "PartialObjectMetadata"),
+        ("application/json", "ConfigMap"),
+    ];
+    for (accept, kind) in rows {
+        let reply = world.send("GET", &path, &[("accept", accept)], b"").await;
+        assert_eq!(reply.at("/kind"), kind, "{accept}");
+    }
+    let accept = [("accept", "application/vnd.kubernetes.protobuf")];
+    let protobuf = world.send("GET", &path, &accept, b"").await;
+    assert!(protobuf.bytes.starts_with(b"k8s\0"));
+    let headers = [accept[0], ("content-type", "application/vnd.kubernetes.protobuf")];
+    let mut object = ferrite_api::codec::protobuf::decode(&protobuf.bytes).expect("protobuf").expect("a kind");
+    object["metadata"]["name"] = "from-protobuf".into();
+    object["metadata"]["resourceVersion"] = Value::Null;
+    let body = ferrite_api::codec::protobuf::encode(&object).expect("encodes");
+    assert_eq!(world.send("POST", MAPS, &headers, &body).await.code, 201);
+    assert_eq!(world.get(&format!("{MAPS}/from-protobuf")).await.at("/data/k"), "a");
+    let refused = world.send("GET", &path, &[("accept", "text/html")], b"").await;
+    assert_eq!(refused.code, 406);
+}
+
+#[tokio::test]
+async fn a_watch_tells_what_happens_after_a_version() {
+    let world = with_three_maps().await;
+    let version = world.get(MAPS).await.at("/metadata/resourceVersion");
+    world.patch("merge", &format!("{MAPS}/b"), &json!({"data": {"k": "2"}})).await;
+    world.patch("merge", &format!("{MAPS}/c"), &json!({"metadata": {"labels": {"t": null}}})).await;
+    world.delete(&format!("{MAPS}/a")).await;
+    let version = version.as_str().expect("a version");
+    let path = format!("{MAPS}?watch=1&timeoutSeconds=1&resourceVersion={version}&labelSelector=t%3Dx");
+    let reply = world.get(&path).await;
+    let events: Vec<(String, String)> = reply
+        .bytes
+        .split(|b| *b == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| {
+            let event: Value = serde_json::from_slice(line).expect("an event");
+            let text = |p: &str| event.pointer(p).and_then(Value::as_str).unwrap_or_default().to_owned();
+            (text("/type"), text("/object/metadata/name"))
+        })
+        .collect();
+    let expected = [("MODIFIED", "b"), ("DELETED", "c"), ("DELETED", "a")];
+    assert_eq!(events, expected.map(|(t, n)| (t.to_owned(), n.to_owned())));
+}
+
+#[tokio::test]
+async fn documents_tell_what_is_served() {
+    let world = World::start().await;
+    for (path, pointer, value) in [
+        ("/version", "/major", json!("1")),
+        ("/api", "/versions/0", json!("v1")),
+        ("/apis/apps", "/preferredVersion/groupVersion", json!("apps/v1")),
+        ("/openapi/v3/apis/apps/v1", "/openapi", json!("3.0.0")),
+    ] {
+        let reply = world.get(path).await;
+        assert_eq!((reply.code, reply.at(pointer)), (200, value), "{path}");
+    }
+    assert_eq!(world.get("/readyz").await.bytes, "ok");
+    assert_eq!(world.get("/readyz/bogus").await.code, 404);
+    let tag = world.get("/openapi/v3/apis/apps/v1").await.header("etag").to_owned();
+    let again = world.send("GET", "/openapi/v3/apis/apps/v1", &[("if-none-match", &tag)], b"").await;
+    assert_eq!(again.code, 304);
+}

@@ -1,0 +1,107 @@
+//! A server with one namespace, and requests to it.
+
+use bytes::Bytes;
+use ferrite_apiserver::{ApiServer, Config, Door, User};
+use ferrite_store::Store;
+use http::{HeaderMap, Request};
+use http_body_util::{BodyExt, Full};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use tower::Service;
+
+pub struct World {
+    pub server: Arc<ApiServer>,
+    door: Door,
+}
+
+/// An answer read to its end.
+pub struct Reply {
+    pub code: u16,
+    pub headers: HeaderMap,
+    pub bytes: Bytes,
+}
+
+impl Reply {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.bytes).unwrap_or(Value::Null)
+    }
+
+    pub fn at(&self, pointer: &str) -> Value {
+        self.json().pointer(pointer).cloned().unwrap_or(Value::Null)
+    }
+
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
+    }
+}
+
+impl World {
+    pub async fn start() -> Self {
+        let config = Config {
+            advertise: "192.0.2.1:6443".parse().expect("an address"),
+            service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
+            node_ports: 30000..=32767,
+            kubelet_client: None,
+            runtime_config: BTreeMap::new(),
+            event_ttl_seconds: 3600,
+        };
+        let server = ApiServer::start(Arc::new(Store::memory()), config).await.expect("the server starts");
+        let door = server.door(User::new("admin", ["system:masters"]));
+        let world = Self { server, door };
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
+        world
+    }
+
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+        let mut request = Request::builder().method(method).uri(path).header("user-agent", "tester/1");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(Bytes::copy_from_slice(body))).expect("a request");
+        let answer = self.door.clone().call(request).await.expect("an answer");
+        let (parts, body) = answer.into_parts();
+        let bytes = body.collect().await.expect("a body").to_bytes();
+        Reply { code: parts.status.as_u16(), headers: parts.headers, bytes }
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        self.send("GET", path, &[], b"").await
+    }
+
+    pub async fn post(&self, path: &str, object: &Value) -> Reply {
+        self.send("POST", path, &[("content-type", "application/json")], object.to_string().as_bytes()).await
+    }
+
+    pub async fn put(&self, path: &str, object: &Value) -> Reply {
+        self.send("PUT", path, &[("content-type", "application/json")], object.to_string().as_bytes()).await
+    }
+
+    pub async fn patch(&self, kind: &str, path: &str, patch: &Value) -> Reply {
+        let content_type = match kind {
+            "apply" => "application/apply-patch+yaml".to_owned(),
+            kind => format!("application/{kind}-patch+json"),
+        };
+        self.send("PATCH", path, &[("content-type", &content_type)], patch.to_string().as_bytes()).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Reply {
+        self.send("DELETE", path, &[], b"").await
+    }
+}
+
+pub const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+pub const PODS: &str = "/api/v1/namespaces/default/pods";
+
+pub fn config_map(name: &str, data: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {"t": "x"}}, "data": data})
+}
+
+pub fn pod(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "img"}]},
+    })
+}
