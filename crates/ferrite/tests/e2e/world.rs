@@ -277,6 +277,13 @@ impl World {
         self.get(&["pods", "-l", selector])["items"].as_array().unwrap().clone()
     }
 
+    /// Pods that are not on their way out.
+    pub fn living_pods(&self, selector: &str) -> Vec<Value> {
+        let mut pods = self.pods(selector);
+        pods.retain(|p| p["metadata"]["deletionTimestamp"].is_null());
+        pods
+    }
+
     /// Takes a `docker save` archive in.
     pub fn import(&self, archive: &Path) {
         let output = self.ferrite(&["image", "import", archive.to_str().unwrap()]).output().unwrap();

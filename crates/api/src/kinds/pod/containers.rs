@@ -22,7 +22,8 @@ pub(super) struct Context<'a> {
 impl<'a> Context<'a> {
     /// What the containers of a specification are checked against.
     pub(super) fn of(spec: &'a Value) -> Self {
-        let names = |key: &str| list(spec, key).iter().map(|v| text(v, "name")).filter(|n| !n.is_empty()).collect();
+        let names =
+            |key: &str| list(spec, key).iter().map(|v| text(v, "name")).filter(|n| !n.is_empty()).collect();
         Self {
             volumes: names("volumes"),
             claims: names("resourceClaims"),
@@ -41,8 +42,11 @@ pub(super) fn validate_ephemeral_containers(
     const WITHOUT: [&str; 6] =
         ["ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "resizePolicy"];
     let mut errors = Vec::new();
-    let others: HashSet<&str> =
-        ["containers", "initContainers"].iter().flat_map(|k| list(spec, k)).map(|c| text(c, "name")).collect();
+    let others: HashSet<&str> = ["containers", "initContainers"]
+        .iter()
+        .flat_map(|k| list(spec, k))
+        .map(|c| text(c, "name"))
+        .collect();
     let mut names = others.clone();
     for (index, container) in containers.iter().enumerate() {
         let path = path.index(index);

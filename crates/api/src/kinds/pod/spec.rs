@@ -145,14 +145,18 @@ fn validate_resource_claims(claims: &[Value], path: &Path) -> FieldErrors {
         let given: Vec<&str> = sources.into_iter().filter(|key| present(claim, key)).collect();
         match given.len() {
             1 => {}
-            0 => errors.push(FieldError::invalid(&path, claim.clone(), ONE)
-                .rendered_as(crate::kinds::go::compact("PodResourceClaim", claim))),
-            _ => errors.push(FieldError::invalid(
-                &path,
-                claim.clone(),
-                "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
-            )
-            .rendered_as(crate::kinds::go::compact("PodResourceClaim", claim))),
+            0 => errors.push(
+                FieldError::invalid(&path, claim.clone(), ONE)
+                    .rendered_as(crate::kinds::go::compact("PodResourceClaim", claim)),
+            ),
+            _ => errors.push(
+                FieldError::invalid(
+                    &path,
+                    claim.clone(),
+                    "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
+                )
+                .rendered_as(crate::kinds::go::compact("PodResourceClaim", claim)),
+            ),
         }
         for key in given {
             let name = text(claim, key);

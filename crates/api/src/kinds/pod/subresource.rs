@@ -113,7 +113,10 @@ fn validate_resize(new: &Value, old: &Value) -> FieldErrors {
             for (amounts_kind, what) in [("limits", "resource limits"), ("requests", "resource requests")] {
                 let (after, before) =
                     (amounts(&after["resources"], amounts_kind), amounts(&before["resources"], amounts_kind));
-                if ["cpu", "memory"].iter().any(|name| before.contains_key(*name) && !after.contains_key(*name)) {
+                if ["cpu", "memory"]
+                    .iter()
+                    .any(|name| before.contains_key(*name) && !after.contains_key(*name))
+                {
                     errors.push(FieldError::forbidden(
                         &path.child(amounts_kind),
                         format!("{what} cannot be removed"),

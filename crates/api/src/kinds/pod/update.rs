@@ -1,9 +1,7 @@
 //! What may change in a pod once it exists.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
-    ensure_object, int, keep, list, list_mut, map, object, present, remove, text,
-};
+use crate::kinds::access::{ensure_object, int, keep, list, list_mut, map, object, present, remove, text};
 use crate::kinds::check::{IMMUTABLE, complaints, ip};
 use crate::kinds::go;
 use crate::meta_validation::qualified_name;
