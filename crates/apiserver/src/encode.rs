@@ -228,7 +228,9 @@ fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) 
     let mut row = Map::new();
     row.insert("cells".into(), resource.strategy.cells(object, Timestamp::now()).into());
     match include {
-        IncludeObject::None => {}
+        IncludeObject::None => {
+            row.insert("object".into(), Value::Null);
+        }
         IncludeObject::Metadata => {
             row.insert("object".into(), partial(object, beta));
         }

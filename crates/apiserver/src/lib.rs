@@ -18,6 +18,7 @@ mod options;
 mod patch;
 mod registry;
 mod request;
+mod reviews;
 mod serve;
 mod server;
 mod subresource;

@@ -1,13 +1,14 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
-use crate::auth::{self, User};
+use crate::auth::token::Signer;
+use crate::auth::{self, Rbac, User};
 use crate::call::Call;
 use crate::http::{self, Answer, Body, BoxError};
 use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
 use crate::options::Query;
 use crate::registry::{Registry, ServiceAllocator, Table, stored};
 use crate::request::{self, Health, Route, Verb};
-use crate::{bootstrap, discovery, encode, health, openapi, verbs, version};
+use crate::{bootstrap, discovery, encode, health, openapi, subresource, verbs, version};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::Status;
@@ -37,6 +38,10 @@ pub struct Config {
     /// Versions and resources turned on or off, as upstream's `--runtime-config`: `api/all`, `apps/v1`,
     /// `apps/v1/deployments`.
     pub runtime_config: BTreeMap<String, bool>,
+    /// Who tokens of service accounts say that they are from, and whom they are for.
+    pub service_account_issuer: String,
+    /// The key that signs them, as PEM. Without it there are no tokens.
+    pub service_account_key: Option<String>,
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
 }
@@ -64,6 +69,8 @@ pub struct ApiServer {
     pub(crate) registry: Registry,
     pub(crate) config: Config,
     pub(crate) openapi: openapi::Documents,
+    pub(crate) rbac: Rbac,
+    pub(crate) tokens: Option<Signer>,
     ready: AtomicBool,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -78,7 +85,13 @@ impl ApiServer {
         let services = existing_services(&store, &table);
         let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());
         let registry = Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds);
+        let tokens = match &config.service_account_key {
+            Some(pem) => Some(Signer::new(pem, &config.service_account_issuer).map_err(Status::internal)?),
+            None => None,
+        };
         let server = Arc::new(Self {
+            rbac: Rbac::new(Arc::clone(&registry.store), table),
+            tokens,
             registry,
             config,
             openapi: openapi::Documents::default(),
@@ -159,7 +172,7 @@ impl ApiServer {
     ) -> Result<Answer, (Status, Representation)> {
         let (parts, body) = request.into_parts();
         let plain = |status: Status| (status, PLAIN_JSON);
-        let user = user.ok_or_else(|| plain(Status::unauthorized()))?;
+        let user = self.authenticate(user, &parts.headers).map_err(plain)?;
         let route = request::route(parts.uri.path());
         let query = Query::parse(parts.uri.query());
         let verb = match &route {
@@ -170,7 +183,11 @@ impl ApiServer {
             }
             _ => Verb::of(&parts.method, true, false),
         };
-        auth::authorize(&user, &route, verb).map_err(plain)?;
+        let view = self.registry.view();
+        let user = auth::impersonate(&self.rbac, &view, user, &parts.headers).map_err(plain)?;
+        let action = auth::Action::of(&route, verb, &parts.method, parts.uri.path(), &query);
+        auth::authorize(&self.rbac, &view, &user, &action).map_err(plain)?;
+        drop(view);
         let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let negotiated = negotiate::accept(accept);
         let representation = negotiated.as_ref().copied().unwrap_or(PLAIN_JSON);
@@ -212,6 +229,18 @@ impl ApiServer {
             warnings: Vec::new(),
         };
         Box::pin(verbs::handle(call)).await.map_err(|s| (s, for_errors))
+    }
+
+    /// Who asks: a certificate's user, else a token's, else nobody in particular.
+    fn authenticate(&self, user: Option<User>, headers: &::http::HeaderMap) -> Result<User, Status> {
+        if let Some(user) = user {
+            return Ok(user);
+        }
+        let Some(given) = headers.get(header::AUTHORIZATION) else { return Ok(User::anonymous()) };
+        let token = given.to_str().ok().and_then(|v| v.strip_prefix("Bearer ")).map(str::trim);
+        let issuer = self.config.service_account_issuer.as_str();
+        let known = token.and_then(|token| subresource::token::user_of(self, token, &[issuer]));
+        known.map(|(user, _)| user).ok_or_else(Status::unauthorized)
     }
 
     /// Everything that is not a resource.
@@ -259,9 +288,14 @@ impl ApiServer {
             Route::Metrics => Ok(http::text(200, "")),
             Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
             Route::NoSuchResource => Err(Status::no_such_path()),
-            Route::OpenIdConfiguration | Route::JsonWebKeys | Route::Unknown | Route::Resource(_) => {
-                Ok(page_not_found())
-            }
+            Route::OpenIdConfiguration => Ok(self
+                .tokens
+                .as_ref()
+                .map_or_else(page_not_found, |t| http::json(200, &t.configuration(&address)))),
+            Route::JsonWebKeys => Ok(self.tokens.as_ref().map_or_else(page_not_found, |t| {
+                http::answer(200, "application/jwk-set+json", t.keys().to_string())
+            })),
+            Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
         }
     }
 }

@@ -70,6 +70,21 @@ impl View {
     }
 }
 
+impl View {
+    /// The objects of a resource in a namespace, decoded one by one.
+    pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> {
+        let found: Vec<Value> = match self.table.any_version(group, plural) {
+            None => Vec::new(),
+            Some(resource) => {
+                let prefix = stored::prefix_in(resource, Some(namespace));
+                let entries = self.snapshot.range(prefix.as_bytes(), None);
+                entries.filter_map(|(_, entry)| stored::decode(resource, entry)).collect()
+            }
+        };
+        found.into_iter()
+    }
+}
+
 /// A write as all verbs share it.
 pub(crate) struct Write<'a> {
     pub resource: &'a Resource,

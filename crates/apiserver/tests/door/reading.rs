@@ -32,15 +32,35 @@ async fn wrong_options_of_lists_are_named() {
     let world = World::start().await;
     let rows = [
         ("limit=x", 400, r#"strconv.ParseInt: parsing "x": invalid syntax"#),
-        ("labelSelector=a+b", 400, "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt"),
+        (
+            "labelSelector=a+b",
+            400,
+            "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt",
+        ),
         ("fieldSelector=spec.x%3Dy", 400, "field label not supported: spec.x"),
-        ("resourceVersion=x", 400, r#"invalid resource version: resourceVersion: Invalid value: "x": strconv.ParseUint: parsing "x": invalid syntax"#),
-        ("resourceVersionMatch=Exact", 422, r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"#),
-        ("continue=e30", 400, "invalid continue token: continue key is not valid: server does not recognize this encoded version "),
+        (
+            "resourceVersion=x",
+            400,
+            r#"invalid resource version: resourceVersion: Invalid value: "x": strconv.ParseUint: parsing "x": invalid syntax"#,
+        ),
+        (
+            "resourceVersionMatch=Exact",
+            422,
+            r#"ListOptions.meta.k8s.io "" is invalid: resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"#,
+        ),
+        (
+            "continue=e30",
+            400,
+            "invalid continue token: continue key is not valid: server does not recognize this encoded version ",
+        ),
     ];
     for (query, code, message) in rows {
         let reply = world.get(&format!("{MAPS}?{query}")).await;
-        assert_eq!((reply.code, reply.at("/message").as_str().unwrap_or_default()), (code, message), "{query}");
+        assert_eq!(
+            (reply.code, reply.at("/message").as_str().unwrap_or_default()),
+            (code, message),
+            "{query}"
+        );
     }
 }
 
@@ -61,7 +81,8 @@ async fn objects_have_other_representations() {
     let protobuf = world.send("GET", &path, &accept, b"").await;
     assert!(protobuf.bytes.starts_with(b"k8s\0"));
     let headers = [accept[0], ("content-type", "application/vnd.kubernetes.protobuf")];
-    let mut object = ferrite_api::codec::protobuf::decode(&protobuf.bytes).expect("protobuf").expect("a kind");
+    let mut object =
+        ferrite_api::codec::protobuf::decode(&protobuf.bytes).expect("protobuf").expect("a kind");
     object["metadata"]["name"] = "from-protobuf".into();
     object["metadata"]["resourceVersion"] = Value::Null;
     let body = ferrite_api::codec::protobuf::encode(&object).expect("encodes");

@@ -22,10 +22,25 @@ async fn what_cannot_be_read_is_told() {
     let world = World::start().await;
     let rows: [(&str, &str, u16, &str); 5] = [
         ("application/json", "[]", 400, "the object provided is unrecognized (must be of type ConfigMap)"),
-        ("application/json", r#"{"data": 1}"#, 400, "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: json: cannot unmarshal number into Go struct field ConfigMap.data of type map[string]string"),
-        ("application/json", r#"{"kind": "Secret", "apiVersion": "v1"}"#, 400, "Secret in version \"v1\" cannot be handled as a ConfigMap: converting (v1.Secret) to (core.ConfigMap): unknown conversion"),
+        (
+            "application/json",
+            r#"{"data": 1}"#,
+            400,
+            "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: json: cannot unmarshal number into Go struct field ConfigMap.data of type map[string]string",
+        ),
+        (
+            "application/json",
+            r#"{"kind": "Secret", "apiVersion": "v1"}"#,
+            400,
+            "Secret in version \"v1\" cannot be handled as a ConfigMap: converting (v1.Secret) to (core.ConfigMap): unknown conversion",
+        ),
         ("text/plain", "{}", 415, "the body of the request was in an unknown format"),
-        ("application/vnd.kubernetes.protobuf", "xx", 400, "the object provided is unrecognized (must be of type ConfigMap): provided data does not appear to be a protobuf message, expected prefix [107 56 115 0] (7878)"),
+        (
+            "application/vnd.kubernetes.protobuf",
+            "xx",
+            400,
+            "the object provided is unrecognized (must be of type ConfigMap): provided data does not appear to be a protobuf message, expected prefix [107 56 115 0] (7878)",
+        ),
     ];
     for (content_type, body, code, message) in rows {
         let reply = world.send("POST", MAPS, &[("content-type", content_type)], body.as_bytes()).await;
@@ -40,11 +55,9 @@ async fn unknown_fields_are_ignored_warned_of_or_refused() {
     let world = World::start().await;
     let mut map = config_map("a", json!({}));
     map["bogus"] = 1.into();
-    for (query, code, warning) in [
-        ("Strict", 400, ""),
-        ("Ignore", 201, ""),
-        ("Warn", 409, r#"299 - "unknown field \"bogus\"""#),
-    ] {
+    for (query, code, warning) in
+        [("Strict", 400, ""), ("Ignore", 201, ""), ("Warn", 409, r#"299 - "unknown field \"bogus\"""#)]
+    {
         let reply = world.post(&format!("{MAPS}?fieldValidation={query}"), &map).await;
         assert_eq!((reply.code, reply.header("warning")), (code, warning), "{query}");
     }
@@ -86,7 +99,11 @@ async fn patches_of_every_kind() {
     assert_eq!(strategic.at("/data/y"), "6");
     let wrong = world.patch("merge", &path, &json!({"data": {"y": 7}})).await;
     let message = wrong.at("/message");
-    assert!(message.as_str().is_some_and(|m| m.ends_with("json: cannot unmarshal number into Go struct field ConfigMap.data of type string")), "{message}");
+    assert!(
+        message.as_str().is_some_and(|m| m
+            .ends_with("json: cannot unmarshal number into Go struct field ConfigMap.data of type string")),
+        "{message}"
+    );
     let unknown = world.send("PATCH", &path, &[("content-type", "application/json")], b"{}").await;
     assert_eq!((unknown.code, unknown.at("/message")), (415, json!("415: Unsupported Media Type")));
 }
@@ -123,14 +140,23 @@ async fn services_get_addresses_and_ports() {
     let services = "/api/v1/namespaces/default/services";
     let service = |name: &str, spec| json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec});
     let plain = world.post(services, &service("a", json!({"ports": [{"port": 80}]}))).await;
-    assert!(plain.at("/spec/clusterIP").as_str().is_some_and(|ip| ip.starts_with("10.0.")), "{}", plain.json());
-    let node = world.post(services, &service("b", json!({"type": "NodePort", "ports": [{"port": 80}]}))).await;
+    assert!(
+        plain.at("/spec/clusterIP").as_str().is_some_and(|ip| ip.starts_with("10.0.")),
+        "{}",
+        plain.json()
+    );
+    let node =
+        world.post(services, &service("b", json!({"type": "NodePort", "ports": [{"port": 80}]}))).await;
     let port = node.at("/spec/ports/0/nodePort");
     assert!(port.as_u64().is_some_and(|p| p >= 30000));
     let wanted = json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]});
     assert_eq!(world.post(services, &service("c", wanted.clone())).await.code, 422, "the port is taken");
     assert_eq!(world.delete(&format!("{services}/b")).await.at("/kind"), "Service");
     assert_eq!(world.post(services, &service("c", wanted)).await.code, 201, "and free again");
-    let v6 = world.post(services, &service("d", json!({"ports": [{"port": 80}], "clusterIP": "fd00::1"}))).await;
-    assert_eq!(v6.at("/details/causes/0/message"), r#"Invalid value: ["fd00::1"]: IPv6 is not configured on this cluster"#);
+    let v6 =
+        world.post(services, &service("d", json!({"ports": [{"port": 80}], "clusterIP": "fd00::1"}))).await;
+    assert_eq!(
+        v6.at("/details/causes/0/message"),
+        r#"Invalid value: ["fd00::1"]: IPv6 is not configured on this cluster"#
+    );
 }
