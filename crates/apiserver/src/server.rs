@@ -8,7 +8,7 @@ use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
 use crate::options::Query;
 use crate::registry::{Registry, ServiceAllocator, Table, stored};
 use crate::request::{self, Health, Route, Verb};
-use crate::{bootstrap, discovery, encode, health, openapi, subresource, verbs, version};
+use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, subresource, verbs, version};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::Status;
@@ -22,8 +22,12 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+/// A request that is not a stream ends after this, as upstream's.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// How a server is set up.
 #[derive(Debug, Clone)]
@@ -71,6 +75,7 @@ pub struct ApiServer {
     pub(crate) openapi: openapi::Documents,
     pub(crate) rbac: Rbac,
     pub(crate) tokens: Option<Signer>,
+    metrics: metrics::Metrics,
     ready: AtomicBool,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -92,6 +97,7 @@ impl ApiServer {
         let server = Arc::new(Self {
             rbac: Rbac::new(Arc::clone(&registry.store), table),
             tokens,
+            metrics: metrics::Metrics::default(),
             registry,
             config,
             openapi: openapi::Documents::default(),
@@ -144,7 +150,25 @@ impl ApiServer {
         let method = request.method().clone();
         let path = request.uri().path().to_owned();
         let started = std::time::Instant::now();
-        let handled = AssertUnwindSafe(self.route(user, request)).catch_unwind().await;
+        let kind = metrics::RequestKind::of(&method, request.uri());
+        let compress = compress::wanted(request.headers());
+        let Some(_running) = self.metrics.enter(&kind) else {
+            let busy = Status::too_many_requests("too many requests, please try again later");
+            return error(&busy, representation);
+        };
+        let long = kind.is_long_running();
+        let server = Arc::clone(&self);
+        let work = async move {
+            let work = AssertUnwindSafe(server.route(user, request)).catch_unwind();
+            match long {
+                true => work.await,
+                false => tokio::time::timeout(DEADLINE, work).await.unwrap_or_else(|_| {
+                    let status = Status::timeout("request did not complete within the allotted timeout");
+                    Ok(Err((status, representation)))
+                }),
+            }
+        };
+        let handled = work.await;
         let mut answer = match handled {
             Ok(Ok(answer)) => answer,
             Ok(Err((status, representation))) => error(&status, representation),
@@ -156,6 +180,10 @@ impl ApiServer {
                 )
             }
         };
+        if compress && !long {
+            answer = compress::gzip(answer).await;
+        }
+        self.metrics.record(&kind, answer.status().as_u16(), started.elapsed());
         tracing::debug!(%method, path, code = answer.status().as_u16(), elapsed = ?started.elapsed(), "request");
         let headers = answer.headers_mut();
         if let Some(id) = audit_id {
@@ -184,8 +212,8 @@ impl ApiServer {
             _ => Verb::of(&parts.method, true, false),
         };
         let view = self.registry.view();
-        let user = auth::impersonate(&self.rbac, &view, user, &parts.headers).map_err(plain)?;
         let action = auth::Action::of(&route, verb, &parts.method, parts.uri.path(), &query);
+        let user = auth::impersonate(&self.rbac, &view, user, &parts.headers, &action).map_err(plain)?;
         auth::authorize(&self.rbac, &view, &user, &action).map_err(plain)?;
         drop(view);
         let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
@@ -285,7 +313,11 @@ impl ApiServer {
             Route::OpenApiV2 => Ok(self.openapi.v2(table, &parts.headers)),
             Route::OpenApiV3 => Ok(self.openapi.root(table)),
             Route::OpenApiV3Document(path) => Ok(self.openapi.document(table, path, &parts.headers, query)),
-            Route::Metrics => Ok(http::text(200, "")),
+            Route::Metrics => {
+                let mut text = self.metrics.text();
+                metrics::put_storage(&mut text, table, &self.registry.view().snapshot);
+                Ok(http::answer(200, metrics::CONTENT_TYPE, text))
+            }
             Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
             Route::NoSuchResource => Err(Status::no_such_path()),
             Route::OpenIdConfiguration => Ok(self
@@ -341,10 +373,6 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
     let value = status.to_value();
     let mut answer =
         encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
-    if status.code == 401 {
-        let realm = HeaderValue::from_static("Bearer realm=\"kubernetes-master\"");
-        answer.headers_mut().insert(header::WWW_AUTHENTICATE, realm);
-    }
     let retry = status.details.as_ref().and_then(|d| d.get("retryAfterSeconds")).and_then(|s| s.as_u64());
     if let Some(seconds) = retry.or((status.code == 429).then_some(1)) {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

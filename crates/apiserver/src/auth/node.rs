@@ -7,6 +7,9 @@ use serde_json::Value;
 /// The role whose rules hold for every node, though no binding gives it.
 const ROLE: &str = "system:node";
 
+/// Where nodes renew their leases.
+const LEASES: &str = "kube-node-lease";
+
 /// The node a user is.
 pub(super) fn name(user: &User) -> Option<&str> {
     user.name.strip_prefix("system:node:").filter(|name| !name.is_empty() && user.is_in("system:nodes"))
@@ -37,6 +40,18 @@ pub(super) fn decide(rbac: &Rbac, view: &View, node: &str, action: &Action) -> D
                 .any(|pod| runs_on(&pod, node) && refers(&pod["spec"], kind, &action.name));
             return if related { allowed() } else { unrelated() };
         }
+    }
+    let own = match (action.group.as_str(), action.resource.as_str()) {
+        ("", "nodes") if action.verb != "create" => action.name == node,
+        ("coordination.k8s.io", "leases") => {
+            action.namespace == LEASES && (action.name == node || action.verb == "create")
+        }
+        ("storage.k8s.io", "csinodes") => action.name == node || action.verb == "create",
+        _ => true,
+    };
+    if !own {
+        let reason = format!("node '{node}' can only access its own {}", action.resource);
+        return Decision { allowed: false, reason };
     }
     if rbac.role_allows(ROLE, action) { allowed() } else { Decision::default() }
 }

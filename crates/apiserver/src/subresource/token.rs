@@ -50,7 +50,9 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let signed = signer.sign(&claims).ok_or_else(|| Status::internal("a token could not be signed"))?;
     let expires = now.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(now);
     request["status"] = json!({"token": signed, "expirationTimestamp": metadata::time(expires)});
+    crate::managed::on_body(&gvk, &mut request, &options, "token", now);
     let metadata = meta::metadata_mut(&mut request);
+    metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
     metadata.insert("name".into(), call.name().into());
     metadata.insert("namespace".into(), call.namespace().into());
     metadata.insert("creationTimestamp".into(), metadata::time(now).into());
@@ -94,7 +96,7 @@ fn bound_object(call: &Call, reference: &Value) -> Result<Option<(&'static str, 
             "the UID in the bound object reference ({}) does not match the UID in record. The object might have been deleted and then recreated",
             text("uid")
         );
-        return Err(Status::conflict("", plural, text("name"), &why));
+        return Err(Status::conflict("", text("kind"), text("name"), &why));
     }
     Ok(Some((claim, text("name").to_owned(), uid.to_owned())))
 }
