@@ -10,8 +10,17 @@ use serde_json::{Value, json as object};
 
 /// Fields that a write through this door cannot set, and so never owns.
 fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
+    match (subresource, &*resource.plural) {
+        (Some("status"), "deployments") => &["spec", "metadata.labels"],
+        (Some("status"), "resourceclaims") => &["spec", "metadata"],
+        (None, "certificatesigningrequests") => &["spec", "status"],
+        (Some("status"), _) => &["spec"],
+        _ => plain(resource, subresource),
+    }
+}
+
+fn plain(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
     match subresource {
-        Some("status") => &["spec"],
         Some(_) => &[],
         None if resource.subresource("status").is_some() => &["status"],
         None => &[],

@@ -63,7 +63,8 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
         plural => {
             let user =
                 if plural == "selfsubjectaccessreviews" { call.user.clone() } else { asked_for(&review) };
-            let decision = decide(&call.server.rbac, &call.server.registry.view(), &user, &action(&review));
+            let decision =
+                decide(&call.server.registry.rbac, &call.server.registry.view(), &user, &action(&review));
             let mut status = json!({"allowed": decision.allowed});
             if !decision.reason.is_empty() {
                 status["reason"] = decision.reason.into();

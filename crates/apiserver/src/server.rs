@@ -1,7 +1,7 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
 use crate::auth::token::Signer;
-use crate::auth::{self, Rbac, User};
+use crate::auth::{self, User};
 use crate::call::Call;
 use crate::http::{self, Answer, Body, BoxError};
 use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
@@ -73,7 +73,6 @@ pub struct ApiServer {
     pub(crate) registry: Registry,
     pub(crate) config: Config,
     pub(crate) openapi: openapi::Documents,
-    pub(crate) rbac: Rbac,
     pub(crate) tokens: Option<Signer>,
     metrics: metrics::Metrics,
     ready: AtomicBool,
@@ -95,7 +94,6 @@ impl ApiServer {
             None => None,
         };
         let server = Arc::new(Self {
-            rbac: Rbac::new(Arc::clone(&registry.store), table),
             tokens,
             metrics: metrics::Metrics::default(),
             registry,
@@ -213,8 +211,9 @@ impl ApiServer {
         };
         let view = self.registry.view();
         let action = auth::Action::of(&route, verb, &parts.method, parts.uri.path(), &query);
-        let user = auth::impersonate(&self.rbac, &view, user, &parts.headers, &action).map_err(plain)?;
-        auth::authorize(&self.rbac, &view, &user, &action).map_err(plain)?;
+        let user =
+            auth::impersonate(&self.registry.rbac, &view, user, &parts.headers, &action).map_err(plain)?;
+        auth::authorize(&self.registry.rbac, &view, &user, &action).map_err(plain)?;
         drop(view);
         let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let negotiated = negotiate::accept(accept);

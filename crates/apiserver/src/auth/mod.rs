@@ -1,11 +1,13 @@
 //! Who asks, and whether they may.
 
+mod escalation;
 mod impersonation;
 mod node;
 mod rbac;
 pub(crate) mod token;
 mod user;
 
+pub(crate) use escalation::check as check_escalation;
 pub(crate) use impersonation::impersonate;
 pub(crate) use rbac::Rbac;
 pub use user::User;

@@ -58,6 +58,54 @@ impl Rule {
             && (self.names.is_empty() || self.names.contains(&action.name))
     }
 
+    /// The part of the rule that `held` does not allow, as upstream prints it.
+    pub(super) fn not_held(&self, namespace: &str, held: &dyn Fn(&Action) -> bool) -> Option<String> {
+        let list = |items: &[String]| {
+            let quoted: Vec<String> = items.iter().map(|i| format!("{i:?}")).collect();
+            format!("[{}]", quoted.join(" "))
+        };
+        let names = if self.names.is_empty() { vec![String::new()] } else { self.names.clone() };
+        let allowed = |verb: &String| {
+            let verb = verb.clone();
+            let paths = self.paths.iter().all(|path| {
+                held(&Action { verb: verb.clone(), path: Some(path.clone()), ..Action::default() })
+            });
+            let each = self.groups.iter().flat_map(|g| self.resources.iter().map(move |r| (g, r)));
+            paths
+                && each.flat_map(|(g, r)| names.iter().map(move |n| (g, r, n))).all(
+                    |(group, resource, name)| {
+                        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+                        held(&Action {
+                            verb: verb.clone(),
+                            group: group.clone(),
+                            resource: resource.into(),
+                            subresource: subresource.into(),
+                            namespace: namespace.into(),
+                            name: name.clone(),
+                            path: None,
+                        })
+                    },
+                )
+        };
+        let verbs: Vec<String> = self.verbs.iter().filter(|v| !allowed(v)).cloned().collect();
+        if verbs.is_empty() {
+            return None;
+        }
+        let mut parts = Vec::new();
+        for (key, items) in [
+            ("APIGroups", &self.groups),
+            ("Resources", &self.resources),
+            ("ResourceNames", &self.names),
+            ("NonResourceURLs", &self.paths),
+            ("Verbs", &verbs),
+        ] {
+            if !items.is_empty() {
+                parts.push(format!("{key}:{}", list(items)));
+            }
+        }
+        Some(format!("{{{}}}", parts.join(", ")))
+    }
+
     fn covers(&self, resource: &str, subresource: &str) -> bool {
         self.resources.iter().any(|allowed| match allowed.split_once('/') {
             _ if allowed == "*" => true,

@@ -17,7 +17,7 @@ pub(crate) use list::{ListPage, Selectors};
 pub(crate) use update::{Change, Update};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
-use crate::auth::User;
+use crate::auth::{Rbac, User};
 use crate::options::WriteOptions;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
@@ -94,6 +94,7 @@ pub(crate) struct Write<'a> {
 }
 
 pub(crate) struct Registry {
+    pub rbac: Rbac,
     pub store: Arc<Store>,
     pub table: Arc<Table>,
     pub services: ServiceAllocator,
@@ -106,6 +107,7 @@ pub(crate) struct Registry {
 impl Registry {
     pub fn new(store: Arc<Store>, table: Arc<Table>, services: ServiceAllocator, event_ttl: u64) -> Self {
         Self {
+            rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
             store,
             table,
             services,
