@@ -5,6 +5,7 @@ use crate::options::WriteOptions;
 use crate::registry::{Update, Write};
 use crate::server::ApiServer;
 use ferrite_api::Status;
+use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -14,6 +15,7 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
     for name in NAMESPACES {
         ensure(server, "", "namespaces", "", json!({"metadata": {"name": name}})).await?;
     }
+    policy(server).await?;
     let port = server.config.advertise.port();
     let address = server.config.advertise.ip().to_string();
     let service = json!({
@@ -46,6 +48,29 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
         "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
     });
     replace(server, "discovery.k8s.io", "endpointslices", "default", slice).await
+}
+
+/// Upstream's default roles, bindings, priority classes and flow schemas, one object a line.
+const DEFAULTS: &str = include_str!("bootstrap.jsonl");
+/// So many are written at once: the store puts them into few writes.
+const AT_ONCE: usize = 64;
+
+async fn policy(server: &ApiServer) -> Result<(), Status> {
+    let objects = DEFAULTS.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let writes = objects.filter_map(|object| {
+        let api_version = object["apiVersion"].as_str()?;
+        let (group, _) = api_version.split_once('/')?;
+        let kind = object["kind"].as_str()?;
+        let row = server.registry.table.rows().iter().find(|r| r.group == group && r.kind == kind)?;
+        let plural = row.plural.to_string();
+        let namespace = ferrite_api::meta::namespace(&object).to_owned();
+        Some(async move { ensure(server, group_of(&object), &plural, &namespace, object.clone()).await })
+    });
+    futures_util::stream::iter(writes).buffer_unordered(AT_ONCE).try_collect::<()>().await
+}
+
+fn group_of(object: &Value) -> &str {
+    object["apiVersion"].as_str().and_then(|v| v.split_once('/')).map_or("", |(group, _)| group)
 }
 
 fn options() -> WriteOptions {

@@ -28,7 +28,7 @@ impl IncludeObject {
             "None" => Ok(Self::None),
             "Object" => Ok(Self::Object),
             other => Err(Status::bad_request(format!(
-                "Invalid value: {other:?}: must be 'Metadata', 'Object', 'None', or empty"
+                "Unable to convert to Table as requested: includeObject: Invalid value: {other:?}: must be 'Metadata', 'Object', 'None', or empty"
             ))),
         }
     }
@@ -228,7 +228,9 @@ fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) 
     let mut row = Map::new();
     row.insert("cells".into(), resource.strategy.cells(object, Timestamp::now()).into());
     match include {
-        IncludeObject::None => {}
+        IncludeObject::None => {
+            row.insert("object".into(), Value::Null);
+        }
         IncludeObject::Metadata => {
             row.insert("object".into(), partial(object, beta));
         }

@@ -4,14 +4,23 @@ use crate::options::WriteOptions;
 use ferrite_api::codec::{json, normalise};
 use ferrite_api::managed_fields::{self, ApplyError, Writer};
 use ferrite_api::resource::Resource;
-use ferrite_api::{Status, meta, schema};
+use ferrite_api::{Gvk, Status, meta, schema};
 use jiff::Timestamp;
 use serde_json::{Value, json as object};
 
 /// Fields that a write through this door cannot set, and so never owns.
 fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
+    match (subresource, &*resource.plural) {
+        (Some("status"), "deployments") => &["spec", "metadata.labels"],
+        (Some("status"), "resourceclaims") => &["spec", "metadata"],
+        (None, "certificatesigningrequests") => &["spec", "status"],
+        (Some("status"), _) => &["spec"],
+        _ => plain(resource, subresource),
+    }
+}
+
+fn plain(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
     match subresource {
-        Some("status") => &["spec"],
         Some(_) => &[],
         None if resource.subresource("status").is_some() => &["status"],
         None => &[],
@@ -36,6 +45,38 @@ pub(crate) fn on_write(
         now,
     };
     managed_fields::update(&writer, old, new);
+    if subresource == Some("scale") {
+        forget_time(new, "scale");
+    }
+}
+
+/// As [`on_write`], for a body that is answered and not stored.
+pub(crate) fn on_body(
+    gvk: &Gvk,
+    body: &mut Value,
+    options: &WriteOptions,
+    subresource: &str,
+    now: Timestamp,
+) {
+    let writer = Writer {
+        type_: schema::of(gvk),
+        api_version: &gvk.api_version(),
+        manager: &options.field_manager,
+        subresource,
+        ignored: &["status"],
+        now,
+    };
+    managed_fields::update(&writer, None, body);
+}
+
+/// Takes the time from the entries of a subresource: upstream loses it where the body is another kind's.
+pub(crate) fn forget_time(object: &mut Value, subresource: &str) {
+    let entries = meta::metadata_mut(object).get_mut("managedFields").and_then(Value::as_array_mut);
+    for entry in entries.into_iter().flatten().filter_map(Value::as_object_mut) {
+        if entry.get("subresource").is_some_and(|s| s == subresource) {
+            entry.remove("time");
+        }
+    }
 }
 
 /// Merges an applied configuration into the stored object, or makes the object when there is none.

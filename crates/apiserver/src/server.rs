@@ -1,5 +1,6 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
+use crate::auth::token::Signer;
 use crate::auth::{self, User};
 use crate::call::Call;
 use crate::http::{self, Answer, Body, BoxError};
@@ -7,7 +8,7 @@ use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
 use crate::options::Query;
 use crate::registry::{Registry, ServiceAllocator, Table, stored};
 use crate::request::{self, Health, Route, Verb};
-use crate::{bootstrap, discovery, encode, health, openapi, verbs, version};
+use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, subresource, verbs, version};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::Status;
@@ -21,8 +22,12 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+
+/// A request that is not a stream ends after this, as upstream's.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// How a server is set up.
 #[derive(Debug, Clone)]
@@ -37,6 +42,10 @@ pub struct Config {
     /// Versions and resources turned on or off, as upstream's `--runtime-config`: `api/all`, `apps/v1`,
     /// `apps/v1/deployments`.
     pub runtime_config: BTreeMap<String, bool>,
+    /// Who tokens of service accounts say that they are from, and whom they are for.
+    pub service_account_issuer: String,
+    /// The key that signs them, as PEM. Without it there are no tokens.
+    pub service_account_key: Option<String>,
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
 }
@@ -64,6 +73,8 @@ pub struct ApiServer {
     pub(crate) registry: Registry,
     pub(crate) config: Config,
     pub(crate) openapi: openapi::Documents,
+    pub(crate) tokens: Option<Signer>,
+    metrics: metrics::Metrics,
     ready: AtomicBool,
     stop: CancellationToken,
     tasks: TaskTracker,
@@ -78,7 +89,13 @@ impl ApiServer {
         let services = existing_services(&store, &table);
         let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());
         let registry = Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds);
+        let tokens = match &config.service_account_key {
+            Some(pem) => Some(Signer::new(pem, &config.service_account_issuer).map_err(Status::internal)?),
+            None => None,
+        };
         let server = Arc::new(Self {
+            tokens,
+            metrics: metrics::Metrics::default(),
             registry,
             config,
             openapi: openapi::Documents::default(),
@@ -131,7 +148,25 @@ impl ApiServer {
         let method = request.method().clone();
         let path = request.uri().path().to_owned();
         let started = std::time::Instant::now();
-        let handled = AssertUnwindSafe(self.route(user, request)).catch_unwind().await;
+        let kind = metrics::RequestKind::of(&method, request.uri());
+        let compress = compress::wanted(request.headers());
+        let Some(_running) = self.metrics.enter(&kind) else {
+            let busy = Status::too_many_requests("too many requests, please try again later");
+            return error(&busy, representation);
+        };
+        let long = kind.is_long_running();
+        let server = Arc::clone(&self);
+        let work = async move {
+            let work = AssertUnwindSafe(server.route(user, request)).catch_unwind();
+            match long {
+                true => work.await,
+                false => tokio::time::timeout(DEADLINE, work).await.unwrap_or_else(|_| {
+                    let status = Status::timeout("request did not complete within the allotted timeout");
+                    Ok(Err((status, representation)))
+                }),
+            }
+        };
+        let handled = work.await;
         let mut answer = match handled {
             Ok(Ok(answer)) => answer,
             Ok(Err((status, representation))) => error(&status, representation),
@@ -143,6 +178,10 @@ impl ApiServer {
                 )
             }
         };
+        if compress && !long {
+            answer = compress::gzip(answer).await;
+        }
+        self.metrics.record(&kind, answer.status().as_u16(), started.elapsed());
         tracing::debug!(%method, path, code = answer.status().as_u16(), elapsed = ?started.elapsed(), "request");
         let headers = answer.headers_mut();
         if let Some(id) = audit_id {
@@ -159,7 +198,7 @@ impl ApiServer {
     ) -> Result<Answer, (Status, Representation)> {
         let (parts, body) = request.into_parts();
         let plain = |status: Status| (status, PLAIN_JSON);
-        let user = user.ok_or_else(|| plain(Status::unauthorized()))?;
+        let user = self.authenticate(user, &parts.headers).map_err(plain)?;
         let route = request::route(parts.uri.path());
         let query = Query::parse(parts.uri.query());
         let verb = match &route {
@@ -170,7 +209,12 @@ impl ApiServer {
             }
             _ => Verb::of(&parts.method, true, false),
         };
-        auth::authorize(&user, &route, verb).map_err(plain)?;
+        let view = self.registry.view();
+        let action = auth::Action::of(&route, verb, &parts.method, parts.uri.path(), &query);
+        let user =
+            auth::impersonate(&self.registry.rbac, &view, user, &parts.headers, &action).map_err(plain)?;
+        auth::authorize(&self.registry.rbac, &view, &user, &action).map_err(plain)?;
+        drop(view);
         let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let negotiated = negotiate::accept(accept);
         let representation = negotiated.as_ref().copied().unwrap_or(PLAIN_JSON);
@@ -212,6 +256,18 @@ impl ApiServer {
             warnings: Vec::new(),
         };
         Box::pin(verbs::handle(call)).await.map_err(|s| (s, for_errors))
+    }
+
+    /// Who asks: a certificate's user, else a token's, else nobody in particular.
+    fn authenticate(&self, user: Option<User>, headers: &::http::HeaderMap) -> Result<User, Status> {
+        if let Some(user) = user {
+            return Ok(user);
+        }
+        let Some(given) = headers.get(header::AUTHORIZATION) else { return Ok(User::anonymous()) };
+        let token = given.to_str().ok().and_then(|v| v.strip_prefix("Bearer ")).map(str::trim);
+        let issuer = self.config.service_account_issuer.as_str();
+        let known = token.and_then(|token| subresource::token::user_of(self, token, &[issuer]));
+        known.map(|(user, _)| user).ok_or_else(Status::unauthorized)
     }
 
     /// Everything that is not a resource.
@@ -256,12 +312,21 @@ impl ApiServer {
             Route::OpenApiV2 => Ok(self.openapi.v2(table, &parts.headers)),
             Route::OpenApiV3 => Ok(self.openapi.root(table)),
             Route::OpenApiV3Document(path) => Ok(self.openapi.document(table, path, &parts.headers, query)),
-            Route::Metrics => Ok(http::text(200, "")),
+            Route::Metrics => {
+                let mut text = self.metrics.text();
+                metrics::put_storage(&mut text, table, &self.registry.view().snapshot);
+                Ok(http::answer(200, metrics::CONTENT_TYPE, text))
+            }
             Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
             Route::NoSuchResource => Err(Status::no_such_path()),
-            Route::OpenIdConfiguration | Route::JsonWebKeys | Route::Unknown | Route::Resource(_) => {
-                Ok(page_not_found())
-            }
+            Route::OpenIdConfiguration => Ok(self
+                .tokens
+                .as_ref()
+                .map_or_else(page_not_found, |t| http::json(200, &t.configuration(&address)))),
+            Route::JsonWebKeys => Ok(self.tokens.as_ref().map_or_else(page_not_found, |t| {
+                http::answer(200, "application/jwk-set+json", t.keys().to_string())
+            })),
+            Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
         }
     }
 }
@@ -307,10 +372,6 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
     let value = status.to_value();
     let mut answer =
         encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
-    if status.code == 401 {
-        let realm = HeaderValue::from_static("Bearer realm=\"kubernetes-master\"");
-        answer.headers_mut().insert(header::WWW_AUTHENTICATE, realm);
-    }
     let retry = status.details.as_ref().and_then(|d| d.get("retryAfterSeconds")).and_then(|s| s.as_u64());
     if let Some(seconds) = retry.or((status.code == 429).then_some(1)) {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));

@@ -109,6 +109,9 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
     if call.resource.plural == "bindings" && call.resource.group.is_empty() {
         return subresource::binding::create(call, &object, &options).await;
     }
+    if crate::reviews::is_review(&call.resource.group) {
+        return crate::reviews::answer(call, object, &options);
+    }
     let created = call.server.registry.create(&call.write(&options), object).await?;
     call.warnings.extend(call.resource.strategy.warnings(&created));
     encode::object(201, &call.resource, &created, call.representation, call.include_object()?)

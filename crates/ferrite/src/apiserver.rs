@@ -30,6 +30,9 @@ pub struct ServerOptions {
     pub service_node_port_range: PortRange,
     #[command(flatten)]
     pub storage: StorageOptions,
+    /// Who tokens of service accounts are from.
+    #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
+    pub service_account_issuer: String,
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
@@ -147,6 +150,8 @@ impl Running {
             node_ports: options.service_node_port_range.0.clone(),
             kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
             runtime_config: options.runtime_config.iter().cloned().collect(),
+            service_account_issuer: options.service_account_issuer.clone(),
+            service_account_key: Some(pki.service_account_key()?),
             event_ttl_seconds: 3600,
         };
         let server = ApiServer::start(store, config).await?;
@@ -161,7 +166,9 @@ impl Running {
 
     /// A client for a component in this process.
     pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
-        let door: Door = self.server.door(User::new(user, groups.iter().copied()));
+        // The controllers share one identity here, and so need what all of upstream's have together.
+        let all = (user == "system:kube-controller-manager").then_some("system:masters");
+        let door: Door = self.server.door(User::new(user, groups.iter().copied().chain(all)));
         kube::Client::new(door, "default")
     }
 

@@ -93,6 +93,11 @@ pub fn validate_pod_template(template: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
+/// Warnings about the pods a template makes.
+pub fn template_warnings(template: &Value, path: &str) -> Vec<String> {
+    super::pod::warnings(&template["spec"], &Path::new(path).child("spec"))
+}
+
 /// Pods that `kind` replaces when they end neither end on their own nor have a deadline.
 pub fn validate_runs_for_ever(template: &Value, kind: &str, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();

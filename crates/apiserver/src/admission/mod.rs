@@ -2,6 +2,7 @@
 //!
 //! One module per plugin, one row each in [`PLUGINS`], in upstream's order.
 
+mod certificate_subject;
 mod default_tolerations;
 mod namespace_lifecycle;
 mod priority;
@@ -44,9 +45,13 @@ impl Attributes<'_> {
 
     /// Whether this creates an object of a core resource, not one of its subresources.
     fn creates(&self, plural: &str) -> bool {
+        self.creates_in("", plural)
+    }
+
+    fn creates_in(&self, group: &str, plural: &str) -> bool {
         self.operation == Operation::Create
             && self.subresource.is_none()
-            && self.resource.group.is_empty()
+            && self.resource.group == group
             && self.resource.plural == plural
     }
 }
@@ -76,6 +81,7 @@ pub(crate) const PLUGINS: &[&dyn Plugin] = &[
     &service_account::ServiceAccount,
     &default_tolerations::DefaultTolerationSeconds,
     &priority::Priority,
+    &certificate_subject::CertificateSubject,
     &storage_in_use::StorageObjectInUseProtection,
 ];
 

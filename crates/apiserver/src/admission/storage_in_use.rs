@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 pub(super) struct StorageObjectInUseProtection;
 
-const FINALIZERS: [(&str, &str); 2] = [
-    ("persistentvolumes", "kubernetes.io/pv-protection"),
-    ("persistentvolumeclaims", "kubernetes.io/pvc-protection"),
+const FINALIZERS: [(&str, &str, &str); 3] = [
+    ("", "persistentvolumes", "kubernetes.io/pv-protection"),
+    ("", "persistentvolumeclaims", "kubernetes.io/pvc-protection"),
+    ("storage.k8s.io", "volumeattributesclasses", "kubernetes.io/vac-protection"),
 ];
 
 impl Plugin for StorageObjectInUseProtection {
@@ -18,9 +19,8 @@ impl Plugin for StorageObjectInUseProtection {
     }
 
     fn mutate(&self, _view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
-        let Some((_, finalizer)) = FINALIZERS.iter().find(|(plural, _)| attributes.creates(plural)) else {
-            return Ok(());
-        };
+        let held = |(group, plural, _): &&(&str, &str, &str)| attributes.creates_in(group, plural);
+        let Some((_, _, finalizer)) = FINALIZERS.iter().find(held) else { return Ok(()) };
         if meta::finalizers(object).any(|f| f == *finalizer) {
             return Ok(());
         }

@@ -73,6 +73,7 @@ impl Registry {
             user: write.user,
         };
         let before = object.clone();
+        crate::auth::check_escalation(&self.rbac, &view, write.user, resource, write.namespace, &object)?;
         admission::mutate(&view, &attributes, &mut object)?;
         if object != before {
             strategy.default(&mut object);

@@ -17,7 +17,7 @@ pub(crate) use list::{ListPage, Selectors};
 pub(crate) use update::{Change, Update};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
-use crate::auth::User;
+use crate::auth::{Rbac, User};
 use crate::options::WriteOptions;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
@@ -70,6 +70,21 @@ impl View {
     }
 }
 
+impl View {
+    /// The objects of a resource in a namespace, decoded one by one.
+    pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> {
+        let found: Vec<Value> = match self.table.any_version(group, plural) {
+            None => Vec::new(),
+            Some(resource) => {
+                let prefix = stored::prefix_in(resource, Some(namespace));
+                let entries = self.snapshot.range(prefix.as_bytes(), None);
+                entries.filter_map(|(_, entry)| stored::decode(resource, entry)).collect()
+            }
+        };
+        found.into_iter()
+    }
+}
+
 /// A write as all verbs share it.
 pub(crate) struct Write<'a> {
     pub resource: &'a Resource,
@@ -79,6 +94,7 @@ pub(crate) struct Write<'a> {
 }
 
 pub(crate) struct Registry {
+    pub rbac: Rbac,
     pub store: Arc<Store>,
     pub table: Arc<Table>,
     pub services: ServiceAllocator,
@@ -89,7 +105,14 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub fn new(store: Arc<Store>, table: Arc<Table>, services: ServiceAllocator, event_ttl: u64) -> Self {
-        Self { store, table, services, event_ttl, event_lease: tokio::sync::Mutex::new(None) }
+        Self {
+            rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
+            store,
+            table,
+            services,
+            event_ttl,
+            event_lease: tokio::sync::Mutex::new(None),
+        }
     }
 
     pub fn view(&self) -> View {

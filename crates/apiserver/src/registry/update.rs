@@ -111,10 +111,11 @@ impl Registry {
         }
         let version = meta::str(new, "resourceVersion");
         if version.is_empty() || version == "0" {
-            if !resource.strategy.unconditional_update() && update.subresource.is_none() {
+            if !resource.strategy.unconditional_update() {
                 let path = Path::new("metadata").child("resourceVersion");
                 let error = FieldError::invalid(&path, 0, "must be specified for an update");
-                return Err(Status::invalid(&resource.group, &resource.kind, update.name, &[error]));
+                // As upstream: this refusal names the resource where others name the kind.
+                return Err(Status::invalid(&resource.group, &resource.plural, update.name, &[error]));
             }
             return Ok(());
         }
@@ -153,6 +154,12 @@ impl Registry {
             name: update.name,
             user: update.write.user,
         };
+        let changed =
+            ["rules", "roleRef", "subjects", "aggregationRule"].iter().any(|f| new.get(f) != old.get(f));
+        if changed {
+            let Write { user, namespace, .. } = &update.write;
+            crate::auth::check_escalation(&self.rbac, view, user, resource, namespace, new)?;
+        }
         admission::mutate(view, &attributes, new)?;
         let allocation = match update.subresource {
             None => self.services.allocate(resource, new, Some(old))?,

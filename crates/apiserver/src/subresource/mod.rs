@@ -6,6 +6,7 @@ mod eviction;
 mod finalize;
 mod kubelet;
 mod scale;
+pub(crate) mod token;
 
 use crate::call::Call;
 use crate::http::Answer;
@@ -23,6 +24,7 @@ const TABLE: &[(&str, Handler)] = &[
     ("eviction", |call| Box::pin(eviction::handle(call))),
     ("ephemeralcontainers", |call| Box::pin(ephemeral::handle(call))),
     ("finalize", |call| Box::pin(finalize::handle(call))),
+    ("token", |call| Box::pin(token::handle(call))),
     ("log", |call| Box::pin(kubelet::log(call))),
     ("exec", |call| Box::pin(kubelet::exec(call))),
     ("attach", |call| Box::pin(kubelet::attach(call))),

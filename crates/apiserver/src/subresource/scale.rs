@@ -28,6 +28,9 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         }
         _ => {
             let kind = patch::Kind::of(call.header(header::CONTENT_TYPE))?;
+            if kind == patch::Kind::Apply {
+                return apply(call).await;
+            }
             let document = patch::parse(&call.read_body().await?)?;
             let type_ = call::type_of(&gvk())?;
             let change = move |scale: &Value| {
@@ -42,6 +45,35 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
             write(call, &change).await
         }
     }
+}
+
+/// An applied scale is an applied `spec.replicas` of the object.
+async fn apply(call: &mut Call) -> Result<Answer, Status> {
+    let options = call.write_options()?;
+    let body = call.read_body().await?;
+    let decoded = call::decode(crate::negotiate::Format::Yaml, &body, &gvk())?;
+    let scale = call.take_strict("Scale", decoded, options.field_validation)?;
+    let config = json!({
+        "apiVersion": call.resource.api_version(),
+        "kind": call.resource.kind,
+        "metadata": {"name": call.name()},
+        "spec": {"replicas": scale.pointer("/spec/replicas").cloned().unwrap_or(0.into())},
+    });
+    let change = |old: &Value| {
+        let mut new = crate::managed::apply(&call.resource, Some(old), &config, &options, Some("scale"))?;
+        crate::managed::forget_time(&mut new, "scale");
+        Ok(new)
+    };
+    let update = crate::registry::Update {
+        write: call.write(&options),
+        name: call.name(),
+        subresource: Some("scale"),
+        change: &change,
+        replaces: false,
+        applied: true,
+    };
+    let result = call.server.registry.update(&update).await?;
+    encode::value(200, &scale_of(&result), call.representation)
 }
 
 /// Changes the object's replicas to what `change` makes of its scale.

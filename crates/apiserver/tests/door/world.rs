@@ -45,6 +45,8 @@ impl World {
             node_ports: 30000..=32767,
             kubelet_client: None,
             runtime_config: BTreeMap::new(),
+            service_account_issuer: "https://kubernetes.default.svc".into(),
+            service_account_key: None,
             event_ttl_seconds: 3600,
         };
         let server = ApiServer::start(Arc::new(Store::memory()), config).await.expect("the server starts");

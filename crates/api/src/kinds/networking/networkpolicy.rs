@@ -137,7 +137,7 @@ fn validate_block(block: &Value, path: &Path) -> FieldErrors {
         "" => return vec![FieldError::required(&path.child("cidr"), "")],
         value => match cidr(value, &path.child("cidr")) {
             Ok(range) => range,
-            Err(error) => return vec![error],
+            Err(errors) => return errors,
         },
     };
     let mut errors = Vec::new();
@@ -149,7 +149,7 @@ fn validate_block(block: &Value, path: &Path) -> FieldErrors {
                 errors.push(FieldError::invalid(&path, except, "must be a strict subset of `cidr`"));
             }
             Ok(_) => {}
-            Err(error) => errors.push(error),
+            Err(found) => errors.extend(found),
         }
     }
     errors

@@ -11,9 +11,11 @@ mod spec;
 mod subresource;
 mod update;
 mod volumes;
+mod warnings;
 
 pub use scheduling::{validate_node_selector, validate_taint_effect, validate_tolerations};
 pub use spec::validate_spec;
+pub use warnings::warnings;
 
 use super::access::{
     default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, text,
@@ -91,7 +93,7 @@ impl Strategy for Pods {
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {
-        spec::warnings(&object["spec"], &Path::new("spec"))
+        warnings::warnings(&object["spec"], &Path::new("spec"))
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {

@@ -7,10 +7,9 @@ use super::resources::{
 };
 use super::{scheduling, security, volumes};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{flag, int, list, map, present, text};
+use crate::kinds::access::{flag, int, list, present, text};
 use crate::kinds::check::{NOT_NEGATIVE, complaints, ip, one_of};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
-use crate::quantity::Quantity;
 use serde_json::Value;
 use std::collections::HashSet;
 
@@ -343,41 +342,4 @@ fn validate_dns_config(spec: &Value, path: &Path) -> FieldErrors {
         }
     }
     errors
-}
-
-/// Warnings about a valid specification.
-pub fn warnings(spec: &Value, path: &Path) -> Vec<String> {
-    let mut warnings = Vec::new();
-    for kind in ["initContainers", "containers"] {
-        for (index, container) in list(spec, kind).iter().enumerate() {
-            let path = path.child(kind).index(index);
-            for amounts in ["limits", "requests"] {
-                for (name, amount) in map(&container["resources"], amounts).into_iter().flatten() {
-                    let fractional = amount
-                        .as_str()
-                        .and_then(|a| Quantity::parse(a).ok())
-                        .is_some_and(|q| !q.is_integer());
-                    if matches!(name.as_str(), "memory" | "ephemeral-storage") && fractional {
-                        let place = path.child("resources").child(amounts).key(name);
-                        warnings.push(format!(
-                            "{place}: fractional byte value {amount} is invalid, must be an integer"
-                        ));
-                    }
-                }
-            }
-            for (index, port) in list(container, "ports").iter().enumerate() {
-                if int(port, "hostPort") == 0 && !text(port, "hostIP").is_empty() {
-                    warnings.push(format!(
-                        "{}: hostIP set without hostPort: {{Name:{} HostPort:0 ContainerPort:{} Protocol:{} HostIP:{}}}",
-                        path.child("ports").index(index),
-                        text(port, "name"),
-                        int(port, "containerPort"),
-                        text(port, "protocol"),
-                        text(port, "hostIP"),
-                    ));
-                }
-            }
-        }
-    }
-    warnings
 }

@@ -1,0 +1,156 @@
+//! Who asks, and whether they may.
+
+mod escalation;
+mod impersonation;
+mod node;
+mod rbac;
+pub(crate) mod token;
+mod user;
+
+pub(crate) use escalation::check as check_escalation;
+pub(crate) use impersonation::impersonate;
+pub(crate) use rbac::Rbac;
+pub use user::User;
+
+use crate::options::Query;
+use crate::registry::View;
+use crate::request::{Route, Target, Verb};
+use ferrite_api::Status;
+
+/// Members may do everything, whatever the policy says.
+const MASTERS: &str = "system:masters";
+
+/// What somebody wants to do, as policies speak of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Action {
+    pub verb: String,
+    pub group: String,
+    pub resource: String,
+    pub subresource: String,
+    pub namespace: String,
+    pub name: String,
+    /// A path that is no resource's. The rest is then empty.
+    pub path: Option<String>,
+}
+
+impl Action {
+    /// What a request is about.
+    pub fn of(route: &Route, verb: Option<Verb>, method: &http::Method, path: &str, query: &Query) -> Self {
+        match route {
+            Route::Resource(target) => {
+                let mut action = Self::on(target, verb.map_or("", Verb::as_str));
+                if matches!(verb, Some(Verb::List | Verb::Watch | Verb::DeleteCollection))
+                    && let Some(name) =
+                        query.get("fieldSelector").and_then(|f| f.strip_prefix("metadata.name="))
+                    && !name.contains(',')
+                {
+                    // As upstream: a list of one is about that one.
+                    action.name = name.to_owned();
+                }
+                action
+            }
+            _ => {
+                Self { verb: method.as_str().to_lowercase(), path: Some(path.to_owned()), ..Self::default() }
+            }
+        }
+    }
+
+    pub fn on(target: &Target, verb: &str) -> Self {
+        let name = target.name.clone().unwrap_or_default();
+        // A namespace is in itself, as upstream sees it.
+        let itself = target.group.is_empty() && target.resource == "namespaces" && !name.is_empty();
+        let namespace = match &target.namespace {
+            Some(namespace) => namespace.clone(),
+            None if itself => name.clone(),
+            None => String::new(),
+        };
+        Self {
+            verb: verb.to_owned(),
+            group: target.group.clone(),
+            resource: target.resource.clone(),
+            subresource: target.subresource.clone().unwrap_or_default(),
+            namespace,
+            name,
+            path: None,
+        }
+    }
+}
+
+/// The answer to whether somebody may.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub allowed: bool,
+    pub reason: String,
+}
+
+/// Node authorization, then roles; who is in `system:masters` may do everything.
+pub(crate) fn decide(rbac: &Rbac, view: &View, user: &User, action: &Action) -> Decision {
+    if user.is_in(MASTERS) {
+        return Decision { allowed: true, reason: String::new() };
+    }
+    let mut said = String::new();
+    if let Some(name) = node::name(user) {
+        match node::decide(rbac, view, name, action) {
+            decision if decision.allowed => return decision,
+            decision => said = decision.reason,
+        }
+    }
+    let decision = rbac.decide(user, action);
+    match decision.allowed {
+        true => decision,
+        false => Decision { allowed: false, reason: said },
+    }
+}
+
+/// Refuses what is not allowed.
+pub(crate) fn authorize(rbac: &Rbac, view: &View, user: &User, action: &Action) -> Result<(), Status> {
+    let decision = decide(rbac, view, user, action);
+    if decision.allowed { Ok(()) } else { Err(denied(user, action, &decision.reason)) }
+}
+
+pub(crate) fn denied(user: &User, action: &Action, reason: &str) -> Status {
+    let why = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    if let Some(path) = &action.path {
+        let message = format!("forbidden: User {:?} cannot {} path {path:?}{why}", user.name, action.verb);
+        return Status::new(403, "Forbidden", message).with_empty_details();
+    }
+    let resource = match action.subresource.as_str() {
+        "" => action.resource.clone(),
+        subresource => format!("{}/{subresource}", action.resource),
+    };
+    let scope = match action.namespace.as_str() {
+        "" => "at the cluster scope".into(),
+        namespace => format!("in the namespace {namespace:?}"),
+    };
+    Status::forbidden(
+        &action.group,
+        &action.resource,
+        &action.name,
+        &format!(
+            "User {:?} cannot {} resource {resource:?} in API group {:?} {scope}{why}",
+            user.name, action.verb, action.group
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::route;
+
+    #[test]
+    fn a_refusal_names_user_verb_and_resource() {
+        let user = User::new("mallory", ["developers"]);
+        let path = "/api/v1/namespaces/x/pods/web/log";
+        let action = Action::of(&route(path), Some(Verb::Get), &http::Method::GET, path, &Query::default());
+        assert_eq!(
+            denied(&user, &action, "").message,
+            r#"pods "web" is forbidden: User "mallory" cannot get resource "pods/log" in API group "" in the namespace "x""#
+        );
+        let action = Action::of(&Route::Metrics, None, &http::Method::GET, "/metrics", &Query::default());
+        assert_eq!(
+            denied(&user, &action, "").message,
+            r#"forbidden: User "mallory" cannot get path "/metrics""#
+        );
+    }
+}

@@ -1,0 +1,338 @@
+//! Role-based access control: bindings give roles, roles hold rules, a rule that matches allows.
+//!
+//! Roles and bindings are kept decoded and follow the store: before each decision what has changed is taken in.
+
+use super::{Action, Decision, User};
+use crate::registry::{Table, stored};
+use ferrite_api::meta;
+use ferrite_store::{Change, Entry, Store, Watch};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const GROUP: &str = "rbac.authorization.k8s.io";
+const RESOURCES: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
+
+/// What a role allows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Rule {
+    verbs: Vec<String>,
+    groups: Vec<String>,
+    resources: Vec<String>,
+    names: Vec<String>,
+    paths: Vec<String>,
+}
+
+impl Rule {
+    fn of(value: &Value) -> Self {
+        let listed = |key: &str| -> Vec<String> {
+            let list = value.get(key).and_then(Value::as_array).into_iter().flatten();
+            list.filter_map(Value::as_str).map(str::to_owned).collect()
+        };
+        Self {
+            verbs: listed("verbs"),
+            groups: listed("apiGroups"),
+            resources: listed("resources"),
+            names: listed("resourceNames"),
+            paths: listed("nonResourceURLs"),
+        }
+    }
+
+    pub(super) fn all(role: &Value) -> Vec<Self> {
+        role.get("rules").and_then(Value::as_array).into_iter().flatten().map(Self::of).collect()
+    }
+
+    pub(super) fn allows(&self, action: &Action) -> bool {
+        let has = |list: &[String], wanted: &str| list.iter().any(|x| x == "*" || x == wanted);
+        if !has(&self.verbs, &action.verb) {
+            return false;
+        }
+        if let Some(path) = &action.path {
+            return self.paths.iter().any(|allowed| match allowed.strip_suffix('*') {
+                Some(prefix) => path.starts_with(prefix),
+                None => allowed == path,
+            });
+        }
+        has(&self.groups, &action.group)
+            && self.covers(&action.resource, &action.subresource)
+            && (self.names.is_empty() || self.names.contains(&action.name))
+    }
+
+    /// The part of the rule that `held` does not allow, as upstream prints it.
+    pub(super) fn not_held(&self, namespace: &str, held: &dyn Fn(&Action) -> bool) -> Option<String> {
+        let list = |items: &[String]| {
+            let quoted: Vec<String> = items.iter().map(|i| format!("{i:?}")).collect();
+            format!("[{}]", quoted.join(" "))
+        };
+        let names = if self.names.is_empty() { vec![String::new()] } else { self.names.clone() };
+        let allowed = |verb: &String| {
+            let verb = verb.clone();
+            let paths = self.paths.iter().all(|path| {
+                held(&Action { verb: verb.clone(), path: Some(path.clone()), ..Action::default() })
+            });
+            let each = self.groups.iter().flat_map(|g| self.resources.iter().map(move |r| (g, r)));
+            paths
+                && each.flat_map(|(g, r)| names.iter().map(move |n| (g, r, n))).all(
+                    |(group, resource, name)| {
+                        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+                        held(&Action {
+                            verb: verb.clone(),
+                            group: group.clone(),
+                            resource: resource.into(),
+                            subresource: subresource.into(),
+                            namespace: namespace.into(),
+                            name: name.clone(),
+                            path: None,
+                        })
+                    },
+                )
+        };
+        let verbs: Vec<String> = self.verbs.iter().filter(|v| !allowed(v)).cloned().collect();
+        if verbs.is_empty() {
+            return None;
+        }
+        let mut parts = Vec::new();
+        for (key, items) in [
+            ("APIGroups", &self.groups),
+            ("Resources", &self.resources),
+            ("ResourceNames", &self.names),
+            ("NonResourceURLs", &self.paths),
+            ("Verbs", &verbs),
+        ] {
+            if !items.is_empty() {
+                parts.push(format!("{key}:{}", list(items)));
+            }
+        }
+        Some(format!("{{{}}}", parts.join(", ")))
+    }
+
+    fn covers(&self, resource: &str, subresource: &str) -> bool {
+        self.resources.iter().any(|allowed| match allowed.split_once('/') {
+            _ if allowed == "*" => true,
+            Some((r, s)) => !subresource.is_empty() && s == subresource && (r == "*" || r == resource),
+            None => subresource.is_empty() && allowed == resource,
+        })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Binding {
+    namespace: String,
+    name: String,
+    role_kind: String,
+    role: String,
+    /// Kind, name and namespace.
+    subjects: Vec<(String, String, String)>,
+}
+
+impl Binding {
+    fn of(value: &Value) -> Self {
+        let text = |value: &Value, pointer: &str| {
+            value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
+        let subjects = value.get("subjects").and_then(Value::as_array).into_iter().flatten();
+        Self {
+            namespace: meta::namespace(value).to_owned(),
+            name: meta::name(value).to_owned(),
+            role_kind: text(value, "/roleRef/kind"),
+            role: text(value, "/roleRef/name"),
+            subjects: subjects.map(|s| (text(s, "/kind"), text(s, "/name"), text(s, "/namespace"))).collect(),
+        }
+    }
+
+    /// The subject that the user is, in upstream's words.
+    fn subject(&self, user: &User) -> Option<String> {
+        self.subjects.iter().find_map(|(kind, name, namespace)| match kind.as_str() {
+            "User" if *name == user.name => Some(format!("User {name:?}")),
+            "Group" if user.is_in(name) => Some(format!("Group {name:?}")),
+            "ServiceAccount" => {
+                let namespace = if namespace.is_empty() { &self.namespace } else { namespace };
+                (user.name == format!("system:serviceaccount:{namespace}:{name}"))
+                    .then(|| format!("ServiceAccount {:?}", format!("{name}/{namespace}")))
+            }
+            _ => None,
+        })
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// By namespace (empty for cluster roles) and name.
+    roles: HashMap<(String, String), Vec<Rule>>,
+    /// By namespace, then name.
+    bindings: HashMap<String, HashMap<String, Binding>>,
+    watches: Vec<(usize, Watch)>,
+}
+
+pub(crate) struct Rbac {
+    store: Arc<Store>,
+    table: Arc<Table>,
+    state: Mutex<State>,
+}
+
+impl Rbac {
+    pub fn new(store: Arc<Store>, table: Arc<Table>) -> Self {
+        let rbac = Self { store, table, state: Mutex::new(State::default()) };
+        *rbac.lock() = rbac.load();
+        rbac
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads everything anew.
+    fn load(&self) -> State {
+        let mut state = State::default();
+        let snapshot = self.store.snapshot();
+        for (kind, plural) in RESOURCES.iter().enumerate() {
+            let Some(resource) = self.table.find(GROUP, "v1", plural) else { continue };
+            let prefix = stored::prefix(resource);
+            for (_, entry) in snapshot.range(prefix.as_bytes(), None) {
+                state.put(kind, decoded(entry));
+            }
+            if let Ok(watch) = self.store.watch(prefix.as_bytes(), snapshot.revision()) {
+                state.watches.push((kind, watch));
+            }
+        }
+        state
+    }
+
+    /// The state, with what has changed since.
+    fn current(&self) -> std::sync::MutexGuard<'_, State> {
+        let mut state = self.lock();
+        let mut changes: Vec<(usize, Change)> = Vec::new();
+        let mut lost = false;
+        for (kind, watch) in &mut state.watches {
+            match watch.ready() {
+                Ok(ready) => changes.extend(ready.into_iter().map(|change| (*kind, change))),
+                Err(_) => lost = true,
+            }
+        }
+        if lost {
+            *state = self.load();
+            return state;
+        }
+        for (kind, change) in changes {
+            match (&change.entry, &change.previous) {
+                (Some(entry), _) => state.put(kind, decoded(entry)),
+                (None, Some(previous)) => state.remove(kind, decoded(previous)),
+                (None, None) => {}
+            }
+        }
+        state
+    }
+
+    pub fn decide(&self, user: &User, action: &Action) -> Decision {
+        let state = self.current();
+        for namespace in ["", action.namespace.as_str()] {
+            for binding in state.bindings.get(namespace).into_iter().flat_map(HashMap::values) {
+                let Some(subject) = binding.subject(user) else { continue };
+                if state.rules(binding).iter().any(|rule| rule.allows(action)) {
+                    return Decision { allowed: true, reason: reason(binding, &subject) };
+                }
+            }
+            if action.namespace.is_empty() {
+                break;
+            }
+        }
+        Decision::default()
+    }
+
+    /// Whether a cluster role allows something, whoever has it.
+    pub fn role_allows(&self, role: &str, action: &Action) -> bool {
+        let state = self.current();
+        let rules = state.roles.get(&(String::new(), role.to_owned()));
+        rules.is_some_and(|rules| rules.iter().any(|rule| rule.allows(action)))
+    }
+}
+
+fn reason(binding: &Binding, subject: &str) -> String {
+    let (kind, name) = match binding.namespace.as_str() {
+        "" => ("ClusterRoleBinding", binding.name.clone()),
+        namespace => ("RoleBinding", format!("{}/{namespace}", binding.name)),
+    };
+    let role = match binding.role_kind.as_str() {
+        "Role" => format!("{}/{}", binding.role, binding.namespace),
+        _ => binding.role.clone(),
+    };
+    format!("RBAC: allowed by {kind} {name:?} of {} {role:?} to {subject}", binding.role_kind)
+}
+
+fn decoded(entry: &Entry) -> Value {
+    serde_json::from_slice(&entry.value).unwrap_or_default()
+}
+
+impl State {
+    fn put(&mut self, kind: usize, object: Value) {
+        let (namespace, name) = (meta::namespace(&object).to_owned(), meta::name(&object).to_owned());
+        if kind < 2 {
+            self.roles.insert((namespace, name), Rule::all(&object));
+        } else {
+            self.bindings.entry(namespace).or_default().insert(name, Binding::of(&object));
+        }
+    }
+
+    fn remove(&mut self, kind: usize, object: Value) {
+        let (namespace, name) = (meta::namespace(&object).to_owned(), meta::name(&object).to_owned());
+        if kind < 2 {
+            self.roles.remove(&(namespace, name));
+        } else if let Some(bindings) = self.bindings.get_mut(&namespace) {
+            bindings.remove(&name);
+            if bindings.is_empty() {
+                self.bindings.remove(&namespace);
+            }
+        }
+    }
+
+    fn rules(&self, binding: &Binding) -> &[Rule] {
+        let namespace = if binding.role_kind == "Role" { binding.namespace.clone() } else { String::new() };
+        self.roles.get(&(namespace, binding.role.clone())).map(Vec::as_slice).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_rule_matches_verb_group_resource_and_name() {
+        let rule = Rule::of(&json!({
+            "verbs": ["get"], "apiGroups": ["", "apps"], "resources": ["pods", "*/scale", "pods/log"],
+        }));
+        let named = Rule::of(&json!({
+            "verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "resourceNames": ["a"],
+        }));
+        let rows = [
+            ("get", "", "pods", "", "", true, false),
+            ("list", "", "pods", "", "", false, false),
+            ("get", "", "pods", "log", "a", true, true),
+            ("get", "", "pods", "exec", "a", false, true),
+            ("get", "apps", "deployments", "scale", "", true, false),
+            ("get", "batch", "jobs", "scale", "", false, false),
+        ];
+        for (verb, group, resource, subresource, name, plain, by_name) in rows {
+            let action = Action {
+                verb: verb.into(),
+                group: group.into(),
+                resource: resource.into(),
+                subresource: subresource.into(),
+                name: name.into(),
+                ..Action::default()
+            };
+            assert_eq!((rule.allows(&action), named.allows(&action)), (plain, by_name), "{action:?}");
+        }
+    }
+
+    #[test]
+    fn a_rule_for_paths_takes_a_star_at_the_end() {
+        let rule = Rule::of(&json!({"verbs": ["get"], "nonResourceURLs": ["/healthz", "/livez/*"]}));
+        for (path, allowed) in
+            [("/healthz", true), ("/healthz/x", false), ("/livez/ping", true), ("/", false)]
+        {
+            let action = Action { verb: "get".into(), path: Some(path.into()), ..Action::default() };
+            assert_eq!(rule.allows(&action), allowed, "{path}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Who a request comes from.
+
+use std::collections::BTreeMap;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// Who a request comes from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct User {
+    pub name: String,
+    pub groups: Vec<String>,
+    /// Empty when the way of authentication knows none.
+    pub uid: String,
+    /// What else is known about them, for policies and audits.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+const AUTHENTICATED: &str = "system:authenticated";
+const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+
+impl User {
+    /// A user known to be who they say: everybody authenticated is in `system:authenticated`.
+    pub fn new(name: impl Into<String>, groups: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        let mut groups: Vec<String> = groups.into_iter().map(Into::into).collect();
+        if !groups.iter().any(|g| g == AUTHENTICATED) {
+            groups.push(AUTHENTICATED.into());
+        }
+        Self { name: name.into(), groups, ..Self::default() }
+    }
+
+    /// Somebody who did not say who they are.
+    pub(crate) fn anonymous() -> Self {
+        Self {
+            name: "system:anonymous".into(),
+            groups: vec!["system:unauthenticated".into()],
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn service_account(namespace: &str, name: &str, uid: &str) -> Self {
+        let groups = ["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
+        Self { uid: uid.into(), ..Self::new(format!("system:serviceaccount:{namespace}:{name}"), groups) }
+    }
+
+    pub(crate) fn with_credential(mut self, id: String) -> Self {
+        self.extra.insert(CREDENTIAL_ID.into(), vec![id]);
+        self
+    }
+
+    /// The user a client certificate speaks for: name from the common name, groups from the organisations.
+    /// The handshake has verified the chain.
+    pub(crate) fn from_certificate(der: &[u8]) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(der).ok()?;
+        let subject = certificate.subject();
+        let name = subject.iter_common_name().find_map(|n| n.as_str().ok())?;
+        if name.is_empty() {
+            return None;
+        }
+        let digest = ring::digest::digest(&ring::digest::SHA256, der);
+        let hex: String = digest.as_ref().iter().map(|b| format!("{b:02x}")).collect();
+        let groups = subject.iter_organization().filter_map(|o| o.as_str().ok());
+        Some(Self::new(name, groups).with_credential(format!("X509SHA256={hex}")))
+    }
+
+    pub(crate) fn is_in(&self, group: &str) -> bool {
+        self.groups.iter().any(|g| g == group)
+    }
+}

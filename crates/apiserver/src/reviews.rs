@@ -1,0 +1,145 @@
+//! Reviews: questions about who somebody is and what they may do. Answered, not stored.
+
+use crate::auth::{Action, User, decide};
+use crate::call::Call;
+use crate::encode;
+use crate::http::Answer;
+use crate::options::WriteOptions;
+use crate::registry::metadata;
+use crate::subresource::token;
+use ferrite_api::field::{FieldError, Path};
+use ferrite_api::{Status, meta};
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// Whether a resource is a review.
+pub(crate) fn is_review(group: &str) -> bool {
+    matches!(group, "authentication.k8s.io" | "authorization.k8s.io")
+}
+
+pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> Result<Answer, Status> {
+    let resource = &call.resource;
+    if resource.is_namespaced() {
+        let given = meta::namespace(&review);
+        if !given.is_empty() && given != call.namespace() {
+            return Err(Status::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+        meta::set_str(&mut review, "namespace", call.namespace());
+    }
+    let mut errors = resource.strategy.validate(&review);
+    let asked =
+        review.pointer("/spec/resourceAttributes/namespace").and_then(Value::as_str).unwrap_or_default();
+    if resource.is_namespaced()
+        && asked != call.namespace()
+        && review["spec"]["resourceAttributes"].is_object()
+    {
+        let path = Path::new("spec").child("resourceAttributes").child("namespace");
+        let error = FieldError::invalid(&path, asked, "must match metadata.namespace");
+        if !errors.contains(&error) {
+            errors.push(error);
+        }
+    }
+    if !errors.is_empty() {
+        return Err(Status::invalid(&resource.group, "", "", &errors));
+    }
+    match &*resource.plural {
+        "selfsubjectreviews" => {
+            let now = metadata::time(Timestamp::now());
+            meta::metadata_mut(&mut review).insert("creationTimestamp".into(), now.into());
+            review["status"] = json!({"userInfo": user_info(&call.user)});
+        }
+        "tokenreviews" => review["status"] = token_status(call, &review),
+        "selfsubjectrulesreviews" => {
+            let all = json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]);
+            let paths = json!([{"verbs": ["*"], "nonResourceURLs": ["*"]}]);
+            let master = call.user.groups.iter().any(|g| g == "system:masters");
+            let (resources, urls) = if master { (all, paths) } else { (json!([]), json!([])) };
+            review["status"] =
+                json!({"resourceRules": resources, "nonResourceRules": urls, "incomplete": !master});
+        }
+        plural => {
+            let user =
+                if plural == "selfsubjectaccessreviews" { call.user.clone() } else { asked_for(&review) };
+            let decision =
+                decide(&call.server.registry.rbac, &call.server.registry.view(), &user, &action(&review));
+            let mut status = json!({"allowed": decision.allowed});
+            if !decision.reason.is_empty() {
+                status["reason"] = decision.reason.into();
+            }
+            crate::managed::on_write(resource, None, &mut review, options, None, Timestamp::now());
+            review["status"] = status;
+        }
+    }
+    encode::object(201, resource, &review, call.representation, call.include_object()?)
+}
+
+fn user_info(user: &User) -> Value {
+    let mut info = Map::new();
+    info.insert("username".into(), user.name.clone().into());
+    if !user.uid.is_empty() {
+        info.insert("uid".into(), user.uid.clone().into());
+    }
+    info.insert("groups".into(), user.groups.clone().into());
+    if !user.extra.is_empty() {
+        info.insert("extra".into(), json!(user.extra));
+    }
+    Value::Object(info)
+}
+
+fn token_status(call: &Call, review: &Value) -> Value {
+    let text = review.pointer("/spec/token").and_then(Value::as_str).unwrap_or_default();
+    let listed = review.pointer("/spec/audiences").and_then(Value::as_array).into_iter().flatten();
+    let mut wanted: Vec<&str> = listed.filter_map(Value::as_str).collect();
+    if wanted.is_empty() {
+        wanted.push(&call.server.config.service_account_issuer);
+    }
+    match token::user_of(&call.server, text, &wanted) {
+        Some((user, audiences)) => {
+            json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
+        }
+        None => json!({"user": {}, "error": "[invalid bearer token]"}),
+    }
+}
+
+/// The user a review asks about.
+fn asked_for(review: &Value) -> User {
+    let spec = &review["spec"];
+    let strings = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let extra: BTreeMap<String, Vec<String>> = spec["extra"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(key, values)| (key.clone(), strings(values)))
+        .collect();
+    User {
+        name: spec["user"].as_str().unwrap_or_default().to_owned(),
+        groups: strings(&spec["groups"]),
+        uid: spec["uid"].as_str().unwrap_or_default().to_owned(),
+        extra,
+    }
+}
+
+fn action(review: &Value) -> Action {
+    let text = |key: &str| {
+        let pointer = format!("/spec/resourceAttributes/{key}");
+        review.pointer(&pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    if let Some(url) = review.pointer("/spec/nonResourceAttributes").filter(|u| u.is_object()) {
+        let text = |key: &str| url[key].as_str().unwrap_or_default().to_owned();
+        return Action { verb: text("verb"), path: Some(text("path")), ..Action::default() };
+    }
+    Action {
+        verb: text("verb"),
+        group: text("group"),
+        resource: text("resource"),
+        subresource: text("subresource"),
+        namespace: text("namespace"),
+        name: text("name"),
+        path: None,
+    }
+}
