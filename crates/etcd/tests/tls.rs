@@ -24,7 +24,8 @@ impl Certificates {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
         std::fs::write(dir.join("ca.crt"), ca.pem()).unwrap();
-        for (name, names) in [("server", vec!["127.0.0.1".to_owned()]), ("client", vec!["client".to_owned()])] {
+        for (name, names) in [("server", vec!["127.0.0.1".to_owned()]), ("client", vec!["client".to_owned()])]
+        {
             let key = KeyPair::generate().unwrap();
             let certificate = CertificateParams::new(names).unwrap().signed_by(&key, &ca).unwrap();
             std::fs::write(dir.join(format!("{name}.crt")), certificate.pem()).unwrap();
@@ -46,9 +47,12 @@ impl Certificates {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = rustls::RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(self.path("ca.crt")).unwrap()).unwrap();
-        let clients = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-            .build()
-            .unwrap();
+        let clients = rustls::server::WebPkiClientVerifier::builder_with_provider(
+            Arc::new(roots),
+            Arc::clone(&provider),
+        )
+        .build()
+        .unwrap();
         let chain = vec![CertificateDer::from_pem_file(self.path("server.crt")).unwrap()];
         let key = PrivateKeyDer::from_pem_file(self.path("server.key")).unwrap();
         let mut config = rustls::ServerConfig::builder_with_provider(provider)

@@ -62,7 +62,7 @@ enum Command {
         #[command(flatten)]
         data: DataDir,
         #[command(flatten)]
-        server: ServerOptions,
+        server: Box<ServerOptions>,
         /// Address other machines reach this server at.
         #[arg(long, value_name = "IP")]
         advertise_address: Option<IpAddr>,

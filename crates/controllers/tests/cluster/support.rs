@@ -36,6 +36,9 @@ impl Cluster {
             service_network: ("10.96.0.0".parse().unwrap(), 16),
             node_ports: 30000..=32767,
             kubelet_client: None,
+            runtime_config: Default::default(),
+            service_account_issuer: "https://kubernetes.default.svc".into(),
+            service_account_key: None,
             event_ttl_seconds: 3600,
         };
         let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), server_config).await.unwrap();
