@@ -3,6 +3,10 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto/cri.proto");
     let descriptors = protox::compile(["proto/cri.proto"], ["proto"])?;
-    prost_build::Config::new().btree_map(["."]).compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .btree_map(".")
+        .build_transport(false)
+        .emit_rerun_if_changed(false)
+        .compile_fds(descriptors)?;
     Ok(())
 }

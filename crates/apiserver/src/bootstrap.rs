@@ -7,7 +7,6 @@ use crate::server::ApiServer;
 use ferrite_api::Status;
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
-use std::time::Duration;
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 const SELF: &str = "system:apiserver";
@@ -132,26 +131,9 @@ async fn replace(
 
 /// Ends leases when their time is over, which deletes old events.
 pub(crate) async fn expire_leases(server: &ApiServer) {
-    let store = &server.registry.store;
     let stopping = server.stopping();
-    loop {
-        let now = u64::try_from(jiff::Timestamp::now().as_second()).unwrap_or(0);
-        let next = store.leases().first().copied();
-        let wait = next.map(|lease| Duration::from_secs(lease.expires_at.saturating_sub(now)));
-        match (next, wait) {
-            (Some(lease), Some(wait)) if wait.is_zero() => {
-                if let Err(error) = store.revoke(lease.id).await {
-                    tracing::warn!(%error, "old events could not be deleted");
-                    return;
-                }
-            }
-            (_, wait) => {
-                tokio::select! {
-                    () = server.registry.lease_granted() => {}
-                    () = tokio::time::sleep(wait.unwrap_or(Duration::MAX)), if wait.is_some() => {}
-                    () = stopping.cancelled() => return,
-                }
-            }
-        }
+    tokio::select! {
+        () = server.registry.store.expire_leases() => {}
+        () = stopping.cancelled() => {}
     }
 }

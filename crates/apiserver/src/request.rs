@@ -221,7 +221,10 @@ mod tests {
 
     #[test]
     fn paths_name_resources_objects_and_subresources() {
-        let rows: &[(&str, Option<&str>, &str, Option<&str>, Option<&str>)] = &[
+        /// Path; namespace, resource, name and subresource it names.
+        type Row =
+            (&'static str, Option<&'static str>, &'static str, Option<&'static str>, Option<&'static str>);
+        let rows: &[Row] = &[
             ("/api/v1/pods", None, "pods", None, None),
             ("/api/v1/namespaces", None, "namespaces", None, None),
             ("/api/v1/namespaces/x", None, "namespaces", Some("x"), None),

@@ -83,7 +83,7 @@ pub struct ApiServer {
 impl ApiServer {
     /// Starts a server on a store and brings what every cluster has into being.
     pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
-        let served = ferrite_api::kinds::built_in().into_iter().filter(|r| r.on_by_default).collect();
+        let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
         let table = Arc::new(Table::new(served));
         let (network, prefix) = config.service_network;
         let services = existing_services(&store, &table);

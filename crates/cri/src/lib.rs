@@ -1,11 +1,12 @@
 //! The container runtime interface, v1: the messages and the two traits every runtime implements.
 //!
 //! The kubelet knows a runtime only through [`RuntimeService`] and [`ImageService`]. The embedded runtime
-//! implements them in process; a gRPC client can implement them for a runtime behind a socket, and a gRPC
-//! server can offer any implementation on one. Calls a runtime does not offer answer
+//! implements them in process; [`grpc::Client`] implements them for a runtime behind a socket, and
+//! [`grpc::Server`] offers any implementation on one. Calls a runtime does not offer answer
 //! [`Code::Unimplemented`], as upstream's do.
 
 mod error;
+pub mod grpc;
 mod service;
 
 #[allow(clippy::all, clippy::unwrap_used, missing_docs)]

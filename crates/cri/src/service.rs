@@ -53,6 +53,43 @@ pub trait RuntimeService: Send + Sync + 'static {
         request: ListContainerStatsRequest,
     ) -> Result<ListContainerStatsResponse>;
 
+    /// What the pod as a whole uses.
+    async fn pod_sandbox_stats(&self, _request: PodSandboxStatsRequest) -> Result<PodSandboxStatsResponse> {
+        Err(Error::unimplemented("PodSandboxStats"))
+    }
+    async fn list_pod_sandbox_stats(
+        &self,
+        _request: ListPodSandboxStatsRequest,
+    ) -> Result<ListPodSandboxStatsResponse> {
+        Err(Error::unimplemented("ListPodSandboxStats"))
+    }
+    /// The names of what [`RuntimeService::list_pod_sandbox_metrics`] answers.
+    async fn list_metric_descriptors(
+        &self,
+        _request: ListMetricDescriptorsRequest,
+    ) -> Result<ListMetricDescriptorsResponse> {
+        Err(Error::unimplemented("ListMetricDescriptors"))
+    }
+    async fn list_pod_sandbox_metrics(
+        &self,
+        _request: ListPodSandboxMetricsRequest,
+    ) -> Result<ListPodSandboxMetricsResponse> {
+        Err(Error::unimplemented("ListPodSandboxMetrics"))
+    }
+    /// Tells the runtime about the pod's new resources; the kubelet has changed the pod's group itself.
+    async fn update_pod_sandbox_resources(
+        &self,
+        _request: UpdatePodSandboxResourcesRequest,
+    ) -> Result<UpdatePodSandboxResourcesResponse> {
+        Err(Error::unimplemented("UpdatePodSandboxResources"))
+    }
+    async fn checkpoint_container(
+        &self,
+        _request: CheckpointContainerRequest,
+    ) -> Result<CheckpointContainerResponse> {
+        Err(Error::unimplemented("CheckpointContainer"))
+    }
+
     async fn update_runtime_config(
         &self,
         request: UpdateRuntimeConfigRequest,

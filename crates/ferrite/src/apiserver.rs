@@ -2,9 +2,9 @@
 
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
+use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{ApiServer, Config, Door, User};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
-use ferrite_store::{HistoryLimits, LogOptions, Store};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -31,6 +31,8 @@ pub struct ServerOptions {
     /// Who tokens of service accounts are from.
     #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
     pub service_account_issuer: String,
+    #[command(flatten)]
+    pub storage: StorageOptions,
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
@@ -89,8 +91,8 @@ pub struct Running {
     pub pki: ClusterPki,
     /// Where clients on this machine reach it.
     pub url: String,
-    pub listening: SocketAddr,
     serving: JoinHandle<()>,
+    storage: Storage,
 }
 
 /// The names every API server is known by, besides its addresses.
@@ -123,7 +125,8 @@ impl Running {
         })?;
         let listening = listener.local_addr()?;
         let pki = ClusterPki::open(&paths.pki())?;
-        let store = Arc::new(Store::open(&paths.store(), LogOptions::default(), HistoryLimits::default())?);
+        let storage = Storage::open(paths, &options.storage).await?;
+        let store = Arc::clone(&storage.store);
         let range = options.service_cluster_ip_range;
         let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
         let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
@@ -158,7 +161,7 @@ impl Running {
             ip => ip,
         };
         let url = format!("https://{}", SocketAddr::new(host, listening.port()));
-        Ok(Self { server, pki, url, listening, serving })
+        Ok(Self { server, pki, url, serving, storage })
     }
 
     /// A client for a component in this process.
@@ -216,5 +219,6 @@ impl Running {
         self.server.shutdown().await;
         self.serving.abort();
         let _ = self.serving.await;
+        self.storage.stop().await;
     }
 }

@@ -3,6 +3,7 @@
 use crate::apiserver::{BoxError, Running, ServerOptions};
 use crate::image::Image;
 use crate::paths::{DEFAULT_DATA, Paths};
+use crate::store_cmd::{SnapshotCommand, StoreCommand};
 use crate::up::Up;
 use crate::{down, logging, status, tools};
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -69,6 +70,12 @@ enum Command {
         #[arg(long, value_delimiter = ',', allow_hyphen_values = true, value_name = "NAMES")]
         controllers: Vec<String>,
     },
+    /// Check, compact and measure the embedded store.
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// Save and restore all objects.
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// Helpers that run inside pods (the image ferrite.local/tools).
     Tools(tools::Tools),
     /// Print a completion script for a shell.
@@ -107,6 +114,8 @@ impl Cli {
                     Ok(ExitCode::SUCCESS)
                 })
             }
+            Command::Store(command) => block_on(command.run()),
+            Command::Snapshot(command) => command.run(),
             Command::Tools(tools) => tools.run(),
             Command::Completion { shell } => {
                 clap_complete::generate(shell, &mut Self::command(), "ferrite", &mut std::io::stdout());

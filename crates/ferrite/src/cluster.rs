@@ -16,7 +16,7 @@ use ferrite_runtime::image::cri::Images;
 use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
 use ferrite_scheduler::{Profile, SchedulerContext};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The name of the image made from this very binary.
@@ -57,13 +57,15 @@ impl NodeParts {
             supervisor: PathBuf::from("/proc/self/exe"),
             network,
             images,
+            handlers: ferrite_runtime::installed_handlers(),
             streaming_address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         }
     }
 
     pub fn images(paths: &Paths, insecure: &[String]) -> Result<Arc<Images>, BoxError> {
         let store = ImageStore::open(paths.images())?;
-        let registry = RegistryConfig { plain_http: insecure.to_vec(), ..RegistryConfig::default() };
+        let mut registry = RegistryConfig { plain_http: insecure.to_vec(), ..RegistryConfig::default() };
+        registry.load(Path::new("/etc/ferrite/registries.yaml"), Path::new("/etc/containerd/certs.d"))?;
         Ok(Arc::new(Images::new(store, registry)))
     }
 }
@@ -105,6 +107,9 @@ impl Cluster {
         add_tools_image(&images).await?;
         let runtime =
             Runtime::open(NodeParts::runtime_config(paths, bridge.clone(), Arc::clone(&images))).await?;
+        let cri =
+            ferrite_cri::grpc::Server::bind(&paths.run.join("cri.sock"), runtime.clone(), runtime.clone())?;
+        scope.spawn_graceful(cri.serve(scope.token().clone()));
         progress.done("runtime", &paths.runtime().display().to_string());
 
         let kubelet = start_kubelet(paths, options, &api, &runtime, &node_name, node_ip, &scope).await?;
@@ -112,27 +117,46 @@ impl Cluster {
         Ok(Self { api, node_name, images, runtime, scope, _kubelet: kubelet })
     }
 
-    /// Waits until the node says that it is ready.
-    pub async fn node_ready(&self) -> Result<(), BoxError> {
-        use k8s_openapi::api::core::v1::Node;
+    /// Waits until the node says that it is ready and a pod could be created.
+    pub async fn ready(&self) -> Result<(), BoxError> {
+        use k8s_openapi::api::core::v1::{Node, ServiceAccount};
         let client = self.api.client("system:kube-controller-manager", &[]);
-        let nodes = ferrite_client::Informer::<Node>::start(
-            kube::Api::all(client),
-            ferrite_client::ListSelector::fields(format!("metadata.name={}", self.node_name)),
-            &self.scope,
-        );
-        let (found, mut seen) = tokio::sync::mpsc::channel(1);
-        nodes.subscribe(move |change| {
-            use ferrite_client::Change;
-            let (Change::Added(node) | Change::Updated { new: node, .. }) = change else { return };
+        let nodes = kube::Api::<Node>::all(client.clone());
+        self.until(nodes, &self.node_name, |node| {
             let conditions = node.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
-            if conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True") {
+            conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
+        })
+        .await?;
+        // Pods run as a service account; its controller makes one in every namespace.
+        let accounts = kube::Api::<ServiceAccount>::namespaced(client, "default");
+        self.until(accounts, "default", |_| true).await
+    }
+
+    /// Waits until the object of that name is as `accept` wants it.
+    async fn until<K>(
+        &self,
+        api: kube::Api<K>,
+        name: &str,
+        accept: impl Fn(&K) -> bool + Send + Sync + 'static,
+    ) -> Result<(), BoxError>
+    where
+        K: ferrite_client::Object,
+    {
+        use ferrite_client::{Change, Informer, ListSelector};
+        let scope = self.scope.child();
+        let selector = ListSelector::fields(format!("metadata.name={name}"));
+        let informer = Informer::<K>::start(api, selector, &scope);
+        let (found, mut seen) = tokio::sync::mpsc::channel(1);
+        informer.subscribe(move |change| {
+            let (Change::Added(object) | Change::Updated { new: object, .. }) = change else { return };
+            if accept(object) {
                 // One message is enough; later ones find the channel full or closed.
                 let _ = found.try_send(());
             }
         });
-        seen.recv().await.ok_or("the node was never ready")?;
-        Ok(())
+        let told = seen.recv().await;
+        scope.shutdown().await;
+        told.ok_or_else(|| format!("{name} never came to be").into())
     }
 
     /// Opens the door for other `ferrite` commands.

@@ -12,6 +12,8 @@ mod logging;
 mod paths;
 mod progress;
 mod status;
+mod storage;
+mod store_cmd;
 mod tools;
 mod up;
 

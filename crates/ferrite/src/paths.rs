@@ -47,6 +47,15 @@ impl Paths {
         self.data.join("store")
     }
 
+    /// Where the embedded store answers etcd's tools.
+    pub fn etcd_socket(&self) -> PathBuf {
+        self.run.join("etcd.sock")
+    }
+
+    pub fn snapshots(&self) -> PathBuf {
+        self.data.join("snapshots")
+    }
+
     pub fn runtime(&self) -> PathBuf {
         self.data.join("runtime")
     }

@@ -58,7 +58,7 @@ impl Up {
         }
         state.save(&paths)?;
         tokio::select! {
-            ready = cluster.node_ready() => ready?,
+            ready = cluster.ready() => ready?,
             signal = interrupted() => {
                 signal?;
                 cluster.stop().await;

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,6 +21,17 @@ pub struct Config {
     pub supervisor: PathBuf,
     pub network: Arc<dyn PodNetwork>,
     pub images: Arc<dyn Images>,
+    /// OCI runtimes by the handler name of a RuntimeClass, e.g. `runc` at `/usr/sbin/runc`. The empty name
+    /// is always the built-in one.
+    pub handlers: BTreeMap<String, PathBuf>,
     /// Where the streaming server for exec, attach and port-forward listens; loopback only.
     pub streaming_address: std::net::SocketAddr,
+}
+
+/// The OCI runtimes installed on this machine in their usual places, by the name a RuntimeClass uses.
+pub fn installed_handlers() -> BTreeMap<String, PathBuf> {
+    const PLACES: &[&str] = &["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
+    let find =
+        |name: &str| PLACES.iter().map(|place| PathBuf::from(place).join(name)).find(|path| path.is_file());
+    ["runc", "crun"].into_iter().filter_map(|name| Some((name.to_owned(), find(name)?))).collect()
 }

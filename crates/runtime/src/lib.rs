@@ -14,6 +14,6 @@ mod streaming;
 pub mod supervisor;
 mod sys;
 
-pub use config::Config;
+pub use config::{Config, installed_handlers};
 pub use rootfs::{ImageConfigView, Images, Rootfs, RootfsError};
 pub use service::{OpenError, Runtime, destroy};

@@ -133,6 +133,28 @@ pub fn set_mount_attributes(
     Ok(())
 }
 
+/// Makes a detached mount show its files with the identities of a user namespace.
+pub fn map_mount(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
+    let attr = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: user_namespace.as_raw_fd() as u64,
+    };
+    // SAFETY: the structure and its size match; both descriptors are borrowed for the call.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<libc::mount_attr>(),
+        )
+    })?;
+    Ok(())
+}
+
 /// A detached, read-only overlay of `lowers`: a view through which nothing below can ever be written.
 pub fn read_only_overlay(lowers: &[&Path]) -> io::Result<OwnedFd> {
     const FSCONFIG_SET_STRING: u32 = 1;

@@ -2,18 +2,17 @@
 //! misbehaves on demand.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod docker_registry;
 mod image_fixtures;
 
-use std::collections::HashMap;
-use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use base64::Engine;
+use docker_registry::Registry;
 use ferrite_cri::Code;
 use ferrite_cri::v1::{
     AuthConfig, ImageSpec, ImageStatusRequest, ListImagesRequest, PullImageRequest, RemoveImageRequest,
@@ -24,117 +23,6 @@ use ferrite_runtime::image::{
 };
 use image_fixtures::{TestImage, architecture, count, gzip, quiet, read, store, tar};
 use serde_json::json;
-
-/// `docker-registry`, ended with the value.
-struct Registry {
-    child: Child,
-    address: SocketAddr,
-    _data: tempfile::TempDir,
-    log: Option<thread::JoinHandle<()>>,
-}
-
-impl Registry {
-    /// Starts one, with user `user` and password `secret` if asked. `None` where it is not installed.
-    fn start(with_auth: bool) -> Option<Self> {
-        let data = tempfile::tempdir().unwrap();
-        let mut config = format!(
-            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:0\n",
-            data.path().join("data").display()
-        );
-        if with_auth {
-            let users = data.path().join("htpasswd");
-            std::fs::write(&users, "user:$2y$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n")
-                .unwrap();
-            write!(config, "auth:\n  htpasswd:\n    realm: test\n    path: {}\n", users.display()).unwrap();
-        }
-        let path = data.path().join("config.yml");
-        std::fs::write(&path, config).unwrap();
-        let spawned = Command::new("docker-registry")
-            .arg("serve")
-            .arg(&path)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn();
-        let mut child = match spawned {
-            Ok(child) => child,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                eprintln!("SKIPPED: docker-registry is not installed (package docker-registry)");
-                return None;
-            }
-            Err(error) => panic!("{error}"),
-        };
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let address = loop {
-            let line = lines.next().expect("the registry ended").unwrap();
-            if let Some((_, rest)) = line.split_once("listening on ") {
-                break rest.split('"').next().unwrap().parse().unwrap();
-            }
-        };
-        let log = thread::spawn(move || lines.for_each(drop));
-        Some(Self { child, address, _data: data, log: Some(log) })
-    }
-
-    fn push(&self, repository: &str, image: &TestImage, reference: &str) -> Digest {
-        for blob in image.packed.iter().chain([&image.config]) {
-            self.push_blob(repository, blob);
-        }
-        let manifest = image.manifest();
-        self.push_manifest(repository, reference, "application/vnd.oci.image.manifest.v1+json", &manifest);
-        Digest::of(&manifest)
-    }
-
-    fn push_blob(&self, repository: &str, blob: &[u8]) {
-        let (status, headers) = self.request("POST", &format!("/v2/{repository}/blobs/uploads/"), "", b"");
-        assert_eq!(status, 202);
-        let location = headers["location"]
-            .split_once(&self.address.to_string())
-            .map_or(headers["location"].as_str(), |(_, p)| p);
-        let (status, _) = self.request(
-            "PUT",
-            &format!("{location}&digest={}", Digest::of(blob)),
-            "application/octet-stream",
-            blob,
-        );
-        assert_eq!(status, 201);
-    }
-
-    fn push_manifest(&self, repository: &str, reference: &str, kind: &str, manifest: &[u8]) {
-        let (status, _) =
-            self.request("PUT", &format!("/v2/{repository}/manifests/{reference}"), kind, manifest);
-        assert_eq!(status, 201);
-    }
-
-    fn request(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> (u16, HashMap<String, String>) {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        let credentials = base64::engine::general_purpose::STANDARD.encode("user:secret");
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nAuthorization: Basic {credentials}\r\n\
-             Content-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
-            self.address,
-            body.len()
-        )
-        .unwrap();
-        stream.write_all(body).unwrap();
-        let mut lines = BufReader::new(stream).lines();
-        let status = lines.next().unwrap().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
-        let headers = lines.map_while(|line| {
-            let line = line.unwrap();
-            line.split_once(": ").map(|(key, value)| (key.to_ascii_lowercase(), value.to_owned()))
-        });
-        (status, headers.collect())
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if let Some(log) = self.log.take() {
-            let _ = log.join();
-        }
-    }
-}
 
 async fn pull(store: &Arc<ImageStore>, name: &str, auth: Auth) -> Result<ImageRecord, ImageError> {
     pull_with(store, name, auth, quiet()).await
@@ -586,4 +474,36 @@ async fn a_cancelled_pull_leaves_the_store_usable() {
     }
     assert!(store.list().unwrap().is_empty());
     assert_eq!(pull(&store, &name, Auth::Anonymous).await.unwrap().id, id);
+}
+
+#[tokio::test]
+async fn mirrors_come_first_and_the_registry_is_the_last_resort() {
+    let (Some(mirror), Some(origin)) = (Registry::start(false), Registry::start(true)) else { return };
+    let (first, second) = (sample(), TestImage::plain(vec![tar(&[("etc/other", b"x")])]));
+    mirror.push("test/app", &first, "v1");
+    origin.push("test/app", &second, "v1");
+    origin.push("test/only", &second, "v1");
+    let directory = tempfile::tempdir().unwrap();
+    let settings = directory.path().join("registries.yaml");
+    let text = format!(
+        "mirrors:\n  \"{0}\":\n    endpoint: [\"http://127.0.0.1:1\", \"http://{1}\"]\n\
+         configs:\n  \"{0}\":\n    auth: {{ username: user, password: secret }}\n",
+        origin.address, mirror.address
+    );
+    std::fs::write(&settings, text).unwrap();
+    let mut config = RegistryConfig::default();
+    config.load(&settings, &directory.path().join("certs.d")).unwrap();
+    let store = store(directory.path());
+    let pull = async |name: &str| {
+        let name = format!("{}/{name}", origin.address);
+        let reference = name.parse().unwrap();
+        store.pull(&reference, Auth::Anonymous, &Platform::host(), &config, quiet()).await
+    };
+    // A mirror that is down is passed over; the next one has the image, under the registry's name.
+    let record = pull("test/app:v1").await.unwrap();
+    assert_eq!(record.id, first.id());
+    assert_eq!(record.repo_tags, [format!("{}/test/app:v1", origin.address)]);
+    // No mirror has it: the registry, with the credentials from the file.
+    assert_eq!(pull("test/only:v1").await.unwrap().id, second.id());
+    assert!(matches!(pull("test/none:v1").await.unwrap_err(), ImageError::NotFound(_)));
 }

@@ -3,6 +3,7 @@
 use crate::entry::{Entry, Key, Revision};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// One key's change at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +20,7 @@ impl Change {
     fn cost(&self) -> usize {
         // A value replaced by a later change is kept alive by the history alone, so each change is charged
         // for what it replaced; the rest is bookkeeping.
-        128 + self.previous.as_ref().map_or(0, |e| e.value.len())
+        128 + self.key.as_bytes().len() + self.previous.as_ref().map_or(0, |e| e.value.len() + 96)
     }
 }
 
@@ -28,11 +29,14 @@ impl Change {
 pub struct HistoryLimits {
     pub changes: usize,
     pub bytes: usize,
+    /// Changes older than this are forgotten, within a tenth of it.
+    pub age: Duration,
 }
 
 impl Default for HistoryLimits {
     fn default() -> Self {
-        Self { changes: 100_000, bytes: 32 << 20 }
+        // As upstream's API server, which compacts every five minutes.
+        Self { changes: 100_000, bytes: 32 << 20, age: Duration::from_secs(300) }
     }
 }
 
@@ -41,6 +45,9 @@ impl Default for HistoryLimits {
 pub(crate) struct History {
     changes: VecDeque<Change>,
     bytes: usize,
+    /// The newest revision there was at a time, oldest first and not closer than a tenth of the age limit: what is
+    /// up to it is at least that old.
+    marks: VecDeque<(Instant, Revision)>,
     limits: HistoryLimits,
     /// The last revision whose changes are gone. Watches can start after it, not before.
     compacted: Revision,
@@ -48,7 +55,7 @@ pub(crate) struct History {
 
 impl History {
     pub fn new(limits: HistoryLimits, compacted: Revision) -> Self {
-        Self { changes: VecDeque::new(), bytes: 0, limits, compacted }
+        Self { changes: VecDeque::new(), bytes: 0, marks: VecDeque::new(), limits, compacted }
     }
 
     pub fn compacted(&self) -> Revision {
@@ -64,6 +71,48 @@ impl History {
             let revision = front.revision;
             self.drop_through(revision);
         }
+    }
+
+    /// Notes that everything up to `revision` was there at `now`.
+    pub fn mark(&mut self, now: Instant, revision: Revision) {
+        match self.marks.back_mut() {
+            Some((at, _)) if now.duration_since(*at) >= self.limits.age / 10 => {
+                self.marks.push_back((now, revision));
+            }
+            Some((_, newest)) => *newest = revision,
+            None => self.marks.push_back((now, revision)),
+        }
+    }
+
+    /// Forgets what is too old at `now`. Answers when to look again; none when nothing is left.
+    pub fn expire(&mut self, now: Instant) -> Option<Instant> {
+        // A mark stands for everything up to the next one, which is younger by a tenth of the limit at most.
+        let limit = self.limits.age + self.limits.age / 10;
+        while let Some((at, revision)) = self.marks.front().copied() {
+            let end = at.checked_add(limit)?;
+            if end > now {
+                return (!self.changes.is_empty()).then_some(end);
+            }
+            self.marks.pop_front();
+            self.drop_through(revision);
+        }
+        None
+    }
+
+    pub fn limits(&self) -> HistoryLimits {
+        self.limits
+    }
+
+    pub fn newest(&self) -> Option<Revision> {
+        self.changes.back().map(|c| c.revision)
+    }
+
+    pub fn len(&self) -> usize {
+        self.changes.len()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Forgets everything up to and including `revision`. All changes of one revision go together.
@@ -110,7 +159,7 @@ mod tests {
 
     #[test]
     fn keeps_no_more_than_the_limit() {
-        let mut history = History::new(HistoryLimits { changes: 3, bytes: 1 << 20 }, Revision(0));
+        let mut history = History::new(HistoryLimits { changes: 3, ..HistoryLimits::default() }, Revision(0));
         (1..=5).for_each(|r| history.push(change(r, 0)));
         assert_eq!(history.compacted(), Revision(2));
         assert_eq!(history.after(Revision(2)).count(), 3);
@@ -119,18 +168,36 @@ mod tests {
 
     #[test]
     fn is_bounded_by_bytes_too() {
-        let mut history = History::new(HistoryLimits { changes: 1000, bytes: 10_000 }, Revision(0));
+        let mut history =
+            History::new(HistoryLimits { bytes: 10_000, ..HistoryLimits::default() }, Revision(0));
         (1..=5).for_each(|r| history.push(change(r, 4000)));
         assert_eq!(history.compacted(), Revision(3));
     }
 
     #[test]
     fn changes_of_one_revision_go_together() {
-        let mut history = History::new(HistoryLimits { changes: 2, bytes: 1 << 20 }, Revision(0));
+        let mut history = History::new(HistoryLimits { changes: 2, ..HistoryLimits::default() }, Revision(0));
         history.push(change(1, 0));
         history.push(change(1, 0));
         history.push(change(2, 0));
         assert_eq!(history.compacted(), Revision(1));
         assert_eq!(history.after(Revision(1)).count(), 1);
+    }
+
+    #[test]
+    fn forgets_what_is_too_old() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let limits = HistoryLimits { age: Duration::from_secs(100), ..HistoryLimits::default() };
+        let mut history = History::new(limits, Revision(0));
+        for (second, revision) in [(0, 1), (5, 2), (10, 3), (50, 4)] {
+            history.push(change(revision, 0));
+            history.mark(at(second), Revision(revision));
+        }
+        let rows = [(100, 0, Some(110)), (111, 2, Some(120)), (121, 3, Some(160)), (161, 4, None)];
+        for (now, compacted, again) in rows {
+            assert_eq!(history.expire(at(now)), again.map(at), "at {now}");
+            assert_eq!(history.compacted(), Revision(compacted), "at {now}");
+        }
     }
 }

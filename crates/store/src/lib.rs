@@ -12,17 +12,25 @@
 //! history, so a slow reader costs nothing and is ended with a reason once history has moved past it.
 
 mod entry;
+mod head;
 mod history;
+mod leases;
 mod log;
+mod remote;
 mod replica;
 mod store;
 mod txn;
+pub mod upkeep;
 mod watch;
+mod writer;
 
 pub use entry::{Entry, Key, Lease, LeaseId, Revision};
+pub use head::Draft;
 pub use history::{Change, HistoryLimits};
+pub use leases::LeaseState;
 pub use log::{CorruptError, LogOptions};
+pub use remote::{Answer, Feed, Remote};
 pub use replica::Snapshot;
-pub use store::{OpenError, Store, StoreError};
-pub use txn::{Compare, Op, Outcome, Txn};
+pub use store::{MAX_TXN, OpenError, Store, StoreError, Usage, now_seconds};
+pub use txn::{Compare, Durability, Op, Outcome, Txn};
 pub use watch::{Watch, WatchEnd};

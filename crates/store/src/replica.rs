@@ -1,6 +1,7 @@
 //! The committed state, readable without locks held by the writer.
 
 use crate::entry::{Entry, Key, Revision};
+use crate::head::bounds;
 use imbl::OrdMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -15,10 +16,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    pub(crate) fn empty() -> Self {
-        Self { map: Map::new(), revision: Revision(0) }
-    }
-
     pub fn revision(&self) -> Revision {
         self.revision
     }
@@ -39,6 +36,15 @@ impl Snapshot {
             .take_while(move |(key, _)| key.as_bytes().starts_with(prefix))
     }
 
+    /// Entries with `start <= key`, and below `end` where given, in key order.
+    pub fn between<'a>(
+        &'a self,
+        start: &'a [u8],
+        end: Option<&'a [u8]>,
+    ) -> impl DoubleEndedIterator<Item = (&'a Key, &'a Arc<Entry>)> + 'a {
+        range_of(&self.map, start, end)
+    }
+
     pub fn count(&self, prefix: &[u8]) -> usize {
         self.range(prefix, None).count()
     }
@@ -50,4 +56,14 @@ impl Snapshot {
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
+}
+
+/// An empty range where `end` is not above `start`: the map itself would panic.
+pub(crate) fn range_of<'a>(
+    map: &'a Map,
+    start: &'a [u8],
+    end: Option<&'a [u8]>,
+) -> impl DoubleEndedIterator<Item = (&'a Key, &'a Arc<Entry>)> + 'a {
+    let end = end.map(|e| e.max(start));
+    map.range::<(Bound<&[u8]>, Bound<&[u8]>), [u8]>(bounds(start, end))
 }

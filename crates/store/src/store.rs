@@ -1,16 +1,19 @@
 //! The store itself: numbering at the head, durability in the middle, publication at the end.
 
-use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
+use crate::entry::{Lease, LeaseId, Revision};
+use crate::head::{Applied, Draft, State};
 use crate::history::{Change, History, HistoryLimits};
-use crate::log::{self, Log, LogOptions, Record};
-use crate::replica::{Map, Snapshot};
-use crate::txn::{Op, Outcome, Txn};
+use crate::leases::{LeaseState, Leases};
+use crate::log::{self, Log, LogOptions};
+use crate::remote::{Feed, Remote};
+use crate::replica::Snapshot;
+use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::{Subscriber, Watch, WatchEnd};
-use std::collections::BTreeMap;
+use crate::writer::write_loop;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, oneshot, watch};
 
 /// Why the store could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -44,60 +47,89 @@ pub enum StoreError {
     Future { wanted: Revision, current: Revision },
     #[error("lease {} does not exist", .0.0)]
     NoSuchLease(LeaseId),
+    #[error("lease {} exists already", .0.0)]
+    LeaseExists(LeaseId),
+    #[error("the transaction has {size} bytes, the limit is {limit}")]
+    TooLarge { size: usize, limit: usize },
+    /// A remote store cannot be reached or has no leader. Whether the change happened is not known.
+    #[error("the store cannot be reached: {0}")]
+    Unreachable(String),
+}
+
+/// How long a replica may take to show what was committed elsewhere.
+const CATCH_UP: std::time::Duration = std::time::Duration::from_secs(30);
+/// No transaction may be larger.
+pub const MAX_TXN: usize = 16 << 20;
+/// Bytes of transactions that may be on their way to the disk together; more wait their turn.
+const IN_FLIGHT: usize = 64 << 20;
+/// The semaphore counts in these, so that its numbers stay small.
+const UNIT: usize = 1 << 10;
+
+/// Seconds since the Unix epoch, as leases count them.
+pub fn now_seconds() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
 /// What readers see. Replaced as a whole under a short write lock.
 #[derive(Debug)]
 pub(crate) struct Published {
     pub snapshot: Snapshot,
+    pub leases: Leases,
     pub history: History,
 }
 
-/// What the next transaction is compared with: everything numbered, durable or not.
 #[derive(Debug)]
-struct Head {
-    map: Map,
-    revision: Revision,
-    leases: BTreeMap<LeaseId, Lease>,
-    pending: Vec<Pending>,
+pub(crate) struct Head {
+    pub state: State,
+    pub pending: Vec<Pending>,
+    /// Somebody asks for a checkpoint now.
+    pub wishes: Vec<oneshot::Sender<Result<(), StoreError>>>,
     /// Set once the log can no longer be trusted or the store is closing; refuses every further commit.
-    refused: Option<StoreError>,
+    pub refused: Option<StoreError>,
 }
 
 /// A numbered transaction on its way to the disk.
 #[derive(Debug)]
-struct Pending {
-    /// None for a transaction that changed nothing: it only waits for what it has seen to become durable.
-    record: Option<Record>,
-    changes: Vec<Change>,
-    outcome: Outcome,
-    done: oneshot::Sender<Result<Outcome, StoreError>>,
+pub(crate) struct Pending {
+    pub applied: Applied,
+    pub done: oneshot::Sender<Result<Outcome, StoreError>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Shared {
     head: Mutex<Head>,
-    work: Condvar,
+    pub work: Condvar,
     published: RwLock<Published>,
     subscribers: Mutex<Vec<Subscriber>>,
+    /// Rings when a lease was granted or renewed.
+    leased: Notify,
+    /// The published revision, for those who wait for one that comes from elsewhere.
+    pub reached: watch::Sender<Revision>,
 }
 
 impl Shared {
-    fn head(&self) -> MutexGuard<'_, Head> {
+    pub fn head(&self) -> MutexGuard<'_, Head> {
         // A panic while the head was locked would have been a bug in pure code; the state is still whole
         // because every change to it is made after the last point that can fail.
         self.head.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn published(&self) -> RwLockReadGuard<'_, Published> {
+    pub fn published(&self) -> RwLockReadGuard<'_, Published> {
         self.published.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn published_mut(&self) -> RwLockWriteGuard<'_, Published> {
+        self.published.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_closed(&self) -> bool {
         self.head().refused == Some(StoreError::Closed)
     }
 
-    fn ring(&self, changes: &[Change]) {
+    pub fn ring(&self, changes: &[Change]) {
+        if changes.is_empty() {
+            return;
+        }
         let mut subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
         subscribers.retain(|s| match s.bell.upgrade() {
             None => false,
@@ -110,158 +142,306 @@ impl Shared {
         });
     }
 
-    fn ring_all(&self) {
+    pub fn ring_all(&self) {
         let subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
         subscribers.iter().filter_map(|s| s.bell.upgrade()).for_each(|bell| bell.notify_one());
     }
 }
 
+/// Who makes changes durable and numbers them.
+#[derive(Debug)]
+enum Engine {
+    /// This process: the log, or nothing in memory mode.
+    Local { writer: Option<JoinHandle<()>> },
+    /// Somebody else, who also feeds the replica.
+    Remote(Box<dyn Remote>),
+}
+
 /// A handle to the store. Dropping the last one writes what is pending and closes it.
 #[derive(Debug)]
 pub struct Store {
-    shared: Arc<Shared>,
-    writer: Option<JoinHandle<()>>,
+    pub(crate) shared: Arc<Shared>,
+    engine: Engine,
+    in_flight: Semaphore,
+}
+
+/// Figures about a running store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    pub keys: usize,
+    pub revision: Revision,
+    /// The oldest revision that can be read.
+    pub compacted: Revision,
+    pub history_changes: usize,
+    pub history_bytes: usize,
+    pub leases: usize,
 }
 
 impl Store {
     /// A store that lives in memory alone, for tests.
     pub fn memory() -> Self {
-        Self::start(log::Recovered::default(), None, HistoryLimits::default())
+        Self::memory_with(HistoryLimits::default())
+    }
+
+    /// A store that lives in memory alone, with a history of one's own choice.
+    pub fn memory_with(limits: HistoryLimits) -> Self {
+        Self::start(log::Recovered::empty(limits), None)
     }
 
     /// Opens or creates the store in the directory `path` and recovers what it holds.
     pub fn open(path: &Path, options: LogOptions, limits: HistoryLimits) -> Result<Self, OpenError> {
-        let (log, recovered) = Log::open(path, options)?;
-        Ok(Self::start(recovered, Some(log), limits))
+        let (log, recovered) = Log::open(path, options, limits)?;
+        Ok(Self::start(recovered, Some(log)))
     }
 
-    fn start(recovered: log::Recovered, log: Option<Log>, limits: HistoryLimits) -> Self {
-        let mut history = History::new(limits, recovered.base);
-        recovered.changes.into_iter().for_each(|c| history.push(c));
-        let snapshot = Snapshot { map: recovered.map.clone(), revision: recovered.revision };
-        let shared = Arc::new(Shared {
-            head: Mutex::new(Head {
-                map: recovered.map,
-                revision: recovered.revision,
-                leases: recovered.leases,
-                pending: Vec::new(),
-                refused: None,
-            }),
-            work: Condvar::new(),
-            published: RwLock::new(Published { snapshot, history }),
-            subscribers: Mutex::new(Vec::new()),
-        });
+    pub(crate) fn start(recovered: log::Recovered, log: Option<Log>) -> Self {
+        let shared = Arc::new(Self::share(recovered));
         let for_writer = Arc::clone(&shared);
         let writer = std::thread::Builder::new()
             .name("store-writer".into())
             .stack_size(256 << 10)
             .spawn(move || write_loop(&for_writer, log))
             .expect("the operating system can start one more thread");
-        Self { shared, writer: Some(writer) }
+        Self {
+            shared,
+            engine: Engine::Local { writer: Some(writer) },
+            in_flight: Semaphore::new(IN_FLIGHT / UNIT),
+        }
     }
 
-    /// Commits a transaction. When it answers, the outcome is durable and visible to every reader.
-    pub async fn commit(&self, txn: Txn) -> Result<Outcome, StoreError> {
+    /// A store whose changes are made elsewhere. The remote side gets a [`Feed`] for the replica.
+    pub fn remote(limits: HistoryLimits, connect: impl FnOnce(Feed) -> Box<dyn Remote>) -> Self {
+        let shared = Arc::new(Self::share(log::Recovered::empty(limits)));
+        let engine = Engine::Remote(connect(Feed::new(Arc::clone(&shared))));
+        Self { shared, engine, in_flight: Semaphore::new(IN_FLIGHT / UNIT) }
+    }
+
+    fn share(recovered: log::Recovered) -> Shared {
+        let log::Recovered { map, revision, leases, mut history, .. } = recovered;
+        history.mark(std::time::Instant::now(), revision);
+        let snapshot = Snapshot { map: map.clone(), revision };
+        Shared {
+            head: Mutex::new(Head {
+                state: State { map, revision, leases: leases.clone() },
+                pending: Vec::new(),
+                wishes: Vec::new(),
+                refused: None,
+            }),
+            work: Condvar::new(),
+            published: RwLock::new(Published { snapshot, leases, history }),
+            subscribers: Mutex::new(Vec::new()),
+            leased: Notify::new(),
+            reached: watch::Sender::new(revision),
+        }
+    }
+
+    /// Applies a change to the head and waits until it is durable and visible.
+    async fn run<T>(
+        &self,
+        size: usize,
+        apply: impl FnOnce(&mut State) -> Result<(T, Applied), StoreError>,
+    ) -> Result<(T, Outcome), StoreError> {
+        if size > MAX_TXN {
+            return Err(StoreError::TooLarge { size, limit: MAX_TXN });
+        }
+        let units = u32::try_from(size / UNIT + 1).unwrap_or(u32::MAX);
+        let _turn = self.in_flight.acquire_many(units).await.map_err(|_| StoreError::Closed)?;
         let (done, answer) = oneshot::channel();
-        {
+        let value = {
             let mut head = self.shared.head();
             if let Some(refusal) = &head.refused {
                 return Err(refusal.clone());
             }
-            for op in &txn.ops {
-                if let Op::Put { lease, .. } = op
-                    && *lease != LeaseId::NONE
-                    && !head.leases.contains_key(lease)
-                {
-                    return Err(StoreError::NoSuchLease(*lease));
-                }
-            }
-            let pending = head.apply(txn, done);
-            head.pending.push(pending);
-        }
+            let (value, applied) = apply(&mut head.state)?;
+            head.pending.push(Pending { applied, done });
+            value
+        };
         self.shared.work.notify_one();
-        answer.await.unwrap_or(Err(StoreError::Closed))
+        let outcome = answer.await.unwrap_or(Err(StoreError::Closed))?;
+        Ok((value, outcome))
+    }
+
+    /// Commits a transaction. When it answers, the outcome is visible to every reader and, unless the transaction
+    /// is relaxed, durable.
+    pub async fn commit(&self, txn: Txn) -> Result<Outcome, StoreError> {
+        if let Engine::Remote(remote) = &self.engine {
+            let outcome = remote.commit(txn).await?;
+            self.reach(outcome.revision()).await?;
+            return Ok(outcome);
+        }
+        let ((), outcome) = self.run(txn.size(), |head| Ok(((), head.commit(&txn)?))).await?;
+        Ok(outcome)
+    }
+
+    /// Lets `make` read the newest state and write to it as one transaction, whatever its conditions are. `size`
+    /// is about what it will write. Answers what `make` did, once it is durable, and the store's revision after
+    /// it. An error of `make` leaves everything as it was. Only for a store of this process.
+    pub async fn transact<T, E: From<StoreError>>(
+        &self,
+        size: usize,
+        make: impl FnOnce(&mut Draft) -> Result<T, E>,
+    ) -> Result<(T, Revision), E> {
+        if let Engine::Remote(_) = &self.engine {
+            return Err(StoreError::Failed("a remote store takes plain transactions only".into()).into());
+        }
+        let mut refused = None;
+        let made = self
+            .run(size, |head| {
+                head.transact(make).map_err(|error| {
+                    refused = Some(error);
+                    StoreError::Closed
+                })
+            })
+            .await;
+        match (made, refused) {
+            (_, Some(error)) => Err(error),
+            (Ok((value, outcome)), None) => Ok((value, outcome.revision())),
+            (Err(error), None) => Err(error.into()),
+        }
     }
 
     /// Makes a lease that ends at `expires_at` (seconds since the epoch), durably.
     pub async fn grant(&self, expires_at: u64) -> Result<LeaseId, StoreError> {
-        let (done, answer) = oneshot::channel();
-        let id = {
-            let mut head = self.shared.head();
-            if let Some(refusal) = &head.refused {
-                return Err(refusal.clone());
+        if let Engine::Remote(remote) = &self.engine {
+            return remote.grant(expires_at).await;
+        }
+        self.grant_for(LeaseId::NONE, 0, expires_at).await
+    }
+
+    /// Makes a lease with an identifier of the caller's choice, or any when that is none, for `ttl` seconds.
+    pub async fn grant_for(&self, id: LeaseId, ttl: u64, expires_at: u64) -> Result<LeaseId, StoreError> {
+        let grant = |head: &mut State| {
+            let id = if id == LeaseId::NONE { head.leases.choose_id(now_seconds()) } else { id };
+            if head.leases.contains(id) {
+                return Err(StoreError::LeaseExists(id));
             }
-            let id = LeaseId(head.leases.last_key_value().map_or(1, |(id, _)| id.0 + 1));
-            let lease = Lease { id, expires_at };
-            head.leases.insert(id, lease);
-            let revision = head.revision;
-            head.pending.push(Pending {
-                record: Some(Record { revision, ops: Vec::new(), granted: Some(lease), revoked: None }),
-                changes: Vec::new(),
-                outcome: Outcome::Committed { revision },
-                done,
-            });
-            id
+            Ok((id, head.grant(Lease { id, expires_at }, ttl, Durability::Durable)))
         };
-        self.shared.work.notify_one();
-        answer.await.unwrap_or(Err(StoreError::Closed)).map(|_| id)
+        let (id, _) = self.run(0, grant).await?;
+        self.shared.leased.notify_waiters();
+        Ok(id)
+    }
+
+    /// Moves the end of a lease, with relaxed durability. Answers the seconds it was granted for.
+    pub async fn renew(&self, id: LeaseId, expires_at: impl FnOnce(u64) -> u64) -> Result<u64, StoreError> {
+        let renew = |head: &mut State| {
+            let ttl = head.leases.get(id).ok_or(StoreError::NoSuchLease(id))?.ttl;
+            let lease = Lease { id, expires_at: expires_at(ttl) };
+            Ok((ttl, head.grant(lease, ttl, Durability::Relaxed)))
+        };
+        let (ttl, _) = self.run(0, renew).await?;
+        self.shared.leased.notify_waiters();
+        Ok(ttl)
     }
 
     /// Ends a lease and deletes the keys attached to it, together.
     pub async fn revoke(&self, id: LeaseId) -> Result<Outcome, StoreError> {
-        let (done, answer) = oneshot::channel();
-        {
-            let mut head = self.shared.head();
-            if let Some(refusal) = &head.refused {
-                return Err(refusal.clone());
-            }
-            if head.leases.remove(&id).is_none() {
-                return Err(StoreError::NoSuchLease(id));
-            }
-            let attached: Vec<Op> = head
-                .map
-                .iter()
-                .filter(|(_, e)| e.lease == id)
-                .map(|(k, _)| Op::Delete { key: k.clone() })
-                .collect();
-            let mut pending = head.apply(Txn { compares: Vec::new(), ops: attached }, done);
-            let revision = head.revision;
-            let record = pending.record.get_or_insert(Record { revision, ..Record::default() });
-            record.revoked = Some(id);
-            head.pending.push(pending);
+        if let Engine::Remote(remote) = &self.engine {
+            let outcome = remote.revoke(id).await?;
+            self.reach(outcome.revision()).await?;
+            return Ok(outcome);
         }
-        self.shared.work.notify_one();
-        answer.await.unwrap_or(Err(StoreError::Closed))
+        let ((), outcome) = self.run(0, |head| Ok(((), head.revoke(id)?))).await?;
+        Ok(outcome)
     }
 
     /// The leases, soonest end first.
     pub fn leases(&self) -> Vec<Lease> {
-        let mut leases: Vec<Lease> = self.shared.head().leases.values().copied().collect();
-        leases.sort_by_key(|l| l.expires_at);
-        leases
+        self.shared.published().leases.by_end()
     }
 
-    /// The committed state now.
+    /// One lease with the keys attached to it.
+    pub fn lease(&self, id: LeaseId) -> Option<LeaseState> {
+        self.shared.published().leases.get(id).cloned()
+    }
+
+    /// Waits until a lease is granted or renewed. Register before looking at [`Self::leases`].
+    pub fn lease_changed(&self) -> tokio::sync::futures::Notified<'_> {
+        self.shared.leased.notified()
+    }
+
+    /// Deletes the keys of leases whose time is over, as it comes, for as long as it is polled.
+    pub async fn expire_leases(&self) {
+        loop {
+            let changed = self.lease_changed();
+            tokio::pin!(changed);
+            // Registered before the leases are looked at: a grant in between is not missed.
+            changed.as_mut().enable();
+            let Some(next) = self.leases().first().copied() else {
+                changed.await;
+                continue;
+            };
+            let wait = next.expires_at.saturating_sub(now_seconds());
+            if wait > 0 {
+                // A clock that is set while we wait is noticed within a minute.
+                let nap = std::time::Duration::from_secs(wait.min(60));
+                tokio::select! {
+                    () = &mut changed => {}
+                    () = tokio::time::sleep(nap) => {}
+                }
+                continue;
+            }
+            match self.revoke(next.id).await {
+                Ok(_) | Err(StoreError::NoSuchLease(_)) => {}
+                Err(error @ (StoreError::Closed | StoreError::Failed(_))) => {
+                    tracing::debug!(%error, "leases are no longer ended");
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, lease = next.id.0, "a lease could not be ended; trying again");
+                    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+                }
+            }
+        }
+    }
+
+    /// The committed state now, as far as this process knows.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.published().snapshot.clone()
     }
 
+    /// The committed state, with everything anybody was acknowledged before the call. Costs nothing for a store
+    /// of this process, and one small request for a remote one.
+    pub async fn latest(&self) -> Result<Snapshot, StoreError> {
+        if let Engine::Remote(remote) = &self.engine {
+            let revision = remote.revision().await?;
+            self.reach(revision).await?;
+        }
+        Ok(self.snapshot())
+    }
+
+    /// Waits until the replica has come to `revision`.
+    async fn reach(&self, revision: Revision) -> Result<(), StoreError> {
+        let mut reached = self.shared.reached.subscribe();
+        match tokio::time::timeout(CATCH_UP, reached.wait_for(|r| *r >= revision)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(StoreError::Closed),
+            Err(_) => {
+                Err(StoreError::Unreachable(format!("the replica has not come to revision {revision}")))
+            }
+        }
+    }
+
     /// The state as it was at `revision`, as long as the history reaches back to it.
     pub fn snapshot_at(&self, revision: Revision) -> Result<Snapshot, StoreError> {
-        let published = self.shared.published();
-        let current = published.snapshot.revision;
-        if revision > current {
-            return Err(StoreError::Future { wanted: revision, current });
-        }
-        let oldest = published.history.compacted();
-        if revision < oldest {
-            return Err(StoreError::Compacted { wanted: revision, oldest });
-        }
-        let mut map = published.snapshot.map.clone();
-        for change in published.history.after(revision).rev() {
-            match &change.previous {
-                Some(previous) => map.insert(change.key.clone(), Arc::clone(previous)),
-                None => map.remove(change.key.as_bytes()),
+        let (mut map, undo) = {
+            let published = self.shared.published();
+            let current = published.snapshot.revision;
+            if revision > current {
+                return Err(StoreError::Future { wanted: revision, current });
+            }
+            let oldest = published.history.compacted();
+            if revision < oldest {
+                return Err(StoreError::Compacted { wanted: revision, oldest });
+            }
+            let undo: Vec<_> =
+                published.history.after(revision).map(|c| (c.key.clone(), c.previous.clone())).collect();
+            (published.snapshot.map.clone(), undo)
+        };
+        for (key, previous) in undo.into_iter().rev() {
+            match previous {
+                Some(previous) => map.insert(key, previous),
+                None => map.remove(key.as_bytes()),
             };
         }
         Ok(Snapshot { map, revision })
@@ -279,146 +459,61 @@ impl Store {
         Ok(Watch { shared: Arc::clone(&self.shared), prefix: prefix.to_vec(), bell, position: after })
     }
 
-    /// Forgets the history up to and including `revision`.
+    /// Forgets the history up to and including `revision`. What is older than the limits given when the store was
+    /// opened goes by itself.
     pub fn compact(&self, revision: Revision) -> Result<(), StoreError> {
-        let mut published = self.shared.published.write().unwrap_or_else(PoisonError::into_inner);
+        let mut published = self.shared.published_mut();
         let current = published.snapshot.revision;
         if revision > current {
             return Err(StoreError::Future { wanted: revision, current });
         }
         published.history.drop_through(revision);
+        drop(published);
+        self.shared.ring_all();
         Ok(())
+    }
+
+    /// Writes a checkpoint now, while commits go on, and removes what it makes superfluous.
+    pub async fn checkpoint(&self) -> Result<(), StoreError> {
+        let (done, answer) = oneshot::channel();
+        {
+            let mut head = self.shared.head();
+            if let Some(refusal) = &head.refused {
+                return Err(refusal.clone());
+            }
+            if let Engine::Remote(_) = &self.engine {
+                return Ok(());
+            }
+            head.wishes.push(done);
+        }
+        self.shared.work.notify_one();
+        answer.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    pub fn usage(&self) -> Usage {
+        let published = self.shared.published();
+        Usage {
+            keys: published.snapshot.len(),
+            revision: published.snapshot.revision,
+            compacted: published.history.compacted(),
+            history_changes: published.history.len(),
+            history_bytes: published.history.bytes(),
+            leases: published.leases.len(),
+        }
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.shared.head().refused.get_or_insert(StoreError::Closed);
+        self.shared.head().refused = Some(StoreError::Closed);
         self.shared.work.notify_one();
-        if let Some(writer) = self.writer.take() {
+        if let Engine::Local { writer } = &mut self.engine
+            && let Some(writer) = writer.take()
+        {
             // The writer only ends by returning; a panic in it has been reported on standard error.
             let _ = writer.join();
         }
         self.shared.ring_all();
-    }
-}
-
-impl Head {
-    /// Compares, applies and numbers a transaction.
-    fn apply(&mut self, txn: Txn, done: oneshot::Sender<Result<Outcome, StoreError>>) -> Pending {
-        let failed = txn.compares.iter().find(|c| !c.holds(self.get(c.key()).map(|e| &**e)));
-        if let Some(failed) = failed {
-            let current = self.get(failed.key()).cloned();
-            let outcome = Outcome::Conflict { revision: self.revision, current };
-            return Pending { record: None, changes: Vec::new(), outcome, done };
-        }
-        let revision = self.revision.next();
-        let mut changes = Vec::with_capacity(txn.ops.len());
-        let mut ops = Vec::with_capacity(txn.ops.len());
-        for op in txn.ops {
-            let previous = self.get(op.key()).cloned();
-            let key = op.key().clone();
-            match &op {
-                Op::Put { value, lease, .. } => {
-                    let entry = Arc::new(Entry {
-                        value: value.clone(),
-                        created: previous.as_ref().map_or(revision, |p| p.created),
-                        modified: revision,
-                        version: previous.as_ref().map_or(1, |p| p.version + 1),
-                        lease: *lease,
-                    });
-                    self.map.insert(key.clone(), Arc::clone(&entry));
-                    changes.push(Change { revision, key, entry: Some(entry), previous });
-                }
-                Op::Delete { .. } if previous.is_none() => continue,
-                Op::Delete { .. } => {
-                    self.map.remove(key.as_bytes());
-                    changes.push(Change { revision, key, entry: None, previous });
-                }
-            }
-            ops.push(op);
-        }
-        if changes.is_empty() {
-            let outcome = Outcome::Committed { revision: self.revision };
-            return Pending { record: None, changes, outcome, done };
-        }
-        self.revision = revision;
-        let record = Some(Record { revision, ops, granted: None, revoked: None });
-        Pending { record, changes, outcome: Outcome::Committed { revision }, done }
-    }
-
-    fn get(&self, key: &Key) -> Option<&Arc<Entry>> {
-        self.map.get(key.as_bytes())
-    }
-}
-
-/// Takes all that is pending, makes it durable with one synchronisation, publishes it, answers.
-fn write_loop(shared: &Shared, mut log: Option<Log>) {
-    loop {
-        let (batch, map, revision, leases) = {
-            let mut head = shared.head();
-            while head.pending.is_empty() {
-                if head.refused.is_some() {
-                    return;
-                }
-                head = shared.work.wait(head).unwrap_or_else(PoisonError::into_inner);
-            }
-            (std::mem::take(&mut head.pending), head.map.clone(), head.revision, head.leases.clone())
-        };
-        let records: Vec<&Record> = batch.iter().filter_map(|p| p.record.as_ref()).collect();
-        if let Some(log) = &mut log
-            && !records.is_empty()
-            && let Err(error) = log.append(&records)
-        {
-            fail(shared, batch, error);
-            continue;
-        }
-        let snapshot = Snapshot { map, revision };
-        if let Some(log) = &mut log {
-            log.checkpoint_if_due(&snapshot, &leases);
-        }
-        let mut changes = Vec::with_capacity(batch.len());
-        let mut answers = Vec::with_capacity(batch.len());
-        for mut pending in batch {
-            changes.append(&mut pending.changes);
-            answers.push((pending.done, pending.outcome));
-        }
-        {
-            let mut published = shared.published.write().unwrap_or_else(PoisonError::into_inner);
-            changes.iter().for_each(|c| published.history.push(c.clone()));
-            published.snapshot = snapshot;
-        }
-        shared.ring(&changes);
-        for (done, outcome) in answers {
-            // The caller may have gone away; the change is made all the same.
-            let _ = done.send(Ok(outcome));
-        }
-    }
-}
-
-/// The batch did not reach the disk: everything that was numbered since the last durable state is undone,
-/// because later transactions were compared with it.
-fn fail(shared: &Shared, batch: Vec<Pending>, error: log::AppendError) {
-    let error = match error {
-        log::AppendError::Undone(e) => StoreError::Write(e.to_string()),
-        log::AppendError::Unknown(e) => StoreError::Failed(e.to_string()),
-    };
-    tracing::error!(%error, "the store could not write");
-    let mut head = shared.head();
-    let published = shared.published();
-    head.map = published.snapshot.map.clone();
-    head.revision = published.snapshot.revision;
-    if matches!(error, StoreError::Failed(_)) {
-        head.refused.get_or_insert(error.clone());
-    }
-    let undone = std::mem::take(&mut head.pending);
-    for granted in batch.iter().chain(&undone).filter_map(|p| p.record.as_ref()?.granted) {
-        head.leases.remove(&granted.id);
-    }
-    drop(published);
-    drop(head);
-    for pending in batch.into_iter().chain(undone) {
-        let _ = pending.done.send(Err(error.clone()));
     }
 }
 

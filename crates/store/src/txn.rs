@@ -22,7 +22,7 @@ pub enum Compare {
 }
 
 impl Compare {
-    pub(crate) fn key(&self) -> &Key {
+    pub fn key(&self) -> &Key {
         match self {
             Self::Absent(k)
             | Self::Present(k)
@@ -33,7 +33,8 @@ impl Compare {
         }
     }
 
-    pub(crate) fn holds(&self, entry: Option<&Entry>) -> bool {
+    /// Whether it holds for what the key has now.
+    pub fn holds(&self, entry: Option<&Entry>) -> bool {
         match self {
             Self::Absent(_) => entry.is_none(),
             Self::Present(_) => entry.is_some(),
@@ -71,11 +72,24 @@ impl Op {
     }
 }
 
+/// When a change reaches the disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// Before it is acknowledged or visible.
+    #[default]
+    Durable,
+    /// Visible and acknowledged at once, on disk within [`LogOptions::relaxed_window`](crate::LogOptions) or with
+    /// the next durable change, whichever comes first. For heartbeats: a crash may lose the last ones, but never
+    /// gives their revisions to other changes.
+    Relaxed,
+}
+
 /// All conditions hold: the operations happen together, at one revision. Otherwise nothing does.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Txn {
     pub compares: Vec<Compare>,
     pub ops: Vec<Op>,
+    pub durability: Durability,
 }
 
 impl Txn {
@@ -88,6 +102,23 @@ impl Txn {
         self.ops.push(op);
         self
     }
+
+    /// Lets the change reach the disk a little later.
+    pub fn relaxed(mut self) -> Self {
+        self.durability = Durability::Relaxed;
+        self
+    }
+
+    /// The bytes of its keys and values.
+    pub(crate) fn size(&self) -> usize {
+        self.ops
+            .iter()
+            .map(|op| match op {
+                Op::Put { key, value, .. } => key.as_bytes().len() + value.len(),
+                Op::Delete { key } => key.as_bytes().len(),
+            })
+            .sum()
+    }
 }
 
 /// What became of a transaction.
@@ -98,4 +129,13 @@ pub enum Outcome {
     Committed { revision: Revision },
     /// A condition did not hold. `current` is what the key of the first such condition holds.
     Conflict { revision: Revision, current: Option<Arc<Entry>> },
+}
+
+impl Outcome {
+    /// The store's revision after the transaction.
+    pub fn revision(&self) -> Revision {
+        match self {
+            Self::Committed { revision } | Self::Conflict { revision, .. } => *revision,
+        }
+    }
 }

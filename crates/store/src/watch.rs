@@ -34,8 +34,10 @@ pub struct Watch {
     pub(crate) position: Revision,
 }
 
-/// Changes handed out at once; bounds the time the history is locked.
+/// Changes handed out at once.
 const BATCH: usize = 512;
+/// Changes looked at while the history is locked.
+const SCAN: usize = 4096;
 
 impl Watch {
     /// Waits for the next changes under the prefix. Never answers an empty list.
@@ -46,6 +48,9 @@ impl Watch {
             let batch = self.ready()?;
             if !batch.is_empty() {
                 return Ok(batch);
+            }
+            if self.position < self.shared.published().snapshot.revision {
+                continue;
             }
             if self.shared.is_closed() {
                 return Err(WatchEnd::Closed);
@@ -63,18 +68,21 @@ impl Watch {
             return Err(WatchEnd::Compacted { wanted: self.position.next(), oldest: oldest.next() });
         }
         let mut batch: Vec<Change> = Vec::new();
-        for change in published.history.after(self.position) {
+        let mut position = None;
+        for (looked_at, change) in published.history.after(self.position).enumerate() {
             // Changes of one revision are never split over two batches.
-            if batch.len() >= BATCH && batch.last().is_some_and(|last| last.revision != change.revision) {
+            if (batch.len() >= BATCH || looked_at >= SCAN) && position != Some(change.revision) {
                 break;
             }
+            position = Some(change.revision);
             if change.key.as_bytes().starts_with(&self.prefix) {
                 batch.push(change.clone());
             }
         }
-        self.position = match batch.last() {
-            Some(last) if batch.len() >= BATCH => last.revision,
-            _ => published.snapshot.revision,
+        let newest = published.history.newest();
+        self.position = match position {
+            Some(position) if Some(position) != newest => position,
+            _ => self.position.max(published.snapshot.revision),
         };
         Ok(batch)
     }

@@ -33,10 +33,6 @@ impl Strategy for ApiServices {
         keep(new, old, "status");
     }
 
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
-    }
-
     fn validate(&self, object: &Value) -> FieldErrors {
         let (spec, path) = (&object["spec"], Path::new("spec"));
         let (group, version) = (text(spec, "group"), text(spec, "version"));

@@ -315,18 +315,14 @@ fn validate_conditions(status: &Value) -> FieldErrors {
                 &["False", "True", "Unknown"],
             )),
         }
-        let opposite = match kind {
-            "Approved" => "Denied",
-            "Denied" => "Approved",
-            _ => continue,
-        };
-        if conditions[..index].iter().any(|c| text(c, "type") == opposite) {
-            errors.push(FieldError::invalid(
-                &path.child("type"),
-                kind,
-                "Approved and Denied conditions are mutually exclusive",
-            ));
-        }
+    }
+    let has = |kind: &str| conditions.iter().any(|c| text(c, "type") == kind);
+    if has("Approved") && has("Denied") {
+        errors.push(FieldError::invalid(
+            &path,
+            "Approved",
+            "Approved and Denied conditions are mutually exclusive",
+        ));
     }
     errors
 }

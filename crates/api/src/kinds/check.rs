@@ -278,8 +278,8 @@ fn number(address: IpAddr) -> (u128, u8) {
 pub const NOT_A_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
 
 /// Reads a range; a complaint when it is none.
-pub fn cidr(value: &str, path: &Path) -> Result<Cidr, FieldError> {
-    Cidr::parse(value).ok_or_else(|| FieldError::invalid(path, value, NOT_A_CIDR))
+pub fn cidr(value: &str, path: &Path) -> Result<Cidr, FieldErrors> {
+    Cidr::parse(value).ok_or_else(|| vec![FieldError::invalid(path, value, NOT_A_CIDR)])
 }
 
 /// Whether a count or share is nothing.

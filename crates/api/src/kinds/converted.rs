@@ -78,6 +78,18 @@ impl<S: Strategy> Strategy for Converted<S> {
         self.inner.warnings(&self.stored(object))
     }
 
+    fn selectable_fields(&self) -> &'static [&'static str] {
+        self.inner.selectable_fields()
+    }
+
+    fn selectable_value(&self, object: &Value, field: &str) -> String {
+        self.inner.selectable_value(&self.stored(object), field)
+    }
+
+    fn returns_deleted(&self) -> bool {
+        self.inner.returns_deleted()
+    }
+
     fn columns(&self) -> &'static [Column] {
         self.inner.columns()
     }

@@ -63,10 +63,6 @@ impl Strategy for CustomResourceDefinitions {
         }
     }
 
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
-    }
-
     fn validate(&self, object: &Value) -> FieldErrors {
         let mut errors = validate_object_name(object);
         errors.extend(validate_spec(&object["spec"], &Path::new("spec")));

@@ -1,7 +1,7 @@
 //! Deployments.
 
 use super::access::{default_field, default_text, ensure_object, int, keep, keep_metadata, text};
-use super::check::{int_or_percent, not_negative, percent};
+use super::check::{at_most_whole, int_or_percent, is_zero_share, not_negative};
 use super::row::{NAME, shown, wide};
 use super::workload;
 use crate::field::{FieldError, FieldErrors, Path};
@@ -83,6 +83,10 @@ impl Strategy for Deployments {
         errors
     }
 
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        workload::template_warnings(&object["spec"]["template"], "spec.template")
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec", "metadata.annotations"]
     }
@@ -147,16 +151,10 @@ fn validate_rolling_update(rolling: &Value, path: &Path) -> FieldErrors {
         errors.extend(int_or_percent(&rolling[key], &path.child(key)));
     }
     let unavailable = &rolling["maxUnavailable"];
-    let is_zero = |value: &Value| match value {
-        Value::String(text) => percent(text) == Some(0),
-        other => other.as_i64() == Some(0),
-    };
     let path = path.child("maxUnavailable");
-    if is_zero(unavailable) && is_zero(&rolling["maxSurge"]) {
+    if is_zero_share(unavailable) && is_zero_share(&rolling["maxSurge"]) {
         errors.push(FieldError::invalid(&path, unavailable.clone(), "may not be 0 when `maxSurge` is 0"));
     }
-    if unavailable.as_str().and_then(percent).is_some_and(|p| p > 100) {
-        errors.push(FieldError::invalid(&path, unavailable.clone(), "must not be greater than 100%"));
-    }
+    errors.extend(at_most_whole(unavailable, &path));
     errors
 }

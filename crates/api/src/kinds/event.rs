@@ -31,7 +31,7 @@ impl Strategy for Events {
         let mut errors = validate_namespace(object, present(object, "eventTime"));
         // Events without eventTime come from old clients, which are held to less.
         if present(object, "eventTime") {
-            errors.extend(validate_new_style(object));
+            errors.extend(validate_new_style(object, "reportingComponent"));
         }
         errors
     }
@@ -146,13 +146,14 @@ pub(super) fn validate_namespace(event: &Value, new_style: bool) -> FieldErrors 
         let allowed = namespace == "default" || (new_style && namespace == "kube-system");
         return if allowed || namespace.is_empty() { Vec::new() } else { mismatch() };
     }
-    if about_namespace == namespace { Vec::new() } else { mismatch() }
+    // Events of the newer kind may be about another namespace.
+    if about_namespace == namespace || new_style { Vec::new() } else { mismatch() }
 }
 
-pub(super) fn validate_new_style(event: &Value) -> FieldErrors {
+pub(super) fn validate_new_style(event: &Value, controller_field: &str) -> FieldErrors {
     let mut errors = Vec::new();
     let controller = text(event, "reportingComponent");
-    let path = Path::new("reportingController");
+    let path = Path::new(controller_field);
     if controller.is_empty() {
         errors.push(FieldError::required(&path, ""));
     }
@@ -176,7 +177,6 @@ pub(super) fn validate_new_style(event: &Value) -> FieldErrors {
             format!("can have at most {NOTE_MAX} characters"),
         ));
     }
-    errors.extend(validate_series(event));
     errors
 }
 

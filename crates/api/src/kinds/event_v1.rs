@@ -77,7 +77,8 @@ impl Strategy for EventsV1 {
             errors.push(FieldError::required(&Path::new("eventTime"), ""));
         }
         let kind = text(&event, "type");
-        errors.extend(event::validate_new_style(&event));
+        errors.extend(event::validate_new_style(&event, "reportingController"));
+        errors.extend(event::validate_series(&event));
         if !matches!(kind, "Normal" | "Warning") {
             errors.push(FieldError::invalid(&Path::new("type"), "", format!("has invalid value: {kind}")));
         }

@@ -1,7 +1,7 @@
 //! Nodes.
 
 use super::access::{default_field, ensure_object, flag, keep, list, map, present, text};
-use super::check::{NOT_NEGATIVE, complaints};
+use super::check::{NOT_NEGATIVE, cidr, complaints};
 use super::pod::defaults::default_resource_list;
 use super::pod::validate_taint_effect;
 use super::row::{NAME, shown, wide};
@@ -13,7 +13,6 @@ use crate::table::{NONE, UNKNOWN, age};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet};
-use std::net::IpAddr;
 
 const NODE_INFO: [&str; 10] = [
     "machineID",
@@ -231,20 +230,11 @@ fn validate_pod_cidrs(spec: &Value, path: &Path) -> FieldErrors {
     let mut families = HashSet::new();
     let ranges = list(spec, "podCIDRs");
     for (index, range) in ranges.iter().filter_map(Value::as_str).enumerate() {
-        let address = range.split_once('/').and_then(|(address, length)| {
-            let address = address.parse::<IpAddr>().ok()?;
-            let max = if address.is_ipv4() { 32 } else { 128 };
-            (length.parse::<u8>().ok()? <= max).then_some(address)
-        });
-        match address {
-            Some(address) => {
-                families.insert(address.is_ipv4());
+        match cidr(range, &path.index(index)) {
+            Ok(range) => {
+                families.insert(range.address.is_ipv4());
             }
-            None => errors.push(FieldError::invalid(
-                &path.index(index),
-                range,
-                "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
-            )),
+            Err(found) => errors.extend(found),
         }
     }
     if errors.is_empty() && families.len() < ranges.len() {

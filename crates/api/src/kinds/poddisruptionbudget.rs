@@ -67,6 +67,10 @@ impl Strategy for PodDisruptionBudgets {
             .collect()
     }
 
+    fn validate_name(&self, _name: &str) -> Vec<String> {
+        Vec::new()
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec"]
     }

@@ -53,6 +53,10 @@ impl Strategy for ReplicaSets {
         workload::validate_counts(&new["status"], &counts, &counts[1..4])
     }
 
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        workload::template_warnings(&object["spec"]["template"], "spec.template")
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec"]
     }

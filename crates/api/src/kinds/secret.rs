@@ -125,8 +125,18 @@ fn docker_config(data: Option<&serde_json::Map<String, Value>>, key: &str) -> Op
         return Some(FieldError::required(&path, ""));
     };
     let decoded = STANDARD.decode(encoded).unwrap_or_default();
-    match serde_json::from_slice::<serde_json::Map<String, Value>>(&decoded) {
-        Ok(_) => None,
-        Err(error) => Some(FieldError::invalid(&path, "<secret contents redacted>", error.to_string())),
-    }
+    let problem = match crate::codec::json::decode_any(&decoded) {
+        Ok(decoded) if decoded.value.is_object() || decoded.value.is_null() => return None,
+        Ok(decoded) => {
+            let found = match decoded.value {
+                Value::Array(_) => "array",
+                Value::String(_) => "string",
+                Value::Bool(_) => "bool",
+                _ => "number",
+            };
+            format!("json: cannot unmarshal {found} into Go value of type map[string]interface {{}}")
+        }
+        Err(error) => error.to_string(),
+    };
+    Some(FieldError::invalid(&path, "<secret contents redacted>", problem))
 }

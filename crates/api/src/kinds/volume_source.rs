@@ -1,9 +1,9 @@
 //! Where the content of a volume comes from: what pods' volumes and PersistentVolumes share.
 
 use super::access::{default_field, default_text, int, list, object, present, text};
-use super::check::{complaints, one_of, one_of_if_set};
+use super::check::{complaints, named_if_set, one_of, one_of_if_set};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::meta_validation::dns1123_subdomain;
+use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::quantity::canonicalise;
 use serde_json::Value;
 
@@ -113,10 +113,8 @@ pub fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
             }
             errors.extend(required(&["image"]));
         }
-        "cephfs" => {
-            if list(source, "monitors").is_empty() {
-                errors.push(FieldError::required(&path.child("monitors"), ""));
-            }
+        "cephfs" if list(source, "monitors").is_empty() => {
+            errors.push(FieldError::required(&path.child("monitors"), ""));
         }
         "cinder" => errors.extend(required(&["volumeID"])),
         "quobyte" => {
@@ -135,13 +133,7 @@ pub fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
             errors.extend(required(&["gateway", "system", "volumeName"]));
         }
         "storageos" => {
-            if !text(source, "volumeName").is_empty() {
-                errors.extend(complaints(
-                    &path.child("volumeName"),
-                    text(source, "volumeName"),
-                    crate::meta_validation::dns1123_label(text(source, "volumeName")),
-                ));
-            }
+            errors.extend(named_if_set(source, "volumeName", path, dns1123_label));
         }
         "fc" => errors.extend(validate_fibre_channel(source, path)),
         "iscsi" => errors.extend(validate_iscsi(source, path)),

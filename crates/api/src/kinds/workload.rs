@@ -93,6 +93,11 @@ pub fn validate_pod_template(template: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
+/// Warnings about the pods a template makes.
+pub fn template_warnings(template: &Value, path: &str) -> Vec<String> {
+    super::pod::warnings(&template["spec"], &Path::new(path).child("spec"))
+}
+
 /// Pods that `kind` replaces when they end neither end on their own nor have a deadline.
 pub fn validate_runs_for_ever(template: &Value, kind: &str, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
@@ -162,7 +167,7 @@ pub fn validate_counts(status: &Value, counts: &[&str], at_most_replicas: &[&str
 pub fn validate_collisions(new: &Value, old: &Value) -> Option<FieldError> {
     let before = old["collisionCount"].as_i64()?;
     let count = int(new, "collisionCount");
-    (count < before).then(|| {
+    (count < before || !present(new, "collisionCount")).then(|| {
         FieldError::invalid(&Path::new("status").child("collisionCount"), count, "cannot be decremented")
     })
 }

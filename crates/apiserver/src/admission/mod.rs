@@ -87,7 +87,8 @@ pub(crate) const PLUGINS: &[&dyn Plugin] = &[
 
 pub(crate) fn mutate(view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
     PLUGINS.iter().try_for_each(|plugin| {
-        let _span = tracing::debug_span!("admission", plugin = plugin.name()).entered();
+        let _span =
+            tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name).entered();
         plugin.mutate(view, attributes, object)
     })
 }

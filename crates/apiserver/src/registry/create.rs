@@ -129,7 +129,6 @@ impl Registry {
         let expires_at = now + self.event_ttl + SHARED_FOR;
         let id = self.store.grant(expires_at).await.map_err(store_status)?;
         *current = Some(Lease { id, expires_at });
-        self.granted.notify_one();
         Ok(id)
     }
 }

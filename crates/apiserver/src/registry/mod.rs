@@ -101,7 +101,6 @@ pub(crate) struct Registry {
     /// Events are kept this long, in seconds.
     event_ttl: u64,
     event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
-    granted: tokio::sync::Notify,
 }
 
 impl Registry {
@@ -113,13 +112,7 @@ impl Registry {
             services,
             event_ttl,
             event_lease: tokio::sync::Mutex::new(None),
-            granted: tokio::sync::Notify::new(),
         }
-    }
-
-    /// Waits until a lease is granted that somebody will have to end.
-    pub async fn lease_granted(&self) {
-        self.granted.notified().await;
     }
 
     pub fn view(&self) -> View {
@@ -158,7 +151,7 @@ pub(crate) fn store_status(error: StoreError) -> Status {
         StoreError::Compacted { .. } => Status::expired(
             "The provided continue parameter is too old to display a consistent list result. You must start a new list without the continue parameter.",
         ),
-        StoreError::Write(_) | StoreError::Failed(_) | StoreError::Closed => {
+        StoreError::Write(_) | StoreError::Failed(_) | StoreError::Closed | StoreError::Unreachable(_) => {
             Status::unavailable(error.to_string())
         }
         other => Status::internal(other),

@@ -60,7 +60,10 @@ impl Registry {
                 let lease = entry.lease;
                 Op::Put { key: key.clone(), value: stored::encode(resource, &new), lease }
             };
-            let txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
+            let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
+            if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
+                txn = txn.relaxed();
+            }
             match self.store.commit(txn).await.map_err(store_status)? {
                 Outcome::Committed { revision } => {
                     allocation.keep();
@@ -207,4 +210,12 @@ fn same(new: &Value, old: &Value) -> bool {
         object
     };
     strip(new) == strip(old)
+}
+
+/// Whether a Lease stays with its holder: a heartbeat that is repeated within seconds and need not cost a disk write
+/// of its own. One that changes hands is durable, or two could believe that they hold it after a crash.
+fn is_renewal(new: &Value, old: &Value) -> bool {
+    let holder = "/spec/holderIdentity";
+    new.pointer("/kind").and_then(Value::as_str) == Some("Lease")
+        && new.pointer(holder) == old.pointer(holder)
 }

@@ -20,7 +20,12 @@ async fn a_binding_gives_what_its_role_allows_and_no_more() {
     let refused = bob.get(MAPS).await;
     assert_eq!(
         (refused.code, refused.at("/message")),
-        (403, json!(r#"configmaps is forbidden: User "bob" cannot list resource "configmaps" in API group "" in the namespace "default""#))
+        (
+            403,
+            json!(
+                r#"configmaps is forbidden: User "bob" cannot list resource "configmaps" in API group "" in the namespace "default""#
+            )
+        )
     );
     assert_eq!(world.post(BINDINGS, &bind("view")).await.code, 201);
     assert_eq!(bob.get(MAPS).await.code, 200);
@@ -45,7 +50,9 @@ async fn nobody_grants_what_they_do_not_have() {
     let refused = bob.post(ROLES, &role("nodes")).await;
     let message = refused.at("/message");
     assert!(
-        message.as_str().is_some_and(|m| m.ends_with("{APIGroups:[\"\"], Resources:[\"nodes\"], Verbs:[\"get\"]}")),
+        message
+            .as_str()
+            .is_some_and(|m| m.ends_with("{APIGroups:[\"\"], Resources:[\"nodes\"], Verbs:[\"get\"]}")),
         "{message}"
     );
     assert_eq!(bob.post(BINDINGS, &bind("cluster-admin")).await.code, 403);

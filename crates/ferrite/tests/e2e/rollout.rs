@@ -39,10 +39,10 @@ fn create_scale_and_delete() {
     world.wait_rolled_out("web", 2);
 
     // A deleted pod is replaced.
-    let victim = world.pods("app=web")[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    let victim = world.living_pods("app=web")[0]["metadata"]["name"].as_str().unwrap().to_owned();
     world.kubectl(&["delete", "pod", &victim]);
     world.wait_rolled_out("web", 2);
-    assert!(world.pods("app=web").iter().all(|p| p["metadata"]["name"] != *victim));
+    assert!(world.living_pods("app=web").iter().all(|p| p["metadata"]["name"] != *victim));
 
     world.kubectl(&["delete", "deployment", "web"]);
     eventually("the garbage collector removes pods and replica sets", || {
@@ -134,7 +134,7 @@ spec:
     done.store(true, Ordering::Release);
     let (answered, failures) = asking.join().unwrap();
     assert!(answered > 0 && failures.is_empty(), "{answered} answered, failed: {failures:?}");
-    for pod in world.pods("app=web").iter().filter(|p| p["metadata"]["deletionTimestamp"].is_null()) {
+    for pod in &world.living_pods("app=web") {
         assert_eq!(world.netns.http_get((pod_ip(pod), 8080).into(), "/").unwrap(), "page v2\n");
     }
 
@@ -143,9 +143,8 @@ spec:
     world.kubectl(&["rollout", "undo", "deployment/web"]);
     world.kubectl(&["rollout", "status", "deployment/web", "--timeout=60s"]);
     let images: BTreeSet<String> = world
-        .pods("app=web")
+        .living_pods("app=web")
         .iter()
-        .filter(|p| p["metadata"]["deletionTimestamp"].is_null())
         .map(|p| p["spec"]["containers"][0]["image"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!(images.into_iter().collect::<Vec<_>>(), ["example.com/web:v1"]);
@@ -187,11 +186,6 @@ fn a_rollout_survives_kill_9_in_the_middle() {
     assert_eq!(container_pid(&after), pid);
     assert_eq!(pod_ip(&after), pod_ip(&bystander));
     assert_eq!(container_status(&after)["restartCount"], 0);
-    let addresses: BTreeSet<_> = world
-        .pods("app=web")
-        .iter()
-        .filter(|p| p["metadata"]["deletionTimestamp"].is_null())
-        .map(pod_ip)
-        .collect();
+    let addresses: BTreeSet<_> = world.living_pods("app=web").iter().map(pod_ip).collect();
     assert_eq!(addresses.len(), 4);
 }

@@ -154,10 +154,6 @@ impl World {
         std::fs::read_to_string(self.path("up.log")).unwrap_or_default()
     }
 
-    pub fn pid(&self) -> u32 {
-        self.up.as_ref().expect("the cluster was started").id()
-    }
-
     /// kill -9: no chance to tidy up.
     pub fn kill(&mut self) {
         let mut child = self.up.take().expect("the cluster was started");
@@ -227,7 +223,12 @@ impl World {
 
     /// Watches one object until `accept` likes what it sees. Waits for events; the time is only a bound.
     pub fn watch(&self, object: &[&str], mut accept: impl FnMut(&Value) -> bool) -> Value {
-        let mut command = self.kubectl_command(&[&["get", "-w", "-o", "json"], object].concat());
+        let [flags @ .., kind, name] = object else { panic!("{object:?} names no object") };
+        // Asked for one object by name, kubectl reads it, watches, and drops the first event of the watch: a change in
+        // between is never shown. A list is watched from where it was read.
+        let selector = format!("metadata.name={name}");
+        let listed = ["get", kind, "--field-selector", &selector, "-w", "-o", "json"];
+        let mut command = self.kubectl_command(&[flags, listed.as_slice()].concat());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let watchdog = Watchdog::start(child.id());
         let mut last = Value::Null;
@@ -248,8 +249,9 @@ impl World {
         let _ = child.wait();
         found.unwrap_or_else(|| {
             panic!(
-                "{object:?} never came to be as expected; at last: {}\n{complaint}\n--- events\n{}\n--- log\n{}",
+                "{object:?} never came to be as expected; the watch told at last: {}\n{complaint}\n--- now\n{}\n--- events\n{}\n--- log\n{}",
                 serde_json::to_string_pretty(&last["status"]).unwrap(),
+                self.kubectl(&[&["get", "-o", "json"], object].concat()),
                 self.kubectl(&["get", "events"]),
                 self.log()
             )
@@ -273,6 +275,13 @@ impl World {
 
     pub fn pods(&self, selector: &str) -> Vec<Value> {
         self.get(&["pods", "-l", selector])["items"].as_array().unwrap().clone()
+    }
+
+    /// Pods that are not on their way out.
+    pub fn living_pods(&self, selector: &str) -> Vec<Value> {
+        let mut pods = self.pods(selector);
+        pods.retain(|p| p["metadata"]["deletionTimestamp"].is_null());
+        pods
     }
 
     /// Takes a `docker save` archive in.
@@ -303,7 +312,10 @@ impl Drop for World {
 }
 
 /// Ends a process that has had its time.
-struct Watchdog(Option<std::sync::mpsc::Sender<()>>);
+struct Watchdog {
+    /// Dropping it calls the watchdog off.
+    _cancel: std::sync::mpsc::Sender<()>,
+}
 
 impl Watchdog {
     fn start(pid: u32) -> Self {
@@ -316,7 +328,7 @@ impl Watchdog {
                 );
             }
         });
-        Self(Some(cancel))
+        Self { _cancel: cancel }
     }
 }
 

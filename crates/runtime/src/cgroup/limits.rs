@@ -1,5 +1,7 @@
 //! From the OCI description of limits to control files.
 
+use std::borrow::Cow;
+
 use oci_spec::runtime::{LinuxDeviceType, LinuxResources};
 
 use super::Layout;
@@ -8,18 +10,18 @@ use super::Layout;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     pub controller: &'static str,
-    pub file: &'static str,
+    pub file: Cow<'static, str>,
     pub value: String,
     /// Whether the container must not run when the kernel refuses the value.
     pub required: bool,
 }
 
-fn required(controller: &'static str, file: &'static str, value: impl ToString) -> Setting {
-    Setting { controller, file, value: value.to_string(), required: true }
+fn required(controller: &'static str, file: impl Into<Cow<'static, str>>, value: impl ToString) -> Setting {
+    Setting { controller, file: file.into(), value: value.to_string(), required: true }
 }
 
-fn optional(controller: &'static str, file: &'static str, value: impl ToString) -> Setting {
-    Setting { controller, file, value: value.to_string(), required: false }
+fn optional(controller: &'static str, file: impl Into<Cow<'static, str>>, value: impl ToString) -> Setting {
+    Setting { controller, file: file.into(), value: value.to_string(), required: false }
 }
 
 /// The control files to write, in order.
@@ -59,6 +61,10 @@ fn v1(resources: &LinuxResources) -> Vec<Setting> {
     }
     if let Some(limit) = resources.pids().map(|pids| pids.limit()) {
         out.push(required("pids", "pids.max", if limit > 0 { limit.to_string() } else { "max".into() }));
+    }
+    for huge in resources.hugepage_limits().iter().flatten() {
+        let file = format!("hugetlb.{}.limit_in_bytes", huge.page_size());
+        out.push(optional("hugetlb", file, huge.limit()));
     }
     for rule in resources.devices().iter().flatten() {
         let kind = match rule.typ() {
@@ -110,6 +116,15 @@ fn v2(resources: &LinuxResources) -> Vec<Setting> {
     if let Some(limit) = resources.pids().map(|pids| pids.limit()) {
         out.push(required("pids", "pids.max", if limit > 0 { limit.to_string() } else { "max".into() }));
     }
+    for huge in resources.hugepage_limits().iter().flatten() {
+        out.push(optional("hugetlb", format!("hugetlb.{}.max", huge.page_size()), huge.limit()));
+    }
+    // Last: who writes files by name means to override what was derived.
+    let mut unified: Vec<_> = resources.unified().iter().flatten().collect();
+    unified.sort();
+    for (file, value) in unified {
+        out.push(required("", file.clone(), value));
+    }
     out
 }
 
@@ -149,6 +164,25 @@ mod tests {
             show(&Layout::V2("/c".into())),
             "cpu.weight=4 cpu.max=50000 100000 memory.max=67108864 memory.swap.max=0 pids.max=100"
         );
+    }
+
+    #[test]
+    fn huge_pages_and_files_by_name() {
+        let mut huge = oci_spec::runtime::LinuxHugepageLimit::default();
+        huge.set_page_size("2MB".into()).set_limit(4 << 20);
+        let mut resources = LinuxResources::default();
+        let unified = [("memory.high".to_owned(), "1000".to_owned()), ("io.weight".into(), "50".into())];
+        resources
+            .set_devices(None)
+            .set_hugepage_limits(Some(vec![huge]))
+            .set_unified(Some(unified.into_iter().collect()));
+        let show = |layout: &Layout| {
+            let settings = settings(layout, &resources);
+            let show = |s: Setting| format!("{}={}{}", s.file, s.value, if s.required { "!" } else { "" });
+            settings.into_iter().map(show).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(show(&Layout::V1(vec![])), "hugetlb.2MB.limit_in_bytes=4194304");
+        assert_eq!(show(&Layout::V2("/c".into())), "hugetlb.2MB.max=4194304 io.weight=50! memory.high=1000!");
     }
 
     #[test]

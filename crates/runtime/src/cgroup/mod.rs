@@ -90,6 +90,17 @@ impl Layout {
         }
     }
 
+    /// The unified hierarchy of a hybrid layout. We do not use it, but OCI runtimes make groups there.
+    fn beside(&self) -> Option<PathBuf> {
+        match self {
+            Self::V1(hierarchies) => {
+                let unified = hierarchies.first()?.mount.parent()?.join("unified");
+                unified.join("cgroup.procs").exists().then_some(unified)
+            }
+            Self::V2(_) => None,
+        }
+    }
+
     /// The directory of group `path` that carries `controller`.
     pub fn directory(&self, controller: &str, path: &str) -> Option<PathBuf> {
         match self {
@@ -126,35 +137,33 @@ impl Layout {
         }
     }
 
-    /// Writes limits. A file the kernel does not have (swap accounting off) is passed over unless the
-    /// setting is one the pod's author asked for.
-    pub fn apply(&self, path: &str, settings: &[Setting]) -> io::Result<()> {
+    /// Writes limits. What the kernel lacks and the pod can do without (swap accounting, huge pages) is
+    /// passed over and answered, for somebody to say so.
+    pub fn apply(&self, path: &str, settings: &[Setting]) -> io::Result<Vec<String>> {
+        let mut passed_over = Vec::new();
         for setting in settings {
-            let Some(directory) = self.directory(setting.controller, path) else {
-                if setting.required {
-                    return Err(io::Error::new(
-                        io::ErrorKind::Unsupported,
-                        format!("cgroup controller {} is not available", setting.controller),
-                    ));
+            let written = match self.directory(setting.controller, path) {
+                Some(directory) => {
+                    let file = directory.join(setting.file.as_ref());
+                    fs::write(&file, &setting.value).map_err(|error| {
+                        let message = format!("write {:?} to {}: {error}", setting.value, file.display());
+                        io::Error::new(error.kind(), message)
+                    })
                 }
-                continue;
+                None => {
+                    let message = format!("cgroup controller {} is not available", setting.controller);
+                    Err(io::Error::new(io::ErrorKind::Unsupported, message))
+                }
             };
-            let file = directory.join(setting.file);
-            match fs::write(&file, &setting.value) {
+            match written {
                 Ok(()) => {}
-                Err(error) if !setting.required => {
-                    // Without swap accounting the file is absent; nothing is lost by going on.
-                    let _ = error;
+                Err(_) if !setting.required => {
+                    passed_over.push(format!("this machine cannot set {}", setting.file));
                 }
-                Err(error) => {
-                    return Err(io::Error::new(
-                        error.kind(),
-                        format!("write {:?} to {}: {error}", setting.value, file.display()),
-                    ));
-                }
+                Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(passed_over)
     }
 
     /// Limits the group to the devices of these rules, where that takes a program (version 2).
@@ -249,7 +258,7 @@ impl Layout {
     /// Removes the group and everything below it from every hierarchy. Absent groups are fine.
     pub fn remove(&self, path: &str) -> io::Result<()> {
         let mut result = Ok(());
-        for mount in self.mounts() {
+        for mount in self.mounts().into_iter().chain(self.beside().as_deref()) {
             if let Err(error) = remove_tree(&below(mount, path), 0) {
                 result = Err(error);
             }
@@ -259,7 +268,7 @@ impl Layout {
 
     /// Removes the group where it has neither processes nor children; keeps it where it has.
     pub fn remove_if_empty(&self, path: &str) {
-        for mount in self.mounts() {
+        for mount in self.mounts().into_iter().chain(self.beside().as_deref()) {
             let _ = fs::remove_dir(below(mount, path));
         }
     }

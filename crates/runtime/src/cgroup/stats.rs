@@ -21,6 +21,13 @@ pub struct MemoryStat {
     pub limit: Option<u64>,
 }
 
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SwapStat {
+    pub usage: u64,
+    /// `None` when there is no limit.
+    pub limit: Option<u64>,
+}
+
 /// The number after `key` in a flat keyed file.
 pub(super) fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
@@ -67,6 +74,25 @@ impl Layout {
             page_faults: get(faults),
             major_page_faults: get(major),
             limit,
+        })
+    }
+
+    /// `None` where the kernel does not account for swap.
+    pub fn swap(&self, path: &str) -> Option<SwapStat> {
+        let directory = self.directory("memory", path)?;
+        let read = |file: &str| -> Option<u64> {
+            fs::read_to_string(directory.join(file)).ok()?.trim().parse().ok().filter(|v| *v < 1 << 62)
+        };
+        Some(match self {
+            Self::V1(_) => SwapStat {
+                // The two are read one after the other: the difference may come out below zero.
+                usage: read("memory.memsw.usage_in_bytes")?
+                    .saturating_sub(read("memory.usage_in_bytes").unwrap_or(0)),
+                limit: read("memory.memsw.limit_in_bytes")
+                    .zip(read("memory.limit_in_bytes"))
+                    .map(|(both, memory)| both.saturating_sub(memory)),
+            },
+            Self::V2(_) => SwapStat { usage: read("memory.swap.current")?, limit: read("memory.swap.max") },
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Images from registries.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
@@ -21,6 +21,7 @@ use serde::Deserialize;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::digest::chain_ids;
+use super::registries::{Endpoint, HostSettings};
 use super::store::{MAX_METADATA, NewImage, parse_config, parse_manifest};
 use super::{Digest, ImageError, ImageRecord, ImageStore, Platform, Reference};
 
@@ -65,6 +66,10 @@ pub struct RegistryConfig {
     pub plain_http: Vec<String>,
     /// Certificates in PEM form to trust besides the machine's own.
     pub ca_certificates: Vec<Vec<u8>>,
+    /// Hosts to ask before a registry, in order; `*` stands for registries without mirrors of their own.
+    pub mirrors: BTreeMap<String, Vec<String>>,
+    /// How particular hosts are spoken to, registries and mirrors alike.
+    pub hosts: BTreeMap<String, HostSettings>,
     /// How long to wait for a connection.
     pub connect_timeout: Duration,
     /// How long to wait for the next piece of an answer.
@@ -76,6 +81,8 @@ impl Default for RegistryConfig {
         Self {
             plain_http: Vec::new(),
             ca_certificates: Vec::new(),
+            mirrors: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             connect_timeout: Duration::from_secs(30),
             read_timeout: Duration::from_secs(60),
         }
@@ -122,6 +129,8 @@ struct Versioned {
 struct Registry {
     client: Client,
     auth: RegistryAuth,
+    /// Whom we talk to: the registry of the name, or a mirror of it.
+    host: String,
     reference: Reference,
 }
 
@@ -143,8 +152,7 @@ impl ImageStore {
             None if reference.is_built_in() => return Err(ImageError::BuiltIn(reference.to_string())),
             _ => {}
         }
-        let registry = Registry::connect(reference.clone(), auth, config).await?;
-        let (top, manifest) = registry.manifest(platform).await?;
+        let (registry, (top, manifest)) = Registry::find(reference, auth, platform, config).await?;
         progress(ProgressEvent::Resolved { digest: top.clone() });
         let manifest_digest = Digest::of(&manifest);
         let ((id, config_size), layers) = parse_manifest(&manifest)?;
@@ -296,18 +304,58 @@ enum Piece {
 }
 
 impl Registry {
-    async fn connect(reference: Reference, auth: Auth, config: &RegistryConfig) -> Result<Self, ImageError> {
-        let registry = reference.registry().to_owned();
-        let plain = is_loopback(&registry) || config.plain_http.contains(&registry);
-        let certificates = config
+    /// The first of the registry's mirrors, or the registry itself, that has the image; and its manifest.
+    async fn find(
+        reference: &Reference,
+        auth: Auth,
+        platform: &Platform,
+        config: &RegistryConfig,
+    ) -> Result<(Self, (Digest, Vec<u8>)), ImageError> {
+        let mut failed = None;
+        for endpoint in config.endpoints(reference.registry()) {
+            // Credentials for the registry are no mirror's business.
+            let given = if endpoint.mirror { Auth::Anonymous } else { auth.clone() };
+            let auth = match (given, &endpoint.settings.auth) {
+                (Auth::Anonymous, Some(configured)) => configured.clone(),
+                (given, _) => given,
+            };
+            let (host, mirror) = (endpoint.host.clone(), endpoint.mirror);
+            let found = async {
+                let registry = Self::connect(reference.clone(), endpoint, auth, config).await?;
+                let manifest = registry.manifest(platform).await?;
+                Ok((registry, manifest))
+            };
+            match found.await {
+                Ok(found) => return Ok(found),
+                Err(error) if mirror => {
+                    tracing::info!(%reference, mirror = host, %error, "the mirror does not have the image");
+                    failed = Some(error);
+                }
+                // What the registry itself says is what counts.
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| ImageError::NotFound(reference.to_string())))
+    }
+
+    async fn connect(
+        reference: Reference,
+        endpoint: Endpoint,
+        auth: Auth,
+        config: &RegistryConfig,
+    ) -> Result<Self, ImageError> {
+        let Endpoint { host, settings, .. } = endpoint;
+        let plain = is_loopback(&host) || settings.plain_http;
+        let certificates = settings
             .ca_certificates
-            .iter()
-            .map(|pem| Certificate { encoding: CertificateEncoding::Pem, data: pem.clone() });
+            .into_iter()
+            .map(|data| Certificate { encoding: CertificateEncoding::Pem, data });
         let client = ClientConfig {
             protocol: match plain {
-                true => ClientProtocol::HttpsExcept(vec![registry]),
+                true => ClientProtocol::HttpsExcept(vec![host.clone()]),
                 false => ClientProtocol::Https,
             },
+            accept_invalid_certificates: settings.skip_verify,
             extra_root_certificates: certificates.collect(),
             connect_timeout: Some(config.connect_timeout),
             read_timeout: Some(config.read_timeout),
@@ -327,7 +375,7 @@ impl Registry {
                         Auth::Basic { username, password } => RegistryAuth::Basic(username, password),
                         Auth::Bearer(token) => RegistryAuth::Bearer(token),
                     };
-                    return Ok(Self { client, auth, reference });
+                    return Ok(Self { client, auth, host, reference });
                 }
                 Ok(Err(error)) => with_causes(&error),
                 Err(error) => error.to_string(),
@@ -337,8 +385,7 @@ impl Registry {
     }
 
     fn at(&self, digest: Option<&Digest>) -> RegistryReference {
-        let (registry, repository) =
-            (self.reference.registry().to_owned(), self.reference.repository().to_owned());
+        let (registry, repository) = (self.host.clone(), self.reference.repository().to_owned());
         match (digest.or(self.reference.digest()), self.reference.tag()) {
             (Some(digest), _) => RegistryReference::with_digest(registry, repository, digest.to_string()),
             (None, tag) => {

@@ -1,28 +1,24 @@
 //! Containers: created, started, stopped, removed.
 
 use std::io;
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_cri::v1::{
     ContainerConfig, ContainerEventType, LinuxContainerResources, LinuxContainerSecurityContext,
-    NamespaceMode, SupplementalGroupsPolicy, security_profile::ProfileType,
 };
 use ferrite_cri::{Code, Error, Result};
-use oci_spec::runtime::{LinuxDevice, LinuxDeviceType};
 
 use super::client::{ask, blocking};
-use super::records::{self, ContainerRecord, StartFailure};
-use super::sandbox::{host_ipc, host_network, remove_tree};
+use super::records::{self, StartFailure};
+use super::sandbox::remove_tree;
 use super::state::{Container, Ended, START_ERROR_EXIT, Sandbox, Status, new_id};
 use super::{Inner, required};
-use crate::rootfs::{ImageConfigView, RootfsError};
-use crate::spec::{self, Identity, IdentityRequest, SpecError};
-use crate::supervisor::bundle::{BUNDLE, Bundle, CONFIG};
-use crate::supervisor::protocol::{Failure, PidNamespace, Reply, Request, Start};
-use crate::supervisor::sandbox::{NETNS, SHM};
+use crate::rootfs::RootfsError;
+use crate::spec::{self, SpecError};
+use crate::supervisor::bundle::CONFIG;
+use crate::supervisor::protocol::{Failure, Handler, Reply, Request, Start};
 use crate::{cgroup, sys};
 
 /// How long the kernel may take to end a killed container before the call gives up.
@@ -34,49 +30,19 @@ impl From<SpecError> for Error {
     }
 }
 
-fn image_error(error: RootfsError) -> Error {
+pub(super) fn image_error(error: RootfsError) -> Error {
     match error {
         RootfsError::NotFound(_) => Error::not_found(error.to_string()),
         RootfsError::Broken { .. } => Error::internal(error.to_string()),
     }
 }
 
-fn failed(what: &'static str) -> impl Fn(io::Error) -> Error {
+pub(super) fn failed(what: &'static str) -> impl Fn(io::Error) -> Error {
     move |error| Error::internal(format!("{what}: {error}"))
 }
 
-fn security_of(config: &ContainerConfig) -> LinuxContainerSecurityContext {
+pub(super) fn security_of(config: &ContainerConfig) -> LinuxContainerSecurityContext {
     config.linux.as_ref().and_then(|linux| linux.security_context.clone()).unwrap_or_default()
-}
-
-/// What we cannot do is refused: a container that silently lacks what it asked for is worse than none.
-fn refuse_unsupported(config: &ContainerConfig, security: &LinuxContainerSecurityContext) -> Result<()> {
-    let unsupported =
-        |what: &str| Err(Error::new(Code::Unimplemented, format!("{what} are not supported yet")));
-    if config.mounts.iter().any(|mount| mount.image.as_ref().is_some_and(|image| !image.image.is_empty())) {
-        return unsupported("image volumes");
-    }
-    if config.mounts.iter().any(|mount| !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty()) {
-        return unsupported("ID-mapped mounts");
-    }
-    if !config.cdi_devices.is_empty() {
-        return unsupported("CDI devices");
-    }
-    let user = security.namespace_options.as_ref().and_then(|options| options.userns_options.as_ref());
-    if user.is_some_and(|user| user.mode() == NamespaceMode::Pod && !user.uids.is_empty()) {
-        return unsupported("user namespaces");
-    }
-    Ok(())
-}
-
-fn pid_namespace(security: &LinuxContainerSecurityContext) -> PidNamespace {
-    let options = security.namespace_options.clone().unwrap_or_default();
-    match options.pid() {
-        NamespaceMode::Pod => PidNamespace::Pod,
-        NamespaceMode::Container => PidNamespace::Own,
-        NamespaceMode::Node => PidNamespace::Host,
-        NamespaceMode::Target => PidNamespace::Target(options.target_id),
-    }
 }
 
 impl Inner {
@@ -120,115 +86,6 @@ impl Inner {
         Ok(id)
     }
 
-    /// Writes everything the supervisor needs; the record comes last and makes the container exist.
-    fn make_bundle(
-        &self,
-        sandbox: &Sandbox,
-        config: &ContainerConfig,
-        id: &str,
-        directory: &Path,
-    ) -> Result<ContainerRecord> {
-        let image_spec = config.image.clone().unwrap_or_default();
-        let images = &self.config.images;
-        let image = images.image(&image_spec.image).map_err(image_error)?;
-        let lowers = images.lower_dirs(&image.id).map_err(image_error)?;
-        let security = security_of(config);
-        refuse_unsupported(config, &security)?;
-        let pid = match pid_namespace(&security) {
-            PidNamespace::Target(target) => PidNamespace::Target(self.index.container(&target)?.id.clone()),
-            other => other,
-        };
-        let identity = identify(&security, &image, &lowers)?;
-        let cgroup = format!("{}/{id}", sandbox.cgroup_parent(&self.config.cgroup_parent));
-        for mount in &config.mounts {
-            // As other runtimes do: a missing host path becomes a directory.
-            let path = Path::new(&mount.host_path);
-            if !path.exists() {
-                std::fs::create_dir_all(path).map_err(|error| {
-                    Error::internal(format!("make mount source {}: {error}", path.display()))
-                })?;
-            }
-        }
-        let own = |name: &str| Some(sandbox.state_dir.join(name)).filter(|path| path.exists());
-        let input = spec::Input {
-            config,
-            image: &image,
-            identity: &identity,
-            hostname: &self.hostname(&sandbox.config),
-            cgroup: cgroup.clone(),
-            rootfs: directory.join("rootfs"),
-            shm: if host_ipc(&sandbox.config) { "/dev/shm".into() } else { sandbox.run_dir.join(SHM) },
-            resolv_conf: own("resolv.conf"),
-            hostname_file: own("hostname"),
-            network_namespace: (!host_network(&sandbox.config)).then(|| sandbox.run_dir.join(NETNS)),
-            own_pid: pid == PidNamespace::Own,
-            cgroup_v2: self.cgroups.is_v2(),
-            devices: devices(config, security.privileged).map_err(failed("look at devices"))?,
-        };
-        let mut description = spec::build(&input)?;
-        let profile = seccomp_profile(&security)?;
-        if let Some(linux) = description.linux_mut() {
-            linux.set_seccomp(profile.clone());
-        }
-        let bundle = Bundle {
-            lowers,
-            upper: directory.join("upper"),
-            work: directory.join("work"),
-            rootfs: directory.join("rootfs"),
-            seccomp: profile
-                .as_ref()
-                .map(|profile| self.seccomp_programs(profile))
-                .transpose()?
-                .unwrap_or_default(),
-        };
-        let record = ContainerRecord {
-            created_at: sys::now(),
-            image_id: image.id.clone(),
-            image_ref: if image.reference.is_empty() { image.id } else { image.reference },
-            identity,
-            stop_signal: stop_signal(config, &image.stop_signal),
-            cgroup,
-            pid,
-            log_path: log_path(&sandbox.config.log_directory, &config.log_path),
-            start_failure: None,
-        };
-        let write = || -> io::Result<()> {
-            for name in ["upper", "work", "rootfs"] {
-                std::fs::create_dir_all(directory.join(name))?;
-            }
-            sys::write_atomic(&directory.join(CONFIG), &serde_json::to_vec(&description)?, false)?;
-            sys::write_atomic(&directory.join(BUNDLE), &serde_json::to_vec(&bundle)?, false)?;
-            records::write(directory, config, &record)
-        };
-        write().map_err(failed("write container"))?;
-        Ok(record)
-    }
-
-    /// Programs are shared by every container with the same profile and named by what they contain.
-    fn seccomp_programs(&self, profile: &oci_spec::runtime::LinuxSeccomp) -> Result<Vec<PathBuf>> {
-        let text = serde_json::to_vec(profile).map_err(|error| Error::internal(error.to_string()))?;
-        let digest = ring::digest::digest(&ring::digest::SHA256, &text);
-        let name: String = digest.as_ref()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-        let directory = self.config.root.join("seccomp").join(name);
-        let done = directory.join("done");
-        let write = |programs: &[Vec<u8>]| -> io::Result<()> {
-            std::fs::create_dir_all(&directory)?;
-            for (index, program) in programs.iter().enumerate() {
-                sys::write_atomic(&directory.join(index.to_string()), program, false)?;
-            }
-            sys::write_atomic(&done, programs.len().to_string().as_bytes(), false)
-        };
-        let count = match std::fs::read_to_string(&done).ok().and_then(|text| text.parse::<usize>().ok()) {
-            Some(count) => count,
-            None => {
-                let programs = spec::compile(profile)?;
-                write(&programs).map_err(failed("write seccomp programs"))?;
-                programs.len()
-            }
-        };
-        Ok((0..count).map(|index| directory.join(index.to_string())).collect())
-    }
-
     pub(super) async fn start_container(self: Arc<Self>, id: &str) -> Result<()> {
         let container = self.index.container(id)?;
         let sandbox = self.index.sandbox(&container.sandbox)?;
@@ -247,21 +104,26 @@ impl Inner {
             stdin_once: container.config.stdin_once,
             cgroup: record.cgroup.clone(),
             pid: record.pid.clone(),
+            handler: self.handler_of(&sandbox)?,
         };
         let (cgroups, bundle, group) =
             (self.cgroups.clone(), container.bundle.clone(), record.cgroup.clone());
         let prepared = blocking(move || {
             let spec: oci_spec::runtime::Spec = serde_json::from_slice(&std::fs::read(bundle.join(CONFIG))?)?;
             cgroups.create(&group)?;
+            let mut warnings = Vec::new();
             if let Some(resources) = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref()) {
-                cgroups.apply(&group, &cgroup::settings(&cgroups, resources))?;
+                warnings = cgroups.apply(&group, &cgroup::settings(&cgroups, resources))?;
                 cgroups.restrict_devices(&group, resources.devices().as_deref().unwrap_or_default())?;
             }
-            Ok(())
+            Ok(warnings)
         })
         .await;
         let outcome = match prepared {
-            Ok(()) => ask(&sandbox.run_dir, Request::Start(start), Vec::new()).await,
+            Ok(warnings) => {
+                warnings.iter().for_each(|warning| self.warn_once(warning));
+                ask(&sandbox.run_dir, Request::Start(start), Vec::new()).await
+            }
             Err(error) => Err(io::Error::other(format!("prepare control group: {error}"))),
         };
         let message = match outcome {
@@ -281,6 +143,43 @@ impl Inner {
         Err(Error::internal(message))
     }
 
+    /// The OCI runtime the sandbox's containers are made by; `None` for our own.
+    pub(super) fn handler_of(&self, sandbox: &Sandbox) -> Result<Option<Handler>> {
+        let name = sandbox.record().runtime_handler;
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let binary = self
+            .config
+            .handlers
+            .get(&name)
+            .ok_or_else(|| Error::invalid(format!("no runtime for {name:?} is configured any more")))?;
+        Ok(Some(Handler { binary: binary.clone(), root: self.config.run.join("oci").join(name) }))
+    }
+
+    /// Has the OCI runtime forget a container it made.
+    async fn forget_by_handler(&self, container: &Container) {
+        let sandbox = self.index.sandbox(&container.sandbox);
+        let Ok(Some(handler)) = sandbox.and_then(|sandbox| self.handler_of(&sandbox)) else { return };
+        if !handler.root.join(&container.id).exists() {
+            return;
+        }
+        let mut command = tokio::process::Command::new(&handler.binary);
+        command.arg("--root").arg(&handler.root).args(["delete", "--force", &container.id]);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        match tokio::time::timeout(KILL_PATIENCE, command.output()).await {
+            Ok(Ok(output)) if output.status.success() => {}
+            Ok(Ok(output)) => {
+                let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                tracing::warn!(container = %container.id, message, "the OCI runtime keeps a container");
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(container = %container.id, %error, "the OCI runtime could not be run");
+            }
+            Err(_) => tracing::warn!(container = %container.id, "the OCI runtime does not answer"),
+        }
+    }
+
     /// A container that could not be started has ended, with containerd's reason and code.
     async fn note_start_failure(&self, container: &Arc<Container>, message: &str) {
         let at = sys::now();
@@ -296,13 +195,8 @@ impl Inner {
         if let Err(error) = written {
             tracing::warn!(container = %container.id, %error, "failed start not recorded");
         }
+        self.forget_by_handler(container).await;
         self.note_ended(container, ended_by_failure(failure));
-    }
-
-    /// Warnings of the machine, not of a pod: said once.
-    fn warn_once(&self, warning: &str) {
-        static SAID: std::sync::Once = std::sync::Once::new();
-        SAID.call_once(|| tracing::warn!("{warning}; containers run without it"));
     }
 
     /// Asks the container to end, waits, then ends it.
@@ -359,6 +253,7 @@ impl Inner {
 
     /// Removes the control group of a container that has ended.
     async fn bury(&self, container: &Container) -> Result<()> {
+        self.forget_by_handler(container).await;
         let (cgroups, group) = (self.cgroups.clone(), container.record().cgroup);
         blocking(move || {
             cgroups.kill(&group);
@@ -425,7 +320,10 @@ impl Inner {
                 }
             }
             if let Some(old) = spec.linux_mut().as_mut().and_then(|linux| linux.resources_mut().as_mut()) {
-                old.set_cpu(changed.cpu().clone()).set_memory(*changed.memory());
+                old.set_cpu(changed.cpu().clone())
+                    .set_memory(*changed.memory())
+                    .set_hugepage_limits(changed.hugepage_limits().clone())
+                    .set_unified(changed.unified().clone());
             }
             sys::write_atomic(&path, &serde_json::to_vec(&spec)?, false)
         })
@@ -453,139 +351,4 @@ fn gone(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe
     )
-}
-
-fn log_path(directory: &str, path: &str) -> Option<PathBuf> {
-    (!directory.is_empty() && !path.is_empty()).then(|| Path::new(directory).join(path))
-}
-
-/// The pod's signal, the image's, SIGTERM.
-fn stop_signal(config: &ContainerConfig, image: &str) -> i32 {
-    spec::signal_from_cri(config.stop_signal())
-        .or_else(|| spec::signal_from_name(image))
-        .unwrap_or(libc::SIGTERM)
-}
-
-/// Looks users and groups up in the topmost layer that has the file.
-fn identify(
-    security: &LinuxContainerSecurityContext,
-    image: &ImageConfigView,
-    lowers: &[PathBuf],
-) -> Result<Identity> {
-    let policy = security.supplemental_groups_policy();
-    let request = IdentityRequest {
-        image_user: &image.user,
-        run_as_user: security.run_as_user.as_ref().map(|user| user.value),
-        run_as_username: &security.run_as_username,
-        run_as_group: security.run_as_group.as_ref().map(|group| group.value),
-        supplemental_groups: &security.supplemental_groups,
-        strict_groups: policy == SupplementalGroupsPolicy::Strict,
-    };
-    let passwd = read_from_layers(lowers, Path::new("/etc/passwd"));
-    let group = read_from_layers(lowers, Path::new("/etc/group"));
-    Ok(spec::resolve_identity(&request, &passwd, &group)?)
-}
-
-/// Largest passwd or group file we read from an image.
-const MAX_FILE: u64 = 4 << 20;
-
-fn read_from_layers(lowers: &[PathBuf], path: &Path) -> String {
-    use std::io::Read;
-    for lower in lowers {
-        let Ok(root) = std::fs::File::open(lower) else { continue };
-        let opened =
-            sys::open_beneath(root.as_fd(), path, libc::O_RDONLY | libc::O_NONBLOCK, sys::Beneath::InRoot);
-        let Ok(file) = opened.map(std::fs::File::from) else { continue };
-        if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            continue;
-        }
-        let mut bytes = Vec::new();
-        if file.take(MAX_FILE).read_to_end(&mut bytes).is_ok() {
-            return String::from_utf8_lossy(&bytes).into_owned();
-        }
-    }
-    String::new()
-}
-
-fn seccomp_profile(
-    security: &LinuxContainerSecurityContext,
-) -> Result<Option<oci_spec::runtime::LinuxSeccomp>> {
-    if security.privileged {
-        return Ok(None);
-    }
-    // Without a word about it a container runs unconfined, as upstream.
-    let Some(profile) = &security.seccomp else { return Ok(None) };
-    match profile.profile_type() {
-        ProfileType::Unconfined => Ok(None),
-        ProfileType::RuntimeDefault => {
-            Ok(Some(spec::default_profile(&spec::capabilities(security)?.bounding)))
-        }
-        ProfileType::Localhost => {
-            let path = Path::new(&profile.localhost_ref);
-            let bytes = std::fs::read(path)
-                .map_err(|error| Error::invalid(format!("seccomp profile {}: {error}", path.display())))?;
-            Ok(Some(spec::parse_profile(&bytes)?))
-        }
-    }
-}
-
-/// The devices a container asked for, or every device of the node for a privileged one.
-fn devices(config: &ContainerConfig, privileged: bool) -> io::Result<Vec<LinuxDevice>> {
-    let mut found = Vec::new();
-    if privileged {
-        collect_devices(Path::new("/dev"), Path::new("/dev"), 0, &mut found)?;
-    }
-    for device in &config.devices {
-        let (host, inside) = (Path::new(&device.host_path), Path::new(&device.container_path));
-        if let Some(device) = look_at_device(host, inside)? {
-            found.push(device);
-        } else if host.is_dir() {
-            collect_devices(host, inside, 0, &mut found)?;
-        }
-    }
-    Ok(found)
-}
-
-fn look_at_device(host: &Path, inside: &Path) -> io::Result<Option<LinuxDevice>> {
-    use std::os::unix::fs::{FileTypeExt, MetadataExt};
-    let metadata = std::fs::metadata(host)
-        .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", host.display())))?;
-    let typ = match metadata.file_type() {
-        kind if kind.is_char_device() => LinuxDeviceType::C,
-        kind if kind.is_block_device() => LinuxDeviceType::B,
-        _ => return Ok(None),
-    };
-    let mut device = LinuxDevice::default();
-    device
-        .set_path(inside.to_owned())
-        .set_typ(typ)
-        .set_major(i64::from(libc::major(metadata.rdev())))
-        .set_minor(i64::from(libc::minor(metadata.rdev())))
-        .set_file_mode(Some(metadata.mode() & 0o7777))
-        .set_uid(Some(metadata.uid()))
-        .set_gid(Some(metadata.gid()));
-    Ok(Some(device))
-}
-
-fn collect_devices(host: &Path, inside: &Path, depth: u32, found: &mut Vec<LinuxDevice>) -> io::Result<()> {
-    // These are the container's own, or mounts.
-    const SKIPPED: &[&str] =
-        &["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev", "console", "ptmx"];
-    for entry in std::fs::read_dir(host)?.flatten() {
-        let name = entry.file_name();
-        if SKIPPED.iter().any(|skipped| name == *skipped) {
-            continue;
-        }
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            if depth < 8 {
-                collect_devices(&entry.path(), &inside.join(&name), depth + 1, found)?;
-            }
-        } else if !kind.is_symlink()
-            && let Some(device) = look_at_device(&entry.path(), &inside.join(&name))?
-        {
-            found.push(device);
-        }
-    }
-    Ok(())
 }

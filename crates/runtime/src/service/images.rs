@@ -24,8 +24,10 @@ impl ImageService for Runtime {
     async fn remove_image(&self, request: RemoveImageRequest) -> Result<RemoveImageResponse> {
         let name = request.image.as_ref().map(|image| image.image.clone()).unwrap_or_default();
         if let Ok(view) = self.inner.config.images.image(&name)
-            && let Some(container) =
-                self.inner.index.read().containers.values().find(|c| c.record().image_id == view.id)
+            && let Some(container) = self.inner.index.read().containers.values().find(|c| {
+                let record = c.record();
+                record.image_id == view.id || record.volume_images.contains(&view.id)
+            })
         {
             let message = format!("image {name:?} is in use by container {}", container.id);
             return Err(Error::new(Code::FailedPrecondition, message));

@@ -1,5 +1,6 @@
 //! CRI over supervisors: records, decisions and the calls of the kubelet.
 
+mod bundle;
 pub(crate) mod client;
 mod container;
 mod events;
@@ -9,13 +10,15 @@ mod query;
 mod records;
 mod recover;
 mod sandbox;
+mod spawner;
 pub(crate) mod state;
 mod stats;
 mod teardown;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use ferrite_cri::v1::*;
@@ -26,13 +29,16 @@ use tokio_util::task::TaskTracker;
 use crate::Config;
 use crate::cgroup::Layout;
 use crate::streaming::{self, Action, Tickets};
-use client::SealedExecutable;
 use events::Events;
+use spawner::{SealedExecutable, Spawner};
 use state::Index;
 pub use teardown::destroy;
 
 /// Name of the control group supervisors live in, below the runtime's own.
 const SUPERVISORS: &str = "supervisors";
+
+/// Different warnings remembered; what comes after them is not said.
+const MAX_WARNINGS: usize = 64;
 
 /// Why a runtime could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -71,10 +77,12 @@ pub struct Runtime {
 pub(crate) struct Inner {
     config: Config,
     cgroups: Layout,
-    executable: SealedExecutable,
+    spawner: Spawner,
     index: Index,
     events: Events,
     tickets: Tickets,
+    /// What has been said about this machine and need not be said again.
+    said: Mutex<BTreeSet<String>>,
     /// Every task of this runtime; they end with it.
     tasks: TaskTracker,
     closing: CancellationToken,
@@ -143,10 +151,11 @@ impl Inner {
         Ok(Self {
             config,
             cgroups,
-            executable,
+            spawner: Spawner::new(executable),
             index: Index::default(),
             events: Events::new(),
             tickets,
+            said: Mutex::default(),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
             _lock: lock,
@@ -174,6 +183,14 @@ impl Inner {
         }
         let own = !sandbox::host_network(&sandbox.config);
         Ok(own.then(|| sandbox.run_dir.join(crate::supervisor::sandbox::NETNS)))
+    }
+
+    /// Warnings about the machine, not about a pod: each is said once.
+    fn warn_once(&self, warning: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.len() < MAX_WARNINGS && said.insert(warning.to_owned()) {
+            tracing::warn!("{warning}; containers run without it");
+        }
     }
 
     fn supervisors_cgroup(&self) -> String {
@@ -335,6 +352,44 @@ impl RuntimeService for Runtime {
         let inner = self.inner.clone();
         let filter = request.filter.unwrap_or_default();
         finish(&self.inner, async move { inner.list_container_stats(&filter).await }).await
+    }
+
+    async fn pod_sandbox_stats(&self, request: PodSandboxStatsRequest) -> Result<PodSandboxStatsResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.sandbox_stats(&request.pod_sandbox_id).await }).await
+    }
+
+    async fn list_pod_sandbox_stats(
+        &self,
+        request: ListPodSandboxStatsRequest,
+    ) -> Result<ListPodSandboxStatsResponse> {
+        let inner = self.inner.clone();
+        let filter = request.filter.unwrap_or_default();
+        finish(&self.inner, async move { inner.list_sandbox_stats(&filter).await }).await
+    }
+
+    async fn list_metric_descriptors(
+        &self,
+        _request: ListMetricDescriptorsRequest,
+    ) -> Result<ListMetricDescriptorsResponse> {
+        Ok(Inner::metric_descriptors())
+    }
+
+    async fn list_pod_sandbox_metrics(
+        &self,
+        _request: ListPodSandboxMetricsRequest,
+    ) -> Result<ListPodSandboxMetricsResponse> {
+        let inner = self.inner.clone();
+        finish(&self.inner, async move { inner.list_metrics().await }).await
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        request: UpdatePodSandboxResourcesRequest,
+    ) -> Result<UpdatePodSandboxResourcesResponse> {
+        // The pod's group belongs to the kubelet, which has set its limits; nothing of ours depends on them.
+        self.inner.index.sandbox(&request.pod_sandbox_id)?;
+        Ok(UpdatePodSandboxResourcesResponse {})
     }
 
     async fn update_runtime_config(

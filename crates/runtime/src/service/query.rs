@@ -40,11 +40,16 @@ impl Inner {
             condition("RuntimeReady", Ok(()), ""),
             condition("NetworkReady", self.config.network.ready(), "NetworkPluginNotReady"),
         ];
-        let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
+        let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: true };
         StatusResponse {
             status: Some(RuntimeStatus { conditions }),
             info: BTreeMap::new(),
-            runtime_handlers: vec![RuntimeHandler { name: String::new(), features: Some(features) }],
+            runtime_handlers: std::iter::once((String::new(), features))
+                .chain(
+                    self.config.handlers.keys().map(|name| (name.clone(), RuntimeHandlerFeatures::default())),
+                )
+                .map(|(name, features)| RuntimeHandler { name, features: Some(features) })
+                .collect(),
             features: Some(RuntimeFeatures {
                 supplemental_groups_policy: true,
                 user_namespaces_host_network: false,

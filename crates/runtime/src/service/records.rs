@@ -41,6 +41,9 @@ pub struct ContainerRecord {
     pub log_path: Option<PathBuf>,
     /// The container was to be started and could not be.
     pub start_failure: Option<StartFailure>,
+    /// Images mounted in the container; they stay as long as it does.
+    #[serde(default)]
+    pub volume_images: Vec<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]

@@ -12,9 +12,10 @@ use super::client::{self, blocking};
 use super::records::{self, SandboxRecord};
 use super::state::{Sandbox, new_id};
 use super::{Inner, required};
+use crate::spec::{IdMap, map_file};
 use crate::supervisor::Setup;
 use crate::supervisor::protocol::Request;
-use crate::supervisor::sandbox::{IDENTITY, NETNS, SETUP, SHM, alive};
+use crate::supervisor::sandbox::{IDENTITY, NETNS, SETUP, SHM, USERNS, UserSetup, alive};
 use crate::sys;
 
 /// Which namespaces the pod shares with the node.
@@ -33,6 +34,14 @@ pub(super) fn host_network(config: &PodSandboxConfig) -> bool {
 
 pub(super) fn host_ipc(config: &PodSandboxConfig) -> bool {
     namespace_options(config).ipc() == NamespaceMode::Node
+}
+
+/// The identities of the pod's user namespace; `None` when it uses the node's.
+pub(super) fn user_map(config: &PodSandboxConfig) -> Result<Option<IdMap>> {
+    let user = namespace_options(config).userns_options.unwrap_or_default();
+    // POD is also what an empty message says; a namespace without ranges is none.
+    let own = user.mode() == NamespaceMode::Pod && !(user.uids.is_empty() && user.gids.is_empty());
+    if own { Ok(Some(IdMap::new(&user)?)) } else { Ok(None) }
 }
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Error {
@@ -65,12 +74,16 @@ impl Inner {
         handler: String,
     ) -> Result<String> {
         let metadata = required(config.metadata.clone(), "config.metadata")?;
-        if !handler.is_empty() {
+        if !handler.is_empty() && !self.config.handlers.contains_key(&handler) {
             return Err(Error::invalid(format!("no runtime for {handler:?} is configured")));
         }
-        let user = namespace_options(&config).userns_options.unwrap_or_default();
-        if user.mode() == NamespaceMode::Pod && !user.uids.is_empty() {
-            return Err(Error::new(Code::Unimplemented, "user namespaces are not supported yet"));
+        if !handler.is_empty() && user_map(&config)?.is_some() {
+            let message = format!("user namespaces are not supported with the runtime {handler:?}");
+            return Err(Error::new(Code::Unimplemented, message));
+        }
+        if user_map(&config)?.is_some() && host_network(&config) {
+            let message = "a pod with a user namespace cannot use the node's network";
+            return Err(Error::new(Code::Unimplemented, message));
         }
         let taken =
             self.index.read().sandboxes.values().any(|s| s.config.metadata.as_ref() == Some(&metadata));
@@ -139,11 +152,16 @@ impl Inner {
             shared_pid: options.pid() == NamespaceMode::Pod,
             hostname: self.hostname(config),
             sysctls: linux.sysctls,
+            user: user_map(config).map_err(io::Error::other)?.map(|map| UserSetup {
+                uid_map: map_file(&map.uids),
+                gid_map: map_file(&map.gids),
+                root: (map.host_uid(0).unwrap_or(0), map.host_gid(0).unwrap_or(0)),
+            }),
             cgroup: self.supervisors_cgroup(),
         };
         sys::write_atomic(&sandbox.run_dir.join(SETUP), &serde_json::to_vec(&setup)?, false)?;
         self.cgroups.create(&self.supervisors_cgroup())?;
-        client::spawn(&self.executable, &sandbox.run_dir)
+        self.spawner.spawn(&sandbox.run_dir)
     }
 
     /// The pod's own name; the node's when it shares the node's network.
@@ -235,7 +253,7 @@ pub(super) fn end_supervisor(run_dir: &Path) -> io::Result<()> {
         }
         super::teardown::wait_for_process(pid);
     }
-    for name in [NETNS, SHM] {
+    for name in [NETNS, USERNS, SHM] {
         super::teardown::unmount(&run_dir.join(name))?;
     }
     remove_tree(run_dir)

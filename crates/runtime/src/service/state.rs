@@ -101,12 +101,22 @@ impl From<Exit> for Ended {
     }
 }
 
+/// What a container's writable layer takes.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerUsage {
+    /// When it was counted.
+    pub at: std::time::Instant,
+    pub bytes: u64,
+    pub inodes: u64,
+}
+
 pub struct Container {
     pub id: String,
     pub sandbox: String,
     pub config: ContainerConfig,
     pub bundle: PathBuf,
     record: Mutex<ContainerRecord>,
+    layer_usage: Mutex<Option<LayerUsage>>,
     pub status: watch::Sender<Status>,
     /// Held by whoever changes the container.
     pub gate: tokio::sync::Mutex<()>,
@@ -127,6 +137,7 @@ impl Container {
             config,
             bundle,
             record: Mutex::new(record),
+            layer_usage: Mutex::new(None),
             status: watch::Sender::new(status),
             gate: tokio::sync::Mutex::new(()),
         }
@@ -140,6 +151,14 @@ impl Container {
         let mut record = lock(&self.record);
         change(&mut record);
         record.clone()
+    }
+
+    pub fn layer_usage(&self) -> Option<LayerUsage> {
+        *lock(&self.layer_usage)
+    }
+
+    pub fn note_layer_usage(&self, usage: LayerUsage) {
+        *lock(&self.layer_usage) = Some(usage);
     }
 
     pub fn status(&self) -> Status {

@@ -1,26 +1,38 @@
-//! What containers use.
+//! What containers and pods use.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ferrite_cri::v1::*;
 use ferrite_cri::{Error, Result};
 
 use super::Inner;
 use super::client::blocking;
-use super::state::{Container, Status};
+use super::sandbox::host_network;
+use super::state::{Container, LayerUsage, Sandbox, Status};
 use crate::cgroup::Layout;
+use crate::supervisor::sandbox::{IDENTITY, alive};
 use crate::sys;
 
-fn measure(cgroups: &Layout, container: &Container) -> ContainerStats {
-    let timestamp = sys::now();
-    let group = container.record().cgroup;
-    let value = |value: u64| Some(UInt64Value { value });
-    let cpu = cgroups.cpu(&group).map(|cpu| CpuUsage {
+/// How long a count of a writable layer stays good: walking it is the dearest thing here.
+const LAYER_AGE: Duration = Duration::from_secs(10);
+
+fn value(value: u64) -> Option<UInt64Value> {
+    Some(UInt64Value { value })
+}
+
+fn cpu(cgroups: &Layout, group: &str, timestamp: i64) -> Option<CpuUsage> {
+    cgroups.cpu(group).map(|cpu| CpuUsage {
         timestamp,
         usage_core_nano_seconds: value(cpu.usage_nanoseconds),
         ..Default::default()
-    });
-    let memory = cgroups.memory(&group).map(|memory| MemoryUsage {
+    })
+}
+
+fn memory(cgroups: &Layout, group: &str, timestamp: i64) -> Option<MemoryUsage> {
+    cgroups.memory(group).map(|memory| MemoryUsage {
         timestamp,
         working_set_bytes: value(memory.working_set),
         available_bytes: memory.limit.and_then(|limit| value(limit.saturating_sub(memory.working_set))),
@@ -29,7 +41,13 @@ fn measure(cgroups: &Layout, container: &Container) -> ContainerStats {
         page_faults: value(memory.page_faults),
         major_page_faults: value(memory.major_page_faults),
         psi: None,
-    });
+    })
+}
+
+fn measure(cgroups: &Layout, container: &Container) -> ContainerStats {
+    let timestamp = sys::now();
+    let group = container.record().cgroup;
+    let layer = layer_usage(container);
     ContainerStats {
         attributes: Some(ContainerAttributes {
             id: container.id.clone(),
@@ -37,10 +55,141 @@ fn measure(cgroups: &Layout, container: &Container) -> ContainerStats {
             labels: container.config.labels.clone(),
             annotations: container.config.annotations.clone(),
         }),
-        cpu,
-        memory,
-        ..Default::default()
+        cpu: cpu(cgroups, &group, timestamp),
+        memory: memory(cgroups, &group, timestamp),
+        writable_layer: Some(FilesystemUsage {
+            timestamp,
+            fs_id: Some(FilesystemIdentifier { mountpoint: container.bundle.display().to_string() }),
+            used_bytes: value(layer.bytes),
+            inodes_used: value(layer.inodes),
+        }),
+        swap: cgroups.swap(&group).map(|swap| SwapUsage {
+            timestamp,
+            swap_usage_bytes: value(swap.usage),
+            swap_available_bytes: swap.limit.and_then(|limit| value(limit.saturating_sub(swap.usage))),
+        }),
+        io: None,
     }
+}
+
+/// What the container has written, counted anew when the last count is old.
+fn layer_usage(container: &Container) -> LayerUsage {
+    if let Some(usage) = container.layer_usage().filter(|usage| usage.at.elapsed() < LAYER_AGE) {
+        return usage;
+    }
+    let (bytes, inodes) = count(&container.bundle.join("upper"));
+    let usage = LayerUsage { at: Instant::now(), bytes, inodes };
+    container.note_layer_usage(usage);
+    usage
+}
+
+/// Space and files below a directory. The container may change it meanwhile; what vanishes is passed over.
+fn count(root: &Path) -> (u64, u64) {
+    let (mut bytes, mut inodes) = (0, 0);
+    let mut pending = vec![root.to_owned()];
+    while let Some(directory) = pending.pop() {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            let Ok(metadata) = entry.metadata() else { continue };
+            inodes += 1;
+            // Files with several names are counted per name; a layer has few of them.
+            bytes += metadata.blocks() * 512;
+            if metadata.is_dir() {
+                pending.push(entry.path());
+            }
+        }
+    }
+    (bytes, inodes)
+}
+
+/// The interfaces of `/proc/<pid>/net/dev` but loopback.
+fn interfaces(text: &str) -> Vec<NetworkInterfaceUsage> {
+    let parse = |line: &str| {
+        let (name, numbers) = line.split_once(':')?;
+        let numbers: Vec<u64> = numbers.split_whitespace().map_while(|n| n.parse().ok()).collect();
+        let at = |index: usize| numbers.get(index).copied().and_then(value);
+        Some(NetworkInterfaceUsage {
+            name: name.trim().to_owned(),
+            rx_bytes: at(0),
+            rx_errors: at(2),
+            tx_bytes: at(8),
+            tx_errors: at(10),
+        })
+    };
+    text.lines().filter_map(parse).filter(|interface| interface.name != "lo").collect()
+}
+
+/// What went through the pod's interfaces; a pod on the node's network has none of its own.
+fn network(sandbox: &Sandbox, timestamp: i64) -> Option<NetworkUsage> {
+    if host_network(&sandbox.config) {
+        return None;
+    }
+    let identity = std::fs::read_to_string(sandbox.run_dir.join(IDENTITY)).ok()?;
+    let text = std::fs::read_to_string(format!("/proc/{}/net/dev", alive(&identity)?)).ok()?;
+    let interfaces = interfaces(&text);
+    Some(NetworkUsage { timestamp, default_interface: interfaces.first().cloned(), interfaces })
+}
+
+/// A figure of [`Inner::list_metrics`]: what it is called and where it comes from.
+struct Figure {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    read: fn(&ContainerStats) -> Option<u64>,
+}
+
+const FIGURES: &[Figure] = &[
+    Figure {
+        name: "container_cpu_usage_nanoseconds_total",
+        help: "CPU time used, in nanoseconds",
+        kind: MetricType::Counter,
+        read: |stats| Some(stats.cpu?.usage_core_nano_seconds?.value),
+    },
+    Figure {
+        name: "container_memory_usage_bytes",
+        help: "Memory in use, including the page cache",
+        kind: MetricType::Gauge,
+        read: |stats| Some(stats.memory?.usage_bytes?.value),
+    },
+    Figure {
+        name: "container_memory_working_set_bytes",
+        help: "Memory in use that cannot be given back easily",
+        kind: MetricType::Gauge,
+        read: |stats| Some(stats.memory?.working_set_bytes?.value),
+    },
+    Figure {
+        name: "container_memory_rss",
+        help: "Anonymous memory in use",
+        kind: MetricType::Gauge,
+        read: |stats| Some(stats.memory?.rss_bytes?.value),
+    },
+    Figure {
+        name: "container_memory_swap",
+        help: "Swap in use",
+        kind: MetricType::Gauge,
+        read: |stats| Some(stats.swap?.swap_usage_bytes?.value),
+    },
+    Figure {
+        name: "container_fs_usage_bytes",
+        help: "Space taken by the container's writable layer",
+        kind: MetricType::Gauge,
+        read: |stats| Some(stats.writable_layer.as_ref()?.used_bytes?.value),
+    },
+];
+
+fn figures(stats: &ContainerStats) -> Vec<Metric> {
+    let name = stats.attributes.as_ref().and_then(|a| a.metadata.as_ref()).map(|m| m.name.clone());
+    FIGURES
+        .iter()
+        .filter_map(|figure| {
+            Some(Metric {
+                name: figure.name.to_owned(),
+                timestamp: sys::now(),
+                metric_type: figure.kind.into(),
+                label_values: vec![name.clone().unwrap_or_default()],
+                value: value((figure.read)(stats)?),
+            })
+        })
+        .collect()
 }
 
 impl Inner {
@@ -72,5 +221,112 @@ impl Inner {
             .cloned()
             .collect();
         Ok(ListContainerStatsResponse { stats: self.measure_all(containers).await? })
+    }
+
+    async fn measure_sandbox(&self, sandbox: Arc<Sandbox>) -> Result<PodSandboxStats> {
+        let running = |c: &Arc<Container>| matches!(c.status(), Status::Running { .. });
+        let containers = self.index.containers_of(&sandbox.id).into_iter().filter(running).collect();
+        let containers = self.measure_all(containers).await?;
+        let (cgroups, group) = (self.cgroups.clone(), sandbox.cgroup_parent(&self.config.cgroup_parent));
+        blocking(move || {
+            let timestamp = sys::now();
+            let linux = LinuxPodSandboxStats {
+                cpu: cpu(&cgroups, &group, timestamp),
+                memory: memory(&cgroups, &group, timestamp),
+                network: network(&sandbox, timestamp),
+                process: Some(ProcessUsage {
+                    timestamp,
+                    process_count: value(cgroups.processes(&group).len() as u64),
+                }),
+                containers,
+                io: None,
+            };
+            Ok(PodSandboxStats {
+                attributes: Some(PodSandboxAttributes {
+                    id: sandbox.id.clone(),
+                    metadata: sandbox.config.metadata.clone(),
+                    labels: sandbox.config.labels.clone(),
+                    annotations: sandbox.config.annotations.clone(),
+                }),
+                linux: Some(linux),
+                windows: None,
+            })
+        })
+        .await
+        .map_err(|error| Error::internal(format!("read statistics: {error}")))
+    }
+
+    pub(super) async fn sandbox_stats(&self, id: &str) -> Result<PodSandboxStatsResponse> {
+        let sandbox = self.index.sandbox(id)?;
+        Ok(PodSandboxStatsResponse { stats: Some(self.measure_sandbox(sandbox).await?) })
+    }
+
+    pub(super) async fn list_sandbox_stats(
+        &self,
+        filter: &PodSandboxStatsFilter,
+    ) -> Result<ListPodSandboxStatsResponse> {
+        let sandboxes: Vec<_> = self
+            .index
+            .read()
+            .sandboxes
+            .values()
+            .filter(|s| s.record().ready)
+            .filter(|s| filter.id.is_empty() || s.id.starts_with(&filter.id))
+            .filter(|s| filter.label_selector.iter().all(|(k, v)| s.config.labels.get(k) == Some(v)))
+            .cloned()
+            .collect();
+        let mut stats = Vec::with_capacity(sandboxes.len());
+        for sandbox in sandboxes {
+            stats.push(self.measure_sandbox(sandbox).await?);
+        }
+        Ok(ListPodSandboxStatsResponse { stats })
+    }
+
+    pub(super) fn metric_descriptors() -> ListMetricDescriptorsResponse {
+        let describe = |figure: &Figure| MetricDescriptor {
+            name: figure.name.to_owned(),
+            help: figure.help.to_owned(),
+            label_keys: vec!["container".to_owned()],
+        };
+        ListMetricDescriptorsResponse { descriptors: FIGURES.iter().map(describe).collect() }
+    }
+
+    pub(super) async fn list_metrics(&self) -> Result<ListPodSandboxMetricsResponse> {
+        let stats = self.list_sandbox_stats(&PodSandboxStatsFilter::default()).await?.stats;
+        let id_of = |stats: &ContainerStats| stats.attributes.as_ref().map(|a| a.id.clone());
+        let pod_metrics = stats.into_iter().map(|pod| PodSandboxMetrics {
+            pod_sandbox_id: pod.attributes.map(|attributes| attributes.id).unwrap_or_default(),
+            metrics: Vec::new(),
+            container_metrics: pod
+                .linux
+                .unwrap_or_default()
+                .containers
+                .iter()
+                .map(|container| ContainerMetrics {
+                    container_id: id_of(container).unwrap_or_default(),
+                    metrics: figures(container),
+                })
+                .collect(),
+        });
+        Ok(ListPodSandboxMetricsResponse { pod_metrics: pod_metrics.collect() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_counters() {
+        let text = "Inter-|   Receive                                                |  Transmit\n \
+            face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop\n    \
+            lo:     100       1    0    0    0     0          0         0      100       1    0    0\n  \
+            eth0: 1234      10    2    0    0     0          0         0     5678      20    3    0\n";
+        let found = interfaces(text);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].name, "eth0");
+        let numbers = [found[0].rx_bytes, found[0].rx_errors, found[0].tx_bytes, found[0].tx_errors];
+        assert_eq!(numbers.map(|n| n.unwrap().value), [1234, 2, 5678, 3]);
+        assert!(interfaces("garbage\n:::\n").iter().all(|i| i.rx_bytes.is_none()));
     }
 }

@@ -1,7 +1,9 @@
 //! From CRI's words to the OCI description of a container. Pure: values in, values out.
 
 mod capabilities;
+mod cdi;
 mod defaults;
+mod idmap;
 mod mounts;
 mod seccomp;
 mod signal;
@@ -12,11 +14,16 @@ use std::path::PathBuf;
 
 use ferrite_cri::v1::{ContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext};
 use oci_spec::runtime::{
-    Capability, Linux, LinuxCapabilities, LinuxCpu, LinuxDevice, LinuxMemory, LinuxNamespace,
-    LinuxNamespaceType, LinuxResources, Process, Root, Spec, User,
+    Capability, Linux, LinuxCapabilities, LinuxCpu, LinuxDevice, LinuxHugepageLimit, LinuxMemory,
+    LinuxNamespace, LinuxNamespaceType, LinuxResources, Process, Root, Spec, User,
 };
 
 pub use capabilities::{capabilities, capability_number};
+pub use cdi::Registry as CdiRegistry;
+pub use defaults::PATH;
+pub use idmap::IdMap;
+pub use idmap::map_file;
+pub use mounts::{IMAGE_MOUNT, is_image};
 pub use seccomp::{compile, default_profile, parse_profile};
 pub use signal::{signal_from_cri, signal_from_name};
 pub use user::{Identity, IdentityRequest, resolve as resolve_identity};
@@ -38,6 +45,12 @@ pub enum SpecError {
     Group(String),
     #[error("seccomp profile: {0}")]
     Seccomp(String),
+    #[error("device {name:?}: {message}")]
+    Cdi { name: String, message: String },
+    #[error("control file {0:?} given by name: {1}")]
+    Unified(String, &'static str),
+    #[error("user namespace: {0}")]
+    UserNamespace(String),
     #[error("working directory {0:?} must be absolute")]
     WorkingDir(String),
 }
@@ -61,6 +74,10 @@ pub struct Input<'a> {
     pub cgroup_v2: bool,
     /// Devices asked for, or all of the host's when privileged.
     pub devices: Vec<LinuxDevice>,
+    /// The pod's user namespace: where it is pinned, and whose identities it has.
+    pub user_namespace: Option<(PathBuf, IdMap)>,
+    /// The profile AppArmor is to confine the container with.
+    pub apparmor: Option<String>,
 }
 
 /// Describes the container.
@@ -74,6 +91,7 @@ pub fn build(input: &Input<'_>) -> Result<Spec, SpecError> {
 
     let mut linux = Linux::default();
     let resources = linux_config.resources.unwrap_or_default();
+    check_unified(&resources, input.cgroup_v2)?;
     linux
         .set_cgroups_path(Some(PathBuf::from(&input.cgroup)))
         .set_resources(Some(resources_of(&resources, &input.devices, security.privileged)))
@@ -82,6 +100,9 @@ pub fn build(input: &Input<'_>) -> Result<Spec, SpecError> {
         .set_masked_paths(Some(paths(&security, &security.masked_paths)))
         .set_readonly_paths(Some(paths(&security, &security.readonly_paths)))
         .set_seccomp(None);
+    if let Some((_, map)) = &input.user_namespace {
+        linux.set_uid_mappings(Some(map.uids.clone())).set_gid_mappings(Some(map.gids.clone()));
+    }
 
     let mut spec = Spec::default();
     spec.set_root(Some(root))
@@ -134,6 +155,7 @@ fn process(
         .set_user(user)
         .set_capabilities(Some(caps))
         .set_rlimits(None)
+        .set_apparmor_profile(input.apparmor.clone())
         .set_no_new_privileges(Some(security.no_new_privs))
         .set_oom_score_adj(Some(i32::try_from(oom_score_adj.clamp(-1000, 1000)).unwrap_or(0)));
     Ok(process)
@@ -188,10 +210,26 @@ fn namespaces(input: &Input<'_>) -> Vec<LinuxNamespace> {
     if let Some(path) = &input.network_namespace {
         list.push(make(LinuxNamespaceType::Network, Some(path.clone())));
     }
+    if let Some((path, _)) = &input.user_namespace {
+        list.push(make(LinuxNamespaceType::User, Some(path.clone())));
+    }
     if input.cgroup_v2 {
         list.push(make(LinuxNamespaceType::Cgroup, None));
     }
     list
+}
+
+/// Files by name are a matter of the unified hierarchy, and must be files of the container's group.
+fn check_unified(resources: &LinuxContainerResources, v2: bool) -> Result<(), SpecError> {
+    for file in resources.unified.keys() {
+        if !v2 {
+            return Err(SpecError::Unified(file.clone(), "this machine uses cgroup version 1"));
+        }
+        if file.contains('/') || !file.contains('.') || file.starts_with("cgroup.") {
+            return Err(SpecError::Unified(file.clone(), "not the name of a controller's file"));
+        }
+    }
+    Ok(())
 }
 
 /// Limits in OCI's words.
@@ -213,7 +251,18 @@ pub fn resources_of(
     // Without a word about swap the limit covers both, as the other runtimes have it: no swap.
     let swap = positive(resources.memory_swap_limit_in_bytes).or(limit);
     memory.set_limit(limit).set_swap(swap);
+    let huge = resources.hugepage_limits.iter().map(|limit| {
+        let mut huge = LinuxHugepageLimit::default();
+        huge.set_page_size(limit.page_size.clone()).set_limit(i64::try_from(limit.limit).unwrap_or(i64::MAX));
+        huge
+    });
     let mut out = LinuxResources::default();
+    if !resources.hugepage_limits.is_empty() {
+        out.set_hugepage_limits(Some(huge.collect()));
+    }
+    if !resources.unified.is_empty() {
+        out.set_unified(Some(resources.unified.clone().into_iter().collect()));
+    }
     out.set_cpu(Some(cpu))
         .set_memory(Some(memory))
         .set_devices(Some(defaults::device_rules(devices, privileged)));

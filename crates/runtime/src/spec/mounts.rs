@@ -7,6 +7,9 @@ use oci_spec::runtime::Mount;
 
 use super::{Input, SpecError};
 
+/// Type of a mount whose source is the image of that number in the bundle.
+pub const IMAGE_MOUNT: &str = "image";
+
 fn entry(destination: &str, typ: &str, source: impl Into<PathBuf>, options: &[&str]) -> Mount {
     let mut mount = Mount::default();
     mount
@@ -40,7 +43,11 @@ pub fn mounts(input: &Input<'_>, privileged: bool) -> Result<Vec<Mount>, SpecErr
     }
     let given = &input.config.mounts;
     standard.retain(|mount| !given.iter().any(|g| clean(&g.container_path) == *mount.destination()));
-    let mut own = given.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+    let mut images = 0;
+    let mut own = given
+        .iter()
+        .map(|mount| if is_image(mount) { image(mount, &mut images) } else { bind(mount) })
+        .collect::<Result<Vec<_>, _>>()?;
     // A mount below another must come after it, whatever order they were given in.
     own.sort_by_key(|mount| mount.destination().components().count());
     standard.extend(own);
@@ -49,6 +56,22 @@ pub fn mounts(input: &Input<'_>, privileged: bool) -> Result<Vec<Mount>, SpecErr
 
 fn clean(path: &str) -> PathBuf {
     Path::new(path).components().collect()
+}
+
+/// Whether a mount is of an image's files rather than the host's.
+pub fn is_image(mount: &CriMount) -> bool {
+    mount.image.as_ref().is_some_and(|image| !image.image.is_empty())
+}
+
+/// As the API promises: read-only, and nothing in it can be run.
+fn image(mount: &CriMount, number: &mut usize) -> Result<Mount, SpecError> {
+    if !mount.container_path.starts_with('/') {
+        return Err(SpecError::MountPath(mount.container_path.clone()));
+    }
+    let source = number.to_string();
+    *number += 1;
+    let destination = clean(&mount.container_path).display().to_string();
+    Ok(entry(&destination, IMAGE_MOUNT, source, &["ro", "nosuid", "nodev", "noexec"]))
 }
 
 fn bind(mount: &CriMount) -> Result<Mount, SpecError> {
@@ -71,5 +94,10 @@ fn bind(mount: &CriMount) -> Result<Mount, SpecError> {
         .set_typ(Some("bind".to_owned()))
         .set_source(Some(PathBuf::from(&mount.host_path)))
         .set_options(Some(vec!["rbind".to_owned(), propagation.to_owned(), mode.to_owned()]));
+    if !mount.uid_mappings.is_empty()
+        && let Some(options) = out.options_mut()
+    {
+        options.push("idmap".to_owned());
+    }
     Ok(out)
 }

@@ -16,6 +16,8 @@ fn input<'a>(config: &'a ContainerConfig, image: &'a ImageConfigView, identity: 
         own_pid: true,
         cgroup_v2: false,
         devices: vec![],
+        user_namespace: None,
+        apparmor: None,
     }
 }
 

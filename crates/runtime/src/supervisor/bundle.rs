@@ -22,6 +22,18 @@ pub struct Bundle {
     pub rootfs: PathBuf,
     /// Compiled seccomp programs, in the order in which they are installed.
     pub seccomp: Vec<PathBuf>,
+    /// Images mounted somewhere in the container, in the order of their mounts.
+    #[serde(default)]
+    pub images: Vec<ImageVolume>,
+}
+
+/// An image whose files a container sees somewhere.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct ImageVolume {
+    /// Its layers, the topmost first.
+    pub lowers: Vec<PathBuf>,
+    /// The directory or file of the image to show; empty shows all.
+    pub sub_path: String,
 }
 
 impl Bundle {

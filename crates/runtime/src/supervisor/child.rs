@@ -12,6 +12,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::bundle::Bundle;
 use super::error::{Context, SetupError};
+use super::userns::{self, UserNamespace};
 use super::{mounts, process};
 use crate::cgroup::Layout;
 use crate::sys::{self, Beneath};
@@ -20,6 +21,8 @@ use crate::sys::{self, Beneath};
 pub const FAILED: u8 = b'E';
 pub const WARNING: u8 = b'W';
 pub const TERMINAL: u8 = b'T';
+/// The process that is the container is another one, made by an OCI runtime.
+pub const PROCESS: u8 = b'P';
 
 /// Where the status socket is found in the child.
 const STATUS: RawFd = 3;
@@ -95,7 +98,13 @@ fn set_up_container(
     score(&spec);
     let filters = process::read_filters(&bundle.seccomp)?;
     nix::unistd::setsid().context("make session")?;
-    let owner = spec.process().as_ref().map_or(0, |process| process.user().uid());
+    let user = UserNamespace::of(&spec)?;
+    let (owner, group) =
+        spec.process().as_ref().map_or((0, 0), |process| (process.user().uid(), process.user().gid()));
+    let (owner, group) = user.as_ref().map_or((owner, group), |user| user.host(owner, group));
+    if !terminal {
+        give_streams(owner, group);
+    }
     let mut console = |root: BorrowedFd<'_>| -> Result<(), SetupError> {
         if !terminal {
             return Ok(());
@@ -104,7 +113,10 @@ fn set_up_container(
         mounts::mount_console(root, slave.as_fd()).context("mount /dev/console")?;
         take_terminal(&slave).context("take terminal")
     };
-    mounts::enter_root(&bundle, &spec, cgroups, &mut console)?;
+    mounts::enter_root(&bundle, &spec, cgroups, user.as_ref(), &mut console)?;
+    if let Some(user) = user {
+        user.enter()?;
+    }
     Ok((spec, filters))
 }
 
@@ -123,7 +135,19 @@ fn set_up_exec(
     if has_own_cgroup_namespace(&spec) {
         namespaces |= CloneFlags::CLONE_NEWCGROUP;
     }
+    let user = UserNamespace::of(&spec)?;
+    if user.is_some() {
+        namespaces |= CloneFlags::CLONE_NEWUSER;
+    }
+    if !terminal && let Some(process) = spec.process() {
+        let (uid, gid) = (process.user().uid(), process.user().gid());
+        let (uid, gid) = user.as_ref().map_or((uid, gid), |user| user.host(uid, gid));
+        give_streams(uid, gid);
+    }
     setns(target, namespaces).context("join the container's namespaces")?;
+    if user.is_some() {
+        userns::become_root()?;
+    }
     nix::unistd::setsid().context("make session")?;
     if terminal {
         let root = std::fs::File::open("/").context("open root")?;
@@ -132,6 +156,19 @@ fn set_up_exec(
         take_terminal(&slave).context("take terminal")?;
     }
     Ok((spec, filters))
+}
+
+/// Gives the pipes we made to the container's user: opening `/dev/stdout` asks for permission anew.
+fn give_streams(uid: u32, gid: u32) {
+    for number in 0..3 {
+        // SAFETY: the standard streams are open.
+        let stream = unsafe { BorrowedFd::borrow_raw(number) };
+        let pipe =
+            nix::sys::stat::fstat(stream).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
+        if pipe {
+            let _ = nix::unistd::fchown(stream, Some(uid.into()), Some(gid.into()));
+        }
+    }
 }
 
 fn has_own_cgroup_namespace(spec: &oci_spec::runtime::Spec) -> bool {
@@ -150,7 +187,7 @@ fn score(spec: &oci_spec::runtime::Spec) {
 }
 
 /// Puts streams and status socket in their places, closes everything else, resets signals.
-fn settle(streams: Streams<'_>, status: BorrowedFd<'_>) {
+pub fn settle(streams: Streams<'_>, status: BorrowedFd<'_>) {
     // SAFETY: duplicating onto fixed numbers in a process that has only just been forked; nothing here
     // owns those numbers. The sources are all above them because the supervisor keeps 0..=2 on /dev/null
     // and its own listener at 3 or above was moved out of the way.
@@ -224,6 +261,12 @@ fn open_terminal(root: BorrowedFd<'_>, owner: u32) -> io::Result<OwnedFd> {
     // SAFETY: just returned by the kernel.
     let slave = unsafe { OwnedFd::from_raw_fd(slave) };
     let _ = nix::unistd::fchown(&slave, Some(owner.into()), None);
+    send_terminal(&master)?;
+    Ok(slave)
+}
+
+/// Hands a terminal's master to the supervisor.
+pub fn send_terminal(master: &OwnedFd) -> io::Result<()> {
     let fds = [master.as_raw_fd()];
     sendmsg::<()>(
         STATUS,
@@ -232,7 +275,7 @@ fn open_terminal(root: BorrowedFd<'_>, owner: u32) -> io::Result<OwnedFd> {
         MsgFlags::MSG_NOSIGNAL,
         None,
     )?;
-    Ok(slave)
+    Ok(())
 }
 
 fn take_terminal(slave: &OwnedFd) -> io::Result<()> {
@@ -246,7 +289,7 @@ fn take_terminal(slave: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-fn report(kind: u8, text: &str) {
+pub fn report(kind: u8, text: &str) {
     // SAFETY: the status socket stays open until exec or exit.
     let socket = unsafe { BorrowedFd::borrow_raw(STATUS) };
     let mut message = vec![kind];
@@ -259,7 +302,7 @@ fn warn(text: &str) {
     report(WARNING, text);
 }
 
-fn fail(error: &SetupError) -> ! {
+pub fn fail(error: &SetupError) -> ! {
     report(FAILED, &error.to_string());
     // SAFETY: leaves without running anything of the supervisor's.
     unsafe { libc::_exit(128) }

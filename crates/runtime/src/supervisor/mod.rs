@@ -6,15 +6,18 @@
 pub(crate) mod bundle;
 mod child;
 mod error;
+mod handler;
 mod log;
 mod mounts;
 mod process;
 pub(crate) mod protocol;
 pub(crate) mod sandbox;
 mod server;
+mod spawner;
+mod userns;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 pub(crate) use sandbox::Setup;
@@ -25,28 +28,30 @@ pub const NAME: &str = "ferrite-supervisor";
 /// What a supervisor prints once it listens.
 pub(crate) const READY: &str = "ready\n";
 
-/// Entry point: `ferrite-supervisor <run directory of the sandbox>`.
+/// What makes the binary the process supervisors are forked from.
+pub(crate) const SPAWN: &str = "--spawn";
+
+/// Room kept in the command line for a supervisor's directory.
+pub(crate) const ROOM: usize = 240;
+
+/// Entry point: `ferrite-supervisor --spawn`, with a socket as standard input.
 ///
-/// Answers on standard output with one line, `ready` or what is wrong, and goes on in the background.
-/// It must be called before any thread is started.
-pub fn main(args: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
-    let Some(directory) = args.skip(1).last().map(PathBuf::from) else {
-        eprintln!("usage: {NAME} <run directory of the sandbox>");
+/// Every message on the socket is the run directory of a sandbox, with a pipe for the answer: one line,
+/// `ready` or what is wrong. The supervisors outlive this process, which ends with the socket. It must be
+/// called before any thread is started.
+pub fn main(mut args: impl Iterator<Item = std::ffi::OsString>) -> ExitCode {
+    if args.nth(1).is_none_or(|first| first != SPAWN) {
+        eprintln!("{NAME} is started by the container runtime, not by hand");
         return ExitCode::from(2);
-    };
-    // SAFETY: no thread has been started. The parent leaves at once, so that the supervisor belongs to
-    // init and nobody has to reap it.
-    match unsafe { nix::unistd::fork() } {
-        Ok(nix::unistd::ForkResult::Parent { .. }) => return ExitCode::SUCCESS,
-        Ok(nix::unistd::ForkResult::Child) => {}
-        Err(error) => {
-            println!("fork: {error}");
-            return ExitCode::FAILURE;
-        }
     }
+    spawner::serve()
+}
+
+/// Becomes the supervisor of a sandbox, which answers on standard output.
+fn supervise(directory: &Path) -> ExitCode {
     // A session of its own: no terminal and no signal of whoever started us reaches the pod.
     let _ = nix::unistd::setsid();
-    match start(&directory) {
+    match start(directory) {
         Ok(mut server) => {
             server.run();
             ExitCode::SUCCESS

@@ -3,6 +3,10 @@
 //! Runs in a new mount namespace whose root is still the host's, so `/proc` here is the host's. Every
 //! target is resolved beneath the new root: an image's symlinks cannot lead a mount outside.
 
+mod overlay;
+
+pub use overlay::mount_root;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -13,6 +17,7 @@ use oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Mount, Spec};
 
 use super::bundle::Bundle;
 use super::error::{Context, SetupError};
+use super::userns::UserNamespace;
 use crate::cgroup::Layout;
 use crate::sys::{self, Beneath, MountAttributes};
 
@@ -24,6 +29,7 @@ pub fn enter_root(
     bundle: &Bundle,
     spec: &Spec,
     cgroups: &Layout,
+    user: Option<&UserNamespace>,
     console: &mut dyn FnMut(BorrowedFd<'_>) -> Result<(), SetupError>,
 ) -> Result<(), SetupError> {
     let linux =
@@ -33,20 +39,25 @@ pub fn enter_root(
     // Bind sources are copied while they still propagate to and from the host, and then cut as asked.
     let mut binds = Vec::new();
     for entry in mounts {
-        binds.push(if is_bind(entry) { Some(copy_source(entry)?) } else { None });
+        binds.push(if is_bind(entry) { Some(copy_source(entry, user)?) } else { None });
     }
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .context("make mounts private")?;
 
-    let root = mount_overlay(bundle)?;
+    for (entry, bind) in mounts.iter().zip(&mut binds) {
+        if entry.typ().as_deref() == Some(crate::spec::IMAGE_MOUNT) {
+            *bind = Some(overlay::image_volume(bundle, entry, user)?);
+        }
+    }
+    let root = overlay::mount_root(bundle, user)?;
     for (entry, bind) in mounts.iter().zip(binds) {
         let what = || format!("mount {}", entry.destination().display());
         match bind {
             Some(source) => attach(root.as_fd(), &source, entry.destination()).with(what)?,
-            None => mount_kernel(root.as_fd(), entry, cgroups, spec).with(what)?,
+            None => mount_kernel(root.as_fd(), entry, cgroups, spec, user).with(what)?,
         }
     }
-    make_devices(root.as_fd(), linux.devices().as_deref().unwrap_or_default()).context("make /dev")?;
+    make_devices(root.as_fd(), linux.devices().as_deref().unwrap_or_default(), user).context("make /dev")?;
     console(root.as_fd())?;
 
     for path in linux.readonly_paths().iter().flatten() {
@@ -56,7 +67,8 @@ pub fn enter_root(
         mask(root.as_fd(), Path::new(path)).with(|| format!("mask {path}"))?;
     }
     if let Some(cwd) = spec.process().as_ref().map(|process| process.cwd()) {
-        make_directory(root.as_fd(), cwd, 0).with(|| format!("make working directory {}", cwd.display()))?;
+        make_working_directory(root.as_fd(), cwd, user)
+            .with(|| format!("make working directory {}", cwd.display()))?;
     }
     if spec.root().as_ref().is_some_and(|root| root.readonly().unwrap_or(false)) {
         let attributes = MountAttributes { set: libc::MOUNT_ATTR_RDONLY, ..Default::default() };
@@ -74,25 +86,16 @@ fn pivot(root: OwnedFd) -> Result<(), SetupError> {
     Ok(())
 }
 
-/// Mounts the layers. Directories go in by descriptor: the option string is limited to a page, which a
-/// few dozen real paths fill.
-fn mount_overlay(bundle: &Bundle) -> Result<OwnedFd, SetupError> {
-    let open = |path: &Path| -> Result<OwnedFd, SetupError> {
-        nix::fcntl::open(
-            path,
-            nix::fcntl::OFlag::O_PATH | nix::fcntl::OFlag::O_DIRECTORY | nix::fcntl::OFlag::O_CLOEXEC,
-            nix::sys::stat::Mode::empty(),
-        )
-        .with(|| format!("open layer {}", path.display()))
-    };
-    let lowers = bundle.lowers.iter().map(|path| open(path)).collect::<Result<Vec<_>, _>>()?;
-    let (upper, work) = (open(&bundle.upper)?, open(&bundle.work)?);
-    let lower = lowers.iter().map(sys::fd_path).collect::<Vec<_>>().join(":");
-    let options =
-        format!("lowerdir={lower},upperdir={},workdir={}", sys::fd_path(&upper), sys::fd_path(&work));
-    mount(Some("overlay"), &bundle.rootfs, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-        .with(|| format!("mount the image's {} layers", lowers.len()))?;
-    open(&bundle.rootfs)
+/// A working directory the image lacks belongs to the container's root.
+fn make_working_directory(root: BorrowedFd<'_>, path: &Path, user: Option<&UserNamespace>) -> io::Result<()> {
+    let missing = existing(root, path)?.is_none();
+    let directory = make_directory(root, path, 0)?;
+    if let Some(user) = user.filter(|_| missing) {
+        let (uid, gid) = user.root();
+        let flags = nix::fcntl::AtFlags::AT_EMPTY_PATH;
+        nix::unistd::fchownat(&directory, "", Some(uid.into()), Some(gid.into()), flags)?;
+    }
+    Ok(())
 }
 
 fn is_bind(entry: &Mount) -> bool {
@@ -101,12 +104,12 @@ fn is_bind(entry: &Mount) -> bool {
 }
 
 /// A detached copy of a bind mount's source with its attributes set, and whether it is a directory.
-struct Source {
-    mount: OwnedFd,
-    directory: bool,
+pub struct Source {
+    pub mount: OwnedFd,
+    pub directory: bool,
 }
 
-fn copy_source(entry: &Mount) -> Result<Source, SetupError> {
+fn copy_source(entry: &Mount, user: Option<&UserNamespace>) -> Result<Source, SetupError> {
     let path = entry
         .source()
         .as_deref()
@@ -118,6 +121,11 @@ fn copy_source(entry: &Mount) -> Result<Source, SetupError> {
     let mut attributes = MountAttributes::default();
     let mut everything = false;
     let mut propagation = libc::MS_PRIVATE;
+    if options.iter().any(|option| matches!(*option, "idmap" | "ridmap")) {
+        let user =
+            user.ok_or_else(|| SetupError::plain("an ID-mapped mount needs a user namespace")).with(what)?;
+        sys::map_mount(source.as_fd(), user.as_fd()).with(|| format!("{}: map its identities", what()))?;
+    }
     for option in options {
         match option {
             "ro" => attributes.set |= libc::MOUNT_ATTR_RDONLY,
@@ -150,10 +158,20 @@ fn attach(root: BorrowedFd<'_>, source: &Source, destination: &Path) -> io::Resu
 }
 
 /// Mounts a file system the kernel makes: proc, sysfs, tmpfs, devpts, mqueue, cgroup.
-fn mount_kernel(root: BorrowedFd<'_>, entry: &Mount, cgroups: &Layout, spec: &Spec) -> io::Result<()> {
+fn mount_kernel(
+    root: BorrowedFd<'_>,
+    entry: &Mount,
+    cgroups: &Layout,
+    spec: &Spec,
+    user: Option<&UserNamespace>,
+) -> io::Result<()> {
     let target = make_directory(root, entry.destination(), 0)?;
     let kind = entry.typ().as_deref().unwrap_or("none");
-    let (flags, data) = parse_options(entry.options().iter().flatten());
+    let (flags, mut data) = parse_options(entry.options().iter().flatten());
+    if let Some(user) = user {
+        // Mounted from outside the namespace: the host's numbers count.
+        data = user.translate(kind, &data);
+    }
     if kind == "cgroup" {
         return match cgroups {
             Layout::V1(_) => mount_cgroups(root, entry.destination(), cgroups, spec),
@@ -209,7 +227,11 @@ fn parse_options<'a>(options: impl Iterator<Item = &'a String>) -> (MsFlags, Str
 }
 
 /// Device nodes and the links every program expects. The node is made by us on our own tmpfs.
-fn make_devices(root: BorrowedFd<'_>, devices: &[LinuxDevice]) -> io::Result<()> {
+fn make_devices(
+    root: BorrowedFd<'_>,
+    devices: &[LinuxDevice],
+    user: Option<&UserNamespace>,
+) -> io::Result<()> {
     use nix::sys::stat::{Mode, SFlag, makedev, mknodat};
     let previous = nix::sys::stat::umask(Mode::empty());
     for device in devices {
@@ -225,12 +247,19 @@ fn make_devices(root: BorrowedFd<'_>, devices: &[LinuxDevice]) -> io::Result<()>
             Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        if device.uid().is_some() || device.gid().is_some() {
+        let (uid, gid) = match user {
+            Some(user) => {
+                let (uid, gid) = user.host(device.uid().unwrap_or(0), device.gid().unwrap_or(0));
+                (Some(uid), Some(gid))
+            }
+            None => (device.uid(), device.gid()),
+        };
+        if uid.is_some() || gid.is_some() {
             nix::unistd::fchownat(
                 &parent,
                 name.as_str(),
-                device.uid().map(Into::into),
-                device.gid().map(Into::into),
+                uid.map(Into::into),
+                gid.map(Into::into),
                 nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW,
             )?;
         }

@@ -55,6 +55,11 @@ fn prepare(process: &Process, args: &[String], filters: &[Filter]) -> Result<Com
     limits(process)?;
     // SAFETY: changes only this process' file mode mask.
     unsafe { libc::umask(process.user().umask().unwrap_or(0o022)) };
+    if let Some(profile) = process.apparmor_profile() {
+        std::fs::write("/proc/self/attr/apparmor/exec", format!("exec {profile}"))
+            .or_else(|_| std::fs::write("/proc/self/attr/exec", format!("exec {profile}")))
+            .with(|| format!("apply AppArmor profile {profile}"))?;
+    }
     let confined = process.no_new_privileges().unwrap_or(false);
     if !confined {
         // Without no_new_privs this needs CAP_SYS_ADMIN, which is gone in a moment.
@@ -88,11 +93,23 @@ fn enter_directory(cwd: &Path) -> Result<(), SetupError> {
 fn limits(process: &Process) -> Result<(), SetupError> {
     for limit in process.rlimits().iter().flatten() {
         let resource = match limit.typ() {
-            PosixRlimitType::RlimitNofile => libc::RLIMIT_NOFILE,
-            PosixRlimitType::RlimitNproc => libc::RLIMIT_NPROC,
-            PosixRlimitType::RlimitCore => libc::RLIMIT_CORE,
-            PosixRlimitType::RlimitMemlock => libc::RLIMIT_MEMLOCK,
+            PosixRlimitType::RlimitCpu => libc::RLIMIT_CPU,
+            PosixRlimitType::RlimitFsize => libc::RLIMIT_FSIZE,
+            PosixRlimitType::RlimitData => libc::RLIMIT_DATA,
             PosixRlimitType::RlimitStack => libc::RLIMIT_STACK,
+            PosixRlimitType::RlimitCore => libc::RLIMIT_CORE,
+            PosixRlimitType::RlimitRss => libc::RLIMIT_RSS,
+            PosixRlimitType::RlimitNproc => libc::RLIMIT_NPROC,
+            PosixRlimitType::RlimitNofile => libc::RLIMIT_NOFILE,
+            PosixRlimitType::RlimitMemlock => libc::RLIMIT_MEMLOCK,
+            PosixRlimitType::RlimitAs => libc::RLIMIT_AS,
+            PosixRlimitType::RlimitLocks => libc::RLIMIT_LOCKS,
+            PosixRlimitType::RlimitSigpending => libc::RLIMIT_SIGPENDING,
+            PosixRlimitType::RlimitMsgqueue => libc::RLIMIT_MSGQUEUE,
+            PosixRlimitType::RlimitNice => libc::RLIMIT_NICE,
+            PosixRlimitType::RlimitRtprio => libc::RLIMIT_RTPRIO,
+            PosixRlimitType::RlimitRttime => libc::RLIMIT_RTTIME,
+            #[allow(unreachable_patterns, reason = "the list may grow")]
             other => return Err(SetupError::plain(format!("resource limit {other:?} is not supported"))),
         };
         let value = libc::rlimit { rlim_cur: limit.soft(), rlim_max: limit.hard() };

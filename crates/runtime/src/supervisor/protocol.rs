@@ -57,6 +57,16 @@ pub struct Start {
     pub stdin_once: bool,
     pub cgroup: String,
     pub pid: PidNamespace,
+    /// The OCI runtime that makes the container; none: we do.
+    #[serde(default)]
+    pub handler: Option<Handler>,
+}
+
+/// An OCI runtime and where it keeps its state.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Handler {
+    pub binary: PathBuf,
+    pub root: PathBuf,
 }
 
 /// Whose processes the container sees.

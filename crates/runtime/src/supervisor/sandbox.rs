@@ -25,14 +25,28 @@ pub struct Setup {
     pub shared_pid: bool,
     pub hostname: String,
     pub sysctls: BTreeMap<String, String>,
+    /// The content of `uid_map` and `gid_map` when the pod has a user namespace of its own.
+    #[serde(default)]
+    pub user: Option<UserSetup>,
     /// Control group of the supervisor itself, outside the pod's limits.
     pub cgroup: String,
+}
+
+/// A user namespace to be made.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct UserSetup {
+    pub uid_map: String,
+    pub gid_map: String,
+    /// The host's numbers for its root.
+    pub root: (u32, u32),
 }
 
 /// Name of the file that holds [`Setup`].
 pub const SETUP: &str = "setup.json";
 /// Where the pod's network namespace is pinned, below the run directory.
 pub const NETNS: &str = "netns";
+/// Where the pod's user namespace is pinned, below the run directory.
+pub const USERNS: &str = "userns";
 /// Where the pod's shared memory is mounted, below the run directory.
 pub const SHM: &str = "shm";
 /// Who the supervisor is: process number and start time.
@@ -65,7 +79,10 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     flags.set(CloneFlags::CLONE_NEWNET, setup.own_network);
     flags.set(CloneFlags::CLONE_NEWIPC, setup.own_ipc);
     flags.set(CloneFlags::CLONE_NEWUTS, setup.own_uts);
-    unshare(flags).context("make the pod's namespaces")?;
+    match &setup.user {
+        None => unshare(flags).context("make the pod's namespaces")?,
+        Some(user) => make_in_user_namespace(flags, user, directory)?,
+    }
     if setup.own_uts && !setup.hostname.is_empty() {
         nix::unistd::sethostname(&setup.hostname).with(|| format!("set hostname {:?}", setup.hostname))?;
     }
@@ -80,7 +97,12 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
         let shm = directory.join(SHM);
         std::fs::create_dir_all(&shm).context("make shared memory directory")?;
         let options = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        mount(Some("shm"), &shm, Some("tmpfs"), options, Some(SHM_OPTIONS)).context("mount shared memory")?;
+        let mut data = SHM_OPTIONS.to_owned();
+        if let Some(UserSetup { root: (uid, gid), .. }) = &setup.user {
+            data.push_str(&format!(",uid={uid},gid={gid}"));
+        }
+        mount(Some("shm"), &shm, Some("tmpfs"), options, Some(data.as_str()))
+            .context("mount shared memory")?;
     }
     let pod_pid = if setup.shared_pid { Some(start_pod_init(directory)?) } else { None };
     let listener = protocol::listen(directory).context("listen")?;
@@ -89,12 +111,57 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     Server::new(listener, cgroups, pod_pid, directory.to_owned()).context("prepare to wait")
 }
 
+/// Makes the pod's namespaces belong to a user namespace of its own, and joins all of them but that one:
+/// the supervisor stays the host's, or it could not do its work.
+fn make_in_user_namespace(flags: CloneFlags, user: &UserSetup, directory: &Path) -> Result<(), SetupError> {
+    let all = (flags | CloneFlags::CLONE_NEWUSER).bits() as u64;
+    // SAFETY: the supervisor is single-threaded. The child only waits to be killed.
+    let pid = match unsafe { sys::fork_with(all, None) }.context("make the pod's user namespace")? {
+        Forked::Child => loop {
+            nix::unistd::pause();
+        },
+        Forked::Parent { pid } => pid,
+    };
+    let joined = join_namespaces(pid, flags, user, directory);
+    // SAFETY: our own child, not reaped before the wait; it holds nothing that is needed any more.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+    joined
+}
+
+fn join_namespaces(
+    pid: i32,
+    flags: CloneFlags,
+    user: &UserSetup,
+    directory: &Path,
+) -> Result<(), SetupError> {
+    for (file, content) in [("uid_map", &user.uid_map), ("gid_map", &user.gid_map)] {
+        std::fs::write(format!("/proc/{pid}/{file}"), content)
+            .with(|| format!("write {file} {content:?} of the pod's user namespace"))?;
+    }
+    for (flag, name) in [
+        (CloneFlags::CLONE_NEWNET, "net"),
+        (CloneFlags::CLONE_NEWIPC, "ipc"),
+        (CloneFlags::CLONE_NEWUTS, "uts"),
+    ] {
+        if flags.contains(flag) {
+            let namespace = std::fs::File::open(format!("/proc/{pid}/ns/{name}"))
+                .with(|| format!("open the pod's {name} namespace"))?;
+            nix::sched::setns(namespace, flag).with(|| format!("join the pod's {name} namespace"))?;
+        }
+    }
+    pin_of(&format!("/proc/{pid}/ns/user"), &directory.join(USERNS))
+}
+
 fn pin(directory: &Path, kind: &str, name: &str) -> Result<(), SetupError> {
-    let target: PathBuf = directory.join(name);
-    std::fs::write(&target, "").with(|| format!("make {}", target.display()))?;
-    let source = format!("/proc/self/ns/{kind}");
-    mount(Some(source.as_str()), &target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        .with(|| format!("pin the {kind} namespace"))
+    pin_of(&format!("/proc/self/ns/{kind}"), &directory.join(name))
+}
+
+fn pin_of(source: &str, target: &PathBuf) -> Result<(), SetupError> {
+    std::fs::write(target, "").with(|| format!("make {}", target.display()))?;
+    mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).with(|| format!("pin {source}"))
 }
 
 /// The name is `a.b.c` or `a/b/c`; a name with dots inside a part (interfaces) uses slashes.

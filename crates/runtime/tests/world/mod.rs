@@ -92,7 +92,7 @@ pub fn make_busybox(root: &Path) {
     for applet in [
         "sh", "cat", "echo", "sleep", "ls", "id", "mount", "true", "false", "kill", "ps", "dd", "hostname",
         "env", "pwd", "stty", "touch", "mkdir", "grep", "wc", "head", "tail", "readlink", "tty", "nc",
-        "mknod", "chroot", "unshare", "yes", "tr", "printf",
+        "mknod", "chroot", "unshare", "yes", "tr", "printf", "cut",
     ] {
         std::os::unix::fs::symlink("/bin/busybox", root.join("bin").join(applet)).unwrap();
     }
@@ -126,6 +126,7 @@ impl World {
             supervisor: env!("CARGO_BIN_EXE_ferrite-supervisor").into(),
             network: Arc::new(NoNetwork),
             images: Arc::new(images),
+            handlers: ferrite_runtime::installed_handlers(),
             streaming_address: ([127, 0, 0, 1], 0).into(),
         };
         let runtime = Runtime::open(config.clone()).await.unwrap();

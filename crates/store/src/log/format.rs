@@ -1,23 +1,26 @@
 //! The bytes on disk.
 //!
-//! A file is a 16-byte header followed by frames. A frame is what one synchronisation made durable:
+//! A file is a 20-byte header (magic, format version, salt, crc32 of these) followed by frames. In a log, a frame is what one
+//! synchronisation made durable:
 //!
 //! ```text
-//! magic u32 | length u32 | crc32 u32 (of length and payload) | payload
+//! magic u32 | length u32 | crc32 u32 (of salt, length and payload) | payload
 //! ```
 //!
 //! Because a frame is only written once the one before it is durable, a broken frame at the very end is a write
-//! that was cut off and never acknowledged, and a broken frame with a whole one behind it is damage.
+//! that was cut off and never acknowledged, and a broken frame with a whole one behind it is damage. The salt is
+//! chosen anew for every file, so that no value a client stores can look like a frame.
 //! Integers are little-endian.
 
 use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
 use crate::txn::Op;
 use bytes::{Buf, BufMut, Bytes};
+use std::hash::BuildHasher;
 
-pub(crate) const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 20;
 pub(crate) const FRAME_HEADER: usize = 12;
 const FRAME_MAGIC: u32 = 0x4652_4D31;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// No frame is longer: bounds what a damaged length can make us read.
 pub(crate) const MAX_FRAME: usize = 1 << 30;
 
@@ -37,14 +40,28 @@ impl FileKind {
     }
 }
 
-pub(crate) fn header(kind: FileKind) -> [u8; HEADER] {
+/// Makes the checksums of one file different from those of all others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Salt(u32);
+
+impl Salt {
+    pub fn random() -> Self {
+        // Keyed from the operating system's random source.
+        Self(std::hash::RandomState::new().hash_one(0u8) as u32)
+    }
+}
+
+pub(crate) fn header(kind: FileKind, salt: Salt) -> [u8; HEADER] {
     let mut out = [0; HEADER];
     out[..8].copy_from_slice(kind.magic());
     out[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    out[12..16].copy_from_slice(&salt.0.to_le_bytes());
+    let crc = crc32fast::hash(&out[..16]);
+    out[16..].copy_from_slice(&crc.to_le_bytes());
     out
 }
 
-pub(crate) fn check_header(bytes: &[u8], kind: FileKind) -> Result<(), String> {
+pub(crate) fn check_header(bytes: &[u8], kind: FileKind) -> Result<Salt, String> {
     if bytes.len() < HEADER || &bytes[..8] != kind.magic() {
         return Err("this is not a file of the store".into());
     }
@@ -52,46 +69,71 @@ pub(crate) fn check_header(bytes: &[u8], kind: FileKind) -> Result<(), String> {
     if version != VERSION {
         return Err(format!("written in format {version}, this program reads format {VERSION}"));
     }
-    Ok(())
+    if bytes[16..HEADER] != crc32fast::hash(&bytes[..16]).to_le_bytes() {
+        return Err("the checksum of the header does not match".into());
+    }
+    Ok(Salt(u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]])))
 }
 
 /// Appends a frame around what `payload` writes.
-pub(crate) fn put_frame(out: &mut Vec<u8>, payload: impl FnOnce(&mut Vec<u8>)) {
+pub(crate) fn put_frame(out: &mut Vec<u8>, salt: Salt, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; FRAME_HEADER]);
     payload(out);
     let length = (out.len() - start - FRAME_HEADER) as u32;
     out[start..start + 4].copy_from_slice(&FRAME_MAGIC.to_le_bytes());
     out[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
-    let crc = checksum(length, &out[start + FRAME_HEADER..]);
+    let crc = checksum(salt, length, &out[start + FRAME_HEADER..]);
     out[start + 8..start + 12].copy_from_slice(&crc.to_le_bytes());
 }
 
-fn checksum(length: u32, payload: &[u8]) -> u32 {
+fn checksum(salt: Salt, length: u32, payload: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&salt.0.to_le_bytes());
     hasher.update(&length.to_le_bytes());
     hasher.update(payload);
     hasher.finalize()
 }
 
-/// Reads the frame at the start of `bytes`; none when there is no whole, intact one.
-pub(crate) fn frame(bytes: &[u8]) -> Option<&[u8]> {
-    let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-    if word(0)? != FRAME_MAGIC {
-        return None;
+/// The beginning of a frame: how long its payload is and what it has to add up to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FrameHeader {
+    pub length: usize,
+    crc: u32,
+}
+
+impl FrameHeader {
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let length = word(4)? as usize;
+        (word(0)? == FRAME_MAGIC && length <= MAX_FRAME).then_some(Self { length, crc: word(8)? })
     }
-    let length = word(4)?;
-    if length as usize > MAX_FRAME {
-        return None;
+
+    pub fn fits(&self, salt: Salt, payload: &[u8]) -> bool {
+        checksum(salt, self.length as u32, payload) == self.crc
     }
-    let payload = bytes.get(FRAME_HEADER..FRAME_HEADER + length as usize)?;
-    (checksum(length, payload) == word(8)?).then_some(payload)
 }
 
 /// Whether a whole, intact frame starts anywhere in `bytes`.
-pub(crate) fn contains_frame(bytes: &[u8]) -> bool {
+pub(crate) fn contains_frame(bytes: &[u8], salt: Salt) -> bool {
     let magic = FRAME_MAGIC.to_le_bytes();
-    bytes.windows(4).enumerate().any(|(at, w)| w == magic && frame(&bytes[at..]).is_some())
+    bytes.windows(4).enumerate().filter(|(_, w)| *w == magic).any(|(at, _)| {
+        let rest = &bytes[at..];
+        FrameHeader::read(rest).is_some_and(|h| {
+            rest.get(FRAME_HEADER..FRAME_HEADER + h.length).is_some_and(|payload| h.fits(salt, payload))
+        })
+    })
+}
+
+/// What happened to a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeaseRecord {
+    /// Made, or renewed.
+    Granted {
+        lease: Lease,
+        ttl: u64,
+    },
+    Revoked(LeaseId),
 }
 
 /// One transaction as the log keeps it: its operations, not their results.
@@ -99,20 +141,27 @@ pub(crate) fn contains_frame(bytes: &[u8]) -> bool {
 pub(crate) struct Record {
     pub revision: Revision,
     pub ops: Vec<Op>,
-    pub granted: Option<Lease>,
-    pub revoked: Option<LeaseId>,
+    pub leases: Vec<LeaseRecord>,
+}
+
+/// What a frame of the log is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Item {
+    Record(Record),
+    /// Revisions up to this one may have been seen by readers without being in the log.
+    Reserved(Revision),
 }
 
 const OP_PUT: u8 = 1;
 const OP_DELETE: u8 = 2;
 const OP_GRANT: u8 = 3;
 const OP_REVOKE: u8 = 4;
+const OP_RESERVE: u8 = 5;
 
 impl Record {
     pub fn put(&self, out: &mut Vec<u8>) {
         out.put_u64_le(self.revision.0);
-        let extra = usize::from(self.granted.is_some()) + usize::from(self.revoked.is_some());
-        out.put_u32_le((self.ops.len() + extra) as u32);
+        out.put_u32_le((self.ops.len() + self.leases.len()) as u32);
         for op in &self.ops {
             match op {
                 Op::Put { key, value, lease } => {
@@ -127,20 +176,41 @@ impl Record {
                 }
             }
         }
-        if let Some(lease) = self.granted {
-            out.put_u8(OP_GRANT);
-            put_lease(out, lease);
-        }
-        if let Some(id) = self.revoked {
-            out.put_u8(OP_REVOKE);
-            out.put_i64_le(id.0);
+        for lease in &self.leases {
+            match *lease {
+                LeaseRecord::Granted { lease, ttl } => {
+                    out.put_u8(OP_GRANT);
+                    put_lease(out, lease, ttl);
+                }
+                LeaseRecord::Revoked(id) => {
+                    out.put_u8(OP_REVOKE);
+                    out.put_i64_le(id.0);
+                }
+            }
         }
     }
 
+    /// About the bytes it takes in a frame.
+    pub fn size(&self) -> usize {
+        let ops = self.ops.iter().map(|op| match op {
+            Op::Put { key, value, .. } => 17 + key.as_bytes().len() + value.len(),
+            Op::Delete { key } => 5 + key.as_bytes().len(),
+        });
+        12 + 25 * self.leases.len() + ops.sum::<usize>()
+    }
+}
+
+pub(crate) fn put_reserved(out: &mut Vec<u8>, revision: Revision) {
+    out.put_u64_le(revision.0);
+    out.put_u32_le(1);
+    out.put_u8(OP_RESERVE);
+}
+
+impl Item {
     pub fn get(from: &mut Bytes) -> Option<Self> {
         let revision = Revision(from.try_get_u64_le().ok()?);
         let count = from.try_get_u32_le().ok()?;
-        let mut record = Self { revision, ..Self::default() };
+        let mut record = Record { revision, ..Record::default() };
         for _ in 0..count {
             match from.try_get_u8().ok()? {
                 OP_PUT => {
@@ -150,12 +220,18 @@ impl Record {
                     record.ops.push(Op::Put { key, value, lease });
                 }
                 OP_DELETE => record.ops.push(Op::Delete { key: Key::from(&get_bytes(from)?) }),
-                OP_GRANT => record.granted = Some(get_lease(from)?),
-                OP_REVOKE => record.revoked = Some(LeaseId(from.try_get_i64_le().ok()?)),
+                OP_GRANT => {
+                    let (lease, ttl) = get_lease(from)?;
+                    record.leases.push(LeaseRecord::Granted { lease, ttl });
+                }
+                OP_REVOKE => {
+                    record.leases.push(LeaseRecord::Revoked(LeaseId(from.try_get_i64_le().ok()?)));
+                }
+                OP_RESERVE => return Some(Self::Reserved(revision)),
                 _ => return None,
             }
         }
-        Some(record)
+        Some(Self::Record(record))
     }
 }
 
@@ -179,14 +255,16 @@ pub(crate) fn get_entry(from: &mut Bytes) -> Option<(Key, Entry)> {
     Some((key, Entry { value, created, modified, version, lease }))
 }
 
-pub(crate) fn put_lease(out: &mut Vec<u8>, lease: Lease) {
+pub(crate) fn put_lease(out: &mut Vec<u8>, lease: Lease, ttl: u64) {
     out.put_i64_le(lease.id.0);
     out.put_u64_le(lease.expires_at);
+    out.put_u64_le(ttl);
 }
 
-pub(crate) fn get_lease(from: &mut Bytes) -> Option<Lease> {
+pub(crate) fn get_lease(from: &mut Bytes) -> Option<(Lease, u64)> {
     let id = LeaseId(from.try_get_i64_le().ok()?);
-    Some(Lease { id, expires_at: from.try_get_u64_le().ok()? })
+    let expires_at = from.try_get_u64_le().ok()?;
+    Some((Lease { id, expires_at }, from.try_get_u64_le().ok()?))
 }
 
 fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {

@@ -1,26 +1,36 @@
 //! The embedded backend: a checkpoint of everything and a log of what happened since.
 //!
-//! `checkpoint-<revision>` holds every key at that revision; `log-<revision>` what came after it. Appending is
-//! one write and one fdatasync for all transactions that waited. When the log has outgrown the data, a new
-//! checkpoint is written beside the old files, made durable, and only then are the old ones removed: a crash
-//! at any instant leaves one whole pair.
+//! `checkpoint-<n>` holds every key as it was when `log-<n>` was begun; `log-<n>`, `log-<n+1>`, ... hold what came
+//! after. Appending is one write and one fdatasync for all transactions that waited. When the log has outgrown
+//! the data, the writer begins the next log and goes on; meanwhile a thread writes the checkpoint that belongs
+//! to it from a snapshot, makes it durable under its name, and only then removes what came before: a crash at
+//! any instant leaves one whole chain. Every byte appended costs at most one byte of checkpoint.
 
+pub(crate) mod checkpoint;
+pub(crate) mod disk;
+#[cfg(test)]
+mod faults;
 mod format;
 mod recover;
 
-pub(crate) use format::Record;
-pub(crate) use recover::Recovered;
+pub(crate) use checkpoint::Contents;
+pub(crate) use format::{LeaseRecord, Record};
+pub(crate) use recover::{Recovered, read_checkpoint_file, recover};
 
-use crate::entry::{Lease, LeaseId, Revision};
-use crate::replica::Snapshot;
+use crate::entry::Revision;
+use crate::history::HistoryLimits;
 use crate::store::OpenError;
-use format::{FileKind, put_entry, put_frame, put_lease};
+use disk::{Disk, DiskFile, RealDisk, sync_dir};
+use format::{FileKind, HEADER, Salt, put_frame, put_reserved};
 use nix::fcntl::{Flock, FlockArg};
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// A file that is not what was written.
 #[derive(Debug, thiserror::Error)]
@@ -31,18 +41,20 @@ pub struct CorruptError {
     pub problem: String,
 }
 
-/// When a checkpoint is due.
+/// When a checkpoint is due, and how long relaxed changes may wait.
 #[derive(Debug, Clone, Copy)]
 pub struct LogOptions {
     /// The log never triggers a checkpoint below this size.
     pub min_log: u64,
     /// Above it, the log may be this many times as large as the last checkpoint.
     pub max_ratio: u64,
+    /// A change committed with [`Durability::Relaxed`](crate::Durability) is on disk after at most this long.
+    pub relaxed_window: Duration,
 }
 
 impl Default for LogOptions {
     fn default() -> Self {
-        Self { min_log: 16 << 20, max_ratio: 2 }
+        Self { min_log: 16 << 20, max_ratio: 1, relaxed_window: Duration::from_secs(10) }
     }
 }
 
@@ -55,68 +67,154 @@ pub(crate) enum AppendError {
     Unknown(io::Error),
 }
 
-/// The open log. Holds the directory against other processes.
+/// Holds a directory against other processes for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Held(#[expect(dead_code, reason = "held for its destructor")] Flock<File>);
+
+/// Changes that are visible but not yet written.
+#[derive(Debug, Default)]
+struct Deferred {
+    records: Vec<Record>,
+    bytes: usize,
+    /// When the first of them was made.
+    since: Option<Instant>,
+}
+
+/// The open log.
 #[derive(Debug)]
 pub(crate) struct Log {
     dir: PathBuf,
     options: LogOptions,
-    file: File,
+    disk: Arc<dyn Disk>,
+    /// Which log of the chain is being written.
+    sequence: u64,
+    file: Box<dyn DiskFile>,
+    salt: Salt,
     length: u64,
     checkpoint_length: u64,
     buffer: Vec<u8>,
-    _held: Flock<File>,
+    deferred: Deferred,
+    /// Revisions up to this one may be shown without being written: recovery will not use them again.
+    reserved: Revision,
+    checkpointing: Option<Checkpointing>,
+    _held: Held,
 }
+
+#[derive(Debug)]
+struct Checkpointing {
+    thread: JoinHandle<io::Result<u64>>,
+    cancel: Arc<AtomicBool>,
+}
+
+/// Called with the result of a checkpoint.
+pub(crate) type Notice = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 /// The write buffer is given back when one large batch has blown it up.
 const KEEP_BUFFER: usize = 1 << 20;
-/// Entries of a checkpoint are framed in pieces of about this size.
-const CHECKPOINT_FRAME: usize = 1 << 20;
+/// No more than this waits in memory, however long the window is.
+const MAX_DEFERRED: usize = 4 << 20;
+/// Revisions reserved at once for relaxed changes: one heartbeat a second for half an hour.
+const RESERVE: u64 = 2000;
 
 impl Log {
-    pub fn open(dir: &Path, options: LogOptions) -> Result<(Self, Recovered), OpenError> {
+    pub fn open(
+        dir: &Path,
+        options: LogOptions,
+        limits: HistoryLimits,
+    ) -> Result<(Self, Recovered), OpenError> {
+        Self::open_on(Arc::new(RealDisk), dir, options, limits)
+    }
+
+    pub fn open_on(
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        options: LogOptions,
+        limits: HistoryLimits,
+    ) -> Result<(Self, Recovered), OpenError> {
         let io = |source| OpenError::Io { path: dir.display().to_string(), source };
-        std::fs::create_dir_all(dir).map_err(io)?;
-        let lock = private().create(true).truncate(false).write(true).open(dir.join("lock")).map_err(io)?;
-        let held = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
-            if errno == nix::errno::Errno::EWOULDBLOCK {
-                OpenError::Held { path: dir.display().to_string() }
-            } else {
-                io(errno.into())
-            }
-        })?;
-        let recovered = recover::recover(dir)?;
-        let path = log_path(dir, recovered.base);
-        let file = private().create(true).truncate(false).read(true).write(true).open(&path).map_err(io)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io)?;
+        let held = hold(dir)?;
+        let recovered = recover(dir, limits)?;
+        let sequence = recovered.last_log;
+        let path = log_path(dir, sequence);
+        let file = disk.open(&path, false).map_err(io)?;
         // What lies behind the last whole frame was never acknowledged.
         file.set_len(recovered.log_length).map_err(io)?;
         let mut log = Self {
             dir: dir.to_owned(),
             options,
+            disk,
+            sequence,
             file,
+            salt: recovered.salt,
             length: recovered.log_length,
             checkpoint_length: recovered.checkpoint_length,
             buffer: Vec::new(),
+            deferred: Deferred::default(),
+            // What had been reserved is used up: the revision has been moved past it.
+            reserved: Revision(0),
+            checkpointing: None,
             _held: held,
         };
         if log.length == 0 {
-            log.write_header().map_err(io)?;
+            log.file.write_all_at(&format::header(FileKind::Log, log.salt), 0).map_err(io)?;
+            log.length = HEADER as u64;
         }
-        log.file.sync_all().map_err(io)?;
+        log.file.sync().map_err(io)?;
         sync_dir(dir).map_err(io)?;
-        remove_others(dir, recovered.base);
+        remove_before(dir, recovered.first_log);
         Ok((log, recovered))
     }
 
-    fn write_header(&mut self) -> io::Result<()> {
-        self.file.write_all_at(&format::header(FileKind::Log), 0)?;
-        self.length = format::HEADER as u64;
+    /// Whether changes up to `revision` may be shown before they are written.
+    pub fn may_defer(&self, revision: Revision) -> bool {
+        revision <= self.reserved && self.deferred.bytes < MAX_DEFERRED
+    }
+
+    /// Keeps records for later. The caller has asked [`Self::may_defer`].
+    pub fn defer(&mut self, records: impl Iterator<Item = Record>, now: Instant) {
+        for record in records {
+            self.deferred.bytes += record.size();
+            self.deferred.records.push(record);
+        }
+        self.deferred.since.get_or_insert(now);
+    }
+
+    /// When what was deferred has to be written.
+    pub fn flush_at(&self) -> Option<Instant> {
+        self.deferred.since.map(|since| since + self.options.relaxed_window)
+    }
+
+    /// Gives what could not be written another window: with a full disk there is nothing better to do.
+    pub fn postpone(&mut self, now: Instant) {
+        self.deferred.since = self.deferred.since.map(|_| now);
+    }
+
+    pub fn has_deferred(&self) -> bool {
+        !self.deferred.records.is_empty()
+    }
+
+    /// Writes what was deferred and `records` as one frame and waits until it is durable. With `reserve`, relaxed
+    /// changes may follow it without a write of their own.
+    pub fn append(&mut self, records: &[&Record], reserve: bool) -> Result<(), AppendError> {
+        let last = records.last().copied().or(self.deferred.records.last()).map(|r| r.revision);
+        let reserved =
+            last.filter(|r| reserve && r.0 + RESERVE / 2 > self.reserved.0).map(|r| Revision(r.0 + RESERVE));
+        self.buffer.clear();
+        let deferred = &self.deferred.records;
+        put_frame(&mut self.buffer, self.salt, |out| {
+            deferred.iter().chain(records.iter().copied()).for_each(|r| r.put(out));
+            if let Some(reserved) = reserved {
+                put_reserved(out, reserved);
+            }
+        });
+        self.write_buffer()?;
+        self.deferred = Deferred::default();
+        self.reserved = reserved.unwrap_or(self.reserved);
         Ok(())
     }
 
-    /// Writes the records as one frame and waits until it is durable.
-    pub fn append(&mut self, records: &[&Record]) -> Result<(), AppendError> {
-        self.buffer.clear();
-        put_frame(&mut self.buffer, |out| records.iter().for_each(|r| r.put(out)));
+    fn write_buffer(&mut self) -> Result<(), AppendError> {
         if let Err(error) = self.file.write_all_at(&self.buffer, self.length) {
             return match self.file.set_len(self.length) {
                 Ok(()) => Err(AppendError::Undone(error)),
@@ -124,7 +222,7 @@ impl Log {
             };
         }
         // After a failed fdatasync the kernel may have dropped the dirty pages: a later success proves nothing.
-        self.file.sync_data().map_err(AppendError::Unknown)?;
+        self.file.sync().map_err(AppendError::Unknown)?;
         self.length += self.buffer.len() as u64;
         if self.buffer.capacity() > KEEP_BUFFER {
             self.buffer = Vec::new();
@@ -132,98 +230,198 @@ impl Log {
         Ok(())
     }
 
-    /// Writes a checkpoint when the log has outgrown the data. A failure leaves everything as it was: the
-    /// log goes on growing and the next batch tries again.
-    pub fn checkpoint_if_due(&mut self, snapshot: &Snapshot, leases: &BTreeMap<LeaseId, Lease>) {
-        let limit = self.options.min_log.max(self.options.max_ratio * self.checkpoint_length);
-        if self.length < limit {
-            return;
+    /// Writes what was deferred and gives back the revisions that were reserved and not used.
+    pub fn close(&mut self, revision: Revision) -> Result<(), AppendError> {
+        if self.has_deferred() || self.reserved > revision {
+            self.buffer.clear();
+            let deferred = &self.deferred.records;
+            put_frame(&mut self.buffer, self.salt, |out| {
+                deferred.iter().for_each(|r| r.put(out));
+                put_reserved(out, revision);
+            });
+            self.write_buffer()?;
+            self.deferred = Deferred::default();
+            self.reserved = revision;
         }
-        if let Err(error) = self.checkpoint(snapshot, leases) {
-            tracing::warn!(%error, "the store could not write a checkpoint and keeps its log");
-        }
-    }
-
-    fn checkpoint(&mut self, snapshot: &Snapshot, leases: &BTreeMap<LeaseId, Lease>) -> io::Result<()> {
-        let base = snapshot.revision();
-        let temporary = self.dir.join("checkpoint.tmp");
-        let length = write_checkpoint(&temporary, snapshot, leases)?;
-        let log =
-            private().create(true).truncate(true).read(true).write(true).open(log_path(&self.dir, base))?;
-        log.write_all_at(&format::header(FileKind::Log), 0)?;
-        log.sync_all()?;
-        std::fs::rename(&temporary, checkpoint_path(&self.dir, base))?;
-        sync_dir(&self.dir)?;
-        self.file = log;
-        self.length = format::HEADER as u64;
-        self.checkpoint_length = length;
-        remove_others(&self.dir, base);
         Ok(())
     }
-}
 
-fn write_checkpoint(path: &Path, snapshot: &Snapshot, leases: &BTreeMap<LeaseId, Lease>) -> io::Result<u64> {
-    let mut file = private().create(true).truncate(true).write(true).open(path)?;
-    let mut written = 0;
-    let mut write = |bytes: &[u8]| -> io::Result<()> {
-        written += bytes.len() as u64;
-        file.write_all(bytes)
-    };
-    write(&format::header(FileKind::Checkpoint))?;
-    let mut buffer = Vec::new();
-    put_frame(&mut buffer, |out| {
-        out.extend_from_slice(&snapshot.revision().0.to_le_bytes());
-        out.extend_from_slice(&(snapshot.len() as u64).to_le_bytes());
-        out.extend_from_slice(&(leases.len() as u32).to_le_bytes());
-        leases.values().for_each(|lease| put_lease(out, *lease));
-    });
-    write(&buffer)?;
-    let mut entries = snapshot.map.iter().peekable();
-    while entries.peek().is_some() {
-        buffer.clear();
-        put_frame(&mut buffer, |out| {
-            let start = out.len();
-            while out.len() - start < CHECKPOINT_FRAME {
-                let Some((key, entry)) = entries.next() else { break };
-                put_entry(out, key, entry);
-            }
-        });
-        write(&buffer)?;
+    /// Whether the log has outgrown the data.
+    pub fn checkpoint_due(&mut self) -> bool {
+        if self.checkpointing.as_ref().is_some_and(|c| c.thread.is_finished()) {
+            self.finish_checkpoint();
+        }
+        let limit = self.options.min_log.max(self.options.max_ratio.saturating_mul(self.checkpoint_length));
+        if self.checkpointing.is_some() && self.length >= limit.saturating_mul(2) {
+            // Writers are faster than the checkpoint: they have to wait, or the disk fills up.
+            self.finish_checkpoint();
+        }
+        self.checkpointing.is_none() && self.length >= limit
     }
-    file.sync_all()?;
-    Ok(written)
+
+    /// Begins the next log, and a thread that writes the checkpoint it starts from. Nothing may be deferred. A
+    /// failure leaves everything as it was: the log goes on growing.
+    pub fn checkpoint(&mut self, contents: Contents, notice: Option<Notice>) {
+        debug_assert!(!self.has_deferred());
+        self.finish_checkpoint();
+        if let Err(error) = self.rotate() {
+            tracing::warn!(%error, "the store could not begin a new log and goes on with the old one");
+            if let Some(notice) = notice {
+                notice(Err(error.to_string()));
+            }
+            return;
+        }
+        let (disk, dir, sequence) = (Arc::clone(&self.disk), self.dir.clone(), self.sequence);
+        let cancel = Arc::new(AtomicBool::new(false));
+        let cancelled = Arc::clone(&cancel);
+        let thread = std::thread::Builder::new().name("store-checkpoint".into()).stack_size(256 << 10).spawn(
+            move || {
+                let result = write_checkpoint(&*disk, &dir, sequence, &contents, &cancelled);
+                if let Some(notice) = notice {
+                    notice(result.as_ref().map(|_| ()).map_err(ToString::to_string));
+                }
+                result
+            },
+        );
+        match thread {
+            Ok(thread) => self.checkpointing = Some(Checkpointing { thread, cancel }),
+            Err(error) => tracing::warn!(%error, "the store could not start a thread for a checkpoint"),
+        }
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        let path = log_path(&self.dir, self.sequence + 1);
+        let salt = Salt::random();
+        let mut bytes = format::header(FileKind::Log, salt).to_vec();
+        if self.reserved > Revision(0) {
+            put_frame(&mut bytes, salt, |out| put_reserved(out, self.reserved));
+        }
+        let made = (|| {
+            let file = self.disk.open(&path, true)?;
+            file.write_all_at(&bytes, 0)?;
+            file.sync()?;
+            sync_dir(&self.dir)?;
+            Ok(file)
+        })();
+        match made {
+            Ok(file) => {
+                self.file = file;
+                self.salt = salt;
+                self.length = bytes.len() as u64;
+                self.sequence += 1;
+                Ok(())
+            }
+            Err(error) => {
+                // A file that was begun is the end of the chain for the next open: it must not stay behind while
+                // the old log goes on.
+                match std::fs::remove_file(&path) {
+                    Ok(()) => sync_dir(&self.dir)?,
+                    Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
+                    Err(stuck) => return Err(stuck),
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits for a checkpoint that is being written.
+    fn finish_checkpoint(&mut self) {
+        let Some(running) = self.checkpointing.take() else { return };
+        match running.thread.join() {
+            Ok(Ok(length)) => self.checkpoint_length = length,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the store could not write a checkpoint and keeps its logs");
+            }
+            Err(_) => tracing::error!("the thread that writes a checkpoint panicked; the logs are kept"),
+        }
+    }
 }
 
-/// Objects of the cluster, secrets among them: for the owner alone.
-fn private() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.mode(0o600);
-    options
+impl Drop for Log {
+    fn drop(&mut self) {
+        if let Some(running) = &self.checkpointing {
+            running.cancel.store(true, Ordering::Relaxed);
+        }
+        self.finish_checkpoint();
+    }
 }
 
-fn log_path(dir: &Path, base: Revision) -> PathBuf {
-    dir.join(format!("log-{:020}", base.0))
+/// Writes `checkpoint-<sequence>` and removes what it makes superfluous.
+pub(crate) fn write_checkpoint(
+    disk: &dyn Disk,
+    dir: &Path,
+    sequence: u64,
+    contents: &Contents,
+    cancel: &AtomicBool,
+) -> io::Result<u64> {
+    let temporary = dir.join("checkpoint.tmp");
+    let written = checkpoint::write(disk, &temporary, contents, cancel).and_then(|length| {
+        std::fs::rename(&temporary, checkpoint_path(dir, sequence))?;
+        sync_dir(dir)?;
+        Ok(length)
+    });
+    match written {
+        Ok(_) => remove_before(dir, sequence),
+        // What is left of it would only take room.
+        Err(_) => drop(std::fs::remove_file(&temporary)),
+    }
+    written
 }
 
-fn checkpoint_path(dir: &Path, base: Revision) -> PathBuf {
-    dir.join(format!("checkpoint-{:020}", base.0))
+/// Begins an empty log.
+pub(crate) fn start_log(path: &Path) -> io::Result<()> {
+    let file = RealDisk.open(path, true)?;
+    file.write_all_at(&format::header(FileKind::Log, Salt::random()), 0)?;
+    file.sync()
 }
 
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
+/// Takes the directory for this process.
+pub(crate) fn hold(dir: &Path) -> Result<Held, OpenError> {
+    let io = |source| OpenError::Io { path: dir.display().to_string(), source };
+    let lock = OpenOptions::new()
+        .mode(0o600)
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(dir.join("lock"))
+        .map_err(io)?;
+    let held = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+        if errno == nix::errno::Errno::EWOULDBLOCK {
+            OpenError::Held { path: dir.display().to_string() }
+        } else {
+            io(errno.into())
+        }
+    })?;
+    Ok(Held(held))
 }
 
-/// Removes what belongs to other checkpoints than `base`. Failing is harmless: the next open tries again.
-fn remove_others(dir: &Path, base: Revision) {
-    let keep = [log_path(dir, base), checkpoint_path(dir, base)];
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
-    for path in entries.flatten().map(|e| e.path()) {
-        let ours = path
-            .file_name()
-            .and_then(|n| n.to_str())
-            .is_some_and(|n| n.starts_with("log-") || n.starts_with("checkpoint"));
-        if ours && !keep.contains(&path) {
-            let _ = std::fs::remove_file(&path);
+pub(crate) fn log_path(dir: &Path, sequence: u64) -> PathBuf {
+    dir.join(format!("log-{sequence:012}"))
+}
+
+pub(crate) fn checkpoint_path(dir: &Path, sequence: u64) -> PathBuf {
+    dir.join(format!("checkpoint-{sequence:012}"))
+}
+
+/// The files of a directory that begin with `prefix` and end with a number.
+fn numbered(dir: &Path, prefix: &str) -> io::Result<Vec<u64>> {
+    let mut numbers = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        numbers
+            .extend(name.to_str().and_then(|n| n.strip_prefix(prefix)).and_then(|n| n.parse::<u64>().ok()));
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// Removes what a newer checkpoint made superfluous. Failing is harmless: the next open tries again.
+fn remove_before(dir: &Path, sequence: u64) {
+    let _ = std::fs::remove_file(dir.join("checkpoint.tmp"));
+    for (prefix, path) in [("checkpoint-", checkpoint_path as fn(&Path, u64) -> PathBuf), ("log-", log_path)]
+    {
+        for old in numbered(dir, prefix).unwrap_or_default().into_iter().filter(|n| *n < sequence) {
+            let _ = std::fs::remove_file(path(dir, old));
         }
     }
 }

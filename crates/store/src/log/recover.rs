@@ -1,14 +1,16 @@
-//! Reading back what is on disk.
+//! Reading back what is on disk. Changes nothing, so it also serves to look at a store another process holds.
 
-use super::format::{self, FRAME_HEADER, FileKind, HEADER, Record};
-use super::{CorruptError, checkpoint_path, log_path};
-use crate::entry::{Entry, Lease, LeaseId, Revision};
-use crate::history::Change;
-use crate::replica::{Map, Snapshot};
+use super::format::{self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Item, LeaseRecord, Record, Salt};
+use super::{CorruptError, checkpoint_path, log_path, numbered};
+use crate::entry::{Entry, Key, Revision};
+use crate::history::{Change, History, HistoryLimits};
+use crate::leases::Leases;
+use crate::replica::Map;
 use crate::store::OpenError;
 use crate::txn::Op;
 use bytes::{Buf, Bytes};
-use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,133 +19,265 @@ use std::sync::Arc;
 pub(crate) struct Recovered {
     pub map: Map,
     pub revision: Revision,
-    pub leases: BTreeMap<LeaseId, Lease>,
-    /// The revision of the checkpoint: history starts after it.
-    pub base: Revision,
-    pub changes: Vec<Change>,
+    pub leases: Leases,
+    pub history: History,
+    /// The chain of logs that was read.
+    pub first_log: u64,
+    pub last_log: u64,
+    /// Of the last log: its salt, and how long its intact part is.
+    pub salt: Salt,
     pub log_length: u64,
     pub checkpoint_length: u64,
+    /// Bytes of all logs.
+    pub logs_length: u64,
+    /// Bytes behind the last whole frame of the last log.
+    pub torn: u64,
 }
 
-impl Default for Recovered {
-    fn default() -> Self {
-        let Snapshot { map, revision } = Snapshot::empty();
+impl Recovered {
+    pub fn empty(limits: HistoryLimits) -> Self {
         Self {
-            map,
-            revision,
-            leases: BTreeMap::new(),
-            base: revision,
-            changes: Vec::new(),
+            map: Map::new(),
+            revision: Revision(0),
+            leases: Leases::default(),
+            history: History::new(limits, Revision(0)),
+            first_log: 0,
+            last_log: 0,
+            salt: Salt::random(),
             log_length: 0,
             checkpoint_length: 0,
+            logs_length: 0,
+            torn: 0,
+        }
+    }
+
+    fn attach_all(&mut self) {
+        for (key, entry) in &self.map {
+            if entry.lease != crate::LeaseId::NONE {
+                self.leases.reattach(key, None, Some(entry));
+            }
         }
     }
 }
 
-/// Finds the newest checkpoint and replays the log that belongs to it.
-pub(crate) fn recover(dir: &Path) -> Result<Recovered, OpenError> {
+/// Finds the newest checkpoint and replays the logs that follow it.
+pub(crate) fn recover(dir: &Path, limits: HistoryLimits) -> Result<Recovered, OpenError> {
     let io = |source| OpenError::Io { path: dir.display().to_string(), source };
-    let mut bases: Vec<u64> = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(io)? {
-        let name = entry.map_err(io)?.file_name();
-        if let Some(base) = name.to_str().and_then(|n| n.strip_prefix("checkpoint-")) {
-            bases.extend(base.parse::<u64>().ok());
+    let mut recovered = Recovered::empty(limits);
+    if let Some(newest) = numbered(dir, "checkpoint-").map_err(io)?.pop() {
+        read_checkpoint(&checkpoint_path(dir, newest), &mut recovered)?;
+        recovered.first_log = newest;
+        recovered.history = History::new(limits, recovered.revision);
+    }
+    let first = recovered.first_log;
+    let logs: Vec<u64> = numbered(dir, "log-").map_err(io)?.into_iter().filter(|n| *n >= first).collect();
+    let has_checkpoint = recovered.checkpoint_length > 0;
+    let last = logs.last().copied();
+    recovered.last_log = last.unwrap_or(first);
+    let mut reserved = Revision(0);
+    // The chain has no holes: a missing part would silently undo what it held.
+    for (expected, found) in (first..).zip(&logs) {
+        if expected != *found {
+            let problem = format!("the log is missing, although {} exists", log_path(dir, *found).display());
+            return Err(corrupt(&log_path(dir, expected), 0, problem).into());
         }
+        replay(&log_path(dir, *found), Some(*found) == last, &mut recovered, &mut reserved)?;
     }
-    let mut recovered = Recovered::default();
-    if let Some(base) = bases.into_iter().max() {
-        read_checkpoint(&checkpoint_path(dir, Revision(base)), &mut recovered)?;
+    if has_checkpoint && logs.is_empty() {
+        let problem = "the log that follows the checkpoint is missing";
+        return Err(corrupt(&log_path(dir, first), 0, problem).into());
     }
-    replay(&log_path(dir, recovered.base), &mut recovered)?;
+    if reserved > recovered.revision {
+        // Readers may have seen changes up to here that did not reach the disk. Their revisions are not used
+        // again, and who has seen one has to list anew.
+        tracing::info!(
+            written = recovered.revision.0,
+            next = reserved.0 + 1,
+            "not closed cleanly: revisions of relaxed changes are skipped"
+        );
+        recovered.revision = reserved;
+        recovered.history.drop_through(reserved);
+    }
     Ok(recovered)
 }
 
-fn read(path: &Path) -> Result<Option<Bytes>, OpenError> {
-    match std::fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes.into())),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(OpenError::Io { path: path.display().to_string(), source }),
+/// Reads a file that is a checkpoint and nothing else: a snapshot.
+pub(crate) fn read_checkpoint_file(path: &Path) -> Result<Recovered, OpenError> {
+    let mut recovered = Recovered::empty(HistoryLimits::default());
+    read_checkpoint(path, &mut recovered)?;
+    Ok(recovered)
+}
+
+fn corrupt(path: &Path, offset: u64, problem: impl Into<String>) -> CorruptError {
+    CorruptError { path: path.to_owned(), offset, problem: problem.into() }
+}
+
+/// A file read frame by frame.
+struct Frames<'a> {
+    path: &'a Path,
+    file: BufReader<File>,
+    length: u64,
+    at: u64,
+    salt: Salt,
+}
+
+/// What comes next in a file.
+enum Next {
+    Frame(Bytes),
+    /// Not a whole, intact frame.
+    Broken,
+    End,
+}
+
+impl<'a> Frames<'a> {
+    /// None when the file is too short to have a header.
+    fn open(path: &'a Path, kind: FileKind) -> Result<Option<Self>, OpenError> {
+        let io = |source| OpenError::Io { path: path.display().to_string(), source };
+        let file = File::open(path).map_err(io)?;
+        let length = file.metadata().map_err(io)?.len();
+        if length < HEADER as u64 {
+            return Ok(None);
+        }
+        let mut file = BufReader::with_capacity(256 << 10, file);
+        let mut header = [0; HEADER];
+        file.read_exact(&mut header).map_err(io)?;
+        let salt = format::check_header(&header, kind).map_err(|p| corrupt(path, 0, p))?;
+        Ok(Some(Self { path, file, length, at: HEADER as u64, salt }))
+    }
+
+    fn io(&self, source: io::Error) -> OpenError {
+        OpenError::Io { path: self.path.display().to_string(), source }
+    }
+
+    fn next(&mut self) -> Result<Next, OpenError> {
+        let left = self.length - self.at;
+        if left == 0 {
+            return Ok(Next::End);
+        }
+        if left < FRAME_HEADER as u64 {
+            return Ok(Next::Broken);
+        }
+        let mut header = [0; FRAME_HEADER];
+        self.file.read_exact(&mut header).map_err(|e| self.io(e))?;
+        let Some(header) = FrameHeader::read(&header) else { return Ok(Next::Broken) };
+        if header.length as u64 > left - FRAME_HEADER as u64 {
+            return Ok(Next::Broken);
+        }
+        let mut payload = vec![0; header.length];
+        self.file.read_exact(&mut payload).map_err(|e| self.io(e))?;
+        if !header.fits(self.salt, &payload) {
+            return Ok(Next::Broken);
+        }
+        self.at += (FRAME_HEADER + header.length) as u64;
+        Ok(Next::Frame(payload.into()))
+    }
+
+    /// Whether an intact frame follows the broken one at the current place.
+    fn intact_frame_follows(&self) -> Result<bool, OpenError> {
+        let mut rest = vec![0; (self.length - self.at) as usize];
+        std::os::unix::fs::FileExt::read_exact_at(self.file.get_ref(), &mut rest, self.at)
+            .map_err(|e| self.io(e))?;
+        Ok(format::contains_frame(&rest[1..], self.salt))
     }
 }
 
-fn corrupt(path: &Path, offset: usize, problem: impl Into<String>) -> CorruptError {
-    CorruptError { path: path.to_owned(), offset: offset as u64, problem: problem.into() }
-}
-
 fn read_checkpoint(path: &Path, into: &mut Recovered) -> Result<(), OpenError> {
-    let bytes = read(path)?.unwrap_or_default();
-    format::check_header(&bytes, FileKind::Checkpoint).map_err(|p| corrupt(path, 0, p))?;
-    let mut at = HEADER;
-    let next = |at: &mut usize| -> Result<Bytes, CorruptError> {
-        let payload = format::frame(&bytes[*at..])
-            .ok_or_else(|| corrupt(path, *at, "a checkpoint ends early or its checksum does not match"))?;
-        let payload = bytes.slice_ref(payload);
-        *at += FRAME_HEADER + payload.len();
-        Ok(payload)
+    let Some(mut frames) = Frames::open(path, FileKind::Checkpoint)? else {
+        return Err(corrupt(path, 0, "the file is shorter than its header").into());
     };
-    let mut head = next(&mut at)?;
-    let malformed = |at: usize| corrupt(path, at, "a frame of a checkpoint does not read as one");
+    let malformed = |at| corrupt(path, at, "a frame of a checkpoint does not read as one");
+    let next = |frames: &mut Frames<'_>| -> Result<Bytes, OpenError> {
+        let at = frames.at;
+        match frames.next()? {
+            Next::Frame(bytes) => Ok(bytes),
+            Next::Broken => {
+                Err(corrupt(path, at, "a checkpoint ends early or its checksum does not match").into())
+            }
+            Next::End => Err(corrupt(path, at, "a checkpoint ends before all its entries").into()),
+        }
+    };
+    let mut head = next(&mut frames)?;
     let fields = (|| {
         let revision = head.try_get_u64_le().ok()?;
         let count = head.try_get_u64_le().ok()?;
         for _ in 0..head.try_get_u32_le().ok()? {
-            let lease = format::get_lease(&mut head)?;
-            into.leases.insert(lease.id, lease);
+            let (lease, ttl) = format::get_lease(&mut head)?;
+            into.leases.grant(lease, ttl);
         }
         Some((Revision(revision), count))
     })();
-    let (revision, count) = fields.ok_or_else(|| malformed(HEADER))?;
+    let (revision, count) = fields.ok_or_else(|| malformed(HEADER as u64))?;
     while (into.map.len() as u64) < count {
-        let start = at;
-        let mut frame = next(&mut at)?;
+        let start = frames.at;
+        let mut frame = next(&mut frames)?;
         while frame.has_remaining() {
             let (key, entry) = format::get_entry(&mut frame).ok_or_else(|| malformed(start))?;
             into.map.insert(key, Arc::new(entry));
         }
     }
+    if frames.at != frames.length {
+        return Err(corrupt(path, frames.at, "there is something behind the end of a checkpoint").into());
+    }
+    into.attach_all();
     into.revision = revision;
-    into.base = revision;
-    into.checkpoint_length = bytes.len() as u64;
+    into.checkpoint_length = frames.length;
     Ok(())
 }
 
-fn replay(path: &Path, into: &mut Recovered) -> Result<(), OpenError> {
-    let Some(bytes) = read(path)? else { return Ok(()) };
-    if bytes.len() < HEADER {
-        // Cut off while it was made: nothing in it was ever acknowledged.
-        return Ok(());
-    }
-    format::check_header(&bytes, FileKind::Log).map_err(|p| corrupt(path, 0, p))?;
-    let mut at = HEADER;
-    while at < bytes.len() {
-        let Some(payload) = format::frame(&bytes[at..]) else {
-            if format::contains_frame(&bytes[at + 1..]) {
-                return Err(corrupt(path, at, "the checksum of a batch does not match").into());
-            }
-            tracing::info!(
-                offset = at,
-                bytes = bytes.len() - at,
-                "the last write was cut off and had not been acknowledged: dropped"
-            );
-            break;
-        };
-        let mut payload = bytes.slice_ref(payload);
-        let length = payload.len();
-        while payload.has_remaining() {
-            let record = Record::get(&mut payload)
-                .ok_or_else(|| corrupt(path, at, "a record of the log does not read as one"))?;
-            apply(record, into);
+fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision) -> Result<(), OpenError> {
+    let Some(mut frames) = Frames::open(path, FileKind::Log)? else {
+        if last {
+            // Cut off while it was made: nothing in it was ever acknowledged.
+            into.log_length = 0;
+            into.salt = Salt::random();
+            return Ok(());
         }
-        at += FRAME_HEADER + length;
+        return Err(corrupt(path, 0, "the file is shorter than its header").into());
+    };
+    loop {
+        match frames.next()? {
+            Next::Frame(mut payload) => {
+                while payload.has_remaining() {
+                    match Item::get(&mut payload) {
+                        Some(Item::Record(record)) => apply(record, into),
+                        Some(Item::Reserved(revision)) => *reserved = revision,
+                        None => {
+                            return Err(
+                                corrupt(path, frames.at, "a record of the log does not read as one").into()
+                            );
+                        }
+                    }
+                }
+            }
+            Next::End => break,
+            // Only the last log can have been cut off: it was whole and durable before the next was begun.
+            Next::Broken if !last || frames.intact_frame_follows()? => {
+                return Err(corrupt(path, frames.at, "the checksum of a batch does not match").into());
+            }
+            Next::Broken => {
+                into.torn = frames.length - frames.at;
+                tracing::info!(
+                    file = %path.display(),
+                    offset = frames.at,
+                    bytes = into.torn,
+                    "the last write was cut off and had not been acknowledged: dropped"
+                );
+                break;
+            }
+        }
     }
-    into.log_length = at as u64;
+    into.log_length = frames.at;
+    into.logs_length += frames.at;
+    into.salt = frames.salt;
     Ok(())
 }
 
 fn apply(record: Record, into: &mut Recovered) {
     let revision = record.revision;
     for op in record.ops {
-        let key = op.key().clone();
+        // A key that exists keeps its allocation: the one read from the log would be a second copy.
+        let known: Option<Key> = into.map.get_key_value(op.key().as_bytes()).map(|(k, _)| k.clone());
+        let key = known.unwrap_or_else(|| op.key().clone());
         let previous = into.map.get(key.as_bytes()).cloned();
         let entry = match op {
             Op::Put { value, lease, .. } => Some(Arc::new(Entry {
@@ -155,17 +289,18 @@ fn apply(record: Record, into: &mut Recovered) {
             })),
             Op::Delete { .. } => None,
         };
+        into.leases.reattach(&key, previous.as_ref(), entry.as_ref());
         match &entry {
             Some(entry) => into.map.insert(key.clone(), Arc::clone(entry)),
             None => into.map.remove(key.as_bytes()),
         };
-        into.changes.push(Change { revision, key, entry, previous });
+        into.history.push(Change { revision, key, entry, previous });
     }
-    if let Some(lease) = record.granted {
-        into.leases.insert(lease.id, lease);
-    }
-    if let Some(id) = record.revoked {
-        into.leases.remove(&id);
+    for lease in record.leases {
+        match lease {
+            LeaseRecord::Granted { lease, ttl } => into.leases.grant(lease, ttl),
+            LeaseRecord::Revoked(id) => into.leases.revoke(id),
+        }
     }
     into.revision = into.revision.max(revision);
 }

@@ -1,5 +1,6 @@
 use super::*;
-use crate::txn::Compare;
+use crate::entry::Key;
+use crate::txn::{Compare, Op};
 use bytes::Bytes;
 
 fn put(key: &str, value: &str) -> Txn {
@@ -11,7 +12,7 @@ fn value(snapshot: &Snapshot, key: &str) -> Option<String> {
 }
 
 fn small() -> LogOptions {
-    LogOptions { min_log: 4096, max_ratio: 2 }
+    LogOptions { min_log: 4096, ..LogOptions::default() }
 }
 
 fn open(dir: &Path) -> Store {
@@ -87,7 +88,7 @@ async fn a_watch_sees_its_prefix_in_order_from_where_it_asked() {
 
 #[tokio::test]
 async fn a_watch_that_is_too_slow_is_told() {
-    let store = Store::start(log::Recovered::default(), None, HistoryLimits { changes: 2, bytes: 1 << 20 });
+    let store = Store::memory_with(HistoryLimits { changes: 2, ..HistoryLimits::default() });
     let mut watch = store.watch(b"", Revision(0)).unwrap();
     for _ in 0..4 {
         store.commit(put("a", "x")).await.unwrap();
@@ -142,7 +143,7 @@ async fn a_torn_tail_is_dropped_and_damage_is_reported() {
         store.commit(put("a", v)).await.unwrap();
     }
     drop(store);
-    let log = dir.path().join(format!("log-{:020}", 0));
+    let log = dir.path().join("log-000000000000");
     let whole = std::fs::read(&log).unwrap();
 
     std::fs::write(&log, &whole[..whole.len() - 3]).unwrap();

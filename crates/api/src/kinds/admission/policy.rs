@@ -16,8 +16,7 @@ use std::collections::HashSet;
 
 const AUDIT_ANNOTATIONS_MAX: usize = 20;
 const VALUE_EXPRESSION_MAX: usize = 5 * 1024;
-const NOTHING_TO_CHECK: &str =
-    "validations or auditAnnotations must be non-empty; at least one item is required";
+const NOTHING_TO_CHECK: &str = "validations or auditAnnotations must contain at least one item";
 
 pub(in crate::kinds) struct Policies {
     pub mutating: bool,
@@ -38,10 +37,6 @@ impl Strategy for Policies {
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

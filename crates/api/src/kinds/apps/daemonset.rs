@@ -108,6 +108,10 @@ impl Strategy for DaemonSets {
         errors
     }
 
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        workload::template_warnings(&object["spec"]["template"], "spec.template")
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec"]
     }

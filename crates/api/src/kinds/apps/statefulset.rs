@@ -128,7 +128,7 @@ impl Strategy for StatefulSets {
 
     fn warnings(&self, object: &Value) -> Vec<String> {
         let spec = &object["spec"];
-        let mut warnings = Vec::new();
+        let mut warnings = workload::template_warnings(&spec["template"], "spec.template");
         if spec["revisionHistoryLimit"].as_i64().is_some_and(|limit| limit < 0) {
             warnings.push(
                 "spec.revisionHistoryLimit: a negative value retains all historical revisions; a value >= 0 is \

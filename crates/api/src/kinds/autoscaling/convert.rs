@@ -1,6 +1,6 @@
 //! Between the versions of the autoscaler. What the older one has no fields for it carries in annotations.
 
-use crate::kinds::access::{ensure_object, list, map, object, present, remove, text};
+use crate::kinds::access::{ensure_object, object, present, remove, text};
 use crate::kinds::go;
 use serde_json::{Map, Value, json};
 
@@ -224,6 +224,7 @@ fn metric_to_v1(metric: &Value, part: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::access::{list, map};
 
     fn v2(spec: Value, status: Value) -> Value {
         json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "x"},

@@ -44,7 +44,7 @@ impl Strategy for CronJobs {
         let mut errors = Vec::new();
         let name = crate::meta::name(object);
         let (spec, path) = (&object["spec"], Path::new("spec"));
-        errors.extend(validate_schedule(spec, &path.child("schedule")));
+        errors.extend(validate_schedule(spec, false, &path.child("schedule")));
         errors.extend(not_negative(spec, "startingDeadlineSeconds", &path));
         errors.extend(validate_time_zone(spec, &path.child("timeZone")));
         errors.extend(one_of(spec, "concurrencyPolicy", &path, &["Allow", "Forbid", "Replace"]));
@@ -61,15 +61,21 @@ impl Strategy for CronJobs {
         errors
     }
 
-    /// The length of a name that is stored already is not held against it.
-    fn validate_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+    /// What is stored already is not held against an object: a long name, a zone in its schedule.
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let mut errors = self.validate(new);
         errors.retain(|e| e.path != Path::new("metadata").child("name"));
+        if text(&old["spec"], "schedule").contains("TZ") {
+            let path = Path::new("spec").child("schedule");
+            errors.retain(|e| e.path != path);
+            errors.extend(validate_schedule(&new["spec"], true, &path));
+        }
         errors
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let template = &object["spec"]["jobTemplate"]["spec"]["template"];
+        let mut warnings = workload::template_warnings(template, "spec.jobTemplate.spec.template");
         if text(&object["spec"], "schedule").contains("TZ") {
             warnings.push(
                 "CRON_TZ or TZ used in spec.schedule is not officially supported, see \
@@ -126,7 +132,7 @@ impl Strategy for CronJobs {
     }
 }
 
-fn validate_schedule(spec: &Value, path: &Path) -> FieldErrors {
+fn validate_schedule(spec: &Value, may_name_zone: bool, path: &Path) -> FieldErrors {
     let schedule = text(spec, "schedule");
     if schedule.is_empty() {
         return vec![FieldError::required(path, "")];
@@ -136,10 +142,10 @@ fn validate_schedule(spec: &Value, path: &Path) -> FieldErrors {
         errors.push(FieldError::invalid(path, schedule, problem));
     }
     if schedule.contains("TZ") {
-        let why = if present(spec, "timeZone") {
-            "cannot use both timeZone field and TZ or CRON_TZ in schedule"
-        } else {
-            "cannot use TZ or CRON_TZ in schedule, use timeZone field instead"
+        let why = match (may_name_zone, present(spec, "timeZone")) {
+            (false, _) => "cannot use TZ or CRON_TZ in schedule, use timeZone field instead",
+            (true, true) => "cannot use both timeZone field and TZ or CRON_TZ in schedule",
+            (true, false) => return errors,
         };
         errors.push(FieldError::invalid(path, schedule, why));
     }
@@ -154,6 +160,8 @@ fn validate_time_zone(spec: &Value, path: &Path) -> Option<FieldError> {
     let plain = |part: &str| {
         !part.is_empty()
             && part.len() <= 14
+            && !matches!(part, "." | "..")
+            && !part.starts_with('-')
             && part.chars().all(|c| c.is_ascii_alphanumeric() || "._+-".contains(c))
     };
     if !zone.split('/').all(plain) {

@@ -1,15 +1,16 @@
 //! Jobs.
 
 use super::job_rules::validate_job_spec;
+use super::job_status;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    clear_status, default_field, default_text, ensure_object, flag, int, keep, list, list_mut, map,
-    object_mut, present, text,
+    clear_status, default_field, default_text, ensure_object, flag, int, keep, list_mut, map, object_mut,
+    present, text,
 };
-use crate::kinds::check::{IMMUTABLE, immutable, not_negative};
+use crate::kinds::check::{IMMUTABLE, immutable};
 use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::{cell, go, workload};
-use crate::meta_validation::dns1123_label;
+use crate::meta_validation::{dns1123_label, validate_labels};
 use crate::resource::{Column, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
 use crate::table::duration;
@@ -37,7 +38,11 @@ impl Strategy for Jobs {
         let replacement = if present(spec, "podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
         default_field(spec, "podReplacementPolicy", replacement);
         let labels = object.pointer("/spec/template/metadata/labels").cloned();
-        if let Some(labels) = labels.filter(|l| l.as_object().is_some_and(|m| !m.is_empty()))
+        // What is wrong with the template's labels is said there, once.
+        let usable = |l: &Value| {
+            l.as_object().is_some_and(|m| !m.is_empty()) && validate_labels(l, &Path::default()).is_empty()
+        };
+        if let Some(labels) = labels.filter(usable)
             && map(&object["metadata"], "labels").is_none_or(Map::is_empty)
         {
             ensure_object(object, "metadata")["labels"] = labels;
@@ -68,11 +73,11 @@ impl Strategy for Jobs {
         if text(spec, "completionMode") == "Indexed" && int(spec, "completions") > 0 {
             let name = crate::meta::name(object);
             let hostname = format!("{name}-{}", int(spec, "completions") - 1);
-            for problem in dns1123_label(&hostname) {
+            if !dns1123_label(&hostname).is_empty() {
                 errors.push(FieldError::invalid(
                     &Path::new("metadata").child("name"),
                     name,
-                    format!("will not able to create pod with invalid DNS label: {hostname}: {problem}"),
+                    format!("will not able to create pod with invalid DNS label: {hostname}"),
                 ));
             }
         }
@@ -106,7 +111,11 @@ impl Strategy for Jobs {
     }
 
     fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        validate_status(new, old)
+        job_status::validate(new, old)
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        workload::template_warnings(&object["spec"]["template"], "spec.template")
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {
@@ -318,90 +327,4 @@ fn with_scheduling_of(old: &Value, new: &Value, spec: &Value, job: &Value) -> Va
         }
     }
     template
-}
-
-fn validate_status(new: &Value, old: &Value) -> FieldErrors {
-    let path = Path::new("status");
-    let (is, was) = (&new["status"], &old["status"]);
-    let mut errors: FieldErrors = ["active", "succeeded", "failed", "ready", "terminating"]
-        .iter()
-        .filter_map(|key| not_negative(is, key, &path))
-        .collect();
-    if int(is, "ready") > int(is, "active") {
-        errors.push(FieldError::invalid(
-            &path.child("ready"),
-            int(is, "ready"),
-            "cannot set more ready pods than active",
-        ));
-    }
-    for kind in ["Failed", "Complete", "FailureTarget", "SuccessCriteriaMet"] {
-        if cell::has_condition(was, kind) && !cell::has_condition(is, kind) {
-            let what = if kind.ends_with("Target") || kind.ends_with("Met") { "" } else { "terminal " };
-            errors.push(
-                FieldError::invalid(
-                    &path.child("conditions"),
-                    Value::Null,
-                    format!("cannot disable the {what}{kind}=True condition"),
-                )
-                .rendered_as(""),
-            );
-        }
-    }
-    for key in ["failed", "succeeded"] {
-        if int(is, key) < int(was, key) {
-            errors.push(FieldError::invalid(
-                &path.child(key),
-                int(is, key),
-                format!("cannot decrease the {key} counter"),
-            ));
-        }
-    }
-    let time = |status: &Value, key: &str| status.get(key).filter(|t| !t.is_null()).cloned();
-    if !flag(&new["spec"], "suspend")
-        && time(was, "startTime").is_some()
-        && time(is, "startTime") != time(was, "startTime")
-    {
-        errors.push(FieldError::invalid(
-            &path.child("startTime"),
-            is["startTime"].clone(),
-            "field is immutable for unsuspended job once set",
-        ));
-    }
-    let complete = cell::has_condition(is, "Complete");
-    match (time(is, "completionTime"), time(was, "completionTime")) {
-        (Some(now), Some(before)) if now != before => {
-            errors.push(FieldError::invalid(&path.child("completionTime"), now, "field cannot be mutated"))
-        }
-        (Some(now), None) if !complete => errors.push(FieldError::invalid(
-            &path.child("completionTime"),
-            now,
-            "cannot set completionTime when there is no Complete=True condition",
-        )),
-        (None, _) if complete => errors.push(FieldError::required(
-            &path.child("completionTime"),
-            "completionTime is required for Complete jobs",
-        )),
-        _ => {}
-    }
-    if complete && cell::has_condition(is, "Failed") {
-        errors.push(
-            FieldError::invalid(
-                &path.child("conditions"),
-                Value::Null,
-                "cannot set Complete=True and Failed=True conditions",
-            )
-            .rendered_as(""),
-        );
-    }
-    if list(is, "conditions").iter().any(|c| matches!(text(c, "type"), "Complete" | "Failed"))
-        && (complete || cell::has_condition(is, "Failed"))
-        && int(is, "active") > 0
-    {
-        errors.push(FieldError::invalid(
-            &path.child("active"),
-            int(is, "active"),
-            "active>0 is invalid for finished job",
-        ));
-    }
-    errors
 }

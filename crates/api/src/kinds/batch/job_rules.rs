@@ -83,7 +83,7 @@ fn validate_restart_policy(spec: &Value, path: &Path) -> Option<FieldError> {
 
 fn validate_completion_mode(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    let Some(mode) = spec["completionMode"].as_str() else { return errors };
+    let mode = spec["completionMode"].as_str().unwrap_or("NonIndexed");
     let number = |key: &str| spec[key].as_i64();
     let mut complain = |key: &str, value: i64, why: String| {
         errors.push(FieldError::invalid(&path.child(key), value, why));
@@ -334,7 +334,7 @@ fn validate_success_policy(policy: &Value, spec: &Value, path: &Path) -> FieldEr
 }
 
 /// How many indexes a text like `1,3-5` names: in order, apart from each other, below the completions.
-fn count_indexes(indexes: &str, completions: i64) -> Result<i64, String> {
+pub(super) fn count_indexes(indexes: &str, completions: i64) -> Result<i64, String> {
     if indexes.is_empty() {
         return Ok(0);
     }

@@ -89,7 +89,7 @@ fn validate_name(kind: &str, name: &str, path: &Path) -> FieldErrors {
 
 fn validate_item(item: &Value, kind: &str, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    let mut names = |key: &str, errors: &mut FieldErrors| {
+    let names = |key: &str, errors: &mut FieldErrors| {
         for name in map(item, key).into_iter().flat_map(Map::keys) {
             errors.extend(validate_name(kind, name, &path.child(key).key(name)));
         }

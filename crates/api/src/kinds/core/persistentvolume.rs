@@ -208,8 +208,32 @@ impl Strategy for PersistentVolumes {
     }
 }
 
-/// Validates the specification of a volume, also where a VolumeAttachment carries one of its own.
-pub(in crate::kinds) fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
+/// Validates the specification of a volume a VolumeAttachment carries itself: a CSI source and little else.
+pub(in crate::kinds) fn validate_inline(spec: &Value, path: &Path) -> FieldErrors {
+    const NOT_INLINE: &str = "may not be specified in the context of inline volumes";
+    let mut errors = Vec::new();
+    for key in ["claimRef", "capacity", "persistentVolumeReclaimPolicy", "storageClassName", "nodeAffinity"] {
+        let set = !text(spec, key).is_empty() || spec[key].as_object().is_some_and(|o| !o.is_empty());
+        if set {
+            errors.push(FieldError::forbidden(&path.child(key), NOT_INLINE));
+        }
+    }
+    if !spec["csi"].is_object() {
+        errors.push(FieldError::required(
+            &path.child("csi"),
+            "has to be specified in the context of inline volumes",
+        ));
+    }
+    if list(spec, "accessModes").is_empty() {
+        errors.push(FieldError::required(&path.child("accessModes"), ""));
+    }
+    errors.extend(validate_access_modes(spec, path));
+    errors.extend(validate_one_source(spec, false, path));
+    errors.extend(validate_volume_mode(spec, path));
+    errors
+}
+
+fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     if list(spec, "accessModes").is_empty() {
         errors.push(FieldError::required(&path.child("accessModes"), ""));

@@ -36,12 +36,18 @@ impl Strategy for PersistentVolumeClaims {
 
     fn prepare_create(&self, object: &mut Value) {
         object["status"] = json!({"phase": "Pending"});
-        copy_data_source(ensure_object(object, "spec"));
+        let spec = ensure_object(object, "spec");
+        drop_unknown_source(spec);
+        copy_data_source(spec);
     }
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
-        copy_data_source(ensure_object(new, "spec"));
+        let spec = ensure_object(new, "spec");
+        if !present(&old["spec"], "dataSource") {
+            drop_unknown_source(spec);
+        }
+        copy_data_source(spec);
     }
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
@@ -155,6 +161,19 @@ pub(in crate::kinds) fn default_claim_spec(spec: &mut Value) {
         if let Some(amounts) = ensure_object(spec, "resources").get_mut(kind) {
             default_resource_list(amounts);
         }
+    }
+}
+
+/// The older field knows two kinds of sources; others are ignored, as they always were.
+fn drop_unknown_source(spec: &mut Value) {
+    let known = object(spec, "dataSource").is_none_or(|source| {
+        matches!(
+            (text(source, "apiGroup"), text(source, "kind")),
+            ("", "PersistentVolumeClaim") | ("snapshot.storage.k8s.io", "VolumeSnapshot")
+        )
+    });
+    if !known {
+        crate::kinds::access::remove(spec, "dataSource");
     }
 }
 

@@ -20,6 +20,10 @@ impl Strategy for PodTemplates {
         workload::validate_pod_template(&object["template"], &Path::new("template"))
     }
 
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        workload::template_warnings(&object["template"], "template")
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["template"]
     }

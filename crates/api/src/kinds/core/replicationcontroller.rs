@@ -79,6 +79,10 @@ impl Strategy for ReplicationControllers {
         long_name(name)
     }
 
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        workload::template_warnings(&object["spec"]["template"], "spec.template")
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec"]
     }

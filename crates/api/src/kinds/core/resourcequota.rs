@@ -89,6 +89,10 @@ impl Strategy for ResourceQuotas {
         }
         vec![cell::name(object), requests.join(", ").into(), limits.join(", ").into(), cell::age(object, now)]
     }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
 }
 
 fn validate_amounts(parent: &Value, key: &str, path: &Path) -> FieldErrors {

@@ -29,10 +29,6 @@ impl Strategy for ResourceClaims {
         keep(new, old, "status");
     }
 
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
-    }
-
     fn validate(&self, object: &Value) -> FieldErrors {
         validate_claim(&object["spec"], &Path::new("spec"))
     }

@@ -45,10 +45,6 @@ impl Strategy for PriorityLevels {
         keep(new, old, "status");
     }
 
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
-    }
-
     fn validate(&self, object: &Value) -> FieldErrors {
         let (spec, path) = (&object["spec"], Path::new("spec"));
         let kind = text(spec, "type");

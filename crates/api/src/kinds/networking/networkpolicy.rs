@@ -95,9 +95,10 @@ fn validate_port(entry: &Value, path: &Path) -> FieldErrors {
             let mut found: FieldErrors = port(number, &path.child("port")).into_iter().collect();
             if let Some(end) = end {
                 if end < number {
+                    // As upstream: what is shown is the port.
                     found.push(FieldError::invalid(
                         &end_path,
-                        end,
+                        number,
                         "must be greater than or equal to `port`",
                     ));
                 }
@@ -136,7 +137,7 @@ fn validate_block(block: &Value, path: &Path) -> FieldErrors {
         "" => return vec![FieldError::required(&path.child("cidr"), "")],
         value => match cidr(value, &path.child("cidr")) {
             Ok(range) => range,
-            Err(error) => return vec![error],
+            Err(errors) => return errors,
         },
     };
     let mut errors = Vec::new();
@@ -148,7 +149,7 @@ fn validate_block(block: &Value, path: &Path) -> FieldErrors {
                 errors.push(FieldError::invalid(&path, except, "must be a strict subset of `cidr`"));
             }
             Ok(_) => {}
-            Err(error) => errors.push(error),
+            Err(found) => errors.extend(found),
         }
     }
     errors

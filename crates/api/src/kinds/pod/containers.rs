@@ -19,6 +19,71 @@ pub(super) struct Context<'a> {
     pub host_users: bool,
 }
 
+impl<'a> Context<'a> {
+    /// What the containers of a specification are checked against.
+    pub(super) fn of(spec: &'a Value) -> Self {
+        let names =
+            |key: &str| list(spec, key).iter().map(|v| text(v, "name")).filter(|n| !n.is_empty()).collect();
+        Self {
+            volumes: names("volumes"),
+            claims: names("resourceClaims"),
+            host_users: spec["hostUsers"].as_bool().unwrap_or(true),
+        }
+    }
+}
+
+/// Containers that join a running pod to debug it: less may be said about them.
+pub(super) fn validate_ephemeral_containers(
+    containers: &[Value],
+    spec: &Value,
+    context: &Context,
+    path: &Path,
+) -> FieldErrors {
+    const WITHOUT: [&str; 6] =
+        ["ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "resizePolicy"];
+    let mut errors = Vec::new();
+    let others: HashSet<&str> = ["containers", "initContainers"]
+        .iter()
+        .flat_map(|k| list(spec, k))
+        .map(|c| text(c, "name"))
+        .collect();
+    let mut names = others.clone();
+    for (index, container) in containers.iter().enumerate() {
+        let path = path.index(index);
+        errors.extend(validate_common(container, context, &path));
+        let name = text(container, "name");
+        if !names.insert(name) {
+            errors.push(FieldError::duplicate(&path.child("name"), name));
+        }
+        let target = text(container, "targetContainerName");
+        if !target.is_empty() && !others.contains(target) {
+            errors.push(FieldError::not_found(&path.child("targetContainerName"), target));
+        }
+        let mut without = |key: &str| {
+            errors.push(FieldError::forbidden(&path.child(key), "cannot be set for an Ephemeral Container"));
+        };
+        for key in WITHOUT {
+            if present(container, key) {
+                without(key);
+            }
+        }
+        if container["resources"].as_object().is_some_and(|r| !r.is_empty()) {
+            without("resources");
+        }
+        for (index, mount) in list(container, "volumeMounts").iter().enumerate() {
+            for key in ["subPath", "subPathExpr"] {
+                if !text(mount, key).is_empty() {
+                    errors.push(FieldError::forbidden(
+                        &path.child("volumeMounts").index(index).child(key),
+                        "cannot be set for an Ephemeral Container",
+                    ));
+                }
+            }
+        }
+    }
+    errors
+}
+
 pub(super) fn validate_containers(containers: &[Value], context: &Context, path: &Path) -> FieldErrors {
     if containers.is_empty() {
         return vec![FieldError::required(path, "")];

@@ -8,11 +8,14 @@ pub mod resources;
 mod scheduling;
 mod security;
 mod spec;
+mod subresource;
 mod update;
 mod volumes;
+mod warnings;
 
 pub use scheduling::{validate_node_selector, validate_taint_effect, validate_tolerations};
 pub use spec::validate_spec;
+pub use warnings::warnings;
 
 use super::access::{
     default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, text,
@@ -81,8 +84,16 @@ impl Strategy for Pods {
         update::validate_status_update(new, old)
     }
 
+    fn prepare_subresource_update(&self, subresource: &str, new: &mut Value, old: &Value) {
+        subresource::prepare(subresource, new, old);
+    }
+
+    fn validate_subresource_update(&self, subresource: &str, new: &Value, old: &Value) -> FieldErrors {
+        subresource::validate(subresource, new, old)
+    }
+
     fn warnings(&self, object: &Value) -> Vec<String> {
-        spec::warnings(&object["spec"], &Path::new("spec"))
+        warnings::warnings(&object["spec"], &Path::new("spec"))
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {

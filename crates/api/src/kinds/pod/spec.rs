@@ -1,13 +1,17 @@
 //! Validation of a pod's specification.
 
 use super::containers::{Context, validate_containers, validate_init_containers};
+use super::defaults::is_pod_level_resource;
+use super::resources::{
+    amounts, requests_of_containers, validate_container_resource_name, validate_resources,
+};
 use super::{scheduling, security, volumes};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{flag, int, list, map, present, text};
-use crate::kinds::check::{complaints, ip, one_of};
+use crate::kinds::access::{flag, int, list, present, text};
+use crate::kinds::check::{NOT_NEGATIVE, complaints, ip, one_of};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
-use crate::quantity::Quantity;
 use serde_json::Value;
+use std::collections::HashSet;
 
 /// Validates a pod that is to be created.
 pub fn validate_pod(pod: &Value) -> FieldErrors {
@@ -49,11 +53,7 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let volume_list = list(spec, "volumes");
     errors.extend(volumes::validate_volumes(volume_list, &path.child("volumes")));
-    let context = Context {
-        volumes: volume_list.iter().map(|v| text(v, "name")).filter(|n| !n.is_empty()).collect(),
-        claims: list(spec, "resourceClaims").iter().map(|c| text(c, "name")).collect(),
-        host_users: spec["hostUsers"].as_bool().unwrap_or(true),
-    };
+    let context = Context::of(spec);
     let containers = list(spec, "containers");
     errors.extend(validate_containers(containers, &context, &path.child("containers")));
     errors.extend(validate_init_containers(
@@ -86,6 +86,8 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         let path = path.child("readinessGates").index(index).child("conditionType");
         errors.extend(complaints(&path, kind, qualified_name(kind)));
     }
+    errors.extend(validate_resource_claims(list(spec, "resourceClaims"), &path.child("resourceClaims")));
+    errors.extend(validate_pod_resources(spec, path));
     errors.extend(scheduling::validate_gates(list(spec, "schedulingGates"), &path.child("schedulingGates")));
     errors.extend(scheduling::validate_spread(
         list(spec, "topologySpreadConstraints"),
@@ -118,6 +120,101 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     }
     if let Some(os) = spec.get("os").filter(|o| o.is_object()) {
         errors.extend(one_of(os, "name", &path.child("os"), &["linux", "windows"]));
+    }
+    errors
+}
+
+/// Claims a pod's containers may use, by the name the pod gives them.
+fn validate_resource_claims(claims: &[Value], path: &Path) -> FieldErrors {
+    const ONE: &str = "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`";
+    let mut errors = Vec::new();
+    let mut names = HashSet::new();
+    for (index, claim) in claims.iter().enumerate() {
+        let path = path.index(index);
+        let name = text(claim, "name");
+        if name.is_empty() {
+            errors.push(FieldError::required(&path.child("name"), ""));
+        } else {
+            if !names.insert(name) {
+                errors.push(FieldError::duplicate(&path.child("name"), name));
+            }
+            errors.extend(complaints(&path.child("name"), name, dns1123_label(name)));
+        }
+        let sources = ["resourceClaimName", "resourceClaimTemplateName"];
+        let given: Vec<&str> = sources.into_iter().filter(|key| present(claim, key)).collect();
+        match given.len() {
+            1 => {}
+            0 => errors.push(
+                FieldError::invalid(&path, claim.clone(), ONE)
+                    .rendered_as(crate::kinds::go::compact("PodResourceClaim", claim)),
+            ),
+            _ => errors.push(
+                FieldError::invalid(
+                    &path,
+                    claim.clone(),
+                    "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
+                )
+                .rendered_as(crate::kinds::go::compact("PodResourceClaim", claim)),
+            ),
+        }
+        for key in given {
+            let name = text(claim, key);
+            errors.extend(complaints(&path.child(key), name, dns1123_subdomain(name)));
+        }
+    }
+    errors
+}
+
+/// Overhead, and what the pod asks for as a whole: not less than its containers together.
+fn validate_pod_resources(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for (name, amount) in amounts(spec, "overhead") {
+        let path = path.child("overhead").child("limits").key(&name);
+        errors.extend(validate_container_resource_name(&name, &path));
+        if amount.is_negative() {
+            errors.push(FieldError::invalid(&path, amount.to_string(), NOT_NEGATIVE));
+        }
+    }
+    let Some(whole) = spec.get("resources").filter(|r| r.is_object()) else { return errors };
+    let path = path.child("resources");
+    errors.extend(validate_resources(whole, &HashSet::new(), &path));
+    for kind in ["limits", "requests"] {
+        for (name, _) in amounts(whole, kind) {
+            if !is_pod_level_resource(&name) {
+                errors.push(FieldError::not_supported(
+                    &path.child(kind).key(&name),
+                    name.as_str(),
+                    &["cpu", "hugepages-", "memory"],
+                ));
+            }
+        }
+    }
+    let requested = amounts(whole, "requests");
+    for (name, total) in requests_of_containers(spec) {
+        if let Some(amount) = requested.get(&name).filter(|a| **a < total) {
+            errors.push(FieldError::invalid(
+                &path.child("requests").key(&name),
+                amount.to_string(),
+                format!("must be greater than or equal to aggregate container requests of {total}"),
+            ));
+        }
+    }
+    let limited = amounts(whole, "limits");
+    for (index, container) in list(spec, "containers").iter().enumerate() {
+        for (name, amount) in amounts(&container["resources"], "limits") {
+            if let Some(limit) = limited.get(&name).filter(|l| amount > **l) {
+                errors.push(FieldError::invalid(
+                    &Path::new("spec")
+                        .child("containers")
+                        .index(index)
+                        .child("resources")
+                        .child("limits")
+                        .key(&name),
+                    amount.to_string(),
+                    format!("must be less than or equal to pod limits of {limit}"),
+                ));
+            }
+        }
     }
     errors
 }
@@ -245,41 +342,4 @@ fn validate_dns_config(spec: &Value, path: &Path) -> FieldErrors {
         }
     }
     errors
-}
-
-/// Warnings about a valid specification.
-pub fn warnings(spec: &Value, path: &Path) -> Vec<String> {
-    let mut warnings = Vec::new();
-    for kind in ["initContainers", "containers"] {
-        for (index, container) in list(spec, kind).iter().enumerate() {
-            let path = path.child(kind).index(index);
-            for amounts in ["limits", "requests"] {
-                for (name, amount) in map(&container["resources"], amounts).into_iter().flatten() {
-                    let fractional = amount
-                        .as_str()
-                        .and_then(|a| Quantity::parse(a).ok())
-                        .is_some_and(|q| !q.is_integer());
-                    if matches!(name.as_str(), "memory" | "ephemeral-storage") && fractional {
-                        let place = path.child("resources").child(amounts).key(name);
-                        warnings.push(format!(
-                            "{place}: fractional byte value {amount} is invalid, must be an integer"
-                        ));
-                    }
-                }
-            }
-            for (index, port) in list(container, "ports").iter().enumerate() {
-                if int(port, "hostPort") == 0 && !text(port, "hostIP").is_empty() {
-                    warnings.push(format!(
-                        "{}: hostIP set without hostPort: {{Name:{} HostPort:0 ContainerPort:{} Protocol:{} HostIP:{}}}",
-                        path.child("ports").index(index),
-                        text(port, "name"),
-                        int(port, "containerPort"),
-                        text(port, "protocol"),
-                        text(port, "hostIP"),
-                    ));
-                }
-            }
-        }
-    }
-    warnings
 }

@@ -182,14 +182,14 @@ fn grace_periods() {
         (&running, None, graceful(30)),
         (&running, Some(5), graceful(5)),
         (&running, Some(90), graceful(90)),
-        (&running, Some(0), Deletion::Immediate),
+        (&running, Some(0), graceful(0)),
         (&running, Some(-1), graceful(1)),
-        (&unscheduled, Some(30), Deletion::Immediate),
-        (&finished, None, Deletion::Immediate),
+        (&unscheduled, Some(30), graceful(0)),
+        (&finished, None, graceful(0)),
         (&deleting, None, graceful(30)),
         (&deleting, Some(60), graceful(30)),
         (&deleting, Some(10), graceful(10)),
-        (&deleting, Some(0), Deletion::Immediate),
+        (&deleting, Some(0), graceful(0)),
     ] {
         assert_eq!(Pods.deletion(pod, requested), expected, "{pod} asked for {requested:?}");
     }

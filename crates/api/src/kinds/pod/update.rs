@@ -1,8 +1,9 @@
 //! What may change in a pod once it exists.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{int, keep, list, list_mut, map, text};
+use crate::kinds::access::{ensure_object, int, keep, list, list_mut, map, object, present, remove, text};
 use crate::kinds::check::{IMMUTABLE, complaints, ip};
+use crate::kinds::go;
 use crate::meta_validation::qualified_name;
 use serde_json::{Map, Value};
 
@@ -30,12 +31,13 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
     errors.extend(validate_tolerations(new, old, &path.child("tolerations")));
     errors.extend(validate_gates(new, old, &path.child("schedulingGates")));
 
-    let munged = with_changes_undone(new, old);
-    if munged != *old {
-        let changes = describe_changes(old, &munged);
+    errors.extend(validate_gated(new, old, &path));
+
+    let (was, is) = (go::pod_spec(old), go::pod_spec(&with_changes_undone(new, old)));
+    if was != is {
         errors.push(FieldError::forbidden(
             &path,
-            format!("pod updates may not change fields other than {UPDATABLE}\n{changes}"),
+            format!("pod updates may not change fields other than {UPDATABLE}\n{}", go::diff(&was, &is)),
         ));
     }
     errors
@@ -55,17 +57,77 @@ fn with_changes_undone(new: &Value, old: &Value) -> Value {
     if int(old, "terminationGracePeriodSeconds") < 0 && int(new, "terminationGracePeriodSeconds") == 1 {
         keep(&mut munged, old, "terminationGracePeriodSeconds");
     }
-    // A pod that is held back may still be narrowed to fewer nodes.
-    if !list(old, "schedulingGates").is_empty() {
-        let before = map(old, "nodeSelector");
-        let kept = |(key, value): (&String, &Value)| {
-            map(new, "nodeSelector").is_some_and(|m| m.get(key) == Some(value))
-        };
-        if before.into_iter().flatten().all(kept) {
-            keep(&mut munged, old, "nodeSelector");
-        }
+    if is_gated(old) {
+        keep(&mut munged, old, "nodeSelector");
+        undo_node_affinity(&mut munged, old);
     }
     munged
+}
+
+fn is_gated(spec: &Value) -> bool {
+    !list(spec, "schedulingGates").is_empty()
+}
+
+fn undo_node_affinity(munged: &mut Value, old: &Value) {
+    let before = object(&old["affinity"], "nodeAffinity");
+    if object(&munged["affinity"], "nodeAffinity") == before {
+        return;
+    }
+    match before {
+        Some(before) => ensure_object(munged, "affinity")["nodeAffinity"] = before.clone(),
+        None => {
+            let affinity = ensure_object(munged, "affinity");
+            remove(affinity, "nodeAffinity");
+            if affinity.as_object().is_some_and(Map::is_empty) && !present(old, "affinity") {
+                remove(munged, "affinity");
+            }
+        }
+    }
+}
+
+/// A pod that is held back may still be narrowed to fewer nodes.
+fn validate_gated(new: &Value, old: &Value, path: &Path) -> FieldErrors {
+    const TERMS: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+    let mut errors = Vec::new();
+    if !is_gated(old) {
+        return errors;
+    }
+    let kept =
+        |(key, value): (&String, &Value)| map(new, "nodeSelector").is_some_and(|m| m.get(key) == Some(value));
+    if !map(old, "nodeSelector").into_iter().flatten().all(kept) {
+        errors.push(FieldError::invalid(
+            &path.child("nodeSelector"),
+            new["nodeSelector"].clone(),
+            "additions only to spec.nodeSelector are allowed (no mutations or deletions)",
+        ));
+    }
+    let terms = |spec: &Value| list(&spec["affinity"]["nodeAffinity"][TERMS], "nodeSelectorTerms").to_vec();
+    let (is, was) = (terms(new), terms(old));
+    let path = path.child("affinity").child("nodeAffinity").child(TERMS).child("nodeSelectorTerms");
+    if !was.is_empty() && was.len() != is.len() {
+        errors.push(FieldError::invalid(
+            &path,
+            is,
+            "no additions/deletions to non-empty NodeSelectorTerms list are allowed",
+        ));
+        return errors;
+    }
+    for (index, (is, was)) in is.iter().zip(&was).enumerate() {
+        let extends = |key: &str| {
+            let (is, was) = (list(is, key), list(was, key));
+            is.len() >= was.len() && is[..was.len()] == *was
+        };
+        let empty = list(was, "matchExpressions").is_empty() && list(was, "matchFields").is_empty();
+        let grown = is != was;
+        if !(extends("matchExpressions") && extends("matchFields")) || (empty && grown) {
+            errors.push(FieldError::invalid(
+                &path.index(index),
+                is.clone(),
+                "only additions are allowed (no mutations or deletions)",
+            ));
+        }
+    }
+    errors
 }
 
 /// A deadline may be set, or brought forward.
@@ -113,33 +175,6 @@ fn validate_gates(new: &Value, old: &Value, path: &Path) -> FieldErrors {
             )
         })
         .collect()
-}
-
-/// The fields that differ, one line with what was and one with what should be.
-fn describe_changes(old: &Value, new: &Value) -> String {
-    fn walk(path: &Path, old: &Value, new: &Value, lines: &mut Vec<String>) {
-        match (old, new) {
-            _ if old == new => {}
-            (Value::Object(a), Value::Object(b)) => {
-                for key in a.keys().chain(b.keys().filter(|k| !a.contains_key(*k))) {
-                    let (a, b) = (a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null));
-                    walk(&path.child(key), a, b, lines);
-                }
-            }
-            (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
-                for (index, (a, b)) in a.iter().zip(b).enumerate() {
-                    walk(&path.index(index), a, b, lines);
-                }
-            }
-            _ => {
-                lines.push(format!("- \"{}\": {old}", path.as_str()));
-                lines.push(format!("+ \"{}\": {new}", path.as_str()));
-            }
-        }
-    }
-    let mut lines = Vec::new();
-    walk(&Path::new("spec"), old, new, &mut lines);
-    lines.join("\n") + "\n"
 }
 
 pub(super) fn validate_status_update(new: &Value, old: &Value) -> FieldErrors {

@@ -4,7 +4,8 @@ use super::{is_externally_accessible, is_headless};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, map, present, strings, text};
 use crate::kinds::check::{
-    PROTOCOLS, complaints, endpoint_address, ip, one_of, one_of_if_set, port, port_number_or_name,
+    Cidr, NOT_A_CIDR, PROTOCOLS, complaints, endpoint_address, ip, one_of, one_of_if_set, port,
+    port_number_or_name,
 };
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
 use serde_json::Value;
@@ -225,11 +226,11 @@ fn validate_balancer(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
     if !ranges.is_empty() {
         if kind == "LoadBalancer" {
             for (index, range) in ranges.iter().enumerate() {
-                if !is_cidr(range.trim()) {
+                if Cidr::parse(range.trim()).is_none() {
                     errors.push(FieldError::invalid(
                         &path.child("loadBalancerSourceRanges").index(index),
                         *range,
-                        "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+                        NOT_A_CIDR,
                     ));
                 }
             }
@@ -246,16 +247,6 @@ fn validate_balancer(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
         errors.extend(complaints(&path.child("loadBalancerClass"), class, qualified_name(class)));
     }
     errors
-}
-
-fn is_cidr(text: &str) -> bool {
-    let Some((address, length)) = text.split_once('/') else { return false };
-    let max = match address.parse::<IpAddr>() {
-        Ok(IpAddr::V4(_)) => 32,
-        Ok(IpAddr::V6(_)) => 128,
-        Err(_) => return false,
-    };
-    length.parse::<u8>().is_ok_and(|l| l <= max)
 }
 
 fn validate_traffic(spec: &Value, path: &Path) -> FieldErrors {

@@ -11,10 +11,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::HashSet;
 
-const NAME_MAX: usize = 63;
 const TOKEN_SECONDS_MIN: i64 = 600;
 const UPDATE_SECONDS_MIN: i64 = 10;
-const MODES: &[&str] = &["Ephemeral", "Persistent"];
+const MODES: &[&str] = &["Persistent", "Ephemeral"];
 
 pub(in crate::kinds) struct CsiDrivers;
 
@@ -35,10 +34,6 @@ impl Strategy for CsiDrivers {
     fn validate(&self, object: &Value) -> FieldErrors {
         let (spec, path) = (&object["spec"], Path::new("spec"));
         let mut errors = Vec::new();
-        let name = crate::meta::name(object);
-        if name.len() > NAME_MAX && name.len() <= 253 {
-            errors.push(FieldError::too_long(&Path::new("name"), NAME_MAX));
-        }
         for (key, shown) in [
             ("attachRequired", "attachedRequired"),
             ("podInfoOnMount", "podInfoOnMount"),
@@ -78,16 +73,17 @@ impl Strategy for CsiDrivers {
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let path = Path::new("spec");
         let (is, was) = (&new["spec"], &old["spec"]);
-        let mut errors: FieldErrors =
-            immutable(&is["attachRequired"], &was["attachRequired"], &path.child("attachedRequired"))
-                .into_iter()
-                .collect();
+        let mut errors = self.validate(new);
+        errors.extend(immutable(
+            &is["attachRequired"],
+            &was["attachRequired"],
+            &path.child("attachedRequired"),
+        ));
         errors.extend(immutable(
             &is["volumeLifecycleModes"],
             &was["volumeLifecycleModes"],
             &path.child("volumeLifecycleModes"),
         ));
-        errors.extend(validate_token_requests(list(is, "tokenRequests"), &path.child("tokenRequests")));
         errors
     }
 

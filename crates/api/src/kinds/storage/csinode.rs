@@ -1,11 +1,11 @@
 //! CSINodes: which drivers a node has.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{ensure_object, list, strings, text};
-use crate::kinds::cell;
-use crate::kinds::check::complaints;
+use crate::kinds::access::{ensure_object, list, remove, strings, text};
+use crate::kinds::check::{IMMUTABLE, complaints};
 use crate::kinds::row::{NAME, number, shown};
 use crate::kinds::volume_source::validate_driver_name;
+use crate::kinds::{cell, go};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, Strategy};
 use jiff::Timestamp;
@@ -44,10 +44,13 @@ impl Strategy for CsiNodes {
             }
             let keys = strings(driver, "topologyKeys");
             for (index, key) in keys.iter().enumerate() {
-                if keys[..index].contains(key) {
-                    errors.push(FieldError::duplicate(&path.child("topologyKeys"), *key));
+                if key.is_empty() {
+                    errors.push(FieldError::required(&path, ""));
                 }
-                errors.extend(complaints(&path.child("topologyKeys"), key, qualified_name(key)));
+                if keys[..index].contains(key) {
+                    errors.push(FieldError::duplicate(&path, *key));
+                }
+                errors.extend(complaints(&path, key, qualified_name(key)));
             }
         }
         errors
@@ -57,17 +60,19 @@ impl Strategy for CsiNodes {
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let mut errors = self.validate(new);
         let path = Path::new("spec").child("drivers");
-        let before = list(&old["spec"], "drivers");
-        for (index, driver) in list(&new["spec"], "drivers").iter().enumerate() {
-            let Some(old) = before.iter().find(|d| text(d, "name") == text(driver, "name")) else { continue };
-            for key in ["nodeID", "topologyKeys"] {
-                if driver[key] != old[key] {
-                    errors.push(FieldError::invalid(
-                        &path.index(index).child(key),
-                        driver[key].clone(),
-                        "field is immutable",
-                    ));
-                }
+        let without_limits = |driver: &Value| {
+            let mut driver = driver.clone();
+            remove(&mut driver, "allocatable");
+            driver
+        };
+        for before in list(&old["spec"], "drivers") {
+            let same = |d: &&Value| text(d, "name") == text(before, "name");
+            let Some(driver) = list(&new["spec"], "drivers").iter().find(same).map(without_limits) else {
+                continue;
+            };
+            if driver != without_limits(before) {
+                let rendered = go::compact("CSINodeDriver", &driver);
+                errors.push(FieldError::invalid(&path, driver, IMMUTABLE).rendered_as(rendered));
             }
         }
         errors

@@ -1,7 +1,7 @@
 //! CSIStorageCapacities.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{present, text};
+use crate::kinds::access::text;
 use crate::kinds::check::{NOT_NEGATIVE, complaints, immutable};
 use crate::meta_validation::dns1123_subdomain;
 use crate::quantity::{Quantity, canonicalise};
@@ -21,26 +21,21 @@ impl Strategy for CsiStorageCapacities {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
+        let mut errors = validate_label_selector(&object["nodeTopology"], &Path::new("nodeTopology"));
         let class = text(object, "storageClassName");
-        let mut errors = complaints(&Path::new("storageClassName"), class, dns1123_subdomain(class));
-        for key in ["capacity", "maximumVolumeSize"] {
-            let amount = object[key].as_str().and_then(|a| Quantity::parse(a).ok());
-            if let Some(amount) = amount.filter(Quantity::is_negative) {
-                errors.push(FieldError::invalid(&Path::new(key), amount.to_string(), NOT_NEGATIVE));
-            }
-        }
-        if present(object, "nodeTopology") {
-            errors.extend(validate_label_selector(&object["nodeTopology"], &Path::new("nodeTopology")));
+        errors.extend(complaints(&Path::new("storageClassName"), class, dns1123_subdomain(class)));
+        let capacity = object["capacity"].as_str().and_then(|a| Quantity::parse(a).ok());
+        if let Some(amount) = capacity.filter(Quantity::is_negative) {
+            errors.push(FieldError::invalid(&Path::new("capacity"), amount.to_string(), NOT_NEGATIVE));
         }
         errors
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        let mut errors = self.validate(new);
-        for key in ["nodeTopology", "storageClassName"] {
-            errors.extend(immutable(&new[key], &old[key], &Path::new(key)));
-        }
-        errors
+        ["nodeTopology", "storageClassName"]
+            .iter()
+            .filter_map(|key| immutable(&new[*key], &old[*key], &Path::new(key)))
+            .collect()
     }
 
     fn unconditional_update(&self) -> bool {

@@ -8,7 +8,9 @@ pub(super) mod volumeattachment;
 pub(super) mod volumeattributesclass;
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::map;
+use crate::kinds::access::{map, text};
+use crate::kinds::check::complaints;
+use crate::meta_validation::qualified_name;
 use serde_json::Value;
 
 /// The most bytes and the most entries of a driver's parameters.
@@ -24,6 +26,15 @@ fn class_name(class: &Value) -> Value {
             .any(|key| annotations[*key] == "true");
     let name = crate::meta::name(class);
     if default { format!("{name} (default)").into() } else { name.into() }
+}
+
+/// Who provisions: a qualified name. Upper case is tolerated, and not shown.
+fn validate_provisioner(class: &Value, key: &str) -> FieldErrors {
+    let path = Path::new(key);
+    match text(class, key).to_lowercase().as_str() {
+        "" => vec![FieldError::required(&path, "")],
+        name => complaints(&path, name, qualified_name(name)),
+    }
 }
 
 /// What is passed on to a driver.

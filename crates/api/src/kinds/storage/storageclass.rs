@@ -1,6 +1,6 @@
 //! StorageClasses.
 
-use super::{class_name, validate_parameters};
+use super::{class_name, validate_parameters, validate_provisioner};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_field, list, strings, text};
 use crate::kinds::cell;
@@ -22,15 +22,7 @@ impl Strategy for StorageClasses {
 
     fn validate(&self, object: &Value) -> FieldErrors {
         let root = Path::default();
-        let mut errors = Vec::new();
-        match text(object, "provisioner") {
-            "" => errors.push(FieldError::required(&root.child("provisioner"), "")),
-            name => errors.extend(complaints(
-                &root.child("provisioner"),
-                name,
-                qualified_name(&name.to_lowercase()),
-            )),
-        }
+        let mut errors = validate_provisioner(object, "provisioner");
         errors.extend(validate_parameters(object, false));
         if !text(object, "reclaimPolicy").is_empty() {
             errors.extend(one_of(object, "reclaimPolicy", &root, &["Delete", "Retain"]));
@@ -84,7 +76,7 @@ fn validate_topologies(terms: &[Value], path: &Path) -> FieldErrors {
     for (index, term) in terms.iter().enumerate() {
         let path = path.index(index);
         if !seen.insert(term.to_string()) {
-            errors.push(FieldError::duplicate(&path, ""));
+            errors.push(FieldError::duplicate(&path.child("matchLabelExpressions"), ""));
         }
         let mut keys = HashSet::new();
         for (index, expression) in list(term, "matchLabelExpressions").iter().enumerate() {

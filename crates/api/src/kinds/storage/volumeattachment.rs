@@ -2,7 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{clear_status, ensure_object, keep, map, present, text};
-use crate::kinds::check::{IMMUTABLE, complaints};
+use crate::kinds::check::{IMMUTABLE, complaints, required};
 use crate::kinds::core::persistentvolume;
 use crate::kinds::row::{NAME, boolean, shown};
 use crate::kinds::volume_source::validate_driver_name;
@@ -31,17 +31,21 @@ impl Strategy for VolumeAttachments {
         keep(new, old, "status");
     }
 
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
-    }
-
     fn validate(&self, object: &Value) -> FieldErrors {
         let (spec, path) = (&object["spec"], Path::new("spec"));
-        let mut errors = validate_driver_name(text(spec, "attacher"), &path.child("attacher"));
+        let mut errors: FieldErrors = required(spec, "attacher", &path).into_iter().collect();
         errors.extend(validate_source(&spec["source"], &path.child("source")));
         let node = text(spec, "nodeName");
         errors.extend(complaints(&path.child("nodeName"), node, dns1123_subdomain(node)));
         errors.extend(validate_status(&object["status"]));
+        let attacher = text(spec, "attacher");
+        if !attacher.is_empty() {
+            errors.extend(validate_driver_name(attacher, &path.child("attacher")));
+        }
+        if let Some(name) = spec["source"]["persistentVolumeName"].as_str() {
+            let path = path.child("source").child("persistentVolumeName");
+            errors.extend(complaints(&path, name, dns1123_subdomain(name)));
+        }
         errors
     }
 
@@ -100,13 +104,13 @@ fn validate_source(source: &Value, path: &Path) -> FieldErrors {
         (false, None) => vec![FieldError::required(path, ONE_OF)],
         (true, Some(_)) => vec![FieldError::forbidden(path, ONE_OF)],
         (true, None) => {
-            persistentvolume::validate_spec(&source["inlineVolumeSpec"], &path.child("inlineVolumeSpec"))
+            persistentvolume::validate_inline(&source["inlineVolumeSpec"], &path.child("inlineVolumeSpec"))
         }
         (false, Some("")) => vec![FieldError::required(
             &path.child("persistentVolumeName"),
             "must specify non empty persistentVolumeName",
         )],
-        (false, Some(name)) => complaints(&path.child("persistentVolumeName"), name, dns1123_subdomain(name)),
+        (false, Some(_)) => Vec::new(),
     }
 }
 
@@ -123,7 +127,8 @@ fn validate_status(status: &Value) -> FieldErrors {
     }
     for key in ["attachError", "detachError"] {
         if text(&status[key], "message").len() > MESSAGE_MAX {
-            errors.push(FieldError::too_long(&path.child(key).child("message"), MESSAGE_MAX));
+            // As upstream: the limit it names is another one's.
+            errors.push(FieldError::too_long(&path.child(key).child("message"), METADATA_MAX));
         }
     }
     errors

@@ -1,11 +1,10 @@
 //! VolumeAttributesClasses.
 
-use super::{class_name, validate_parameters};
+use super::{class_name, validate_parameters, validate_provisioner};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::text;
 use crate::kinds::cell;
 use crate::kinds::row::{NAME, shown};
-use crate::kinds::volume_source::validate_driver_name;
 use crate::resource::{Column, Strategy};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -14,7 +13,7 @@ pub(in crate::kinds) struct VolumeAttributesClasses;
 
 impl Strategy for VolumeAttributesClasses {
     fn validate(&self, object: &Value) -> FieldErrors {
-        let mut errors = validate_driver_name(text(object, "driverName"), &Path::new("driverName"));
+        let mut errors = validate_provisioner(object, "driverName");
         errors.extend(validate_parameters(object, true));
         errors
     }
@@ -24,6 +23,7 @@ impl Strategy for VolumeAttributesClasses {
             .iter()
             .filter(|key| new[**key] != old[**key])
             .map(|key| FieldError::forbidden(&Path::new(key), format!("updates to {key} are forbidden.")))
+            .chain(self.validate(new))
             .collect()
     }
 

@@ -278,7 +278,7 @@ fn what_is_wrong_with_other_kinds() {
         (
             "ConfigMap",
             json!({"data": {"a": "x".repeat(1024 * 1024 + 1)}}),
-            vec!["<nil>: Too long: may not be more than 1048576 bytes"],
+            vec!["[]: Too long: may not be more than 1048576 bytes"],
         ),
         (
             "Secret",

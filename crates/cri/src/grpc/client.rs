@@ -1,0 +1,131 @@
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+use super::MAX_MESSAGE;
+use super::calls::{image_calls, runtime_calls};
+use super::status::from_status;
+use crate::v1::image_service_client::ImageServiceClient;
+use crate::v1::runtime_service_client::RuntimeServiceClient;
+use crate::v1::*;
+use crate::{ContainerEvents, ImageService, Result, RuntimeService};
+
+/// Why an endpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EndpointError {
+    #[error("container runtime endpoint {0:?} is not a unix socket: write unix:///path/to/socket")]
+    NotUnix(String),
+    #[error("container runtime endpoint {0:?} has no absolute path")]
+    NotAbsolute(String),
+}
+
+/// A runtime behind a socket, e.g. containerd or CRI-O.
+///
+/// The connection is made at the first call and made anew after it broke; calls while the runtime is away
+/// fail with [`crate::Code::Unavailable`].
+#[derive(Clone)]
+pub struct Client {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+}
+
+/// The socket an endpoint names: `unix:///path`, `unix:/path` or a bare path.
+fn socket_path(endpoint: &str) -> std::result::Result<PathBuf, EndpointError> {
+    let path = match endpoint.strip_prefix("unix://").or_else(|| endpoint.strip_prefix("unix:")) {
+        Some(path) => path,
+        None if endpoint.contains("://") => return Err(EndpointError::NotUnix(endpoint.to_owned())),
+        None => endpoint,
+    };
+    if path.starts_with('/') {
+        Ok(PathBuf::from(path))
+    } else {
+        Err(EndpointError::NotAbsolute(endpoint.to_owned()))
+    }
+}
+
+impl Client {
+    /// Must be called within a tokio runtime. Does not touch the socket yet.
+    pub fn new(endpoint: &str) -> std::result::Result<Self, EndpointError> {
+        let path = socket_path(endpoint)?;
+        // The address is never resolved: the connector knows where to go.
+        let channel = Endpoint::from_static("http://localhost")
+            .connect_timeout(Duration::from_secs(10))
+            .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
+                let path = path.clone();
+                async move {
+                    UnixStream::connect(&path).await.map(TokioIo::new).map_err(|error| {
+                        std::io::Error::new(error.kind(), format!("connect to {}: {error}", path.display()))
+                    })
+                }
+            }));
+        Ok(Self {
+            runtime: RuntimeServiceClient::new(channel.clone())
+                .max_decoding_message_size(MAX_MESSAGE)
+                .max_encoding_message_size(MAX_MESSAGE),
+            images: ImageServiceClient::new(channel)
+                .max_decoding_message_size(MAX_MESSAGE)
+                .max_encoding_message_size(MAX_MESSAGE),
+        })
+    }
+}
+
+macro_rules! runtime_client {
+    ($($name:ident $request:ident $response:ident;)*) => {
+        #[async_trait]
+        impl RuntimeService for Client {
+            $(async fn $name(&self, request: $request) -> Result<$response> {
+                let answer = self.runtime.clone().$name(request).await;
+                answer.map(tonic::Response::into_inner).map_err(from_status)
+            })*
+
+            async fn get_container_events(&self, request: GetEventsRequest) -> Result<ContainerEvents> {
+                let answer = self.runtime.clone().get_container_events(request).await;
+                let stream = answer.map_err(from_status)?.into_inner();
+                // A broken stream ends; the reader lists and subscribes anew, and that call says why.
+                let events = stream.take_while(|event| std::future::ready(event.is_ok()));
+                Ok(events.filter_map(|event| std::future::ready(event.ok())).boxed())
+            }
+        }
+    };
+}
+
+macro_rules! image_client {
+    ($($name:ident $request:ident $response:ident;)*) => {
+        #[async_trait]
+        impl ImageService for Client {
+            $(async fn $name(&self, request: $request) -> Result<$response> {
+                let answer = self.images.clone().$name(request).await;
+                answer.map(tonic::Response::into_inner).map_err(from_status)
+            })*
+        }
+    };
+}
+
+runtime_calls!(runtime_client);
+image_calls!(image_client);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints() {
+        for (endpoint, expected) in [
+            ("unix:///run/containerd/containerd.sock", Some("/run/containerd/containerd.sock")),
+            ("unix:/run/crio/crio.sock", Some("/run/crio/crio.sock")),
+            ("/run/x.sock", Some("/run/x.sock")),
+            ("tcp://localhost:1", None),
+            ("npipe:////./pipe/containerd", None),
+            ("unix://run/x.sock", None),
+            ("", None),
+        ] {
+            assert_eq!(socket_path(endpoint).ok(), expected.map(PathBuf::from), "{endpoint}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Serves the etcd v3 API over a store, on a unix socket or on TCP with TLS.
+
+mod bolt;
+mod convert;
+mod kv;
+mod lease;
+mod maintenance;
+mod watch;
+
+use crate::proto::etcdserverpb::cluster_server::ClusterServer;
+use crate::proto::etcdserverpb::kv_server::KvServer;
+use crate::proto::etcdserverpb::lease_server::LeaseServer;
+use crate::proto::etcdserverpb::maintenance_server::MaintenanceServer;
+use crate::proto::etcdserverpb::watch_server::WatchServer;
+use ferrite_store::{MAX_TXN, Store};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use std::convert::Infallible;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::Service as _;
+
+/// Connections served at once; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 256;
+
+/// The services over one store. Cloning shares everything.
+#[derive(Debug, Clone)]
+pub struct Service {
+    store: Arc<Store>,
+    /// Where the store's files are, to tell how large they are.
+    dir: Option<PathBuf>,
+    urls: Vec<String>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Service {
+    /// `dir` is where the store keeps its files, `urls` what a member list tells clients to connect to.
+    pub fn new(store: Arc<Store>, dir: Option<PathBuf>, urls: Vec<String>) -> Self {
+        Self { store, dir, urls, stop: CancellationToken::new(), tasks: TaskTracker::new() }
+    }
+
+    /// Ends everything and waits for it.
+    pub async fn stop(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Runs a task that ends with the service.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = task => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+
+    /// Deletes the keys of leases whose time is over, until the service is stopped.
+    pub async fn expire_leases(&self) {
+        tokio::select! {
+            () = self.store.expire_leases() => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+
+    /// Serves on a unix socket at `path`, for the owner alone, until the service is stopped. A socket left behind
+    /// is replaced.
+    pub async fn serve_unix(&self, path: &Path) -> io::Result<()> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let limit = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { return Ok(()) };
+            let (stream, _) = tokio::select! {
+                accepted = listener.accept() => accepted?,
+                () = self.stop.cancelled() => {
+                    let _ = std::fs::remove_file(path);
+                    return Ok(());
+                }
+            };
+            let service = self.clone();
+            self.spawn(async move {
+                service.connection(stream).await;
+                drop(permit);
+            });
+        }
+    }
+
+    /// Serves on TCP until the service is stopped. Without `tls` anybody who reaches the listener reads and writes
+    /// everything: for loopback in tests.
+    pub async fn serve_tcp(
+        &self,
+        listener: TcpListener,
+        tls: Option<Arc<rustls::ServerConfig>>,
+    ) -> io::Result<()> {
+        let acceptor = tls.map(TlsAcceptor::from);
+        let limit = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { return Ok(()) };
+            let (stream, peer) = tokio::select! {
+                accepted = listener.accept() => accepted?,
+                () = self.stop.cancelled() => return Ok(()),
+            };
+            let _ = stream.set_nodelay(true);
+            let (service, acceptor) = (self.clone(), acceptor.clone());
+            self.spawn(async move {
+                match acceptor {
+                    None => service.connection(stream).await,
+                    Some(acceptor) => match acceptor.accept(stream).await {
+                        Ok(stream) => service.connection(stream).await,
+                        Err(error) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
+                    },
+                }
+                drop(permit);
+            });
+        }
+    }
+
+    async fn connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        // A request may be as large as a transaction, with some room for its frame.
+        let most = MAX_TXN + (1 << 20);
+        let kv =
+            KvServer::new(self.clone()).max_decoding_message_size(most).max_encoding_message_size(usize::MAX);
+        let watch = WatchServer::new(self.clone()).max_encoding_message_size(usize::MAX);
+        let lease = LeaseServer::new(self.clone());
+        let cluster = ClusterServer::new(self.clone());
+        let maintenance = MaintenanceServer::new(self.clone());
+        let dispatch = hyper::service::service_fn(move |request: http::Request<Incoming>| {
+            let (mut kv, mut watch, mut lease) = (kv.clone(), watch.clone(), lease.clone());
+            let (mut cluster, mut maintenance) = (cluster.clone(), maintenance.clone());
+            async move {
+                match request.uri().path().split('/').nth(1) {
+                    Some("etcdserverpb.KV") => kv.call(request).await,
+                    Some("etcdserverpb.Watch") => watch.call(request).await,
+                    Some("etcdserverpb.Lease") => lease.call(request).await,
+                    Some("etcdserverpb.Cluster") => cluster.call(request).await,
+                    Some("etcdserverpb.Maintenance") => maintenance.call(request).await,
+                    _ => Ok::<_, Infallible>(
+                        tonic::Status::unimplemented("this service is not offered here").into_http(),
+                    ),
+                }
+            }
+        });
+        let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .serve_connection(TokioIo::new(stream), dispatch)
+            .await;
+        if let Err(error) = served {
+            tracing::debug!(%error, "a connection to the etcd API ended");
+        }
+    }
+}

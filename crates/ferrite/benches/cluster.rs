@@ -1,0 +1,186 @@
+//! Start-up, pod start and memory of a whole cluster, printed as a table. Numbers, not tests.
+//!
+//! Runs in a network namespace of its own and in a temporary directory, and removes both.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PODS: usize = 50;
+const SETTLE: Duration = Duration::from_secs(60);
+
+fn main() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("the benchmark runs containers and needs root");
+        std::process::exit(1);
+    }
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+    let dir = tempfile::Builder::new().prefix("fb").tempdir().unwrap();
+    let bench = Bench { dir: dir.path().to_owned() };
+
+    println!("{:<44} {:>12}", "exec to", "ms");
+    for round in 0..5 {
+        let (child, steps) = bench.up();
+        let what = if round == 0 { "first start" } else { "later start" };
+        for (step, at) in &steps {
+            println!("{:<44} {:>12.1}", format!("{what}: {step}"), at.as_secs_f64() * 1e3);
+        }
+        if round == 4 {
+            bench.pods();
+            bench.memory(&child);
+            bench.finish(child);
+            break;
+        }
+        bench.finish(child);
+    }
+    bench.ferrite(&["down"]).output().unwrap();
+}
+
+struct Bench {
+    dir: PathBuf,
+}
+
+impl Bench {
+    fn ferrite(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrite"));
+        command.args(&arguments[..1]).arg("--data-dir").arg(self.dir.join("d")).args(&arguments[1..]);
+        command.env("HOME", &self.dir).env("KUBECONFIG", self.dir.join("kubeconfig"));
+        command
+    }
+
+    /// Starts a cluster and notes when it says that the API and the node are ready.
+    fn up(&self) -> (Child, Vec<(&'static str, Duration)>) {
+        let started = Instant::now();
+        let mut child = self
+            .ferrite(&["up", "--node-name", "bench"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut steps = Vec::new();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        for line in lines.by_ref().map_while(Result::ok) {
+            if line.contains("API server") {
+                steps.push(("API ready", started.elapsed()));
+            } else if line.contains("is Ready") {
+                steps.push(("node Ready", started.elapsed()));
+            } else if line.contains("removes every trace") {
+                break;
+            }
+        }
+        std::thread::spawn(move || lines.for_each(drop));
+        (child, steps)
+    }
+
+    fn finish(&self, mut child: Child) {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        child.wait().unwrap();
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("kubectl");
+        command.args(arguments).env("HOME", &self.dir).env("KUBECONFIG", self.dir.join("kubeconfig"));
+        command
+    }
+
+    /// Creates pods one after another and takes, from the objects themselves, the time from creation to Ready as the
+    /// watch shows it.
+    fn pods(&self) {
+        let mut watch =
+            self.kubectl(&["get", "pods", "-w", "-o", "json"]).stdout(Stdio::piped()).spawn().unwrap();
+        let (seen, ready) = std::sync::mpsc::channel::<(String, Instant)>();
+        let stdout = BufReader::new(watch.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            for pod in serde_json::Deserializer::from_reader(stdout).into_iter::<Value>() {
+                let Ok(pod) = pod else { return };
+                let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+                if conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True") {
+                    let _ = seen.send((pod["metadata"]["name"].as_str().unwrap().to_owned(), Instant::now()));
+                }
+            }
+        });
+        let mut times = Vec::new();
+        for number in 0..PODS {
+            let name = format!("pod-{number}");
+            let manifest = self.dir.join("pod.json");
+            let pod = serde_json::json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+                "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
+                    "name": "c", "image": "ferrite.local/tools:latest", "imagePullPolicy": "IfNotPresent",
+                    "args": ["sleep"],
+                }]},
+            });
+            std::fs::write(&manifest, pod.to_string()).unwrap();
+            let mut create = self.kubectl(&["create", "--validate=false", "-f", manifest.to_str().unwrap()]);
+            let output = create.output().unwrap();
+            // kubectl's own start is not ours to count: the object exists when it has answered.
+            let created = Instant::now();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let at = loop {
+                let (ready_name, at) = ready.recv_timeout(Duration::from_secs(60)).unwrap();
+                if ready_name == name {
+                    break at;
+                }
+            };
+            times.push(at.saturating_duration_since(created));
+        }
+        let _ = watch.kill();
+        let _ = watch.wait();
+        times.sort();
+        let at = |q: f64| times[((times.len() - 1) as f64 * q).round() as usize].as_secs_f64() * 1e3;
+        println!("{:<44} {:>12.1}", format!("pod created to Ready, p50 of {PODS}"), at(0.5));
+        println!("{:<44} {:>12.1}", format!("pod created to Ready, p99 of {PODS}"), at(0.99));
+    }
+
+    /// Memory of our processes, after a minute in which nothing is asked of them.
+    fn memory(&self, child: &Child) {
+        let supervisors: Vec<i32> = processes_named("ferrite-supervisor", &self.dir);
+        let private: Vec<u64> = supervisors.iter().map(|pid| rollup(*pid, "Private_")).collect();
+        if !private.is_empty() {
+            let sum: u64 = private.iter().sum();
+            println!("{:<44} {:>12}", "supervisor, private memory each, KiB", sum / private.len() as u64);
+        }
+        let mut delete = self.kubectl(&["delete", "pods", "--all"]);
+        assert!(delete.output().unwrap().status.success());
+        let (_keep, never) = std::sync::mpsc::channel::<()>();
+        let _ = never.recv_timeout(SETTLE);
+        let main = i32::try_from(child.id()).unwrap();
+        let all: u64 = std::iter::once(main)
+            .chain(processes_named("ferrite-supervisor", &self.dir))
+            .map(|pid| rollup(pid, "Pss:"))
+            .sum();
+        println!("{:<44} {:>12}", "idle cluster, PSS of all processes, KiB", all);
+        println!("{:<44} {:>12}", "  of that anonymous, KiB", rollup(main, "Pss_Anon:"));
+    }
+}
+
+fn processes_named(name: &str, dir: &Path) -> Vec<i32> {
+    let dir = dir.to_string_lossy().into_owned();
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|e| e.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| {
+            std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| {
+                let command = String::from_utf8_lossy(&c).into_owned();
+                command.starts_with(name) && command.contains(&dir)
+            })
+        })
+        .collect()
+}
+
+/// The sum of the lines of smaps_rollup that begin with `key`, in KiB.
+fn rollup(pid: i32, key: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    text.lines()
+        .filter(|l| l.starts_with(key) && !l.contains("Hugetlb"))
+        .filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok())
+        .sum()
+}

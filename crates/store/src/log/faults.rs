@@ -1,0 +1,425 @@
+//! What the store does when the disk does not do what it should.
+
+use super::disk::{Disk, DiskFile, RealDisk};
+use super::{Log, LogOptions};
+use crate::store::{OpenError, StoreError};
+use crate::txn::{Op, Txn};
+use crate::{HistoryLimits, Key, Store};
+use bytes::Bytes;
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What is wrong with the disk at the moment.
+#[derive(Debug, Default)]
+struct Plan {
+    /// A write puts down this many bytes and then fails with this error.
+    write: Option<(usize, i32)>,
+    sync: Option<i32>,
+    set_len: Option<i32>,
+    /// The disk will lose power: how much of each file was synchronised.
+    synced: HashMap<PathBuf, u64>,
+    writes: usize,
+}
+
+#[derive(Debug, Clone, Default)]
+struct FaultyDisk(Arc<Mutex<Plan>>);
+
+#[derive(Debug)]
+struct FaultyFile {
+    path: PathBuf,
+    inner: Box<dyn DiskFile>,
+    plan: FaultyDisk,
+}
+
+impl FaultyDisk {
+    fn set(&self, change: impl FnOnce(&mut Plan)) {
+        change(&mut self.0.lock().unwrap());
+    }
+
+    fn writes(&self) -> usize {
+        self.0.lock().unwrap().writes
+    }
+}
+
+impl Disk for FaultyDisk {
+    fn open(&self, path: &Path, truncate: bool) -> io::Result<Box<dyn DiskFile>> {
+        let inner = RealDisk.open(path, truncate)?;
+        Ok(Box::new(FaultyFile { path: path.to_owned(), inner, plan: self.clone() }))
+    }
+}
+
+fn errno(number: i32) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+impl DiskFile for FaultyFile {
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut plan = self.plan.0.lock().unwrap();
+        plan.writes += 1;
+        match plan.write {
+            Some((length, error)) => {
+                self.inner.write_all_at(&bytes[..length.min(bytes.len())], offset)?;
+                Err(errno(error))
+            }
+            None => self.inner.write_all_at(bytes, offset),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut plan = self.plan.0.lock().unwrap();
+        if let Some(error) = plan.sync {
+            return Err(errno(error));
+        }
+        self.inner.sync()?;
+        if let Ok(metadata) = std::fs::metadata(&self.path) {
+            plan.synced.insert(self.path.clone(), metadata.len());
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        match self.plan.0.lock().unwrap().set_len {
+            Some(error) => Err(errno(error)),
+            None => self.inner.set_len(length),
+        }
+    }
+}
+
+fn options() -> LogOptions {
+    LogOptions { min_log: 4096, max_ratio: 1, relaxed_window: Duration::from_secs(3600) }
+}
+
+fn open(disk: &FaultyDisk, dir: &Path, options: LogOptions) -> Result<Store, OpenError> {
+    let (log, recovered) = Log::open_on(Arc::new(disk.clone()), dir, options, HistoryLimits::default())?;
+    Ok(Store::start(recovered, Some(log)))
+}
+
+fn put(key: &str, value: &str) -> Txn {
+    Txn::default().then(Op::put(Key::from(key), Bytes::copy_from_slice(value.as_bytes())))
+}
+
+fn value(store: &Store, key: &str) -> Option<String> {
+    store.snapshot().get(key.as_bytes()).map(|e| String::from_utf8_lossy(&e.value).into_owned())
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_writers_and_recovers() {
+    for written in [0, 1, 11, 12, 30] {
+        let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+        let store = open(&disk, dir.path(), options()).unwrap();
+        let lease = store.grant(1 << 40).await.unwrap();
+        store.commit(put("a", "1")).await.unwrap();
+        disk.set(|p| p.write = Some((written, libc::ENOSPC)));
+        for attempt in [store.commit(put("a", "2")).await, store.revoke(lease).await] {
+            assert!(matches!(attempt, Err(StoreError::Write(_))), "{attempt:?}");
+        }
+        assert!(store.grant(5).await.is_err());
+        assert_eq!(value(&store, "a").as_deref(), Some("1"), "readers go on");
+        assert_eq!(
+            store.leases().len(),
+            1,
+            "what was not revoked is still there, what was not granted is not"
+        );
+        disk.set(|p| p.write = None);
+        let revision = store.commit(put("a", "3")).await.unwrap().revision();
+        assert_eq!(revision.0, 2, "the revision of what never happened is free");
+        store.revoke(lease).await.unwrap();
+        drop(store);
+        let store = open(&disk, dir.path(), options()).unwrap();
+        assert_eq!(value(&store, "a").as_deref(), Some("3"), "after {written} bytes");
+        assert_eq!(store.leases(), []);
+    }
+}
+
+#[tokio::test]
+async fn after_a_failed_synchronisation_it_does_not_pretend() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let store = open(&disk, dir.path(), options()).unwrap();
+    store.commit(put("a", "1")).await.unwrap();
+    disk.set(|p| p.sync = Some(libc::EIO));
+    assert!(matches!(store.commit(put("a", "2")).await, Err(StoreError::Failed(_))));
+    disk.set(|p| p.sync = None);
+    let writes = disk.writes();
+    for _ in 0..3 {
+        assert!(matches!(store.commit(put("a", "3")).await, Err(StoreError::Failed(_))));
+    }
+    assert_eq!(value(&store, "a").as_deref(), Some("1"), "readers go on");
+    drop(store);
+    assert_eq!(disk.writes(), writes, "not one byte behind what nobody knows");
+    // What was not confirmed may or may not be there; what was is.
+    let store = open(&disk, dir.path(), options()).unwrap();
+    assert!(["1", "2"].contains(&value(&store, "a").unwrap().as_str()));
+    store.commit(put("a", "4")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_failed_write_that_cannot_be_taken_back_stops_the_store() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let store = open(&disk, dir.path(), options()).unwrap();
+    store.commit(put("a", "1")).await.unwrap();
+    disk.set(|p| (p.write, p.set_len) = (Some((10, libc::EIO)), Some(libc::EIO)));
+    assert!(matches!(store.commit(put("a", "2")).await, Err(StoreError::Failed(_))));
+    disk.set(|p| (p.write, p.set_len) = (None, None));
+    assert!(matches!(store.commit(put("a", "3")).await, Err(StoreError::Failed(_))));
+    drop(store);
+    let store = open(&disk, dir.path(), options()).unwrap();
+    assert_eq!(value(&store, "a").as_deref(), Some("1"));
+}
+
+#[tokio::test]
+async fn heartbeats_wait_for_the_next_durable_change() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let store = open(&disk, dir.path(), LogOptions { min_log: 1 << 20, ..options() }).unwrap();
+    // The first reserves revisions for those that follow.
+    store.commit(put("beat", "0").relaxed()).await.unwrap();
+    let writes = disk.writes();
+    for i in 1..=500 {
+        store.commit(put("beat", &i.to_string()).relaxed()).await.unwrap();
+    }
+    assert_eq!(disk.writes(), writes, "visible without a write");
+    assert_eq!(value(&store, "beat").as_deref(), Some("500"));
+    store.commit(put("a", "1")).await.unwrap();
+    assert_eq!(disk.writes(), writes + 1, "all of them in one write");
+
+    // A full disk takes nothing back that was shown.
+    store.commit(put("beat", "501").relaxed()).await.unwrap();
+    disk.set(|p| p.write = Some((3, libc::ENOSPC)));
+    assert!(store.commit(put("a", "2")).await.is_err());
+    assert_eq!(value(&store, "beat").as_deref(), Some("501"));
+    disk.set(|p| p.write = None);
+    let before = store.snapshot().revision();
+    drop(store);
+    let store = open(&disk, dir.path(), options()).unwrap();
+    assert_eq!(value(&store, "beat").as_deref(), Some("501"), "closing writes what was put off");
+    assert_eq!(store.snapshot().revision(), before, "a clean close gives reserved revisions back");
+}
+
+#[tokio::test]
+async fn heartbeats_are_written_when_their_window_is_over() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let window = LogOptions { relaxed_window: Duration::from_millis(1), ..options() };
+    let store = open(&disk, dir.path(), window).unwrap();
+    store.commit(put("beat", "0").relaxed()).await.unwrap();
+    let writes = disk.writes();
+    store.commit(put("beat", "1").relaxed()).await.unwrap();
+    let on_disk = || crate::upkeep::inspect(dir.path()).unwrap().revision.0;
+    // The file shows it; how long that takes is the machine's affair.
+    while disk.writes() == writes {
+        tokio::task::yield_now().await;
+    }
+    assert!(on_disk() >= 2);
+}
+
+#[tokio::test]
+async fn revisions_of_lost_heartbeats_are_not_used_again() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let store = open(&disk, dir.path(), options()).unwrap();
+    store.commit(put("a", "1")).await.unwrap();
+    for i in 0..10 {
+        store.commit(put("beat", &i.to_string()).relaxed()).await.unwrap();
+    }
+    let shown = store.snapshot().revision();
+    let copy = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(dir.path()).unwrap().flatten() {
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    // The copy is what a power loss would have left.
+    let after = open(&FaultyDisk::default(), copy.path(), options()).unwrap();
+    assert_eq!(value(&after, "beat").as_deref(), Some("0"));
+    assert!(after.snapshot().revision() > shown);
+    assert!(after.watch(b"", shown).is_err(), "who has seen a lost change has to list anew");
+    let next = after.commit(put("a", "2")).await.unwrap().revision();
+    assert!(next > shown);
+    drop(after);
+    let after = open(&FaultyDisk::default(), copy.path(), options()).unwrap();
+    assert_eq!(after.snapshot().revision(), next);
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_fails_leaves_a_store_that_works() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let store = open(&disk, dir.path(), LogOptions { min_log: 1 << 30, ..options() }).unwrap();
+    for i in 0..20 {
+        store.commit(put(&format!("k{i}"), "v")).await.unwrap();
+    }
+    disk.set(|p| p.write = Some((3, libc::ENOSPC)));
+    assert!(store.checkpoint().await.is_err());
+    disk.set(|p| p.write = None);
+    store.commit(put("k0", "w")).await.unwrap();
+    store.checkpoint().await.unwrap();
+    store.commit(put("k1", "w")).await.unwrap();
+    let before = store.snapshot();
+    drop(store);
+    let report = crate::upkeep::inspect(dir.path()).unwrap();
+    assert!(report.checkpoint_bytes > 0 && report.logs == 1);
+    assert_eq!(open(&disk, dir.path(), options()).unwrap().snapshot().map, before.map);
+}
+
+#[tokio::test]
+async fn endless_updates_do_not_grow_the_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let store =
+        open(&FaultyDisk::default(), dir.path(), LogOptions { min_log: 16 << 10, ..options() }).unwrap();
+    let store = Arc::new(store);
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..10 {
+        let store = Arc::clone(&store);
+        tasks.spawn(async move {
+            for i in 0..400 {
+                let key = format!("k{}", (writer * 7 + i) % 100);
+                store.commit(put(&key, &format!("{i:0>200}"))).await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    let size: u64 =
+        std::fs::read_dir(dir.path()).unwrap().flatten().map(|e| e.metadata().unwrap().len()).sum();
+    let live: usize =
+        store.snapshot().range(b"", None).map(|(k, e)| k.as_bytes().len() + e.value.len()).sum();
+    assert!(size < 6 * live as u64, "{size} bytes for {live}");
+}
+
+/// Every file of a store with a checkpoint and two logs.
+async fn a_store_of_several_files(dir: &Path) -> Vec<PathBuf> {
+    let disk = FaultyDisk::default();
+    let store = open(&disk, dir, LogOptions { min_log: 1 << 30, ..options() }).unwrap();
+    for i in 0..20 {
+        store.commit(put(&format!("k{i}"), "value")).await.unwrap();
+    }
+    store.checkpoint().await.unwrap();
+    for i in 0..5 {
+        store.commit(put(&format!("k{i}"), "later")).await.unwrap();
+    }
+    // The checkpoint of this rotation fails, so that both logs stay.
+    disk.set(|p| p.synced.clear());
+    drop(store);
+    let mut files: Vec<PathBuf> = std::fs::read_dir(dir).unwrap().flatten().map(|e| e.path()).collect();
+    files.retain(|p| p.file_name().is_some_and(|n| n != "lock"));
+    files.sort();
+    files
+}
+
+#[tokio::test]
+async fn a_flipped_bit_is_found_wherever_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = a_store_of_several_files(dir.path()).await;
+    assert_eq!(files.len(), 2);
+    for file in &files {
+        let whole = std::fs::read(file).unwrap();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1 << (at % 8);
+            std::fs::write(file, &damaged).unwrap();
+            let last_frame = file.ends_with("log-000000000001") && at >= whole.len() - 48;
+            match super::recover(dir.path(), HistoryLimits::default()) {
+                Err(OpenError::Corrupt(error)) => {
+                    assert_eq!(&error.path, file);
+                    assert!(
+                        error.offset <= at as u64 || at < super::HEADER,
+                        "{error} although byte {at} was changed"
+                    );
+                }
+                // Not told apart from a write that was cut off: the last frame of the last log.
+                Ok(recovered) if last_frame => assert_eq!(recovered.revision.0, 24),
+                other => panic!("byte {at} of {}: {:?}", file.display(), other.map(|r| r.revision)),
+            }
+        }
+        std::fs::write(file, &whole).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_cut_off_or_gone_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = a_store_of_several_files(dir.path()).await;
+    for file in &files {
+        let whole = std::fs::read(file).unwrap();
+        let is_log = file.ends_with("log-000000000001");
+        for length in 0..whole.len() {
+            std::fs::write(file, &whole[..length]).unwrap();
+            match super::recover(dir.path(), HistoryLimits::default()) {
+                Err(OpenError::Corrupt(error)) if !is_log => assert_eq!(&error.path, file),
+                // A log that ends early is one whose last write was cut off.
+                Ok(recovered) if is_log => assert!((20..=24).contains(&recovered.revision.0)),
+                other => panic!("{length} bytes of {}: {:?}", file.display(), other.map(|r| r.revision)),
+            }
+        }
+        std::fs::remove_file(file).unwrap();
+        let error = super::recover(dir.path(), HistoryLimits::default()).unwrap_err();
+        assert!(matches!(error, OpenError::Corrupt(_)), "{error}");
+        std::fs::write(file, &whole).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_value_that_looks_like_a_frame_is_only_a_value() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&FaultyDisk::default(), dir.path(), options()).unwrap();
+    store.commit(put("a", "1")).await.unwrap();
+    let log = super::log_path(dir.path(), 0);
+    // What a client could know of the format: a frame as an earlier file had it.
+    let frame = std::fs::read(&log).unwrap()[super::HEADER..].to_vec();
+    let txn = Txn::default().then(Op::put(Key::from("b"), Bytes::from(frame)));
+    drop(store);
+    std::fs::remove_file(&log).unwrap();
+    let store = open(&FaultyDisk::default(), dir.path(), options()).unwrap();
+    store.commit(txn).await.unwrap();
+    drop(store);
+    let whole = std::fs::read(&log).unwrap();
+    std::fs::write(&log, &whole[..whole.len() - 1]).unwrap();
+    assert!(open(&FaultyDisk::default(), dir.path(), options()).unwrap().snapshot().is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The power goes: of what was not synchronised any part may be there, or something else.
+    #[test]
+    fn a_power_loss_keeps_what_was_acknowledged(
+        commits in 1..40usize,
+        relaxed_every in 2..6usize,
+        keep in any::<proptest::sample::Index>(),
+        garbage in proptest::collection::vec(any::<u8>(), 0..300),
+    ) {
+        let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let store = open(&disk, dir.path(), options()).unwrap();
+        let mut acknowledged = 0;
+        runtime.block_on(async {
+            for i in 1..=commits {
+                if i % relaxed_every == 0 {
+                    store.commit(put("beat", &i.to_string()).relaxed()).await.unwrap();
+                } else {
+                    store.commit(put("a", &format!("{i:0>150}"))).await.unwrap();
+                    acknowledged = i;
+                }
+            }
+            // Written but never confirmed.
+            disk.set(|p| p.sync = Some(libc::EIO));
+            let _ = store.commit(put("a", &format!("{:0>150}", commits + 1))).await;
+        });
+        let shown = store.snapshot().revision();
+        drop(store);
+        let synced = std::mem::take(&mut disk.0.lock().unwrap().synced);
+        for (path, length) in synced {
+            let Ok(bytes) = std::fs::read(&path) else { continue };
+            let Some(tail) = bytes.get(length as usize..) else { continue };
+            let kept = if tail.is_empty() { 0 } else { keep.index(tail.len()) };
+            let mut left = bytes[..length as usize + kept].to_vec();
+            if !tail.is_empty() {
+                left.extend_from_slice(&garbage);
+            }
+            std::fs::write(&path, left).unwrap();
+        }
+        let store = open(&FaultyDisk::default(), dir.path(), options()).unwrap();
+        if acknowledged > 0 {
+            let found: usize = value(&store, "a").unwrap().parse().unwrap();
+            prop_assert!(found == acknowledged || found == commits + 1, "{found} for {acknowledged}");
+        }
+        prop_assert!(store.snapshot().revision() >= shown);
+    }
+}

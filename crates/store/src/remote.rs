@@ -1,0 +1,86 @@
+//! The seam for a store that lives elsewhere: it commits, and feeds the replica in order.
+
+use crate::entry::{Entry, Key, LeaseId, Revision};
+use crate::history::{Change, History};
+use crate::replica::{Map, Snapshot};
+use crate::store::{Shared, StoreError};
+use crate::txn::{Outcome, Txn};
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// An answer that takes a while.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// Commits transactions in another process. Ends what it started when it is dropped.
+pub trait Remote: Debug + Send + Sync {
+    fn commit(&self, txn: Txn) -> Answer<'_, Outcome>;
+    fn grant(&self, expires_at: u64) -> Answer<'_, LeaseId>;
+    fn revoke(&self, id: LeaseId) -> Answer<'_, Outcome>;
+    /// A revision that includes everything acknowledged to anybody before the call. The feed reaches it.
+    fn revision(&self) -> Answer<'_, Revision>;
+}
+
+/// The way into the replica for what was committed elsewhere.
+#[derive(Debug, Clone)]
+pub struct Feed(Arc<Shared>);
+
+impl Feed {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self(shared)
+    }
+
+    /// The revision up to which the replica has everything.
+    pub fn revision(&self) -> Revision {
+        self.0.published().snapshot.revision
+    }
+
+    /// What a key holds in the replica.
+    pub fn get(&self, key: &[u8]) -> Option<Arc<Entry>> {
+        self.0.published().snapshot.get(key).cloned()
+    }
+
+    /// Starts anew with everything there is at `revision`. Watches of an older position are ended as compacted,
+    /// because nobody knows what happened in between.
+    pub fn reset(&self, entries: impl IntoIterator<Item = (Key, Arc<Entry>)>, revision: Revision) {
+        let map: Map = entries.into_iter().collect();
+        {
+            let mut published = self.0.published_mut();
+            let limits = published.history.limits();
+            published.snapshot = Snapshot { map, revision };
+            published.history = History::new(limits, revision);
+        }
+        self.0.reached.send_replace(revision);
+        self.0.ring_all();
+    }
+
+    /// Adds what was committed, in order. Each change is a key and what it holds now; `revision` is how far the
+    /// remote store had come, at least the last change's.
+    pub fn apply(&self, batch: Vec<(Revision, Key, Option<Arc<Entry>>)>, revision: Revision) {
+        let mut changes = Vec::with_capacity(batch.len());
+        {
+            let mut published = self.0.published_mut();
+            // Seen already: a watch that was begun anew may repeat what came before.
+            let known = published.snapshot.revision;
+            for (at, key, entry) in batch.into_iter().filter(|(at, ..)| *at > known) {
+                let map = &mut published.snapshot.map;
+                let previous = match &entry {
+                    Some(entry) => map.insert(key.clone(), Arc::clone(entry)),
+                    None => map.remove(key.as_bytes()),
+                };
+                if entry.is_some() || previous.is_some() {
+                    let change = Change { revision: at, key, entry, previous };
+                    published.history.push(change.clone());
+                    changes.push(change);
+                }
+            }
+            published.snapshot.revision = known.max(revision);
+            let now = Instant::now();
+            published.history.mark(now, revision);
+            published.history.expire(now);
+        }
+        self.0.reached.send_replace(revision);
+        self.0.ring(&changes);
+    }
+}
