@@ -28,11 +28,11 @@ pub struct ServerOptions {
     /// Ports that Services may open on every node.
     #[arg(long, default_value = "30000-32767", value_name = "A-B", value_parser = parse_ports)]
     pub service_node_port_range: PortRange,
+    #[command(flatten)]
+    pub storage: StorageOptions,
     /// Who tokens of service accounts are from.
     #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
     pub service_account_issuer: String,
-    #[command(flatten)]
-    pub storage: StorageOptions,
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
