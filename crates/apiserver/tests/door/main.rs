@@ -2,6 +2,7 @@
 
 mod world;
 
+mod allowed;
 mod deleting;
 mod reading;
 mod writing;

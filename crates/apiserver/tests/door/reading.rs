@@ -37,7 +37,11 @@ async fn wrong_options_of_lists_are_named() {
             400,
             "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt",
         ),
-        ("fieldSelector=spec.x%3Dy", 400, "field label not supported: spec.x"),
+        (
+            "fieldSelector=spec.x%3Dy",
+            400,
+            r#""spec.x" is not a known field selector: only "metadata.name", "metadata.namespace""#,
+        ),
         (
             "resourceVersion=x",
             400,

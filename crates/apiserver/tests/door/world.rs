@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tower::Service;
 
 pub struct World {
-    pub server: Arc<ApiServer>,
+    server: Arc<ApiServer>,
     door: Door,
 }
 
@@ -55,6 +55,11 @@ impl World {
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
         assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
         world
+    }
+
+    /// The same server, for somebody else.
+    pub fn as_user(&self, user: User) -> Self {
+        Self { server: Arc::clone(&self.server), door: self.server.door(user) }
     }
 
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
