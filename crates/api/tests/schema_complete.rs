@@ -82,7 +82,7 @@ fn every_field_of_the_typed_crate_is_in_the_table() {
         }
     }
     assert!(missing.is_empty(), "not in the table: {missing:#?}");
-    assert!(checked > 3000, "only {checked} fields were found in the sources");
+    assert!(checked > 2500, "only {checked} fields were found in the sources");
 }
 
 #[test]

@@ -116,12 +116,16 @@ fn ignored_fields_are_not_recorded() {
     let mut w = writer(("", "v1", "Pod"), "kubelet", "v1", T0);
     w.subresource = "status";
     w.ignored = &["spec", "metadata.labels"];
-    let old = json!({"metadata": {"name": "p"}, "spec": {"containers": null}, "status": {}});
+    let mut old =
+        json!({"metadata": {"name": "p"}, "spec": {"containers": null, "nodeName": "n"}, "status": {}});
+    update(&writer(("", "v1", "Pod"), "creator", "v1", T0), None, &mut old);
     let mut new = json!({"metadata": {"name": "p", "labels": {"a": "b"}}, "spec": {"containers": null, "hostname": "h"},
         "status": {"phase": "Running"}});
     update(&w, Some(&old), &mut new);
-    assert_eq!(managed(&new)[0]["fieldsV1"], json!({"f:status": {"f:phase": {}}}));
-    assert_eq!(managed(&new)[0]["subresource"], "status");
+    let entries = managed(&new).as_array().expect("entries");
+    let kubelet = entries.iter().find(|e| e["manager"] == "kubelet").expect("the writer is recorded");
+    assert_eq!(kubelet["fieldsV1"], json!({"f:status": {"f:phase": {}}}));
+    assert_eq!(kubelet["subresource"], "status");
 }
 
 #[test]
@@ -248,12 +252,13 @@ fn the_oldest_of_many_updaters_are_merged() {
         let live = object.clone();
         object["data"][format!("k{n:02}")] = "v".into();
         let now = format!("2026-01-01T00:00:{n:02}Z");
-        update(&config_map(&format!("u{n:02}"), &now), Some(&live), &mut object);
+        let live = (n > 0).then_some(&live);
+        update(&config_map(&format!("u{n:02}"), &now), live, &mut object);
     }
     let entries = managed(&object).as_array().expect("entries");
     assert_eq!(entries.len(), 10);
     assert_eq!(entries[0]["manager"], "ancient-changes");
-    assert_eq!(entries[0]["fieldsV1"], json!({"f:data": {"f:k00": {}, "f:k01": {}, "f:k02": {}}}));
+    assert_eq!(entries[0]["fieldsV1"], json!({"f:data": {".": {}, "f:k00": {}, "f:k01": {}, "f:k02": {}}}));
 }
 
 #[test]

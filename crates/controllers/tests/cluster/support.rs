@@ -9,7 +9,7 @@ use ferrite_client::{Informer, Object, Scope};
 use ferrite_controllers::{Config, Context, start_all};
 use ferrite_scheduler::{Profile, SchedulerContext};
 use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
@@ -76,13 +76,12 @@ impl Cluster {
         let node = json!({"apiVersion": "v1", "kind": "Node",
             "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}});
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let mut node =
-            nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
+        nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
         let resources = json!({"cpu": "4", "memory": "8Gi", "pods": "110"});
-        node.status = serde_json::from_value(json!({"allocatable": resources, "capacity": resources,
-            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}))
-        .unwrap();
-        nodes.replace_status(name, &PostParams::default(), &node).await.unwrap();
+        // A patch names no version: controllers have seen the node by now and may have changed it.
+        let status = json!({"status": {"allocatable": resources, "capacity": resources,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}});
+        nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
     pub fn api<K>(&self, namespace: &str) -> Api<K>
