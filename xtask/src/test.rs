@@ -3,11 +3,14 @@
 use std::path::Path;
 use std::process::Command;
 
-/// What the end-to-end tests call, and the Debian package that has it.
+/// What the tests call, and the Debian package that has it.
 const TOOLS: &[(&str, &str)] = &[
     ("kubectl", "kubernetes-client"),
     ("busybox", "busybox-static"),
     ("docker-registry", "docker-registry"),
+    ("etcd", "etcd-server"),
+    ("etcdctl", "etcd-client"),
+    ("runc", "runc"),
 ];
 
 pub fn run(arguments: &[String]) -> Result<(), String> {
