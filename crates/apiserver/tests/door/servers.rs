@@ -18,8 +18,9 @@ struct Etcd {
 impl Etcd {
     fn start() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
-        let free =
-            || format!("http://{}", std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+        let free = || {
+            format!("http://{}", std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap())
+        };
         let (url, peer) = (free(), free());
         let started = Command::new("etcd")
             .arg("--data-dir")
@@ -97,7 +98,8 @@ async fn what_one_server_acknowledged_is_seen_by_the_next_request_to_another() {
             let frame = frame.expect("an event in time").expect("the watch goes on").unwrap();
             text.extend_from_slice(&frame.into_data().unwrap());
             let whole = text.iter().rposition(|b| *b == b'\n').map_or(0, |end| end + 1);
-            for line in text.drain(..whole).collect::<Vec<u8>>().split(|b| *b == b'\n').filter(|l| !l.is_empty())
+            for line in
+                text.drain(..whole).collect::<Vec<u8>>().split(|b| *b == b'\n').filter(|l| !l.is_empty())
             {
                 let event: Value = serde_json::from_slice(line).unwrap();
                 let text = |pointer: &str| event.pointer(pointer).unwrap().as_str().unwrap().to_owned();
