@@ -17,7 +17,7 @@ use crate::proto::etcdserverpb::{
 use bytes::Bytes;
 use ferrite_store::{Draft, Entry, Key, LeaseId, Snapshot, Store};
 use std::cmp::Ordering;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
@@ -61,9 +61,14 @@ impl Kv for Service {
 
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
         let request = request.into_inner();
-        check_txn(&request, 0)?;
+        check_txn(&request)?;
         let size = txn_size(&request);
-        let made = self.store.transact(size, |draft| txn(&self.store, draft, request)).await;
+        let make = |draft: &mut Draft| {
+            let mut path = VecDeque::new();
+            choose(draft, &request, &mut path);
+            txn(&self.store, draft, request, &mut path)
+        };
+        let made = self.store.transact(size, make).await;
         let (mut response, at) = made.map_err(|Refused(s)| s)?;
         response.header = header(at);
         Ok(Response::new(response))
@@ -106,17 +111,22 @@ fn check_put(request: &PutRequest) -> Result<(), Status> {
 }
 
 /// What has to hold before a transaction is begun. No branch may write a key twice.
-fn check_txn(request: &TxnRequest, depth: usize) -> Result<(), Status> {
+fn check_txn(request: &TxnRequest) -> Result<(), Status> {
+    check_shape(request, 0)?;
+    for ops in [&request.success, &request.failure] {
+        let mut written = Written::default();
+        check_ops(ops, 0, &mut written)?;
+    }
+    Ok(())
+}
+
+fn check_shape(request: &TxnRequest, depth: usize) -> Result<(), Status> {
     let longest = request.compare.len().max(request.success.len()).max(request.failure.len());
     if longest > MAX_OPS || depth > MAX_DEPTH {
         return Err(too_many_ops());
     }
     if request.compare.iter().any(|c| c.key.is_empty()) {
         return Err(empty_key());
-    }
-    for ops in [&request.success, &request.failure] {
-        let mut written = Written::default();
-        check_ops(ops, depth, &mut written)?;
     }
     Ok(())
 }
@@ -151,7 +161,8 @@ fn check_ops(ops: &[RequestOp], depth: usize, written: &mut Written) -> Result<(
                 written.deletes.push(keys);
             }
             Some(Op::RequestTxn(inner)) => {
-                check_txn(inner, depth + 1)?;
+                // Its branches are looked into once, together with what surrounds them.
+                check_shape(inner, depth + 1)?;
                 // Only one of the two happens, but both together with what surrounds them.
                 let mut all = written.clone();
                 for ops in [&inner.success, &inner.failure] {
@@ -287,8 +298,26 @@ fn delete(draft: &mut Draft, request: DeleteRangeRequest) -> DeleteRangeResponse
     response
 }
 
-fn txn(store: &Store, draft: &mut Draft, request: TxnRequest) -> Result<TxnResponse, Refused> {
+/// Which branches are taken, in the order in which they are met: as upstream, conditions of inner transactions too
+/// are about the state before anything was written.
+fn choose(draft: &Draft, request: &TxnRequest, path: &mut VecDeque<bool>) {
     let succeeded = request.compare.iter().all(|c| holds(draft, c));
+    path.push_back(succeeded);
+    let ops = if succeeded { &request.success } else { &request.failure };
+    for op in ops {
+        if let Some(Op::RequestTxn(inner)) = &op.request {
+            choose(draft, inner, path);
+        }
+    }
+}
+
+fn txn(
+    store: &Store,
+    draft: &mut Draft,
+    request: TxnRequest,
+    path: &mut VecDeque<bool>,
+) -> Result<TxnResponse, Refused> {
+    let succeeded = path.pop_front().unwrap_or(false);
     let ops = if succeeded { request.success } else { request.failure };
     let mut responses = Vec::with_capacity(ops.len());
     for op in ops {
@@ -296,7 +325,7 @@ fn txn(store: &Store, draft: &mut Draft, request: TxnRequest) -> Result<TxnRespo
             Some(Op::RequestRange(r)) => Answer::ResponseRange(range(store, &draft.snapshot(), r)?),
             Some(Op::RequestPut(r)) => Answer::ResponsePut(put(draft, r)?),
             Some(Op::RequestDeleteRange(r)) => Answer::ResponseDeleteRange(delete(draft, r)),
-            Some(Op::RequestTxn(r)) => Answer::ResponseTxn(txn(store, draft, r)?),
+            Some(Op::RequestTxn(r)) => Answer::ResponseTxn(txn(store, draft, r, path)?),
             None => continue,
         };
         responses.push(ResponseOp { response: Some(answer) });
