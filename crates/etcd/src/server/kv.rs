@@ -384,3 +384,62 @@ fn holds_for(entry: Option<&Entry>, compare: &Compare) -> bool {
         Err(_) => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(request: Op) -> RequestOp {
+        RequestOp { request: Some(request) }
+    }
+
+    fn put_op(key: &str, value: &str) -> RequestOp {
+        op(Op::RequestPut(PutRequest {
+            key: Bytes::copy_from_slice(key.as_bytes()),
+            value: Bytes::copy_from_slice(value.as_bytes()),
+            ..PutRequest::default()
+        }))
+    }
+
+    /// Writes `then` or `otherwise`, depending on whether `key` exists.
+    fn if_exists(key: &str, then: Vec<RequestOp>, otherwise: Vec<RequestOp>) -> TxnRequest {
+        let compare = Compare {
+            result: CompareResult::Greater.into(),
+            target: CompareTarget::Version.into(),
+            key: Bytes::copy_from_slice(key.as_bytes()),
+            target_union: Some(TargetUnion::Version(0)),
+            range_end: Bytes::new(),
+        };
+        TxnRequest { compare: vec![compare], success: then, failure: otherwise }
+    }
+
+    #[tokio::test]
+    async fn inner_conditions_are_about_the_state_before() {
+        let service = Service::new(Arc::new(Store::memory()), None, Vec::new());
+        let inner = if_exists("a", vec![put_op("b", "there")], vec![put_op("b", "not there")]);
+        let outer = if_exists("none", vec![], vec![put_op("a", "1"), op(Op::RequestTxn(inner))]);
+        let made = service.txn(Request::new(outer)).await.unwrap().into_inner();
+        assert!(!made.succeeded);
+        let value = service.store.snapshot().get(b"b").unwrap().value.clone();
+        assert_eq!(value, "not there", "as upstream: the write before it does not count");
+    }
+
+    #[tokio::test]
+    async fn transactions_inside_transactions_are_checked_as_one() {
+        let service = Service::new(Arc::new(Store::memory()), None, Vec::new());
+        let nested = |depth: usize, leaf: RequestOp| {
+            (0..depth)
+                .fold(leaf, |inner, _| op(Op::RequestTxn(if_exists("x", vec![inner.clone()], vec![inner]))))
+        };
+        let txn = |ops| service.txn(Request::new(if_exists("x", vec![], ops)));
+        assert!(txn(vec![nested(8, put_op("k", "1"))]).await.is_ok());
+        let twice = txn(vec![put_op("k", "1"), nested(8, put_op("k", "2"))]).await.unwrap_err();
+        assert_eq!(twice.message(), duplicate_key().message());
+        // As deep as it may get, with two branches each: looked at once, not again and again.
+        let deep = (0..MAX_DEPTH + 1)
+            .fold(put_op("k", "1"), |inner, _| op(Op::RequestTxn(if_exists("x", vec![inner], vec![]))));
+        assert_eq!(txn(vec![deep]).await.unwrap_err().message(), too_many_ops().message());
+        let wide = txn(vec![nested(14, put_op("k", "1"))]).await;
+        assert!(wide.is_ok(), "{wide:?}");
+    }
+}
