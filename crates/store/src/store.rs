@@ -85,6 +85,8 @@ pub(crate) struct Published {
 pub(crate) struct Head {
     pub state: State,
     pub pending: Vec<Pending>,
+    /// The writer is not woken for fewer pending changes than these.
+    pub worth_waking: usize,
     /// Somebody asks for a checkpoint now.
     pub wishes: Vec<oneshot::Sender<Result<(), StoreError>>>,
     /// Set once the log can no longer be trusted or the store is closing; refuses every further commit.
@@ -227,6 +229,7 @@ impl Store {
             head: Mutex::new(Head {
                 state: State { map, revision, leases: leases.clone() },
                 pending: Vec::new(),
+                worth_waking: 0,
                 wishes: Vec::new(),
                 refused: None,
             }),
@@ -250,16 +253,18 @@ impl Store {
         let units = u32::try_from(size / UNIT + 1).unwrap_or(u32::MAX);
         let _turn = self.in_flight.acquire_many(units).await.map_err(|_| StoreError::Closed)?;
         let (done, answer) = oneshot::channel();
-        let value = {
+        let (value, wake) = {
             let mut head = self.shared.head();
             if let Some(refusal) = &head.refused {
                 return Err(refusal.clone());
             }
             let (value, applied) = apply(&mut head.state)?;
             head.pending.push(Pending { applied, done });
-            value
+            (value, head.pending.len() >= head.worth_waking)
         };
-        self.shared.work.notify_one();
+        if wake {
+            self.shared.work.notify_one();
+        }
         let outcome = answer.await.unwrap_or(Err(StoreError::Closed))?;
         Ok((value, outcome))
     }
