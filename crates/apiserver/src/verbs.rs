@@ -58,6 +58,7 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     if let Some((_, _, warning)) = deprecated {
         call.warnings.push((*warning).to_owned());
     }
+    call.server.registry.catch_up(call.verb, &call.query).await?;
     if let Some(name) = call.target.subresource.clone() {
         return subresource::handle(call, &name).await;
     }

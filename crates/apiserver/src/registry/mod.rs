@@ -18,7 +18,8 @@ pub(crate) use update::{Change, Update};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::auth::{Rbac, User};
-use crate::options::WriteOptions;
+use crate::options::{Query, WriteOptions};
+use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
 use ferrite_store::{Entry, Snapshot, Store, StoreError};
@@ -113,6 +114,19 @@ impl Registry {
             event_ttl,
             event_lease: tokio::sync::Mutex::new(None),
         }
+    }
+
+    /// Waits until this server knows what other servers of the same store were acknowledged before the call, unless
+    /// the client has said that it is content with less: with anything (`0`), or with a version that is known here.
+    pub async fn catch_up(&self, verb: Verb, query: &Query) -> Result<(), Status> {
+        let wanted = match verb {
+            Verb::Get | Verb::List | Verb::Watch => query.get("resourceVersion").and_then(|v| v.parse().ok()),
+            _ => None,
+        };
+        if wanted.is_some_and(|version: u64| version <= self.store.snapshot().revision().0) {
+            return Ok(());
+        }
+        self.store.catch_up().await.map_err(store_status)
     }
 
     pub fn view(&self) -> View {

@@ -16,6 +16,8 @@ pub struct World {
     door: Door,
 }
 
+type Answer = <Door as Service<Request<Full<Bytes>>>>::Response;
+
 /// An answer read to its end.
 pub struct Reply {
     pub code: u16,
@@ -39,6 +41,14 @@ impl Reply {
 
 impl World {
     pub async fn start() -> Self {
+        let world = Self::start_on(Store::memory()).await;
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
+        world
+    }
+
+    /// A server on a store of one's own, with nothing but what it makes itself.
+    pub async fn start_on(store: Store) -> Self {
         let config = Config {
             advertise: "192.0.2.1:6443".parse().expect("an address"),
             service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
@@ -49,12 +59,9 @@ impl World {
             service_account_key: None,
             event_ttl_seconds: 3600,
         };
-        let server = ApiServer::start(Arc::new(Store::memory()), config).await.expect("the server starts");
+        let server = ApiServer::start(Arc::new(store), config).await.expect("the server starts");
         let door = server.door(User::new("admin", ["system:masters"]));
-        let world = Self { server, door };
-        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
-        assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
-        world
+        Self { server, door }
     }
 
     /// The same server, for somebody else.
@@ -63,15 +70,19 @@ impl World {
     }
 
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+        let (parts, body) = self.open(method, path, headers, body).await.into_parts();
+        let bytes = body.collect().await.expect("a body").to_bytes();
+        Reply { code: parts.status.as_u16(), headers: parts.headers, bytes }
+    }
+
+    /// The answer with its body unread: for watches.
+    pub async fn open(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut request = Request::builder().method(method).uri(path).header("user-agent", "tester/1");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let request = request.body(Full::new(Bytes::copy_from_slice(body))).expect("a request");
-        let answer = self.door.clone().call(request).await.expect("an answer");
-        let (parts, body) = answer.into_parts();
-        let bytes = body.collect().await.expect("a body").to_bytes();
-        Reply { code: parts.status.as_u16(), headers: parts.headers, bytes }
+        self.door.clone().call(request).await.expect("an answer")
     }
 
     pub async fn get(&self, path: &str) -> Reply {
