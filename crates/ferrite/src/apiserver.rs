@@ -153,6 +153,7 @@ impl Running {
             service_account_issuer: options.service_account_issuer.clone(),
             service_account_key: Some(pki.service_account_key()?),
             event_ttl_seconds: 3600,
+            serving: Default::default(),
         };
         let server = ApiServer::start(store, config).await?;
         let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));

@@ -5,15 +5,19 @@
 mod allocator;
 mod create;
 mod delete;
+mod hub;
 mod list;
 pub(crate) mod metadata;
+mod select;
 pub(crate) mod stored;
 mod update;
 mod watch;
 
 pub(crate) use allocator::ServiceAllocator;
 pub(crate) use delete::Deleted;
-pub(crate) use list::{ListPage, Selectors};
+pub(crate) use hub::{Event, EventType, FrameKey};
+pub(crate) use list::{Items, ListPage};
+pub(crate) use select::{Facts, Selectors};
 pub(crate) use update::{Change, Update};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
@@ -98,6 +102,7 @@ pub(crate) struct Registry {
     pub store: Arc<Store>,
     pub table: Arc<Table>,
     pub services: ServiceAllocator,
+    hubs: hub::Hubs,
     /// Events are kept this long, in seconds.
     event_ttl: u64,
     event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
@@ -110,6 +115,7 @@ impl Registry {
             store,
             table,
             services,
+            hubs: hub::Hubs::default(),
             event_ttl,
             event_lease: tokio::sync::Mutex::new(None),
         }

@@ -5,4 +5,5 @@ mod world;
 mod allowed;
 mod deleting;
 mod reading;
+mod streams;
 mod writing;
