@@ -100,10 +100,16 @@ impl RequestKind {
         }
     }
 
-    fn labels(&self) -> String {
+    /// Labels in alphabetical order, as upstream's. Not all metrics tell dry runs apart.
+    fn labels(&self, with_dry_run: bool) -> String {
+        let dry_run = match (with_dry_run, self.dry_run) {
+            (false, _) => "",
+            (true, false) => "dry_run=\"\",",
+            (true, true) => "dry_run=\"All\",",
+        };
         let (group, version, plural) = names(self.resource.as_deref());
         format!(
-            "component=\"apiserver\",group={group:?},resource={plural:?},scope={:?},subresource={:?},verb={:?},version={version:?}",
+            "component=\"apiserver\",{dry_run}group={group:?},resource={plural:?},scope={:?},subresource={:?},verb={:?},version={version:?}",
             self.scope, self.subresource, self.verb,
         )
     }
@@ -335,41 +341,37 @@ impl Metrics {
         let counted = all.values().filter(|s| !s.codes.is_empty());
         head(out, "apiserver_request_total", "counter", "Requests by verb, resource and code.");
         for series in counted.clone() {
-            let (labels, dry_run) = (series.kind.labels(), dry_run(&series.kind));
+            let labels = series.kind.labels(true);
             for (code, count) in &series.codes {
-                let line = format!(
-                    "apiserver_request_total{{code=\"{code}\",dry_run={dry_run:?},{labels}}} {count}"
-                );
-                put(out, &line);
+                put(out, &format!("apiserver_request_total{{code=\"{code}\",{labels}}} {count}"));
             }
         }
         let name = "apiserver_request_duration_seconds";
         head(out, name, "histogram", "How long requests took.");
         for series in counted.clone().filter(|s| s.seconds.count > 0) {
-            let labels = format!("dry_run={:?},{}", dry_run(&series.kind), series.kind.labels());
-            series.seconds.put(out, name, &labels);
+            series.seconds.put(out, name, &series.kind.labels(true));
         }
         let name = "apiserver_request_sli_duration_seconds";
         head(out, name, "histogram", "How long requests took, without what webhooks and queues took.");
         for series in counted.clone().filter(|s| s.seconds.count > 0 && !s.kind.dry_run) {
-            series.seconds.put(out, name, &series.kind.labels());
+            series.seconds.put(out, name, &series.kind.labels(false));
         }
         let name = "apiserver_response_sizes";
         head(out, name, "histogram", "Bytes of answers.");
         for series in counted.filter(|s| s.bytes.count > 0 && !s.kind.dry_run) {
-            series.bytes.put(out, name, &series.kind.labels());
+            series.bytes.put(out, name, &series.kind.labels(false));
         }
         let name = "apiserver_request_terminations_total";
         head(out, name, "counter", "Requests ended before they were done.");
         for series in all.values() {
             for (code, count) in &series.terminations {
-                put(out, &format!("{name}{{code=\"{code}\",{}}} {count}", series.kind.labels()));
+                put(out, &format!("{name}{{code=\"{code}\",{}}} {count}", series.kind.labels(false)));
             }
         }
         let name = "apiserver_longrunning_requests";
         head(out, name, "gauge", "Streams being served.");
         for series in all.values().filter(|s| s.kind.long_running) {
-            put(out, &format!("{name}{{{}}} {}", series.kind.labels(), series.running));
+            put(out, &format!("{name}{{{}}} {}", series.kind.labels(false), series.running));
         }
     }
 
@@ -389,10 +391,6 @@ impl Metrics {
         head(out, name, "counter", "Events encoded for watchers, which share what is encoded.");
         put(out, &format!("{name} {}", ENCODINGS.load(Ordering::Relaxed)));
     }
-}
-
-fn dry_run(kind: &RequestKind) -> &'static str {
-    if kind.dry_run { "All" } else { "" }
 }
 
 fn head(out: &mut String, name: &str, kind: &str, help: &str) {
@@ -502,11 +500,13 @@ mod tests {
         let list = kind(&Method::GET, "/api/v1/pods?limit=5", &table);
         metrics.record(&list, 200, Duration::from_millis(30), Some(1500));
         let text = metrics.text();
-        let labels = r#"component="apiserver",group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1""#;
+        let tail = r#"group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1""#;
+        let labels = format!("component=\"apiserver\",{tail}");
+        let with_dry_run = format!("component=\"apiserver\",dry_run=\"\",{tail}");
         for line in [
-            format!("apiserver_request_total{{code=\"200\",dry_run=\"\",{labels}}} 1\n"),
-            format!("dry_run=\"\",{labels},le=\"0.025\"}} 0\n"),
-            format!("dry_run=\"\",{labels},le=\"0.05\"}} 1\n"),
+            format!("apiserver_request_total{{code=\"200\",{with_dry_run}}} 1\n"),
+            format!("{with_dry_run},le=\"0.025\"}} 0\n"),
+            format!("{with_dry_run},le=\"0.05\"}} 1\n"),
             format!("apiserver_response_sizes_bucket{{{labels},le=\"10000\"}} 1\n"),
             format!("apiserver_response_sizes_sum{{{labels}}} 1500\n"),
         ] {

@@ -12,8 +12,10 @@ use ferrite_store::Entry;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// About the size of a piece, and of what is read to make one.
+/// About the size of a piece, and of what is read at once to make one.
 pub(crate) const PIECE: usize = 128 << 10;
+/// Where little is selected, a piece is sent when so many were read for it.
+const MAX_READS: usize = 8;
 
 /// A list on its way out.
 pub(crate) struct Pieces {
@@ -109,10 +111,15 @@ impl Pieces {
         if let Some(head) = self.head.take() {
             out.put_slice(&head);
         }
-        for entry in self.items.take(PIECE).unwrap_or_default() {
-            if let Err(status) = self.put(&entry, &mut out) {
-                self.done = true;
-                return Some(Err(status));
+        for _ in 0..MAX_READS {
+            for entry in self.items.take(PIECE).unwrap_or_default() {
+                if let Err(status) = self.put(&entry, &mut out) {
+                    self.done = true;
+                    return Some(Err(status));
+                }
+            }
+            if out.len() >= PIECE || self.items.is_done() {
+                break;
             }
         }
         if self.items.is_done() {

@@ -226,10 +226,10 @@ mod tests {
         for event in of_first.iter().chain(&of_second) {
             event.frame(KEY, make).unwrap();
         }
-        // Revision 1 lies before everything remembered and is made for the asker alone.
+        // What lies before everything remembered is made for the asker alone.
         assert_eq!(made.get(), 8);
         assert!(Arc::ptr_eq(&of_second[0], &of_first[3]));
-        assert_eq!(hub.bytes.load(Ordering::Relaxed), 6 * 5);
+        assert_eq!(hub.bytes.load(Ordering::Relaxed), 5 * 5);
         drop((of_first, of_second));
         lock(&hub.recent).clear();
         assert_eq!(hub.bytes.load(Ordering::Relaxed), 0);

@@ -170,7 +170,7 @@ async fn too_many_requests_are_turned_away() {
     let world = World::start_with(serving).await;
     let body = World::endless_body();
     let user = world.as_user(ferrite_apiserver::User::new("somebody", ["everybody"]));
-    let waiting = user.begin("POST", MAPS, body);
+    let waiting = world.begin("POST", MAPS, body);
     let mut waiting = Box::pin(waiting);
     assert!(futures_util::poll!(&mut waiting).is_pending());
     let refused = user.post(MAPS, &config_map("a", json!({}))).await;
