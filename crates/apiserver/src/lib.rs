@@ -30,5 +30,6 @@ mod watching;
 
 pub use auth::User;
 pub use http::{Answer, Body, BoxError};
+pub use options::go_duration;
 pub use server::{ApiServer, Config, Door, Serving};
 pub use version::KUBERNETES_VERSION;

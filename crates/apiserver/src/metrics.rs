@@ -184,6 +184,35 @@ impl Series {
     }
 }
 
+/// How long changes took until they were durable, in upstream's words, whatever the store is.
+#[derive(Default)]
+pub(crate) struct StoreTimes(Mutex<BTreeMap<(String, String, &'static str), Histogram>>);
+
+impl StoreTimes {
+    pub fn observe(&self, resource: &Resource, operation: &'static str, elapsed: Duration) {
+        let key = (resource.group.to_string(), resource.plural.to_string(), operation);
+        let mut all = lock(&self.0);
+        all.entry(key).or_insert_with(|| Histogram::new(SECONDS)).observe(elapsed.as_secs_f64());
+    }
+
+    pub fn put(&self, out: &mut String) {
+        let all = lock(&self.0);
+        let labels = |group: &str, resource: &str, operation: &str| {
+            format!("group={group:?},operation={operation:?},resource={resource:?}")
+        };
+        let name = "etcd_request_duration_seconds";
+        head(out, name, "histogram", "How long the store took.");
+        for ((group, resource, operation), seconds) in all.iter() {
+            seconds.put(out, name, &labels(group, resource, operation));
+        }
+        let name = "etcd_requests_total";
+        head(out, name, "counter", "Requests to the store.");
+        for ((group, resource, operation), seconds) in all.iter() {
+            put(out, &format!("{name}{{{}}} {}", labels(group, resource, operation), seconds.count));
+        }
+    }
+}
+
 struct Watched {
     labels: String,
     bytes: Histogram,

@@ -45,7 +45,7 @@ impl Query {
 }
 
 /// A duration as Go writes it: `1m30s`, `500ms`. None for anything else and for what is negative.
-pub(crate) fn go_duration(text: &str) -> Option<Duration> {
+pub fn go_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
     }

@@ -13,7 +13,7 @@ use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, su
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::Status;
-use ferrite_store::Store;
+use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use std::collections::BTreeMap;
@@ -122,6 +122,7 @@ pub struct ApiServer {
 impl ApiServer {
     /// Starts a server on a store and brings what every cluster has into being.
     pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
+        let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
         let table = Arc::new(Table::new(served));
         let (network, prefix) = config.service_network;
@@ -148,6 +149,11 @@ impl ApiServer {
             tasks: TaskTracker::new(),
         });
         bootstrap::run(&server).await?;
+        if fresh {
+            // Nobody has seen a version from before there was anything. As upstream: it is too old for a watch.
+            let store = &server.registry.store;
+            store.compact(store.usage().revision).map_err(Status::internal)?;
+        }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
         server.ready.store(true, Ordering::Release);
@@ -385,6 +391,7 @@ impl ApiServer {
             Route::OpenApiV3Document(path) => Ok(self.openapi.document(table, path, &parts.headers, query)),
             Route::Metrics => {
                 let mut text = self.metrics.text();
+                self.registry.times.put(&mut text);
                 let usage = self.registry.store.usage();
                 metrics::put_storage(&mut text, table, &self.registry.view().snapshot, &usage);
                 Ok(http::answer(200, metrics::CONTENT_TYPE, text))

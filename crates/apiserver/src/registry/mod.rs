@@ -22,10 +22,11 @@ pub(crate) use update::{Change, Update};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::auth::{Rbac, User};
+use crate::metrics::StoreTimes;
 use crate::options::WriteOptions;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
-use ferrite_store::{Entry, Snapshot, Store, StoreError};
+use ferrite_store::{Entry, Outcome, Snapshot, Store, StoreError, Txn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -103,6 +104,8 @@ pub(crate) struct Registry {
     pub table: Arc<Table>,
     pub services: ServiceAllocator,
     hubs: hub::Hubs,
+    /// How long the store takes.
+    pub times: StoreTimes,
     /// Events are kept this long, in seconds.
     event_ttl: u64,
     event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
@@ -116,6 +119,7 @@ impl Registry {
             table,
             services,
             hubs: hub::Hubs::default(),
+            times: StoreTimes::default(),
             event_ttl,
             event_lease: tokio::sync::Mutex::new(None),
         }
@@ -123,6 +127,19 @@ impl Registry {
 
     pub fn view(&self) -> View {
         View { snapshot: self.store.snapshot(), table: Arc::clone(&self.table) }
+    }
+
+    /// Commits a transaction that does `operation` to an object of a resource.
+    async fn commit(
+        &self,
+        resource: &Resource,
+        operation: &'static str,
+        txn: Txn,
+    ) -> Result<Outcome, Status> {
+        let started = std::time::Instant::now();
+        let outcome = self.store.commit(txn).await;
+        self.times.observe(resource, operation, started.elapsed());
+        outcome.map_err(store_status)
     }
 
     /// The stored object.

@@ -106,8 +106,7 @@ async fn metric(world: &World, name: &str) -> f64 {
 #[tokio::test]
 async fn watchers_are_told_alike_and_share_the_work() {
     let world = World::start().await;
-    let version = world.get(MAPS).await.at("/metadata/resourceVersion");
-    let version = version.as_str().expect("a version").to_owned();
+    let version = world.version().await;
     let mut watchers = Vec::new();
     for number in 0..50 {
         let selector = if number % 2 == 0 { "t%3Dx" } else { "t%3Dy" };
@@ -154,14 +153,23 @@ async fn the_initial_state_ends_with_a_bookmark() {
 #[tokio::test]
 async fn a_watcher_learns_its_position_every_minute_and_before_the_end() {
     let world = World::start().await;
+    let version = world.version().await;
     tokio::time::pause();
     let reply = world
-        .get(&format!("{MAPS}?watch=1&allowWatchBookmarks=true&timeoutSeconds=100&resourceVersion=1"))
+        .get(&format!("{MAPS}?watch=1&allowWatchBookmarks=true&timeoutSeconds=100&resourceVersion={version}"))
         .await;
     let told = events(&reply.bytes);
     assert_eq!(told.iter().filter(|(type_, _)| type_ == "BOOKMARK").count(), 2, "{told:?}");
-    let silent = world.get(&format!("{MAPS}?watch=1&timeoutSeconds=100&resourceVersion=1")).await;
+    let silent = world.get(&format!("{MAPS}?watch=1&timeoutSeconds=100&resourceVersion={version}")).await;
     assert_eq!(events(&silent.bytes), []);
+}
+
+#[tokio::test]
+async fn versions_from_before_the_cluster_are_too_old() {
+    let world = World::start().await;
+    let reply = world.get(&format!("{MAPS}?watch=1&resourceVersion=1&timeoutSeconds=1")).await;
+    let event = reply.json();
+    assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)));
 }
 
 #[tokio::test]
@@ -199,7 +207,7 @@ async fn a_server_that_stops_says_so_first() {
     let serving = Serving { shutdown_delay: Duration::from_secs(5), ..Serving::default() };
     let world = World::start_with(serving).await;
     tokio::time::pause();
-    let watch = world.open(&format!("{MAPS}?watch=1&resourceVersion=1")).await.into_body();
+    let watch = world.open(&format!("{MAPS}?watch=1")).await.into_body();
     let stopping = world.stop();
     tokio::pin!(stopping);
     assert!(futures_util::poll!(&mut stopping).is_pending());

@@ -82,6 +82,11 @@ impl World {
         Reply { code: parts.status.as_u16(), headers: parts.headers, bytes }
     }
 
+    /// The version the store is at.
+    pub async fn version(&self) -> String {
+        self.get(MAPS).await.at("/metadata/resourceVersion").as_str().expect("a version").to_owned()
+    }
+
     /// The answer to a GET, not read yet.
     pub async fn open(&self, path: &str) -> Answer {
         let request = Request::get(path).body(Full::new(Bytes::new())).expect("a request");
