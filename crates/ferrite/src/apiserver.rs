@@ -2,6 +2,7 @@
 
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
+use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{ApiServer, Config, Door, User};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
@@ -30,6 +31,8 @@ pub struct ServerOptions {
     pub service_node_port_range: PortRange,
     #[command(flatten)]
     pub storage: StorageOptions,
+    #[command(flatten)]
+    pub serving: ServingOptions,
     /// Who tokens of service accounts are from.
     #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
     pub service_account_issuer: String,
@@ -153,6 +156,7 @@ impl Running {
             service_account_issuer: options.service_account_issuer.clone(),
             service_account_key: Some(pki.service_account_key()?),
             event_ttl_seconds: 3600,
+            serving: options.serving.to_serving(),
         };
         let server = ApiServer::start(store, config).await?;
         let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));

@@ -2,7 +2,7 @@
 
 use crate::Target;
 use bytes::Bytes;
-use ferrite_apiserver::{ApiServer, Config, Door, User};
+use ferrite_apiserver::{ApiServer, Config, Door, Serving, User};
 use ferrite_store::Store;
 use http::Request;
 use http_body_util::{BodyExt, Full};
@@ -33,6 +33,7 @@ fn server() -> &'static Server {
             service_account_issuer: "https://kubernetes.default.svc".into(),
             service_account_key: None,
             event_ttl_seconds: 3600,
+            serving: Serving::default(),
         };
         let server =
             runtime.block_on(ApiServer::start(Arc::new(Store::memory()), config)).expect("the server starts");

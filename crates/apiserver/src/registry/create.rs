@@ -99,7 +99,7 @@ impl Registry {
         let lease = self.lease_for(resource, now).await?;
         let value = stored::encode(resource, &object);
         let txn = Txn::default().when(Compare::Absent(key.clone())).then(Op::Put { key, value, lease });
-        match self.store.commit(txn).await.map_err(store_status)? {
+        match self.commit(resource, "create", txn).await? {
             Outcome::Committed { revision } => {
                 allocation.keep();
                 stored::set_version(&mut object, revision);

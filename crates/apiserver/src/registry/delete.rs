@@ -63,7 +63,7 @@ impl Registry {
                 });
             }
             let txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
-            let Outcome::Committed { revision } = self.store.commit(txn).await.map_err(store_status)? else {
+            let Outcome::Committed { revision } = self.commit(resource, "delete", txn).await? else {
                 continue;
             };
             return Ok(match step {
@@ -71,7 +71,7 @@ impl Registry {
                     let txn = Txn::default()
                         .when(Compare::ModifiedAt(key.clone(), revision))
                         .then(Op::Delete { key: key.clone() });
-                    match self.store.commit(txn).await.map_err(store_status)? {
+                    match self.commit(resource, "delete", txn).await? {
                         Outcome::Committed { .. } => {
                             stored::set_version(&mut new, revision);
                             self.services.release(resource, &old);

@@ -5,24 +5,29 @@
 mod allocator;
 mod create;
 mod delete;
+mod hub;
 mod list;
 pub(crate) mod metadata;
+mod select;
 pub(crate) mod stored;
 mod update;
 mod watch;
 
 pub(crate) use allocator::ServiceAllocator;
 pub(crate) use delete::Deleted;
-pub(crate) use list::{ListPage, Selectors};
+pub(crate) use hub::{Event, EventType, FrameKey};
+pub(crate) use list::{Items, ListPage};
+pub(crate) use select::{Facts, Selectors};
 pub(crate) use update::{Change, Update};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::auth::{Rbac, User};
+use crate::metrics::StoreTimes;
 use crate::options::{Query, WriteOptions};
 use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
-use ferrite_store::{Entry, Snapshot, Store, StoreError};
+use ferrite_store::{Entry, Outcome, Snapshot, Store, StoreError, Txn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,6 +104,9 @@ pub(crate) struct Registry {
     pub store: Arc<Store>,
     pub table: Arc<Table>,
     pub services: ServiceAllocator,
+    hubs: hub::Hubs,
+    /// How long the store takes.
+    pub times: StoreTimes,
     /// Events are kept this long, in seconds.
     event_ttl: u64,
     event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
@@ -111,6 +119,8 @@ impl Registry {
             store,
             table,
             services,
+            hubs: hub::Hubs::default(),
+            times: StoreTimes::default(),
             event_ttl,
             event_lease: tokio::sync::Mutex::new(None),
         }
@@ -131,6 +141,19 @@ impl Registry {
 
     pub fn view(&self) -> View {
         View { snapshot: self.store.snapshot(), table: Arc::clone(&self.table) }
+    }
+
+    /// Commits a transaction that does `operation` to an object of a resource.
+    async fn commit(
+        &self,
+        resource: &Resource,
+        operation: &'static str,
+        txn: Txn,
+    ) -> Result<Outcome, Status> {
+        let started = std::time::Instant::now();
+        let outcome = self.store.commit(txn).await;
+        self.times.observe(resource, operation, started.elapsed());
+        outcome.map_err(store_status)
     }
 
     /// The stored object.

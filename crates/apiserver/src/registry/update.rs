@@ -64,7 +64,7 @@ impl Registry {
             if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
                 txn = txn.relaxed();
             }
-            match self.store.commit(txn).await.map_err(store_status)? {
+            match self.commit(resource, "update", txn).await? {
                 Outcome::Committed { revision } => {
                     allocation.keep();
                     if finished {
