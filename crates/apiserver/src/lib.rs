@@ -27,6 +27,7 @@ mod subresource;
 mod verbs;
 mod version;
 
+pub use admission::AdmissionPlugins;
 pub use auth::User;
 pub use http::{Answer, Body, BoxError};
 pub use server::{ApiServer, Config, Door};

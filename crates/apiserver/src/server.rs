@@ -1,5 +1,6 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
+use crate::admission::{AdmissionPlugins, Chain};
 use crate::auth::token::Signer;
 use crate::auth::{self, User};
 use crate::call::Call;
@@ -48,6 +49,7 @@ pub struct Config {
     pub service_account_key: Option<String>,
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
+    pub admission: AdmissionPlugins,
 }
 
 impl Config {
@@ -88,7 +90,9 @@ impl ApiServer {
         let (network, prefix) = config.service_network;
         let services = existing_services(&store, &table);
         let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());
-        let registry = Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds);
+        let admission = Chain::new(&config.admission).map_err(Status::internal)?;
+        let registry =
+            Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
         let tokens = match &config.service_account_key {
             Some(pem) => Some(Signer::new(pem, &config.service_account_issuer).map_err(Status::internal)?),
             None => None,
@@ -254,6 +258,7 @@ impl ApiServer {
             body: std::sync::Mutex::new(Some(body)),
             representation,
             warnings: Vec::new(),
+            admission: crate::options::Warnings::default(),
         };
         Box::pin(verbs::handle(call)).await.map_err(|s| (s, for_errors))
     }

@@ -3,7 +3,7 @@
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
 use crate::storage::{Storage, StorageOptions};
-use ferrite_apiserver::{ApiServer, Config, Door, User};
+use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, User};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -36,6 +36,12 @@ pub struct ServerOptions {
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
+    /// Admission plugins to turn on beside those that are on by default.
+    #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
+    pub enable_admission_plugins: Vec<String>,
+    /// Admission plugins to turn off.
+    #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
+    pub disable_admission_plugins: Vec<String>,
 }
 
 /// A key alone turns on, as upstream.
@@ -153,6 +159,10 @@ impl Running {
             service_account_issuer: options.service_account_issuer.clone(),
             service_account_key: Some(pki.service_account_key()?),
             event_ttl_seconds: 3600,
+            admission: AdmissionPlugins {
+                enable: options.enable_admission_plugins.clone(),
+                disable: options.disable_admission_plugins.clone(),
+            },
         };
         let server = ApiServer::start(store, config).await?;
         let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));

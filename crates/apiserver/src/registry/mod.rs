@@ -17,11 +17,12 @@ pub(crate) use list::{ListPage, Selectors};
 pub(crate) use update::{Change, Update};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
+use crate::admission::Chain;
 use crate::auth::{Rbac, User};
 use crate::options::WriteOptions;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
-use ferrite_store::{Entry, Snapshot, Store, StoreError};
+use ferrite_store::{Entry, Revision, Snapshot, Store, StoreError};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -71,17 +72,34 @@ impl View {
 }
 
 impl View {
-    /// The objects of a resource in a namespace, decoded one by one.
-    pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> {
-        let found: Vec<Value> = match self.table.any_version(group, plural) {
+    /// The objects of a resource in a namespace.
+    pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> + use<> {
+        self.entries(group, plural, namespace).map(|(_, object)| object)
+    }
+
+    /// The objects of a resource in a namespace, each with the revision that wrote it.
+    pub fn entries(
+        &self,
+        group: &str,
+        plural: &str,
+        namespace: &str,
+    ) -> impl Iterator<Item = (Revision, Value)> + use<> {
+        let found: Vec<_> = match self.table.any_version(group, plural) {
             None => Vec::new(),
             Some(resource) => {
                 let prefix = stored::prefix_in(resource, Some(namespace));
                 let entries = self.snapshot.range(prefix.as_bytes(), None);
-                entries.filter_map(|(_, entry)| stored::decode(resource, entry)).collect()
+                entries
+                    .filter_map(|(_, entry)| Some((entry.modified, stored::decode(resource, entry)?)))
+                    .collect()
             }
         };
         found.into_iter()
+    }
+
+    /// Any version of a resource.
+    pub fn resource(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
+        self.table.any_version(group, plural)
     }
 }
 
@@ -98,18 +116,26 @@ pub(crate) struct Registry {
     pub store: Arc<Store>,
     pub table: Arc<Table>,
     pub services: ServiceAllocator,
+    pub admission: Chain,
     /// Events are kept this long, in seconds.
     event_ttl: u64,
     event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
 }
 
 impl Registry {
-    pub fn new(store: Arc<Store>, table: Arc<Table>, services: ServiceAllocator, event_ttl: u64) -> Self {
+    pub fn new(
+        store: Arc<Store>,
+        table: Arc<Table>,
+        services: ServiceAllocator,
+        event_ttl: u64,
+        admission: Chain,
+    ) -> Self {
         Self {
             rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
             store,
             table,
             services,
+            admission,
             event_ttl,
             event_lease: tokio::sync::Mutex::new(None),
         }
