@@ -140,6 +140,6 @@ fn action(review: &Value) -> Action {
         subresource: text("subresource"),
         namespace: text("namespace"),
         name: text("name"),
-        path: None,
+        ..Action::default()
     }
 }

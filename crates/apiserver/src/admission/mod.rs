@@ -2,13 +2,23 @@
 //!
 //! One module per plugin, one row each in [`PLUGINS`], in upstream's order.
 
-mod certificate_subject;
+mod always_pull_images;
+mod certificates;
+mod claim_resize;
+mod default_class;
 mod default_tolerations;
+mod deny_external_ips;
+mod extended_toleration;
 mod limit_ranger;
 mod namespace_lifecycle;
+mod node_restriction;
+mod owner_references;
+mod pod_node_selector;
 mod pod_security;
+mod pod_topology;
 mod priority;
 mod resource_quota;
+mod runtime_class;
 mod service_account;
 mod storage_in_use;
 mod taint_nodes;
@@ -137,16 +147,34 @@ const fn on(plugin: &'static dyn Plugin) -> Row {
     Row { plugin, default: true }
 }
 
+const fn off(plugin: &'static dyn Plugin) -> Row {
+    Row { plugin, default: false }
+}
+
 const PLUGINS: &[Row] = &[
     on(&namespace_lifecycle::NamespaceLifecycle),
     on(&limit_ranger::LimitRanger),
     on(&service_account::ServiceAccount),
+    off(&node_restriction::NodeRestriction),
     on(&taint_nodes::TaintNodesByCondition),
+    off(&always_pull_images::AlwaysPullImages),
     on(&pod_security::PodSecurity),
+    off(&pod_node_selector::PodNodeSelector),
     on(&priority::Priority),
     on(&default_tolerations::DefaultTolerationSeconds),
+    off(&extended_toleration::ExtendedResourceToleration),
+    on(&default_class::DefaultStorageClass),
     on(&storage_in_use::StorageObjectInUseProtection),
-    on(&certificate_subject::CertificateSubject),
+    off(&owner_references::OwnerReferencesPermissionEnforcement),
+    on(&claim_resize::PersistentVolumeClaimResize),
+    on(&runtime_class::RuntimeClass),
+    on(&certificates::CertificateApproval),
+    on(&certificates::CertificateSigning),
+    on(&certificates::ClusterTrustBundleAttest),
+    on(&certificates::CertificateSubjectRestriction),
+    on(&default_class::DefaultIngressClass),
+    off(&deny_external_ips::DenyServiceExternalIPs),
+    on(&pod_topology::PodTopologyLabels),
     on(&resource_quota::ResourceQuota),
 ];
 
@@ -178,6 +206,7 @@ impl Chain {
     }
 
     pub fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
+        certificates::stamp_requester(attributes, object);
         self.0.iter().try_for_each(|plugin| {
             let _span =
                 tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name)

@@ -51,7 +51,7 @@ pub(crate) fn impersonate(
             subresource: subresource.into(),
             namespace: namespace.into(),
             name: name.into(),
-            path: None,
+            ..Action::default()
         };
         if decide(rbac, view, &user, &action).allowed {
             return Ok(());

@@ -82,7 +82,7 @@ impl Rule {
                             subresource: subresource.into(),
                             namespace: namespace.into(),
                             name: name.clone(),
-                            path: None,
+                            ..Action::default()
                         })
                     },
                 )

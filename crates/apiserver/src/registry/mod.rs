@@ -97,6 +97,11 @@ impl View {
         found.into_iter()
     }
 
+    /// The resource of a kind.
+    pub fn of_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
+        self.table.rows.iter().find(|r| r.group == group && r.version == version && r.kind == kind)
+    }
+
     /// Any version of a resource.
     pub fn resource(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
         self.table.any_version(group, plural)
