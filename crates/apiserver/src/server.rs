@@ -243,7 +243,7 @@ impl ApiServer {
             ));
         };
         let streams =
-            matches!(target.subresource.as_deref(), Some("log" | "exec" | "attach" | "portforward"));
+            matches!(target.subresource.as_deref(), Some("log" | "exec" | "attach" | "portforward" | "proxy"));
         if !streams {
             negotiated.map_err(|s| (s, PLAIN_JSON))?;
         }
@@ -377,8 +377,11 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
     let value = status.to_value();
     let mut answer =
         encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
-    let retry = status.details.as_ref().and_then(|d| d.get("retryAfterSeconds")).and_then(|s| s.as_u64());
-    if let Some(seconds) = retry.or((status.code == 429).then_some(1)) {
+    let retry = match &status.details {
+        Some(details) => details.get("retryAfterSeconds").and_then(|s| s.as_u64()),
+        None => (status.code == 429).then_some(1),
+    };
+    if let Some(seconds) = retry {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     answer

@@ -1,9 +1,11 @@
 //! `serviceaccounts/token`: tokens, and whose they are.
 
+use crate::admission::{Attributes, Operation};
 use crate::auth::{User, token};
 use crate::call::Call;
 use crate::encode;
 use crate::http::Answer;
+use crate::options::WriteOptions;
 use crate::registry::metadata;
 use crate::server::ApiServer;
 use ferrite_api::field::{FieldError, Path};
@@ -22,14 +24,35 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let Some(signer) = &call.server.tokens else {
         return Err(Status::unavailable("this server has no key to sign tokens with"));
     };
+    let given = meta::name(&request);
+    if !given.is_empty() && given != call.name() {
+        let error = FieldError::invalid(
+            &Path::new("metadata").child("name"),
+            given,
+            "must match the service account name if specified",
+        );
+        return Err(Status::invalid(&gvk.group, &gvk.kind, call.name(), &[error]));
+    }
+    let given = meta::namespace(&request);
+    if !given.is_empty() && given != call.namespace() {
+        let error = FieldError::invalid(
+            &Path::new("metadata").child("namespace"),
+            given,
+            "must match the service account namespace if specified",
+        );
+        return Err(Status::invalid(&gvk.group, &gvk.kind, call.name(), &[error]));
+    }
+    let now = Timestamp::now();
+    let spec = &mut request["spec"];
+    let seconds = spec["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
+    spec["expirationSeconds"] = seconds.into();
+    check_seconds(seconds)?;
+    crate::managed::on_body(&gvk, &mut request, &options, "token", now);
+    admit(call, &options, &request)?;
     let spec = &mut request["spec"];
     if spec["audiences"].as_array().is_none_or(Vec::is_empty) {
         spec["audiences"] = json!([signer.issuer]);
     }
-    let seconds = spec["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
-    spec["expirationSeconds"] = seconds.into();
-    check_seconds(seconds)?;
-    let now = Timestamp::now();
     let bound = bound_object(call, &request["spec"]["boundObjectRef"])?;
     let mut claims = json!({
         "aud": request["spec"]["audiences"],
@@ -50,13 +73,28 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let signed = signer.sign(&claims).ok_or_else(|| Status::internal("a token could not be signed"))?;
     let expires = now.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(now);
     request["status"] = json!({"token": signed, "expirationTimestamp": metadata::time(expires)});
-    crate::managed::on_body(&gvk, &mut request, &options, "token", now);
     let metadata = meta::metadata_mut(&mut request);
     metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
     metadata.insert("name".into(), call.name().into());
     metadata.insert("namespace".into(), call.namespace().into());
     metadata.insert("creationTimestamp".into(), metadata::time(now).into());
     encode::value(201, &request, call.representation)
+}
+
+fn admit(call: &Call, options: &WriteOptions, request: &Value) -> Result<(), Status> {
+    let registry = &call.server.registry;
+    let attributes = Attributes {
+        operation: Operation::Create,
+        resource: &call.resource,
+        subresource: Some("token"),
+        namespace: call.namespace(),
+        name: call.name(),
+        user: &call.user,
+        old: None,
+        options,
+        rbac: &registry.rbac,
+    };
+    registry.admission.validate(&registry.view(), &attributes, Some(request)).map(drop)
 }
 
 fn check_seconds(seconds: i64) -> Result<(), Status> {
@@ -84,7 +122,8 @@ fn bound_object(call: &Call, reference: &Value) -> Result<Option<(&'static str, 
         ("v1" | "", "Node") => ("node", "nodes", ""),
         (version, kind) => {
             return Err(Status::bad_request(format!(
-                "cannot bind token to object of type {version}, Kind={kind}"
+                "cannot bind token to object of type {}, Kind={kind}",
+                if version.contains('/') { version.to_owned() } else { format!("/{version}") }
             )));
         }
     };
