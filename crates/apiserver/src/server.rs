@@ -9,6 +9,7 @@ use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
 use crate::options::Query;
 use crate::registry::{Registry, ServiceAllocator, Table, stored};
 use crate::request::{self, Health, Route, Verb};
+use crate::subresource::token::Rejected;
 use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, subresource, verbs, version};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
@@ -50,6 +51,8 @@ pub struct Config {
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
     pub admission: AdmissionPlugins,
+    /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
+    pub bootstrap_tokens: bool,
 }
 
 impl Config {
@@ -242,8 +245,10 @@ impl ApiServer {
                 for_errors,
             ));
         };
-        let streams =
-            matches!(target.subresource.as_deref(), Some("log" | "exec" | "attach" | "portforward" | "proxy"));
+        let streams = matches!(
+            target.subresource.as_deref(),
+            Some("log" | "exec" | "attach" | "portforward" | "proxy")
+        );
         if !streams {
             negotiated.map_err(|s| (s, PLAIN_JSON))?;
         }
@@ -271,8 +276,25 @@ impl ApiServer {
         let Some(given) = headers.get(header::AUTHORIZATION) else { return Ok(User::anonymous()) };
         let token = given.to_str().ok().and_then(|v| v.strip_prefix("Bearer ")).map(str::trim);
         let issuer = self.config.service_account_issuer.as_str();
-        let known = token.and_then(|token| subresource::token::user_of(self, token, &[issuer]));
+        let known = token.and_then(|token| self.token_user(token, &[issuer]).ok());
         known.map(|(user, _)| user).ok_or_else(Status::unauthorized)
+    }
+
+    /// Whose a bearer token is, and for which of `wanted` it is meant: an account's, or one that lets a node in.
+    pub(crate) fn token_user<'a>(
+        &self,
+        token: &str,
+        wanted: &[&'a str],
+    ) -> Result<(User, Vec<&'a str>), Rejected> {
+        let bootstrap = || {
+            let view = self.registry.view();
+            let user = auth::bootstrap_token::user_of(&view, token, jiff::Timestamp::now());
+            user.filter(|_| self.config.bootstrap_tokens).map(|user| (user, wanted.to_vec()))
+        };
+        match subresource::token::user_of(self, token, wanted) {
+            Err(Rejected::Unknown) => bootstrap().ok_or(Rejected::Unknown),
+            known => known,
+        }
     }
 
     /// Everything that is not a resource.

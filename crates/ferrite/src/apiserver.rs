@@ -42,6 +42,9 @@ pub struct ServerOptions {
     /// Admission plugins to turn off.
     #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
     pub disable_admission_plugins: Vec<String>,
+    /// Let bearers of bootstrap tokens in: secrets of type `bootstrap.kubernetes.io/token` in `kube-system`.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub enable_bootstrap_token_auth: bool,
 }
 
 /// A key alone turns on, as upstream.
@@ -159,6 +162,7 @@ impl Running {
             service_account_issuer: options.service_account_issuer.clone(),
             service_account_key: Some(pki.service_account_key()?),
             event_ttl_seconds: 3600,
+            bootstrap_tokens: options.enable_bootstrap_token_auth,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),

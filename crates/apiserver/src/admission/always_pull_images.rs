@@ -19,7 +19,8 @@ impl Plugin for AlwaysPullImages {
             return Ok(());
         }
         for kind in ["containers", "initContainers", "ephemeralContainers"] {
-            for container in object["spec"].get_mut(kind).and_then(Value::as_array_mut).into_iter().flatten() {
+            for container in object["spec"].get_mut(kind).and_then(Value::as_array_mut).into_iter().flatten()
+            {
                 container["imagePullPolicy"] = "Always".into();
             }
         }

@@ -19,7 +19,8 @@ impl Plugin for PersistentVolumeClaimResize {
         attributes: &Attributes<'_>,
         object: Option<&Value>,
     ) -> Result<(), Status> {
-        let updates = attributes.operation == Operation::Update && attributes.is("", "persistentvolumeclaims");
+        let updates =
+            attributes.operation == Operation::Update && attributes.is("", "persistentvolumeclaims");
         let (Some(new), Some(old), true) = (object, attributes.old, updates) else { return Ok(()) };
         let size = |claim: &Value| amounts(&claim["spec"]["resources"]["requests"]).get("storage").copied();
         if size(new) <= size(old) {

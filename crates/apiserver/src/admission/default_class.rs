@@ -30,8 +30,10 @@ impl Plugin for DefaultStorageClass {
     }
 
     fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
-        const MARKS: [&str; 2] =
-            ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
+        const MARKS: [&str; 2] = [
+            "storageclass.kubernetes.io/is-default-class",
+            "storageclass.beta.kubernetes.io/is-default-class",
+        ];
         let named = object["spec"]["storageClassName"].is_string()
             || annotated(object, "volume.beta.kubernetes.io/storage-class");
         if !attributes.creates("persistentvolumeclaims") || named {

@@ -25,7 +25,9 @@ impl Plugin for ExtendedResourceToleration {
             .flat_map(|c| amounts(&c["resources"][Side::Requests.key()]).into_keys())
             .filter(|name| name.contains('/') && !is_native(name))
             .collect();
-        let Some(spec) = object["spec"].as_object_mut().filter(|_| !devices.is_empty()) else { return Ok(()) };
+        let Some(spec) = object["spec"].as_object_mut().filter(|_| !devices.is_empty()) else {
+            return Ok(());
+        };
         let Some(tolerations) = spec.entry("tolerations").or_insert_with(|| json!([])).as_array_mut() else {
             return Ok(());
         };

@@ -24,24 +24,31 @@ impl Plugin for NodeRestriction {
         object: Option<&Value>,
     ) -> Result<(), Status> {
         let Some(node) = node::name(attributes.user) else { return Ok(()) };
-        let problem = match (&*attributes.resource.group, &*attributes.resource.plural, attributes.subresource) {
-            ("", "pods", None) => pod(node, attributes, object),
-            ("", "pods", Some("status")) => pod_status(node, attributes, object),
-            ("", "pods", Some("eviction")) => attributes
-                .old
-                .filter(|pod| pod["spec"]["nodeName"] != node)
-                .map(|_| format!("node {node:?} can only evict pods with spec.nodeName set to itself")),
-            ("", "nodes", None | Some("status")) => own_node(node, attributes, object),
-            ("", "persistentvolumeclaims", Some("status")) => claim_status(node, attributes, object),
-            ("", "serviceaccounts", Some("token")) => object.and_then(|token| bound_token(view, node, attributes, token)),
-            ("coordination.k8s.io", "leases", None) => lease(node, attributes),
-            ("storage.k8s.io", "csinodes", None) => (attributes.name != node)
-                .then(|| format!("can only access CSINode with the same name as the requesting node")),
-            ("resource.k8s.io", "resourceslices", None) => object
-                .filter(|slice| attributes.operation == Operation::Create && slice["spec"]["nodeName"] != node)
-                .map(|_| "can only create ResourceSlice with the same NodeName as the requesting node".into()),
-            _ => None,
-        };
+        let problem =
+            match (&*attributes.resource.group, &*attributes.resource.plural, attributes.subresource) {
+                ("", "pods", None) => pod(node, attributes, object),
+                ("", "pods", Some("status")) => pod_status(node, attributes, object),
+                ("", "pods", Some("eviction")) => attributes
+                    .old
+                    .filter(|pod| pod["spec"]["nodeName"] != node)
+                    .map(|_| format!("node {node:?} can only evict pods with spec.nodeName set to itself")),
+                ("", "nodes", None | Some("status")) => own_node(node, attributes, object),
+                ("", "persistentvolumeclaims", Some("status")) => claim_status(node, attributes, object),
+                ("", "serviceaccounts", Some("token")) => {
+                    object.and_then(|token| bound_token(view, node, attributes, token))
+                }
+                ("coordination.k8s.io", "leases", None) => lease(node, attributes),
+                ("storage.k8s.io", "csinodes", None) => (attributes.name != node)
+                    .then(|| format!("can only access CSINode with the same name as the requesting node")),
+                ("resource.k8s.io", "resourceslices", None) => object
+                    .filter(|slice| {
+                        attributes.operation == Operation::Create && slice["spec"]["nodeName"] != node
+                    })
+                    .map(|_| {
+                        "can only create ResourceSlice with the same NodeName as the requesting node".into()
+                    }),
+                _ => None,
+            };
         problem.map_or(Ok(()), |why| Err(attributes.forbid(why)))
     }
 }
@@ -51,7 +58,9 @@ fn pod(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Optio
         Operation::Create => new_pod(node, object?),
         Operation::Delete => (attributes.old?["spec"]["nodeName"] != node)
             .then(|| format!("node {node:?} can only delete pods with spec.nodeName set to itself")),
-        Operation::Update => Some(format!("unexpected operation \"UPDATE\", node {node:?} can only create and delete mirror pods")),
+        Operation::Update => Some(format!(
+            "unexpected operation \"UPDATE\", node {node:?} can only create and delete mirror pods"
+        )),
     }
 }
 
@@ -68,7 +77,9 @@ fn new_pod(node: &str, pod: &Value) -> Option<String> {
     if let [owner, more @ ..] = list(&pod["metadata"], "ownerReferences") {
         let own = owner["apiVersion"] == "v1" && owner["kind"] == "Node" && owner["name"] == node;
         if !more.is_empty() {
-            return Some(format!("node {node:?} can only create pods with a single owner reference set to itself"));
+            return Some(format!(
+                "node {node:?} can only create pods with a single owner reference set to itself"
+            ));
         }
         if !own {
             return Some(format!("node {node:?} can only create pods with an owner reference set to itself"));
@@ -99,7 +110,9 @@ fn new_pod(node: &str, pod: &Value) -> Option<String> {
 fn pod_status(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Option<String> {
     let (old, new) = (attributes.old?, object?);
     if old["spec"]["nodeName"] != node {
-        return Some(format!("node {node:?} can only update pod status for pods with spec.nodeName set to itself"));
+        return Some(format!(
+            "node {node:?} can only update pod status for pods with spec.nodeName set to itself"
+        ));
     }
     (meta::labels(old) != meta::labels(new))
         .then(|| format!("node {node:?} cannot update labels through pod status"))
@@ -125,7 +138,9 @@ fn own_node(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> 
             if new["spec"]["configSource"] != old["spec"]["configSource"]
                 && !new["spec"]["configSource"].is_null()
             {
-                return Some(format!("node {node:?} cannot update configSource to a new non-nil configSource"));
+                return Some(format!(
+                    "node {node:?} cannot update configSource to a new non-nil configSource"
+                ));
             }
             if list(&new["spec"], "taints") != list(&old["spec"], "taints") {
                 return Some(format!("node {node:?} is not allowed to modify taints"));
@@ -191,8 +206,11 @@ fn claim_status(node: &str, attributes: &Attributes<'_>, object: Option<&Value>)
         }
         claim
     };
-    (strip(attributes.old?) != strip(object?))
-        .then(|| format!("node {node:?} is not allowed to update fields other than status.quantity and status.conditions"))
+    (strip(attributes.old?) != strip(object?)).then(|| {
+        format!(
+            "node {node:?} is not allowed to update fields other than status.quantity and status.conditions"
+        )
+    })
 }
 
 /// Tokens are for pods of the node, and for nobody but whom those are meant to talk to.
@@ -243,7 +261,10 @@ mod tests {
         let rows = [
             (json!({"metadata": {}, "spec": {}}), Some("can only create mirror pods")),
             (mirror(json!({"nodeName": "other"})), Some("spec.nodeName set to itself")),
-            (mirror(json!({"nodeName": "n", "serviceAccountName": "a"})), Some("reference a service account")),
+            (
+                mirror(json!({"nodeName": "n", "serviceAccountName": "a"})),
+                Some("reference a service account"),
+            ),
             (
                 mirror(json!({"nodeName": "n", "volumes": [{"name": "v", "secret": {"secretName": "s"}}]})),
                 Some("reference secrets"),

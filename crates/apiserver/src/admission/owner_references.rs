@@ -41,7 +41,9 @@ impl Plugin for OwnerReferencesPermissionEnforcement {
                 ..Action::default()
             };
             if !attributes.may(view, &delete) {
-                return Err(attributes.forbid("cannot set an ownerRef on a resource you can't delete: , <nil>"));
+                return Err(
+                    attributes.forbid("cannot set an ownerRef on a resource you can't delete: , <nil>")
+                );
             }
         }
         let blocks = |owner: &Value| owner["blockOwnerDeletion"] == true;

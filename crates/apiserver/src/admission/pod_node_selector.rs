@@ -28,8 +28,9 @@ impl Plugin for PodNodeSelector {
             return Ok(());
         };
         if wanted.iter().any(|(key, value)| given.get(key).is_some_and(|other| other != value)) {
-            return Err(attributes
-                .forbid("pod node label selector conflicts with its namespace node label selector"));
+            return Err(
+                attributes.forbid("pod node label selector conflicts with its namespace node label selector")
+            );
         }
         given.extend(wanted);
         Ok(())
@@ -41,8 +42,9 @@ fn parse(text: &str) -> Result<Map<String, Value>, String> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     pairs
         .map(|pair| {
-            let (key, value) =
-                pair.split_once('=').ok_or_else(|| format!("invalid selector: {text:?} is no list of labels"))?;
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| format!("invalid selector: {text:?} is no list of labels"))?;
             Ok((key.trim().to_owned(), value.trim_start_matches('=').trim().into()))
         })
         .collect()

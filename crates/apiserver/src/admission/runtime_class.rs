@@ -34,8 +34,9 @@ impl Plugin for RuntimeClass {
         let (wanted, given) = (&class["overhead"]["podFixed"], &pod["spec"]["overhead"]);
         match (wanted.is_object(), given.is_object()) {
             (true, _) if amounts(wanted) != amounts(given) => Err(attributes.forbid(MISMATCH)),
-            (false, true) => Err(attributes
-                .forbid("pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead")),
+            (false, true) => Err(attributes.forbid(
+                "pod rejected: Pod Overhead set without corresponding RuntimeClass defined Overhead",
+            )),
             _ => Ok(()),
         }
     }

@@ -1,5 +1,6 @@
 //! Who asks, and whether they may.
 
+pub(crate) mod bootstrap_token;
 mod escalation;
 mod impersonation;
 pub(crate) mod node;

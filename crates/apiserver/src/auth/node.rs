@@ -142,7 +142,9 @@ fn slices(view: &View, node: &str, action: &Action) -> Decision {
             Some(name) if name == node => allowed(),
             _ => no("can only list/watch/deletecollection resourceslices with spec.nodeName field selector"),
         },
-        _ => no("only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection"),
+        _ => no(
+            "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection",
+        ),
     }
 }
 
@@ -213,7 +215,9 @@ pub(crate) fn references(spec: &Value, kind: &str, tell: &mut dyn FnMut(&str)) {
                 for (_, inner) in keys.iter().filter(|(k, _)| k == key) {
                     match value {
                         Value::String(text) if inner.is_empty() => tell(text),
-                        Value::Array(list) => list.iter().filter_map(|i| i[*inner].as_str()).for_each(&mut *tell),
+                        Value::Array(list) => {
+                            list.iter().filter_map(|i| i[*inner].as_str()).for_each(&mut *tell)
+                        }
                         value if !inner.is_empty() => {
                             value.get(*inner).and_then(Value::as_str).into_iter().for_each(&mut *tell);
                         }
@@ -259,7 +263,8 @@ mod tests {
 
     #[test]
     fn a_node_reads_itself() {
-        let action = |verb: &str, name: &str| Action { verb: verb.into(), name: name.into(), ..Action::default() };
+        let action =
+            |verb: &str, name: &str| Action { verb: verb.into(), name: name.into(), ..Action::default() };
         for (verb, name, expected) in [
             ("get", "n", allowed()),
             ("list", "", no("node 'n' cannot read all nodes, only its own Node object")),

@@ -108,7 +108,10 @@ pub(super) fn join(call: &mut Call, mut response: Response<hyper::body::Incoming
 
 /// For pods and services, whose certificates nobody here can know: as upstream, `https` to them is only private.
 pub(super) fn unverified() -> Arc<rustls::ClientConfig> {
-    let config = rustls::ClientConfig::builder()
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring knows the default versions of TLS")
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate))
         .with_no_client_auth();

@@ -121,7 +121,8 @@ fn check(budget: &Value) -> Result<(), Status> {
     let number = |key: &str| status[key].as_i64().unwrap_or(0);
     let generation = budget["metadata"]["generation"].as_i64().unwrap_or(0);
     if number("observedGeneration") < generation {
-        let mut busy = refused(format!("The disruption budget {name} is still being processed by the server."));
+        let mut busy =
+            refused(format!("The disruption budget {name} is still being processed by the server."));
         if let Some(details) = &mut busy.details {
             details.insert("retryAfterSeconds".into(), RETRY_SECONDS.into());
         }
@@ -139,9 +140,10 @@ fn check(budget: &Value) -> Result<(), Status> {
     if number("disruptionsAllowed") > 0 {
         return Ok(());
     }
-    let failed = status["conditions"].as_array().into_iter().flatten().find(|c| {
-        c["type"] == "DisruptionAllowed" && c["status"] == "False" && c["reason"] == "SyncFailed"
-    });
+    let failed =
+        status["conditions"].as_array().into_iter().flatten().find(|c| {
+            c["type"] == "DisruptionAllowed" && c["status"] == "False" && c["reason"] == "SyncFailed"
+        });
     Err(refused(match failed {
         Some(condition) => format!(
             "The disruption budget {name} does not allow evicting pods currently because it failed sync: {}",
@@ -166,7 +168,8 @@ async fn take(call: &Call, budget: &Value, dry_run: bool) -> Result<(), Status> 
         Ok(taken(old, call.name(), &verbs::now()))
     };
     let registry = &call.server.registry;
-    let budgets = registry.table.find(GROUP, "v1", "poddisruptionbudgets").ok_or_else(Status::no_such_path)?;
+    let budgets =
+        registry.table.find(GROUP, "v1", "poddisruptionbudgets").ok_or_else(Status::no_such_path)?;
     let user = User::new("system:apiserver", ["system:masters"]);
     let options = WriteOptions { field_manager: "kube-apiserver".into(), ..WriteOptions::default() };
     let update = Update {
@@ -192,7 +195,8 @@ fn taken(budget: &Value, pod: &str, now: &str) -> Value {
     }
     status["disruptedPods"][pod] = now.into();
     let (value, reason) = if left > 0 { ("True", "SufficientPods") } else { ("False", "InsufficientPods") };
-    let before = status["conditions"].as_array().into_iter().flatten().find(|c| c["type"] == "DisruptionAllowed");
+    let before =
+        status["conditions"].as_array().into_iter().flatten().find(|c| c["type"] == "DisruptionAllowed");
     let since = match before.filter(|c| c["status"] == value) {
         Some(condition) => condition["lastTransitionTime"].clone(),
         None => now.into(),

@@ -49,6 +49,7 @@ impl World {
             service_account_key: None,
             event_ttl_seconds: 3600,
             admission: Default::default(),
+            bootstrap_tokens: true,
         };
         let server = ApiServer::start(Arc::new(Store::memory()), config).await.expect("the server starts");
         let door = server.door(User::new("admin", ["system:masters"]));
