@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
     let mut warnings: Vec<String> = Vec::new();
     let result = dispatch(&mut call).await;
-    for warning in call.warnings.drain(..) {
+    for warning in call.warnings.drain(..).chain(call.admission.take()) {
         if !warnings.contains(&warning) {
             warnings.push(warning);
         }

@@ -21,13 +21,14 @@ pub(crate) use select::{Facts, Selectors};
 pub(crate) use update::{Change, Update};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
+use crate::admission::Chain;
 use crate::auth::{Rbac, User};
 use crate::metrics::StoreTimes;
 use crate::options::{Query, WriteOptions};
 use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
-use ferrite_store::{Entry, Outcome, Snapshot, Store, StoreError, Txn};
+use ferrite_store::{Entry, Outcome, Revision, Snapshot, Store, StoreError, Txn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -77,17 +78,39 @@ impl View {
 }
 
 impl View {
-    /// The objects of a resource in a namespace, decoded one by one.
-    pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> {
-        let found: Vec<Value> = match self.table.any_version(group, plural) {
+    /// The objects of a resource in a namespace.
+    pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> + use<> {
+        self.entries(group, plural, namespace).map(|(_, object)| object)
+    }
+
+    /// The objects of a resource in a namespace, each with the revision that wrote it.
+    pub fn entries(
+        &self,
+        group: &str,
+        plural: &str,
+        namespace: &str,
+    ) -> impl Iterator<Item = (Revision, Value)> + use<> {
+        let found: Vec<_> = match self.table.any_version(group, plural) {
             None => Vec::new(),
             Some(resource) => {
                 let prefix = stored::prefix_in(resource, Some(namespace));
                 let entries = self.snapshot.range(prefix.as_bytes(), None);
-                entries.filter_map(|(_, entry)| stored::decode(resource, entry)).collect()
+                entries
+                    .filter_map(|(_, entry)| Some((entry.modified, stored::decode(resource, entry)?)))
+                    .collect()
             }
         };
         found.into_iter()
+    }
+
+    /// The resource of a kind.
+    pub fn of_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
+        self.table.rows.iter().find(|r| r.group == group && r.version == version && r.kind == kind)
+    }
+
+    /// Any version of a resource.
+    pub fn resource(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
+        self.table.any_version(group, plural)
     }
 }
 
@@ -107,13 +130,20 @@ pub(crate) struct Registry {
     hubs: hub::Hubs,
     /// How long the store takes.
     pub times: StoreTimes,
+    pub admission: Chain,
     /// Events are kept this long, in seconds.
     event_ttl: u64,
     event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
 }
 
 impl Registry {
-    pub fn new(store: Arc<Store>, table: Arc<Table>, services: ServiceAllocator, event_ttl: u64) -> Self {
+    pub fn new(
+        store: Arc<Store>,
+        table: Arc<Table>,
+        services: ServiceAllocator,
+        event_ttl: u64,
+        admission: Chain,
+    ) -> Self {
         Self {
             rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
             store,
@@ -121,6 +151,7 @@ impl Registry {
             services,
             hubs: hub::Hubs::default(),
             times: StoreTimes::default(),
+            admission,
             event_ttl,
             event_lease: tokio::sync::Mutex::new(None),
         }

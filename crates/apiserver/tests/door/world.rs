@@ -63,6 +63,8 @@ impl World {
             service_account_key: None,
             event_ttl_seconds: 3600,
             serving,
+            admission: Default::default(),
+            bootstrap_tokens: true,
         };
         let server = ApiServer::start(Arc::new(store), config).await.expect("the server starts");
         let door = server.door(User::new("admin", ["system:masters"]));
