@@ -106,7 +106,6 @@ pub(crate) async fn handle(call: &mut Call, subresource: Option<&str>) -> Result
         Kind::Apply => apply(call, &body, subresource, &options).await?,
         kind => (200, plain(call, kind, &body, subresource, &options).await?),
     };
-    call.warnings.extend(call.resource.strategy.warnings(&result));
     encode::object(code, &call.resource, &result, call.representation, call.include_object()?)
 }
 

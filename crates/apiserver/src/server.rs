@@ -254,6 +254,7 @@ impl ApiServer {
             body: std::sync::Mutex::new(Some(body)),
             representation,
             warnings: Vec::new(),
+            admission: crate::options::Warnings::default(),
         };
         Box::pin(verbs::handle(call)).await.map_err(|s| (s, for_errors))
     }

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 /// How often a generated name is drawn anew when it is taken, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;
+const ADDRESS_TAKEN: &str = "another server has just given the address away; try again";
 
 impl Registry {
     /// Creates an object that has been decoded. Answers it as stored, or as it would be.
@@ -27,6 +28,11 @@ impl Registry {
     async fn create_with(&self, write: &Write<'_>, object: Value, applied: bool) -> Result<Value, Status> {
         let generate = meta::str(&object, "generateName").to_owned();
         if !meta::name(&object).is_empty() || generate.is_empty() {
+            return self.create_named(write, object, applied).await;
+        }
+        if !write.resource.strategy.draws_names() {
+            let mut object = object;
+            meta::set_str(&mut object, "name", &generate);
             return self.create_named(write, object, applied).await;
         }
         let mut last = None;
@@ -58,6 +64,7 @@ impl Registry {
         }
         strategy.default(&mut object);
         metadata::stamp_new(resource, &mut object, write.namespace, now);
+        metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_GIVEN);
         if !applied {
             managed::on_write(resource, None, &mut object, write.options, None, now);
         }
@@ -76,17 +83,19 @@ impl Registry {
         crate::auth::check_escalation(&self.rbac, &view, write.user, resource, write.namespace, &object)?;
         admission::mutate(&view, &attributes, &mut object)?;
         if object != before {
+            metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
             strategy.default(&mut object);
         }
         strategy.prepare_create(&mut object);
-        let allocation = self.services.allocate(resource, &mut object, None)?;
+        let allocation = self.services.allocate(&view, resource, &mut object, None)?;
         super::normalise(resource, &mut object);
         let mut errors =
             validate_metadata(&object, resource.is_namespaced(), |name| strategy.validate_name(name));
         errors.extend(strategy.validate(&object));
         if !errors.is_empty() {
-            return Err(Status::invalid(&resource.group, &resource.kind, &name, &errors));
+            return Err(metadata::invalid(resource, &name, &errors));
         }
+        strategy.warnings(&object).into_iter().for_each(|w| write.options.warnings.add(w));
         admission::validate(&view, &attributes, Some(&object))?;
 
         let key = stored::key(resource, write.namespace, &name);
@@ -99,11 +108,18 @@ impl Registry {
         let lease = self.lease_for(resource, now).await?;
         let value = stored::encode(resource, &object);
         let txn = Txn::default().when(Compare::Absent(key.clone())).then(Op::Put { key, value, lease });
+        let txn = self.with_addresses(resource, txn, None, Some(&object));
         match self.store.commit(txn).await.map_err(store_status)? {
             Outcome::Committed { revision } => {
                 allocation.keep();
                 stored::set_version(&mut object, revision);
                 Ok(object)
+            }
+            Outcome::Conflict { .. }
+                if self.get(resource, write.namespace, &name).is_err()
+                    && self.lost_address(resource, &object) =>
+            {
+                Err(Status::conflict(&resource.group, &resource.plural, &name, ADDRESS_TAKEN))
             }
             Outcome::Conflict { .. } => Err(Status::already_exists(&resource.group, &resource.plural, &name)),
         }

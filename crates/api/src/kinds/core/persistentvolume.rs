@@ -85,6 +85,9 @@ impl Strategy for PersistentVolumes {
         if moved && (is[CHANGED].is_null() || is[CHANGED] == was[CHANGED]) {
             let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
             ensure_object(new, "status")[CHANGED] = now.to_string().into();
+        } else if is[CHANGED].is_null() && !was[CHANGED].is_null() {
+            let since = was[CHANGED].clone();
+            ensure_object(new, "status")[CHANGED] = since;
         }
     }
 
