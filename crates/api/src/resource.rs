@@ -194,6 +194,19 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// What is wrong with any patch (but an apply) that leads to `new`, whatever it changes.
+    fn validate_patch(&self, _new: &Value) -> FieldErrors {
+        Vec::new()
+    }
+
+    /// Takes from an object's metadata what upstream's tables do not show: they are made of its internal form.
+    fn trim_for_table(&self, _object: &mut Value) {}
+
+    /// The refusal of a field selector that names an unknown field of a kind that lists its fields.
+    fn unknown_field(&self, field: &str) -> String {
+        format!("field label not supported: {field}")
+    }
+
     /// Warnings for the client about a valid new object (deprecated fields and the like).
     fn warnings(&self, _object: &Value) -> Vec<String> {
         Vec::new()

@@ -15,6 +15,7 @@ mod tests;
 mod validate;
 mod walk;
 
+pub use validate::validate;
 pub use field_set::{FieldSet, PathElement};
 
 use crate::schema::TypeRef;
@@ -197,7 +198,7 @@ pub fn apply(
         return Err(ApplyError::ManagedFieldsGiven);
     }
     if let Some(type_) = writer.type_ {
-        validate::validate(type_, config, writer.api_version)?;
+        validate(type_, config, writer.api_version)?;
     }
     let node = Node::root(writer.type_);
     let blank = writer.blank();

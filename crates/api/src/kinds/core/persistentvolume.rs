@@ -59,10 +59,6 @@ impl Strategy for PersistentVolumes {
                 default_source(kind, source);
             }
         }
-        // The secret of an Azure share and the like: a source of a cluster-wide object is not in a namespace.
-        if let Some(claim) = object_mut(spec, "claimRef") {
-            default_text(claim, "kind", "");
-        }
         default_text(ensure_object(object, "status"), "phase", "Pending");
     }
 
