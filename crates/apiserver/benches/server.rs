@@ -92,17 +92,8 @@ async fn serve(dir: &Path) {
     let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"]).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let config = Config {
-        advertise: address,
-        service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
-        node_ports: 30000..=32767,
-        kubelet_client: None,
-        runtime_config: BTreeMap::new(),
-        service_account_issuer: "https://kubernetes.default.svc".into(),
-        service_account_key: Some(pki.service_account_key().unwrap()),
-        event_ttl_seconds: 3600,
-        serving: Serving::default(),
-    };
+    let config =
+        Config { service_account_key: Some(pki.service_account_key().unwrap()), ..Config::new(address) };
     let server = ApiServer::start(Arc::new(store), config).await.unwrap();
     println!("{address}");
     server.serve(listener, Arc::new(tls)).await;

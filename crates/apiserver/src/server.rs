@@ -92,6 +92,23 @@ pub struct Config {
 }
 
 impl Config {
+    /// A server for clients at `advertise`, with upstream's defaults and nothing that needs a key.
+    pub fn new(advertise: SocketAddr) -> Self {
+        Self {
+            advertise,
+            service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
+            node_ports: 30000..=32767,
+            kubelet_client: None,
+            runtime_config: BTreeMap::new(),
+            service_account_issuer: "https://kubernetes.default.svc".into(),
+            service_account_key: None,
+            event_ttl_seconds: 3600,
+            serving: Serving::default(),
+            admission: AdmissionPlugins::default(),
+            bootstrap_tokens: true,
+        }
+    }
+
     /// Whether a resource's version is on: by `--runtime-config`, the narrower key first, else by default.
     fn serves(&self, resource: &ferrite_api::resource::Resource) -> bool {
         let version = resource.api_version();

@@ -157,20 +157,19 @@ impl Running {
         )?;
         let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"])?;
         let config = Config {
-            advertise: SocketAddr::new(node_address, listening.port()),
             service_network: (range.network, range.prefix),
             node_ports: options.service_node_port_range.0.clone(),
             kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
             runtime_config: options.runtime_config.iter().cloned().collect(),
             service_account_issuer: options.service_account_issuer.clone(),
             service_account_key: Some(pki.service_account_key()?),
-            event_ttl_seconds: 3600,
             serving: options.serving.to_serving(),
             bootstrap_tokens: options.enable_bootstrap_token_auth,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
             },
+            ..Config::new(SocketAddr::new(node_address, listening.port()))
         };
         let server = ApiServer::start(store, config).await?;
         let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));
