@@ -16,6 +16,7 @@ mod pods;
 mod replicas;
 mod root_ca;
 mod service_account;
+mod status;
 
 pub use context::{Config, Context};
 pub use error::SyncError;
@@ -44,6 +45,17 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
     ControllerEntry { name: "node-lifecycle-controller", start: nodes::start_lifecycle },
     ControllerEntry { name: "taint-eviction-controller", start: nodes::start_taint_eviction },
     ControllerEntry { name: "pod-garbage-collector-controller", start: nodes::start_pod_gc },
+    ControllerEntry { name: "validatingadmissionpolicy-status-controller", start: status::policies::start },
+    ControllerEntry { name: "apiextensions-controllers", start: status::definitions::start },
+    ControllerEntry {
+        name: "apiservice-status-local-available-controller",
+        start: status::api_services::start_local,
+    },
+    ControllerEntry {
+        name: "apiservice-status-remote-available-controller",
+        start: status::api_services::start_remote,
+    },
+    ControllerEntry { name: "priority-and-fairness-config-consumer", start: status::flow_schemas::start },
 ];
 
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all

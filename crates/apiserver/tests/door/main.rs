@@ -6,4 +6,5 @@ mod allowed;
 mod deleting;
 mod reading;
 mod servers;
+mod streams;
 mod writing;

@@ -1,6 +1,7 @@
 //! Two servers on one etcd. Skipped where `etcd` is not installed.
 
 use crate::world::*;
+use ferrite_apiserver::Serving;
 use ferrite_etcd::client::{EtcdOptions, connect};
 use ferrite_store::{HistoryLimits, Store};
 use http_body_util::BodyExt;
@@ -57,13 +58,16 @@ impl Drop for Etcd {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_server_acknowledged_is_seen_by_the_next_request_to_another() {
     let Some(etcd) = Etcd::start() else { return };
-    let servers = [World::start_on(etcd.store().await).await, World::start_on(etcd.store().await).await];
+    let servers = [
+        World::start_on(etcd.store().await, Serving::default()).await,
+        World::start_on(etcd.store().await, Serving::default()).await,
+    ];
     let names = |list: &Value| list["items"].as_array().map_or(0, Vec::len);
     let version = servers[0].get(MAPS).await.at("/metadata/resourceVersion");
     let from = format!("{MAPS}?watch=1&resourceVersion={}", version.as_str().unwrap());
     let mut watches = Vec::new();
     for server in &servers {
-        watches.push(server.open("GET", &from, &[], b"").await.into_body());
+        watches.push(server.open(&from).await.into_body());
     }
 
     const ROUNDS: usize = 25;

@@ -59,10 +59,6 @@ impl Strategy for PersistentVolumes {
                 default_source(kind, source);
             }
         }
-        // The secret of an Azure share and the like: a source of a cluster-wide object is not in a namespace.
-        if let Some(claim) = object_mut(spec, "claimRef") {
-            default_text(claim, "kind", "");
-        }
         default_text(ensure_object(object, "status"), "phase", "Pending");
     }
 
@@ -85,6 +81,9 @@ impl Strategy for PersistentVolumes {
         if moved && (is[CHANGED].is_null() || is[CHANGED] == was[CHANGED]) {
             let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
             ensure_object(new, "status")[CHANGED] = now.to_string().into();
+        } else if is[CHANGED].is_null() && !was[CHANGED].is_null() {
+            let since = was[CHANGED].clone();
+            ensure_object(new, "status")[CHANGED] = since;
         }
     }
 
