@@ -14,8 +14,6 @@ pub struct World {
     door: Door,
 }
 
-type Answer = <Door as Service<Request<Full<Bytes>>>>::Response;
-
 /// An answer read to its end.
 pub struct Reply {
     pub code: u16,
