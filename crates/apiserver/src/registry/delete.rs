@@ -1,6 +1,6 @@
 //! Delete: at once, gracefully, or held by finalizers.
 
-use super::{Registry, Write, metadata, store_status, stored, unreadable};
+use super::{Registry, Write, metadata, stored, unreadable};
 use crate::admission::{self, Attributes, Operation};
 use crate::options::{DeleteOptions, Propagation};
 use ferrite_api::resource::{Deletion, Resource};

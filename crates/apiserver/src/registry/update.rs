@@ -1,6 +1,6 @@
 //! Update and patch: one loop that reads, changes, checks and swaps.
 
-use super::{Registry, Write, metadata, store_status, stored, unreadable};
+use super::{Registry, Write, metadata, stored, unreadable};
 use crate::admission::{self, Attributes, Operation};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
