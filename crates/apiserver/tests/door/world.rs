@@ -62,6 +62,10 @@ impl World {
         world
     }
 
+    pub fn server(&self) -> Arc<ApiServer> {
+        Arc::clone(&self.server)
+    }
+
     /// The same server, for somebody else.
     pub fn as_user(&self, user: User) -> Self {
         Self { server: Arc::clone(&self.server), door: self.server.door(user) }
