@@ -102,6 +102,8 @@ async fn serve(dir: &Path) {
         service_account_key: Some(pki.service_account_key().unwrap()),
         event_ttl_seconds: 3600,
         serving: Serving::default(),
+        admission: Default::default(),
+        bootstrap_tokens: false,
     };
     let server = ApiServer::start(Arc::new(store), config).await.unwrap();
     println!("{address}");

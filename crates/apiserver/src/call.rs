@@ -4,7 +4,7 @@ use crate::auth::User;
 use crate::encode::IncludeObject;
 use crate::http::{self, Body};
 use crate::negotiate::{self, Format, Representation};
-use crate::options::{FieldValidation, Query, WriteOptions};
+use crate::options::{FieldValidation, Query, Warnings, WriteOptions};
 use crate::registry::Write;
 use crate::request::{Target, Verb};
 use crate::server::ApiServer;
@@ -34,6 +34,8 @@ pub(crate) struct Call {
     /// When the request has to be done; streams go on.
     pub deadline: tokio::time::Instant,
     pub warnings: Vec<String>,
+    /// What admission says; the answer tells it after the other warnings.
+    pub admission: Warnings,
 }
 
 impl Call {
@@ -60,7 +62,8 @@ impl Call {
             _ => "CreateOptions",
         };
         let applies = self.verb == Verb::Patch && crate::patch::is_apply(self.header(header::CONTENT_TYPE));
-        WriteOptions::parse(&self.query, self.header(header::USER_AGENT), kind, applies)
+        let options = WriteOptions::parse(&self.query, self.header(header::USER_AGENT), kind, applies)?;
+        Ok(WriteOptions { warnings: self.admission.clone(), ..options })
     }
 
     pub fn write<'a>(&'a self, options: &'a WriteOptions) -> Write<'a> {

@@ -28,6 +28,7 @@ mod verbs;
 mod version;
 mod watching;
 
+pub use admission::AdmissionPlugins;
 pub use auth::User;
 pub use http::{Answer, Body, BoxError};
 pub use options::go_duration;

@@ -88,6 +88,27 @@ pub(crate) struct WriteOptions {
     pub field_validation: FieldValidation,
     /// Server-side apply takes over fields that others own.
     pub force: bool,
+    /// Where admission puts what the client should know.
+    pub warnings: Warnings,
+}
+
+/// Warnings gathered while a request is worked on. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Warnings(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+impl Warnings {
+    pub fn add(&self, text: impl Into<String>) {
+        let mut list = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let text = text.into();
+        // A write that is tried again says the same again.
+        if !list.contains(&text) {
+            list.push(text);
+        }
+    }
+
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
 }
 
 impl WriteOptions {
@@ -124,7 +145,13 @@ impl WriteOptions {
         } else {
             manager.to_owned()
         };
-        Ok(Self { dry_run, field_manager, field_validation, force: query.flag("force") })
+        Ok(Self {
+            dry_run,
+            field_manager,
+            field_validation,
+            force: query.flag("force"),
+            warnings: Warnings::default(),
+        })
     }
 }
 

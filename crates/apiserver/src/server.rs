@@ -1,5 +1,6 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
+use crate::admission::{AdmissionPlugins, Chain};
 use crate::auth::token::Signer;
 use crate::auth::{self, User};
 use crate::call::Call;
@@ -9,6 +10,7 @@ use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
 use crate::options::{Query, go_duration};
 use crate::registry::{Registry, ServiceAllocator, Table, stored};
 use crate::request::{self, Health, Route, Verb};
+use crate::subresource::token::Rejected;
 use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, subresource, verbs, version};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
@@ -84,6 +86,9 @@ pub struct Config {
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
     pub serving: Serving,
+    pub admission: AdmissionPlugins,
+    /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
+    pub bootstrap_tokens: bool,
 }
 
 impl Config {
@@ -128,7 +133,9 @@ impl ApiServer {
         let (network, prefix) = config.service_network;
         let services = existing_services(&store, &table);
         let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());
-        let registry = Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds);
+        let admission = Chain::new(&config.admission).map_err(Status::internal)?;
+        let registry =
+            Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
         let tokens = match &config.service_account_key {
             Some(pem) => Some(Signer::new(pem, &config.service_account_issuer).map_err(Status::internal)?),
             None => None,
@@ -310,8 +317,10 @@ impl ApiServer {
                 for_errors,
             ));
         };
-        let streams =
-            matches!(target.subresource.as_deref(), Some("log" | "exec" | "attach" | "portforward"));
+        let streams = matches!(
+            target.subresource.as_deref(),
+            Some("log" | "exec" | "attach" | "portforward" | "proxy")
+        );
         if !streams {
             negotiated.map_err(|s| (s, PLAIN_JSON))?;
         }
@@ -327,6 +336,7 @@ impl ApiServer {
             representation,
             deadline,
             warnings: Vec::new(),
+            admission: crate::options::Warnings::default(),
         };
         Box::pin(verbs::handle(call)).await.map_err(|s| (s, for_errors))
     }
@@ -339,8 +349,25 @@ impl ApiServer {
         let Some(given) = headers.get(header::AUTHORIZATION) else { return Ok(User::anonymous()) };
         let token = given.to_str().ok().and_then(|v| v.strip_prefix("Bearer ")).map(str::trim);
         let issuer = self.config.service_account_issuer.as_str();
-        let known = token.and_then(|token| subresource::token::user_of(self, token, &[issuer]));
+        let known = token.and_then(|token| self.token_user(token, &[issuer]).ok());
         known.map(|(user, _)| user).ok_or_else(Status::unauthorized)
+    }
+
+    /// Whose a bearer token is, and for which of `wanted` it is meant: an account's, or one that lets a node in.
+    pub(crate) fn token_user<'a>(
+        &self,
+        token: &str,
+        wanted: &[&'a str],
+    ) -> Result<(User, Vec<&'a str>), Rejected> {
+        let bootstrap = || {
+            let view = self.registry.view();
+            let user = auth::bootstrap_token::user_of(&view, token, jiff::Timestamp::now());
+            user.filter(|_| self.config.bootstrap_tokens).map(|user| (user, wanted.to_vec()))
+        };
+        match subresource::token::user_of(self, token, wanted) {
+            Err(Rejected::Unknown) => bootstrap().ok_or(Rejected::Unknown),
+            known => known,
+        }
     }
 
     /// Everything that is not a resource.
@@ -501,8 +528,11 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
     let value = status.to_value();
     let mut answer =
         encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
-    let retry = status.details.as_ref().and_then(|d| d.get("retryAfterSeconds")).and_then(|s| s.as_u64());
-    if let Some(seconds) = retry.or((status.code == 429).then_some(1)) {
+    let retry = match &status.details {
+        Some(details) => details.get("retryAfterSeconds").and_then(|s| s.as_u64()),
+        None => (status.code == 429).then_some(1),
+    };
+    if let Some(seconds) = retry {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     answer

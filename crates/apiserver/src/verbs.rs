@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
     let mut warnings: Vec<String> = Vec::new();
     let result = dispatch(&mut call).await;
-    for warning in call.warnings.drain(..) {
+    for warning in call.warnings.drain(..).chain(call.admission.take()) {
         if !warnings.contains(&warning) {
             warnings.push(warning);
         }
@@ -55,6 +55,7 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     if let Some((_, _, warning)) = deprecated {
         call.warnings.push((*warning).to_owned());
     }
+    call.server.registry.catch_up(call.verb, &call.query).await?;
     if let Some(name) = call.target.subresource.clone() {
         return subresource::handle(call, &name).await;
     }

@@ -4,7 +4,7 @@ use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
-use ferrite_apiserver::{ApiServer, Config, Door, User};
+use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, User};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -39,6 +39,15 @@ pub struct ServerOptions {
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
+    /// Admission plugins to turn on beside those that are on by default.
+    #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
+    pub enable_admission_plugins: Vec<String>,
+    /// Admission plugins to turn off.
+    #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
+    pub disable_admission_plugins: Vec<String>,
+    /// Let bearers of bootstrap tokens in: secrets of type `bootstrap.kubernetes.io/token` in `kube-system`.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub enable_bootstrap_token_auth: bool,
 }
 
 /// A key alone turns on, as upstream.
@@ -128,7 +137,7 @@ impl Running {
         })?;
         let listening = listener.local_addr()?;
         let pki = ClusterPki::open(&paths.pki())?;
-        let storage = Storage::open(paths, &options.storage).await?;
+        let storage = Storage::open(paths, &options.storage, node_address).await?;
         let store = Arc::clone(&storage.store);
         let range = options.service_cluster_ip_range;
         let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
@@ -157,6 +166,11 @@ impl Running {
             service_account_key: Some(pki.service_account_key()?),
             event_ttl_seconds: 3600,
             serving: options.serving.to_serving(),
+            bootstrap_tokens: options.enable_bootstrap_token_auth,
+            admission: AdmissionPlugins {
+                enable: options.enable_admission_plugins.clone(),
+                disable: options.disable_admission_plugins.clone(),
+            },
         };
         let server = ApiServer::start(store, config).await?;
         let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));

@@ -1,7 +1,7 @@
 //! Create.
 
 use super::{Registry, Write, metadata, store_status, stored};
-use crate::admission::{self, Attributes, Operation};
+use crate::admission::{Attributes, Operation};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
@@ -12,6 +12,8 @@ use serde_json::Value;
 
 /// How often a generated name is drawn anew when it is taken, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;
+/// How often a write is tried that others outrun to its quota: in each round one of them gets through.
+const CHARGE_ATTEMPTS: usize = 256;
 
 impl Registry {
     /// Creates an object that has been decoded. Answers it as stored, or as it would be.
@@ -62,7 +64,7 @@ impl Registry {
             managed::on_write(resource, None, &mut object, write.options, None, now);
         }
 
-        let view = self.view();
+        let mut view = self.view();
         let name = meta::name(&object).to_owned();
         let attributes = Attributes {
             operation: Operation::Create,
@@ -71,10 +73,13 @@ impl Registry {
             namespace: write.namespace,
             name: &name,
             user: write.user,
+            old: None,
+            options: write.options,
+            rbac: &self.rbac,
         };
         let before = object.clone();
         crate::auth::check_escalation(&self.rbac, &view, write.user, resource, write.namespace, &object)?;
-        admission::mutate(&view, &attributes, &mut object)?;
+        self.admission.mutate(&view, &attributes, &mut object)?;
         if object != before {
             strategy.default(&mut object);
         }
@@ -87,7 +92,7 @@ impl Registry {
         if !errors.is_empty() {
             return Err(Status::invalid(&resource.group, &resource.kind, &name, &errors));
         }
-        admission::validate(&view, &attributes, Some(&object))?;
+        let mut charges = self.admission.validate(&view, &attributes, Some(&object))?;
 
         let key = stored::key(resource, write.namespace, &name);
         if write.options.dry_run {
@@ -98,15 +103,33 @@ impl Registry {
         }
         let lease = self.lease_for(resource, now).await?;
         let value = stored::encode(resource, &object);
-        let txn = Txn::default().when(Compare::Absent(key.clone())).then(Op::Put { key, value, lease });
-        match self.commit(resource, "create", txn).await? {
-            Outcome::Committed { revision } => {
-                allocation.keep();
-                stored::set_version(&mut object, revision);
-                Ok(object)
+        let taken = || Status::already_exists(&resource.group, &resource.plural, &name);
+        for _ in 0..CHARGE_ATTEMPTS {
+            let charged = !charges.is_empty();
+            let put = Op::Put { key: key.clone(), value: value.clone(), lease };
+            let txn = charges.onto(Txn::default().when(Compare::Absent(key.clone())).then(put));
+            match self.commit(resource, "create", txn).await? {
+                Outcome::Committed { revision } => {
+                    allocation.keep();
+                    stored::set_version(&mut object, revision);
+                    return Ok(object);
+                }
+                Outcome::Conflict { .. } if !charged => return Err(taken()),
+                Outcome::Conflict { .. } => {}
             }
-            Outcome::Conflict { .. } => Err(Status::already_exists(&resource.group, &resource.plural, &name)),
+            // Somebody else has taken the name, or of the same quota.
+            view = self.view();
+            if view.snapshot.get(key.as_bytes()).is_some() {
+                return Err(taken());
+            }
+            charges = self.admission.validate(&view, &attributes, Some(&object))?;
         }
+        Err(Status::conflict(
+            &resource.group,
+            &resource.plural,
+            &name,
+            "too many others use the same quota at once; try again",
+        ))
     }
 
     /// Events do not stay for ever: those written within one minute share a lease.

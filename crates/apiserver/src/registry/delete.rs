@@ -1,7 +1,7 @@
 //! Delete: at once, gracefully, or held by finalizers.
 
 use super::{Registry, Write, metadata, stored, unreadable};
-use crate::admission::{self, Attributes, Operation};
+use crate::admission::{Attributes, Operation};
 use crate::options::{DeleteOptions, Propagation};
 use ferrite_api::resource::{Deletion, Resource};
 use ferrite_api::{Status, meta};
@@ -45,8 +45,11 @@ impl Registry {
                 namespace: write.namespace,
                 name,
                 user: write.user,
+                old: Some(&old),
+                options: write.options,
+                rbac: &self.rbac,
             };
-            admission::validate(&view, &attributes, None)?;
+            self.admission.validate(&view, &attributes, None)?;
             let step = decide(resource, &old, options, Timestamp::now());
             let op = match &step {
                 Step::Remove => Op::Delete { key: key.clone() },

@@ -148,7 +148,8 @@ impl Registry {
         Ok(ListPage { revision, items: Items::Found(entries.into_iter()), continue_token, remaining })
     }
 
-    /// The state a list is answered from. Ours is always the newest, so only exact versions look back.
+    /// The state a list is answered from. What is published is as new as the client asked for (the call has caught
+    /// up), so only exact versions look back.
     fn snapshot_for(&self, options: &ListOptions, token: Option<&Token>) -> Result<Snapshot, Status> {
         if let Some(token) = token {
             return self.store.snapshot_at(Revision(token.revision)).map_err(store_status);

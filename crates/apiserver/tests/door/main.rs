@@ -6,5 +6,6 @@ mod allowed;
 mod deleting;
 mod network;
 mod reading;
+mod servers;
 mod streams;
 mod writing;

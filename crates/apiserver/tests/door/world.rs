@@ -43,6 +43,14 @@ impl World {
     }
 
     pub async fn start_with(serving: Serving) -> Self {
+        let world = Self::start_on(Store::memory(), serving).await;
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
+        world
+    }
+
+    /// A server on a store of one's own, with nothing but what it makes itself.
+    pub async fn start_on(store: Store, serving: Serving) -> Self {
         let config = Config {
             advertise: "192.0.2.1:6443".parse().expect("an address"),
             service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
@@ -53,13 +61,12 @@ impl World {
             service_account_key: None,
             event_ttl_seconds: 3600,
             serving,
+            admission: Default::default(),
+            bootstrap_tokens: true,
         };
-        let server = ApiServer::start(Arc::new(Store::memory()), config).await.expect("the server starts");
+        let server = ApiServer::start(Arc::new(store), config).await.expect("the server starts");
         let door = server.door(User::new("admin", ["system:masters"]));
-        let world = Self { server, door };
-        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
-        assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
-        world
+        Self { server, door }
     }
 
     pub fn server(&self) -> Arc<ApiServer> {

@@ -41,6 +41,8 @@ impl Cluster {
             service_account_key: None,
             event_ttl_seconds: 3600,
             serving: Default::default(),
+            admission: Default::default(),
+            bootstrap_tokens: true,
         };
         let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), server_config).await.unwrap();
         let client = Client::new(server.door(User::new("system:admin", ["system:masters"])), "default");
