@@ -55,6 +55,10 @@ impl World {
         Self { server, door }
     }
 
+    pub fn server(&self) -> Arc<ApiServer> {
+        Arc::clone(&self.server)
+    }
+
     /// The same server, for somebody else.
     pub fn as_user(&self, user: User) -> Self {
         Self { server: Arc::clone(&self.server), door: self.server.door(user) }
