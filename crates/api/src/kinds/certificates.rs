@@ -1,6 +1,8 @@
 //! CertificateSigningRequests.
 
-use super::access::{clear_status, ensure_object, keep, keep_metadata, list, list_mut, present, strings, text};
+use super::access::{
+    clear_status, ensure_object, keep, keep_metadata, list, list_mut, present, strings, text,
+};
 use super::cell;
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};

@@ -15,8 +15,8 @@ mod tests;
 mod validate;
 mod walk;
 
-pub use validate::validate;
 pub use field_set::{FieldSet, PathElement};
+pub use validate::validate;
 
 use crate::schema::TypeRef;
 use jiff::Timestamp;

@@ -1,7 +1,10 @@
 //! DaemonSets.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, object_mut, present, remove, text};
+use crate::kinds::access::{
+    clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, object_mut,
+    present, remove, text,
+};
 use crate::kinds::cell;
 use crate::kinds::check::{at_most_whole, int_or_percent, is_zero_share, not_negative};
 use crate::kinds::go;
