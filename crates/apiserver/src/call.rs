@@ -31,6 +31,8 @@ pub(crate) struct Call {
     /// Behind a lock only because a body is not `Sync` and calls are shared across awaits.
     pub body: Mutex<Option<Body>>,
     pub representation: Representation,
+    /// When the request has to be done; streams go on.
+    pub deadline: tokio::time::Instant,
     pub warnings: Vec<String>,
     /// What admission says; the answer tells it after the other warnings.
     pub admission: Warnings,

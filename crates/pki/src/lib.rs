@@ -10,4 +10,4 @@ mod tls;
 
 pub use authority::{Authority, Identity, Purpose, Subject};
 pub use files::{ClusterPki, PkiError};
-pub use tls::{client_config, server_config};
+pub use tls::{client_config, mutual_server_config, server_config};

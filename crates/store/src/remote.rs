@@ -59,6 +59,7 @@ impl Feed {
     /// remote store had come, at least the last change's.
     pub fn apply(&self, batch: Vec<(Revision, Key, Option<Arc<Entry>>)>, revision: Revision) {
         let mut changes = Vec::with_capacity(batch.len());
+        let reached;
         {
             let mut published = self.0.published_mut();
             // Seen already: a watch that was begun anew may repeat what came before.
@@ -75,12 +76,14 @@ impl Feed {
                     changes.push(change);
                 }
             }
-            published.snapshot.revision = known.max(revision);
+            // Never back: a repeated batch ends before what is known.
+            reached = known.max(revision);
+            published.snapshot.revision = reached;
             let now = Instant::now();
-            published.history.mark(now, revision);
+            published.history.mark(now, reached);
             published.history.expire(now);
         }
-        self.0.reached.send_replace(revision);
+        self.0.reached.send_replace(reached);
         self.0.ring(&changes);
     }
 }

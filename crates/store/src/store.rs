@@ -403,11 +403,17 @@ impl Store {
     /// The committed state, with everything anybody was acknowledged before the call. Costs nothing for a store
     /// of this process, and one small request for a remote one.
     pub async fn latest(&self) -> Result<Snapshot, StoreError> {
-        if let Engine::Remote(remote) = &self.engine {
-            let revision = remote.revision().await?;
-            self.reach(revision).await?;
-        }
+        self.catch_up().await?;
         Ok(self.snapshot())
+    }
+
+    /// Waits until readers see everything anybody was acknowledged before the call: every [`Self::snapshot`] and
+    /// every watch from then on has it. Costs what [`Self::latest`] costs.
+    pub async fn catch_up(&self) -> Result<(), StoreError> {
+        match &self.engine {
+            Engine::Local { .. } => Ok(()),
+            Engine::Remote(remote) => self.reach(remote.revision().await?).await,
+        }
     }
 
     /// Waits until the replica has come to `revision`.

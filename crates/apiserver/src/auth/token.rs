@@ -48,8 +48,8 @@ impl Signer {
         Some(format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref())))
     }
 
-    /// The claims of a token that we signed and whose time is now.
-    pub fn verify(&self, token: &str, now: i64) -> Option<Value> {
+    /// The claims of a token that we signed. Whether its time is now is for [`in_time`] to say.
+    pub fn verify(&self, token: &str) -> Option<Value> {
         if token.len() > MAX_TOKEN {
             return None;
         }
@@ -64,9 +64,7 @@ impl Signer {
             .verify(text.as_bytes(), &decode(signature)?)
             .ok()?;
         let claims: Value = serde_json::from_slice(&decode(claims)?).ok()?;
-        let time = |key: &str| claims.get(key).and_then(Value::as_i64);
-        let in_time = time("exp").is_some_and(|t| now < t) && time("nbf").is_none_or(|t| t <= now + 60);
-        (in_time && claims["iss"] == self.issuer.as_str()).then_some(claims)
+        (claims["iss"] == self.issuer.as_str()).then_some(claims)
     }
 
     /// `/.well-known/openid-configuration`
@@ -90,6 +88,18 @@ impl Signer {
             "x": URL_SAFE_NO_PAD.encode(x), "y": URL_SAFE_NO_PAD.encode(y),
         }]})
     }
+}
+
+/// Whether a token's time is now, or why it is not.
+pub(crate) fn in_time(claims: &Value, now: i64) -> Result<(), &'static str> {
+    let time = |key: &str| claims.get(key).and_then(Value::as_i64);
+    if time("exp").is_none_or(|t| now >= t) {
+        return Err("service account token has expired");
+    }
+    if time("nbf").is_some_and(|t| t > now + 60) {
+        return Err("service account token is not valid yet");
+    }
+    Ok(())
 }
 
 /// Whether a token is meant for one of `wanted`.

@@ -1,7 +1,7 @@
 //! Create.
 
 use super::{Registry, Write, metadata, store_status, stored};
-use crate::admission::{self, Attributes, Operation};
+use crate::admission::{Attributes, Operation};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
@@ -12,6 +12,9 @@ use serde_json::Value;
 
 /// How often a generated name is drawn anew when it is taken, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;
+/// How often a write is tried that others outrun to its quota: in each round one of them gets through.
+const CHARGE_ATTEMPTS: usize = 256;
+const QUOTA_CONTENDED: &str = "too many others use the same quota at once; try again";
 const ADDRESS_TAKEN: &str = "another server has just given the address away; try again";
 
 impl Registry {
@@ -69,7 +72,7 @@ impl Registry {
             managed::on_write(resource, None, &mut object, write.options, None, now);
         }
 
-        let view = self.view();
+        let mut view = self.view();
         let name = meta::name(&object).to_owned();
         let attributes = Attributes {
             operation: Operation::Create,
@@ -78,10 +81,13 @@ impl Registry {
             namespace: write.namespace,
             name: &name,
             user: write.user,
+            old: None,
+            options: write.options,
+            rbac: &self.rbac,
         };
         let before = object.clone();
         crate::auth::check_escalation(&self.rbac, &view, write.user, resource, write.namespace, &object)?;
-        admission::mutate(&view, &attributes, &mut object)?;
+        self.admission.mutate(&view, &attributes, &mut object)?;
         if object != before {
             metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
             strategy.default(&mut object);
@@ -96,7 +102,7 @@ impl Registry {
             return Err(metadata::invalid(resource, &name, &errors));
         }
         strategy.warnings(&object).into_iter().for_each(|w| write.options.warnings.add(w));
-        admission::validate(&view, &attributes, Some(&object))?;
+        let mut charges = self.admission.validate(&view, &attributes, Some(&object))?;
 
         let key = stored::key(resource, write.namespace, &name);
         if write.options.dry_run {
@@ -107,22 +113,28 @@ impl Registry {
         }
         let lease = self.lease_for(resource, now).await?;
         let value = stored::encode(resource, &object);
-        let txn = Txn::default().when(Compare::Absent(key.clone())).then(Op::Put { key, value, lease });
-        let txn = self.with_addresses(resource, txn, None, Some(&object));
-        match self.store.commit(txn).await.map_err(store_status)? {
-            Outcome::Committed { revision } => {
+        let taken = || Status::already_exists(&resource.group, &resource.plural, &name);
+        let outrun = |why| Status::conflict(&resource.group, &resource.plural, &name, why);
+        for _ in 0..CHARGE_ATTEMPTS {
+            let put = Op::Put { key: key.clone(), value: value.clone(), lease };
+            let txn = Txn::default().when(Compare::Absent(key.clone())).then(put);
+            let txn = charges.onto(self.with_addresses(resource, txn, None, Some(&object)));
+            if let Outcome::Committed { revision } = self.commit(resource, "create", txn).await? {
                 allocation.keep();
                 stored::set_version(&mut object, revision);
-                Ok(object)
+                return Ok(object);
             }
-            Outcome::Conflict { .. }
-                if self.get(resource, write.namespace, &name).is_err()
-                    && self.lost_address(resource, &object) =>
-            {
-                Err(Status::conflict(&resource.group, &resource.plural, &name, ADDRESS_TAKEN))
+            // Somebody else has taken the name, the address, or of the same quota.
+            view = self.view();
+            if view.snapshot.get(key.as_bytes()).is_some() {
+                return Err(taken());
             }
-            Outcome::Conflict { .. } => Err(Status::already_exists(&resource.group, &resource.plural, &name)),
+            if self.lost_address(resource, &object) {
+                return Err(outrun(ADDRESS_TAKEN));
+            }
+            charges = self.admission.validate(&view, &attributes, Some(&object))?;
         }
+        Err(outrun(QUOTA_CONTENDED))
     }
 
     /// Events do not stay for ever: those written within one minute share a lease.

@@ -1,7 +1,7 @@
 //! Delete: at once, gracefully, or held by finalizers.
 
-use super::{Registry, Write, metadata, store_status, stored, unreadable};
-use crate::admission::{self, Attributes, Operation};
+use super::{Registry, Write, metadata, stored, unreadable};
+use crate::admission::{Attributes, Operation};
 use crate::options::{DeleteOptions, Propagation};
 use ferrite_api::resource::{Deletion, Resource};
 use ferrite_api::{Status, meta};
@@ -50,8 +50,11 @@ impl Registry {
                 namespace: write.namespace,
                 name,
                 user: write.user,
+                old: Some(&old),
+                options: write.options,
+                rbac: &self.rbac,
             };
-            admission::validate(&view, &attributes, None)?;
+            self.admission.validate(&view, &attributes, None)?;
             let step = decide(resource, &old, options, Timestamp::now());
             let op = match &step {
                 Step::Remove => Op::Delete { key: key.clone() },
@@ -71,7 +74,7 @@ impl Registry {
             if step == Step::Remove {
                 txn = self.with_addresses(resource, txn, Some(&old), None);
             }
-            let Outcome::Committed { revision } = self.store.commit(txn).await.map_err(store_status)? else {
+            let Outcome::Committed { revision } = self.commit(resource, "delete", txn).await? else {
                 continue;
             };
             return Ok(match step {
@@ -80,7 +83,7 @@ impl Registry {
                         .when(Compare::ModifiedAt(key.clone(), revision))
                         .then(Op::Delete { key: key.clone() });
                     let txn = self.with_addresses(resource, txn, Some(&old), None);
-                    match self.store.commit(txn).await.map_err(store_status)? {
+                    match self.commit(resource, "delete", txn).await? {
                         Outcome::Committed { .. } => {
                             stored::set_version(&mut new, revision);
                             self.services.release(resource, &old);

@@ -1,7 +1,7 @@
 //! Update and patch: one loop that reads, changes, checks and swaps.
 
-use super::{Registry, Write, metadata, store_status, stored, unreadable};
-use crate::admission::{self, Attributes, Operation};
+use super::{Registry, Write, metadata, stored, unreadable};
+use crate::admission::{Attributes, Charges, Operation};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::meta_validation::{validate_metadata, validate_metadata_update};
@@ -45,7 +45,7 @@ impl Registry {
             let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
             self.check_preconditions(update, &new, &old)?;
-            let allocation = self.prepare(update, &view, &mut new, &old)?;
+            let (allocation, charges) = self.prepare(update, &view, &mut new, &old)?;
             if same(&new, &old) {
                 // As upstream: nothing changes, so nothing is written and the resource version stays.
                 return Ok(old);
@@ -65,7 +65,8 @@ impl Registry {
                 txn = txn.relaxed();
             }
             let txn = self.with_addresses(resource, txn, Some(&old), (!finished).then_some(&new));
-            match self.store.commit(txn).await.map_err(store_status)? {
+            let txn = charges.onto(txn);
+            match self.commit(resource, "update", txn).await? {
                 Outcome::Committed { revision } => {
                     allocation.keep();
                     if finished {
@@ -133,7 +134,7 @@ impl Registry {
         view: &super::View,
         new: &mut Value,
         old: &Value,
-    ) -> Result<super::allocator::Allocation<'_>, Status> {
+    ) -> Result<(super::allocator::Allocation<'_>, Charges), Status> {
         let resource = update.write.resource;
         let strategy = &resource.strategy;
         let now = Timestamp::now();
@@ -156,6 +157,9 @@ impl Registry {
             namespace: update.write.namespace,
             name: update.name,
             user: update.write.user,
+            old: Some(old),
+            options: update.write.options,
+            rbac: &self.rbac,
         };
         let changed =
             ["rules", "roleRef", "subjects", "aggregationRule"].iter().any(|f| new.get(f) != old.get(f));
@@ -163,7 +167,7 @@ impl Registry {
             let Write { user, namespace, .. } = &update.write;
             crate::auth::check_escalation(&self.rbac, view, user, resource, namespace, new)?;
         }
-        admission::mutate(view, &attributes, new)?;
+        self.admission.mutate(view, &attributes, new)?;
         let allocation = match update.subresource {
             None => self.services.allocate(view, resource, new, Some(old))?,
             Some(_) => super::allocator::Allocation::none(),
@@ -189,8 +193,8 @@ impl Registry {
         if update.subresource.is_none() {
             strategy.warnings_on_update(new, old).into_iter().for_each(|w| warnings.add(w));
         }
-        admission::validate(view, &attributes, Some(new))?;
-        Ok(allocation)
+        let charges = self.admission.validate(view, &attributes, Some(new))?;
+        Ok((allocation, charges))
     }
 }
 

@@ -5,4 +5,6 @@ mod world;
 mod allowed;
 mod deleting;
 mod reading;
+mod servers;
+mod streams;
 mod writing;

@@ -6,6 +6,7 @@
 mod compactor;
 mod members;
 mod replicate;
+mod rounds;
 mod translate;
 
 pub use members::TlsFiles;
@@ -19,6 +20,7 @@ use ferrite_store::{
     Answer, Feed, HistoryLimits, LeaseId, Outcome, Remote, Revision, Store, StoreError, Txn, now_seconds,
 };
 use members::Members;
+use rounds::Rounds;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -84,6 +86,7 @@ pub async fn connect(options: EtcdOptions, limits: HistoryLimits) -> Result<Stor
 struct Etcd {
     members: Arc<Members>,
     layout: Layout,
+    rounds: Rounds,
     _tasks: JoinSet<()>,
 }
 
@@ -99,7 +102,7 @@ impl Etcd {
         if let Some(every) = options.compact_every {
             tasks.spawn(compactor::run(Arc::clone(&members), every));
         }
-        Self { members, layout: options.layout, _tasks: tasks }
+        Self { members, layout: options.layout, rounds: Rounds::default(), _tasks: tasks }
     }
 }
 
@@ -143,7 +146,7 @@ impl Remote for Etcd {
     }
 
     fn revision(&self) -> Answer<'_, Revision> {
-        Box::pin(async move {
+        Box::pin(self.rounds.join(async move || {
             // Linearizable: the leader confirms that it still is one. The key does not have to exist.
             let request =
                 RangeRequest { key: Bytes::from_static(b"\0"), count_only: true, ..RangeRequest::default() };
@@ -154,7 +157,7 @@ impl Remote for Etcd {
             let response = self.members.call(members::Repeat::Always, call).await;
             let response = response.map_err(|status| translate::refused(&status, &Txn::default()))?;
             Ok(translate::at(response.into_inner().header))
-        })
+        }))
     }
 }
 
