@@ -3,6 +3,7 @@
 //! One module per controller, one row per controller in [`CONTROLLERS`]. A controller is a set of pure functions
 //! that decide, and a thin part that reads from shared informers, writes through the API and is woken by a queue.
 
+mod certificates;
 mod cluster_roles;
 mod context;
 mod deployment;
@@ -20,6 +21,7 @@ mod replicas;
 mod resource_quota;
 mod root_ca;
 mod service_account;
+mod service_account_token;
 mod storage_protection;
 
 pub use context::{Config, Context};
@@ -44,6 +46,19 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
     ControllerEntry { name: "endpointslice-controller", start: endpoints::start_slices },
     ControllerEntry { name: "namespace-controller", start: namespace::start },
     ControllerEntry { name: "serviceaccount-controller", start: service_account::start },
+    ControllerEntry { name: "serviceaccount-token-controller", start: service_account_token::start },
+    ControllerEntry {
+        name: "certificatesigningrequest-approving-controller",
+        start: certificates::start_approving,
+    },
+    ControllerEntry {
+        name: "certificatesigningrequest-signing-controller",
+        start: certificates::start_signing,
+    },
+    ControllerEntry {
+        name: "certificatesigningrequest-cleaner-controller",
+        start: certificates::start_cleaning,
+    },
     ControllerEntry { name: "root-ca-certificate-publisher-controller", start: root_ca::start },
     ControllerEntry { name: "clusterrole-aggregation-controller", start: cluster_roles::start },
     ControllerEntry { name: "resourcequota-controller", start: resource_quota::start },
