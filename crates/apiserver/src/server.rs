@@ -1,7 +1,6 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
-use crate::auth::token::Signer;
 use crate::auth::{self, User};
 use crate::call::Call;
 use crate::http::{self, Answer, Body, BoxError};
@@ -15,6 +14,7 @@ use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, su
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::Status;
+use ferrite_pki::TokenSigner;
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
@@ -131,7 +131,7 @@ pub struct ApiServer {
     pub(crate) registry: Registry,
     pub(crate) config: Config,
     pub(crate) openapi: openapi::Documents,
-    pub(crate) tokens: Option<Signer>,
+    pub(crate) tokens: Option<TokenSigner>,
     pub(crate) metrics: Metrics,
     ready: AtomicBool,
     /// Set as soon as the server is told to stop.
@@ -154,7 +154,9 @@ impl ApiServer {
         let registry =
             Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
         let tokens = match &config.service_account_key {
-            Some(pem) => Some(Signer::new(pem, &config.service_account_issuer).map_err(Status::internal)?),
+            Some(pem) => {
+                Some(TokenSigner::new(pem, &config.service_account_issuer).map_err(Status::internal)?)
+            }
             None => None,
         };
         let server = Arc::new(Self {
@@ -182,6 +184,11 @@ impl ApiServer {
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
         server.ready.store(true, Ordering::Release);
         Ok(server)
+    }
+
+    /// How the server is set up.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     pub fn is_ready(&self) -> bool {

@@ -4,6 +4,7 @@ mod world;
 
 mod allowed;
 mod deleting;
+mod network;
 mod reading;
 mod servers;
 mod streams;

@@ -14,8 +14,6 @@ pub struct World {
     door: Door,
 }
 
-type Answer = <Door as Service<Request<Full<Bytes>>>>::Response;
-
 /// An answer read to its end.
 pub struct Reply {
     pub code: u16,
@@ -55,6 +53,10 @@ impl World {
         let server = ApiServer::start(Arc::new(store), config).await.expect("the server starts");
         let door = server.door(User::new("admin", ["system:masters"]));
         Self { server, door }
+    }
+
+    pub fn server(&self) -> Arc<ApiServer> {
+        Arc::clone(&self.server)
     }
 
     /// The same server, for somebody else.

@@ -3,6 +3,9 @@
 mod containers;
 pub mod defaults;
 mod env;
+mod handlers;
+mod mounts;
+mod os;
 mod print;
 pub mod resources;
 mod scheduling;
