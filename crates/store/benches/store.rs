@@ -443,7 +443,7 @@ async fn endless() {
     let (begun, mut most, mut shown) = (Instant::now(), 0, 0);
     while !writers.is_empty() {
         tokio::select! {
-            done = writers.join_next() => drop(done.unwrap().unwrap()),
+            done = writers.join_next() => done.unwrap().unwrap(),
             () = tokio::time::sleep(Duration::from_millis(50)) => {}
         }
         let size = on_disk(&path);
