@@ -195,14 +195,11 @@ async fn start_network(paths: &Paths, options: &ClusterOptions) -> Result<Arc<Br
     Ok(Bridge::open(config).await?)
 }
 
-/// Controllers of resources that are not served yet.
-const CONTROLLERS: [&str; 2] = ["*", "-replicationcontroller-controller"];
-
 fn start_controllers(api: &Running, scope: &Scope) -> Result<(), BoxError> {
     let client = api.client("system:kube-controller-manager", &[]);
     let config = api.controllers_config()?;
     let context = ferrite_controllers::Context::new(client, scope.clone(), config);
-    ferrite_controllers::start_all(&context, &CONTROLLERS);
+    ferrite_controllers::start_all(&context, &["*"]);
     Ok(())
 }
 
