@@ -47,8 +47,11 @@ pub(crate) struct Salt(u32);
 
 impl Salt {
     pub fn random() -> Self {
-        // Keyed from the operating system's random source.
-        Self(std::hash::RandomState::new().hash_one(0u8) as u32)
+        // Keyed from the operating system's random source. Zeros behind the end must not look like a frame.
+        match std::hash::RandomState::new().hash_one(0u8) as u32 {
+            FRAME_MAGIC => Self(0),
+            salt => Self(salt),
+        }
     }
 
     fn magic(self) -> [u8; 4] {

@@ -12,7 +12,7 @@ fn value(snapshot: &Snapshot, key: &str) -> Option<String> {
 }
 
 fn small() -> LogOptions {
-    LogOptions { min_log: 4096, ..LogOptions::default() }
+    LogOptions { min_log: 4096, ahead: 4096, ..LogOptions::default() }
 }
 
 fn open(dir: &Path) -> Store {
