@@ -239,7 +239,7 @@ impl ApiServer {
         };
         let long = kind.is_long_running();
         let serving = &self.config.serving;
-        let answer = match deadline(started, serving.request_timeout, &asked.query) {
+        let answer = match deadline(started, serving.request_timeout, &asked.query, long) {
             Err(status) => error(&status, PLAIN_JSON),
             Ok(deadline) => {
                 let work = AssertUnwindSafe(Arc::clone(&self).route(user, request, asked, deadline));
@@ -461,16 +461,16 @@ impl Asked {
     }
 }
 
-/// When a request has to be done: after its own `timeout`, but not after the server's.
+/// When a request has to be done: after its own `timeout`, but not after the server's. What streams say is not read.
 fn deadline(
     started: tokio::time::Instant,
     longest: Duration,
     query: &Query,
+    long_running: bool,
 ) -> Result<tokio::time::Instant, Status> {
-    let asked = match query.get("timeout").filter(|t| !t.is_empty()) {
+    let asked = match query.get("timeout").filter(|t| !t.is_empty() && !long_running) {
         None => None,
-        Some(text) => Some(go_duration(text).ok_or_else(|| {
-            let why = format!("time: invalid duration {text:?}");
+        Some(text) => Some(go_duration(text).map_err(|why| {
             Status::bad_request(format!("invalid timeout specified in the request URL - {why}"))
         })?),
     };
