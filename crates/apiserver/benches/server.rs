@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
 use bytes::Bytes;
-use ferrite_apiserver::{ApiServer, Config, Serving};
+use ferrite_apiserver::{ApiServer, Config};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use ferrite_store::{HistoryLimits, LogOptions, Store};
 use http::Request;
@@ -16,7 +16,6 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -92,19 +91,8 @@ async fn serve(dir: &Path) {
     let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"]).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let config = Config {
-        advertise: address,
-        service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
-        node_ports: 30000..=32767,
-        kubelet_client: None,
-        runtime_config: BTreeMap::new(),
-        service_account_issuer: "https://kubernetes.default.svc".into(),
-        service_account_key: Some(pki.service_account_key().unwrap()),
-        event_ttl_seconds: 3600,
-        serving: Serving::default(),
-        admission: Default::default(),
-        bootstrap_tokens: false,
-    };
+    let config =
+        Config { service_account_key: Some(pki.service_account_key().unwrap()), ..Config::new(address) };
     let server = ApiServer::start(Arc::new(store), config).await.unwrap();
     println!("{address}");
     server.serve(listener, Arc::new(tls)).await;

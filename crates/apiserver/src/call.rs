@@ -211,9 +211,10 @@ impl Given {
         let known = schema::of(&self.0).is_some() || was_served(group, version, kind);
         if !known {
             return Some(format!(
-                "no kind {} is registered for version {:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\"",
+                "no kind {} is registered for version {:?} in scheme {:?}",
                 go_quote(kind),
                 self.api_version(),
+                scheme(&expected.group),
             ));
         }
         (*kind != expected.kind).then(|| {
@@ -297,4 +298,13 @@ fn unrecognised(bytes: &[u8], expected: &Gvk, why: &dyn std::fmt::Display) -> St
         "the object provided is unrecognized (must be of type {}): {why} ({beginning}{more})",
         expected.kind
     ))
+}
+
+/// Upstream is several servers in one, and each names the place where its kinds are known.
+fn scheme(group: &str) -> &'static str {
+    match group {
+        "apiextensions.k8s.io" => "pkg/apiserver/apiserver.go:55",
+        "apiregistration.k8s.io" => "pkg/apiserver/scheme/scheme.go:28",
+        _ => "pkg/api/legacyscheme/scheme.go:30",
+    }
 }

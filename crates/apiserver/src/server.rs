@@ -1,7 +1,6 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
-use crate::auth::token::Signer;
 use crate::auth::{self, User};
 use crate::call::Call;
 use crate::http::{self, Answer, Body, BoxError};
@@ -15,6 +14,7 @@ use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, su
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::Status;
+use ferrite_pki::TokenSigner;
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
@@ -93,6 +93,23 @@ pub struct Config {
 }
 
 impl Config {
+    /// A server for clients at `advertise`, with upstream's defaults and nothing that needs a key.
+    pub fn new(advertise: SocketAddr) -> Self {
+        Self {
+            advertise,
+            service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
+            node_ports: 30000..=32767,
+            kubelet_client: None,
+            runtime_config: BTreeMap::new(),
+            service_account_issuer: "https://kubernetes.default.svc".into(),
+            service_account_key: None,
+            event_ttl_seconds: 3600,
+            serving: Serving::default(),
+            admission: AdmissionPlugins::default(),
+            bootstrap_tokens: true,
+        }
+    }
+
     /// Whether a resource's version is on: by `--runtime-config`, the narrower key first, else by default.
     fn serves(&self, resource: &ferrite_api::resource::Resource) -> bool {
         let version = resource.api_version();
@@ -115,7 +132,7 @@ pub struct ApiServer {
     pub(crate) registry: Registry,
     pub(crate) config: Config,
     pub(crate) openapi: openapi::Documents,
-    pub(crate) tokens: Option<Signer>,
+    pub(crate) tokens: Option<TokenSigner>,
     pub(crate) metrics: Metrics,
     ready: AtomicBool,
     /// Set as soon as the server is told to stop.
@@ -138,7 +155,9 @@ impl ApiServer {
         let registry =
             Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
         let tokens = match &config.service_account_key {
-            Some(pem) => Some(Signer::new(pem, &config.service_account_issuer).map_err(Status::internal)?),
+            Some(pem) => {
+                Some(TokenSigner::new(pem, &config.service_account_issuer).map_err(Status::internal)?)
+            }
             None => None,
         };
         let server = Arc::new(Self {
@@ -166,6 +185,11 @@ impl ApiServer {
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
         server.ready.store(true, Ordering::Release);
         Ok(server)
+    }
+
+    /// How the server is set up.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     pub fn is_ready(&self) -> bool {

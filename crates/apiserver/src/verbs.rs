@@ -148,7 +148,6 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
         return crate::reviews::answer(call, object, &options);
     }
     let created = call.server.registry.create(&call.write(&options), object).await?;
-    call.warnings.extend(call.resource.strategy.warnings(&created));
     encode::object(201, &call.resource, &created, call.representation, call.include_object()?)
 }
 
@@ -174,7 +173,6 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
         }
         other => other,
     }?;
-    call.warnings.extend(call.resource.strategy.warnings(&result));
     encode::object(code, &call.resource, &result, call.representation, call.include_object()?)
 }
 
@@ -208,9 +206,13 @@ async fn delete_options(call: &mut Call) -> Result<DeleteOptions, Status> {
     DeleteOptions::parse(&call.query, Some(&decoded.value))
 }
 
+fn delete_write(call: &Call, options: &DeleteOptions) -> WriteOptions {
+    WriteOptions { dry_run: options.dry_run, warnings: call.admission.clone(), ..WriteOptions::default() }
+}
+
 async fn delete(call: &mut Call) -> Result<Answer, Status> {
     let options = delete_options(call).await?;
-    let write_options = WriteOptions { dry_run: options.dry_run, ..WriteOptions::default() };
+    let write_options = delete_write(call, &options);
     let deleted = call.server.registry.delete(&call.write(&write_options), call.name(), &options).await?;
     answer_deleted(call, deleted)
 }
@@ -247,7 +249,7 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let registry = &call.server.registry;
     let namespace = call.target.namespace.as_deref();
     let mut page = registry.list(&call.resource, namespace, selectors, &list_options)?;
-    let write_options = WriteOptions { dry_run: options.dry_run, ..WriteOptions::default() };
+    let write_options = delete_write(call, &options);
     let mut objects = Vec::new();
     while let Some(entries) = page.items.take(encode::list::PIECE) {
         for entry in entries {

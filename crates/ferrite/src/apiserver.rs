@@ -157,20 +157,19 @@ impl Running {
         )?;
         let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"])?;
         let config = Config {
-            advertise: SocketAddr::new(node_address, listening.port()),
             service_network: (range.network, range.prefix),
             node_ports: options.service_node_port_range.0.clone(),
             kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
             runtime_config: options.runtime_config.iter().cloned().collect(),
             service_account_issuer: options.service_account_issuer.clone(),
             service_account_key: Some(pki.service_account_key()?),
-            event_ttl_seconds: 3600,
             serving: options.serving.to_serving(),
             bootstrap_tokens: options.enable_bootstrap_token_auth,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
             },
+            ..Config::new(SocketAddr::new(node_address, listening.port()))
         };
         let server = ApiServer::start(store, config).await?;
         let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));
@@ -190,14 +189,25 @@ impl Running {
         kube::Client::new(door, "default")
     }
 
+    /// What controllers know of this cluster beyond its API.
+    pub fn controllers_config(&self) -> Result<ferrite_controllers::Config, BoxError> {
+        let issuer = &self.server.config().service_account_issuer;
+        let tokens = ferrite_pki::TokenSigner::new(&self.pki.service_account_key()?, issuer)?;
+        Ok(ferrite_controllers::Config {
+            root_ca: Some(self.pki.ca().to_owned()),
+            authority: Some(Arc::new(self.pki.authority()?)),
+            tokens: Some(Arc::new(tokens)),
+            ..Default::default()
+        })
+    }
+
     /// Starts the controllers that `names` selects, with the rules of upstream's `--controllers`.
     pub fn start_controllers(&self, names: &[String], scope: &ferrite_client::Scope) -> Result<(), BoxError> {
         if names.is_empty() {
             return Ok(());
         }
         let client = self.client("system:kube-controller-manager", &[]);
-        let config =
-            ferrite_controllers::Config { root_ca: Some(self.pki.ca().to_owned()), ..Default::default() };
+        let config = self.controllers_config()?;
         let context = ferrite_controllers::Context::new(client, scope.clone(), config);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         match ferrite_controllers::start_all(&context, &names).as_slice() {

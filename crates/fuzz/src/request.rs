@@ -2,12 +2,10 @@
 
 use crate::Target;
 use bytes::Bytes;
-use ferrite_apiserver::{ApiServer, Config, Door, Serving, User};
+use ferrite_apiserver::{ApiServer, Config, Door, User};
 use ferrite_store::Store;
 use http::Request;
 use http_body_util::{BodyExt, Full};
-use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
 use std::sync::{Arc, OnceLock};
 use tokio::runtime::{Builder, Runtime};
 use tower::Service;
@@ -24,17 +22,7 @@ fn server() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
     SERVER.get_or_init(|| {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-        let config = Config {
-            advertise: "192.0.2.1:6443".parse().expect("an address"),
-            service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
-            node_ports: 30000..=32767,
-            kubelet_client: None,
-            runtime_config: BTreeMap::new(),
-            service_account_issuer: "https://kubernetes.default.svc".into(),
-            service_account_key: None,
-            event_ttl_seconds: 3600,
-            serving: Serving::default(),
-        };
+        let config = Config::new("192.0.2.1:6443".parse().expect("an address"));
         let server =
             runtime.block_on(ApiServer::start(Arc::new(Store::memory()), config)).expect("the server starts");
         let door = server.door(User::new("fuzzer", ["system:masters"]));

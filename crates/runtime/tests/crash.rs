@@ -47,6 +47,7 @@ fn kill_at_random(mut command: Command, longest: Duration) -> Vec<String> {
     let mut said: Vec<String> = lines.by_ref().find(|line| line.ends_with("ready")).into_iter().collect();
     let life = rand::rng().random_range(Duration::ZERO..longest);
     let killer = std::thread::spawn(move || {
+        #[allow(clippy::disallowed_methods, reason = "the moment is random on purpose")]
         std::thread::sleep(life);
         child.kill().unwrap();
         child.wait().unwrap();

@@ -211,7 +211,9 @@ fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) 
             row.insert("object".into(), Value::Null);
         }
         IncludeObject::Metadata => {
-            row.insert("object".into(), partial(object, beta));
+            let mut shown = partial(object, beta);
+            resource.strategy.trim_for_table(&mut shown);
+            row.insert("object".into(), shown);
         }
         IncludeObject::Object => {
             row.insert("object".into(), object.clone());

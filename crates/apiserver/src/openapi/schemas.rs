@@ -124,7 +124,7 @@ impl Schemas {
                     Merge::Keyed => Some("map"),
                     Merge::Set => Some("set"),
                     Merge::Atomic => Some("atomic"),
-                    Merge::Default => None,
+                    Merge::Default | Merge::Granular => None,
                 };
                 if let Some(list_type) = list_type {
                     made["x-kubernetes-list-type"] = list_type.into();
@@ -134,6 +134,7 @@ impl Schemas {
                 }
             }
             _ if field.merge == Merge::Atomic => made["x-kubernetes-map-type"] = "atomic".into(),
+            _ if field.merge == Merge::Granular => made["x-kubernetes-map-type"] = "granular".into(),
             _ => {}
         }
         let strategies: Vec<&str> = [

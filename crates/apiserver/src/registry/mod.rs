@@ -2,6 +2,7 @@
 //!
 //! A write goes decode → default → admit → validate → store; a kind adds its strategy, never a path of its own.
 
+mod addresses;
 mod allocator;
 mod create;
 mod delete;

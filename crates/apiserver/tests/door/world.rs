@@ -6,8 +6,6 @@ use ferrite_store::Store;
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use tower::Service;
 
@@ -51,19 +49,7 @@ impl World {
 
     /// A server on a store of one's own, with nothing but what it makes itself.
     pub async fn start_on(store: Store, serving: Serving) -> Self {
-        let config = Config {
-            advertise: "192.0.2.1:6443".parse().expect("an address"),
-            service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
-            node_ports: 30000..=32767,
-            kubelet_client: None,
-            runtime_config: BTreeMap::new(),
-            service_account_issuer: "https://kubernetes.default.svc".into(),
-            service_account_key: None,
-            event_ttl_seconds: 3600,
-            serving,
-            admission: Default::default(),
-            bootstrap_tokens: true,
-        };
+        let config = Config { serving, ..Config::new("192.0.2.1:6443".parse().expect("an address")) };
         let server = ApiServer::start(Arc::new(store), config).await.expect("the server starts");
         let door = server.door(User::new("admin", ["system:masters"]));
         Self { server, door }
