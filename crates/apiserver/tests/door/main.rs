@@ -2,7 +2,9 @@
 
 mod world;
 
+mod admitting;
 mod allowed;
 mod deleting;
+mod parts;
 mod reading;
 mod writing;

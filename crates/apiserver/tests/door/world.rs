@@ -1,7 +1,8 @@
 //! A server with one namespace, and requests to it.
 
+use base64::Engine;
 use bytes::Bytes;
-use ferrite_apiserver::{ApiServer, Config, Door, User};
+use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, User};
 use ferrite_store::Store;
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
@@ -39,6 +40,13 @@ impl Reply {
 
 impl World {
     pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// A server with more admission plugins than usual.
+    pub async fn start_with(plugins: &[&str]) -> Self {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("a key");
+        let enable = plugins.iter().map(|name| (*name).to_owned()).collect();
         let config = Config {
             advertise: "192.0.2.1:6443".parse().expect("an address"),
             service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
@@ -46,9 +54,9 @@ impl World {
             kubelet_client: None,
             runtime_config: BTreeMap::new(),
             service_account_issuer: "https://kubernetes.default.svc".into(),
-            service_account_key: None,
+            service_account_key: Some(key.serialize_pem()),
             event_ttl_seconds: 3600,
-            admission: Default::default(),
+            admission: AdmissionPlugins { enable, disable: Vec::new() },
             bootstrap_tokens: true,
         };
         let server = ApiServer::start(Arc::new(Store::memory()), config).await.expect("the server starts");
@@ -57,6 +65,14 @@ impl World {
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
         assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
         world
+    }
+
+    /// A certificate request, as the API wants it.
+    pub fn certificate_request(&self) -> String {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let params = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
+        let pem = params.serialize_request(&key).and_then(|r| r.pem()).expect("a request");
+        base64::engine::general_purpose::STANDARD.encode(pem)
     }
 
     /// The same server, for somebody else.
