@@ -31,6 +31,8 @@ pub(crate) struct Call {
     /// Behind a lock only because a body is not `Sync` and calls are shared across awaits.
     pub body: Mutex<Option<Body>>,
     pub representation: Representation,
+    /// When the request has to be done; streams go on.
+    pub deadline: tokio::time::Instant,
     pub warnings: Vec<String>,
     /// What admission says; the answer tells it after the other warnings.
     pub admission: Warnings,
@@ -209,9 +211,10 @@ impl Given {
         let known = schema::of(&self.0).is_some() || was_served(group, version, kind);
         if !known {
             return Some(format!(
-                "no kind {} is registered for version {:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\"",
+                "no kind {} is registered for version {:?} in scheme {:?}",
                 go_quote(kind),
                 self.api_version(),
+                scheme(&expected.group),
             ));
         }
         (*kind != expected.kind).then(|| {
@@ -295,4 +298,13 @@ fn unrecognised(bytes: &[u8], expected: &Gvk, why: &dyn std::fmt::Display) -> St
         "the object provided is unrecognized (must be of type {}): {why} ({beginning}{more})",
         expected.kind
     ))
+}
+
+/// Upstream is several servers in one, and each names the place where its kinds are known.
+fn scheme(group: &str) -> &'static str {
+    match group {
+        "apiextensions.k8s.io" => "pkg/apiserver/apiserver.go:55",
+        "apiregistration.k8s.io" => "pkg/apiserver/scheme/scheme.go:28",
+        _ => "pkg/api/legacyscheme/scheme.go:30",
+    }
 }

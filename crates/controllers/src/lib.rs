@@ -22,6 +22,7 @@ mod resource_quota;
 mod root_ca;
 mod service_account;
 mod service_account_token;
+mod status;
 mod storage_protection;
 
 pub use context::{Config, Context};
@@ -76,6 +77,17 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
     ControllerEntry { name: "node-lifecycle-controller", start: nodes::start_lifecycle },
     ControllerEntry { name: "taint-eviction-controller", start: nodes::start_taint_eviction },
     ControllerEntry { name: "pod-garbage-collector-controller", start: nodes::start_pod_gc },
+    ControllerEntry { name: "validatingadmissionpolicy-status-controller", start: status::policies::start },
+    ControllerEntry { name: "apiextensions-controllers", start: status::definitions::start },
+    ControllerEntry {
+        name: "apiservice-status-local-available-controller",
+        start: status::api_services::start_local,
+    },
+    ControllerEntry {
+        name: "apiservice-status-remote-available-controller",
+        start: status::api_services::start_remote,
+    },
+    ControllerEntry { name: "priority-and-fairness-config-consumer", start: status::flow_schemas::start },
 ];
 
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all

@@ -2,6 +2,7 @@
 
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
+use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, User};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
@@ -30,6 +31,8 @@ pub struct ServerOptions {
     pub service_node_port_range: PortRange,
     #[command(flatten)]
     pub storage: StorageOptions,
+    #[command(flatten)]
+    pub serving: ServingOptions,
     /// Who tokens of service accounts are from.
     #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
     pub service_account_issuer: String,
@@ -134,7 +137,7 @@ impl Running {
         })?;
         let listening = listener.local_addr()?;
         let pki = ClusterPki::open(&paths.pki())?;
-        let storage = Storage::open(paths, &options.storage).await?;
+        let storage = Storage::open(paths, &options.storage, node_address).await?;
         let store = Arc::clone(&storage.store);
         let range = options.service_cluster_ip_range;
         let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
@@ -154,19 +157,19 @@ impl Running {
         )?;
         let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"])?;
         let config = Config {
-            advertise: SocketAddr::new(node_address, listening.port()),
             service_network: (range.network, range.prefix),
             node_ports: options.service_node_port_range.0.clone(),
             kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
             runtime_config: options.runtime_config.iter().cloned().collect(),
             service_account_issuer: options.service_account_issuer.clone(),
             service_account_key: Some(pki.service_account_key()?),
-            event_ttl_seconds: 3600,
+            serving: options.serving.to_serving(),
             bootstrap_tokens: options.enable_bootstrap_token_auth,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
             },
+            ..Config::new(SocketAddr::new(node_address, listening.port()))
         };
         let server = ApiServer::start(store, config).await?;
         let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));

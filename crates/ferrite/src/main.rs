@@ -11,6 +11,7 @@ mod kubeconfig;
 mod logging;
 mod paths;
 mod progress;
+mod serving;
 mod status;
 mod storage;
 mod store_cmd;

@@ -101,10 +101,6 @@ pub(crate) struct Charges {
 }
 
 impl Charges {
-    pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
-    }
-
     /// Adds the writes to a transaction.
     pub fn onto(self, mut txn: Txn) -> Txn {
         txn.compares.extend(self.compares);

@@ -1,6 +1,6 @@
 //! Update and patch: one loop that reads, changes, checks and swaps.
 
-use super::{Registry, Write, metadata, store_status, stored, unreadable};
+use super::{Registry, Write, metadata, stored, unreadable};
 use crate::admission::{Attributes, Charges, Operation};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
@@ -64,8 +64,9 @@ impl Registry {
             if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
                 txn = txn.relaxed();
             }
+            let txn = self.with_addresses(resource, txn, Some(&old), (!finished).then_some(&new));
             let txn = charges.onto(txn);
-            match self.store.commit(txn).await.map_err(store_status)? {
+            match self.commit(resource, "update", txn).await? {
                 Outcome::Committed { revision } => {
                     allocation.keep();
                     if finished {
@@ -139,6 +140,8 @@ impl Registry {
         let now = Timestamp::now();
         strategy.default(new);
         metadata::keep_identity(new, old);
+        let warnings = &update.write.options.warnings;
+        metadata::merge_owners(new, warnings, metadata::OWNERS_GIVEN);
         if !update.applied && update.subresource != Some("binding") {
             managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
@@ -166,7 +169,7 @@ impl Registry {
         }
         self.admission.mutate(view, &attributes, new)?;
         let allocation = match update.subresource {
-            None => self.services.allocate(resource, new, Some(old))?,
+            None => self.services.allocate(view, resource, new, Some(old))?,
             Some(_) => super::allocator::Allocation::none(),
         };
         super::normalise(resource, new);
@@ -185,7 +188,10 @@ impl Registry {
             Some(subresource) => errors.extend(strategy.validate_subresource_update(subresource, new, old)),
         }
         if !errors.is_empty() {
-            return Err(Status::invalid(&resource.group, &resource.kind, update.name, &errors));
+            return Err(metadata::invalid(resource, update.name, &errors));
+        }
+        if update.subresource.is_none() {
+            strategy.warnings_on_update(new, old).into_iter().for_each(|w| warnings.add(w));
         }
         let charges = self.admission.validate(view, &attributes, Some(new))?;
         Ok((allocation, charges))

@@ -7,60 +7,12 @@ use crate::request::Verb;
 use crate::{encode, verbs};
 use ::http::header;
 use ferrite_api::field::{FieldError, Path};
-use ferrite_api::resource::{Column, Resource, Scope, Strategy};
 use ferrite_api::selector::LabelSelector;
-use ferrite_api::table::age;
 use ferrite_api::{Gvk, Status, meta};
-use jiff::Timestamp;
 use serde_json::{Value, json};
-use std::sync::{Arc, LazyLock};
 
 fn gvk() -> Gvk {
     Gvk::new("autoscaling", "v1", "Scale")
-}
-
-/// How a scale is shown: it is a kind of its own, though none that is stored.
-struct Scales;
-
-impl Strategy for Scales {
-    fn columns(&self) -> &'static [Column] {
-        const fn column(name: &'static str, type_: &'static str) -> Column {
-            Column { name, type_, format: "", priority: 0 }
-        }
-        const {
-            &[
-                column("Name", "string"),
-                column("Desired", "integer"),
-                column("Available", "integer"),
-                column("Age", "string"),
-            ]
-        }
-    }
-
-    fn cells(&self, scale: &Value, now: Timestamp) -> Vec<Value> {
-        let number = |part: &str| scale[part]["replicas"].as_i64().unwrap_or(0).into();
-        vec![meta::name(scale).into(), number("spec"), number("status"), age(scale, now).into()]
-    }
-}
-
-static SCALES: LazyLock<Resource> = LazyLock::new(|| Resource {
-    group: "autoscaling".into(),
-    version: "v1".into(),
-    kind: "Scale".into(),
-    plural: "scales".into(),
-    singular: "scale".into(),
-    short_names: (&[]).into(),
-    categories: (&[]).into(),
-    scope: Scope::Namespaced,
-    verbs: (&[]).into(),
-    subresources: (&[]).into(),
-    on_by_default: true,
-    storage: None,
-    strategy: Arc::new(Scales),
-});
-
-fn answer(call: &Call, object: &Value) -> Result<Answer, Status> {
-    encode::object(200, &SCALES, &scale_of(object), call.representation, call.include_object()?)
 }
 
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
@@ -148,6 +100,11 @@ async fn write(
     };
     let result = verbs::modify(&call.server.registry, call, "scale", &options, &on_object).await?;
     answer(call, &result)
+}
+
+fn answer(call: &Call, object: &Value) -> Result<Answer, Status> {
+    let scale = ferrite_api::kinds::scale();
+    encode::object(200, &scale, &scale_of(object), call.representation, call.include_object()?)
 }
 
 fn scale_of(object: &Value) -> Value {

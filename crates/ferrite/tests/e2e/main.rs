@@ -10,4 +10,5 @@ mod configuration;
 mod lifecycle;
 mod pods;
 mod rollout;
+mod store;
 mod world;
