@@ -197,6 +197,16 @@ async fn plugins_that_are_off_work_when_turned_on() {
 }
 
 #[tokio::test]
+async fn a_refusal_names_what_there_is_of_a_name() {
+    let world = World::start().await;
+    let mut drawn = pod("x");
+    drawn["metadata"] = json!({"generateName": "web-"});
+    drawn["spec"]["serviceAccountName"] = "absent".into();
+    let message = world.post(PODS, &drawn).await.at("/message");
+    assert!(message.as_str().is_some_and(|m| m.starts_with(r#"pods "web-" is forbidden"#)), "{message}");
+}
+
+#[tokio::test]
 async fn a_default_priority_class_is_the_only_one() {
     let world = World::start().await;
     let path = "/apis/scheduling.k8s.io/v1/priorityclasses";
