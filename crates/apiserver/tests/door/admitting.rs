@@ -172,7 +172,8 @@ async fn a_runtime_class_costs_and_places() {
 
 #[tokio::test]
 async fn plugins_that_are_off_work_when_turned_on() {
-    let world = World::start_admitting(&["NodeRestriction", "AlwaysPullImages", "DenyServiceExternalIPs"]).await;
+    let world =
+        World::start_admitting(&["NodeRestriction", "AlwaysPullImages", "DenyServiceExternalIPs"]).await;
     assert_eq!(world.post(PODS, &pod("p")).await.at("/spec/containers/0/imagePullPolicy"), "Always");
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"},

@@ -2,9 +2,7 @@
 
 use base64::Engine;
 use bytes::Bytes;
-use ferrite_apiserver::{
-    AdmissionPlugins, Answer, ApiServer, Body, BoxError, Config, Door, Serving, User,
-};
+use ferrite_apiserver::{AdmissionPlugins, Answer, ApiServer, Body, BoxError, Config, Door, Serving, User};
 use ferrite_store::Store;
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
