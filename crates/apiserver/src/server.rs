@@ -106,7 +106,7 @@ impl Config {
             event_ttl_seconds: 3600,
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
-            bootstrap_tokens: true,
+            bootstrap_tokens: false,
         }
     }
 
