@@ -127,6 +127,7 @@ impl World {
             network: Arc::new(NoNetwork),
             images: Arc::new(images),
             handlers: ferrite_runtime::installed_handlers(),
+            extras: ferrite_runtime::Extras::default(),
             streaming_address: ([127, 0, 0, 1], 0).into(),
         };
         let runtime = Runtime::open(config.clone()).await.unwrap();
