@@ -138,7 +138,10 @@ mod tests {
             ("127.0.0.1:8080:80/udp", Some(vec![binding(80, udp, Some("127.0.0.1"), Some(8080))])),
             ("127.0.0.1::80", Some(vec![binding(80, tcp, Some("127.0.0.1"), None)])),
             ("[::1]:8080:80", Some(vec![binding(80, tcp, Some("::1"), Some(8080))])),
-            ("8000-8001:80-81", Some(vec![binding(80, tcp, None, Some(8000)), binding(81, tcp, None, Some(8001))])),
+            (
+                "8000-8001:80-81",
+                Some(vec![binding(80, tcp, None, Some(8000)), binding(81, tcp, None, Some(8001))]),
+            ),
             ("8000-8001:80", None),
             ("x:80", None),
             ("80/sctp", None),

@@ -9,7 +9,9 @@ pub enum RestartPolicy {
     #[default]
     No,
     /// After a failure, at most so many times in a row; 0 is without end.
-    OnFailure { retries: u32 },
+    OnFailure {
+        retries: u32,
+    },
     Always,
     UnlessStopped,
 }
@@ -51,7 +53,10 @@ impl std::str::FromStr for RestartPolicy {
             _ => return Err(format!("invalid restart policy '{name}'")),
         };
         match count {
-            Some(_) => Err("maximum retry count cannot be used with restart policy ".to_owned() + &format!("'{name}'")),
+            Some(_) => {
+                Err("maximum retry count cannot be used with restart policy ".to_owned()
+                    + &format!("'{name}'"))
+            }
             None => Ok(policy),
         }
     }

@@ -28,7 +28,13 @@ enum Node {
     Text(String),
     Print(Pipeline),
     If(Pipeline, Vec<Node>, Vec<Node>),
-    Range { key: Option<String>, value: Option<String>, over: Pipeline, body: Vec<Node>, otherwise: Vec<Node> },
+    Range {
+        key: Option<String>,
+        value: Option<String>,
+        over: Pipeline,
+        body: Vec<Node>,
+        otherwise: Vec<Node>,
+    },
     With(Pipeline, Vec<Node>, Vec<Node>),
     Set(String, Pipeline),
 }
@@ -255,7 +261,9 @@ fn tokens(text: &str) -> Result<Vec<Token>, TemplateError> {
             }
             _ => {
                 let mut word = String::new();
-                while let Some(c) = chars.next_if(|c| !c.is_whitespace() && !matches!(c, '|' | '(' | ')' | '"')) {
+                while let Some(c) =
+                    chars.next_if(|c| !c.is_whitespace() && !matches!(c, '|' | '(' | ')' | '"'))
+                {
                     word.push(c);
                 }
                 out.push(Token::Term(word));
@@ -329,8 +337,8 @@ fn term(word: &str) -> Result<Term, TemplateError> {
 }
 
 const FUNCTIONS: &[&str] = &[
-    "json", "join", "index", "len", "upper", "lower", "title", "split", "println", "print", "printf", "eq", "ne",
-    "lt", "le", "gt", "ge", "and", "or", "not", "truncate",
+    "json", "join", "index", "len", "upper", "lower", "title", "split", "println", "print", "printf", "eq",
+    "ne", "lt", "le", "gt", "ge", "and", "or", "not", "truncate",
 ];
 
 struct Scope<'a> {
@@ -389,9 +397,9 @@ fn fail(at: &str, what: impl Into<String>) -> TemplateError {
 fn walk(mut value: Value, fields: &[String], shown: &str) -> Result<Value, TemplateError> {
     for field in fields {
         value = match &mut value {
-            Value::Object(map) => map
-                .remove(field)
-                .ok_or_else(|| fail(shown, format!("map has no entry for key {field:?}")))?,
+            Value::Object(map) => {
+                map.remove(field).ok_or_else(|| fail(shown, format!("map has no entry for key {field:?}")))?
+            }
             Value::Null => return Err(fail(shown, format!("nil data; no entry for key {field:?}"))),
             _ => return Err(fail(shown, format!("can't evaluate field {field}"))),
         };
@@ -572,8 +580,12 @@ fn function(name: &str, arguments: &[Value]) -> Result<Value, TemplateError> {
             Ok(formatted(&printed(format), rest).into())
         }
         "not" => Ok((!truth(one()?)).into()),
-        "and" => Ok(arguments.iter().find(|value| !truth(value)).or(arguments.last()).cloned().unwrap_or_default()),
-        "or" => Ok(arguments.iter().find(|value| truth(value)).or(arguments.last()).cloned().unwrap_or_default()),
+        "and" => {
+            Ok(arguments.iter().find(|value| !truth(value)).or(arguments.last()).cloned().unwrap_or_default())
+        }
+        "or" => {
+            Ok(arguments.iter().find(|value| truth(value)).or(arguments.last()).cloned().unwrap_or_default())
+        }
         _ => match arguments {
             [first, others @ ..] if name == "eq" && !others.is_empty() => {
                 for other in others {
@@ -613,7 +625,9 @@ fn formatted(format: &str, arguments: &[Value]) -> String {
         }
         match chars.next() {
             Some('%') => out.push('%'),
-            Some('q') => out.push_str(&arguments.next().map(|v| format!("{:?}", printed(v))).unwrap_or_default()),
+            Some('q') => {
+                out.push_str(&arguments.next().map(|v| format!("{:?}", printed(v))).unwrap_or_default())
+            }
             Some(_) => {
                 let text = arguments.next().map(printed).unwrap_or_default();
                 let left = width.starts_with('-');
@@ -669,7 +683,9 @@ mod tests {
         }
         let error = Template::parse("{{.Foo.Bar}}").unwrap().render(&data).unwrap_err();
         assert!(error.to_string().contains("map has no entry for key \"Foo\""), "{error}");
-        for bad in ["{{.ID", "{{nope .ID}}", "{{if .ID}}", "{{end}}", "{{(.ID}}", "{{}}", "{{.ID | }}", "{{\"a}}"] {
+        for bad in
+            ["{{.ID", "{{nope .ID}}", "{{if .ID}}", "{{end}}", "{{(.ID}}", "{{}}", "{{.ID | }}", "{{\"a}}"]
+        {
             assert!(Template::parse(bad).is_err(), "{bad}");
         }
         let deep = "{{if .ID}}".repeat(1000);

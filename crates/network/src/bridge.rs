@@ -453,7 +453,10 @@ mod tests {
             ("bridge name", BridgeConfig { name: "x".repeat(16), ..good.clone() }),
             ("no room", BridgeConfig { pod_cidr: "10.244.0.0/31".parse().unwrap(), ..good.clone() }),
             ("not inside", BridgeConfig { pod_cidr: "10.1.0.0/24".parse().unwrap(), ..good.clone() }),
-            ("overlap", BridgeConfig { service_cidr: Some("10.244.128.0/17".parse().unwrap()), ..good.clone() }),
+            (
+                "overlap",
+                BridgeConfig { service_cidr: Some("10.244.128.0/17".parse().unwrap()), ..good.clone() },
+            ),
             ("MTU", BridgeConfig { mtu: 60, ..good.clone() }),
         ];
         for (want, config) in rows {

@@ -16,7 +16,7 @@ use crate::cgroup::Layout;
 use crate::service::client::ask;
 use crate::service::exec::{exec_name, run_exec};
 use crate::spec::{IdentityRequest, resolve_identity};
-use crate::supervisor::bundle::{Bundle, CONFIG};
+use crate::supervisor::bundle::CONFIG;
 use crate::supervisor::protocol::{self, AttachedAtStart, Decoder, EXIT_RECORD, Event, Exec, Reply, Request};
 use crate::supervisor::sandbox::{IDENTITY, NETNS, alive};
 use crate::sys;
@@ -193,7 +193,8 @@ impl Task {
     }
 
     fn exec_process(&self, options: &ExecOptions, terminal: bool) -> Result<Process> {
-        let read = std::fs::read(self.bundle.join(CONFIG)).map_err(|error| Error::internal(error.to_string()))?;
+        let read =
+            std::fs::read(self.bundle.join(CONFIG)).map_err(|error| Error::internal(error.to_string()))?;
         let spec: Spec = serde_json::from_slice(&read).map_err(|error| Error::internal(error.to_string()))?;
         let mut process =
             spec.process().clone().ok_or_else(|| Error::internal("the container has no process"))?;
@@ -326,9 +327,8 @@ pub async fn process_ended(pid: i32) {
     // SAFETY: the kernel has just made this descriptor for us.
     let owned = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: the descriptor is moved in, so it stays open as long as it is registered.
-    let registered = unsafe {
-        tokio::io::unix::AsyncFd::register_with_interest(owned, tokio::io::Interest::READABLE)
-    };
+    let registered =
+        unsafe { tokio::io::unix::AsyncFd::register_with_interest(owned, tokio::io::Interest::READABLE) };
     if let Ok(ready) = registered {
         let _ = ready.readable().await;
     }
@@ -344,7 +344,10 @@ pub fn process_alive(identity: &str) -> Option<i32> {
     alive(identity)
 }
 
-/// The layers a container of that bundle was made from.
-pub fn layers_of(bundle: &Path) -> io::Result<Vec<PathBuf>> {
-    Ok(Bundle::read(bundle)?.0.lowers)
+/// Removes a runtime's control groups where no process and no container is left in them.
+pub fn remove_empty_groups(parent: &str) {
+    if let Ok(layout) = Layout::detect() {
+        layout.remove_if_empty(&format!("{parent}/{}", crate::service::SUPERVISORS));
+        layout.remove_if_empty(parent);
+    }
 }

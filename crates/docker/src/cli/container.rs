@@ -155,13 +155,15 @@ impl Stop {
 
 impl Restart {
     pub async fn run(self, engine: &Engine) -> Outcome {
-        each(&self.containers, async |name| engine.restart(name, self.time).await.map(|()| name.clone())).await
+        each(&self.containers, async |name| engine.restart(name, self.time).await.map(|()| name.clone()))
+            .await
     }
 }
 
 impl Kill {
     pub async fn run(self, engine: &Engine) -> Outcome {
-        each(&self.containers, async |name| engine.kill(name, &self.signal).await.map(|()| name.clone())).await
+        each(&self.containers, async |name| engine.kill(name, &self.signal).await.map(|()| name.clone()))
+            .await
     }
 }
 
@@ -185,7 +187,8 @@ impl Rename {
 impl Logs {
     pub fn run(self, engine: &Engine) -> Outcome {
         let now = units::now();
-        let moment = |text: &Option<String>| text.as_deref().map(|text| units::parse_moment(text, now)).transpose();
+        let moment =
+            |text: &Option<String>| text.as_deref().map(|text| units::parse_moment(text, now)).transpose();
         let (since, until) = (moment(&self.since)?, moment(&self.until)?);
         let tail = match self.tail.as_str() {
             "all" => None,
@@ -221,7 +224,9 @@ impl Logs {
                         lines += usize::from(line.bytes.ends_with(b"\n"));
                         kept.push_back(line);
                         while lines > count {
-                            lines -= kept.pop_front().map_or(lines, |line| usize::from(line.bytes.ends_with(b"\n")));
+                            lines -= kept
+                                .pop_front()
+                                .map_or(lines, |line| usize::from(line.bytes.ends_with(b"\n")));
                         }
                     }
                 }
@@ -250,7 +255,9 @@ impl Logs {
         let result = if line.stderr { write(&mut io::stderr()) } else { write(&mut io::stdout()) };
         *at_start = line.bytes.ends_with(b"\n");
         match result {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure { message: String::new(), code: 0 }),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                Err(Failure { message: String::new(), code: 0 })
+            }
             result => Ok(result?),
         }
     }
@@ -274,7 +281,8 @@ fn process_row(pid: i32, boot: i64, ticks: i64) -> Option<String> {
     let line = std::fs::read(directory.join("cmdline")).unwrap_or_default();
     let line = String::from_utf8_lossy(&line).replace('\0', " ").trim().to_owned();
     let line = if line.is_empty() { format!("[{name}]") } else { line };
-    let user = nix::unistd::User::from_uid(uid.into()).ok().flatten().map_or(uid.to_string(), |user| user.name);
+    let user =
+        nix::unistd::User::from_uid(uid.into()).ok().flatten().map_or(uid.to_string(), |user| user.name);
     let tty = if terminal == 0 { "?".to_owned() } else { format!("pts/{}", terminal & 0xff) };
     let time = format!("{:02}:{:02}:{:02}", cpu / 3600, cpu / 60 % 60, cpu % 60);
     Some(format!("{user}\t{pid}\t{parent}\t{}\t{stime}\t{tty}\t{time}\t{line}", cpu * 100 / alive))
@@ -284,10 +292,8 @@ impl Top {
     pub fn run(self, engine: &Engine) -> Outcome {
         let (_, task) = engine.task(&self.container)?;
         let boot = std::fs::read_to_string("/proc/stat")?;
-        let boot: i64 = boot
-            .lines()
-            .find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
-            .unwrap_or(0);
+        let boot: i64 =
+            boot.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok()).unwrap_or(0);
         let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
         let mut lines = vec!["UID\tPID\tPPID\tC\tSTIME\tTTY\tTIME\tCMD".to_owned()];
         lines.extend(task.processes().into_iter().filter_map(|pid| process_row(pid, boot, ticks)));
@@ -344,7 +350,12 @@ impl Cp {
 }
 
 /// Where a copy goes: into which directory and under which name. `is_directory` says what the destination is.
-fn target(destination: &str, name: &str, is_directory: Option<bool>, source_is_directory: bool) -> Result<(String, String), String> {
+fn target(
+    destination: &str,
+    name: &str,
+    is_directory: Option<bool>,
+    source_is_directory: bool,
+) -> Result<(String, String), String> {
     let trimmed = destination.trim_end_matches('/');
     let (parent, last) = match trimmed.rsplit_once('/') {
         Some((parent, last)) => (if parent.is_empty() { "/" } else { parent }, last),
@@ -368,8 +379,10 @@ fn renamed(from: impl io::Read, to: impl Write, name: Option<&str>) -> io::Resul
     for entry in archive.entries()? {
         let mut entry = entry?;
         let path = entry.path()?.into_owned();
-        let below: PathBuf = path.components().filter(|c| matches!(c, std::path::Component::Normal(_))).skip(1).collect();
+        let below: PathBuf =
+            path.components().filter(|c| matches!(c, std::path::Component::Normal(_))).skip(1).collect();
         let path = match name {
+            Some(name) if below.as_os_str().is_empty() => PathBuf::from(name),
             Some(name) => Path::new(name).join(&below),
             None if below.as_os_str().is_empty() => continue,
             None => below,
@@ -395,11 +408,15 @@ fn copy_out(engine: &Engine, container: &str, path: &str, destination: &str) -> 
     let is_directory = engine.stat(container, path)?;
     let Some(source_is_directory) = is_directory else {
         let name = engine.find(container)?.container.name;
-        return Err(EngineError::Invalid(format!("Could not find the file {path} in container {name}")).into());
+        return Err(
+            EngineError::Invalid(format!("Could not find the file {path} in container {name}")).into()
+        );
     };
     let here = Path::new(destination);
     let here_is = here.metadata().ok().map(|metadata| metadata.is_dir());
-    let name = Path::new(path).file_name().map_or_else(|| "rootfs".into(), |name| name.to_string_lossy().into_owned());
+    let name = Path::new(path)
+        .file_name()
+        .map_or_else(|| "rootfs".into(), |name| name.to_string_lossy().into_owned());
     let (directory, name) = target(destination, &name, here_is, source_is_directory)?;
     let name = if content_only && here_is == Some(true) { None } else { Some(name) };
     let (reader, writer) = io::pipe()?;
@@ -426,7 +443,8 @@ fn copy_in(engine: &Engine, source: &str, container: &str, path: &str) -> Outcom
         _ => format!("lstat {source}: {error}"),
     })?;
     let there = engine.stat(container, path)?;
-    let name = from.canonicalize()?.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    let name =
+        from.canonicalize()?.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     let (directory, name) = target(path, &name, there, metadata.is_dir())?;
     let name = if source.ends_with("/.") && there == Some(true) { None } else { Some(name) };
     let (reader, writer) = io::pipe()?;
@@ -463,9 +481,13 @@ mod tests {
 
     #[test]
     fn places() {
-        for (text, want) in
-            [("web:/a", Some(("web", "/a"))), ("/a:b", None), ("./a:b", None), ("a/b", None), ("web:", Some(("web", "")))]
-        {
+        for (text, want) in [
+            ("web:/a", Some(("web", "/a"))),
+            ("/a:b", None),
+            ("./a:b", None),
+            ("a/b", None),
+            ("web:", Some(("web", ""))),
+        ] {
             assert_eq!(split_place(text), want, "{text}");
         }
     }

@@ -60,9 +60,10 @@ impl Exec {
         let (view, task) = engine.task(&self.container)?;
         if view.state.status == crate::record::Status::Paused {
             let id = view.container.id;
-            return Err(
-                EngineError::Conflict(format!("Container {id} is paused, unpause the container before exec")).into()
-            );
+            return Err(EngineError::Conflict(format!(
+                "Container {id} is paused, unpause the container before exec"
+            ))
+            .into());
         }
         if self.tty && self.interactive && !self.detach && !streams::input_is_terminal() {
             return Err("the input device is not a TTY".into());

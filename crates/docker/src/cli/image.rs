@@ -97,12 +97,15 @@ async fn pull(
                 tell(&line);
             }
         };
-        let short = |digest: &ferrite_runtime::image::Digest| digest.hex().chars().take(12).collect::<String>();
+        let short =
+            |digest: &ferrite_runtime::image::Digest| digest.hex().chars().take(12).collect::<String>();
         match event {
             ProgressEvent::Downloading { digest, done, total } if done >= total => {
                 once(format!("{}: Download complete", short(&digest)));
             }
-            ProgressEvent::Downloading { digest, .. } => once(format!("{}: Pulling fs layer", short(&digest))),
+            ProgressEvent::Downloading { digest, .. } => {
+                once(format!("{}: Pulling fs layer", short(&digest)))
+            }
             ProgressEvent::Present { chain_id } => once(format!("{}: Already exists", short(&chain_id))),
             ProgressEvent::Unpacked { chain_id } => once(format!("{}: Pull complete", short(&chain_id))),
             ProgressEvent::Resolved { .. } => {}
@@ -121,7 +124,7 @@ async fn pull(
 
 /// Pulls what a container is to be made from; everything is said on standard error.
 pub async fn pull_for_run(engine: &Engine, name: &str, platform: Option<&str>) -> Result<(), Failure> {
-    pull(engine, name, platform, |line| eprintln!("{line}")).await.map(drop).map_err(|error| Failure {
+    pull(engine, name, platform, |line| complain!("{line}")).await.map(drop).map_err(|error| Failure {
         message: format!("docker: Error response from daemon: {error}.\nSee 'docker run --help'."),
         code: 125,
     })
@@ -130,7 +133,7 @@ pub async fn pull_for_run(engine: &Engine, name: &str, platform: Option<&str>) -
 impl Pull {
     pub async fn run(self, engine: &Engine) -> Outcome {
         let platform = self.platform.as_deref();
-        let tell: fn(&str) = if self.quiet { |_| {} } else { |line| println!("{line}") };
+        let tell: fn(&str) = if self.quiet { |_| {} } else { |line| drop(say(line)) };
         let pulled = pull(engine, &self.name, platform, tell).await?;
         say(&pulled.name)?;
         Ok(0)
@@ -141,7 +144,8 @@ impl Load {
     pub async fn run(self, engine: &Engine) -> Outcome {
         let names = match &self.input {
             Some(path) => {
-                let file = std::fs::File::open(path).map_err(|error| format!("open {}: {error}", path.display()))?;
+                let file =
+                    std::fs::File::open(path).map_err(|error| format!("open {}: {error}", path.display()))?;
                 engine.load(file).await?
             }
             None if std::io::stdin().is_terminal() => {
@@ -208,7 +212,7 @@ impl Rmi {
                 }
                 Err(EngineError::NoSuchImage(_)) if self.force => {}
                 Err(error) => {
-                    eprintln!("Error response from daemon: {error}");
+                    complain!("Error response from daemon: {error}");
                     code = 1;
                 }
             }

@@ -103,7 +103,11 @@ fn row(engine: &Engine, view: &View, options: &Ps, now: i64) -> Value {
     let mounts: Vec<String> = container
         .mounts
         .iter()
-        .map(|mount| if mount.name.is_empty() { mount.source.display().to_string() } else { mount.name.clone() })
+        .map(
+            |mount| {
+                if mount.name.is_empty() { mount.source.display().to_string() } else { mount.name.clone() }
+            },
+        )
         .map(|name| if whole { name } else { shorten(&name, 15) })
         .collect();
     let labels: Vec<String> =
@@ -166,24 +170,32 @@ fn matches(view: &View, key: &str, value: &str, all: &[View]) -> bool {
     };
     match key {
         "id" => container.id.starts_with(value),
-        "name" => container.name.contains(value.trim_start_matches(['^', '/']).trim_end_matches('$'))
-            && (!value.starts_with('^') || container.name.starts_with(value.trim_start_matches(['^', '/']).trim_end_matches('$')))
-            && (!value.ends_with('$') || container.name.ends_with(value.trim_start_matches(['^', '/']).trim_end_matches('$'))),
+        "name" => {
+            container.name.contains(value.trim_start_matches(['^', '/']).trim_end_matches('$'))
+                && (!value.starts_with('^')
+                    || container.name.starts_with(value.trim_start_matches(['^', '/']).trim_end_matches('$')))
+                && (!value.ends_with('$')
+                    || container.name.ends_with(value.trim_start_matches(['^', '/']).trim_end_matches('$')))
+        }
         "label" => has_label(&container.config.labels, value),
         "status" => view.state.status.name() == value,
-        "exited" => {
-            view.state.status == Status::Exited && value.parse() == Ok(view.state.exit_code)
-        }
+        "exited" => view.state.status == Status::Exited && value.parse() == Ok(view.state.exit_code),
         "ancestor" => {
-            let tagged = |name: &str| if name.contains(':') { name.to_owned() } else { format!("{name}:latest") };
+            let tagged =
+                |name: &str| if name.contains(':') { name.to_owned() } else { format!("{name}:latest") };
             tagged(&container.config.image) == tagged(value)
-                || container.image_id.trim_start_matches("sha256:").starts_with(value.trim_start_matches("sha256:"))
+                || container
+                    .image_id
+                    .trim_start_matches("sha256:")
+                    .starts_with(value.trim_start_matches("sha256:"))
         }
         "network" => container.host.network == value,
         "volume" => container.mounts.iter().any(|m| m.name == value || m.destination == value),
-        "publish" | "expose" => container.config.exposed.iter().any(|(port, protocol)| {
-            value == port.to_string() || value == format!("{port}/{protocol}")
-        }),
+        "publish" | "expose" => container
+            .config
+            .exposed
+            .iter()
+            .any(|(port, protocol)| value == port.to_string() || value == format!("{port}/{protocol}")),
         "since" => created(value).is_some_and(|moment| container.created > moment),
         "before" => created(value).is_some_and(|moment| container.created < moment),
         _ => false,
@@ -193,8 +205,8 @@ fn matches(view: &View, key: &str, value: &str, all: &[View]) -> bool {
 impl Ps {
     pub fn run(self, engine: &Engine) -> Outcome {
         const KNOWN: &[&str] = &[
-            "id", "name", "label", "status", "exited", "ancestor", "network", "volume", "publish", "expose", "since",
-            "before",
+            "id", "name", "label", "status", "exited", "ancestor", "network", "volume", "publish", "expose",
+            "since", "before",
         ];
         let filters = split_filters(&self.filter, KNOWN)?;
         let last = if self.latest { 1 } else { self.last };
@@ -315,14 +327,20 @@ impl Images {
         let all = engine.images()?;
         let wanted = |image: &&ImageSummary| {
             let named = self.repository.as_ref().is_none_or(|name| match name.rsplit_once(':') {
-                Some((repository, tag)) if !tag.contains('/') => image.repository == repository && image.tag == tag,
+                Some((repository, tag)) if !tag.contains('/') => {
+                    image.repository == repository && image.tag == tag
+                }
                 _ => image.repository == *name,
             });
             named && filters.iter().all(|(key, value)| image_matches(image, key, value, &all))
         };
         let images: Vec<&ImageSummary> = all.iter().filter(wanted).collect();
         let id = |image: &ImageSummary| {
-            if self.no_trunc { image.id.clone() } else { image.id.trim_start_matches("sha256:").chars().take(12).collect() }
+            if self.no_trunc {
+                image.id.clone()
+            } else {
+                image.id.trim_start_matches("sha256:").chars().take(12).collect()
+            }
         };
         if self.quiet {
             let mut seen = std::collections::BTreeSet::new();

@@ -1,5 +1,13 @@
 //! docker's command line.
 
+/// A line on standard error, whether or not anybody listens.
+macro_rules! complain {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod container;
 mod exec;
 mod image;
@@ -171,7 +179,7 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
         Err(error) => return wrong_usage(&error, &words),
     };
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("docker: containers need root: run it with sudo");
+        complain!("docker: containers need root: run it with sudo");
         return ExitCode::FAILURE;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -182,7 +190,7 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("docker: {error}");
+            complain!("docker: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -193,7 +201,7 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("{}", failure.message);
+                complain!("{}", failure.message);
             }
             ExitCode::from(failure.code)
         }
@@ -211,7 +219,7 @@ fn wrong_usage(error: &clap::Error, words: &[String]) -> ExitCode {
         ErrorKind::InvalidSubcommand => {
             let known = |word: &&String| !word.starts_with('-');
             let name = words.iter().find(known).cloned().unwrap_or_default();
-            eprintln!("docker: '{name}' is not a docker command.\nSee 'docker --help'");
+            complain!("docker: '{name}' is not a docker command.\nSee 'docker --help'");
             return ExitCode::FAILURE;
         }
         _ => {}
@@ -281,7 +289,7 @@ where
             Ok(line) if line.is_empty() => {}
             Ok(line) => say(&line)?,
             Err(error) => {
-                eprintln!("Error response from daemon: {error}");
+                complain!("Error response from daemon: {error}");
                 code = 1;
             }
         }

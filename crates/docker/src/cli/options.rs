@@ -199,7 +199,8 @@ impl ContainerOptions {
         labels.extend(self.label.iter().map(|label| split_label(label)));
         let exposed: Vec<_> =
             self.expose.iter().map(|port| parse_exposed(port)).collect::<Result<Vec<_>, _>>()?.concat();
-        let mut mounts = self.volume.iter().map(|volume| parse_volume(volume)).collect::<Result<Vec<_>, _>>()?;
+        let mut mounts =
+            self.volume.iter().map(|volume| parse_volume(volume)).collect::<Result<Vec<_>, _>>()?;
         let mut tmpfs: BTreeMap<String, String> = BTreeMap::new();
         for entry in &self.tmpfs {
             let (path, options) = entry.split_once(':').unwrap_or((entry, ""));
@@ -217,10 +218,12 @@ impl ContainerOptions {
             return Err(format!("invalid mount path: '{path}' mount path must be absolute"));
         }
         if !self.network_alias.is_empty() {
-            return Err("network-scoped alias is supported only for containers in user defined networks".into());
+            return Err(
+                "network-scoped alias is supported only for containers in user defined networks".into()
+            );
         }
         if self.network == "host" && self.publish_all || self.network == "host" && !self.publish.is_empty() {
-            eprintln!("WARNING: Published ports are discarded when using host network mode");
+            complain!("WARNING: Published ports are discarded when using host network mode");
         }
         if self.network.starts_with("container:") && !self.hostname.is_empty() {
             return Err("conflicting options: hostname and the network mode".into());
@@ -231,9 +234,10 @@ impl ContainerOptions {
         if self.rm && restart != RestartPolicy::No {
             return Err("Conflicting options: --restart and --rm".into());
         }
-        for (option, value, allowed) in
-            [("--pid", &self.pid, &["", "host"][..]), ("--ipc", &self.ipc, &["", "host", "private", "shareable"])]
-        {
+        for (option, value, allowed) in [
+            ("--pid", &self.pid, &["", "host"][..]),
+            ("--ipc", &self.ipc, &["", "host", "private", "shareable"]),
+        ] {
             if !allowed.contains(&value.as_str()) {
                 return Err(format!("{option}: invalid mode {value:?}"));
             }
@@ -277,7 +281,8 @@ impl ContainerOptions {
                 .sysctl
                 .iter()
                 .map(|entry| {
-                    let (key, value) = entry.split_once('=').ok_or_else(|| format!("sysctl '{entry}' is not key=value"))?;
+                    let (key, value) =
+                        entry.split_once('=').ok_or_else(|| format!("sysctl '{entry}' is not key=value"))?;
                     Ok::<_, String>((key.to_owned(), value.to_owned()))
                 })
                 .collect::<Result<_, _>>()?,
@@ -424,7 +429,11 @@ pub fn parse_mount(text: &str) -> Result<Mounted, String> {
             "volume-nocopy" => volume.copy = matches!(value, "false" | "0"),
             "tmpfs-size" => options.push(format!("size={}", parse_bytes(value)?)),
             "tmpfs-mode" => options.push(format!("mode={value}")),
-            _ => return Err(format!("invalid argument \"{text}\" for \"--mount\" flag: unexpected key '{key}' in '{field}'")),
+            _ => {
+                return Err(format!(
+                    "invalid argument \"{text}\" for \"--mount\" flag: unexpected key '{key}' in '{field}'"
+                ));
+            }
         }
     }
     if volume.destination.is_empty() {
@@ -432,10 +441,13 @@ pub fn parse_mount(text: &str) -> Result<Mounted, String> {
     }
     match kind {
         "tmpfs" => Ok(Mounted::Memory(volume.destination, options.join(","))),
-        "bind" if volume.source.is_empty() => Err("invalid mount config for type \"bind\": field Source must not be empty".into()),
-        "bind" if !volume.source.starts_with('/') => {
-            Err(format!("invalid mount config for type \"bind\": invalid mount path: '{}' mount path must be absolute", volume.source))
+        "bind" if volume.source.is_empty() => {
+            Err("invalid mount config for type \"bind\": field Source must not be empty".into())
         }
+        "bind" if !volume.source.starts_with('/') => Err(format!(
+            "invalid mount config for type \"bind\": invalid mount path: '{}' mount path must be absolute",
+            volume.source
+        )),
         "bind" => Ok(Mounted::Files(VolumeRequest { must_exist: true, ..volume })),
         "volume" => Ok(Mounted::Files(volume)),
         other => Err(format!("invalid mount type {other:?}")),
@@ -444,14 +456,32 @@ pub fn parse_mount(text: &str) -> Result<Mounted, String> {
 
 fn parse_cpus(text: &str) -> Result<i64, String> {
     let cpus: f64 = text.parse().map_err(|_| format!("failed to parse {text} as a rational number"))?;
-    if cpus.is_finite() && (0.0..1e6).contains(&cpus) { Ok((cpus * 1e9) as i64) } else { Err(format!("invalid number of CPUs: {text}")) }
+    if cpus.is_finite() && (0.0..1e6).contains(&cpus) {
+        Ok((cpus * 1e9) as i64)
+    } else {
+        Err(format!("invalid number of CPUs: {text}"))
+    }
 }
 
 /// `nofile=1024:2048`.
 fn parse_ulimit(text: &str) -> Result<Ulimit, String> {
     const KNOWN: &[&str] = &[
-        "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss",
-        "rtprio", "rttime", "sigpending", "stack",
+        "as",
+        "core",
+        "cpu",
+        "data",
+        "fsize",
+        "locks",
+        "memlock",
+        "msgqueue",
+        "nice",
+        "nofile",
+        "nproc",
+        "rss",
+        "rtprio",
+        "rttime",
+        "sigpending",
+        "stack",
     ];
     let bad = || format!("invalid ulimit argument: {text}");
     let (name, values) = text.split_once('=').ok_or_else(bad)?;

@@ -72,7 +72,10 @@ fn failed(error: &EngineError) -> Failure {
         },
         _ => ENGINE_FAILED,
     };
-    Failure { message: format!("docker: Error response from daemon: {error}.\nSee 'docker run --help'."), code }
+    Failure {
+        message: format!("docker: Error response from daemon: {error}.\nSee 'docker run --help'."),
+        code,
+    }
 }
 
 fn misused(message: String) -> Failure {
@@ -85,8 +88,10 @@ async fn create(engine: &Engine, options: &ContainerOptions, attached: bool) -> 
     if let Some(path) = &options.cidfile
         && path.exists()
     {
-        let message =
-            format!("Container ID file found, make sure the other container isn't running or delete {}", path.display());
+        let message = format!(
+            "Container ID file found, make sure the other container isn't running or delete {}",
+            path.display()
+        );
         return Err(misused(message));
     }
     let platform = options.platform.as_deref();
@@ -96,9 +101,10 @@ async fn create(engine: &Engine, options: &ContainerOptions, attached: bool) -> 
     let (id, warnings) = match engine.create(request.clone()).await {
         Err(EngineError::NoSuchImage(_)) if options.pull == "missing" => {
             let image = &options.image;
-            let tagged = image.contains('@') || image.rsplit('/').next().is_some_and(|last| last.contains(':'));
+            let tagged =
+                image.contains('@') || image.rsplit('/').next().is_some_and(|last| last.contains(':'));
             let shown = if tagged { image.clone() } else { format!("{image}:latest") };
-            eprintln!("Unable to find image '{shown}' locally");
+            complain!("Unable to find image '{shown}' locally");
             pull_for_run(engine, image, platform).await?;
             engine.create(request).await
         }
@@ -106,10 +112,11 @@ async fn create(engine: &Engine, options: &ContainerOptions, attached: bool) -> 
     }
     .map_err(|error| failed(&error))?;
     for warning in warnings {
-        eprintln!("WARNING: {warning}");
+        complain!("WARNING: {warning}");
     }
     if let Some(path) = &options.cidfile {
-        std::fs::write(path, &id).map_err(|error| misused(format!("Failed to create the container ID file: {error}")))?;
+        std::fs::write(path, &id)
+            .map_err(|error| misused(format!("Failed to create the container ID file: {error}")))?;
     }
     Ok(id)
 }
@@ -146,7 +153,8 @@ impl Run {
             stderr: (all || asked("stderr")) && !options.tty,
         };
         let id = create(engine, options, true).await?;
-        let session = Foreground { engine, id: &id, wanted, tty: options.tty, keys, sig_proxy: self.sig_proxy };
+        let session =
+            Foreground { engine, id: &id, wanted, tty: options.tty, keys, sig_proxy: self.sig_proxy };
         match session.start().await {
             Err(error) => {
                 if options.rm {
@@ -238,8 +246,7 @@ impl Start {
         if !self.attach && !self.interactive {
             return super::each(&self.containers, async |name| {
                 engine.start(name, None).await.map(|()| name.clone())
-            }
-            )
+            })
             .await;
         }
         let [name] = self.containers.as_slice() else {

@@ -95,7 +95,7 @@ fn show_found(found: &[Value], missing: &[String], format: Option<&str>) -> Outc
         }
     }
     for message in missing {
-        eprintln!("{message}");
+        complain!("{message}");
     }
     Ok(u8::from(!missing.is_empty()))
 }
@@ -159,7 +159,12 @@ impl VolumeCommand {
                 }
                 let rows: Vec<Value> = volumes.iter().map(volume_json).collect();
                 let columns = &[("DRIVER", "Driver"), ("VOLUME NAME", "Name")];
-                table::show(&rows, format.as_deref(), columns, &[("Driver", "DRIVER"), ("Name", "VOLUME NAME")])?;
+                table::show(
+                    &rows,
+                    format.as_deref(),
+                    columns,
+                    &[("Driver", "DRIVER"), ("Name", "VOLUME NAME")],
+                )?;
                 Ok(0)
             }
             Self::Inspect { format, names } => {
@@ -179,7 +184,7 @@ impl VolumeCommand {
                         Ok(()) => say(&name)?,
                         Err(EngineError::NoSuchVolume(_)) if force => {}
                         Err(error) => {
-                            eprintln!("Error response from daemon: {error}");
+                            complain!("Error response from daemon: {error}");
                             code = 1;
                         }
                     }
@@ -212,9 +217,12 @@ impl Events {
                 "event" => event.action == value,
                 "container" => {
                     event.kind == "container"
-                        && (event.id.starts_with(value) || event.attributes.get("name").is_some_and(|n| n == value))
+                        && (event.id.starts_with(value)
+                            || event.attributes.get("name").is_some_and(|n| n == value))
                 }
-                "image" => event.attributes.get("image").or(event.attributes.get("name")).is_some_and(|n| n == value),
+                "image" => {
+                    event.attributes.get("image").or(event.attributes.get("name")).is_some_and(|n| n == value)
+                }
                 "label" => match value.split_once('=') {
                     Some((key, value)) => event.attributes.get(key).is_some_and(|known| known == value),
                     None => event.attributes.contains_key(value),
@@ -230,7 +238,8 @@ impl Events {
 
     pub fn run(self, engine: &Engine) -> Outcome {
         let now = units::now();
-        let moment = |text: &Option<String>| text.as_deref().map(|text| units::parse_moment(text, now)).transpose();
+        let moment =
+            |text: &Option<String>| text.as_deref().map(|text| units::parse_moment(text, now)).transpose();
         let until = moment(&self.until)?;
         let since = moment(&self.since)?.unwrap_or(now);
         let template = match self.format.as_deref() {
@@ -273,7 +282,9 @@ impl Events {
 }
 
 pub fn version(format: &Format) -> Outcome {
-    let kernel = nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default();
+    let kernel = nix::sys::utsname::uname()
+        .map(|name| name.release().to_string_lossy().into_owned())
+        .unwrap_or_default();
     let (version, arch) = (env!("CARGO_PKG_VERSION"), architecture());
     let value = json!({
         "Client": {"Version": version, "ApiVersion": "1.40", "Os": "linux", "Arch": arch},
@@ -305,9 +316,11 @@ fn architecture() -> &'static str {
 pub fn info(engine: &Engine, format: &Format) -> Outcome {
     let views = engine.list()?;
     let count = |wanted: &[Status]| views.iter().filter(|view| wanted.contains(&view.state.status)).count();
-    let images: std::collections::BTreeSet<String> = engine.images()?.into_iter().map(|image| image.id).collect();
+    let images: std::collections::BTreeSet<String> =
+        engine.images()?.into_iter().map(|image| image.id).collect();
     let name = nix::sys::utsname::uname().ok();
-    let text = |value: Option<&std::ffi::OsStr>| value.map(|v| v.to_string_lossy().into_owned()).unwrap_or_default();
+    let text =
+        |value: Option<&std::ffi::OsStr>| value.map(|v| v.to_string_lossy().into_owned()).unwrap_or_default();
     let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let system = release
         .lines()
@@ -377,9 +390,11 @@ pub fn info(engine: &Engine, format: &Format) -> Outcome {
         say(&format!(" {label}: {}", show(key)))?;
     }
     say(&format!(" Total Memory: {}", units::binary_size(memory * 1024)))?;
-    for (label, key) in
-        [("Name", "Name"), ("Docker Root Dir", "DockerRootDir"), ("Live Restore Enabled", "LiveRestoreEnabled")]
-    {
+    for (label, key) in [
+        ("Name", "Name"),
+        ("Docker Root Dir", "DockerRootDir"),
+        ("Live Restore Enabled", "LiveRestoreEnabled"),
+    ] {
         say(&format!(" {label}: {}", show(key)))?;
     }
     Ok(0)

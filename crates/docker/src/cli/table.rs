@@ -9,7 +9,12 @@ use crate::template::Template;
 pub type Columns = &'static [(&'static str, &'static str)];
 
 /// Prints rows by a template; `table …` adds headings and aligns, none is the default columns.
-pub fn show(rows: &[Value], format: Option<&str>, columns: Columns, headings: &[(&str, &str)]) -> Result<(), Failure> {
+pub fn show(
+    rows: &[Value],
+    format: Option<&str>,
+    columns: Columns,
+    headings: &[(&str, &str)],
+) -> Result<(), Failure> {
     match format {
         Some("json") => show_plain(rows, "{{json .}}"),
         Some(format) => match format.strip_prefix("table ") {
@@ -52,11 +57,17 @@ pub fn align(lines: &[String]) -> Vec<String> {
     let rows: Vec<Vec<&str>> = lines.iter().map(|line| line.split('\t').collect()).collect();
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..count)
-        .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0))
+        .map(|column| {
+            rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0)
+        })
         .collect();
     let line = |row: &Vec<&str>| {
         let cells = row.iter().enumerate().map(|(column, cell)| {
-            if column + 1 == row.len() { (*cell).to_owned() } else { format!("{cell:<width$}", width = widths[column] + 3) }
+            if column + 1 == row.len() {
+                (*cell).to_owned()
+            } else {
+                format!("{cell:<width$}", width = widths[column] + 3)
+            }
         });
         cells.collect::<String>().trim_end().to_owned()
     };

@@ -267,8 +267,10 @@ impl Engine {
                             wanted.source
                         )));
                     }
-                    std::fs::create_dir_all(&source)
-                        .map_err(EngineError::io(format!("error while creating mount source path '{}'", wanted.source)))?;
+                    std::fs::create_dir_all(&source).map_err(EngineError::io(format!(
+                        "error while creating mount source path '{}'",
+                        wanted.source
+                    )))?;
                 }
                 mounts.push(MountPoint {
                     kind: MountKind::Bind,

@@ -34,8 +34,11 @@ impl Engine {
     fn root(&self, view: &View) -> Result<OwnedFd> {
         match &view.state.task {
             Some(task) if view.state.status.runs() => Ok(task.root()?),
-            _ => standalone::open_layers(&view.container.lowers, &self.directory(&view.container.id).join(LAYER))
-                .map_err(EngineError::io("open the container's layers")),
+            _ => standalone::open_layers(
+                &view.container.lowers,
+                &self.directory(&view.container.id).join(LAYER),
+            )
+            .map_err(EngineError::io("open the container's layers")),
         }
     }
 

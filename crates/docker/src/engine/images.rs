@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use ferrite_runtime::image::{
-    Auth, Digest, ImageError, ImageRecord, ImageStore, ImageView, Platform, Progress, Reference, RegistryConfig,
+    Auth, Digest, ImageError, ImageRecord, ImageStore, ImageView, Platform, Progress, Reference,
+    RegistryConfig,
 };
 use serde_json::{Value, json};
 
@@ -146,7 +147,9 @@ impl Engine {
         let pulled = store.pull(&reference, auth, &platform, &registry, progress).await;
         drop(store);
         let image = pulled.map_err(|error| match error {
-            ImageError::NotFound(_) => EngineError::Internal(format!("manifest for {name} not found: manifest unknown")),
+            ImageError::NotFound(_) => {
+                EngineError::Internal(format!("manifest for {name} not found: manifest unknown"))
+            }
             ImageError::Unauthorized { .. } => EngineError::Internal(format!(
                 "pull access denied for {}, repository does not exist or may require authentication",
                 familiar(&reference.name())
@@ -234,8 +237,10 @@ impl Engine {
                     ("must be forced", "stopped container")
                 };
                 let what = if tag.is_some() {
-                    format!("unable to remove repository reference {name:?} ({how}) - container {container} is using its \
-                             referenced image {short}")
+                    format!(
+                        "unable to remove repository reference {name:?} ({how}) - container {container} is using its \
+                             referenced image {short}"
+                    )
                 } else {
                     format!("unable to delete {short} ({how}) - image is being used by {kind} {container}")
                 };
@@ -313,7 +318,9 @@ fn parse_platform(text: &str) -> Result<Platform> {
     let mut parts = text.split('/');
     let (os, architecture) = (parts.next().unwrap_or_default(), parts.next());
     let Some(architecture) = architecture.filter(|_| !os.is_empty()) else {
-        return Err(EngineError::Invalid(format!("{text:?} is an invalid component of a platform: want os/arch[/variant]")));
+        return Err(EngineError::Invalid(format!(
+            "{text:?} is an invalid component of a platform: want os/arch[/variant]"
+        )));
     };
     let variant = parts.next().map(str::to_owned);
     Ok(Platform { os: os.to_owned(), architecture: architecture.to_owned(), variant })

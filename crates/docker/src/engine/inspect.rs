@@ -38,7 +38,9 @@ impl Engine {
                 *entry = json!([]);
             }
             if let Value::Array(list) = entry {
-                list.push(json!({"HostIp": port.host_ip.to_string(), "HostPort": port.host_port.to_string()}));
+                list.push(
+                    json!({"HostIp": port.host_ip.to_string(), "HostPort": port.host_port.to_string()}),
+                );
             }
         }
         if !state.status.runs() {
@@ -66,7 +68,8 @@ impl Engine {
         };
         let exposed: Map<String, Value> =
             config.exposed.iter().map(|(port, protocol)| (format!("{port}/{protocol}"), json!({}))).collect();
-        let volumes: Map<String, Value> = config.volumes.iter().map(|path| (path.clone(), json!({}))).collect();
+        let volumes: Map<String, Value> =
+            config.volumes.iter().map(|path| (path.clone(), json!({}))).collect();
         let mounts: Vec<Value> = container
             .mounts
             .iter()

@@ -76,13 +76,12 @@ impl Engine {
 
     /// Sends a signal; SIGKILL ends the container for good.
     pub async fn kill(&self, name: &str, signal: &str) -> Result<()> {
-        let number =
-            signal_from_name(signal).ok_or_else(|| EngineError::Invalid(format!("Invalid signal: {signal}")))?;
+        let number = signal_from_name(signal)
+            .ok_or_else(|| EngineError::Invalid(format!("Invalid signal: {signal}")))?;
         let view = self.find(name)?;
         let id = view.container.id.clone();
-        let not_running = || {
-            EngineError::Conflict(format!("Cannot kill container: {name}: Container {id} is not running"))
-        };
+        let not_running =
+            || EngineError::Conflict(format!("Cannot kill container: {name}: Container {id} is not running"));
         let (_, task) = self.task(&id).map_err(|_| not_running())?;
         if number == libc::SIGKILL {
             self.will_end(&id).await?;
@@ -188,7 +187,9 @@ impl Engine {
         if status.runs() || status == Status::Restarting {
             if !force {
                 let hint = match status {
-                    Status::Paused => "Unpause and then stop the container before attempting removal or force remove",
+                    Status::Paused => {
+                        "Unpause and then stop the container before attempting removal or force remove"
+                    }
                     _ => "Stop the container before attempting removal or force remove",
                 };
                 return Err(EngineError::Conflict(format!(
@@ -225,6 +226,9 @@ impl Engine {
             }
         }
         self.clear_doomed();
+        if self.list().is_ok_and(|all| all.is_empty()) {
+            ferrite_runtime::standalone::remove_empty_groups(&self.paths.cgroup());
+        }
         Ok(())
     }
 

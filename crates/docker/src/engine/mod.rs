@@ -167,9 +167,9 @@ impl Engine {
         let mut matching = all.iter().filter(|view| view.container.id.starts_with(wanted));
         match (matching.next(), matching.next()) {
             (Some(view), None) => Ok(view.clone()),
-            (Some(_), Some(_)) => Err(EngineError::Invalid(format!(
-                "Multiple IDs found with provided prefix: {wanted}"
-            ))),
+            (Some(_), Some(_)) => {
+                Err(EngineError::Invalid(format!("Multiple IDs found with provided prefix: {wanted}")))
+            }
             _ => Err(missing()),
         }
     }

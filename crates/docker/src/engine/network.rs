@@ -66,8 +66,7 @@ impl Engine {
         let (lock, range) = blocking(move || {
             let directory = engine.paths.network();
             std::fs::create_dir_all(&directory).map_err(EngineError::io("create network state"))?;
-            let lock =
-                record::lock(&directory.join("turn")).map_err(EngineError::io("lock the network"))?;
+            let lock = record::lock(&directory.join("turn")).map_err(EngineError::io("lock the network"))?;
             Ok((lock, engine.subnet()?))
         })
         .await?;
@@ -79,7 +78,8 @@ impl Engine {
             state: self.paths.network().join("bridge"),
             mtu: MTU,
         };
-        let bridge = Bridge::open(config).await.map_err(|error| EngineError::Internal(super::chain(&error)))?;
+        let bridge =
+            Bridge::open(config).await.map_err(|error| EngineError::Internal(super::chain(&error)))?;
         Ok((lock, bridge))
     }
 }

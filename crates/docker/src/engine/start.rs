@@ -134,7 +134,8 @@ fn security(host: &HostConfig) -> Result<v1::LinuxContainerSecurityContext> {
         ..Default::default()
     };
     for group in &host.group_add {
-        let number = group.parse().map_err(|_| EngineError::Invalid(format!("Unable to find group {group}")))?;
+        let number =
+            group.parse().map_err(|_| EngineError::Invalid(format!("Unable to find group {group}")))?;
         security.supplemental_groups.push(number);
     }
     for option in &host.security_opt {
@@ -285,7 +286,10 @@ impl Engine {
 
     fn sandbox_config(&self, container: &Container) -> v1::PodSandboxConfig {
         let host = &container.host;
-        let (servers, searches, options) = if host.dns.is_empty() && host.dns_search.is_empty() && host.dns_options.is_empty() {
+        let (servers, searches, options) = if host.dns.is_empty()
+            && host.dns_search.is_empty()
+            && host.dns_options.is_empty()
+        {
             resolver(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default(), host.network == "host")
         } else {
             (host.dns.clone(), host.dns_search.clone(), host.dns_options.clone())
@@ -458,7 +462,8 @@ impl Engine {
             let hosts = self.directory(&target.container.id).join(HOSTS);
             std::fs::copy(hosts, directory.join(HOSTS)).map_err(EngineError::io("write /etc/hosts"))?;
         } else if host.network == "host" {
-            std::fs::copy("/etc/hosts", directory.join(HOSTS)).map_err(EngineError::io("write /etc/hosts"))?;
+            std::fs::copy("/etc/hosts", directory.join(HOSTS))
+                .map_err(EngineError::io("write /etc/hosts"))?;
         } else {
             let text = hosts_file(&container, None, None);
             std::fs::write(directory.join(HOSTS), text).map_err(EngineError::io("write /etc/hosts"))?;
@@ -524,7 +529,8 @@ impl Engine {
             return Ok(Some(view.state));
         }
         let exit = view.state.task.as_ref().and_then(Task::exit);
-        let ran_ms = exit.as_ref().map_or(0, |exit| (exit.finished_at - exit.started_at).max(0) as u64 / 1_000_000);
+        let ran_ms =
+            exit.as_ref().map_or(0, |exit| (exit.finished_at - exit.started_at).max(0) as u64 / 1_000_000);
         self.clear(&view.container, &mut view.state).await?;
         let state = &mut view.state;
         match exit {
@@ -635,9 +641,8 @@ fn resolver(text: &str, host_network: bool) -> (Vec<String>, Vec<String>, Vec<St
         }
     }
     if !host_network {
-        let reachable = |server: &String| {
-            !server.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-        };
+        let reachable =
+            |server: &String| !server.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
         servers.retain(reachable);
         if servers.is_empty() {
             servers = vec!["8.8.8.8".into(), "8.8.4.4".into()];

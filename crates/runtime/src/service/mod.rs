@@ -35,7 +35,7 @@ use state::Index;
 pub use teardown::destroy;
 
 /// Name of the control group supervisors live in, below the runtime's own.
-const SUPERVISORS: &str = "supervisors";
+pub(crate) const SUPERVISORS: &str = "supervisors";
 
 /// Different warnings remembered; what comes after them is not said.
 const MAX_WARNINGS: usize = 64;

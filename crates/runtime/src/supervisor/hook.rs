@@ -47,7 +47,8 @@ impl ExitHook {
                 let _ = std::fs::write(Path::new("/proc/self/oom_score_adj"), "0");
                 sys::close_all_on_exec();
                 if let Some(program) = arguments.first() {
-                    let _ = nix::unistd::execve(program, &arguments, &[c"PATH=/usr/sbin:/usr/bin:/sbin:/bin"]);
+                    let _ =
+                        nix::unistd::execve(program, &arguments, &[c"PATH=/usr/sbin:/usr/bin:/sbin:/bin"]);
                 }
                 // SAFETY: nothing of the supervisor may run in the child.
                 unsafe { libc::_exit(127) }

@@ -45,10 +45,20 @@ enum Source {
     Signals,
     Connection(u64),
     Launch(i32),
-    Output { container: usize, stream: u8 },
-    Input { container: usize, attached: usize },
+    Output {
+        container: usize,
+        stream: u8,
+    },
+    Input {
+        container: usize,
+        attached: usize,
+    },
     /// Somebody attached has room again.
-    Room { container: usize, attached: usize, stream: u8 },
+    Room {
+        container: usize,
+        attached: usize,
+        stream: u8,
+    },
 }
 
 impl Server {
@@ -113,7 +123,9 @@ impl Server {
             }
             // Output first, exits last: what a container wrote is in its log before its end is known.
             for (poll, source) in polls.iter().zip(&sources) {
-                if poll.revents != 0 && matches!(source, Source::Output { .. } | Source::Input { .. } | Source::Room { .. }) {
+                if poll.revents != 0
+                    && matches!(source, Source::Output { .. } | Source::Input { .. } | Source::Room { .. })
+                {
                     self.handle(*source);
                 }
             }
