@@ -217,8 +217,10 @@ fn wrong_usage(error: &clap::Error, words: &[String]) -> ExitCode {
             return ExitCode::SUCCESS;
         }
         ErrorKind::InvalidSubcommand => {
-            let known = |word: &&String| !word.starts_with('-');
-            let name = words.iter().find(known).cloned().unwrap_or_default();
+            let name = match error.get(clap::error::ContextKind::InvalidSubcommand) {
+                Some(clap::error::ContextValue::String(name)) => name.as_str(),
+                _ => "",
+            };
             complain!("docker: '{name}' is not a docker command.\nSee 'docker --help'");
             return ExitCode::FAILURE;
         }

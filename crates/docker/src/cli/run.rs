@@ -155,15 +155,7 @@ impl Run {
         let id = create(engine, options, true).await?;
         let session =
             Foreground { engine, id: &id, wanted, tty: options.tty, keys, sig_proxy: self.sig_proxy };
-        match session.start().await {
-            Err(error) => {
-                if options.rm {
-                    let _ = engine.remove(&id, true, true).await;
-                }
-                Err(error)
-            }
-            Ok(code) => Ok(code),
-        }
+        session.start().await
     }
 }
 

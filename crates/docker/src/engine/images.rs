@@ -261,14 +261,13 @@ impl Engine {
             removed.extend(image.repo_digests.iter().map(|digest| Removed::Untagged(familiar(digest))));
         }
         let target = tag.clone().filter(|_| !last).unwrap_or_else(|| id.clone());
-        // Forced although a stopped container has it: the name goes, the layers stay for the container.
-        let guard = if kept_by_container { HashSet::new() } else { used.clone() };
         let chains = image.chain_ids.clone();
         let left = blocking(move || {
-            if guard.is_empty() {
+            if kept_by_container {
+                // Forced: the names go, the layers stay for the containers.
                 store.forget(&target, &used)?;
             } else {
-                store.remove(&target, &guard)?;
+                store.remove(&target, &used)?;
             }
             let left: HashSet<Digest> = store.list()?.into_iter().flat_map(|image| image.chain_ids).collect();
             Ok(left)

@@ -388,7 +388,12 @@ impl Engine {
             }
             _ => {}
         }
-        self.start_locked(&lock, view, attach, 0).await
+        let container = view.container.clone();
+        let started = self.start_locked(&lock, view, attach, 0).await;
+        if started.is_err() && container.host.auto_remove {
+            self.remove_locked(lock, &container, true)?;
+        }
+        started
     }
 
     async fn start_locked(
