@@ -15,6 +15,7 @@ struct Field<'a> {
     patch: &'a str,
     merge_key: &'a str,
     default: &'a str,
+    declared: usize,
 }
 
 struct Type<'a> {
@@ -59,6 +60,7 @@ fn parse(text: &str) -> Vec<Type<'_>> {
             }),
             [name, path, type_, presence, list, keys, patch, merge_key, default] => {
                 let owner = types.last_mut().expect("a type line comes first");
+                let declared = owner.fields.len();
                 owner.fields.push(Field {
                     name,
                     path,
@@ -69,6 +71,7 @@ fn parse(text: &str) -> Vec<Type<'_>> {
                     patch,
                     merge_key,
                     default,
+                    declared,
                 });
             }
             _ => panic!("schema/types.tsv: unexpected line {line:?}"),
@@ -131,7 +134,8 @@ fn emit_type(out: &mut String, number: usize, type_: &Type, index: &HashMap<&str
             other => panic!("schema/types.tsv: presence {other:?}"),
         };
         let merge = match field.list {
-            "" | "granular" => "Default",
+            "" => "Default",
+            "granular" => "Granular",
             "atomic" => "Atomic",
             "set" => "Set",
             "map" => "Keyed",
@@ -143,7 +147,7 @@ fn emit_type(out: &mut String, number: usize, type_: &Type, index: &HashMap<&str
             out,
             "Field {{ name: {:?}, kind: {}, presence: Presence::{presence}, required: {required}, merge: \
              Merge::{merge}, keys: &{keys:?}, patch: Patch {{ merge: {}, replace: {}, retain_keys: {}, \
-             merge_key: {:?} }}, default: {:?} }},",
+             merge_key: {:?} }}, default: {:?}, declared: {} }},",
             field.name,
             kind(field.type_, index),
             patch.contains(&"merge"),
@@ -151,6 +155,7 @@ fn emit_type(out: &mut String, number: usize, type_: &Type, index: &HashMap<&str
             patch.contains(&"retainKeys"),
             field.merge_key,
             field.default,
+            field.declared,
         );
     }
     out.push_str("];\n");

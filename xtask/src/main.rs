@@ -1,6 +1,7 @@
 //! What a maintainer runs.
 
 mod bench;
+mod fuzz;
 mod schema;
 mod test;
 
@@ -26,6 +27,12 @@ const COMMANDS: &[Row] = &[
         arguments: "",
         what: "start-up, pod start and memory of the release build",
         run: bench::run,
+    },
+    Row {
+        name: "fuzz",
+        arguments: "<target> [seconds] | --list",
+        what: "hunt for inputs that break a decoder; needs a C++ compiler",
+        run: fuzz::run,
     },
     Row {
         name: "schema",

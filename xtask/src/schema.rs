@@ -171,9 +171,6 @@ fn read_proto(text: &str) -> Result<BTreeMap<String, Vec<ProtoField>>, String> {
             label: (*label).to_owned(),
         });
     }
-    for fields in messages.values_mut() {
-        fields.sort_by_key(|f| f.tag);
-    }
     Ok(messages)
 }
 
@@ -223,7 +220,7 @@ fn join(
 
     let mut out = String::from(
         "# Made by `cargo run -p xtask -- schema`; do not edit. A line `= type atomic? kinds` opens a type, the\n\
-         # lines below it are its fields: JSON name, protobuf path (tags of inlined structs before the own tag),\n\
+         # lines below it are its fields as they are declared: JSON name, protobuf path (tags of inlined structs before the own tag),\n\
          # type, presence (ptr, null, omit, keep; `!` required), list type or `atomic`, map keys, patch strategy,\n\
          # merge key, default.\n",
     );
@@ -249,24 +246,27 @@ impl Join<'_> {
         let atomic = definition.is_some_and(|d| d.atomic);
         let _ = writeln!(out, "=\t{name}\t{}\t{}", if atomic { "atomic" } else { "" }, gvks.join(","));
 
-        let mut rows: BTreeMap<String, String> = BTreeMap::new();
+        let mut rows: Vec<(String, String)> = Vec::new();
         self.fields(&mut rows, name, name, "", fields)?;
-        // TypeMeta has no tag: the envelope carries it.
+        let has = |rows: &[(String, String)], field: &str| rows.iter().any(|(name, _)| name == field);
+        // TypeMeta has no tag: the envelope carries it. It is declared before all else, kind first.
         let has_type_meta = !gvks.is_empty() || definition.is_some_and(|d| d.properties.contains_key("kind"));
         if has_type_meta {
             for field in ["apiVersion", "kind"] {
-                rows.entry(field.into()).or_insert_with(|| format!("{field}\t-\tstring\tomit\t\t\t\t\t"));
+                if !has(&rows, field) {
+                    rows.insert(0, (field.into(), format!("{field}\t-\tstring\tomit\t\t\t\t\t")));
+                }
             }
         }
         if let Some(definition) = definition {
             for property in definition.properties.keys() {
-                if !rows.contains_key(property) {
+                if !has(&rows, property) {
                     return Err(format!("{name}.{property} has no protobuf field"));
                 }
             }
         }
-        for row in rows.values() {
-            out.push_str(row);
+        for (_, row) in rows {
+            out.push_str(&row);
             out.push('\n');
         }
         Ok(())
@@ -274,7 +274,7 @@ impl Join<'_> {
 
     fn fields(
         &self,
-        rows: &mut BTreeMap<String, String>,
+        rows: &mut Vec<(String, String)>,
         owner: &str,
         message: &str,
         path: &str,
@@ -290,7 +290,7 @@ impl Join<'_> {
                 self.fields(rows, owner, &inner, &format!("{path}."), inner_fields)?;
                 continue;
             }
-            rows.insert(field.json.clone(), self.row(owner, package, &path, field)?);
+            rows.push((field.json.clone(), self.row(owner, package, &path, field)?));
         }
         Ok(())
     }
@@ -345,7 +345,7 @@ impl Join<'_> {
             }
         };
         let list = match property.map_type.as_str() {
-            "atomic" => "atomic",
+            kind @ ("atomic" | "granular") => kind,
             _ => &property.list_type,
         };
         if property.type_.starts_with("array") != type_.starts_with("[]")

@@ -13,6 +13,7 @@ pub mod meta;
 pub mod meta_validation;
 pub mod patch;
 pub mod quantity;
+pub mod quota;
 pub mod resource;
 pub mod schema;
 pub mod selector;

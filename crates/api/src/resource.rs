@@ -161,6 +161,11 @@ pub trait Strategy: Send + Sync + 'static {
         &[]
     }
 
+    /// A new object has generation 1; else it has none until the first change that counts.
+    fn starts_generation(&self) -> bool {
+        true
+    }
+
     /// Validates a new object. Metadata has been validated by the server.
     fn validate(&self, _object: &Value) -> FieldErrors {
         Vec::new()
@@ -189,9 +194,36 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Warnings for the client about a valid object (deprecated fields and the like).
+    /// What is wrong with any patch (but an apply) that leads to `new`, whatever it changes.
+    fn validate_patch(&self, _new: &Value) -> FieldErrors {
+        Vec::new()
+    }
+
+    /// Takes from an object's metadata what upstream's tables do not show: they are made of its internal form.
+    fn trim_for_table(&self, _object: &mut Value) {}
+
+    /// The refusal of a field selector that names an unknown field of a kind that lists its fields.
+    fn unknown_field(&self, field: &str) -> String {
+        format!("field label not supported: {field}")
+    }
+
+    /// Warnings for the client about a valid new object (deprecated fields and the like).
     fn warnings(&self, _object: &Value) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Warnings about a valid change. As upstream's workloads: nothing is said again while what is wanted stays.
+    fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
+        let generation = |object: &Value| object.pointer("/metadata/generation").cloned();
+        if !self.generation_fields().is_empty() && generation(new) == generation(old) {
+            return Vec::new();
+        }
+        self.warnings(new)
+    }
+
+    /// Whether a name is drawn behind `metadata.generateName`; else that is the name.
+    fn draws_names(&self) -> bool {
+        true
     }
 
     /// The fields a field selector may name, `metadata.name` and `metadata.namespace` excluded.
@@ -216,6 +248,12 @@ pub trait Strategy: Send + Sync + 'static {
     /// `requested` is the grace period of the delete options, if any.
     fn deletion(&self, _object: &Value, _requested: Option<i64>) -> Deletion {
         Deletion::Immediate
+    }
+
+    /// Turns an object whose deletion is asked for the first time into what is stored instead of removing it.
+    /// `now` is the time as the API writes it. False leaves it to [`Strategy::deletion`].
+    fn begin_deletion(&self, _object: &mut Value, _now: &str) -> bool {
+        false
     }
 
     /// What happens to dependents when the client does not say: upstream's default is background.

@@ -26,6 +26,8 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
         },
     });
     ensure(server, "", "services", "default", service).await?;
+    server.registry.repair_addresses().await?;
+    service_range(server).await?;
     if server.config.advertise.ip().is_loopback() {
         // Endpoints may not be loopback addresses: nobody but this machine could use them.
         return Ok(());
@@ -48,6 +50,42 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
         "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
     });
     replace(server, "discovery.k8s.io", "endpointslices", "default", slice).await
+}
+
+/// The range of the cluster's Services as an object, which is ready from the start.
+async fn service_range(server: &ApiServer) -> Result<(), Status> {
+    let (network, prefix) = server.config.service_network;
+    let range =
+        json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": [format!("{network}/{prefix}")]}});
+    ensure(server, "networking.k8s.io", "servicecidrs", "", range).await?;
+    let table = &server.registry.table;
+    let Some(resource) = table.find("networking.k8s.io", "v1", "servicecidrs") else { return Ok(()) };
+    let now = crate::registry::metadata::time(jiff::Timestamp::now());
+    let change = |old: &Value| {
+        let mut new = old.clone();
+        if new.pointer("/status/conditions/0").is_none() {
+            new["status"] = json!({"conditions": [{
+                "type": "Ready",
+                "status": "True",
+                "lastTransitionTime": now,
+                "reason": "",
+                "message": "Kubernetes default Service CIDR is ready",
+            }]});
+        }
+        Ok(new)
+    };
+    let user = User::new(SELF, ["system:masters"]);
+    let options = options();
+    let write = Write { resource, namespace: "", user: &user, options: &options };
+    let update = Update {
+        write,
+        name: "kubernetes",
+        subresource: Some("status"),
+        change: &change,
+        replaces: false,
+        applied: false,
+    };
+    server.registry.update(&update).await.map(drop)
 }
 
 /// Upstream's default roles, bindings, priority classes and flow schemas, one object a line.

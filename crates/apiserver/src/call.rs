@@ -4,7 +4,7 @@ use crate::auth::User;
 use crate::encode::IncludeObject;
 use crate::http::{self, Body};
 use crate::negotiate::{self, Format, Representation};
-use crate::options::{FieldValidation, Query, WriteOptions};
+use crate::options::{FieldValidation, Query, Warnings, WriteOptions};
 use crate::registry::Write;
 use crate::request::{Target, Verb};
 use crate::server::ApiServer;
@@ -31,7 +31,11 @@ pub(crate) struct Call {
     /// Behind a lock only because a body is not `Sync` and calls are shared across awaits.
     pub body: Mutex<Option<Body>>,
     pub representation: Representation,
+    /// When the request has to be done; streams go on.
+    pub deadline: tokio::time::Instant,
     pub warnings: Vec<String>,
+    /// What admission says; the answer tells it after the other warnings.
+    pub admission: Warnings,
 }
 
 impl Call {
@@ -58,7 +62,8 @@ impl Call {
             _ => "CreateOptions",
         };
         let applies = self.verb == Verb::Patch && crate::patch::is_apply(self.header(header::CONTENT_TYPE));
-        WriteOptions::parse(&self.query, self.header(header::USER_AGENT), kind, applies)
+        let options = WriteOptions::parse(&self.query, self.header(header::USER_AGENT), kind, applies)?;
+        Ok(WriteOptions { warnings: self.admission.clone(), ..options })
     }
 
     pub fn write<'a>(&'a self, options: &'a WriteOptions) -> Write<'a> {
@@ -206,9 +211,10 @@ impl Given {
         let known = schema::of(&self.0).is_some() || was_served(group, version, kind);
         if !known {
             return Some(format!(
-                "no kind {} is registered for version {:?} in scheme \"pkg/api/legacyscheme/scheme.go:30\"",
+                "no kind {} is registered for version {:?} in scheme {:?}",
                 go_quote(kind),
                 self.api_version(),
+                scheme(&expected.group),
             ));
         }
         (*kind != expected.kind).then(|| {
@@ -292,4 +298,13 @@ fn unrecognised(bytes: &[u8], expected: &Gvk, why: &dyn std::fmt::Display) -> St
         "the object provided is unrecognized (must be of type {}): {why} ({beginning}{more})",
         expected.kind
     ))
+}
+
+/// Upstream is several servers in one, and each names the place where its kinds are known.
+fn scheme(group: &str) -> &'static str {
+    match group {
+        "apiextensions.k8s.io" => "pkg/apiserver/apiserver.go:55",
+        "apiregistration.k8s.io" => "pkg/apiserver/scheme/scheme.go:28",
+        _ => "pkg/api/legacyscheme/scheme.go:30",
+    }
 }

@@ -50,10 +50,28 @@ pub(crate) fn checks(endpoint: Health) -> Vec<&'static str> {
     [FIRST, middle, STARTED, last].concat()
 }
 
-pub(crate) fn answer(endpoint: Health, check: Option<&str>, query: &Query, ready: bool) -> Answer {
+/// What the server knows about itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct State {
+    pub started: bool,
+    /// It has been told to stop.
+    pub draining: bool,
+}
+
+impl State {
+    fn passes(self, endpoint: Health, check: &str) -> bool {
+        match check {
+            "shutdown" => !self.draining,
+            // A server that is still starting is alive.
+            _ => self.started || endpoint == Health::Livez || FIRST.contains(&check),
+        }
+    }
+}
+
+pub(crate) fn answer(endpoint: Health, check: Option<&str>, query: &Query, state: State) -> Answer {
     let name = endpoint.as_str();
     let checks = checks(endpoint);
-    let passes = |check: &str| endpoint == Health::Livez || ready || FIRST.contains(&check);
+    let passes = |check: &str| state.passes(endpoint, check);
     if let Some(check) = check {
         return match checks.contains(&check) {
             false => http::text(404, "404 page not found\n"),
@@ -86,5 +104,33 @@ pub(crate) fn answer(endpoint: Health, check: Option<&str>, query: &Query, ready
         (true, false) => http::text(200, "ok"),
         (true, true) => http::text(200, format!("{report}{name} check passed\n")),
         (false, _) => http::text(500, format!("{report}{name} check failed\n")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_tell_what_is_not_well() {
+        let well = State { started: true, draining: false };
+        let stopping = State { started: true, draining: true };
+        let starting = State { started: false, draining: false };
+        let rows = [
+            (Health::Readyz, None, "", well, 200),
+            (Health::Readyz, None, "", stopping, 500),
+            (Health::Readyz, None, "exclude=shutdown", stopping, 200),
+            (Health::Readyz, Some("ping"), "", stopping, 200),
+            (Health::Readyz, Some("shutdown"), "", stopping, 500),
+            (Health::Livez, None, "", stopping, 200),
+            (Health::Livez, None, "", starting, 200),
+            (Health::Healthz, None, "", starting, 500),
+            (Health::Readyz, Some("etcd"), "", starting, 500),
+            (Health::Readyz, Some("bogus"), "", well, 404),
+        ];
+        for (endpoint, check, query, state, code) in rows {
+            let answer = answer(endpoint, check, &Query::parse(Some(query)), state);
+            assert_eq!(answer.status(), code, "{endpoint:?} {check:?} {query} {state:?}");
+        }
     }
 }

@@ -3,8 +3,12 @@
 use bytes::{Bytes, BytesMut};
 use ferrite_api::Status;
 use http::{HeaderValue, Response, StatusCode, header};
+use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use serde_json::Value;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A body of a request or an answer, whichever door it came through.
@@ -31,6 +35,90 @@ pub(crate) fn json(code: u16, value: &Value) -> Answer {
 
 pub(crate) fn text(code: u16, text: impl Into<String>) -> Answer {
     answer(code, "text/plain; charset=utf-8", text.into())
+}
+
+/// What goes through a [`pipe`].
+pub(crate) enum Piece {
+    Data(Bytes),
+    /// Nothing is missing.
+    End,
+}
+
+/// A body that somebody else writes, `waiting` pieces ahead of the reader at most.
+///
+/// `at_least` is what is known of its length. Without [`Piece::End`] it is cut off, unless it is `endless`: the
+/// client must see that what it got is not all.
+pub(crate) fn pipe(waiting: usize, at_least: u64, endless: bool) -> (mpsc::Sender<Piece>, Body) {
+    let (sender, pieces) = mpsc::channel(waiting);
+    (sender, Pipe { pieces, at_least, complete: endless }.boxed_unsync())
+}
+
+struct Pipe {
+    pieces: mpsc::Receiver<Piece>,
+    at_least: u64,
+    complete: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the answer was not completed in time")]
+struct CutOff;
+
+impl http_body::Body for Pipe {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        loop {
+            match std::task::ready!(self.pieces.poll_recv(cx)) {
+                Some(Piece::Data(bytes)) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Some(Piece::End) => self.complete = true,
+                None if self.complete => return Poll::Ready(None),
+                None => {
+                    self.complete = true;
+                    return Poll::Ready(Some(Err(Box::new(CutOff))));
+                }
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::new();
+        hint.set_lower(self.at_least);
+        hint
+    }
+}
+
+/// A body that lets go of `held` when it is over.
+pub(crate) fn held<T: Send + Unpin + 'static>(body: Body, held: T) -> Body {
+    Held { body, _held: held }.boxed_unsync()
+}
+
+struct Held<T> {
+    body: Body,
+    _held: T,
+}
+
+impl<T: Unpin> http_body::Body for Held<T> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// A body that is refused is read this far, so that the client is there to hear it.

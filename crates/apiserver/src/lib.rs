@@ -26,8 +26,11 @@ mod server;
 mod subresource;
 mod verbs;
 mod version;
+mod watching;
 
+pub use admission::AdmissionPlugins;
 pub use auth::User;
 pub use http::{Answer, Body, BoxError};
-pub use server::{ApiServer, Config, Door};
+pub use options::go_duration;
+pub use server::{ApiServer, Config, Door, Serving};
 pub use version::KUBERNETES_VERSION;

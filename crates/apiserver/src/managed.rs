@@ -108,6 +108,13 @@ pub(crate) fn apply(
     Ok(value)
 }
 
+/// Whether an applied configuration fits the schema.
+pub(crate) fn check(resource: &Resource, applied: &Value) -> Result<(), Status> {
+    let Some(type_) = schema::of(&resource.gvk()) else { return Ok(()) };
+    managed_fields::validate(type_, applied, &resource.api_version())
+        .map_err(|e| refusal(&e, resource, meta::name(applied)))
+}
+
 fn refusal(error: &ApplyError, resource: &Resource, name: &str) -> Status {
     match error {
         ApplyError::Conflicts(conflicts) => {

@@ -1,56 +1,72 @@
 //! What the server counts, in the format and with the names of upstream.
 
+use crate::encode::{ENCODINGS, WatchEncoder};
 use crate::registry::{Table, stored};
-use crate::request::{self, Route, Verb};
-use ::http::{Method, Uri};
-use ferrite_store::Snapshot;
+use crate::request::{Route, Verb};
+use crate::version;
+use ::http::Method;
+use ferrite_api::resource::Resource;
+use ferrite_store::{Snapshot, Usage};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Requests served at once, as upstream's `--max-requests-inflight` and `--max-mutating-requests-inflight`.
-const MAX_READING: usize = 400;
-const MAX_MUTATING: usize = 200;
-/// Label values come from paths: a client must not make the table grow without end.
-const MAX_SERIES: usize = 4096;
+/// Upstream's buckets.
+const SECONDS: &[f64] = &[
+    0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0,
+    20.0, 30.0, 45.0, 60.0,
+];
+const ANSWER_BYTES: &[f64] = &[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
+const EVENT_BYTES: &[f64] = &[1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131_072.0];
 
-const BUCKETS: [f64; 12] = [0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 2.0, 10.0, 60.0];
-
-/// What a request is, for counting.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// What a request is, for counting. Only what is served has a resource, so there are not more kinds than that.
+#[derive(Debug, Clone)]
 pub(crate) struct RequestKind {
+    resource: Option<Arc<Resource>>,
     verb: &'static str,
-    group: String,
-    version: String,
-    resource: String,
-    subresource: String,
+    subresource: &'static str,
     scope: &'static str,
+    dry_run: bool,
+    mutating: bool,
+    long_running: bool,
 }
 
+/// Subresources that are a stream or a connection.
+const STREAMS: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
+
 impl RequestKind {
-    pub fn of(method: &Method, uri: &Uri) -> Self {
-        let route = request::route(uri.path());
-        let Route::Resource(target) = route else {
-            let verb = if method == Method::GET { "GET" } else { "POST" };
-            return Self {
-                verb,
-                group: String::new(),
-                version: String::new(),
-                resource: String::new(),
-                subresource: String::new(),
-                scope: "",
-            };
+    pub fn of(
+        method: &Method,
+        route: &Route,
+        verb: Option<Verb>,
+        table: &Table,
+        query: Option<&str>,
+    ) -> Self {
+        let reads = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+        let mut kind = Self {
+            resource: None,
+            verb: if reads { "GET" } else { "POST" },
+            subresource: "",
+            scope: "",
+            dry_run: false,
+            mutating: !reads,
+            long_running: false,
         };
-        let watch = target.watch_prefix
-            || uri
-                .query()
-                .is_some_and(|q| q.split('&').any(|p| matches!(p, "watch" | "watch=1" | "watch=true")));
-        let named = target.name.is_some();
-        let verb = match Verb::of(method, named, watch && !named || target.watch_prefix) {
+        let Route::Resource(target) = route else { return kind };
+        kind.resource = table.find(&target.group, &target.version, &target.resource).cloned();
+        if let (Some(resource), Some(asked)) = (&kind.resource, &target.subresource) {
+            kind.subresource = resource.subresources.iter().find(|s| s.name == asked).map_or("", |s| s.name);
+        }
+        let connects = STREAMS.contains(&kind.subresource);
+        kind.long_running = connects || verb == Some(Verb::Watch);
+        kind.dry_run = query.is_some_and(|q| q.contains("dryRun=All"));
+        kind.verb = match verb {
+            _ if connects && kind.subresource != "log" => "CONNECT",
             Some(Verb::Get) => "GET",
             Some(Verb::List) => "LIST",
             Some(Verb::Watch) => "WATCH",
@@ -61,124 +77,348 @@ impl RequestKind {
             Some(Verb::DeleteCollection) => "DELETECOLLECTION",
             None => "other",
         };
-        let scope = match (&target.name, &target.namespace) {
+        kind.scope = match (&target.name, &target.namespace) {
             (Some(_), _) => "resource",
             (None, Some(_)) => "namespace",
             (None, None) => "cluster",
         };
-        Self {
-            verb,
-            group: target.group,
-            version: target.version,
-            resource: target.resource,
-            subresource: target.subresource.unwrap_or_default(),
-            scope,
-        }
+        kind
     }
 
     /// Streams have no deadline and are not counted among those in flight.
     pub fn is_long_running(&self) -> bool {
-        self.verb == "WATCH"
-            || matches!(self.subresource.as_str(), "attach" | "exec" | "log" | "portforward" | "proxy")
+        self.long_running
     }
 
-    fn is_mutating(&self) -> bool {
-        !matches!(self.verb, "GET" | "LIST" | "WATCH")
+    fn key(&self) -> Key {
+        Key {
+            resource: self.resource.as_ref().map_or(0, |r| Arc::as_ptr(r) as usize),
+            verb: self.verb,
+            subresource: self.subresource,
+            scope: self.scope,
+            dry_run: self.dry_run,
+        }
     }
 
-    fn labels(&self) -> String {
+    /// Labels in alphabetical order, as upstream's. Not all metrics tell dry runs apart.
+    fn labels(&self, with_dry_run: bool) -> String {
+        let dry_run = match (with_dry_run, self.dry_run) {
+            (false, _) => "",
+            (true, false) => "dry_run=\"\",",
+            (true, true) => "dry_run=\"All\",",
+        };
+        let (group, version, plural) = names(self.resource.as_deref());
         format!(
-            "group={:?},resource={:?},scope={:?},subresource={:?},verb={:?},version={:?}",
-            self.group, self.resource, self.scope, self.subresource, self.verb, self.version
+            "component=\"apiserver\",{dry_run}group={group:?},resource={plural:?},scope={:?},subresource={:?},verb={:?},version={version:?}",
+            self.scope, self.subresource, self.verb,
         )
     }
 }
 
-#[derive(Default)]
-struct Series {
-    codes: BTreeMap<u16, u64>,
-    buckets: [u64; BUCKETS.len()],
+fn names(resource: Option<&Resource>) -> (&str, &str, &str) {
+    resource.map_or(("", "", ""), |r| (&*r.group, &*r.version, &*r.plural))
+}
+
+/// Resources are served as long as the server lives, so an address tells them apart.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    resource: usize,
+    verb: &'static str,
+    subresource: &'static str,
+    scope: &'static str,
+    dry_run: bool,
+}
+
+struct Histogram {
+    limits: &'static [f64],
+    counts: Vec<u64>,
     count: u64,
     sum: f64,
 }
 
+impl Histogram {
+    fn new(limits: &'static [f64]) -> Self {
+        Self { limits, counts: vec![0; limits.len()], count: 0, sum: 0.0 }
+    }
+
+    fn observe(&mut self, value: f64) {
+        self.count += 1;
+        self.sum += value;
+        let bucket = self.limits.partition_point(|limit| *limit < value);
+        if let Some(count) = self.counts.get_mut(bucket) {
+            *count += 1;
+        }
+    }
+
+    fn put(&self, out: &mut String, name: &str, labels: &str) {
+        let mut below = 0;
+        for (limit, count) in self.limits.iter().zip(&self.counts) {
+            below += count;
+            put(out, &format!("{name}_bucket{{{labels},le=\"{limit}\"}} {below}"));
+        }
+        put(out, &format!("{name}_bucket{{{labels},le=\"+Inf\"}} {}", self.count));
+        put(out, &format!("{name}_sum{{{labels}}} {}", self.sum));
+        put(out, &format!("{name}_count{{{labels}}} {}", self.count));
+    }
+}
+
+struct Series {
+    kind: RequestKind,
+    codes: BTreeMap<u16, u64>,
+    seconds: Histogram,
+    bytes: Histogram,
+    running: u64,
+    terminations: BTreeMap<u16, u64>,
+}
+
+impl Series {
+    fn new(kind: &RequestKind) -> Self {
+        Self {
+            kind: kind.clone(),
+            codes: BTreeMap::new(),
+            seconds: Histogram::new(SECONDS),
+            bytes: Histogram::new(ANSWER_BYTES),
+            running: 0,
+            terminations: BTreeMap::new(),
+        }
+    }
+}
+
+/// How long changes took until they were durable, in upstream's words, whatever the store is.
 #[derive(Default)]
+pub(crate) struct StoreTimes(Mutex<BTreeMap<(String, String, &'static str), Histogram>>);
+
+impl StoreTimes {
+    pub fn observe(&self, resource: &Resource, operation: &'static str, elapsed: Duration) {
+        let key = (resource.group.to_string(), resource.plural.to_string(), operation);
+        let mut all = lock(&self.0);
+        all.entry(key).or_insert_with(|| Histogram::new(SECONDS)).observe(elapsed.as_secs_f64());
+    }
+
+    pub fn put(&self, out: &mut String) {
+        let all = lock(&self.0);
+        let labels = |group: &str, resource: &str, operation: &str| {
+            format!("group={group:?},operation={operation:?},resource={resource:?}")
+        };
+        let name = "etcd_request_duration_seconds";
+        head(out, name, "histogram", "How long the store took.");
+        for ((group, resource, operation), seconds) in all.iter() {
+            seconds.put(out, name, &labels(group, resource, operation));
+        }
+        let name = "etcd_requests_total";
+        head(out, name, "counter", "Requests to the store.");
+        for ((group, resource, operation), seconds) in all.iter() {
+            put(out, &format!("{name}{{{}}} {}", labels(group, resource, operation), seconds.count));
+        }
+    }
+}
+
+struct Watched {
+    labels: String,
+    bytes: Histogram,
+}
+
 pub(crate) struct Metrics {
+    max_reading: usize,
+    max_mutating: usize,
     reading: AtomicUsize,
     mutating: AtomicUsize,
-    watching: AtomicUsize,
-    series: Mutex<BTreeMap<RequestKind, Series>>,
+    /// Rings when no request is in flight any more.
+    idle: Notify,
+    series: Mutex<BTreeMap<Key, Series>>,
+    watched: Mutex<BTreeMap<usize, Watched>>,
+    pub handshake_errors: AtomicU64,
 }
 
 /// A request that is being served.
-pub(crate) struct Running<'a>(&'a AtomicUsize);
+pub(crate) struct Running<'a> {
+    metrics: &'a Metrics,
+    counter: Option<&'a AtomicUsize>,
+}
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        if let Some(counter) = self.counter {
+            counter.fetch_sub(1, Ordering::AcqRel);
+            if self.metrics.in_flight() == 0 {
+                self.metrics.idle.notify_waiters();
+            }
+        }
     }
 }
 
+/// A stream that is being served, for as long as it is held.
+pub(crate) struct Streaming {
+    server: Arc<crate::server::ApiServer>,
+    key: Key,
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        if let Some(series) = lock(&self.server.metrics.series).get_mut(&self.key) {
+            series.running = series.running.saturating_sub(1);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Metrics {
-    /// Takes a request in, or none when too many are being served.
-    pub fn enter(&self, kind: &RequestKind) -> Option<Running<'_>> {
-        let (counter, limit) = match kind {
-            kind if kind.is_long_running() => (&self.watching, usize::MAX),
-            kind if kind.is_mutating() => (&self.mutating, MAX_MUTATING),
-            _ => (&self.reading, MAX_READING),
-        };
-        let running = counter.fetch_add(1, Ordering::Relaxed);
-        let entered = Running(counter);
-        (running < limit).then_some(entered)
+    /// No more than that many requests are served at once; zero is no limit.
+    pub fn new(max_reading: usize, max_mutating: usize) -> Self {
+        let limit = |max| if max == 0 { usize::MAX } else { max };
+        Self {
+            max_reading: limit(max_reading),
+            max_mutating: limit(max_mutating),
+            reading: AtomicUsize::new(0),
+            mutating: AtomicUsize::new(0),
+            idle: Notify::new(),
+            series: Mutex::default(),
+            watched: Mutex::default(),
+            handshake_errors: AtomicU64::new(0),
+        }
     }
 
-    pub fn record(&self, kind: &RequestKind, code: u16, elapsed: Duration) {
-        let mut all = self.series.lock().unwrap_or_else(PoisonError::into_inner);
-        if !all.contains_key(kind) && (all.len() >= MAX_SERIES || code == 404) {
-            // Paths that name nothing would otherwise fill the table.
-            return;
+    /// Takes a request in, or none when too many are being served. As upstream, `privileged` ones always are.
+    pub fn enter(&self, kind: &RequestKind, privileged: bool) -> Option<Running<'_>> {
+        let (counter, limit) = match kind {
+            kind if kind.long_running => return Some(Running { metrics: self, counter: None }),
+            kind if kind.mutating => (&self.mutating, self.max_mutating),
+            _ => (&self.reading, self.max_reading),
+        };
+        let running = counter.fetch_add(1, Ordering::AcqRel);
+        let entered = Running { metrics: self, counter: Some(counter) };
+        (running < limit || privileged).then_some(entered)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.reading.load(Ordering::Acquire) + self.mutating.load(Ordering::Acquire)
+    }
+
+    /// Waits until no request is in flight; streams do not count.
+    pub async fn idle(&self) {
+        loop {
+            let rung = self.idle.notified();
+            if self.in_flight() == 0 {
+                return;
+            }
+            rung.await;
         }
-        let series = all.entry(kind.clone()).or_default();
+    }
+
+    /// `bytes` is the length of the answer where it is known beforehand.
+    pub fn record(&self, kind: &RequestKind, code: u16, elapsed: Duration, bytes: Option<u64>) {
+        let mut all = lock(&self.series);
+        let series = all.entry(kind.key()).or_insert_with(|| Series::new(kind));
         *series.codes.entry(code).or_default() += 1;
-        if !kind.is_long_running() {
-            let seconds = elapsed.as_secs_f64();
-            series.count += 1;
-            series.sum += seconds;
-            for (bucket, limit) in series.buckets.iter_mut().zip(BUCKETS) {
-                *bucket += u64::from(seconds <= limit);
+        if !kind.long_running {
+            series.seconds.observe(elapsed.as_secs_f64());
+            if let Some(bytes) = bytes {
+                series.bytes.observe(bytes as f64);
             }
         }
+    }
+
+    /// A request that was ended before it was done.
+    pub fn terminated(&self, kind: &RequestKind, code: u16) {
+        let mut all = lock(&self.series);
+        let series = all.entry(kind.key()).or_insert_with(|| Series::new(kind));
+        *series.terminations.entry(code).or_default() += 1;
+    }
+
+    /// Counts a stream until the answer is dropped.
+    pub fn streaming(server: &Arc<crate::server::ApiServer>, kind: &RequestKind) -> Streaming {
+        let key = kind.key();
+        lock(&server.metrics.series).entry(kind.key()).or_insert_with(|| Series::new(kind)).running += 1;
+        Streaming { server: Arc::clone(server), key }
+    }
+
+    /// A frame sent to a watcher.
+    pub fn watch_event(&self, encoder: &WatchEncoder, bytes: usize) {
+        let resource = encoder.resource();
+        let key = std::ptr::from_ref(resource) as usize;
+        let mut watched = lock(&self.watched);
+        let counted = watched.entry(key).or_insert_with(|| {
+            let (group, version, plural) = names(Some(resource));
+            let labels = format!("group={group:?},resource={plural:?},version={version:?}");
+            Watched { labels, bytes: Histogram::new(EVENT_BYTES) }
+        });
+        counted.bytes.observe(bytes as f64);
     }
 
     pub fn text(&self) -> String {
-        let all = self.series.lock().unwrap_or_else(PoisonError::into_inner);
         let mut out = String::new();
-        head(&mut out, "apiserver_request_total", "counter", "Requests by verb, resource and code.");
-        for (kind, series) in all.iter() {
-            for (code, count) in &series.codes {
-                let labels = kind.labels();
-                put(&mut out, &format!("apiserver_request_total{{code=\"{code}\",{labels}}} {count}"));
-            }
-        }
-        let name = "apiserver_request_duration_seconds";
-        head(&mut out, name, "histogram", "How long requests took.");
-        for (kind, series) in all.iter().filter(|(_, s)| s.count > 0) {
-            let labels = kind.labels();
-            for (limit, count) in BUCKETS.iter().zip(series.buckets) {
-                put(&mut out, &format!("{name}_bucket{{{labels},le=\"{limit}\"}} {count}"));
-            }
-            put(&mut out, &format!("{name}_bucket{{{labels},le=\"+Inf\"}} {}", series.count));
-            put(&mut out, &format!("{name}_sum{{{labels}}} {}", series.sum));
-            put(&mut out, &format!("{name}_count{{{labels}}} {}", series.count));
-        }
-        drop(all);
+        self.put_requests(&mut out);
+        self.put_watches(&mut out);
         let name = "apiserver_current_inflight_requests";
         head(&mut out, name, "gauge", "Requests being served.");
         for (kind, counter) in [("mutating", &self.mutating), ("readOnly", &self.reading)] {
             put(&mut out, &format!("{name}{{request_kind=\"{kind}\"}} {}", counter.load(Ordering::Relaxed)));
         }
+        let name = "apiserver_tls_handshake_errors_total";
+        head(&mut out, name, "counter", "Connections that did not get past the TLS handshake.");
+        put(&mut out, &format!("{name} {}", self.handshake_errors.load(Ordering::Relaxed)));
+        put_build(&mut out);
         put_process(&mut out);
         out
+    }
+
+    fn put_requests(&self, out: &mut String) {
+        let all = lock(&self.series);
+        let counted = all.values().filter(|s| !s.codes.is_empty());
+        head(out, "apiserver_request_total", "counter", "Requests by verb, resource and code.");
+        for series in counted.clone() {
+            let labels = series.kind.labels(true);
+            for (code, count) in &series.codes {
+                put(out, &format!("apiserver_request_total{{code=\"{code}\",{labels}}} {count}"));
+            }
+        }
+        let name = "apiserver_request_duration_seconds";
+        head(out, name, "histogram", "How long requests took.");
+        for series in counted.clone().filter(|s| s.seconds.count > 0) {
+            series.seconds.put(out, name, &series.kind.labels(true));
+        }
+        let name = "apiserver_request_sli_duration_seconds";
+        head(out, name, "histogram", "How long requests took, without what webhooks and queues took.");
+        for series in counted.clone().filter(|s| s.seconds.count > 0 && !s.kind.dry_run) {
+            series.seconds.put(out, name, &series.kind.labels(false));
+        }
+        let name = "apiserver_response_sizes";
+        head(out, name, "histogram", "Bytes of answers.");
+        for series in counted.filter(|s| s.bytes.count > 0 && !s.kind.dry_run) {
+            series.bytes.put(out, name, &series.kind.labels(false));
+        }
+        let name = "apiserver_request_terminations_total";
+        head(out, name, "counter", "Requests ended before they were done.");
+        for series in all.values() {
+            for (code, count) in &series.terminations {
+                put(out, &format!("{name}{{code=\"{code}\",{}}} {count}", series.kind.labels(false)));
+            }
+        }
+        let name = "apiserver_longrunning_requests";
+        head(out, name, "gauge", "Streams being served.");
+        for series in all.values().filter(|s| s.kind.long_running) {
+            put(out, &format!("{name}{{{}}} {}", series.kind.labels(false), series.running));
+        }
+    }
+
+    fn put_watches(&self, out: &mut String) {
+        let watched = lock(&self.watched);
+        let name = "apiserver_watch_events_total";
+        head(out, name, "counter", "Events sent to watchers.");
+        for watched in watched.values() {
+            put(out, &format!("{name}{{{}}} {}", watched.labels, watched.bytes.count));
+        }
+        let name = "apiserver_watch_events_sizes";
+        head(out, name, "histogram", "Bytes of events sent to watchers.");
+        for watched in watched.values() {
+            watched.bytes.put(out, name, &watched.labels);
+        }
+        let name = "ferrite_watch_encodings_total";
+        head(out, name, "counter", "Events encoded for watchers, which share what is encoded.");
+        put(out, &format!("{name} {}", ENCODINGS.load(Ordering::Relaxed)));
     }
 }
 
@@ -192,15 +432,60 @@ fn put(out: &mut String, line: &str) {
     let _ = writeln!(out, "{line}");
 }
 
-/// How many objects of each resource are stored.
-pub(crate) fn put_storage(out: &mut String, table: &Table, snapshot: &Snapshot) {
+/// How many objects of each resource are stored, and what is kept besides.
+pub(crate) fn put_storage(out: &mut String, table: &Table, snapshot: &Snapshot, usage: &Usage) {
+    let counts: Vec<(&Resource, usize, usize)> = table
+        .rows()
+        .iter()
+        .filter(|r| r.storage.is_none() && r.verbs.contains(&"list"))
+        .map(|resource| {
+            let prefix = stored::prefix(resource);
+            let entries = snapshot.range(prefix.as_bytes(), None);
+            let (count, bytes) = entries.fold((0, 0), |(c, b), (_, e)| (c + 1, b + e.value.len()));
+            (&**resource, count, bytes)
+        })
+        .collect();
     let name = "apiserver_resource_objects";
     head(out, name, "gauge", "Stored objects by resource.");
-    for resource in table.rows().iter().filter(|r| r.storage.is_none() && r.verbs.contains(&"list")) {
-        let prefix = stored::prefix(resource);
-        let count = snapshot.range(prefix.as_bytes(), None).count();
+    for (resource, count, _) in &counts {
         put(out, &format!("{name}{{group={:?},resource={:?}}} {count}", resource.group, resource.plural));
     }
+    let name = "apiserver_storage_objects";
+    head(out, name, "gauge", "Stored objects by resource and group.");
+    for (resource, count, _) in &counts {
+        let dot = if resource.group.is_empty() { "" } else { "." };
+        put(out, &format!("{name}{{resource=\"{}{dot}{}\"}} {count}", resource.plural, resource.group));
+    }
+    let name = "apiserver_resource_size_estimate_bytes";
+    head(out, name, "gauge", "Bytes of stored objects by resource.");
+    for (resource, _, bytes) in &counts {
+        put(out, &format!("{name}{{group={:?},resource={:?}}} {bytes}", resource.group, resource.plural));
+    }
+    let name = "apiserver_storage_size_bytes";
+    head(out, name, "gauge", "Bytes of stored objects and of their recent past.");
+    let total: usize = counts.iter().map(|(_, _, bytes)| bytes).sum::<usize>() + usage.history_bytes;
+    put(out, &format!("{name}{{storage_cluster_id=\"etcd-0\"}} {total}"));
+}
+
+fn put_build(out: &mut String) {
+    let info = version::info();
+    let text = |key: &str| info.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
+    let labels: Vec<String> = [
+        ("build_date", "buildDate"),
+        ("compiler", "compiler"),
+        ("git_commit", "gitCommit"),
+        ("git_tree_state", "gitTreeState"),
+        ("git_version", "gitVersion"),
+        ("go_version", "goVersion"),
+        ("major", "major"),
+        ("minor", "minor"),
+        ("platform", "platform"),
+    ]
+    .iter()
+    .map(|(label, key)| format!("{label}={:?}", text(key)))
+    .collect();
+    head(out, "kubernetes_build_info", "gauge", "What this server is.");
+    put(out, &format!("kubernetes_build_info{{{}}} 1", labels.join(",")));
 }
 
 /// What the kernel knows about this process.
@@ -227,28 +512,69 @@ fn put_process(out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request;
 
-    #[test]
-    fn requests_are_counted_by_what_they_are() {
-        let metrics = Metrics::default();
-        let list = RequestKind::of(&Method::GET, &Uri::from_static("/api/v1/pods?limit=5"));
-        metrics.record(&list, 200, Duration::from_millis(30));
-        let text = metrics.text();
-        let labels = r#"group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1""#;
-        assert!(text.contains(&format!("apiserver_request_total{{code=\"200\",{labels}}} 1\n")), "{text}");
-        assert!(text.contains(&format!("{labels},le=\"0.025\"}} 0\n")), "{text}");
-        assert!(text.contains(&format!("{labels},le=\"0.05\"}} 1\n")), "{text}");
-        let watch = RequestKind::of(&Method::GET, &Uri::from_static("/api/v1/pods?watch=1"));
-        assert!(watch.is_long_running() && !list.is_long_running());
+    fn kind(method: &Method, path: &str, table: &Table) -> RequestKind {
+        let (path, query) = path.split_once('?').map_or((path, None), |(p, q)| (p, Some(q)));
+        let route = request::route(path);
+        let named = matches!(&route, Route::Resource(t) if t.name.is_some());
+        let verb = Verb::of(method, named, query.is_some_and(|q| q.contains("watch=1")));
+        RequestKind::of(method, &route, verb, table, query)
     }
 
     #[test]
-    fn too_many_at_once_are_turned_away() {
-        let metrics = Metrics::default();
-        let create = RequestKind::of(&Method::POST, &Uri::from_static("/api/v1/nodes"));
-        let running: Vec<_> = (0..MAX_MUTATING).map(|_| metrics.enter(&create).expect("room")).collect();
-        assert!(metrics.enter(&create).is_none());
+    fn requests_are_counted_by_what_they_are() {
+        let table = Table::new(ferrite_api::kinds::built_in());
+        let metrics = Metrics::new(1, 1);
+        let list = kind(&Method::GET, "/api/v1/pods?limit=5", &table);
+        metrics.record(&list, 200, Duration::from_millis(30), Some(1500));
+        let text = metrics.text();
+        let tail = r#"group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1""#;
+        let labels = format!("component=\"apiserver\",{tail}");
+        let with_dry_run = format!("component=\"apiserver\",dry_run=\"\",{tail}");
+        for line in [
+            format!("apiserver_request_total{{code=\"200\",{with_dry_run}}} 1\n"),
+            format!("{with_dry_run},le=\"0.025\"}} 0\n"),
+            format!("{with_dry_run},le=\"0.05\"}} 1\n"),
+            format!("apiserver_response_sizes_bucket{{{labels},le=\"10000\"}} 1\n"),
+            format!("apiserver_response_sizes_sum{{{labels}}} 1500\n"),
+        ] {
+            assert!(text.contains(&line), "{line} in {text}");
+        }
+    }
+
+    #[test]
+    fn streams_are_told_from_requests() {
+        let table = Table::new(ferrite_api::kinds::built_in());
+        let pod = "/api/v1/namespaces/a/pods/b";
+        let rows = [
+            (Method::GET, "/api/v1/pods".to_owned(), "LIST", false),
+            (Method::GET, "/api/v1/pods?watch=1".to_owned(), "WATCH", true),
+            (Method::GET, format!("{pod}/log"), "GET", true),
+            (Method::POST, format!("{pod}/exec"), "CONNECT", true),
+            (Method::PUT, format!("{pod}/status"), "PUT", false),
+            (Method::GET, "/nonsense".to_owned(), "GET", false),
+        ];
+        for (method, path, verb, long) in rows {
+            let kind = kind(&method, &path, &table);
+            assert_eq!((kind.verb, kind.is_long_running()), (verb, long), "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn too_many_at_once_are_turned_away() {
+        let table = Table::new(ferrite_api::kinds::built_in());
+        let metrics = Metrics::new(1, 3);
+        let create = kind(&Method::POST, "/api/v1/nodes", &table);
+        let running: Vec<_> = (0..3).map(|_| metrics.enter(&create, false).expect("room")).collect();
+        assert!(metrics.enter(&create, false).is_none());
+        assert!(metrics.enter(&create, true).is_some(), "an administrator is never locked out");
+        assert!(metrics.enter(&kind(&Method::GET, "/api/v1/nodes", &table), false).is_some());
+        let idle = metrics.idle();
+        tokio::pin!(idle);
+        assert!(futures_util::poll!(idle.as_mut()).is_pending());
         drop(running);
-        assert!(metrics.enter(&create).is_some());
+        idle.await;
+        assert!(metrics.enter(&create, false).is_some());
     }
 }

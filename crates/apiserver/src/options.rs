@@ -3,6 +3,7 @@
 use ferrite_api::Status;
 use ferrite_api::field::{FieldError, Path};
 use serde_json::Value;
+use std::time::Duration;
 
 /// The query of a request, decoded.
 #[derive(Debug, Clone, Default)]
@@ -43,6 +44,33 @@ impl Query {
     }
 }
 
+/// A duration as Go writes it: `1m30s`, `500ms`. None for anything else and for what is negative.
+pub fn go_duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut total = Duration::ZERO;
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let letters = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
+        let seconds = match &rest[..letters] {
+            "h" => 3600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" | "μs" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::try_from_secs_f64(number * seconds).ok()?)?;
+        rest = &rest[letters..];
+    }
+    (!text.is_empty()).then_some(total)
+}
+
 /// How unknown and duplicate fields are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum FieldValidation {
@@ -60,6 +88,27 @@ pub(crate) struct WriteOptions {
     pub field_validation: FieldValidation,
     /// Server-side apply takes over fields that others own.
     pub force: bool,
+    /// Where admission puts what the client should know.
+    pub warnings: Warnings,
+}
+
+/// Warnings gathered while a request is worked on. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Warnings(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+impl Warnings {
+    pub fn add(&self, text: impl Into<String>) {
+        let mut list = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let text = text.into();
+        // A write that is tried again says the same again.
+        if !list.contains(&text) {
+            list.push(text);
+        }
+    }
+
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
 }
 
 impl WriteOptions {
@@ -96,7 +145,13 @@ impl WriteOptions {
         } else {
             manager.to_owned()
         };
-        Ok(Self { dry_run, field_manager, field_validation, force: query.flag("force") })
+        Ok(Self {
+            dry_run,
+            field_manager,
+            field_validation,
+            force: query.flag("force"),
+            warnings: Warnings::default(),
+        })
     }
 }
 
@@ -310,5 +365,30 @@ impl DeleteOptions {
         options.dry_run = check_dry_run(&dry_run, &mut errors);
         invalid("DeleteOptions", &errors)?;
         Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        let rows = [
+            ("1m30s", Some(90_000)),
+            ("1.5s", Some(1500)),
+            ("250ms", Some(250)),
+            ("0", Some(0)),
+            ("0s", Some(0)),
+            ("5", None),
+            ("-5s", None),
+            ("5d", None),
+            ("s", None),
+            ("", None),
+            ("99999999999999999999h", None),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(go_duration(text), expected.map(Duration::from_millis), "{text}");
+        }
     }
 }

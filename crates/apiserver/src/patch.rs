@@ -106,7 +106,6 @@ pub(crate) async fn handle(call: &mut Call, subresource: Option<&str>) -> Result
         Kind::Apply => apply(call, &body, subresource, &options).await?,
         kind => (200, plain(call, kind, &body, subresource, &options).await?),
     };
-    call.warnings.extend(call.resource.strategy.warnings(&result));
     encode::object(code, &call.resource, &result, call.representation, call.include_object()?)
 }
 
@@ -128,6 +127,10 @@ async fn plain(
             let mut patched = old.clone();
             kind.apply_to(type_, &mut patched, &document)?;
             return Err(kind.refused(type_, &patched, &document, why));
+        }
+        let errors = call.resource.strategy.validate_patch(&decoded.value);
+        if !errors.is_empty() {
+            return Err(crate::registry::metadata::invalid(&call.resource, call.name(), &errors));
         }
         *found.lock().unwrap_or_else(PoisonError::into_inner) =
             decoded.warnings().map(str::to_owned).collect();
@@ -209,8 +212,6 @@ async fn apply(
         .map_err(|e| Status::bad_request(format!("error decoding YAML: {e}")))?
         .value;
     check_applied(&document, &gvk)?;
-    let decoded = crate::call::decode(Format::Yaml, body, &gvk)?;
-    call.take_strict(&gvk.kind, decoded, options.field_validation)?;
     // What is applied is the document itself: a null owns its field, and an absent struct is not an empty one.
     let mut applied = document;
     let name = call.name().to_owned();
@@ -220,6 +221,10 @@ async fn apply(
     if applied.pointer("/metadata/managedFields").and_then(Value::as_array).is_some_and(|m| !m.is_empty()) {
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
+    // As upstream: what does not fit the schema is refused before anybody looks for unknown fields.
+    crate::managed::check(&call.resource, &applied)?;
+    let decoded = crate::call::decode(Format::Yaml, body, &gvk)?;
+    call.take_strict(&gvk.kind, decoded, options.field_validation)?;
     check_place(call, &applied)?;
     let registry = &call.server.registry;
     let change =

@@ -1,13 +1,14 @@
 //! Reviews: questions about who somebody is and what they may do. Answered, not stored.
 
-use crate::auth::{Action, User, decide};
+use crate::auth::{Action, User, decide, node};
 use crate::call::Call;
 use crate::encode;
 use crate::http::Answer;
 use crate::options::WriteOptions;
 use crate::registry::metadata;
-use crate::subresource::token;
+use crate::subresource::token::Rejected;
 use ferrite_api::field::{FieldError, Path};
+use ferrite_api::selector::FieldSelector;
 use ferrite_api::{Status, meta};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -51,15 +52,11 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
             meta::metadata_mut(&mut review).insert("creationTimestamp".into(), now.into());
             review["status"] = json!({"userInfo": user_info(&call.user)});
         }
-        "tokenreviews" => review["status"] = token_status(call, &review),
-        "selfsubjectrulesreviews" => {
-            let all = json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]);
-            let paths = json!([{"verbs": ["*"], "nonResourceURLs": ["*"]}]);
-            let master = call.user.groups.iter().any(|g| g == "system:masters");
-            let (resources, urls) = if master { (all, paths) } else { (json!([]), json!([])) };
-            review["status"] =
-                json!({"resourceRules": resources, "nonResourceRules": urls, "incomplete": !master});
+        "tokenreviews" => {
+            crate::managed::on_write(resource, None, &mut review, options, None, Timestamp::now());
+            review["status"] = token_status(call, &review);
         }
+        "selfsubjectrulesreviews" => review["status"] = rules_status(call, &review),
         plural => {
             let user =
                 if plural == "selfsubjectaccessreviews" { call.user.clone() } else { asked_for(&review) };
@@ -96,12 +93,34 @@ fn token_status(call: &Call, review: &Value) -> Value {
     if wanted.is_empty() {
         wanted.push(&call.server.config.service_account_issuer);
     }
-    match token::user_of(&call.server, text, &wanted) {
-        Some((user, audiences)) => {
+    match call.server.token_user(text, &wanted) {
+        Ok((user, audiences)) => {
             json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
         }
-        None => json!({"user": {}, "error": "[invalid bearer token]"}),
+        Err(Rejected::Unknown) => json!({"user": {}, "error": "[invalid bearer token]"}),
+        Err(Rejected::Because(why)) => {
+            json!({"user": {}, "error": format!("[invalid bearer token, {why}]")})
+        }
     }
+}
+
+/// Everything the user may do in a namespace, as far as roles say it.
+fn rules_status(call: &Call, review: &Value) -> Value {
+    let namespace = review["spec"]["namespace"].as_str().unwrap_or_default();
+    let rules = call.server.registry.rbac.rules_for(&call.user, namespace);
+    let (mut resources, mut paths) = (Vec::new(), Vec::new());
+    for rule in rules {
+        let (resource, path) = rule.to_value();
+        resources.extend(resource);
+        paths.extend(path);
+    }
+    let mut status = json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": false});
+    if node::name(&call.user).is_some() {
+        // What a node may do beyond roles depends on its pods.
+        status["incomplete"] = true.into();
+        status["evaluationError"] = "node authorizer does not support user rule resolution".into();
+    }
+    status
 }
 
 /// The user a review asks about.
@@ -140,6 +159,23 @@ fn action(review: &Value) -> Action {
         subresource: text("subresource"),
         namespace: text("namespace"),
         name: text("name"),
-        path: None,
+        fields: selected_fields(&review["spec"]["resourceAttributes"]["fieldSelector"]),
+        ..Action::default()
     }
+}
+
+/// Fields that a review narrows its question to, each with its only value.
+fn selected_fields(selector: &Value) -> Vec<(String, String)> {
+    if let Some(raw) = selector["rawSelector"].as_str() {
+        let parsed = FieldSelector::parse(raw).unwrap_or_default();
+        let exact = parsed.terms().iter().filter(|term| term.equal);
+        return exact.map(|term| (term.field.clone(), term.value.clone())).collect();
+    }
+    let requirements = selector["requirements"].as_array().into_iter().flatten();
+    let exact =
+        requirements.filter_map(|r| match (r["operator"].as_str()?, r["values"].as_array()?.as_slice()) {
+            ("In", [only]) => Some((r["key"].as_str()?.to_owned(), only.as_str()?.to_owned())),
+            _ => None,
+        });
+    exact.collect()
 }

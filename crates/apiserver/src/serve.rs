@@ -2,20 +2,29 @@
 
 use crate::auth::User;
 use crate::http::BoxError;
-use crate::server::ApiServer;
+use crate::server::{ApiServer, Serving};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use rand::RngExt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that does not finish its headers is not a client.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
+const MAX_HEADERS: usize = 1 << 20;
+/// Most bodies fit into one frame.
+const STREAM_WINDOW: u32 = 256 << 10;
+/// A peer that does not answer is gone, and so are its watches.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl ApiServer {
     /// Serves connections until the server stops.
@@ -46,6 +55,7 @@ impl ApiServer {
         // Small answers must not wait for larger ones.
         let _ = stream.set_nodelay(true);
         let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await else {
+            self.metrics.handshake_errors.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let user = stream
@@ -54,30 +64,62 @@ impl ApiServer {
             .peer_certificates()
             .and_then(|chain| chain.first())
             .and_then(|certificate| User::from_certificate(certificate));
-        let stopping = self.stopping();
+        let builder = builder(&self.config.serving);
+        let (stopping, aborting) = (self.stopping(), self.aborting());
+        let leave = Arc::new(Notify::new());
+        let told = Arc::clone(&leave);
         let service = service_fn(move |request: ::http::Request<Incoming>| {
             let server = Arc::clone(&self);
             let user = user.clone();
+            let chance = server.config.serving.goaway_chance;
+            if request.version() == ::http::Version::HTTP_2
+                && chance > 0.0
+                && rand::rng().random::<f64>() < chance
+            {
+                leave.notify_one();
+            }
             async move {
                 let request = request.map(|body| body.map_err(|e| -> BoxError { e.into() }).boxed_unsync());
                 Ok::<_, std::convert::Infallible>(server.handle(user, request).await)
             }
         });
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-        builder.http2().timer(TokioTimer::new()).max_concurrent_streams(1000).keep_alive_interval(None);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         tokio::pin!(connection);
-        tokio::select! {
-            result = connection.as_mut() => {
-                if let Err(error) = result {
-                    tracing::debug!(error = %error, "a connection ended early");
+        let ended = tokio::select! {
+            result = connection.as_mut() => Some(result),
+            () = stopping.cancelled() => None,
+            () = told.notified() => None,
+        };
+        // What is being answered is answered to its end; nothing new is taken.
+        let ended = match ended {
+            Some(result) => result,
+            None => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    result = connection => result,
+                    () = aborting.cancelled() => return,
                 }
             }
-            () = stopping.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                let _ = tokio::time::timeout(Duration::from_secs(2), connection).await;
-            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(error = %error, "a connection ended early");
         }
     }
+}
+
+/// Limits of a connection, as upstream's.
+fn builder(serving: &Serving) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADERS);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(serving.http2_max_streams)
+        .max_header_list_size(MAX_HEADERS as u32)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(STREAM_WINDOW.saturating_mul(serving.http2_max_streams.clamp(1, 100)))
+        .max_frame_size(STREAM_WINDOW)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT);
+    builder
 }

@@ -1,18 +1,21 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
-use crate::auth::token::Signer;
+use crate::admission::{AdmissionPlugins, Chain};
 use crate::auth::{self, User};
 use crate::call::Call;
 use crate::http::{self, Answer, Body, BoxError};
+use crate::metrics::{Metrics, RequestKind};
 use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
-use crate::options::Query;
+use crate::options::{Query, go_duration};
 use crate::registry::{Registry, ServiceAllocator, Table, stored};
 use crate::request::{self, Health, Route, Verb};
+use crate::subresource::token::Rejected;
 use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, subresource, verbs, version};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::Status;
-use ferrite_store::Store;
+use ferrite_pki::TokenSigner;
+use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use std::collections::BTreeMap;
@@ -26,8 +29,42 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// A request that is not a stream ends after this, as upstream's.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// Connections have this long to send what is left of their answers once no request is in flight.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// How requests are taken in and how the server ends. The default is upstream's.
+#[derive(Debug, Clone)]
+pub struct Serving {
+    /// Requests that read, served at once; zero is no limit. Streams do not count.
+    pub max_requests_inflight: usize,
+    /// Requests that write, served at once; zero is no limit.
+    pub max_mutating_requests_inflight: usize,
+    /// A request that is not a stream ends after this.
+    pub request_timeout: Duration,
+    /// Watches without a timeout of their own end after this to twice this.
+    pub min_request_timeout: Duration,
+    /// How often, between 0 and 1, a request on HTTP/2 makes its client connect anew: with several servers behind
+    /// a balancer, clients spread out again.
+    pub goaway_chance: f64,
+    /// Requests served at once on one connection of HTTP/2.
+    pub http2_max_streams: u32,
+    /// The server goes on serving for this long after it has said that it is not ready any more.
+    pub shutdown_delay: Duration,
+}
+
+impl Default for Serving {
+    fn default() -> Self {
+        Self {
+            max_requests_inflight: 400,
+            max_mutating_requests_inflight: 200,
+            request_timeout: Duration::from_secs(60),
+            min_request_timeout: Duration::from_secs(1800),
+            goaway_chance: 0.0,
+            http2_max_streams: 100,
+            shutdown_delay: Duration::ZERO,
+        }
+    }
+}
 
 /// How a server is set up.
 #[derive(Debug, Clone)]
@@ -48,9 +85,30 @@ pub struct Config {
     pub service_account_key: Option<String>,
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
+    pub serving: Serving,
+    pub admission: AdmissionPlugins,
+    /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
+    pub bootstrap_tokens: bool,
 }
 
 impl Config {
+    /// A server for clients at `advertise`, with upstream's defaults and nothing that needs a key.
+    pub fn new(advertise: SocketAddr) -> Self {
+        Self {
+            advertise,
+            service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
+            node_ports: 30000..=32767,
+            kubelet_client: None,
+            runtime_config: BTreeMap::new(),
+            service_account_issuer: "https://kubernetes.default.svc".into(),
+            service_account_key: None,
+            event_ttl_seconds: 3600,
+            serving: Serving::default(),
+            admission: AdmissionPlugins::default(),
+            bootstrap_tokens: true,
+        }
+    }
+
     /// Whether a resource's version is on: by `--runtime-config`, the narrower key first, else by default.
     fn serves(&self, resource: &ferrite_api::resource::Resource) -> bool {
         let version = resource.api_version();
@@ -73,57 +131,94 @@ pub struct ApiServer {
     pub(crate) registry: Registry,
     pub(crate) config: Config,
     pub(crate) openapi: openapi::Documents,
-    pub(crate) tokens: Option<Signer>,
-    metrics: metrics::Metrics,
+    pub(crate) tokens: Option<TokenSigner>,
+    pub(crate) metrics: Metrics,
     ready: AtomicBool,
+    /// Set as soon as the server is told to stop.
+    draining: AtomicBool,
     stop: CancellationToken,
+    abort: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl ApiServer {
     /// Starts a server on a store and brings what every cluster has into being.
     pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
+        let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
         let table = Arc::new(Table::new(served));
         let (network, prefix) = config.service_network;
         let services = existing_services(&store, &table);
         let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());
-        let registry = Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds);
+        let admission = Chain::new(&config.admission).map_err(Status::internal)?;
+        let registry =
+            Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
         let tokens = match &config.service_account_key {
-            Some(pem) => Some(Signer::new(pem, &config.service_account_issuer).map_err(Status::internal)?),
+            Some(pem) => {
+                Some(TokenSigner::new(pem, &config.service_account_issuer).map_err(Status::internal)?)
+            }
             None => None,
         };
         let server = Arc::new(Self {
             tokens,
-            metrics: metrics::Metrics::default(),
+            metrics: Metrics::new(
+                config.serving.max_requests_inflight,
+                config.serving.max_mutating_requests_inflight,
+            ),
             registry,
             config,
             openapi: openapi::Documents::default(),
             ready: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
             stop: CancellationToken::new(),
+            abort: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
         bootstrap::run(&server).await?;
+        if fresh {
+            // Nobody has seen a version from before there was anything. As upstream: it is too old for a watch.
+            let store = &server.registry.store;
+            store.compact(store.usage().revision).map_err(Status::internal)?;
+        }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
         server.ready.store(true, Ordering::Release);
         Ok(server)
     }
 
-    pub fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Acquire) && !self.stop.is_cancelled()
+    /// How the server is set up.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
-    /// Ends watches and connections and waits for them.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire) && !self.draining.load(Ordering::Acquire)
+    }
+
+    /// Ends the server as upstream ends: it stops being ready, serves on for the shutdown delay, then takes no more
+    /// connections and ends watches, lets the requests in flight finish, and waits for all that.
     pub async fn shutdown(&self) {
+        self.draining.store(true, Ordering::Release);
+        tokio::time::sleep(self.config.serving.shutdown_delay).await;
         self.stop.cancel();
         self.tasks.close();
+        let finish = async {
+            self.metrics.idle().await;
+            let _ = tokio::time::timeout(FLUSH, self.tasks.wait()).await;
+        };
+        let _ = tokio::time::timeout(self.config.serving.request_timeout, finish).await;
+        self.abort.cancel();
         self.tasks.wait().await;
     }
 
-    /// Ends when the server stops.
+    /// Ends when the server stops: no more connections, and streams end.
     pub(crate) fn stopping(&self) -> CancellationToken {
         self.stop.clone()
+    }
+
+    /// Ends when the server will not wait for anybody any longer.
+    pub(crate) fn aborting(&self) -> CancellationToken {
+        self.abort.clone()
     }
 
     /// Runs a task that belongs to the server: [`ApiServer::shutdown`] waits for it.
@@ -139,50 +234,12 @@ impl ApiServer {
 
     /// Answers a request. Never panics and never fails: every problem is an API Status.
     pub async fn handle(self: Arc<Self>, user: Option<User>, request: Request<Body>) -> Answer {
-        let representation = PLAIN_JSON;
         let audit_id = request
             .headers()
             .get("audit-id")
             .cloned()
             .or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
-        let method = request.method().clone();
-        let path = request.uri().path().to_owned();
-        let started = std::time::Instant::now();
-        let kind = metrics::RequestKind::of(&method, request.uri());
-        let compress = compress::wanted(request.headers());
-        let Some(_running) = self.metrics.enter(&kind) else {
-            let busy = Status::too_many_requests("too many requests, please try again later");
-            return error(&busy, representation);
-        };
-        let long = kind.is_long_running();
-        let server = Arc::clone(&self);
-        let work = async move {
-            let work = AssertUnwindSafe(server.route(user, request)).catch_unwind();
-            match long {
-                true => work.await,
-                false => tokio::time::timeout(DEADLINE, work).await.unwrap_or_else(|_| {
-                    let status = Status::timeout("request did not complete within the allotted timeout");
-                    Ok(Err((status, representation)))
-                }),
-            }
-        };
-        let handled = work.await;
-        let mut answer = match handled {
-            Ok(Ok(answer)) => answer,
-            Ok(Err((status, representation))) => error(&status, representation),
-            Err(_) => {
-                tracing::error!(%method, path, "a request handler panicked");
-                error(
-                    &Status::internal("the server has a bug; the request was not completed"),
-                    representation,
-                )
-            }
-        };
-        if compress && !long {
-            answer = compress::gzip(answer).await;
-        }
-        self.metrics.record(&kind, answer.status().as_u16(), started.elapsed());
-        tracing::debug!(%method, path, code = answer.status().as_u16(), elapsed = ?started.elapsed(), "request");
+        let mut answer = self.counted(user, request).await;
         let headers = answer.headers_mut();
         if let Some(id) = audit_id {
             headers.insert(HeaderName::from_static("audit-id"), id);
@@ -191,24 +248,70 @@ impl ApiServer {
         answer
     }
 
+    /// Takes a request in unless there are too many, and counts it.
+    async fn counted(self: Arc<Self>, user: Option<User>, request: Request<Body>) -> Answer {
+        let started = tokio::time::Instant::now();
+        let method = request.method().clone();
+        let uri = request.uri().clone();
+        let asked = Asked::new(request.method(), &uri);
+        let kind = RequestKind::of(&method, &asked.route, asked.verb, &self.registry.table, uri.query());
+        let compress = compress::wanted(request.headers());
+        let privileged = user.as_ref().is_some_and(|u| u.is_in("system:masters"));
+        let Some(_running) = self.metrics.enter(&kind, privileged) else {
+            self.metrics.terminated(&kind, 429);
+            return too_many();
+        };
+        let long = kind.is_long_running();
+        let serving = &self.config.serving;
+        let answer = match deadline(started, serving.request_timeout, &asked.query) {
+            Err(status) => error(&status, PLAIN_JSON),
+            Ok(deadline) => {
+                let work = AssertUnwindSafe(Arc::clone(&self).route(user, request, asked, deadline));
+                let work = work.catch_unwind();
+                let handled = match long {
+                    true => work.await,
+                    false => tokio::time::timeout_at(deadline, work).await.unwrap_or_else(|_| {
+                        self.metrics.terminated(&kind, 504);
+                        let status = Status::timeout("request did not complete within the allotted timeout");
+                        Ok(Err((status, PLAIN_JSON)))
+                    }),
+                };
+                match handled {
+                    Ok(Ok(answer)) => answer,
+                    Ok(Err((status, representation))) => error(&status, representation),
+                    Err(_) => {
+                        tracing::error!(%method, path = uri.path(), "a request handler panicked");
+                        let bug = "the server has a bug; the request was not completed";
+                        error(&Status::internal(bug), PLAIN_JSON)
+                    }
+                }
+            }
+        };
+        let code = answer.status().as_u16();
+        let length = http_body::Body::size_hint(answer.body()).exact();
+        self.metrics.record(&kind, code, started.elapsed(), length);
+        tracing::debug!(%method, path = uri.path(), code, elapsed = ?started.elapsed(), "request");
+        match (long, compress) {
+            (true, _) => {
+                let streaming = Metrics::streaming(&self, &kind);
+                answer.map(|body| http::held(body, streaming))
+            }
+            (false, true) => compress::gzip(answer),
+            (false, false) => answer,
+        }
+    }
+
     async fn route(
         self: Arc<Self>,
         user: Option<User>,
         request: Request<Body>,
+        asked: Asked,
+        deadline: tokio::time::Instant,
     ) -> Result<Answer, (Status, Representation)> {
         let (parts, body) = request.into_parts();
         let plain = |status: Status| (status, PLAIN_JSON);
         let user = self.authenticate(user, &parts.headers).map_err(plain)?;
-        let route = request::route(parts.uri.path());
-        let query = Query::parse(parts.uri.query());
-        let verb = match &route {
-            Route::Resource(target) => {
-                let watch = target.watch_prefix || (query.flag("watch") && target.subresource.is_none());
-                let has_name = target.name.is_some();
-                Verb::of(&parts.method, has_name, watch && (!has_name || target.watch_prefix))
-            }
-            _ => Verb::of(&parts.method, true, false),
-        };
+        let Asked { route, query, verb } = asked;
         let view = self.registry.view();
         let action = auth::Action::of(&route, verb, &parts.method, parts.uri.path(), &query);
         let user =
@@ -238,8 +341,10 @@ impl ApiServer {
                 for_errors,
             ));
         };
-        let streams =
-            matches!(target.subresource.as_deref(), Some("log" | "exec" | "attach" | "portforward"));
+        let streams = matches!(
+            target.subresource.as_deref(),
+            Some("log" | "exec" | "attach" | "portforward" | "proxy")
+        );
         if !streams {
             negotiated.map_err(|s| (s, PLAIN_JSON))?;
         }
@@ -253,7 +358,9 @@ impl ApiServer {
             parts,
             body: std::sync::Mutex::new(Some(body)),
             representation,
+            deadline,
             warnings: Vec::new(),
+            admission: crate::options::Warnings::default(),
         };
         Box::pin(verbs::handle(call)).await.map_err(|s| (s, for_errors))
     }
@@ -266,8 +373,25 @@ impl ApiServer {
         let Some(given) = headers.get(header::AUTHORIZATION) else { return Ok(User::anonymous()) };
         let token = given.to_str().ok().and_then(|v| v.strip_prefix("Bearer ")).map(str::trim);
         let issuer = self.config.service_account_issuer.as_str();
-        let known = token.and_then(|token| subresource::token::user_of(self, token, &[issuer]));
+        let known = token.and_then(|token| self.token_user(token, &[issuer]).ok());
         known.map(|(user, _)| user).ok_or_else(Status::unauthorized)
+    }
+
+    /// Whose a bearer token is, and for which of `wanted` it is meant: an account's, or one that lets a node in.
+    pub(crate) fn token_user<'a>(
+        &self,
+        token: &str,
+        wanted: &[&'a str],
+    ) -> Result<(User, Vec<&'a str>), Rejected> {
+        let bootstrap = || {
+            let view = self.registry.view();
+            let user = auth::bootstrap_token::user_of(&view, token, jiff::Timestamp::now());
+            user.filter(|_| self.config.bootstrap_tokens).map(|user| (user, wanted.to_vec()))
+        };
+        match subresource::token::user_of(self, token, wanted) {
+            Err(Rejected::Unknown) => bootstrap().ok_or(Rejected::Unknown),
+            known => known,
+        }
     }
 
     /// Everything that is not a resource.
@@ -288,7 +412,11 @@ impl ApiServer {
         match route {
             Route::Version => Ok(http::json(200, &version::info())),
             Route::Health { endpoint, check } => {
-                Ok(health::answer(*endpoint, check.as_deref(), query, self.is_ready()))
+                let state = health::State {
+                    started: self.ready.load(Ordering::Acquire),
+                    draining: self.draining.load(Ordering::Acquire),
+                };
+                Ok(health::answer(*endpoint, check.as_deref(), query, state))
             }
             Route::CoreVersions | Route::Groups => {
                 let as_ = as_()?;
@@ -314,7 +442,9 @@ impl ApiServer {
             Route::OpenApiV3Document(path) => Ok(self.openapi.document(table, path, &parts.headers, query)),
             Route::Metrics => {
                 let mut text = self.metrics.text();
-                metrics::put_storage(&mut text, table, &self.registry.view().snapshot);
+                self.registry.times.put(&mut text);
+                let usage = self.registry.store.usage();
+                metrics::put_storage(&mut text, table, &self.registry.view().snapshot, &usage);
                 Ok(http::answer(200, metrics::CONTENT_TYPE, text))
             }
             Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
@@ -329,6 +459,56 @@ impl ApiServer {
             Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
         }
     }
+}
+
+/// What a request asks for, read before anything is done about it.
+struct Asked {
+    route: Route,
+    query: Query,
+    /// None for a method we do not know.
+    verb: Option<Verb>,
+}
+
+impl Asked {
+    fn new(method: &::http::Method, uri: &::http::Uri) -> Self {
+        let route = request::route(uri.path());
+        let query = Query::parse(uri.query());
+        let verb = match &route {
+            Route::Resource(target) => {
+                let watch = target.watch_prefix || (query.flag("watch") && target.subresource.is_none());
+                let has_name = target.name.is_some();
+                Verb::of(method, has_name, watch && (!has_name || target.watch_prefix))
+            }
+            _ => Verb::of(method, true, false),
+        };
+        Self { route, query, verb }
+    }
+}
+
+/// When a request has to be done: after its own `timeout`, but not after the server's.
+fn deadline(
+    started: tokio::time::Instant,
+    longest: Duration,
+    query: &Query,
+) -> Result<tokio::time::Instant, Status> {
+    let asked = match query.get("timeout").filter(|t| !t.is_empty()) {
+        None => None,
+        Some(text) => Some(go_duration(text).ok_or_else(|| {
+            let why = format!("time: invalid duration {text:?}");
+            Status::bad_request(format!("invalid timeout specified in the request URL - {why}"))
+        })?),
+    };
+    // Zero asks for nothing in particular, as upstream.
+    let asked = asked.filter(|asked| !asked.is_zero());
+    Ok(started + asked.map_or(longest, |asked| asked.min(longest)))
+}
+
+/// As upstream: plain text, said before anything is known about the request.
+fn too_many() -> Answer {
+    let mut answer = http::text(429, "Too many requests, please try again later.\n");
+    answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
 }
 
 fn root_paths(table: &Table) -> Vec<String> {
@@ -372,8 +552,11 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
     let value = status.to_value();
     let mut answer =
         encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
-    let retry = status.details.as_ref().and_then(|d| d.get("retryAfterSeconds")).and_then(|s| s.as_u64());
-    if let Some(seconds) = retry.or((status.code == 429).then_some(1)) {
+    let retry = match &status.details {
+        Some(details) => details.get("retryAfterSeconds").and_then(|s| s.as_u64()),
+        None => (status.code == 429).then_some(1),
+    };
+    if let Some(seconds) = retry {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     answer

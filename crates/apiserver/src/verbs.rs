@@ -1,28 +1,25 @@
 //! The verbs of a resource: from a call to an answer.
 
 use crate::call::Call;
-use crate::encode::{self, WatchEncoder};
-use crate::http::{Answer, Body, BoxError};
+use crate::encode;
+use crate::encode::list::Pieces;
+use crate::http::{Answer, Piece};
 use crate::negotiate::{Format, Representation, Shape};
 use crate::options::{DeleteOptions, ListOptions, WriteOptions};
-use crate::registry::{Deleted, Registry, Selectors, Update, WatchEvent, WatchStream};
+use crate::registry::{Deleted, Registry, Selectors, Update};
 use crate::request::Verb;
-use crate::{patch, subresource};
+use crate::{patch, subresource, watching};
 use ::http::{HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::{Gvk, Status, meta};
-use http_body::Frame;
-use http_body_util::{BodyExt, StreamBody};
 use jiff::Timestamp;
-use rand::RngExt;
 use serde_json::{Value, json};
-use std::time::Duration;
 
 /// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
 pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
     let mut warnings: Vec<String> = Vec::new();
     let result = dispatch(&mut call).await;
-    for warning in call.warnings.drain(..) {
+    for warning in call.warnings.drain(..).chain(call.admission.take()) {
         if !warnings.contains(&warning) {
             warnings.push(warning);
         }
@@ -58,6 +55,7 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     if let Some((_, _, warning)) = deprecated {
         call.warnings.push((*warning).to_owned());
     }
+    call.server.registry.catch_up(call.verb, &call.query).await?;
     if let Some(name) = call.target.subresource.clone() {
         return subresource::handle(call, &name).await;
     }
@@ -66,8 +64,8 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     }
     match call.verb {
         Verb::Get => get(call),
-        Verb::List => list(call),
-        Verb::Watch => watch(call),
+        Verb::List => list(call).await,
+        Verb::Watch => watching::answer(call),
         Verb::Create => create(call).await,
         Verb::Update => update(call, None).await,
         Verb::Patch => patch::handle(call, None).await,
@@ -92,12 +90,49 @@ fn get(call: &Call) -> Result<Answer, Status> {
     encode::entry(&call.resource, &entry, call.representation, call.include_object()?)
 }
 
-fn list(call: &Call) -> Result<Answer, Status> {
+async fn list(call: &Call) -> Result<Answer, Status> {
     let options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &options)?;
     let namespace = call.target.namespace.as_deref();
-    let page = call.server.registry.list(&call.resource, namespace, &selectors, &options)?;
-    encode::list(&call.resource, &page, call.representation, call.include_object()?)
+    let page = call.server.registry.list(&call.resource, namespace, selectors, &options)?;
+    let include = call.include_object()?;
+    let mut pieces = match Pieces::new(&call.resource, page, call.representation, include)? {
+        Ok(pieces) => pieces,
+        Err(page) => return encode::list(&call.resource, page, call.representation, include),
+    };
+    let content_type = call.representation.format.media_type();
+    let first = pieces.next().transpose()?.unwrap_or_default();
+    if pieces.is_done() {
+        return Ok(crate::http::answer(200, content_type, first));
+    }
+    let (sender, body) = crate::http::pipe(1, first.len() as u64, false);
+    let deadline = call.deadline;
+    let stopping = call.server.aborting();
+    call.server.spawn(async move {
+        // A client that does not read must not hold a snapshot for ever.
+        tokio::select! {
+            () = send_pieces(first, pieces, sender) => {}
+            () = tokio::time::sleep_until(deadline) => {}
+            () = stopping.cancelled() => {}
+        }
+    });
+    let mut answer = ::http::Response::new(body);
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    Ok(answer)
+}
+
+async fn send_pieces(first: Bytes, mut pieces: Pieces, sender: tokio::sync::mpsc::Sender<Piece>) {
+    let mut next = Some(Ok(first));
+    while let Some(piece) = next {
+        let Ok(bytes) = piece else { return };
+        if !bytes.is_empty() && sender.send(Piece::Data(bytes)).await.is_err() {
+            return;
+        }
+        // Others have their turn even when nothing is selected and so nothing is sent.
+        tokio::task::yield_now().await;
+        next = pieces.next();
+    }
+    let _ = sender.send(Piece::End).await;
 }
 
 async fn create(call: &mut Call) -> Result<Answer, Status> {
@@ -113,7 +148,6 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
         return crate::reviews::answer(call, object, &options);
     }
     let created = call.server.registry.create(&call.write(&options), object).await?;
-    call.warnings.extend(call.resource.strategy.warnings(&created));
     encode::object(201, &call.resource, &created, call.representation, call.include_object()?)
 }
 
@@ -139,7 +173,6 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
         }
         other => other,
     }?;
-    call.warnings.extend(call.resource.strategy.warnings(&result));
     encode::object(code, &call.resource, &result, call.representation, call.include_object()?)
 }
 
@@ -173,9 +206,13 @@ async fn delete_options(call: &mut Call) -> Result<DeleteOptions, Status> {
     DeleteOptions::parse(&call.query, Some(&decoded.value))
 }
 
+fn delete_write(call: &Call, options: &DeleteOptions) -> WriteOptions {
+    WriteOptions { dry_run: options.dry_run, warnings: call.admission.clone(), ..WriteOptions::default() }
+}
+
 async fn delete(call: &mut Call) -> Result<Answer, Status> {
     let options = delete_options(call).await?;
-    let write_options = WriteOptions { dry_run: options.dry_run, ..WriteOptions::default() };
+    let write_options = delete_write(call, &options);
     let deleted = call.server.registry.delete(&call.write(&write_options), call.name(), &options).await?;
     answer_deleted(call, deleted)
 }
@@ -211,131 +248,24 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let selectors = Selectors::parse(&call.resource, &list_options)?;
     let registry = &call.server.registry;
     let namespace = call.target.namespace.as_deref();
-    let page = registry.list(&call.resource, namespace, &selectors, &list_options)?;
-    let write_options = WriteOptions { dry_run: options.dry_run, ..WriteOptions::default() };
-    let mut objects = Vec::with_capacity(page.entries.len());
-    for entry in &page.entries {
-        let Some(object) = crate::registry::stored::decode(&call.resource, entry) else { continue };
-        let mut write = call.write(&write_options);
-        write.namespace = meta::namespace(&object);
-        match registry.delete(&write, meta::name(&object), &options).await {
-            Ok(Deleted::Gone(o) | Deleted::Marked(o)) => objects.push(o),
-            // Somebody else was faster, which is what was wanted.
-            Err(status) if status.code == 404 => {}
-            Err(status) => return Err(status),
+    let mut page = registry.list(&call.resource, namespace, selectors, &list_options)?;
+    let write_options = delete_write(call, &options);
+    let mut objects = Vec::new();
+    while let Some(entries) = page.items.take(encode::list::PIECE) {
+        for entry in entries {
+            let Some(object) = crate::registry::stored::decode(&call.resource, &entry) else { continue };
+            let mut write = call.write(&write_options);
+            write.namespace = meta::namespace(&object);
+            match registry.delete(&write, meta::name(&object), &options).await {
+                Ok(Deleted::Gone(o) | Deleted::Marked(o)) => objects.push(o),
+                // Somebody else was faster, which is what was wanted.
+                Err(status) if status.code == 404 => {}
+                Err(status) => return Err(status),
+            }
         }
     }
     let metadata = json!({"resourceVersion": page.revision.to_string()});
     encode::values(&call.resource, objects, metadata, call.representation, call.include_object()?)
-}
-
-/// Watches without a timeout of their own end after half an hour to an hour, as upstream's.
-const MIN_WATCH_SECONDS: u64 = 1800;
-const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
-
-fn watch(call: &mut Call) -> Result<Answer, Status> {
-    let mut options = ListOptions::parse(&call.query, true)?;
-    if let Some(name) = &call.target.name {
-        // The old form: a watch of one object, by its path.
-        options.field_selector = format!("metadata.name={name}");
-    }
-    let selectors = Selectors::parse(&call.resource, &options)?;
-    let namespace = call.target.namespace.as_deref();
-    let encoder = WatchEncoder::new(call.resource.clone(), call.representation, call.include_object()?)?;
-    let content_type = encoder.content_type();
-    let mut stream = match call.server.registry.watch(&call.resource, namespace, selectors, &options) {
-        Ok(stream) => Ok(stream),
-        // As upstream: a version that is too old is told inside the stream.
-        Err(status) if status.code == 410 => Err(status),
-        Err(status) => return Err(status),
-    };
-    let seconds = options
-        .timeout_seconds
-        .filter(|s| *s > 0)
-        .unwrap_or_else(|| rand::rng().random_range(MIN_WATCH_SECONDS..2 * MIN_WATCH_SECONDS));
-    let stopping = call.server.stopping();
-    let mut frames = Frames {
-        encoder,
-        deadline: tokio::time::Instant::now() + Duration::from_secs(seconds),
-        bookmarks: options.bookmarks.then(|| tokio::time::Instant::now() + BOOKMARK_INTERVAL),
-    };
-    let (mut sender, receiver) = futures_channel();
-    call.server.spawn(async move {
-        match &mut stream {
-            Err(status) => {
-                if let Ok(frame) = frames.encoder.error(status) {
-                    let _ = sender.send(frame.freeze()).await;
-                }
-            }
-            Ok(stream) => {
-                tokio::select! {
-                    () = frames.run(stream, &mut sender) => {}
-                    () = stopping.cancelled() => {}
-                }
-            }
-        }
-    });
-    let body: Body = BodyExt::map_err(
-        StreamBody::new(tokio_stream(receiver)),
-        |never: std::convert::Infallible| -> BoxError { match never {} },
-    )
-    .boxed_unsync();
-    let mut answer = ::http::Response::new(body);
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    Ok(answer)
-}
-
-/// Frames waiting for a slow client; a full channel stops the reading, and the history bounds the rest.
-const WATCH_BUFFER: usize = 16;
-
-fn futures_channel() -> (tokio::sync::mpsc::Sender<Bytes>, tokio::sync::mpsc::Receiver<Bytes>) {
-    tokio::sync::mpsc::channel(WATCH_BUFFER)
-}
-
-fn tokio_stream(
-    receiver: tokio::sync::mpsc::Receiver<Bytes>,
-) -> impl futures_util::Stream<Item = Result<Frame<Bytes>, std::convert::Infallible>> {
-    futures_util::stream::unfold(receiver, |mut receiver| async move {
-        receiver.recv().await.map(|bytes| (Ok(Frame::data(bytes)), receiver))
-    })
-}
-
-struct Frames {
-    encoder: WatchEncoder,
-    deadline: tokio::time::Instant,
-    bookmarks: Option<tokio::time::Instant>,
-}
-
-impl Frames {
-    /// Writes events until the client is gone, the time is over or the watch ends.
-    async fn run(&mut self, stream: &mut WatchStream, sender: &mut tokio::sync::mpsc::Sender<Bytes>) {
-        loop {
-            let bookmark = self.bookmarks.unwrap_or(self.deadline);
-            let event = tokio::select! {
-                event = stream.next() => event,
-                () = tokio::time::sleep_until(self.deadline) => return,
-                () = tokio::time::sleep_until(bookmark), if self.bookmarks.is_some() => {
-                    self.bookmarks = Some(tokio::time::Instant::now() + BOOKMARK_INTERVAL);
-                    stream.bookmark()
-                }
-                () = sender.closed() => return,
-            };
-            let Some(event) = event else { return };
-            let frame = match &event {
-                WatchEvent::Added(entry) => self.encoder.stored("ADDED", entry),
-                WatchEvent::Modified(entry) => self.encoder.stored("MODIFIED", entry),
-                WatchEvent::Deleted(entry) => self.encoder.stored("DELETED", entry),
-                WatchEvent::Bookmark { revision, initial_events_end } => {
-                    self.encoder.bookmark(*revision, *initial_events_end)
-                }
-                WatchEvent::Error(status) => self.encoder.error(status),
-            };
-            let Ok(frame) = frame else { return };
-            if sender.send(frame.freeze()).await.is_err() {
-                return;
-            }
-        }
-    }
 }
 
 /// For subresources: the whole object, changed by `change` and answered as itself.

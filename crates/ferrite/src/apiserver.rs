@@ -2,8 +2,9 @@
 
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
+use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
-use ferrite_apiserver::{ApiServer, Config, Door, User};
+use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, User};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -30,12 +31,23 @@ pub struct ServerOptions {
     pub service_node_port_range: PortRange,
     #[command(flatten)]
     pub storage: StorageOptions,
+    #[command(flatten)]
+    pub serving: ServingOptions,
     /// Who tokens of service accounts are from.
     #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
     pub service_account_issuer: String,
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
+    /// Admission plugins to turn on beside those that are on by default.
+    #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
+    pub enable_admission_plugins: Vec<String>,
+    /// Admission plugins to turn off.
+    #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
+    pub disable_admission_plugins: Vec<String>,
+    /// Let bearers of bootstrap tokens in: secrets of type `bootstrap.kubernetes.io/token` in `kube-system`.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub enable_bootstrap_token_auth: bool,
 }
 
 /// A key alone turns on, as upstream.
@@ -125,7 +137,7 @@ impl Running {
         })?;
         let listening = listener.local_addr()?;
         let pki = ClusterPki::open(&paths.pki())?;
-        let storage = Storage::open(paths, &options.storage).await?;
+        let storage = Storage::open(paths, &options.storage, node_address).await?;
         let store = Arc::clone(&storage.store);
         let range = options.service_cluster_ip_range;
         let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
@@ -145,14 +157,19 @@ impl Running {
         )?;
         let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"])?;
         let config = Config {
-            advertise: SocketAddr::new(node_address, listening.port()),
             service_network: (range.network, range.prefix),
             node_ports: options.service_node_port_range.0.clone(),
             kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
             runtime_config: options.runtime_config.iter().cloned().collect(),
             service_account_issuer: options.service_account_issuer.clone(),
             service_account_key: Some(pki.service_account_key()?),
-            event_ttl_seconds: 3600,
+            serving: options.serving.to_serving(),
+            bootstrap_tokens: options.enable_bootstrap_token_auth,
+            admission: AdmissionPlugins {
+                enable: options.enable_admission_plugins.clone(),
+                disable: options.disable_admission_plugins.clone(),
+            },
+            ..Config::new(SocketAddr::new(node_address, listening.port()))
         };
         let server = ApiServer::start(store, config).await?;
         let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));
@@ -172,14 +189,25 @@ impl Running {
         kube::Client::new(door, "default")
     }
 
+    /// What controllers know of this cluster beyond its API.
+    pub fn controllers_config(&self) -> Result<ferrite_controllers::Config, BoxError> {
+        let issuer = &self.server.config().service_account_issuer;
+        let tokens = ferrite_pki::TokenSigner::new(&self.pki.service_account_key()?, issuer)?;
+        Ok(ferrite_controllers::Config {
+            root_ca: Some(self.pki.ca().to_owned()),
+            authority: Some(Arc::new(self.pki.authority()?)),
+            tokens: Some(Arc::new(tokens)),
+            ..Default::default()
+        })
+    }
+
     /// Starts the controllers that `names` selects, with the rules of upstream's `--controllers`.
     pub fn start_controllers(&self, names: &[String], scope: &ferrite_client::Scope) -> Result<(), BoxError> {
         if names.is_empty() {
             return Ok(());
         }
         let client = self.client("system:kube-controller-manager", &[]);
-        let config =
-            ferrite_controllers::Config { root_ca: Some(self.pki.ca().to_owned()), ..Default::default() };
+        let config = self.controllers_config()?;
         let context = ferrite_controllers::Context::new(client, scope.clone(), config);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         match ferrite_controllers::start_all(&context, &names).as_slice() {

@@ -100,7 +100,7 @@ impl Cluster {
         progress.done("API server", &api.url);
 
         let scope = Scope::new();
-        start_controllers(&api, &scope);
+        start_controllers(&api, &scope)?;
         start_scheduler(&api, &scope)?;
         progress.done("control plane", "controllers, scheduler");
 
@@ -199,11 +199,12 @@ async fn start_network(paths: &Paths, options: &ClusterOptions) -> Result<Arc<Br
 /// Controllers of resources that are not served yet.
 const CONTROLLERS: [&str; 2] = ["*", "-replicationcontroller-controller"];
 
-fn start_controllers(api: &Running, scope: &Scope) {
+fn start_controllers(api: &Running, scope: &Scope) -> Result<(), BoxError> {
     let client = api.client("system:kube-controller-manager", &[]);
-    let config = ferrite_controllers::Config { root_ca: Some(api.pki.ca().to_owned()), ..Default::default() };
+    let config = api.controllers_config()?;
     let context = ferrite_controllers::Context::new(client, scope.clone(), config);
     ferrite_controllers::start_all(&context, &CONTROLLERS);
+    Ok(())
 }
 
 fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {

@@ -43,6 +43,11 @@ impl Paths {
         self.data.join("pki")
     }
 
+    /// The authority whose certificates open the store's etcd API.
+    pub fn etcd_pki(&self) -> PathBuf {
+        self.pki().join("etcd")
+    }
+
     pub fn store(&self) -> PathBuf {
         self.data.join("store")
     }

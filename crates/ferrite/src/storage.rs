@@ -4,12 +4,15 @@ use crate::apiserver::BoxError;
 use crate::paths::Paths;
 use ferrite_etcd::client::{EtcdOptions, Layout, TlsFiles, connect};
 use ferrite_etcd::server::Service;
+use ferrite_pki::{ClusterPki, Purpose, Subject};
 use ferrite_store::{HistoryLimits, LogOptions, Store};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinHandle;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
 /// Options of the store, named as upstream's API server names them.
 #[derive(Debug, Clone, clap::Args)]
@@ -32,17 +35,26 @@ pub struct StorageOptions {
     /// Seconds between two compactions of etcd; 0 for none.
     #[arg(long, default_value_t = 300, value_name = "SECONDS")]
     pub etcd_compaction_interval: u64,
+    /// Serve the embedded store by the etcd v3 API here too, beside the socket. Clients need a certificate of the
+    /// authority in `pki/etcd`, where there is one: `client.crt`.
+    #[arg(long, value_name = "IP:PORT", conflicts_with = "etcd_servers")]
+    pub etcd_listen: Option<SocketAddr>,
 }
 
 /// The store, and what serves it to etcd's tools.
 #[derive(Debug)]
 pub struct Storage {
     pub store: Arc<Store>,
-    api: Option<(Service, JoinHandle<()>)>,
+    api: Option<(Service, JoinSet<()>)>,
 }
 
 impl Storage {
-    pub async fn open(paths: &Paths, options: &StorageOptions) -> Result<Self, BoxError> {
+    /// `node_address` is where other machines reach us.
+    pub async fn open(
+        paths: &Paths,
+        options: &StorageOptions,
+        node_address: IpAddr,
+    ) -> Result<Self, BoxError> {
         let limits = HistoryLimits::default();
         if !options.etcd_servers.is_empty() {
             let store = Arc::new(connect(options.etcd(), limits).await?);
@@ -51,27 +63,56 @@ impl Storage {
         let store = Arc::new(Store::open(&paths.store(), LogOptions::default(), limits)?);
         let socket = paths.etcd_socket();
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&paths.run)?;
-        let service = Service::new(
-            Arc::clone(&store),
-            Some(paths.store()),
-            vec![format!("unix://{}", socket.display())],
-        );
-        let serving = service.clone();
-        let task = tokio::spawn(async move {
-            if let Err(error) = serving.serve_unix(&socket).await {
+        let mut urls = vec![format!("unix://{}", socket.display())];
+        let secured = match options.etcd_listen {
+            None => None,
+            Some(address) => {
+                let listener = TcpListener::bind(address)
+                    .await
+                    .map_err(|e| format!("cannot serve the etcd API on {address} (--etcd-listen): {e}"))?;
+                urls.push(format!("https://{}", listener.local_addr()?));
+                Some((listener, Arc::new(tls(paths, address.ip(), node_address)?)))
+            }
+        };
+        let service = Service::new(Arc::clone(&store), Some(paths.store()), urls);
+        let mut tasks = JoinSet::new();
+        let local = service.clone();
+        tasks.spawn(async move {
+            if let Err(error) = local.serve_unix(&socket).await {
                 tracing::warn!(%error, socket = %socket.display(), "the etcd API is not served");
             }
         });
-        Ok(Self { store, api: Some((service, task)) })
+        if let Some((listener, tls)) = secured {
+            let remote = service.clone();
+            tasks.spawn(async move {
+                if let Err(error) = remote.serve_tcp(listener, Some(tls)).await {
+                    tracing::warn!(%error, "the etcd API is no longer served on TCP");
+                }
+            });
+        }
+        Ok(Self { store, api: Some((service, tasks)) })
     }
 
     /// Ends the etcd API. The store closes with the last who holds it.
     pub async fn stop(self) {
-        if let Some((service, task)) = self.api {
+        if let Some((service, tasks)) = self.api {
             service.stop().await;
-            let _ = task.await;
+            tasks.join_all().await;
         }
     }
+}
+
+/// Certificates of an authority of their own, as upstream has it: whoever may speak to the store reads and writes
+/// everything, which no certificate for the API server's clients may be good for.
+fn tls(paths: &Paths, listen: IpAddr, node_address: IpAddr) -> Result<rustls::ServerConfig, BoxError> {
+    let pki = ClusterPki::open(&paths.etcd_pki())?;
+    let mut names = vec!["localhost".to_owned(), Ipv4Addr::LOCALHOST.to_string()];
+    names.extend([listen, node_address].iter().filter(|ip| !ip.is_unspecified()).map(IpAddr::to_string));
+    names.dedup();
+    let subject = Subject { common_name: "etcd".into(), organization: None, names };
+    let server = pki.ensure("server", &subject, Purpose::Server)?;
+    pki.ensure("client", &Subject::client("etcd-client", None), Purpose::Client)?;
+    Ok(ferrite_pki::mutual_server_config(&server, pki.ca(), &["h2"])?)
 }
 
 impl StorageOptions {

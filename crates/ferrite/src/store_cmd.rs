@@ -5,7 +5,8 @@ use crate::cli::DataDir;
 use clap::Subcommand;
 use ferrite_store::upkeep::{self, SnapshotInfo, UpkeepError};
 use ferrite_store::{HistoryLimits, LogOptions, OpenError, Store};
-use std::path::PathBuf;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(Debug, Subcommand)]
@@ -119,29 +120,19 @@ impl SnapshotCommand {
             }
             Self::Restore { data, file, replace, skip_revisions } => {
                 let store = data.paths().store();
-                // Nothing is moved away for a file that turns out to be damaged.
-                upkeep::describe(&file)?;
                 if replace && store.exists() {
-                    drop(
-                        Store::open(&store, LogOptions::default(), HistoryLimits::default())
-                            .or_else(still_held)?,
-                    );
-                    let aside =
-                        (1..).map(|n| store.with_extension(format!("replaced-{n}"))).find(|p| !p.exists());
-                    let aside = aside.unwrap_or_else(|| store.with_extension("replaced"));
-                    std::fs::rename(&store, &aside)?;
-                    println!("the old store is in {}", aside.display());
+                    return restore_in_place_of(&store, &file, skip_revisions);
                 }
-                match upkeep::restore(&file, &store, skip_revisions) {
-                    Err(UpkeepError::Exists(path)) => {
-                        Err(format!("{} holds a store; give --replace to move it away", path.display())
-                            .into())
-                    }
-                    other => {
-                        println!("restored {}", line(&other?));
-                        Ok(ExitCode::SUCCESS)
-                    }
-                }
+                let restored =
+                    upkeep::restore(&file, &store, skip_revisions).map_err(|error| match error {
+                        UpkeepError::Exists(path) => {
+                            format!("{} holds a store; give --replace to move it away", path.display()).into()
+                        }
+                        UpkeepError::Read(OpenError::Held { .. }) => RUNNING.into(),
+                        other => BoxError::from(other),
+                    })?;
+                println!("restored {}", line(&restored));
+                Ok(ExitCode::SUCCESS)
             }
             Self::List { data } => {
                 let Ok(entries) = std::fs::read_dir(data.paths().snapshots()) else {
@@ -166,13 +157,32 @@ impl SnapshotCommand {
     }
 }
 
-/// A damaged store may be replaced; one that is in use may not.
-fn still_held(error: OpenError) -> Result<Store, BoxError> {
-    match error {
-        OpenError::Held { .. } => Err("the cluster is running; stop it first".into()),
-        OpenError::Io { .. } => Err(error.into()),
-        OpenError::Corrupt(_) => Ok(Store::memory()),
+const RUNNING: &str = "the cluster is running; stop it first";
+
+/// Makes the new store beside the old one and lets them change places at once: at no moment is there none.
+fn restore_in_place_of(store: &Path, file: &Path, skip_revisions: u64) -> Result<ExitCode, BoxError> {
+    // Held until the end, so that nobody begins to use what is about to be moved.
+    let held = match Store::open(store, LogOptions::default(), HistoryLimits::default()) {
+        Ok(held) => Some(held),
+        Err(OpenError::Held { .. }) => return Err(RUNNING.into()),
+        Err(error @ OpenError::Io { .. }) => return Err(error.into()),
+        // Damage is the best of reasons to replace it.
+        Err(OpenError::Corrupt(_)) => None,
+    };
+    let aside = (1..u32::MAX).map(|n| store.with_extension(format!("replaced-{n}"))).find(|p| !p.exists());
+    let aside = aside.ok_or("too many replaced stores")?;
+    let restored = upkeep::restore(file, &aside, skip_revisions).inspect_err(|_| {
+        // Nothing of value is in it; failing to remove it only takes room.
+        let _ = std::fs::remove_dir_all(&aside);
+    })?;
+    renameat2(AT_FDCWD, &aside, AT_FDCWD, store, RenameFlags::RENAME_EXCHANGE)?;
+    if let Some(parent) = store.parent() {
+        std::fs::File::open(parent)?.sync_all()?;
     }
+    drop(held);
+    println!("the old store is in {}", aside.display());
+    println!("restored {}", line(&SnapshotInfo { path: file.to_owned(), ..restored }));
+    Ok(ExitCode::SUCCESS)
 }
 
 fn line(info: &SnapshotInfo) -> String {

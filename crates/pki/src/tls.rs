@@ -3,7 +3,7 @@
 use crate::authority::Identity;
 use crate::files::PkiError;
 use rustls::crypto::ring;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{ClientCertVerifierBuilder, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -16,12 +16,29 @@ pub fn server_config(
     client_ca: &str,
     protocols: &[&str],
 ) -> Result<ServerConfig, PkiError> {
+    serving(identity, client_ca, protocols, ClientCertVerifierBuilder::allow_unauthenticated)
+}
+
+/// Serves with `identity`, to clients that present a certificate of `client_ca` and to nobody else.
+pub fn mutual_server_config(
+    identity: &Identity,
+    client_ca: &str,
+    protocols: &[&str],
+) -> Result<ServerConfig, PkiError> {
+    serving(identity, client_ca, protocols, |builder| builder)
+}
+
+fn serving(
+    identity: &Identity,
+    client_ca: &str,
+    protocols: &[&str],
+    clients: impl FnOnce(ClientCertVerifierBuilder) -> ClientCertVerifierBuilder,
+) -> Result<ServerConfig, PkiError> {
     let provider = Arc::new(ring::default_provider());
     let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots(client_ca)?), Arc::clone(&provider))
-            .allow_unauthenticated()
-            .build()
-            .map_err(|_| PkiError::Pem { what: "the client authority".into() })?;
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots(client_ca)?), Arc::clone(&provider));
+    let verifier =
+        clients(verifier).build().map_err(|_| PkiError::Pem { what: "the client authority".into() })?;
     let (chain, key) = parts(identity)?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?

@@ -6,6 +6,8 @@
 
 mod cgroup;
 mod config;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod image;
 pub mod rootfs;
 mod service;

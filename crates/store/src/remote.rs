@@ -42,12 +42,16 @@ impl Feed {
     }
 
     /// Starts anew with everything there is at `revision`. Watches of an older position are ended as compacted,
-    /// because nobody knows what happened in between.
+    /// because nobody knows what happened in between; all of them are when `revision` is one that was passed before:
+    /// the remote store was put back to an earlier state.
     pub fn reset(&self, entries: impl IntoIterator<Item = (Key, Arc<Entry>)>, revision: Revision) {
         let map: Map = entries.into_iter().collect();
         {
             let mut published = self.0.published_mut();
             let limits = published.history.limits();
+            if revision < published.snapshot.revision {
+                published.epoch += 1;
+            }
             published.snapshot = Snapshot { map, revision };
             published.history = History::new(limits, revision);
         }
@@ -59,6 +63,7 @@ impl Feed {
     /// remote store had come, at least the last change's.
     pub fn apply(&self, batch: Vec<(Revision, Key, Option<Arc<Entry>>)>, revision: Revision) {
         let mut changes = Vec::with_capacity(batch.len());
+        let reached;
         {
             let mut published = self.0.published_mut();
             // Seen already: a watch that was begun anew may repeat what came before.
@@ -75,12 +80,14 @@ impl Feed {
                     changes.push(change);
                 }
             }
-            published.snapshot.revision = known.max(revision);
+            // Never back: a repeated batch ends before what is known.
+            reached = known.max(revision);
+            published.snapshot.revision = reached;
             let now = Instant::now();
-            published.history.mark(now, revision);
+            published.history.mark(now, reached);
             published.history.expire(now);
         }
-        self.0.reached.send_replace(revision);
+        self.0.reached.send_replace(reached);
         self.0.ring(&changes);
     }
 }

@@ -10,6 +10,7 @@ pub mod json;
 mod normalise;
 pub mod protobuf;
 mod scalar;
+mod time;
 pub mod yaml;
 
 pub use error::DecodeError;

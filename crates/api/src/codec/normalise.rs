@@ -1,6 +1,6 @@
 //! What a value looks like after a round trip through upstream's Go types.
 
-use super::scalar;
+use super::{scalar, time};
 use crate::schema::{Field, Kind, Presence, TypeRef};
 use serde_json::{Map, Value};
 
@@ -113,12 +113,12 @@ impl Normaliser {
                 }
             }
             (Kind::Time, Value::String(text)) => {
-                if let Ok(time) = scalar::parse_time(text) {
+                if let Ok(time) = time::parse_time(text) {
                     *text = scalar::format_time(time);
                 }
             }
             (Kind::MicroTime, Value::String(text)) => {
-                if let Ok(time) = scalar::parse_time(text) {
+                if let Ok(time) = time::parse_time(text) {
                     *text = scalar::format_micro_time(time);
                 }
             }

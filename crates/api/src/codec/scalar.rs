@@ -20,22 +20,6 @@ pub(super) fn canonical_quantity(text: &str) -> Result<String, DecodeError> {
     Ok(quantity.to_string())
 }
 
-/// Any RFC 3339 time.
-pub(super) fn parse_time(text: &str) -> Result<Timestamp, DecodeError> {
-    let error = || {
-        DecodeError::Text(format!(
-            "parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text:?} as \"2006\""
-        ))
-    };
-    // jiff takes more than RFC 3339: a space for the `T`, time zone annotations, a missing zone.
-    let bytes = text.as_bytes();
-    let shaped = bytes.len() >= 20 && bytes.get(10) == Some(&b'T') && !text.contains('[');
-    if !shaped {
-        return Err(error());
-    }
-    text.parse().map_err(|_| error())
-}
-
 /// `2026-01-02T03:04:05Z`.
 pub(super) fn format_time(time: Timestamp) -> String {
     time.to_zoned(TimeZone::UTC).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()

@@ -1,6 +1,8 @@
 //! CertificateSigningRequests.
 
-use super::access::{clear_status, ensure_object, keep, list, list_mut, present, strings, text};
+use super::access::{
+    clear_status, ensure_object, keep, keep_metadata, list, list_mut, present, strings, text,
+};
 use super::cell;
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
@@ -63,6 +65,7 @@ impl Strategy for CertificateSigningRequests {
     /// Who signs reports; who approves decides. Neither touches the other's conditions.
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
+        keep_metadata(new, old, "managedFields");
         let decided = |c: &&Value| matches!(text(c, "type"), "Approved" | "Denied");
         let kept: Vec<Value> = list(&old["status"], "conditions").iter().filter(decided).cloned().collect();
         let reported: Vec<Value> =
@@ -82,6 +85,7 @@ impl Strategy for CertificateSigningRequests {
             return;
         }
         keep(new, old, "spec");
+        keep_metadata(new, old, "managedFields");
         let status = ensure_object(new, "status");
         keep(status, &old["status"], "certificate");
         stamp_conditions(status, &old["status"]);

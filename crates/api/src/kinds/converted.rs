@@ -31,22 +31,17 @@ impl<S> Converted<S> {
 impl<S: Strategy> Strategy for Converted<S> {
     fn default(&self, object: &mut Value) {
         (self.default)(object);
+        // What this version leaves open the stored one fills in.
+        self.change(object, |stored| self.inner.default(stored));
     }
 
     fn prepare_create(&self, object: &mut Value) {
-        self.change(object, |stored| {
-            self.inner.prepare_create(stored);
-            // What this version leaves open the stored one fills in.
-            self.inner.default(stored);
-        });
+        self.change(object, |stored| self.inner.prepare_create(stored));
     }
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         let old = self.stored(old);
-        self.change(new, |stored| {
-            self.inner.prepare_update(stored, &old);
-            self.inner.default(stored);
-        });
+        self.change(new, |stored| self.inner.prepare_update(stored, &old));
     }
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
@@ -76,6 +71,14 @@ impl<S: Strategy> Strategy for Converted<S> {
 
     fn warnings(&self, object: &Value) -> Vec<String> {
         self.inner.warnings(&self.stored(object))
+    }
+
+    fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
+        self.inner.warnings_on_update(&self.stored(new), &self.stored(old))
+    }
+
+    fn draws_names(&self) -> bool {
+        self.inner.draws_names()
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {

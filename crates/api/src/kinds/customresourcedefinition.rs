@@ -97,6 +97,34 @@ impl Strategy for CustomResourceDefinitions {
         validate_stored_versions(new)
     }
 
+    /// The definition stays until its instances are gone, which the finalizer stands for.
+    fn begin_deletion(&self, object: &mut Value, now: &str) -> bool {
+        let metadata = crate::meta::metadata_mut(object);
+        metadata.insert("deletionTimestamp".into(), now.into());
+        let finalizers = metadata.entry("finalizers").or_insert_with(|| json!([]));
+        if let Some(list) = finalizers.as_array_mut()
+            && !list.iter().any(|f| f == CLEANUP)
+        {
+            list.push(CLEANUP.into());
+        }
+        let terminating = json!({
+            "type": "Terminating",
+            "status": "True",
+            "lastTransitionTime": now,
+            "reason": "InstanceDeletionPending",
+            "message": "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon",
+        });
+        let status = ensure_object(object, "status");
+        match status["conditions"].as_array_mut() {
+            Some(conditions) => {
+                conditions.retain(|c| text(c, "type") != "Terminating");
+                conditions.push(terminating);
+            }
+            None => status["conditions"] = json!([terminating]),
+        }
+        true
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec"]
     }
@@ -105,6 +133,9 @@ impl Strategy for CustomResourceDefinitions {
         false
     }
 }
+
+/// Held until every instance of a definition that is going away is gone.
+const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 
 fn storage_versions(definition: &Value) -> Vec<String> {
     list(&definition["spec"], "versions")

@@ -1,6 +1,6 @@
 //! Leases.
 
-use super::access::{ensure_object, text};
+use super::access::{ensure_object, present, remove, text};
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::qualified_name;
@@ -9,11 +9,26 @@ use crate::table::age;
 use jiff::Timestamp;
 use serde_json::Value;
 
+const COORDINATED: [&str; 2] = ["strategy", "preferredHolder"];
+
 pub(super) struct Leases;
 
 impl Strategy for Leases {
     fn default(&self, object: &mut Value) {
         ensure_object(object, "spec");
+    }
+
+    /// Coordinated leader election is off unless asked for, and with it the fields that belong to it.
+    fn prepare_create(&self, object: &mut Value) {
+        for key in COORDINATED {
+            remove(ensure_object(object, "spec"), key);
+        }
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        if COORDINATED.iter().all(|key| !present(&old["spec"], key)) {
+            self.prepare_create(new);
+        }
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

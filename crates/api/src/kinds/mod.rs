@@ -67,6 +67,11 @@ pub fn built_in() -> Vec<Resource> {
     .collect()
 }
 
+/// The body of the `scale` subresources.
+pub fn scale() -> Resource {
+    Row::new("autoscaling", "v1", "Scale", "scales", "scale").build(autoscaling::scale::Scales)
+}
+
 fn core_rows() -> Vec<Resource> {
     vec![
         Row::core("Binding", "bindings", "binding").verbs(CREATE).build(binding::Bindings),

@@ -3,11 +3,11 @@
 use super::access::{default_field, ensure_object, flag, keep, list, map, present, text};
 use super::check::{NOT_NEGATIVE, cidr, complaints};
 use super::pod::defaults::default_resource_list;
+use super::pod::resources::{amounts, is_integer_resource};
 use super::pod::validate_taint_effect;
 use super::row::{NAME, shown, wide};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{label_value, qualified_name};
-use crate::quantity::Quantity;
 use crate::resource::{Column, Strategy};
 use crate::table::{NONE, UNKNOWN, age};
 use jiff::Timestamp;
@@ -59,57 +59,22 @@ impl Strategy for Nodes {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        let (spec, path) = (&object["spec"], Path::new("spec"));
-        let mut errors = validate_taints(list(spec, "taints"), &path.child("taints"));
-        errors.extend(validate_pod_cidrs(spec, &path.child("podCIDRs")));
+        let spec = &object["spec"];
+        let mut errors = validate_taints(list(spec, "taints"), &taints_path());
+        errors.extend(validate_amounts(&object["status"]));
+        errors.extend(validate_pod_cidrs(spec, &Path::new("spec").child("podCIDRs")));
         errors
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        let (is, was) = (&new["spec"], &old["spec"]);
-        let path = Path::new("spec");
-        let mut errors = validate_taints(list(is, "taints"), &path.child("taints"));
-        // A range, once given to a node, stays with it.
-        let (cidrs, old_cidrs) = (list(is, "podCIDRs"), list(was, "podCIDRs"));
-        if !old_cidrs.is_empty() && cidrs != old_cidrs {
-            errors.push(FieldError::forbidden(
-                &path.child("podCIDRs"),
-                "node updates may not change podCIDR except from \"\" to valid",
-            ));
-        } else {
-            errors.extend(validate_pod_cidrs(is, &path.child("podCIDRs")));
-        }
-        let provider = text(was, "providerID");
-        if !provider.is_empty() && provider != text(is, "providerID") {
-            errors.push(FieldError::forbidden(
-                &path.child("providerID"),
-                "node updates may not change providerID except from \"\" to valid",
-            ));
-        }
+        // As upstream: the node is checked as a new one, and again as one that changes.
+        let mut errors = self.validate(new);
+        errors.extend(validate_change(new, old));
         errors
     }
 
-    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
-        let status = &new["status"];
-        let mut errors = Vec::new();
-        let addresses = list(status, "addresses");
-        for (index, address) in addresses.iter().enumerate() {
-            if addresses[..index].contains(address) {
-                let path = Path::new("status").child("addresses").index(index);
-                errors.push(FieldError::duplicate(&path, address.clone()));
-            }
-        }
-        for kind in ["capacity", "allocatable"] {
-            for (name, amount) in map(status, kind).into_iter().flatten() {
-                let negative =
-                    amount.as_str().and_then(|a| Quantity::parse(a).ok()).filter(|q| q.is_negative());
-                if let Some(quantity) = negative {
-                    let path = Path::new("status").child(kind).key(name);
-                    errors.push(FieldError::invalid(&path, quantity.to_string(), NOT_NEGATIVE));
-                }
-            }
-        }
-        errors
+    fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        validate_change(new, old)
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {
@@ -196,6 +161,66 @@ fn roles_cell(node: &Value) -> String {
 
 fn address<'a>(status: &'a Value, kind: &str) -> &'a str {
     list(status, "addresses").iter().find(|a| text(a, "type") == kind).map_or(NONE, |a| text(a, "address"))
+}
+
+/// Where upstream says that taints are.
+fn taints_path() -> Path {
+    Path::new("metadata").child("taints")
+}
+
+fn validate_change(new: &Value, old: &Value) -> FieldErrors {
+    let (is, was, path) = (&new["spec"], &old["spec"], Path::new("spec"));
+    let mut errors = validate_amounts(&new["status"]);
+    let addresses = list(&new["status"], "addresses");
+    for (index, address) in addresses.iter().enumerate() {
+        if addresses[..index].contains(address) {
+            let path = Path::new("status").child("addresses").index(index);
+            let shown = format!("{{\"Type\":{},\"Address\":{}}}", address["type"], address["address"]);
+            errors.push(FieldError::duplicate(&path, address.clone()).rendered_as(shown));
+        }
+    }
+    // A range, once given to a node, stays with it.
+    let (cidrs, old_cidrs) = (list(is, "podCIDRs"), list(was, "podCIDRs"));
+    let changes = match old_cidrs.len() {
+        0 => 0,
+        length if length != cidrs.len() => 1,
+        _ => cidrs.iter().zip(old_cidrs).filter(|(is, was)| is != was).count(),
+    };
+    for _ in 0..changes {
+        errors.push(FieldError::forbidden(
+            &path.child("podCIDRs"),
+            "node updates may not change podCIDR except from \"\" to valid",
+        ));
+    }
+    let provider = text(was, "providerID");
+    if !provider.is_empty() && provider != text(is, "providerID") {
+        errors.push(FieldError::forbidden(
+            &path.child("providerID"),
+            "node updates may not change providerID except from \"\" to valid",
+        ));
+    }
+    errors.extend(validate_taints(list(is, "taints"), &taints_path()));
+    if text(is, "externalID") != text(was, "externalID") {
+        errors.push(FieldError::forbidden(&path.child("externalID"), "may not be updated"));
+    }
+    errors
+}
+
+/// What a node has is not less than nothing, and whole where parts make no sense.
+fn validate_amounts(status: &Value) -> FieldErrors {
+    let mut errors = Vec::new();
+    for kind in ["capacity", "allocatable"] {
+        for (name, amount) in amounts(status, kind) {
+            let path = Path::new("status").child(kind).child(&name);
+            if amount.is_negative() {
+                errors.push(FieldError::invalid(&path, amount.to_string(), NOT_NEGATIVE));
+            }
+            if is_integer_resource(&name) && !amount.is_integer() {
+                errors.push(FieldError::invalid(&path, amount.to_string(), "must be an integer"));
+            }
+        }
+    }
+    errors
 }
 
 fn validate_taints(taints: &[Value], path: &Path) -> FieldErrors {

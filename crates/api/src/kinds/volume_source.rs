@@ -1,6 +1,6 @@
 //! Where the content of a volume comes from: what pods' volumes and PersistentVolumes share.
 
-use super::access::{default_field, default_text, int, list, object, present, text};
+use super::access::{default_field, default_text, int, list, map, object, present, text};
 use super::check::{complaints, named_if_set, one_of, one_of_if_set};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
@@ -78,7 +78,7 @@ pub fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
         "nfs" => {
             errors.extend(required(&["server", "path"]));
             let place = text(source, "path");
-            if !place.starts_with('/') && !place.is_empty() {
+            if !place.starts_with('/') {
                 errors.push(FieldError::invalid(&path.child("path"), place, "must be an absolute path"));
             }
         }
@@ -116,15 +116,31 @@ pub fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
         "cephfs" if list(source, "monitors").is_empty() => {
             errors.push(FieldError::required(&path.child("monitors"), ""));
         }
-        "cinder" => errors.extend(required(&["volumeID"])),
+        "cinder" => {
+            errors.extend(required(&["volumeID"]));
+            errors.extend(secret_name(source, "secretRef", path));
+        }
         "quobyte" => {
-            errors.extend(required(&["registry"]));
+            errors.extend(validate_quobyte(source, path));
             errors.extend(required(&["volume"]));
         }
         "vsphereVolume" => errors.extend(required(&["volumePath"])),
         "photonPersistentDisk" => errors.extend(required(&["pdID"])),
         "portworxVolume" => errors.extend(required(&["volumeID"])),
-        "flexVolume" => errors.extend(required(&["driver"])),
+        "flexVolume" => {
+            errors.extend(required(&["driver"]));
+            for key in map(source, "options").into_iter().flat_map(|o| o.keys()) {
+                let owner = format!(".{}", key.split('/').next().unwrap_or_default().to_lowercase());
+                let owner = if key.contains('/') { owner } else { format!(".{}", key.to_lowercase()) };
+                if owner.ends_with(".kubernetes.io") || owner.ends_with(".k8s.io") {
+                    errors.push(FieldError::invalid(
+                        &path.child("options").key(key),
+                        key.as_str(),
+                        "kubernetes.io and k8s.io namespaces are reserved",
+                    ));
+                }
+            }
+        }
         "azureFile" => {
             errors.extend(required(&["secretName", "shareName"]));
         }
@@ -133,14 +149,20 @@ pub fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
             errors.extend(required(&["gateway", "system", "volumeName"]));
         }
         "storageos" => {
-            errors.extend(named_if_set(source, "volumeName", path, dns1123_label));
+            errors.extend(required(&["volumeName"]));
+            for key in ["volumeName", "volumeNamespace"] {
+                errors.extend(named_if_set(source, key, path, dns1123_label));
+            }
+            errors.extend(secret_name(source, "secretRef", path));
         }
         "fc" => errors.extend(validate_fibre_channel(source, path)),
         "iscsi" => errors.extend(validate_iscsi(source, path)),
         "csi" => {
             errors.extend(validate_driver_name(text(source, "driver"), &path.child("driver")));
-            if object(source, "nodePublishSecretRef").is_some_and(|s| text(s, "name").is_empty()) {
-                errors.push(FieldError::required(&path.child("nodePublishSecretRef").child("name"), ""));
+            errors.extend(secret_name(source, "nodePublishSecretRef", path));
+            // As upstream: a name that is not one is told at the source.
+            if let Some(secret) = object(source, "nodePublishSecretRef") {
+                errors.extend(named_if_set(secret, "name", path, dns1123_subdomain));
             }
         }
         _ => {}
@@ -169,10 +191,38 @@ pub fn no_steps_back(value: &str, path: &Path) -> Option<FieldError> {
         .then(|| FieldError::invalid(path, value, "must not contain '..'"))
 }
 
+/// A secret that is referred to has a name.
+fn secret_name(source: &Value, key: &str, path: &Path) -> Option<FieldError> {
+    object(source, key)
+        .filter(|secret| text(secret, "name").is_empty())
+        .map(|_| FieldError::required(&path.child(key).child("name"), ""))
+}
+
+fn validate_quobyte(source: &Value, path: &Path) -> FieldErrors {
+    const PAIRS: &str = "must be a host:port pair or multiple pairs separated by commas";
+    let registry = text(source, "registry");
+    if registry.is_empty() {
+        return vec![FieldError::required(&path.child("registry"), PAIRS)];
+    }
+    if text(source, "tenant").len() >= 65 {
+        return vec![FieldError::required(
+            &path.child("tenant"),
+            "must be a UUID and may not exceed a length of 64 characters",
+        )];
+    }
+    registry
+        .split(',')
+        .filter(|pair| {
+            pair.rsplit_once(':').is_none_or(|(host, _)| host.contains(':') && !host.ends_with(']'))
+        })
+        .map(|_| FieldError::invalid(&path.child("registry"), registry, PAIRS))
+        .collect()
+}
+
 fn partition(source: &Value, path: &Path) -> Option<FieldError> {
     let number = int(source, "partition");
     (!(0..=255).contains(&number)).then(|| {
-        FieldError::invalid(&path.child("partition"), number, "must be between 0 and 255, inclusive")
+        FieldError::invalid(&path.child("partition"), number, "must be between 1 and 255, inclusive")
     })
 }
 
@@ -187,14 +237,14 @@ fn validate_azure_disk(source: &Value, path: &Path) -> FieldErrors {
     errors.extend(one_of_if_set(source, "cachingMode", path, &["None", "ReadOnly", "ReadWrite"]));
     errors.extend(one_of_if_set(source, "kind", path, &["Dedicated", "Managed", "Shared"]));
     let managed = text(source, "kind") == "Managed";
-    if managed && !uri.starts_with("/subscriptions") {
+    if managed && !uri.starts_with("/subscriptions/") {
         errors.push(FieldError::not_supported(
             &path.child("diskURI"),
             uri,
             &["/subscriptions/{sub-id}/resourcegroups/{group-name}/providers/microsoft.compute/disks/{disk-id}"],
         ));
     }
-    if !managed && present(source, "kind") && !uri.starts_with("https://") && !uri.is_empty() {
+    if !managed && present(source, "kind") && !uri.starts_with("https://") {
         errors.push(FieldError::not_supported(
             &path.child("diskURI"),
             uri,
@@ -260,6 +310,12 @@ fn validate_iscsi(source: &Value, path: &Path) -> FieldErrors {
     if chap && !source["secretRef"].is_object() {
         errors.push(FieldError::required(&path.child("secretRef"), ""));
     }
+    errors.extend(secret_name(source, "secretRef", path));
+    if let Some(initiator) = source["initiatorName"].as_str()
+        && !["iqn", "eui", "naa"].iter().any(|prefix| initiator.starts_with(prefix))
+    {
+        errors.push(FieldError::invalid(&path.child("initiatorname"), initiator, "must be valid format"));
+    }
     errors
 }
 
@@ -276,7 +332,8 @@ pub fn validate_access_modes(spec: &Value, path: &Path) -> FieldErrors {
         }
     }
     let alone = |mode: &Value| mode == "ReadWriteOncePod";
-    if modes.iter().any(alone) && !modes.iter().all(alone) {
+    let other = |mode: &Value| !alone(mode) && mode.as_str().is_some_and(|m| ACCESS_MODES.contains(&m));
+    if modes.iter().any(alone) && modes.iter().any(other) {
         errors.push(FieldError::forbidden(&path, "may not use ReadWriteOncePod with other access modes"));
     }
     errors

@@ -16,6 +16,7 @@ mod validate;
 mod walk;
 
 pub use field_set::{FieldSet, PathElement};
+pub use validate::validate;
 
 use crate::schema::TypeRef;
 use jiff::Timestamp;
@@ -197,7 +198,7 @@ pub fn apply(
         return Err(ApplyError::ManagedFieldsGiven);
     }
     if let Some(type_) = writer.type_ {
-        validate::validate(type_, config, writer.api_version)?;
+        validate(type_, config, writer.api_version)?;
     }
     let node = Node::root(writer.type_);
     let blank = writer.blank();

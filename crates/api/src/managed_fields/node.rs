@@ -30,6 +30,7 @@ impl Node {
     fn of_field(field: &'static Field) -> Self {
         match (&field.kind, field.merge) {
             (_, Merge::Atomic) => Self::Leaf,
+            (Kind::Struct(type_), Merge::Granular) => Self::Struct(type_),
             (Kind::List(_) | Kind::Strings, Merge::Set) => Self::Set,
             (Kind::List(Kind::Struct(item)), Merge::Keyed) => Self::Keyed { keys: field.keys, item },
             (kind, _) => Self::of_kind(kind),

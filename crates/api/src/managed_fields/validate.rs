@@ -6,7 +6,8 @@ use crate::patch::go_format;
 use crate::schema::{Kind, TypeRef};
 use serde_json::Value;
 
-pub(super) fn validate(type_: TypeRef, config: &Value, api_version: &str) -> Result<(), ApplyError> {
+/// Whether an applied configuration fits its type; upstream answers 500 with the text of the error.
+pub fn validate(type_: TypeRef, config: &Value, api_version: &str) -> Result<(), ApplyError> {
     let mut problems = Vec::new();
     check(Node::Struct(type_), &Kind::Struct(type_), config, "", &mut problems);
     if problems.is_empty() {

@@ -96,14 +96,20 @@ fn compare_at(
         if let (Some(old_list), Some(new_list)) = (old_list, new_list)
             && !(old_list.is_empty() && new_list.is_empty())
         {
-            let before: BTreeMap<&PathElement, &Value> = old_list.iter().map(|(e, v)| (e, *v)).collect();
-            let after: BTreeMap<&PathElement, &Value> = new_list.iter().map(|(e, v)| (e, *v)).collect();
-            let elements: BTreeSet<&PathElement> = before.keys().chain(after.keys()).copied().collect();
-            for element in elements {
+            let mut elements: BTreeMap<&PathElement, (Vec<&Value>, Vec<&Value>)> = BTreeMap::new();
+            old_list.iter().for_each(|(e, v)| elements.entry(e).or_default().0.push(v));
+            new_list.iter().for_each(|(e, v)| elements.entry(e).or_default().1.push(v));
+            for (element, (before, after)) in elements.into_iter().filter(|(_, (b, a))| a != b) {
                 path.push(element.clone());
-                let (before, after) = (before.get(element).copied(), after.get(element).copied());
-                if before != after {
-                    compare_at(node.element(), before, after, path, out);
+                match (before.as_slice(), after.as_slice()) {
+                    (before @ ([] | [_]), after @ ([] | [_])) => {
+                        let (before, after) = (before.first().copied(), after.first().copied());
+                        compare_at(node.element(), before, after, path, out);
+                    }
+                    // Elements that cannot be told apart come, change and go together.
+                    ([], _) => out.added.insert(path),
+                    (_, []) => out.removed.insert(path),
+                    _ => out.modified.insert(path),
                 }
                 path.pop();
             }
@@ -135,7 +141,7 @@ fn is_map_or_nothing(value: Option<&Value>) -> bool {
 fn list_of(node: Node, value: Option<&Value>) -> Option<Vec<(PathElement, &Value)>> {
     match value {
         None | Some(Value::Null) => Some(Vec::new()),
-        Some(Value::Array(list)) => node.elements(list),
+        Some(Value::Array(list)) => list.iter().map(|item| Some((node.identify(item)?, item))).collect(),
         Some(_) => None,
     }
 }

@@ -45,6 +45,8 @@ pub struct Field {
     pub patch: Patch,
     /// The OpenAPI default as JSON text; empty when there is none.
     pub default: &'static str,
+    /// Where the field stands in the declaration of its struct, whose order Go prints.
+    pub declared: u16,
 }
 
 /// What a value looks like.
@@ -106,6 +108,8 @@ impl Presence {
 pub enum Merge {
     /// Lists are atomic, maps and structs granular.
     Default,
+    /// A struct whose fields are owned one by one, though its type says otherwise.
+    Granular,
     Atomic,
     /// A list of scalars, each owned on its own.
     Set,

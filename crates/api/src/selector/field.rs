@@ -99,7 +99,7 @@ pub fn check_field(resource: &Resource, field: &str) -> Result<(), String> {
             "{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
         ))
     } else {
-        Err(format!("field label not supported: {field}"))
+        Err(resource.strategy.unknown_field(field))
     }
 }
 

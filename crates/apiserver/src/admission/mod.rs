@@ -2,18 +2,33 @@
 //!
 //! One module per plugin, one row each in [`PLUGINS`], in upstream's order.
 
-mod certificate_subject;
+mod always_pull_images;
+mod certificates;
+mod claim_resize;
+mod default_class;
 mod default_tolerations;
+mod deny_external_ips;
+mod extended_toleration;
+mod limit_ranger;
 mod namespace_lifecycle;
+mod node_restriction;
+mod owner_references;
+mod pod_node_selector;
+mod pod_security;
+mod pod_topology;
 mod priority;
+mod resource_quota;
+mod runtime_class;
 mod service_account;
 mod storage_in_use;
 mod taint_nodes;
 
-use crate::auth::User;
+use crate::auth::{Action, Rbac, User, decide};
+use crate::options::WriteOptions;
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
+use ferrite_store::{Compare, Op, Txn};
 use serde_json::Value;
 
 /// What is about to happen.
@@ -32,15 +47,25 @@ pub(crate) struct Attributes<'a> {
     pub namespace: &'a str,
     pub name: &'a str,
     pub user: &'a User,
+    /// What is stored now: none for a create.
+    pub old: Option<&'a Value>,
+    pub options: &'a WriteOptions,
+    pub rbac: &'a Rbac,
 }
 
-impl Attributes<'_> {
+impl<'a> Attributes<'a> {
+    /// Whether this is about a resource itself, not one of its subresources.
+    fn is(&self, group: &str, plural: &str) -> bool {
+        self.is_sub(group, plural, None)
+    }
+
+    fn is_sub(&self, group: &str, plural: &str, subresource: Option<&str>) -> bool {
+        self.subresource == subresource && self.resource.group == group && self.resource.plural == plural
+    }
+
     /// Whether this creates or updates an object of a core resource, not one of its subresources.
     fn writes(&self, plural: &str) -> bool {
-        self.operation != Operation::Delete
-            && self.subresource.is_none()
-            && self.resource.group.is_empty()
-            && self.resource.plural == plural
+        self.operation != Operation::Delete && self.is("", plural)
     }
 
     /// Whether this creates an object of a core resource, not one of its subresources.
@@ -49,10 +74,38 @@ impl Attributes<'_> {
     }
 
     fn creates_in(&self, group: &str, plural: &str) -> bool {
-        self.operation == Operation::Create
-            && self.subresource.is_none()
-            && self.resource.group == group
-            && self.resource.plural == plural
+        self.operation == Operation::Create && self.is(group, plural)
+    }
+
+    /// A refusal of this request.
+    fn forbid(&self, why: impl AsRef<str>) -> Status {
+        Status::forbidden(&self.resource.group, &self.resource.plural, self.name, why.as_ref())
+    }
+
+    /// Tells the client something that does not stop the request.
+    fn warn(&self, text: impl Into<String>) {
+        self.options.warnings.add(text);
+    }
+
+    /// Whether the user may do something else as well.
+    fn may(&self, view: &View, action: &Action) -> bool {
+        decide(self.rbac, view, self.user, action).allowed
+    }
+}
+
+/// Writes that must happen together with the one that is admitted, or not at all.
+#[derive(Debug, Default)]
+pub(crate) struct Charges {
+    pub compares: Vec<Compare>,
+    pub ops: Vec<Op>,
+}
+
+impl Charges {
+    /// Adds the writes to a transaction.
+    pub fn onto(self, mut txn: Txn) -> Txn {
+        txn.compares.extend(self.compares);
+        txn.ops.extend(self.ops);
+        txn
     }
 }
 
@@ -73,30 +126,106 @@ pub(crate) trait Plugin: Send + Sync {
     ) -> Result<(), Status> {
         Ok(())
     }
+
+    /// What the write costs, once nobody has refused it.
+    fn charge(&self, _view: &View, _attributes: &Attributes<'_>, _object: &Value) -> Result<Charges, Status> {
+        Ok(Charges::default())
+    }
 }
 
-pub(crate) const PLUGINS: &[&dyn Plugin] = &[
-    &namespace_lifecycle::NamespaceLifecycle,
-    &taint_nodes::TaintNodesByCondition,
-    &service_account::ServiceAccount,
-    &default_tolerations::DefaultTolerationSeconds,
-    &priority::Priority,
-    &certificate_subject::CertificateSubject,
-    &storage_in_use::StorageObjectInUseProtection,
+/// A plugin, and whether it works without being asked for.
+struct Row {
+    plugin: &'static dyn Plugin,
+    default: bool,
+}
+
+const fn on(plugin: &'static dyn Plugin) -> Row {
+    Row { plugin, default: true }
+}
+
+const fn off(plugin: &'static dyn Plugin) -> Row {
+    Row { plugin, default: false }
+}
+
+const PLUGINS: &[Row] = &[
+    on(&namespace_lifecycle::NamespaceLifecycle),
+    on(&limit_ranger::LimitRanger),
+    on(&service_account::ServiceAccount),
+    off(&node_restriction::NodeRestriction),
+    on(&taint_nodes::TaintNodesByCondition),
+    off(&always_pull_images::AlwaysPullImages),
+    on(&pod_security::PodSecurity),
+    off(&pod_node_selector::PodNodeSelector),
+    on(&priority::Priority),
+    on(&default_tolerations::DefaultTolerationSeconds),
+    off(&extended_toleration::ExtendedResourceToleration),
+    on(&default_class::DefaultStorageClass),
+    on(&storage_in_use::StorageObjectInUseProtection),
+    off(&owner_references::OwnerReferencesPermissionEnforcement),
+    on(&claim_resize::PersistentVolumeClaimResize),
+    on(&runtime_class::RuntimeClass),
+    on(&certificates::CertificateApproval),
+    on(&certificates::CertificateSigning),
+    on(&certificates::ClusterTrustBundleAttest),
+    on(&certificates::CertificateSubjectRestriction),
+    on(&default_class::DefaultIngressClass),
+    off(&deny_external_ips::DenyServiceExternalIPs),
+    on(&pod_topology::PodTopologyLabels),
+    on(&resource_quota::ResourceQuota),
 ];
 
-pub(crate) fn mutate(view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
-    PLUGINS.iter().try_for_each(|plugin| {
-        let _span =
-            tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name).entered();
-        plugin.mutate(view, attributes, object)
-    })
+/// Plugins turned on beside, or off of, those that upstream turns on.
+#[derive(Debug, Clone, Default)]
+pub struct AdmissionPlugins {
+    pub enable: Vec<String>,
+    pub disable: Vec<String>,
 }
 
-pub(crate) fn validate(
-    view: &View,
-    attributes: &Attributes<'_>,
-    object: Option<&Value>,
-) -> Result<(), Status> {
-    PLUGINS.iter().try_for_each(|plugin| plugin.validate(view, attributes, object))
+/// The plugins that work, in order.
+pub(crate) struct Chain(Vec<&'static dyn Plugin>);
+
+impl Chain {
+    /// Fails with the first name that is no plugin's.
+    pub fn new(wanted: &AdmissionPlugins) -> Result<Self, String> {
+        let named = |list: &[String], row: &Row| list.iter().any(|name| name == row.plugin.name());
+        let unknown = wanted
+            .enable
+            .iter()
+            .chain(&wanted.disable)
+            .find(|name| PLUGINS.iter().all(|row| row.plugin.name() != name.as_str()));
+        if let Some(name) = unknown {
+            let known: Vec<&str> = PLUGINS.iter().map(|row| row.plugin.name()).collect();
+            return Err(format!("no admission plugin is called {name:?}: there are {}", known.join(", ")));
+        }
+        let works = |row: &&Row| named(&wanted.enable, row) || (row.default && !named(&wanted.disable, row));
+        Ok(Self(PLUGINS.iter().filter(works).map(|row| row.plugin).collect()))
+    }
+
+    pub fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
+        certificates::stamp_requester(attributes, object);
+        self.0.iter().try_for_each(|plugin| {
+            let _span =
+                tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name)
+                    .entered();
+            plugin.mutate(view, attributes, object)
+        })
+    }
+
+    /// Asks all plugins. What the write costs has to be written with it.
+    pub fn validate(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: Option<&Value>,
+    ) -> Result<Charges, Status> {
+        self.0.iter().try_for_each(|plugin| plugin.validate(view, attributes, object))?;
+        let mut charges = Charges::default();
+        let Some(object) = object else { return Ok(charges) };
+        for plugin in &self.0 {
+            let charged = plugin.charge(view, attributes, object)?;
+            charges.compares.extend(charged.compares);
+            charges.ops.extend(charged.ops);
+        }
+        Ok(charges)
+    }
 }

@@ -49,6 +49,23 @@ impl Plugin for Priority {
         spec.insert("preemptionPolicy".into(), policy.into());
         Ok(())
     }
+
+    fn validate(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: Option<&Value>,
+    ) -> Result<(), Status> {
+        let Some(class) = object.filter(|_| attributes.is(GROUP, "priorityclasses")) else { return Ok(()) };
+        let other = default_class(view).filter(|other| meta::name(other) != meta::name(class));
+        match other.filter(|_| class["globalDefault"] == true) {
+            None => Ok(()),
+            Some(other) => Err(attributes.forbid(format!(
+                "PriorityClass {} is already marked as default. Only one default can exist",
+                meta::name(&other)
+            ))),
+        }
+    }
 }
 
 /// The class of pods that name none: of several defaults the lowest, as upstream.

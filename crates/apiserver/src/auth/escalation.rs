@@ -48,7 +48,8 @@ pub(crate) fn check(
                 return Ok(());
             }
             let Some(role) = view.get(GROUP, plural, within, role) else {
-                return Err(Status::not_found(GROUP, plural, role));
+                // As upstream: what is not found is told as the binding's own kind.
+                return Err(Status::not_found(GROUP, &resource.plural, role));
             };
             Rule::all(&role)
         }

@@ -43,41 +43,13 @@ pub(crate) fn impersonate(
         )));
     }
     let account = name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
-    let may = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| {
-        let action = Action {
-            verb: "impersonate".into(),
-            group: group.into(),
-            resource: resource.into(),
-            subresource: subresource.into(),
-            namespace: namespace.into(),
-            name: name.into(),
-            path: None,
-        };
-        if decide(rbac, view, &user, &action).allowed {
-            return Ok(());
-        }
+    let identity = Identity { name: &name, account, uid: &uid, groups: &groups, extra: &extra };
+    let may = |action: &Action| decide(rbac, view, &user, action).allowed;
+    if let Err(refused) = identity.constrained(&user, wanted, &may)
+        && !identity.rights("impersonate", "").iter().all(may)
+    {
         // As upstream: the refusal speaks of the narrower right that would have sufficed.
-        let mode = match account {
-            Some(_) => "serviceaccount",
-            None => "user-info",
-        };
-        let verb = format!("impersonate-on:{mode}:{}", wanted.verb);
-        Err(denied(&user, &Action { verb, ..wanted.clone() }, ""))
-    };
-    match account {
-        Some((namespace, account)) => may("", "serviceaccounts", "", namespace, account)?,
-        None => may("", "users", "", "", &name)?,
-    }
-    for group in &groups {
-        may("", "groups", "", "", group)?;
-    }
-    for (key, values) in &extra {
-        for value in values {
-            may("authentication.k8s.io", "userextras", key, "", value)?;
-        }
-    }
-    if !uid.is_empty() {
-        may("authentication.k8s.io", "uids", "", "", &uid)?;
+        return Err(refused);
     }
     let given = !groups.is_empty();
     let mut acted = match (account, name.as_str()) {
@@ -88,6 +60,77 @@ pub(crate) fn impersonate(
     acted.uid = uid;
     acted.extra = extra;
     Ok(acted)
+}
+
+/// Whom a request wants to be made as.
+struct Identity<'a> {
+    name: &'a str,
+    /// Namespace and name, if it is a service account.
+    account: Option<(&'a str, &'a str)>,
+    uid: &'a str,
+    groups: &'a [String],
+    extra: &'a BTreeMap<String, Vec<String>>,
+}
+
+const AUTHENTICATION: &str = "authentication.k8s.io";
+
+impl Identity<'_> {
+    /// Every right that a verb needs. Users, groups and accounts are in `core` for the old verb, and beside the
+    /// others for the new ones.
+    fn rights(&self, verb: &str, core: &str) -> Vec<Action> {
+        let right = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| Action {
+            verb: verb.into(),
+            group: group.into(),
+            resource: resource.into(),
+            subresource: subresource.into(),
+            namespace: namespace.into(),
+            name: name.into(),
+            ..Action::default()
+        };
+        let mut rights = vec![match self.account {
+            Some((namespace, account)) => right(core, "serviceaccounts", "", namespace, account),
+            None => right(core, "users", "", "", self.name),
+        }];
+        rights.extend(self.groups.iter().map(|group| right(core, "groups", "", "", group)));
+        for (key, values) in self.extra {
+            rights.extend(values.iter().map(|value| right(AUTHENTICATION, "userextras", key, "", value)));
+        }
+        if !self.uid.is_empty() {
+            rights.push(right(AUTHENTICATION, "uids", "", "", self.uid));
+        }
+        rights
+    }
+
+    /// Constrained impersonation: a right to be somebody, and a right to do this as somebody.
+    fn constrained(&self, user: &User, wanted: &Action, may: &dyn Fn(&Action) -> bool) -> Result<(), Status> {
+        let node = self.name.strip_prefix("system:node:");
+        let others = !self.groups.is_empty() || !self.extra.is_empty() || !self.uid.is_empty();
+        let mode = match (self.account, node) {
+            (Some(_), _) if !others => "serviceaccount",
+            (_, Some(_)) if !others => "arbitrary-node",
+            (Some(_), _) => "serviceaccount",
+            _ => "user-info",
+        };
+        let on = Action { verb: format!("impersonate-on:{mode}:{}", wanted.verb), ..wanted.clone() };
+        if !may(&on) {
+            return Err(denied(user, &on, ""));
+        }
+        let verb = format!("impersonate:{mode}");
+        let mut rights = self.rights(&verb, AUTHENTICATION);
+        if let (Some(node), "arbitrary-node") = (node, mode) {
+            rights = vec![Action {
+                verb,
+                group: AUTHENTICATION.into(),
+                resource: "nodes".into(),
+                name: node.into(),
+                ..Action::default()
+            }];
+        }
+        match rights.into_iter().find(|right| !may(right)) {
+            None => Ok(()),
+            Some(missing) => Err(denied(user, &missing, "")),
+        }
+    }
 }
 
 /// The user as Go prints it.

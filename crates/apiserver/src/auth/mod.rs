@@ -1,8 +1,9 @@
 //! Who asks, and whether they may.
 
+pub(crate) mod bootstrap_token;
 mod escalation;
 mod impersonation;
-mod node;
+pub(crate) mod node;
 mod rbac;
 pub(crate) mod token;
 mod user;
@@ -16,6 +17,7 @@ use crate::options::Query;
 use crate::registry::View;
 use crate::request::{Route, Target, Verb};
 use ferrite_api::Status;
+use ferrite_api::selector::FieldSelector;
 
 /// Members may do everything, whatever the policy says.
 const MASTERS: &str = "system:masters";
@@ -29,6 +31,8 @@ pub(crate) struct Action {
     pub subresource: String,
     pub namespace: String,
     pub name: String,
+    /// Fields that a list is narrowed to, each with its only value.
+    pub fields: Vec<(String, String)>,
     /// A path that is no resource's. The rest is then empty.
     pub path: Option<String>,
 }
@@ -40,12 +44,14 @@ impl Action {
             Route::Resource(target) => {
                 let mut action = Self::on(target, verb.map_or("", Verb::as_str));
                 if matches!(verb, Some(Verb::List | Verb::Watch | Verb::DeleteCollection))
-                    && let Some(name) =
-                        query.get("fieldSelector").and_then(|f| f.strip_prefix("metadata.name="))
-                    && !name.contains(',')
+                    && let Ok(selector) = FieldSelector::parse(query.get("fieldSelector").unwrap_or_default())
                 {
+                    let exact = selector.terms().iter().filter(|term| term.equal);
+                    action.fields = exact.map(|term| (term.field.clone(), term.value.clone())).collect();
                     // As upstream: a list of one is about that one.
-                    action.name = name.to_owned();
+                    if let Some(name) = action.selects("metadata.name") {
+                        action.name = name.to_owned();
+                    }
                 }
                 action
             }
@@ -71,8 +77,13 @@ impl Action {
             subresource: target.subresource.clone().unwrap_or_default(),
             namespace,
             name,
-            path: None,
+            ..Self::default()
         }
+    }
+
+    /// The only value of a field that a list is narrowed to.
+    pub fn selects(&self, field: &str) -> Option<&str> {
+        self.fields.iter().find(|(name, _)| name == field).map(|(_, value)| value.as_str())
     }
 }
 

@@ -2,62 +2,186 @@
 
 use super::{Action, Decision, Rbac, User};
 use crate::registry::View;
+use ferrite_api::meta;
+use ferrite_api::quota::amounts::list;
 use serde_json::Value;
 
 /// The role whose rules hold for every node, though no binding gives it.
 const ROLE: &str = "system:node";
 
 /// Where nodes renew their leases.
-const LEASES: &str = "kube-node-lease";
+pub(crate) const LEASES: &str = "kube-node-lease";
 
 /// The node a user is.
-pub(super) fn name(user: &User) -> Option<&str> {
+pub(crate) fn name(user: &User) -> Option<&str> {
     user.name.strip_prefix("system:node:").filter(|name| !name.is_empty() && user.is_in("system:nodes"))
-}
-
-pub(super) fn decide(rbac: &Rbac, view: &View, node: &str, action: &Action) -> Decision {
-    let unrelated = || Decision {
-        allowed: false,
-        reason: format!("no relationship found between node '{node}' and this object"),
-    };
-    if action.group.is_empty() && action.subresource.is_empty() {
-        let field = match action.resource.as_str() {
-            "secrets" | "configmaps" => Some(action.resource.as_str()),
-            "persistentvolumeclaims" => Some("persistentvolumeclaims"),
-            _ => None,
-        };
-        if let Some(kind) = field {
-            if !matches!(action.verb.as_str(), "get" | "list" | "watch") {
-                let reason = "can only get individual resources of this type".into();
-                return Decision { allowed: false, reason };
-            }
-            if action.name.is_empty() || action.namespace.is_empty() {
-                let reason = "can only read resources of this type by name".into();
-                return Decision { allowed: false, reason };
-            }
-            let related = view
-                .objects("", "pods", &action.namespace)
-                .any(|pod| runs_on(&pod, node) && refers(&pod["spec"], kind, &action.name));
-            return if related { allowed() } else { unrelated() };
-        }
-    }
-    let own = match (action.group.as_str(), action.resource.as_str()) {
-        ("", "nodes") if action.verb != "create" => action.name == node,
-        ("coordination.k8s.io", "leases") => {
-            action.namespace == LEASES && (action.name == node || action.verb == "create")
-        }
-        ("storage.k8s.io", "csinodes") => action.name == node || action.verb == "create",
-        _ => true,
-    };
-    if !own {
-        let reason = format!("node '{node}' can only access its own {}", action.resource);
-        return Decision { allowed: false, reason };
-    }
-    if rbac.role_allows(ROLE, action) { allowed() } else { Decision::default() }
 }
 
 fn allowed() -> Decision {
     Decision { allowed: true, reason: String::new() }
+}
+
+fn no(reason: impl Into<String>) -> Decision {
+    Decision { allowed: false, reason: reason.into() }
+}
+
+pub(super) fn decide(rbac: &Rbac, view: &View, node: &str, action: &Action) -> Decision {
+    let by_role = || if rbac.role_allows(ROLE, action) { allowed() } else { Decision::default() };
+    if action.path.is_some() {
+        return by_role();
+    }
+    let (verb, subresource) = (action.verb.as_str(), action.subresource.as_str());
+    match (action.group.as_str(), action.resource.as_str()) {
+        ("", "secrets" | "configmaps") => match verb {
+            "get" | "list" | "watch" if !subresource.is_empty() => no("cannot read subresource"),
+            "get" | "list" | "watch" if action.namespace.is_empty() => {
+                no("can only read namespaced object of this type")
+            }
+            "get" | "list" | "watch" => related(view, node, action),
+            _ => no("can only read resources of this type"),
+        },
+        ("", "persistentvolumeclaims") if subresource == "status" => match verb {
+            "update" | "patch" => related(view, node, action),
+            _ => no("can only update PVC status"),
+        },
+        ("", "persistentvolumeclaims" | "persistentvolumes")
+        | ("resource.k8s.io", "resourceclaims")
+        | ("storage.k8s.io", "volumeattachments") => individual(view, node, action),
+        ("", "serviceaccounts") => match (verb, subresource) {
+            ("create", "token") => related(view, node, action),
+            ("create", _) => no("can only create token subresource of service accounts"),
+            _ => no("can only create tokens for individual service accounts"),
+        },
+        ("", "nodes") => own_node(node, action),
+        ("", "pods") => pods(view, node, action),
+        ("coordination.k8s.io", "leases") => match verb {
+            "get" | "create" | "update" | "patch" | "delete" if action.namespace != LEASES => {
+                no(format!("can only access leases in the {LEASES:?} system namespace"))
+            }
+            // The name of what is to be created is not known yet.
+            "create" => allowed(),
+            "get" | "update" | "patch" | "delete" if action.name == node => allowed(),
+            "get" | "update" | "patch" | "delete" => {
+                no("can only access node lease with the same name as the requesting node")
+            }
+            _ => no("can only get, create, update, patch, or delete a node lease"),
+        },
+        ("storage.k8s.io", "csinodes") => match verb {
+            _ if !subresource.is_empty() => no("cannot authorize CSINode subresources"),
+            "create" => allowed(),
+            "get" | "update" | "patch" | "delete" if action.name == node => allowed(),
+            "get" | "update" | "patch" | "delete" => {
+                no("can only access CSINode with the same name as the requesting node")
+            }
+            _ => no("can only get, create, update, patch, or delete a CSINode"),
+        },
+        ("resource.k8s.io", "resourceslices") => slices(view, node, action),
+        _ => by_role(),
+    }
+}
+
+/// An object that some pod of the node needs.
+fn related(view: &View, node: &str, action: &Action) -> Decision {
+    if action.name.is_empty() {
+        return no("No Object name found");
+    }
+    if needs(view, node, action) {
+        return allowed();
+    }
+    no(format!("no relationship found between node '{node}' and this object"))
+}
+
+fn individual(view: &View, node: &str, action: &Action) -> Decision {
+    if action.verb != "get" {
+        return no("can only get individual resources of this type");
+    }
+    if !action.subresource.is_empty() {
+        return no("cannot get subresource");
+    }
+    related(view, node, action)
+}
+
+fn own_node(node: &str, action: &Action) -> Decision {
+    match (action.subresource.as_str(), action.verb.as_str()) {
+        // Which node that may be is a matter of admission, which sees the object.
+        ("", "create" | "update" | "patch") | ("status", "update" | "patch") => allowed(),
+        ("", "get" | "list" | "watch") => match action.name.as_str() {
+            name if name == node => allowed(),
+            "" => no(format!("node '{node}' cannot read all nodes, only its own Node object")),
+            name => no(format!("node '{node}' cannot read '{name}', only its own Node object")),
+        },
+        _ => Decision::default(),
+    }
+}
+
+fn pods(view: &View, node: &str, action: &Action) -> Decision {
+    match (action.subresource.as_str(), action.verb.as_str()) {
+        ("", "get") => individual(view, node, action),
+        ("", "list" | "watch") => match action.selects("spec.nodeName") {
+            Some(name) if name == node => allowed(),
+            _ => no("can only list/watch pods with spec.nodeName field selector"),
+        },
+        ("", "create" | "delete") | ("status", "update" | "patch") | ("eviction", "create") => allowed(),
+        _ => Decision::default(),
+    }
+}
+
+fn slices(view: &View, node: &str, action: &Action) -> Decision {
+    let own = || {
+        let slice = view.get("resource.k8s.io", "resourceslices", "", &action.name);
+        slice.is_some_and(|slice| slice["spec"]["nodeName"] == node)
+    };
+    match action.verb.as_str() {
+        _ if !action.subresource.is_empty() => no("cannot authorize ResourceSlice subresources"),
+        "create" => allowed(),
+        "get" | "update" | "patch" | "delete" if own() => allowed(),
+        "get" | "update" | "patch" | "delete" => {
+            no(format!("no relationship found between node '{node}' and this object"))
+        }
+        "list" | "watch" | "deletecollection" => match action.selects("spec.nodeName") {
+            Some(name) if name == node => allowed(),
+            _ => no("can only list/watch/deletecollection resourceslices with spec.nodeName field selector"),
+        },
+        _ => no(
+            "only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection",
+        ),
+    }
+}
+
+/// Whether a pod of the node needs the object that an action is about.
+fn needs(view: &View, node: &str, action: &Action) -> bool {
+    let name = action.name.as_str();
+    let some_pod = |namespace: &str, uses: &dyn Fn(&Value) -> bool| {
+        view.objects("", "pods", namespace).any(|pod| runs_on(&pod, node) && uses(&pod))
+    };
+    let claims = |namespace: &str, claim: &str| {
+        some_pod(namespace, &|pod| {
+            let ephemeral = list(&pod["spec"], "volumes").iter().any(|volume| {
+                volume["ephemeral"].is_object()
+                    && format!("{}-{}", meta::name(pod), volume["name"].as_str().unwrap_or_default()) == claim
+            });
+            ephemeral || refers(&pod["spec"], "persistentvolumeclaims", claim)
+        })
+    };
+    match action.resource.as_str() {
+        "pods" => view.get("", "pods", &action.namespace, name).is_some_and(|pod| runs_on(&pod, node)),
+        "serviceaccounts" => some_pod(&action.namespace, &|pod| pod["spec"]["serviceAccountName"] == name),
+        "persistentvolumeclaims" => claims(&action.namespace, name),
+        "persistentvolumes" => view.get("", "persistentvolumes", "", name).is_some_and(|volume| {
+            let reference = &volume["spec"]["claimRef"];
+            let text = |key: &str| reference[key].as_str().unwrap_or_default();
+            claims(text("namespace"), text("name"))
+        }),
+        "volumeattachments" => view
+            .get("storage.k8s.io", "volumeattachments", "", name)
+            .is_some_and(|attachment| attachment["spec"]["nodeName"] == node),
+        "resourceclaims" => some_pod(&action.namespace, &|pod| {
+            let direct = list(&pod["spec"], "resourceClaims").iter().any(|c| c["resourceClaimName"] == name);
+            let made = list(&pod["status"], "resourceClaimStatuses");
+            direct || made.iter().any(|c| c["resourceClaimName"] == name)
+        }),
+        kind => some_pod(&action.namespace, &|pod| refers(&pod["spec"], kind, name)),
+    }
 }
 
 fn runs_on(pod: &Value, node: &str) -> bool {
@@ -65,7 +189,14 @@ fn runs_on(pod: &Value, node: &str) -> bool {
 }
 
 /// Whether a pod's spec names the object, wherever it may.
-fn refers(spec: &Value, kind: &str, name: &str) -> bool {
+pub(crate) fn refers(spec: &Value, kind: &str, name: &str) -> bool {
+    let mut found = false;
+    references(spec, kind, &mut |given| found |= given == name);
+    found
+}
+
+/// Tells every name of an object of one kind that a pod's spec holds.
+pub(crate) fn references(spec: &Value, kind: &str, tell: &mut dyn FnMut(&str)) {
     let keys: &[(&str, &str)] = match kind {
         "secrets" => &[
             ("secretName", ""),
@@ -79,16 +210,25 @@ fn refers(spec: &Value, kind: &str, name: &str) -> bool {
         _ => &[("claimName", "")],
     };
     match spec {
-        Value::Object(map) => map.iter().any(|(key, value)| {
-            let direct = keys.iter().filter(|(k, _)| k == key).any(|(_, inner)| match value {
-                Value::String(text) => inner.is_empty() && text == name,
-                Value::Array(list) => list.iter().any(|item| item[*inner] == name),
-                value => !inner.is_empty() && value.get(*inner).is_some_and(|v| v == name),
-            });
-            direct || refers(value, kind, name)
-        }),
-        Value::Array(list) => list.iter().any(|item| refers(item, kind, name)),
-        _ => false,
+        Value::Object(map) => {
+            for (key, value) in map {
+                for (_, inner) in keys.iter().filter(|(k, _)| k == key) {
+                    match value {
+                        Value::String(text) if inner.is_empty() => tell(text),
+                        Value::Array(list) => {
+                            list.iter().filter_map(|i| i[*inner].as_str()).for_each(&mut *tell)
+                        }
+                        value if !inner.is_empty() => {
+                            value.get(*inner).and_then(Value::as_str).into_iter().for_each(&mut *tell);
+                        }
+                        _ => {}
+                    }
+                }
+                references(value, kind, tell);
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|item| references(item, kind, tell)),
+        _ => {}
     }
 }
 
@@ -118,6 +258,21 @@ mod tests {
             ("persistentvolumeclaims", "a", false),
         ] {
             assert_eq!(refers(&spec, kind, name), expected, "{kind} {name}");
+        }
+    }
+
+    #[test]
+    fn a_node_reads_itself() {
+        let action =
+            |verb: &str, name: &str| Action { verb: verb.into(), name: name.into(), ..Action::default() };
+        for (verb, name, expected) in [
+            ("get", "n", allowed()),
+            ("list", "", no("node 'n' cannot read all nodes, only its own Node object")),
+            ("get", "m", no("node 'n' cannot read 'm', only its own Node object")),
+            ("delete", "n", Decision::default()),
+            ("create", "", allowed()),
+        ] {
+            assert_eq!(own_node("n", &action(verb, name)), expected, "{verb} {name}");
         }
     }
 }

@@ -6,7 +6,7 @@ use super::{Action, Decision, User};
 use crate::registry::{Table, stored};
 use ferrite_api::meta;
 use ferrite_store::{Change, Entry, Store, Watch};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -58,6 +58,21 @@ impl Rule {
             && (self.names.is_empty() || self.names.contains(&action.name))
     }
 
+    /// As the review of rules tells it: about resources, or about paths.
+    pub fn to_value(&self) -> (Option<Value>, Option<Value>) {
+        let resources = (!self.resources.is_empty()).then(|| {
+            let mut rule =
+                json!({"verbs": self.verbs, "apiGroups": self.groups, "resources": self.resources});
+            if !self.names.is_empty() {
+                rule["resourceNames"] = json!(self.names);
+            }
+            rule
+        });
+        let paths =
+            (!self.paths.is_empty()).then(|| json!({"verbs": self.verbs, "nonResourceURLs": self.paths}));
+        (resources, paths)
+    }
+
     /// The part of the rule that `held` does not allow, as upstream prints it.
     pub(super) fn not_held(&self, namespace: &str, held: &dyn Fn(&Action) -> bool) -> Option<String> {
         let list = |items: &[String]| {
@@ -82,7 +97,7 @@ impl Rule {
                             subresource: subresource.into(),
                             namespace: namespace.into(),
                             name: name.clone(),
-                            path: None,
+                            ..Action::default()
                         })
                     },
                 )
@@ -239,6 +254,24 @@ impl Rbac {
         Decision::default()
     }
 
+    /// Every rule that holds for a user in a namespace, in the order of the bindings' names.
+    pub fn rules_for(&self, user: &User, namespace: &str) -> Vec<Rule> {
+        let state = self.current();
+        let mut rules = Vec::new();
+        for place in ["", namespace] {
+            let mut bindings: Vec<&Binding> =
+                state.bindings.get(place).into_iter().flat_map(HashMap::values).collect();
+            bindings.sort_by(|a, b| a.name.cmp(&b.name));
+            for binding in bindings.into_iter().filter(|b| b.subject(user).is_some()) {
+                rules.extend_from_slice(state.rules(binding));
+            }
+            if namespace.is_empty() {
+                break;
+            }
+        }
+        rules
+    }
+
     /// Whether a cluster role allows something, whoever has it.
     pub fn role_allows(&self, role: &str, action: &Action) -> bool {
         let state = self.current();
@@ -294,7 +327,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn a_rule_matches_verb_group_resource_and_name() {

@@ -1,8 +1,10 @@
 //! OpenAPI: one v3 document per group and version, and one v2 document of everything, made from the schema when
 //! somebody asks.
 
+mod enums;
 mod paths;
 mod proto;
+mod proto_v3;
 mod schemas;
 mod v2;
 
@@ -64,12 +66,22 @@ impl Documents {
     pub fn document(&self, table: &Table, path: &str, headers: &HeaderMap, query: &Query) -> Answer {
         let Some(document) = self.get(table, path) else { return bare(404) };
         let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
-        let known = accept.is_empty() || ["json", "protobuf", "*/*"].iter().any(|t| accept.contains(t));
-        if !known {
-            return bare(406);
-        }
-        let mut answer = tagged(&document, JSON, headers);
-        if query.get("hash").is_some_and(|h| h == document.hash) {
+        let mut answer = match Form::of(accept) {
+            None => return bare(406),
+            Some(Form::Json) => tagged(&document, JSON, headers),
+            // Few ask for it, so it is made from the JSON each time; the tag is the same for both.
+            Some(Form::Protobuf) => {
+                let made: Value = serde_json::from_slice(&document.bytes).unwrap_or_default();
+                let bytes = Bytes::from(proto_v3::encode(&made));
+                tagged(&Document { bytes, hash: document.hash.clone() }, PROTOBUF_V3, headers)
+            }
+        };
+        answer.headers_mut().insert(header::VARY, HeaderValue::from_static("Accept"));
+        if let Some(asked) = query.get("hash") {
+            if asked != document.hash {
+                // The client knows of an older document: it is told where the new one is, as upstream does.
+                return redirect(&format!("/openapi/v3/{path}?hash={}", document.hash));
+            }
             let forever = HeaderValue::from_static("public, immutable");
             answer.headers_mut().insert(header::CACHE_CONTROL, forever);
         }
@@ -99,6 +111,38 @@ fn tagged(document: &Document, content_type: &str, headers: &HeaderMap) -> Answe
     };
     if let Ok(tag) = HeaderValue::from_str(&tag) {
         answer.headers_mut().insert(header::ETAG, tag);
+    }
+    answer
+}
+
+const PROTOBUF_V3: &str = "application/com.github.proto-openapi.spec.v3.v1.0+protobuf";
+
+/// The forms a v3 document has.
+enum Form {
+    Json,
+    Protobuf,
+}
+
+impl Form {
+    /// The first of an `Accept` header that there is.
+    fn of(accept: &str) -> Option<Self> {
+        if accept.trim().is_empty() {
+            return Some(Self::Json);
+        }
+        accept.split(',').find_map(|clause| match clause.split(';').next().unwrap_or_default().trim() {
+            "application/json" | "application/*" | "*/*" => Some(Self::Json),
+            "application/com.github.proto-openapi.spec.v3@v1.0+protobuf" | PROTOBUF_V3 => {
+                Some(Self::Protobuf)
+            }
+            _ => None,
+        })
+    }
+}
+
+fn redirect(to: &str) -> Answer {
+    let mut answer = bare(301);
+    if let Ok(to) = HeaderValue::from_str(to) {
+        answer.headers_mut().insert(header::LOCATION, to);
     }
     answer
 }

@@ -24,7 +24,7 @@ pub(super) fn encode(document: &Value) -> Vec<u8> {
     out.0
 }
 
-fn members(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+pub(super) fn members(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().into_iter().flat_map(Map::iter)
 }
 
@@ -104,7 +104,7 @@ fn schema(out: &mut Message, made: &Value) {
 }
 
 /// Vendor extensions hold YAML; JSON is YAML.
-fn extensions(out: &mut Message, tag: u32, of: &Value) {
+pub(super) fn extensions(out: &mut Message, tag: u32, of: &Value) {
     for (name, value) in members(of).filter(|(name, _)| name.starts_with("x-")) {
         out.message(tag, |named| {
             named.string(1, name);
@@ -115,10 +115,10 @@ fn extensions(out: &mut Message, tag: u32, of: &Value) {
 
 /// A protobuf message under construction.
 #[derive(Default)]
-struct Message(Vec<u8>);
+pub(super) struct Message(pub Vec<u8>);
 
 impl Message {
-    fn varint(&mut self, mut value: u64) {
+    pub fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push((value & 0x7f) as u8 | 0x80);
             value >>= 7;
@@ -126,27 +126,38 @@ impl Message {
         self.0.push(value as u8);
     }
 
-    fn string(&mut self, tag: u32, text: &str) {
+    pub fn string(&mut self, tag: u32, text: &str) {
         self.varint(u64::from(tag << 3 | 2));
         self.varint(text.len() as u64);
         self.0.extend_from_slice(text.as_bytes());
     }
 
     /// A string where there is one.
-    fn text(&mut self, tag: u32, value: &Value) {
+    pub fn text(&mut self, tag: u32, value: &Value) {
         if let Some(text) = value.as_str() {
             self.string(tag, text);
         }
     }
 
-    fn flag(&mut self, tag: u32, set: bool) {
+    pub fn flag(&mut self, tag: u32, set: bool) {
         if set {
             self.varint(u64::from(tag << 3));
             self.varint(1);
         }
     }
 
-    fn message(&mut self, tag: u32, build: impl FnOnce(&mut Self)) {
+    /// Said even when it is false.
+    pub fn boolean(&mut self, tag: u32, set: bool) {
+        self.varint(u64::from(tag << 3));
+        self.varint(u64::from(set));
+    }
+
+    pub fn double(&mut self, tag: u32, number: f64) {
+        self.varint(u64::from(tag << 3 | 1));
+        self.0.extend_from_slice(&number.to_le_bytes());
+    }
+
+    pub fn message(&mut self, tag: u32, build: impl FnOnce(&mut Self)) {
         let mut inner = Self::default();
         build(&mut inner);
         self.varint(u64::from(tag << 3 | 2));

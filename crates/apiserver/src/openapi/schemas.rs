@@ -1,5 +1,6 @@
 //! Types of the schema as OpenAPI schemas.
 
+use super::enums;
 use ferrite_api::schema::{self, Field, Kind, Merge, TypeRef};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -90,7 +91,7 @@ impl Schemas {
         let mut properties = Map::new();
         let mut required = Vec::new();
         for field in type_.fields {
-            properties.insert(field.name.into(), self.property(field));
+            properties.insert(field.name.into(), self.property(type_, field));
             if field.required {
                 required.push(field.name);
             }
@@ -108,8 +109,8 @@ impl Schemas {
         made
     }
 
-    fn property(&mut self, field: &Field) -> Value {
-        let mut made = self.kind(&field.kind);
+    fn property(&mut self, type_: TypeRef, field: &Field) -> Value {
+        let mut made = self.kind(&field.kind, raw_name(type_, field));
         if made.get("$ref").is_some() {
             if self.dialect == Dialect::V2 {
                 // Nothing may stand beside a reference.
@@ -123,7 +124,7 @@ impl Schemas {
                     Merge::Keyed => Some("map"),
                     Merge::Set => Some("set"),
                     Merge::Atomic => Some("atomic"),
-                    Merge::Default => None,
+                    Merge::Default | Merge::Granular => None,
                 };
                 if let Some(list_type) = list_type {
                     made["x-kubernetes-list-type"] = list_type.into();
@@ -133,6 +134,7 @@ impl Schemas {
                 }
             }
             _ if field.merge == Merge::Atomic => made["x-kubernetes-map-type"] = "atomic".into(),
+            _ if field.merge == Merge::Granular => made["x-kubernetes-map-type"] = "granular".into(),
             _ => {}
         }
         let strategies: Vec<&str> = [
@@ -152,33 +154,98 @@ impl Schemas {
         if let Ok(default) = serde_json::from_str::<Value>(field.default) {
             made["default"] = default;
         }
+        if self.dialect == Dialect::V3
+            && let Some(values) = enums::of(type_.name, field.name)
+        {
+            let place = if matches!(field.kind, Kind::List(_)) { &mut made["items"] } else { &mut made };
+            place["enum"] = values.into();
+        }
         made
     }
 
-    fn kind(&mut self, kind: &Kind) -> Value {
-        match kind {
-            Kind::String | Kind::Duration => json!({"type": "string"}),
-            Kind::Bool => json!({"type": "boolean"}),
-            Kind::Int32 => json!({"type": "integer", "format": "int32"}),
-            Kind::Int64 => json!({"type": "integer", "format": "int64"}),
-            Kind::Double => json!({"type": "number", "format": "double"}),
-            Kind::Bytes => json!({"type": "string", "format": "byte"}),
-            Kind::Quantity if self.dialect == Dialect::V2 => json!({"type": "string"}),
-            Kind::IntOrString if self.dialect == Dialect::V2 => {
-                json!({"type": "string", "format": "int-or-string"})
-            }
-            Kind::Quantity => json!({"oneOf": [{"type": "string"}, {"type": "number"}]}),
-            Kind::IntOrString => {
-                json!({"format": "int-or-string", "oneOf": [{"type": "integer"}, {"type": "string"}]})
-            }
-            Kind::Time | Kind::MicroTime => json!({"type": "string", "format": "date-time"}),
-            Kind::Raw => json!({"type": "object"}),
-            Kind::Strings => json!({"type": "array", "items": {"type": "string"}}),
-            Kind::Struct(type_) => self.reference(type_),
-            Kind::List(item) => json!({"type": "array", "items": self.kind(item)}),
-            Kind::Map(value) => json!({"type": "object", "additionalProperties": self.kind(value)}),
-            // A schema, or something simpler in its place: upstream leaves these open as well.
-            Kind::SchemaOrArray(_) | Kind::SchemaOrBool(_) | Kind::SchemaOrStrings(_) => json!({}),
+    /// A schema of its own for what is simple but has a name, as upstream names it.
+    fn simple(&mut self, name: &str, made: Value) -> Value {
+        let name = format!("io.k8s.{name}");
+        let reference = json!({"$ref": format!("#/components/schemas/{name}")});
+        self.done.insert(name, made);
+        reference
+    }
+
+    /// An item of a list or a value of a map. Upstream tells what an empty one is.
+    fn element(&mut self, kind: &Kind, raw: &str) -> Value {
+        let made = self.kind(kind, raw);
+        if self.dialect == Dialect::V2 {
+            return made;
         }
+        let default = match kind {
+            Kind::Struct(_) => return json!({"default": {}, "allOf": [made]}),
+            Kind::String => json!(""),
+            Kind::Bool => json!(false),
+            Kind::Int32 | Kind::Int64 | Kind::Double => json!(0),
+            _ => return made,
+        };
+        let mut made = made;
+        made["default"] = default;
+        made
+    }
+
+    /// `raw` is the name of what is not described any further.
+    fn kind(&mut self, kind: &Kind, raw: &str) -> Value {
+        const META: &str = "apimachinery.pkg.apis.meta.v1";
+        const EXTENSIONS: &str = "apiextensions-apiserver.pkg.apis.apiextensions.v1";
+        let v2 = self.dialect == Dialect::V2;
+        let date_time = json!({"type": "string", "format": "date-time"});
+        let (name, made) = match kind {
+            Kind::String => return json!({"type": "string"}),
+            Kind::Bool => return json!({"type": "boolean"}),
+            Kind::Int32 => return json!({"type": "integer", "format": "int32"}),
+            Kind::Int64 => return json!({"type": "integer", "format": "int64"}),
+            Kind::Double => return json!({"type": "number", "format": "double"}),
+            Kind::Bytes => return json!({"type": "string", "format": "byte"}),
+            Kind::Strings => return json!({"type": "array", "items": self.element(&Kind::String, raw)}),
+            Kind::Struct(type_) => return self.reference(type_),
+            Kind::List(item) => return json!({"type": "array", "items": self.element(item, raw)}),
+            Kind::Map(value) => {
+                return json!({"type": "object", "additionalProperties": self.element(value, raw)});
+            }
+            Kind::Duration => (format!("{META}.Duration"), json!({"type": "string"})),
+            Kind::Time => (format!("{META}.Time"), date_time),
+            Kind::MicroTime => (format!("{META}.MicroTime"), date_time),
+            Kind::Quantity => {
+                let made = match v2 {
+                    true => json!({"type": "string"}),
+                    false => json!({"oneOf": [{"type": "string"}, {"type": "number"}]}),
+                };
+                ("apimachinery.pkg.api.resource.Quantity".into(), made)
+            }
+            Kind::IntOrString => {
+                let made = match v2 {
+                    true => json!({"type": "string", "format": "int-or-string"}),
+                    false => {
+                        json!({"format": "int-or-string", "oneOf": [{"type": "integer"}, {"type": "string"}]})
+                    }
+                };
+                ("apimachinery.pkg.util.intstr.IntOrString".into(), made)
+            }
+            Kind::Raw => {
+                (raw.into(), if raw.ends_with(".JSON") { json!({}) } else { json!({"type": "object"}) })
+            }
+            // A schema, or something simpler in its place: upstream leaves these open as well.
+            Kind::SchemaOrArray(_) => (format!("{EXTENSIONS}.JSONSchemaPropsOrArray"), json!({})),
+            Kind::SchemaOrBool(_) => (format!("{EXTENSIONS}.JSONSchemaPropsOrBool"), json!({})),
+            Kind::SchemaOrStrings(_) => (format!("{EXTENSIONS}.JSONSchemaPropsOrStringArray"), json!({})),
+        };
+        if v2 { made } else { self.simple(&name, made) }
+    }
+}
+
+/// What upstream calls the type of a field whose content nobody describes.
+fn raw_name(type_: TypeRef, field: &Field) -> &'static str {
+    match (type_.name, field.name) {
+        (_, "fieldsV1") => "apimachinery.pkg.apis.meta.v1.FieldsV1",
+        (name, _) if name.ends_with(".JSONSchemaProps") => {
+            "apiextensions-apiserver.pkg.apis.apiextensions.v1.JSON"
+        }
+        _ => "apimachinery.pkg.runtime.RawExtension",
     }
 }

@@ -1,7 +1,7 @@
 //! A patched object as upstream prints it when it cannot be read: what the patch touched has sorted keys, the
 //! rest has its fields in the order in which their type declares them.
 
-use ferrite_api::schema::{Kind, Slot, Type, TypeRef, Wire};
+use ferrite_api::schema::{Kind, TypeRef};
 use serde_json::{Value, json};
 
 /// The objects a JSON patch goes through, as a document of their paths.
@@ -37,7 +37,7 @@ fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, out: &mut St
             };
             let mut names: Vec<&String> = map.keys().collect();
             if let (Some(type_), None) = (type_, touched) {
-                names.sort_by_key(|name| position(type_, name));
+                names.sort_by_key(|name| type_.field(name).map_or(u16::MAX, |f| f.declared));
             }
             out.push('{');
             for (index, name) in names.into_iter().enumerate() {
@@ -71,25 +71,6 @@ fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, out: &mut St
         }
         scalar => out.push_str(&scalar.to_string()),
     }
-}
-
-/// Where a field stands in its struct: kind and apiVersion first, the others as their protobuf tags count.
-fn position(type_: &Type, name: &str) -> (u32, u32) {
-    match name {
-        "kind" => (0, 0),
-        "apiVersion" if type_.field("kind").is_some() && type_.field("metadata").is_some() => (0, 1),
-        _ => (1, tag(type_, type_.wire, name).unwrap_or(u32::MAX)),
-    }
-}
-
-fn tag(type_: &Type, wires: &[Wire], name: &str) -> Option<u32> {
-    wires.iter().find_map(|wire| match wire.slot {
-        Slot::Field(index) => {
-            let field = type_.fields.get(usize::from(index))?;
-            (field.name == name).then_some(wire.tag)
-        }
-        Slot::Inline(inner) => tag(type_, inner, name).map(|_| wire.tag),
-    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Addresses and ports of Services.
 
+use super::{View, addresses};
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
@@ -88,6 +89,7 @@ impl ServiceAllocator {
     /// Fills in what a Service needs and reserves it. Other resources need nothing.
     pub fn allocate(
         &self,
+        view: &View,
         resource: &Resource,
         object: &mut Value,
         old: Option<&Value>,
@@ -103,7 +105,7 @@ impl ServiceAllocator {
         let name = meta::name(object).to_owned();
         let invalid = |errors: &[FieldError]| Status::invalid("", "Service", &name, errors);
         init_families(object).map_err(|errors| invalid(&errors))?;
-        self.allocate_address(object, old, &mut allocation).map_err(|e| invalid(&[e]))?;
+        self.allocate_address(view, object, old, &mut allocation).map_err(|e| invalid(&[e]))?;
         let spec = |key: &str| object.pointer(&format!("/spec/{key}"));
         let wants_ports = match kind.as_str() {
             "NodePort" => true,
@@ -112,8 +114,7 @@ impl ServiceAllocator {
         };
         let checked_by_balancer =
             kind == "LoadBalancer" && spec("externalTrafficPolicy").and_then(Value::as_str) == Some("Local");
-        let given = node_ports(object).next().is_some();
-        if wants_ports || given {
+        if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
             self.allocate_ports(object, old, &mut allocation, wants_ports).map_err(|e| invalid(&[e]))?;
         }
         if checked_by_balancer {
@@ -124,6 +125,7 @@ impl ServiceAllocator {
 
     fn allocate_address(
         &self,
+        view: &View,
         object: &mut Value,
         old: Option<&Value>,
         allocation: &mut Allocation<'_>,
@@ -137,6 +139,14 @@ impl ServiceAllocator {
         } else if given.is_empty() && !before.is_empty() && before != "None" {
             before.to_owned()
         } else if given.is_empty() {
+            if meta::name(object).is_empty() {
+                // As upstream: the record of the address is made first, and it must name its Service.
+                let address = self.first_address();
+                let why = format!(
+                    "failed to allocate IP: IPAddress.networking.k8s.io \"{address}\" is invalid: spec.parentRef.name: Required value"
+                );
+                return Err(FieldError::invalid(&path, json!([""]), why));
+            }
             let mut taken = self.taken();
             let base = u32::from(self.network);
             // The lower part is left to addresses that are asked for by name, as upstream does.
@@ -145,7 +155,8 @@ impl ServiceAllocator {
             let free = (reserved + 1..=*offsets.end())
                 .chain(1..=reserved.min(*offsets.end()))
                 .map(|o| base + o)
-                .find(|a| !taken.addresses.contains(a));
+                .filter(|a| !taken.addresses.contains(a))
+                .find(|a| !addresses::is_held(view, &Ipv4Addr::from(*a).to_string()));
             let Some(free) = free else {
                 let why = "failed to allocate a serviceIP: range is full";
                 return Err(FieldError::internal(&path.index(0), why));
@@ -154,7 +165,7 @@ impl ServiceAllocator {
             allocation.addresses.push(free);
             Ipv4Addr::from(free).to_string()
         } else {
-            self.take_address(&path, &given, before, allocation)?;
+            self.take_address(view, &path, &given, before, allocation)?;
             given
         };
         if let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) {
@@ -167,6 +178,7 @@ impl ServiceAllocator {
     /// Reserves an address that was asked for.
     fn take_address(
         &self,
+        view: &View,
         path: &Path,
         given: &str,
         before: &str,
@@ -184,7 +196,7 @@ impl ServiceAllocator {
         if !in_range {
             return Err(refused("the provided network does not match the current range"));
         }
-        if !self.taken().addresses.insert(number) {
+        if addresses::is_held(view, given) || !self.taken().addresses.insert(number) {
             return Err(refused("provided IP is already allocated"));
         }
         allocation.addresses.push(number);

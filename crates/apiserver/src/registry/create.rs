@@ -1,7 +1,7 @@
 //! Create.
 
 use super::{Registry, Write, metadata, store_status, stored};
-use crate::admission::{self, Attributes, Operation};
+use crate::admission::{Attributes, Operation};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
@@ -12,6 +12,10 @@ use serde_json::Value;
 
 /// How often a generated name is drawn anew when it is taken, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;
+/// How often a write is tried that others outrun to its quota: in each round one of them gets through.
+const CHARGE_ATTEMPTS: usize = 256;
+const QUOTA_CONTENDED: &str = "too many others use the same quota at once; try again";
+const ADDRESS_TAKEN: &str = "another server has just given the address away; try again";
 
 impl Registry {
     /// Creates an object that has been decoded. Answers it as stored, or as it would be.
@@ -27,6 +31,11 @@ impl Registry {
     async fn create_with(&self, write: &Write<'_>, object: Value, applied: bool) -> Result<Value, Status> {
         let generate = meta::str(&object, "generateName").to_owned();
         if !meta::name(&object).is_empty() || generate.is_empty() {
+            return self.create_named(write, object, applied).await;
+        }
+        if !write.resource.strategy.draws_names() {
+            let mut object = object;
+            meta::set_str(&mut object, "name", &generate);
             return self.create_named(write, object, applied).await;
         }
         let mut last = None;
@@ -58,11 +67,12 @@ impl Registry {
         }
         strategy.default(&mut object);
         metadata::stamp_new(resource, &mut object, write.namespace, now);
+        metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_GIVEN);
         if !applied {
             managed::on_write(resource, None, &mut object, write.options, None, now);
         }
 
-        let view = self.view();
+        let mut view = self.view();
         let name = meta::name(&object).to_owned();
         let attributes = Attributes {
             operation: Operation::Create,
@@ -71,23 +81,28 @@ impl Registry {
             namespace: write.namespace,
             name: &name,
             user: write.user,
+            old: None,
+            options: write.options,
+            rbac: &self.rbac,
         };
         let before = object.clone();
         crate::auth::check_escalation(&self.rbac, &view, write.user, resource, write.namespace, &object)?;
-        admission::mutate(&view, &attributes, &mut object)?;
+        self.admission.mutate(&view, &attributes, &mut object)?;
         if object != before {
+            metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
             strategy.default(&mut object);
         }
         strategy.prepare_create(&mut object);
-        let allocation = self.services.allocate(resource, &mut object, None)?;
+        let allocation = self.services.allocate(&view, resource, &mut object, None)?;
         super::normalise(resource, &mut object);
         let mut errors =
             validate_metadata(&object, resource.is_namespaced(), |name| strategy.validate_name(name));
         errors.extend(strategy.validate(&object));
         if !errors.is_empty() {
-            return Err(Status::invalid(&resource.group, &resource.kind, &name, &errors));
+            return Err(metadata::invalid(resource, &name, &errors));
         }
-        admission::validate(&view, &attributes, Some(&object))?;
+        strategy.warnings(&object).into_iter().for_each(|w| write.options.warnings.add(w));
+        let mut charges = self.admission.validate(&view, &attributes, Some(&object))?;
 
         let key = stored::key(resource, write.namespace, &name);
         if write.options.dry_run {
@@ -98,15 +113,28 @@ impl Registry {
         }
         let lease = self.lease_for(resource, now).await?;
         let value = stored::encode(resource, &object);
-        let txn = Txn::default().when(Compare::Absent(key.clone())).then(Op::Put { key, value, lease });
-        match self.store.commit(txn).await.map_err(store_status)? {
-            Outcome::Committed { revision } => {
+        let taken = || Status::already_exists(&resource.group, &resource.plural, &name);
+        let outrun = |why| Status::conflict(&resource.group, &resource.plural, &name, why);
+        for _ in 0..CHARGE_ATTEMPTS {
+            let put = Op::Put { key: key.clone(), value: value.clone(), lease };
+            let txn = Txn::default().when(Compare::Absent(key.clone())).then(put);
+            let txn = charges.onto(self.with_addresses(resource, txn, None, Some(&object)));
+            if let Outcome::Committed { revision } = self.commit(resource, "create", txn).await? {
                 allocation.keep();
                 stored::set_version(&mut object, revision);
-                Ok(object)
+                return Ok(object);
             }
-            Outcome::Conflict { .. } => Err(Status::already_exists(&resource.group, &resource.plural, &name)),
+            // Somebody else has taken the name, the address, or of the same quota.
+            view = self.view();
+            if view.snapshot.get(key.as_bytes()).is_some() {
+                return Err(taken());
+            }
+            if self.lost_address(resource, &object) {
+                return Err(outrun(ADDRESS_TAKEN));
+            }
+            charges = self.admission.validate(&view, &attributes, Some(&object))?;
         }
+        Err(outrun(QUOTA_CONTENDED))
     }
 
     /// Events do not stay for ever: those written within one minute share a lease.

@@ -1,7 +1,7 @@
 //! Delete: at once, gracefully, or held by finalizers.
 
-use super::{Registry, Write, metadata, store_status, stored, unreadable};
-use crate::admission::{self, Attributes, Operation};
+use super::{Registry, Write, metadata, stored, unreadable};
+use crate::admission::{Attributes, Operation};
 use crate::options::{DeleteOptions, Propagation};
 use ferrite_api::resource::{Deletion, Resource};
 use ferrite_api::{Status, meta};
@@ -30,6 +30,11 @@ impl Registry {
     ) -> Result<Deleted, Status> {
         let resource = write.resource;
         let key = stored::key(resource, write.namespace, name);
+        if options.propagation.is_none()
+            && let Some(warning) = resource.strategy.deletion_warning()
+        {
+            write.options.warnings.add(warning);
+        }
         for _ in 0..ATTEMPTS {
             let view = self.view();
             let entry = view
@@ -45,8 +50,11 @@ impl Registry {
                 namespace: write.namespace,
                 name,
                 user: write.user,
+                old: Some(&old),
+                options: write.options,
+                rbac: &self.rbac,
             };
-            admission::validate(&view, &attributes, None)?;
+            self.admission.validate(&view, &attributes, None)?;
             let step = decide(resource, &old, options, Timestamp::now());
             let op = match &step {
                 Step::Remove => Op::Delete { key: key.clone() },
@@ -62,8 +70,11 @@ impl Registry {
                     _ => Deleted::Gone(old),
                 });
             }
-            let txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
-            let Outcome::Committed { revision } = self.store.commit(txn).await.map_err(store_status)? else {
+            let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
+            if step == Step::Remove {
+                txn = self.with_addresses(resource, txn, Some(&old), None);
+            }
+            let Outcome::Committed { revision } = self.commit(resource, "delete", txn).await? else {
                 continue;
             };
             return Ok(match step {
@@ -71,7 +82,8 @@ impl Registry {
                     let txn = Txn::default()
                         .when(Compare::ModifiedAt(key.clone(), revision))
                         .then(Op::Delete { key: key.clone() });
-                    match self.store.commit(txn).await.map_err(store_status)? {
+                    let txn = self.with_addresses(resource, txn, Some(&old), None);
+                    match self.commit(resource, "delete", txn).await? {
                         Outcome::Committed { .. } => {
                             stored::set_version(&mut new, revision);
                             self.services.release(resource, &old);
@@ -144,6 +156,9 @@ enum Step {
 
 fn decide(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
     let mut new = old.clone();
+    if !meta::is_deleting(old) && resource.strategy.begin_deletion(&mut new, &metadata::time(now)) {
+        return Step::Mark(Box::new(new));
+    }
     set_dependents_finalizer(resource, &mut new, options.propagation);
     let held = meta::finalizers(&new).next().is_some() || held_by_spec(old);
     let (graceful, grace) = match resource.strategy.deletion(old, options.grace_seconds) {

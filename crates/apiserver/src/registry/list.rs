@@ -1,53 +1,95 @@
 //! Lists and what selects from them.
 
-use super::{Registry, store_status, stored};
+use super::{Registry, Selectors, store_status, stored};
 use crate::options::{ListOptions, VersionMatch};
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, URL_SAFE_NO_PAD};
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
-use ferrite_api::selector::{FieldSelector, LabelSelector, check_field};
 use ferrite_store::{Entry, Revision, Snapshot};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::sync::Arc;
-
-/// Which objects of a collection are meant.
-#[derive(Debug, Clone)]
-pub(crate) struct Selectors {
-    labels: LabelSelector,
-    fields: FieldSelector,
-}
-
-impl Selectors {
-    pub fn parse(resource: &Resource, options: &ListOptions) -> Result<Self, Status> {
-        let labels =
-            LabelSelector::parse(&options.label_selector).map_err(|e| Status::bad_request(e.to_string()))?;
-        let fields =
-            FieldSelector::parse(&options.field_selector).map_err(|e| Status::bad_request(e.to_string()))?;
-        for term in fields.terms() {
-            check_field(resource, &term.field).map_err(Status::bad_request)?;
-        }
-        Ok(Self { labels, fields })
-    }
-
-    pub fn is_everything(&self) -> bool {
-        self.labels.is_empty() && self.fields.is_empty()
-    }
-
-    pub fn matches(&self, resource: &Resource, object: &Value) -> bool {
-        self.labels.matches_object(object) && self.fields.matches(resource, object)
-    }
-}
 
 /// A piece of a list: the objects and where the next piece begins.
 pub(crate) struct ListPage {
     pub revision: Revision,
-    pub entries: Vec<Arc<Entry>>,
+    pub items: Items,
     pub continue_token: Option<String>,
     /// How many follow, when it is known without looking into them.
     pub remaining: Option<usize>,
+}
+
+/// The objects of a page in the order of their keys. Takes little memory however many there are: a page without a
+/// limit is looked up in its snapshot piece by piece.
+#[derive(Clone)]
+pub(crate) enum Items {
+    /// What a page with a limit has found.
+    Found(std::vec::IntoIter<Arc<Entry>>),
+    Scan(Scan),
+}
+
+/// Everything selected from a position on.
+#[derive(Clone)]
+pub(crate) struct Scan {
+    resource: Arc<Resource>,
+    selectors: Selectors,
+    snapshot: Snapshot,
+    prefix: String,
+    /// The first key not looked at yet; none at the end.
+    next: Option<Vec<u8>>,
+}
+
+impl Items {
+    /// All selected objects under a prefix.
+    pub fn all(resource: &Arc<Resource>, selectors: Selectors, snapshot: Snapshot, prefix: String) -> Self {
+        let next = Some(prefix.clone().into_bytes());
+        Self::Scan(Scan { resource: Arc::clone(resource), selectors, snapshot, prefix, next })
+    }
+
+    /// Takes further objects, of about `bytes` together, selected or not. None when there are no more.
+    pub fn take(&mut self, bytes: usize) -> Option<Vec<Arc<Entry>>> {
+        let mut seen = 0;
+        match self {
+            Self::Found(entries) => {
+                let mut taken = Vec::new();
+                while seen < bytes
+                    && let Some(entry) = entries.next()
+                {
+                    seen += entry.value.len();
+                    taken.push(entry);
+                }
+                (!taken.is_empty()).then_some(taken)
+            }
+            Self::Scan(scan) => scan.take(bytes),
+        }
+    }
+
+    pub fn is_done(&self) -> bool {
+        match self {
+            Self::Found(entries) => entries.len() == 0,
+            Self::Scan(scan) => scan.next.is_none(),
+        }
+    }
+}
+
+impl Scan {
+    fn take(&mut self, bytes: usize) -> Option<Vec<Arc<Entry>>> {
+        let from = self.next.take()?;
+        let mut taken = Vec::new();
+        let mut seen = 0;
+        for (key, entry) in self.snapshot.range(self.prefix.as_bytes(), Some(&from)) {
+            if seen >= bytes {
+                self.next = Some(key.as_bytes().to_vec());
+                break;
+            }
+            seen += entry.value.len();
+            if self.selectors.select(&self.resource, entry) {
+                taken.push(Arc::clone(entry));
+            }
+        }
+        Some(taken)
+    }
 }
 
 /// Where a list goes on. Opaque to clients.
@@ -64,9 +106,9 @@ struct Token {
 impl Registry {
     pub fn list(
         &self,
-        resource: &Resource,
+        resource: &Arc<Resource>,
         namespace: Option<&str>,
-        selectors: &Selectors,
+        selectors: Selectors,
         options: &ListOptions,
     ) -> Result<ListPage, Status> {
         let prefix = stored::prefix_in(resource, namespace);
@@ -77,31 +119,37 @@ impl Registry {
             ));
         }
         let snapshot = self.snapshot_for(options, token.as_ref())?;
+        let revision = snapshot.revision();
         // As upstream: whoever takes any version is answered from the cache, which knows no pages.
         let limit = if options.resource_version == Some(0) && token.is_none() { 0 } else { options.limit };
         let from = token.as_ref().map(|t| format!("{prefix}{}", t.start));
+        if limit == 0 {
+            let mut items = Items::all(resource, selectors, snapshot, prefix);
+            if let (Items::Scan(scan), Some(from)) = (&mut items, from) {
+                scan.next = Some(from.into_bytes());
+            }
+            return Ok(ListPage { revision, items, continue_token: None, remaining: None });
+        }
         let mut entries = Vec::new();
         let mut next = None;
-        let mut rest = snapshot.range(prefix.as_bytes(), from.as_ref().map(|f| f.as_bytes()));
+        let mut rest = snapshot.range(prefix.as_bytes(), from.as_deref().map(str::as_bytes));
         for (key, entry) in rest.by_ref() {
-            if !selectors.is_everything()
-                && !stored::decode(resource, entry).is_some_and(|object| selectors.matches(resource, &object))
-            {
+            if !selectors.select(resource, entry) {
                 continue;
             }
-            if limit > 0 && entries.len() == limit {
+            if entries.len() == limit {
                 next = Some(String::from_utf8_lossy(&key.as_bytes()[prefix.len()..]).into_owned());
                 break;
             }
             entries.push(Arc::clone(entry));
         }
         let remaining = (next.is_some() && selectors.is_everything()).then(|| rest.count() + 1);
-        let revision = snapshot.revision();
         let continue_token = next.map(|start| make_token(revision, start));
-        Ok(ListPage { revision, entries, continue_token, remaining })
+        Ok(ListPage { revision, items: Items::Found(entries.into_iter()), continue_token, remaining })
     }
 
-    /// The state a list is answered from. Ours is always the newest, so only exact versions look back.
+    /// The state a list is answered from. What is published is as new as the client asked for (the call has caught
+    /// up), so only exact versions look back.
     fn snapshot_for(&self, options: &ListOptions, token: Option<&Token>) -> Result<Snapshot, Status> {
         if let Some(token) = token {
             return self.store.snapshot_at(Revision(token.revision)).map_err(store_status);

@@ -1,10 +1,13 @@
 //! The parts of `metadata` that the server owns.
 
-use ferrite_api::meta;
+use crate::options::Warnings;
+use ferrite_api::field::FieldError;
 use ferrite_api::resource::Resource;
+use ferrite_api::{Status, meta};
 use jiff::Timestamp;
 use rand::RngExt;
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// Upstream's alphabet for generated names: no vowels and no look-alikes, so no words come about.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -26,7 +29,8 @@ pub(crate) fn generate_name(base: &str) -> String {
 
 /// Fills what identifies a new object and drops what only the server may say.
 pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str, now: Timestamp) {
-    let generated = resource.strategy.generation_fields();
+    let strategy = &resource.strategy;
+    let generated = !strategy.generation_fields().is_empty() && strategy.starts_generation();
     let metadata = meta::metadata_mut(object);
     for key in
         ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"]
@@ -38,9 +42,43 @@ pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str
     if resource.is_namespaced() {
         metadata.insert("namespace".into(), namespace.into());
     }
-    if !generated.is_empty() {
+    if generated {
         metadata.insert("generation".into(), 1.into());
     }
+}
+
+/// Behind `.metadata.ownerReferences contains duplicate entries` in a warning about what a client sent.
+pub(crate) const OWNERS_GIVEN: &str = "";
+/// The same about what admission made of it.
+pub(crate) const OWNERS_ADMITTED: &str = " after mutating admission happens";
+
+/// Keeps one reference to each owner and tells of the others.
+pub(crate) fn merge_owners(object: &mut Value, warnings: &Warnings, when: &str) {
+    let metadata = meta::metadata_mut(object);
+    let Some(owners) = metadata.get_mut("ownerReferences").and_then(Value::as_array_mut) else { return };
+    let mut seen = BTreeSet::new();
+    let mut again = Vec::new();
+    owners.retain(|owner| {
+        let uid = owner.get("uid").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let first = seen.insert(uid.clone());
+        if !first {
+            again.push(uid);
+        }
+        first
+    });
+    if !again.is_empty() {
+        warnings.add(format!(
+            ".metadata.ownerReferences contains duplicate entries{when}; API server dedups owner references in \
+             1.20+, and may reject such requests as early as 1.24; please fix your requests; duplicate UID(s) \
+             observed: {}",
+            again.join(", ")
+        ));
+    }
+}
+
+/// The refusal of an object. As upstream: it names the group of the kind that is stored.
+pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> Status {
+    Status::invalid(&resource.storage_gvk().group, &resource.kind, name, errors)
 }
 
 /// What an update may never change, taken from the stored object.
@@ -86,6 +124,19 @@ pub(crate) fn increment_generation(object: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_owner_is_named_once() {
+        let mut object = serde_json::json!({"metadata": {"ownerReferences": [
+            {"uid": "a", "name": "x"}, {"uid": "b"}, {"uid": "a", "name": "y"}]}});
+        let warnings = Warnings::default();
+        merge_owners(&mut object, &warnings, OWNERS_GIVEN);
+        let kept = serde_json::json!([{"uid": "a", "name": "x"}, {"uid": "b"}]);
+        assert_eq!(object["metadata"]["ownerReferences"], kept);
+        assert!(warnings.take()[0].ends_with("duplicate UID(s) observed: a"));
+        merge_owners(&mut object, &warnings, OWNERS_GIVEN);
+        assert!(warnings.take().is_empty());
+    }
 
     #[test]
     fn generated_names_are_short_enough_and_differ() {

@@ -2,48 +2,57 @@
 //!
 //! A write goes decode → default → admit → validate → store; a kind adds its strategy, never a path of its own.
 
+mod addresses;
 mod allocator;
 mod create;
 mod delete;
+mod hub;
 mod list;
 pub(crate) mod metadata;
+mod select;
 pub(crate) mod stored;
 mod update;
 mod watch;
 
 pub(crate) use allocator::ServiceAllocator;
 pub(crate) use delete::Deleted;
-pub(crate) use list::{ListPage, Selectors};
+pub(crate) use hub::{Event, EventType, FrameKey};
+pub(crate) use list::{Items, ListPage};
+pub(crate) use select::{Facts, Selectors};
 pub(crate) use update::{Change, Update};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
+use crate::admission::Chain;
 use crate::auth::{Rbac, User};
-use crate::options::WriteOptions;
+use crate::metrics::StoreTimes;
+use crate::options::{Query, WriteOptions};
+use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
-use ferrite_store::{Entry, Snapshot, Store, StoreError};
+use ferrite_store::{Entry, Outcome, Revision, Snapshot, Store, StoreError, Txn};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Every resource served, by group, version and plural name.
 pub(crate) struct Table {
     rows: Vec<Arc<Resource>>,
-    by_name: BTreeMap<(String, String, String), Arc<Resource>>,
+    /// By plural name; few resources share one.
+    by_name: HashMap<String, Vec<Arc<Resource>>>,
 }
 
 impl Table {
     pub fn new(resources: Vec<Resource>) -> Self {
         let rows: Vec<Arc<Resource>> = resources.into_iter().map(Arc::new).collect();
-        let by_name = rows
-            .iter()
-            .map(|r| ((r.group.to_string(), r.version.to_string(), r.plural.to_string()), Arc::clone(r)))
-            .collect();
+        let mut by_name: HashMap<String, Vec<Arc<Resource>>> = HashMap::new();
+        for row in &rows {
+            by_name.entry(row.plural.to_string()).or_default().push(Arc::clone(row));
+        }
         Self { rows, by_name }
     }
 
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
-        self.by_name.get(&(group.to_owned(), version.to_owned(), plural.to_owned()))
+        self.by_name.get(plural)?.iter().find(|r| r.group == group && r.version == version)
     }
 
     pub fn rows(&self) -> &[Arc<Resource>] {
@@ -71,17 +80,39 @@ impl View {
 }
 
 impl View {
-    /// The objects of a resource in a namespace, decoded one by one.
-    pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> {
-        let found: Vec<Value> = match self.table.any_version(group, plural) {
+    /// The objects of a resource in a namespace.
+    pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> + use<> {
+        self.entries(group, plural, namespace).map(|(_, object)| object)
+    }
+
+    /// The objects of a resource in a namespace, each with the revision that wrote it.
+    pub fn entries(
+        &self,
+        group: &str,
+        plural: &str,
+        namespace: &str,
+    ) -> impl Iterator<Item = (Revision, Value)> + use<> {
+        let found: Vec<_> = match self.table.any_version(group, plural) {
             None => Vec::new(),
             Some(resource) => {
                 let prefix = stored::prefix_in(resource, Some(namespace));
                 let entries = self.snapshot.range(prefix.as_bytes(), None);
-                entries.filter_map(|(_, entry)| stored::decode(resource, entry)).collect()
+                entries
+                    .filter_map(|(_, entry)| Some((entry.modified, stored::decode(resource, entry)?)))
+                    .collect()
             }
         };
         found.into_iter()
+    }
+
+    /// The resource of a kind.
+    pub fn of_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
+        self.table.rows.iter().find(|r| r.group == group && r.version == version && r.kind == kind)
+    }
+
+    /// Any version of a resource.
+    pub fn resource(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
+        self.table.any_version(group, plural)
     }
 }
 
@@ -98,25 +129,64 @@ pub(crate) struct Registry {
     pub store: Arc<Store>,
     pub table: Arc<Table>,
     pub services: ServiceAllocator,
+    hubs: hub::Hubs,
+    /// How long the store takes.
+    pub times: StoreTimes,
+    pub admission: Chain,
     /// Events are kept this long, in seconds.
     event_ttl: u64,
     event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
 }
 
 impl Registry {
-    pub fn new(store: Arc<Store>, table: Arc<Table>, services: ServiceAllocator, event_ttl: u64) -> Self {
+    pub fn new(
+        store: Arc<Store>,
+        table: Arc<Table>,
+        services: ServiceAllocator,
+        event_ttl: u64,
+        admission: Chain,
+    ) -> Self {
         Self {
             rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
             store,
             table,
             services,
+            hubs: hub::Hubs::default(),
+            times: StoreTimes::default(),
+            admission,
             event_ttl,
             event_lease: tokio::sync::Mutex::new(None),
         }
     }
 
+    /// Waits until this server knows what other servers of the same store were acknowledged before the call, unless
+    /// the client has said that it is content with less: with anything (`0`), or with a version that is known here.
+    pub async fn catch_up(&self, verb: Verb, query: &Query) -> Result<(), Status> {
+        let wanted = match verb {
+            Verb::Get | Verb::List | Verb::Watch => query.get("resourceVersion").and_then(|v| v.parse().ok()),
+            _ => None,
+        };
+        if wanted.is_some_and(|version: u64| version <= self.store.snapshot().revision().0) {
+            return Ok(());
+        }
+        self.store.catch_up().await.map_err(store_status)
+    }
+
     pub fn view(&self) -> View {
         View { snapshot: self.store.snapshot(), table: Arc::clone(&self.table) }
+    }
+
+    /// Commits a transaction that does `operation` to an object of a resource.
+    async fn commit(
+        &self,
+        resource: &Resource,
+        operation: &'static str,
+        txn: Txn,
+    ) -> Result<Outcome, Status> {
+        let started = std::time::Instant::now();
+        let outcome = self.store.commit(txn).await;
+        self.times.observe(resource, operation, started.elapsed());
+        outcome.map_err(store_status)
     }
 
     /// The stored object.

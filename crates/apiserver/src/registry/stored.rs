@@ -100,22 +100,77 @@ pub(crate) fn set_version(object: &mut Value, revision: Revision) {
 }
 
 /// Appends the whole object with its resource version.
-pub(crate) fn put_object(resource: &Resource, entry: &Entry, out: &mut BytesMut) {
-    let head = head(resource);
-    put(&head, head.len(), entry, out);
+pub(crate) fn put_object(entry: &Entry, out: &mut BytesMut) {
+    let (beginning, rest) = entry.value.split_at(metadata_at(&entry.value).unwrap_or_default());
+    out.reserve(entry.value.len() + 48);
+    out.put_slice(beginning);
+    put_versioned(entry.modified, rest.get(1..).unwrap_or_default(), out);
 }
 
-/// Appends the object as an item of a list: without kind and apiVersion.
-pub(crate) fn put_item(resource: &Resource, entry: &Entry, out: &mut BytesMut) {
-    put(METADATA, head(resource).len(), entry, out);
+/// How long the beginning is that all stored objects of a resource share.
+pub(crate) fn beginning(resource: &Resource) -> usize {
+    head(resource).len()
+}
+
+/// Appends the object as an item of a list: without kind and apiVersion, which are in its [`beginning`].
+pub(crate) fn put_item(beginning: usize, entry: &Entry, out: &mut BytesMut) {
+    put(METADATA, beginning, entry, out);
 }
 
 fn put(beginning: &str, skip: usize, entry: &Entry, out: &mut BytesMut) {
     let rest = entry.value.get(skip..).unwrap_or_default();
     out.reserve(beginning.len() + rest.len() + 48);
-    out.put_slice(beginning.as_bytes());
-    out.put_slice(b"\"resourceVersion\":\"");
-    out.put_slice(entry.modified.to_string().as_bytes());
+    // The brace that opens the metadata is written with the version.
+    out.put_slice(&beginning.as_bytes()[..beginning.len() - 1]);
+    put_versioned(entry.modified, rest, out);
+}
+
+/// The metadata of a stored value, braces included, found without parsing the rest. None when there is none.
+pub(crate) fn metadata(value: &[u8]) -> Option<&[u8]> {
+    let start = metadata_at(value)?;
+    let mut depth = 0usize;
+    let mut in_string = false;
+    let mut escaped = false;
+    for (at, byte) in value[start..].iter().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => {
+                depth = depth.checked_sub(1)?;
+                if depth == 0 {
+                    return value.get(start..=start + at);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Where the metadata's brace is. The beginning is ours: kind and apiVersion come first and hold nothing that looks
+/// like the mark.
+fn metadata_at(value: &[u8]) -> Option<usize> {
+    const MARK: &[u8] = b"\"metadata\":{";
+    value.windows(MARK.len()).take(MAX_HEAD).position(|w| w == MARK).map(|at| at + MARK.len() - 1)
+}
+
+/// Kind and apiVersion are shorter than this.
+const MAX_HEAD: usize = 1024;
+
+/// Appends the object's metadata with its resource version.
+pub(crate) fn put_metadata(entry: &Entry, out: &mut BytesMut) {
+    let metadata = metadata(&entry.value).unwrap_or(b"{}");
+    put_versioned(entry.modified, &metadata[1..], out);
+}
+
+/// Appends `{"resourceVersion":"7",` and what is left of the metadata after its brace.
+fn put_versioned(revision: Revision, rest: &[u8], out: &mut BytesMut) {
+    out.reserve(rest.len() + 48);
+    out.put_slice(b"{\"resourceVersion\":\"");
+    out.put_slice(revision.to_string().as_bytes());
     out.put_u8(b'"');
     if rest.first() != Some(&b'}') {
         out.put_u8(b',');
@@ -155,7 +210,7 @@ mod tests {
     fn answers_are_made_by_copying() {
         let object = json!({
             "apiVersion": "v1", "kind": "Pod", "action": "sorts before apiVersion",
-            "metadata": {"name": "web", "resourceVersion": "3", "labels": {"a": "b"}},
+            "metadata": {"name": "web", "resourceVersion": "3", "labels": {"a": "b\\}\""}},
             "spec": {"nodeName": "\"quoted\""},
         });
         let value = encode(&pods(), &object);
@@ -170,10 +225,13 @@ mod tests {
         expected["metadata"]["resourceVersion"] = "7".into();
         assert_eq!(decode(&pods(), &entry), Some(expected.clone()));
         let mut out = BytesMut::new();
-        put_object(&pods(), &entry, &mut out);
+        put_object(&entry, &mut out);
         assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), expected);
+        let mut metadata = BytesMut::new();
+        put_metadata(&entry, &mut metadata);
+        assert_eq!(serde_json::from_slice::<Value>(&metadata).unwrap(), expected["metadata"]);
         let mut item = BytesMut::new();
-        put_item(&pods(), &entry, &mut item);
+        put_item(beginning(&pods()), &entry, &mut item);
         expected.as_object_mut().unwrap().retain(|k, _| k != "kind" && k != "apiVersion");
         assert_eq!(serde_json::from_slice::<Value>(&item).unwrap(), expected);
     }

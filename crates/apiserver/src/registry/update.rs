@@ -1,7 +1,7 @@
 //! Update and patch: one loop that reads, changes, checks and swaps.
 
-use super::{Registry, Write, metadata, store_status, stored, unreadable};
-use crate::admission::{self, Attributes, Operation};
+use super::{Registry, Write, metadata, stored, unreadable};
+use crate::admission::{Attributes, Charges, Operation};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::meta_validation::{validate_metadata, validate_metadata_update};
@@ -45,7 +45,7 @@ impl Registry {
             let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
             self.check_preconditions(update, &new, &old)?;
-            let allocation = self.prepare(update, &view, &mut new, &old)?;
+            let (allocation, charges) = self.prepare(update, &view, &mut new, &old)?;
             if same(&new, &old) {
                 // As upstream: nothing changes, so nothing is written and the resource version stays.
                 return Ok(old);
@@ -64,7 +64,9 @@ impl Registry {
             if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
                 txn = txn.relaxed();
             }
-            match self.store.commit(txn).await.map_err(store_status)? {
+            let txn = self.with_addresses(resource, txn, Some(&old), (!finished).then_some(&new));
+            let txn = charges.onto(txn);
+            match self.commit(resource, "update", txn).await? {
                 Outcome::Committed { revision } => {
                     allocation.keep();
                     if finished {
@@ -132,12 +134,14 @@ impl Registry {
         view: &super::View,
         new: &mut Value,
         old: &Value,
-    ) -> Result<super::allocator::Allocation<'_>, Status> {
+    ) -> Result<(super::allocator::Allocation<'_>, Charges), Status> {
         let resource = update.write.resource;
         let strategy = &resource.strategy;
         let now = Timestamp::now();
         strategy.default(new);
         metadata::keep_identity(new, old);
+        let warnings = &update.write.options.warnings;
+        metadata::merge_owners(new, warnings, metadata::OWNERS_GIVEN);
         if !update.applied && update.subresource != Some("binding") {
             managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
@@ -153,6 +157,9 @@ impl Registry {
             namespace: update.write.namespace,
             name: update.name,
             user: update.write.user,
+            old: Some(old),
+            options: update.write.options,
+            rbac: &self.rbac,
         };
         let changed =
             ["rules", "roleRef", "subjects", "aggregationRule"].iter().any(|f| new.get(f) != old.get(f));
@@ -160,9 +167,9 @@ impl Registry {
             let Write { user, namespace, .. } = &update.write;
             crate::auth::check_escalation(&self.rbac, view, user, resource, namespace, new)?;
         }
-        admission::mutate(view, &attributes, new)?;
+        self.admission.mutate(view, &attributes, new)?;
         let allocation = match update.subresource {
-            None => self.services.allocate(resource, new, Some(old))?,
+            None => self.services.allocate(view, resource, new, Some(old))?,
             Some(_) => super::allocator::Allocation::none(),
         };
         super::normalise(resource, new);
@@ -181,10 +188,13 @@ impl Registry {
             Some(subresource) => errors.extend(strategy.validate_subresource_update(subresource, new, old)),
         }
         if !errors.is_empty() {
-            return Err(Status::invalid(&resource.group, &resource.kind, update.name, &errors));
+            return Err(metadata::invalid(resource, update.name, &errors));
         }
-        admission::validate(view, &attributes, Some(new))?;
-        Ok(allocation)
+        if update.subresource.is_none() {
+            strategy.warnings_on_update(new, old).into_iter().for_each(|w| warnings.add(w));
+        }
+        let charges = self.admission.validate(view, &attributes, Some(new))?;
+        Ok((allocation, charges))
     }
 }
 

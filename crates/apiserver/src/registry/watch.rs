@@ -1,21 +1,23 @@
 //! Watches: what happens to the objects of a collection, as a client with these selectors sees it.
 
-use super::list::too_large;
+use super::hub::{Event, EventType, Hub};
+use super::list::{Items, too_large};
 use super::{Registry, Selectors, stored};
 use crate::options::ListOptions;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
-use ferrite_store::{Entry, Revision, Watch, WatchEnd};
+use ferrite_store::{Change, Entry, Revision, Watch, WatchEnd};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// What a watcher is told.
-#[derive(Debug)]
 pub(crate) enum WatchEvent {
-    Added(Arc<Entry>),
-    Modified(Arc<Entry>),
-    /// The last state, numbered with the revision of the deletion.
-    Deleted(Arc<Entry>),
+    /// What was there when the watch began, told as added.
+    Initial(Arc<Entry>),
+    Changed {
+        type_: EventType,
+        event: Arc<Event>,
+    },
     /// Everything up to this revision has been told.
     Bookmark {
         revision: Revision,
@@ -30,9 +32,17 @@ pub(crate) struct WatchStream {
     resource: Arc<Resource>,
     selectors: Selectors,
     watch: Watch,
+    hub: Arc<Hub>,
+    /// What was there when the watch began and has not been looked at yet.
+    initial: Option<Items>,
+    /// The bookmark that follows it.
+    initial_end: Option<Revision>,
     ready: VecDeque<WatchEvent>,
     ended: bool,
 }
+
+/// About how much of the initial state is looked at in one go.
+const INITIAL: usize = 128 << 10;
 
 impl Registry {
     pub fn watch(
@@ -46,34 +56,25 @@ impl Registry {
         let snapshot = self.store.snapshot();
         let initial = options.send_initial_events == Some(true);
         let wanted = options.resource_version.unwrap_or(0);
-        if wanted > snapshot.revision().0 {
-            return Err(too_large(wanted, snapshot.revision()));
+        let current = snapshot.revision();
+        if wanted > current.0 {
+            return Err(too_large(wanted, current));
         }
-        let mut ready = VecDeque::new();
         // As upstream: without a version a watch begins with what is there, unless initial events are refused.
         let from_now = initial || (wanted == 0 && options.send_initial_events != Some(false));
-        if from_now {
-            for (_, entry) in snapshot.range(prefix.as_bytes(), None) {
-                if selects(&selectors, resource, entry) {
-                    ready.push_back(WatchEvent::Added(Arc::clone(entry)));
-                }
-            }
-            if initial && options.bookmarks {
-                ready.push_back(WatchEvent::Bookmark {
-                    revision: snapshot.revision(),
-                    initial_events_end: true,
-                });
-            }
-        }
-        let after = if from_now || wanted == 0 { snapshot.revision() } else { Revision(wanted) };
+        let after = if from_now || wanted == 0 { current } else { Revision(wanted) };
         let watch = self.store.watch(prefix.as_bytes(), after).map_err(|end| gone(&end))?;
-        Ok(WatchStream { resource: Arc::clone(resource), selectors, watch, ready, ended: false })
+        Ok(WatchStream {
+            initial: from_now.then(|| Items::all(resource, selectors.clone(), snapshot, prefix)),
+            initial_end: (initial && options.bookmarks).then_some(current),
+            hub: self.hubs.of(resource),
+            resource: Arc::clone(resource),
+            selectors,
+            watch,
+            ready: VecDeque::new(),
+            ended: false,
+        })
     }
-}
-
-fn selects(selectors: &Selectors, resource: &Resource, entry: &Entry) -> bool {
-    selectors.is_everything()
-        || stored::decode(resource, entry).is_some_and(|object| selectors.matches(resource, &object))
 }
 
 fn gone(end: &WatchEnd) -> Status {
@@ -95,58 +96,73 @@ impl WatchStream {
             if self.ended {
                 return None;
             }
-            match self.watch.next().await {
-                Ok(changes) => {
-                    for change in changes {
-                        self.ready.extend(self.event(&change));
+            if let Some(items) = &mut self.initial {
+                match items.take(INITIAL) {
+                    Some(entries) => self.ready.extend(entries.into_iter().map(WatchEvent::Initial)),
+                    None => {
+                        self.initial = None;
+                        let end = self.initial_end.take();
+                        let bookmark =
+                            end.map(|revision| WatchEvent::Bookmark { revision, initial_events_end: true });
+                        self.ready.extend(bookmark);
                     }
                 }
-                Err(end) => {
-                    self.ended = true;
-                    return Some(WatchEvent::Error(gone(&end)));
-                }
+                continue;
+            }
+            match self.watch.next().await {
+                Ok(changes) => self.extend(changes),
+                Err(end) => return Some(self.end(&end)),
             }
         }
     }
 
-    /// A bookmark for the present position.
+    /// A bookmark for the present position, or what comes before it.
     pub fn bookmark(&mut self) -> Option<WatchEvent> {
-        if !self.ready.is_empty() {
+        if !self.ready.is_empty() || self.initial.is_some() {
             return None;
         }
         match self.watch.ready() {
-            Ok(changes) => {
-                for change in changes {
-                    self.ready.extend(self.event(&change));
-                }
-                match self.ready.pop_front() {
-                    Some(event) => Some(event),
-                    None => Some(WatchEvent::Bookmark {
-                        revision: self.watch.position(),
-                        initial_events_end: false,
-                    }),
-                }
-            }
-            Err(end) => {
-                self.ended = true;
-                Some(WatchEvent::Error(gone(&end)))
+            Ok(changes) => self.extend(changes),
+            Err(end) => return Some(self.end(&end)),
+        }
+        let bookmark = || WatchEvent::Bookmark { revision: self.watch.position(), initial_events_end: false };
+        Some(self.ready.pop_front().unwrap_or_else(bookmark))
+    }
+
+    /// Lets go of what is kept for others only.
+    pub fn tidy(&self) {
+        self.hub.forget_old();
+    }
+
+    fn end(&mut self, end: &WatchEnd) -> WatchEvent {
+        self.ended = true;
+        WatchEvent::Error(gone(end))
+    }
+
+    fn extend(&mut self, changes: Vec<Change>) {
+        for event in self.hub.share(changes) {
+            if let Some(type_) = self.seen_as(&event) {
+                self.ready.push_back(WatchEvent::Changed { type_, event });
             }
         }
     }
 
     /// An object that comes into or leaves the selection is added or deleted for this watcher.
-    fn event(&self, change: &ferrite_store::Change) -> Option<WatchEvent> {
-        let now = change.entry.as_ref().filter(|e| selects(&self.selectors, &self.resource, e));
-        let before = change.previous.as_ref().filter(|e| selects(&self.selectors, &self.resource, e));
+    fn seen_as(&self, event: &Event) -> Option<EventType> {
+        let (before, now) = if self.selectors.is_everything() {
+            (event.change.previous.is_some(), event.change.entry.is_some())
+        } else {
+            let selected = |facts| self.selectors.matches(facts);
+            (
+                event.before(&self.resource).is_some_and(selected),
+                event.now(&self.resource).is_some_and(selected),
+            )
+        };
         match (before, now) {
-            (None, Some(entry)) => Some(WatchEvent::Added(Arc::clone(entry))),
-            (Some(_), Some(entry)) => Some(WatchEvent::Modified(Arc::clone(entry))),
-            (Some(previous), None) => {
-                let mut last = (**previous).clone();
-                last.modified = change.revision;
-                Some(WatchEvent::Deleted(Arc::new(last)))
-            }
-            (None, None) => None,
+            (false, true) => Some(EventType::Added),
+            (true, true) => Some(EventType::Modified),
+            (true, false) => Some(EventType::Deleted),
+            (false, false) => None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `pods/binding`: the scheduler's decision.
 
+use crate::admission::{Attributes, Operation};
 use crate::call::Call;
 use crate::encode;
 use crate::http::Answer;
@@ -41,6 +42,25 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
     if !errors.is_empty() {
         return Err(Status::invalid("", "Binding", name, &errors));
     }
+    let mut admitted = binding.clone();
+    let registry = &call.server.registry;
+    let pods = registry.table.find("", "v1", "pods").ok_or_else(Status::no_such_path)?;
+    let attributes = Attributes {
+        operation: Operation::Create,
+        resource: pods,
+        subresource: Some("binding"),
+        namespace: call.namespace(),
+        name,
+        user: &call.user,
+        old: None,
+        options,
+        rbac: &registry.rbac,
+    };
+    let view = registry.view();
+    registry.admission.mutate(&view, &attributes, &mut admitted)?;
+    registry.admission.validate(&view, &attributes, Some(&admitted))?;
+    drop(view);
+    let labels = meta::labels(&admitted);
     let uid = meta::uid(binding);
     let annotations = binding.pointer("/metadata/annotations").and_then(Value::as_object);
     let change = |pod: &Value| {
@@ -70,12 +90,20 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
                 kept.extend(annotations.clone());
             }
         }
+        if let Some(labels) = labels {
+            let kept = meta::metadata_mut(&mut bound).entry("labels").or_insert_with(|| json!({}));
+            for (key, value) in labels {
+                // As upstream: a binding adds labels and changes none.
+                if let Some(kept) = kept.as_object_mut() {
+                    kept.entry(key).or_insert_with(|| value.clone());
+                }
+            }
+        }
         set_scheduled(&mut bound);
         // The version was checked by nobody: the swap itself decides who wins.
         meta::metadata_mut(&mut bound).remove("resourceVersion");
         Ok(bound)
     };
-    let pods = call.server.registry.table.find("", "v1", "pods").ok_or_else(Status::no_such_path)?;
     let update = Update {
         write: Write { resource: pods, namespace: call.namespace(), user: &call.user, options },
         name,

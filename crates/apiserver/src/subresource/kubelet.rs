@@ -3,21 +3,17 @@
 //! The server finds the node, checks the request and passes bytes on. An upgraded connection is joined end to
 //! end, so the protocol spoken on it is a matter between the client and the node.
 
+use super::dial::{self, Place};
 use crate::call::Call;
 use crate::http::{Answer, BoxError};
-use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use ::http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Status, meta};
 use http_body_util::{BodyExt, Empty};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use rustls_pki_types::ServerName;
 use serde_json::Value;
 use std::net::IpAddr;
-use std::time::Duration;
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use std::sync::Arc;
 
 /// Options of a log that the kubelet takes under the same names.
 const LOG_OPTIONS: [&str; 8] =
@@ -26,8 +22,6 @@ const LOG_OPTIONS: [&str; 8] =
 fn encode<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish()
 }
-
-const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Lower bounds of a log's options, and how upstream words them.
 const LOG_BOUNDS: [(&str, i64, &str); 3] = [
@@ -82,9 +76,6 @@ const STREAM_OPTIONS: [(&str, &str); 4] =
     [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")];
 
 pub(super) async fn exec(call: &mut Call) -> Result<Answer, Status> {
-    if call.query.all("command").next().is_none() {
-        return Err(Status::bad_request("you must specify at least 1 command for the container"));
-    }
     stream(call, "exec").await
 }
 
@@ -95,6 +86,10 @@ pub(super) async fn attach(call: &mut Call) -> Result<Answer, Status> {
 async fn stream(call: &mut Call, what: &str) -> Result<Answer, Status> {
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     let container = container(call, &pod)?;
+    host(&pod)?;
+    if what == "exec" && call.query.all("command").next().is_none() {
+        return Err(Status::bad_request("you must specify at least 1 command for the container"));
+    }
     let wanted = || STREAM_OPTIONS.iter().filter(|(ours, _)| call.query.flag(ours));
     if !wanted().any(|(ours, _)| *ours != "tty") {
         return Err(Status::bad_request("you must specify at least one of stdin, stdout, stderr"));
@@ -107,6 +102,7 @@ async fn stream(call: &mut Call, what: &str) -> Result<Answer, Status> {
 
 pub(super) async fn port_forward(call: &mut Call) -> Result<Answer, Status> {
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+    host(&pod)?;
     let query = encode(call.query.all("ports").map(|port| ("port", port)));
     let path = format!("/portForward/{}/{}?{query}", call.namespace(), call.name());
     upgrade(call, &pod, &path).await
@@ -162,53 +158,17 @@ fn request(method: Method, path: &str) -> Result<Request<Empty<Bytes>>, Status> 
         .map_err(|e| Status::bad_request(format!("cannot ask the kubelet: {e}")))
 }
 
-/// Headers that make an upgrade; everything else stays between the client and us.
-fn is_upgrade_header(name: &HeaderName) -> bool {
-    let name = name.as_str();
-    name == "connection"
-        || name == "upgrade"
-        || name.starts_with("sec-websocket-")
-        || name.starts_with("x-stream-protocol-version")
-        || name == "x-accepted-stream-protocol-versions"
-}
-
-fn copy_upgrade_headers(from: &HeaderMap, to: &mut HeaderMap) {
-    for (name, value) in from {
-        if is_upgrade_header(name) {
-            to.append(name.clone(), value.clone());
-        }
-    }
-}
-
 async fn upgrade(call: &mut Call, pod: &Value, path: &str) -> Result<Answer, Status> {
     if call.header(header::UPGRADE).is_empty() {
         return Err(Status::bad_request("Upgrade request required"));
     }
     let mut request = request(call.parts.method.clone(), path)?;
-    copy_upgrade_headers(&call.parts.headers, request.headers_mut());
-    let client_side = call.parts.extensions.remove::<hyper::upgrade::OnUpgrade>();
-    let mut response = send(call, pod, request).await?;
+    dial::copy_upgrade_headers(&call.parts.headers, request.headers_mut());
+    let response = send(call, pod, request).await?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Err(relay_error(response).await);
     }
-    let Some(client_side) = client_side else {
-        return Err(Status::bad_request("this connection cannot be upgraded; use HTTP/1.1"));
-    };
-    let node_side = hyper::upgrade::on(&mut response);
-    let stopping = call.server.stopping();
-    call.server.spawn(async move {
-        let (Ok(client), Ok(node)) = tokio::join!(client_side, node_side) else { return };
-        let (mut client, mut node) = (TokioIo::new(client), TokioIo::new(node));
-        tokio::select! {
-            // Either side may simply go away.
-            _ = tokio::io::copy_bidirectional(&mut client, &mut node) => {}
-            () = stopping.cancelled() => {}
-        }
-    });
-    let mut answer = Response::new(crate::http::full(Bytes::new()));
-    *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    copy_upgrade_headers(response.headers(), answer.headers_mut());
-    Ok(answer)
+    dial::join(call, response)
 }
 
 /// What the kubelet complained about, as a Status.
@@ -227,47 +187,33 @@ async fn relay_error(response: Response<hyper::body::Incoming>) -> Status {
     }
 }
 
+/// The node a pod runs on.
+fn host(pod: &Value) -> Result<&str, Status> {
+    let node = pod.pointer("/spec/nodeName").and_then(Value::as_str).filter(|name| !name.is_empty());
+    node.ok_or_else(|| Status::bad_request(format!("pod {} does not have a host assigned", meta::name(pod))))
+}
+
+/// How the server shows itself to kubelets.
+pub(super) fn tls(call: &Call) -> Result<Arc<rustls::ClientConfig>, Status> {
+    let tls = call.server.config.kubelet_client.clone();
+    tls.ok_or_else(|| Status::internal("this server has no certificate for kubelets"))
+}
+
 /// Sends a request to the kubelet of the pod's node.
 async fn send(
     call: &Call,
     pod: &Value,
-    mut request: Request<Empty<Bytes>>,
+    request: Request<Empty<Bytes>>,
 ) -> Result<Response<hyper::body::Incoming>, Status> {
-    let node = pod.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
-    if node.is_empty() {
-        return Err(Status::bad_request(format!("pod {} does not have a host assigned", meta::name(pod))));
-    }
+    let node = host(pod)?;
     let (address, port) = endpoint(call, node)?;
-    let tls = call
-        .server
-        .config
-        .kubelet_client
-        .clone()
-        .ok_or_else(|| Status::internal("this server has no certificate for kubelets"))?;
-    let host = HeaderValue::from_str(&format!("{address}:{port}")).map_err(Status::internal)?;
-    request.headers_mut().insert(header::HOST, host);
-    let unreachable = |e: BoxError| {
+    let place = Place { address, port, tls: Some(tls(call)?) };
+    dial::send(call, &place, request).await.map_err(|e| {
         Status::internal(format!("cannot reach the kubelet of node {node} at {address}:{port}: {e}"))
-    };
-    let connect = async {
-        let tcp = TcpStream::connect((address, port)).await?;
-        tcp.set_nodelay(true)?;
-        let tls = TlsConnector::from(tls).connect(ServerName::IpAddress(address.into()), tcp).await?;
-        let (sender, connection) = http1::handshake(TokioIo::new(tls)).await?;
-        Ok::<_, BoxError>((sender, connection))
-    };
-    let (mut sender, connection) = tokio::time::timeout(DIAL_TIMEOUT, connect)
-        .await
-        .map_err(|_| unreachable("timed out".into()))?
-        .map_err(unreachable)?;
-    call.server.spawn(async move {
-        // An error shows up on the response as well.
-        let _ = connection.with_upgrades().await;
-    });
-    sender.send_request(request).await.map_err(|e| unreachable(e.into()))
+    })
 }
 
-fn endpoint(call: &Call, name: &str) -> Result<(IpAddr, u16), Status> {
+pub(super) fn endpoint(call: &Call, name: &str) -> Result<(IpAddr, u16), Status> {
     let view = call.server.registry.view();
     let node = view.get("", "nodes", "", name).ok_or_else(|| Status::not_found("", "nodes", name))?;
     let address = node

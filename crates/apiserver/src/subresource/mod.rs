@@ -1,10 +1,11 @@
 //! Subresources: one module each, one row each in [`TABLE`].
 
 pub(crate) mod binding;
-mod ephemeral;
+mod dial;
 mod eviction;
 mod finalize;
 mod kubelet;
+mod proxy;
 mod scale;
 pub(crate) mod token;
 
@@ -18,17 +19,20 @@ use std::pin::Pin;
 type Handler = for<'a> fn(&'a mut Call) -> Pin<Box<dyn Future<Output = Result<Answer, Status>> + Send + 'a>>;
 
 const TABLE: &[(&str, Handler)] = &[
-    ("status", |call| Box::pin(status(call))),
+    ("status", |call| Box::pin(part(call, "status"))),
+    ("approval", |call| Box::pin(part(call, "approval"))),
+    ("resize", |call| Box::pin(part(call, "resize"))),
     ("scale", |call| Box::pin(scale::handle(call))),
     ("binding", |call| Box::pin(binding::handle(call))),
     ("eviction", |call| Box::pin(eviction::handle(call))),
-    ("ephemeralcontainers", |call| Box::pin(ephemeral::handle(call))),
+    ("ephemeralcontainers", |call| Box::pin(part(call, "ephemeralcontainers"))),
     ("finalize", |call| Box::pin(finalize::handle(call))),
     ("token", |call| Box::pin(token::handle(call))),
     ("log", |call| Box::pin(kubelet::log(call))),
     ("exec", |call| Box::pin(kubelet::exec(call))),
     ("attach", |call| Box::pin(kubelet::attach(call))),
     ("portforward", |call| Box::pin(kubelet::port_forward(call))),
+    ("proxy", |call| Box::pin(proxy::handle(call))),
 ];
 
 pub(crate) async fn handle(call: &mut Call, name: &str) -> Result<Answer, Status> {
@@ -42,14 +46,15 @@ pub(crate) async fn handle(call: &mut Call, name: &str) -> Result<Answer, Status
     handler(call).await
 }
 
-async fn status(call: &mut Call) -> Result<Answer, Status> {
+/// A part of the object that is written by itself: the body is the whole object, of which only the part counts.
+async fn part(call: &mut Call, name: &str) -> Result<Answer, Status> {
     match call.verb {
         Verb::Get => {
             let entry = call.server.registry.get(&call.resource, call.namespace(), call.name())?;
             encode::entry(&call.resource, &entry, call.representation, call.include_object()?)
         }
-        Verb::Update => verbs::update(call, Some("status")).await,
-        Verb::Patch => patch::handle(call, Some("status")).await,
+        Verb::Update => verbs::update(call, Some(name)).await,
+        Verb::Patch => patch::handle(call, Some(name)).await,
         _ => Err(verbs::not_allowed(call)),
     }
 }

@@ -19,7 +19,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     match call.verb {
         Verb::Get => {
             let object = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
-            encode::value(200, &scale_of(&object), call.representation)
+            answer(call, &object)
         }
         Verb::Update => {
             let options = call.write_options()?;
@@ -73,7 +73,7 @@ async fn apply(call: &mut Call) -> Result<Answer, Status> {
         applied: true,
     };
     let result = call.server.registry.update(&update).await?;
-    encode::value(200, &scale_of(&result), call.representation)
+    answer(call, &result)
 }
 
 /// Changes the object's replicas to what `change` makes of its scale.
@@ -99,7 +99,12 @@ async fn write(
         Ok(new)
     };
     let result = verbs::modify(&call.server.registry, call, "scale", &options, &on_object).await?;
-    encode::value(200, &scale_of(&result), call.representation)
+    answer(call, &result)
+}
+
+fn answer(call: &Call, object: &Value) -> Result<Answer, Status> {
+    let scale = ferrite_api::kinds::scale();
+    encode::object(200, &scale, &scale_of(object), call.representation, call.include_object()?)
 }
 
 fn scale_of(object: &Value) -> Value {

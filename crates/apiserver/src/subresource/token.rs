@@ -1,11 +1,14 @@
 //! `serviceaccounts/token`: tokens, and whose they are.
 
+use crate::admission::{Attributes, Operation};
 use crate::auth::{User, token};
 use crate::call::Call;
 use crate::encode;
 use crate::http::Answer;
+use crate::options::WriteOptions;
 use crate::registry::metadata;
 use crate::server::ApiServer;
+use base64::Engine;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Gvk, Status, meta};
 use jiff::{SignedDuration, Timestamp};
@@ -13,6 +16,13 @@ use serde_json::{Value, json};
 
 const MIN_SECONDS: i64 = 600;
 const DEFAULT_SECONDS: i64 = 3600;
+/// What pods ask for, as admission mounts it.
+const POD_SECONDS: i64 = 3607;
+const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
+
+fn is_for_us(audiences: &Value, issuer: &str) -> bool {
+    audiences.as_array().is_some_and(|list| list.iter().any(|audience| audience == issuer))
+}
 
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
@@ -22,14 +32,35 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let Some(signer) = &call.server.tokens else {
         return Err(Status::unavailable("this server has no key to sign tokens with"));
     };
+    let given = meta::name(&request);
+    if !given.is_empty() && given != call.name() {
+        let error = FieldError::invalid(
+            &Path::new("metadata").child("name"),
+            given,
+            "must match the service account name if specified",
+        );
+        return Err(Status::invalid(&gvk.group, &gvk.kind, call.name(), &[error]));
+    }
+    let given = meta::namespace(&request);
+    if !given.is_empty() && given != call.namespace() {
+        let error = FieldError::invalid(
+            &Path::new("metadata").child("namespace"),
+            given,
+            "must match the service account namespace if specified",
+        );
+        return Err(Status::invalid(&gvk.group, &gvk.kind, call.name(), &[error]));
+    }
+    let now = Timestamp::now();
+    let spec = &mut request["spec"];
+    let seconds = spec["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
+    spec["expirationSeconds"] = seconds.into();
+    check_seconds(seconds)?;
+    crate::managed::on_body(&gvk, &mut request, &options, "token", now);
+    admit(call, &options, &request)?;
     let spec = &mut request["spec"];
     if spec["audiences"].as_array().is_none_or(Vec::is_empty) {
         spec["audiences"] = json!([signer.issuer]);
     }
-    let seconds = spec["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
-    spec["expirationSeconds"] = seconds.into();
-    check_seconds(seconds)?;
-    let now = Timestamp::now();
     let bound = bound_object(call, &request["spec"]["boundObjectRef"])?;
     let mut claims = json!({
         "aud": request["spec"]["audiences"],
@@ -44,19 +75,42 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         "nbf": now.as_second(),
         "sub": format!("system:serviceaccount:{}:{}", call.namespace(), call.name()),
     });
-    if let Some((key, name, uid)) = bound {
-        claims["kubernetes.io"][key] = json!({"name": name, "uid": uid});
+    for (key, name, uid) in bound {
+        claims["kubernetes.io"][key] = json!({"name": name});
+        if !uid.is_empty() {
+            claims["kubernetes.io"][key]["uid"] = uid.into();
+        }
+    }
+    if seconds == POD_SECONDS && is_for_us(&request["spec"]["audiences"], &signer.issuer) {
+        // As upstream: clients that never read their token again go on working, and are found by this claim.
+        claims["kubernetes.io"]["warnafter"] = (now.as_second() + seconds).into();
+        claims["exp"] = (now.as_second() + EXTENDED_SECONDS).into();
     }
     let signed = signer.sign(&claims).ok_or_else(|| Status::internal("a token could not be signed"))?;
     let expires = now.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(now);
     request["status"] = json!({"token": signed, "expirationTimestamp": metadata::time(expires)});
-    crate::managed::on_body(&gvk, &mut request, &options, "token", now);
     let metadata = meta::metadata_mut(&mut request);
     metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
     metadata.insert("name".into(), call.name().into());
     metadata.insert("namespace".into(), call.namespace().into());
     metadata.insert("creationTimestamp".into(), metadata::time(now).into());
     encode::value(201, &request, call.representation)
+}
+
+fn admit(call: &Call, options: &WriteOptions, request: &Value) -> Result<(), Status> {
+    let registry = &call.server.registry;
+    let attributes = Attributes {
+        operation: Operation::Create,
+        resource: &call.resource,
+        subresource: Some("token"),
+        namespace: call.namespace(),
+        name: call.name(),
+        user: &call.user,
+        old: None,
+        options,
+        rbac: &registry.rbac,
+    };
+    registry.admission.validate(&registry.view(), &attributes, Some(request)).map(drop)
 }
 
 fn check_seconds(seconds: i64) -> Result<(), Status> {
@@ -72,24 +126,32 @@ fn check_seconds(seconds: i64) -> Result<(), Status> {
     Err(Status::invalid("authentication.k8s.io", "TokenRequest", "", &[error]))
 }
 
-/// The object whose end is the token's end: claim, name and UID.
-fn bound_object(call: &Call, reference: &Value) -> Result<Option<(&'static str, String, String)>, Status> {
+/// What the token is bound to, the first being the object whose end is the token's end: claim, name and UID.
+fn bound_object(call: &Call, reference: &Value) -> Result<Vec<(&'static str, String, String)>, Status> {
     let text = |key: &str| reference[key].as_str().unwrap_or_default();
     if reference.is_null() {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let (claim, plural, namespace) = match (text("apiVersion"), text("kind")) {
         ("v1" | "", "Pod") => ("pod", "pods", call.namespace()),
         ("v1" | "", "Secret") => ("secret", "secrets", call.namespace()),
         ("v1" | "", "Node") => ("node", "nodes", ""),
         (version, kind) => {
+            let version = if version.contains('/') { version.to_owned() } else { format!("/{version}") };
             return Err(Status::bad_request(format!(
                 "cannot bind token to object of type {version}, Kind={kind}"
             )));
         }
     };
-    let object = call.server.registry.view().get("", plural, namespace, text("name"));
+    let view = call.server.registry.view();
+    let object = view.get("", plural, namespace, text("name"));
     let object = object.ok_or_else(|| Status::not_found("", plural, text("name")))?;
+    if claim == "pod" && object["spec"]["serviceAccountName"] != call.name() {
+        return Err(Status::bad_request(format!(
+            "cannot bind token for serviceaccount {:?} to pod running with different serviceaccount name.",
+            call.name()
+        )));
+    }
     let uid = meta::uid(&object);
     if !text("uid").is_empty() && text("uid") != uid {
         let why = format!(
@@ -98,47 +160,113 @@ fn bound_object(call: &Call, reference: &Value) -> Result<Option<(&'static str, 
         );
         return Err(Status::conflict("", text("kind"), text("name"), &why));
     }
-    Ok(Some((claim, text("name").to_owned(), uid.to_owned())))
+    let mut bound = vec![(claim, text("name").to_owned(), uid.to_owned())];
+    if let Some(node) = object["spec"]["nodeName"].as_str().filter(|_| claim == "pod") {
+        let uid = view.get("", "nodes", "", node).map(|node| meta::uid(&node).to_owned());
+        bound.push(("node", node.to_owned(), uid.unwrap_or_default()));
+    }
+    Ok(bound)
 }
 
-/// Whose a token is, and for which of `wanted` it is meant. None when it is nobody's any more.
+/// Why a token makes nobody known.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Rejected {
+    /// It is no token of ours.
+    Unknown,
+    /// It was one.
+    Because(String),
+}
+
+/// An object that is being deleted keeps its tokens for so long beyond its end.
+const LEEWAY: SignedDuration = SignedDuration::from_secs(60);
+
+/// Whose a token is, and for which of `wanted` it is meant.
 pub(crate) fn user_of<'a>(
     server: &ApiServer,
     text: &str,
     wanted: &[&'a str],
-) -> Option<(User, Vec<&'a str>)> {
-    let claims = server.tokens.as_ref()?.verify(text, Timestamp::now().as_second())?;
+) -> Result<(User, Vec<&'a str>), Rejected> {
+    let signer = server.tokens.as_ref().ok_or(Rejected::Unknown)?;
+    let claims = signer.verify(text).ok_or(Rejected::Unknown)?;
+    if claims["iss"] == ferrite_pki::LEGACY_ISSUER {
+        return legacy_user(server, text, &claims).map(|user| (user, wanted.to_vec()));
+    }
+    let because = |why: &str| Rejected::Because(why.to_owned());
     let audiences = token::audiences(&claims, wanted);
     if audiences.is_empty() {
-        return None;
+        return Err(Rejected::Because(format!(
+            "token audiences {} is invalid for the target audiences {wanted:?}",
+            claims["aud"]
+        )));
     }
+    let now = Timestamp::now();
+    token::in_time(&claims, now.as_second()).map_err(because)?;
     let about = &claims["kubernetes.io"];
-    let namespace = about["namespace"].as_str()?;
+    let namespace = about["namespace"].as_str().ok_or(Rejected::Unknown)?;
     let view = server.registry.view();
-    let alive = |plural: &str, namespace: &str, reference: &Value| {
-        let object = view.get("", plural, namespace, reference["name"].as_str().unwrap_or_default());
-        object.is_some_and(|o| meta::uid(&o) == reference["uid"].as_str().unwrap_or_default())
-    };
     let account = &about["serviceaccount"];
-    if !alive("serviceaccounts", namespace, account) {
-        return None;
-    }
-    for (claim, plural, namespace) in
-        [("pod", "pods", namespace), ("secret", "secrets", namespace), ("node", "nodes", "")]
-    {
-        if about[claim].is_object() && !alive(plural, namespace, &about[claim]) {
-            return None;
+    for (claim, plural, namespace) in [
+        ("serviceaccount", "serviceaccounts", namespace),
+        ("pod", "pods", namespace),
+        ("secret", "secrets", namespace),
+        ("node", "nodes", ""),
+    ] {
+        // A pod's token tells of its node, but ends with the pod.
+        if !about[claim].is_object() || (claim == "node" && about["pod"].is_object()) {
+            continue;
         }
+        let text = |key: &str| about[claim][key].as_str().unwrap_or_default();
+        let object = view.get("", plural, namespace, text("name"));
+        is_alive(object.as_ref(), claim, text("uid"), now).map_err(Rejected::Because)?;
     }
-    let user = User::service_account(namespace, account["name"].as_str()?, account["uid"].as_str()?);
+    let text = |key: &str| account[key].as_str().unwrap_or_default();
+    let user = User::service_account(namespace, text("name"), text("uid"));
     let mut user = user.with_credential(format!("JTI={}", claims["jti"].as_str().unwrap_or_default()));
-    for (claim, key) in [("pod", "pod"), ("node", "node")] {
+    for claim in ["pod", "node"] {
         for field in ["name", "uid"] {
             if let Some(value) = about[claim][field].as_str() {
-                let key = format!("authentication.kubernetes.io/{key}-{field}");
+                let key = format!("authentication.kubernetes.io/{claim}-{field}");
                 user.extra.insert(key, vec![value.to_owned()]);
             }
         }
     }
-    Some((user, audiences))
+    Ok((user, audiences))
+}
+
+/// Whose a token in a secret is: it lasts for as long as the secret holds it.
+fn legacy_user(server: &ApiServer, token: &str, claims: &Value) -> Result<User, Rejected> {
+    let text = |key: &str| {
+        claims.get(format!("kubernetes.io/serviceaccount/{key}")).and_then(Value::as_str).unwrap_or_default()
+    };
+    let invalidated = || Rejected::Because("service account token has been invalidated".into());
+    let view = server.registry.view();
+    let now = Timestamp::now();
+    let secret = view.get("", "secrets", text("namespace"), text("secret.name")).ok_or_else(invalidated)?;
+    let held = secret["data"]["token"].as_str().unwrap_or_default();
+    if meta::is_deleting(&secret) || base64::engine::general_purpose::STANDARD.encode(token) != held {
+        return Err(invalidated());
+    }
+    let account = view.get("", "serviceaccounts", text("namespace"), text("service-account.name"));
+    is_alive(account.as_ref(), "serviceaccount", text("service-account.uid"), now)
+        .map_err(Rejected::Because)?;
+    Ok(User::service_account(text("namespace"), text("service-account.name"), text("service-account.uid")))
+}
+
+/// Whether what a token is bound to is still there.
+fn is_alive(object: Option<&Value>, claim: &str, uid: &str, now: Timestamp) -> Result<(), String> {
+    let invalidated = || "service account token has been invalidated".to_owned();
+    let object = object.ok_or_else(invalidated)?;
+    let ends: Option<Timestamp> = meta::str(object, "deletionTimestamp").parse().ok();
+    if ends.is_some_and(|ends| ends.checked_add(LEEWAY).is_ok_and(|last| last < now)) {
+        return Err(invalidated());
+    }
+    match meta::uid(object) {
+        stored if stored == uid => Ok(()),
+        stored if claim == "serviceaccount" => {
+            Err(format!("service account UID ({stored}) does not match claim ({uid})"))
+        }
+        stored => {
+            Err(format!("{claim} UID ({stored}) does not match service account {claim} ref claim ({uid})"))
+        }
+    }
 }

@@ -99,6 +99,6 @@ async fn large_answers_are_compressed_and_requests_are_counted() {
     assert_eq!(world.get(&path).await.header("content-encoding"), "");
     let metrics = world.get("/metrics").await;
     let text = String::from_utf8_lossy(&metrics.bytes);
-    let line = r#"apiserver_request_total{code="200",group="",resource="configmaps",scope="resource",subresource="",verb="GET",version="v1"} 2"#;
+    let line = r#"apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="configmaps",scope="resource",subresource="",verb="GET",version="v1"} 2"#;
     assert!(text.contains(line), "{text}");
 }

@@ -4,5 +4,8 @@ mod world;
 
 mod allowed;
 mod deleting;
+mod network;
 mod reading;
+mod servers;
+mod streams;
 mod writing;

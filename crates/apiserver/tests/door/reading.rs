@@ -138,3 +138,31 @@ async fn documents_tell_what_is_served() {
     let again = world.send("GET", "/openapi/v3/apis/apps/v1", &[("if-none-match", &tag)], b"").await;
     assert_eq!(again.code, 304);
 }
+
+#[tokio::test]
+async fn documents_of_versions_come_as_json_and_protobuf() {
+    let world = World::start().await;
+    let path = "/openapi/v3/apis/apps/v1";
+    let json = world.get(path).await;
+    let schemas = json.at("/components/schemas");
+    let strategy = &schemas["io.k8s.api.apps.v1.DeploymentStrategy"]["properties"]["type"];
+    assert_eq!(strategy["enum"], json!(["Recreate", "RollingUpdate"]));
+    let time = &schemas["io.k8s.apimachinery.pkg.apis.meta.v1.Time"];
+    assert_eq!(time, &json!({"type": "string", "format": "date-time"}));
+    // Everything that is referred to is there.
+    let text = String::from_utf8_lossy(&json.bytes).into_owned();
+    for reference in text.split("#/components/schemas/").skip(1) {
+        let name = reference.split('"').next().unwrap_or_default();
+        assert!(schemas.get(name).is_some(), "{name}");
+    }
+    let accept = [("accept", "application/com.github.proto-openapi.spec.v3@v1.0+protobuf")];
+    let protobuf = world.send("GET", path, &accept, b"").await;
+    assert_eq!(protobuf.header("content-type"), "application/com.github.proto-openapi.spec.v3.v1.0+protobuf");
+    assert!(protobuf.bytes.starts_with(b"\x0a\x053.0.0\x12"));
+    assert_eq!(protobuf.header("etag"), json.header("etag"));
+    let hash = json.header("etag").trim_matches('"').to_owned();
+    let pinned = world.get(&format!("{path}?hash={hash}")).await;
+    assert_eq!(pinned.header("cache-control"), "public, immutable");
+    let old = world.get(&format!("{path}?hash=0")).await;
+    assert_eq!((old.code, old.header("location")), (301, format!("{path}?hash={hash}").as_str()));
+}

@@ -1,13 +1,11 @@
 //! A server with one namespace, and requests to it.
 
 use bytes::Bytes;
-use ferrite_apiserver::{ApiServer, Config, Door, User};
+use ferrite_apiserver::{Answer, ApiServer, Body, BoxError, Config, Door, Serving, User};
 use ferrite_store::Store;
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use tower::Service;
 
@@ -39,22 +37,26 @@ impl Reply {
 
 impl World {
     pub async fn start() -> Self {
-        let config = Config {
-            advertise: "192.0.2.1:6443".parse().expect("an address"),
-            service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
-            node_ports: 30000..=32767,
-            kubelet_client: None,
-            runtime_config: BTreeMap::new(),
-            service_account_issuer: "https://kubernetes.default.svc".into(),
-            service_account_key: None,
-            event_ttl_seconds: 3600,
-        };
-        let server = ApiServer::start(Arc::new(Store::memory()), config).await.expect("the server starts");
-        let door = server.door(User::new("admin", ["system:masters"]));
-        let world = Self { server, door };
+        Self::start_with(Serving::default()).await
+    }
+
+    pub async fn start_with(serving: Serving) -> Self {
+        let world = Self::start_on(Store::memory(), serving).await;
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
         assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
         world
+    }
+
+    /// A server on a store of one's own, with nothing but what it makes itself.
+    pub async fn start_on(store: Store, serving: Serving) -> Self {
+        let config = Config { serving, ..Config::new("192.0.2.1:6443".parse().expect("an address")) };
+        let server = ApiServer::start(Arc::new(store), config).await.expect("the server starts");
+        let door = server.door(User::new("admin", ["system:masters"]));
+        Self { server, door }
+    }
+
+    pub fn server(&self) -> Arc<ApiServer> {
+        Arc::clone(&self.server)
     }
 
     /// The same server, for somebody else.
@@ -68,10 +70,41 @@ impl World {
             request = request.header(*name, *value);
         }
         let request = request.body(Full::new(Bytes::copy_from_slice(body))).expect("a request");
-        let answer = self.door.clone().call(request).await.expect("an answer");
+        Self::whole(self.door.clone().call(request).await.expect("an answer")).await
+    }
+
+    async fn whole(answer: Answer) -> Reply {
         let (parts, body) = answer.into_parts();
         let bytes = body.collect().await.expect("a body").to_bytes();
         Reply { code: parts.status.as_u16(), headers: parts.headers, bytes }
+    }
+
+    /// The version the store is at.
+    pub async fn version(&self) -> String {
+        self.get(MAPS).await.at("/metadata/resourceVersion").as_str().expect("a version").to_owned()
+    }
+
+    /// The answer to a GET, not read yet.
+    pub async fn open(&self, path: &str) -> Answer {
+        let request = Request::get(path).body(Full::new(Bytes::new())).expect("a request");
+        self.door.clone().call(request).await.expect("an answer")
+    }
+
+    /// Sends a request with a body of one's own.
+    pub async fn begin(&self, method: &str, path: &str, body: Body) -> Reply {
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+        let request = request.body(body).expect("a request");
+        Self::whole(self.door.clone().call(request).await.expect("an answer")).await
+    }
+
+    /// A body whose sender never gets to its end.
+    pub fn endless_body() -> Body {
+        let never = futures_util::stream::pending::<Result<http_body::Frame<Bytes>, BoxError>>();
+        http_body_util::StreamBody::new(never).boxed_unsync()
+    }
+
+    pub async fn stop(&self) {
+        self.server.shutdown().await;
     }
 
     pub async fn get(&self, path: &str) -> Reply {

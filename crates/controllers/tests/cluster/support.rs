@@ -32,14 +32,8 @@ impl Cluster {
     pub async fn start_with(nodes: &[&str], config: Config) -> Self {
         let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::INFO).try_init();
         let server_config = ServerConfig {
-            advertise: "192.0.2.1:6443".parse().unwrap(),
             service_network: ("10.96.0.0".parse().unwrap(), 16),
-            node_ports: 30000..=32767,
-            kubelet_client: None,
-            runtime_config: Default::default(),
-            service_account_issuer: "https://kubernetes.default.svc".into(),
-            service_account_key: None,
-            event_ttl_seconds: 3600,
+            ..ServerConfig::new("192.0.2.1:6443".parse().unwrap())
         };
         let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), server_config).await.unwrap();
         let client = Client::new(server.door(User::new("system:admin", ["system:masters"])), "default");

@@ -6,6 +6,7 @@
 mod compactor;
 mod members;
 mod replicate;
+mod rounds;
 mod translate;
 
 pub use members::TlsFiles;
@@ -13,12 +14,12 @@ pub use translate::Layout;
 
 use crate::proto::etcdserverpb::kv_client::KvClient;
 use crate::proto::etcdserverpb::lease_client::LeaseClient;
-use crate::proto::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest, RangeRequest};
-use bytes::Bytes;
+use crate::proto::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest};
 use ferrite_store::{
     Answer, Feed, HistoryLimits, LeaseId, Outcome, Remote, Revision, Store, StoreError, Txn, now_seconds,
 };
 use members::Members;
+use rounds::Rounds;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -84,6 +85,7 @@ pub async fn connect(options: EtcdOptions, limits: HistoryLimits) -> Result<Stor
 struct Etcd {
     members: Arc<Members>,
     layout: Layout,
+    rounds: Rounds,
     _tasks: JoinSet<()>,
 }
 
@@ -99,7 +101,7 @@ impl Etcd {
         if let Some(every) = options.compact_every {
             tasks.spawn(compactor::run(Arc::clone(&members), every));
         }
-        Self { members, layout: options.layout, _tasks: tasks }
+        Self { members, layout: options.layout, rounds: Rounds::default(), _tasks: tasks }
     }
 }
 
@@ -143,18 +145,10 @@ impl Remote for Etcd {
     }
 
     fn revision(&self) -> Answer<'_, Revision> {
-        Box::pin(async move {
-            // Linearizable: the leader confirms that it still is one. The key does not have to exist.
-            let request =
-                RangeRequest { key: Bytes::from_static(b"\0"), count_only: true, ..RangeRequest::default() };
-            let call = |channel: Channel| {
-                let request = request.clone();
-                async move { kv(channel).range(request).await }
-            };
-            let response = self.members.call(members::Repeat::Always, call).await;
-            let response = response.map_err(|status| translate::refused(&status, &Txn::default()))?;
-            Ok(translate::at(response.into_inner().header))
-        })
+        Box::pin(self.rounds.join(async move || {
+            let revision = replicate::revision(&self.members).await;
+            revision.map_err(|status| translate::refused(&status, &Txn::default()))
+        }))
     }
 }
 

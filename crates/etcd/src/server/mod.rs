@@ -17,11 +17,14 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -29,6 +32,10 @@ use tower::Service as _;
 
 /// Connections served at once; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
+/// What a client has for its part of the TLS handshake: until then it takes the place of another.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// After a connection that could not be taken.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The services over one store. Cloning shares everything.
 #[derive(Debug, Clone)]
@@ -82,22 +89,10 @@ impl Service {
         }
         let listener = UnixListener::bind(path)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        let limit = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
-        loop {
-            let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { return Ok(()) };
-            let (stream, _) = tokio::select! {
-                accepted = listener.accept() => accepted?,
-                () = self.stop.cancelled() => {
-                    let _ = std::fs::remove_file(path);
-                    return Ok(());
-                }
-            };
-            let service = self.clone();
-            self.spawn(async move {
-                service.connection(stream).await;
-                drop(permit);
-            });
-        }
+        let connect = async |service: Self, (stream, _)| service.connection(stream).await;
+        self.accept(|| listener.accept(), connect).await;
+        let _ = std::fs::remove_file(path);
+        Ok(())
     }
 
     /// Serves on TCP until the service is stopped. Without `tls` anybody who reaches the listener reads and writes
@@ -108,25 +103,48 @@ impl Service {
         tls: Option<Arc<rustls::ServerConfig>>,
     ) -> io::Result<()> {
         let acceptor = tls.map(TlsAcceptor::from);
-        let limit = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
+        let connect = |service: Self, (stream, peer)| service.secured(acceptor.clone(), stream, peer);
+        self.accept(|| listener.accept(), connect).await;
+        Ok(())
+    }
+
+    async fn secured(self, acceptor: Option<TlsAcceptor>, stream: TcpStream, peer: SocketAddr) {
+        let _ = stream.set_nodelay(true);
+        let Some(acceptor) = acceptor else { return self.connection(stream).await };
+        match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => self.connection(stream).await,
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
+            Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
+        }
+    }
+
+    /// Serves every connection `next` gives, so many at once, until the service is stopped.
+    async fn accept<S, N, F>(&self, next: impl Fn() -> N, connect: impl Fn(Self, S) -> F)
+    where
+        N: Future<Output = io::Result<S>>,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let limit = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         loop {
-            let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { return Ok(()) };
-            let (stream, peer) = tokio::select! {
-                accepted = listener.accept() => accepted?,
-                () = self.stop.cancelled() => return Ok(()),
+            let Ok(permit) = Arc::clone(&limit).acquire_owned().await else { return };
+            let accepted = tokio::select! {
+                accepted = next() => accepted,
+                () = self.stop.cancelled() => return,
             };
-            let _ = stream.set_nodelay(true);
-            let (service, acceptor) = (self.clone(), acceptor.clone());
-            self.spawn(async move {
-                match acceptor {
-                    None => service.connection(stream).await,
-                    Some(acceptor) => match acceptor.accept(stream).await {
-                        Ok(stream) => service.connection(stream).await,
-                        Err(error) => tracing::debug!(%peer, %error, "a TLS handshake failed"),
-                    },
+            match accepted {
+                Ok(stream) => {
+                    let served = connect(self.clone(), stream);
+                    self.spawn(async move {
+                        served.await;
+                        drop(permit);
+                    });
                 }
-                drop(permit);
-            });
+                // Out of descriptors, or a client that was gone at once: the next one may do better.
+                Err(error) => {
+                    tracing::warn!(%error, "a connection to the etcd API could not be taken");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
         }
     }
 

@@ -11,4 +11,5 @@ mod docker;
 mod lifecycle;
 mod pods;
 mod rollout;
+mod store;
 mod world;

@@ -178,11 +178,16 @@ impl World {
         self.netns.enter(command);
     }
 
-    pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new("kubectl");
+    /// Any command, in this world's network and with its files.
+    pub fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command.args(arguments);
         self.environment(&mut command);
         command
+    }
+
+    pub fn kubectl_command(&self, arguments: &[&str]) -> Command {
+        self.command("kubectl", arguments)
     }
 
     /// Runs kubectl, whatever comes of it.

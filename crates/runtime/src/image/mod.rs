@@ -21,7 +21,7 @@ mod reference;
 mod registries;
 mod service;
 mod store;
-mod tar_reader;
+pub(crate) mod tar_reader;
 
 pub use builtin::Builtin;
 pub use digest::{Digest, chain_ids};

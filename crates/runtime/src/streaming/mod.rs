@@ -7,7 +7,7 @@ mod dictionary;
 mod forward;
 mod session;
 mod spdy;
-mod spdy_codec;
+pub(crate) mod spdy_codec;
 mod status;
 mod websocket;
 

@@ -8,6 +8,7 @@ mod child;
 mod error;
 mod handler;
 mod hook;
+mod interpreter;
 mod log;
 mod mounts;
 mod process;

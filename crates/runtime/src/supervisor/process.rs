@@ -1,7 +1,9 @@
 //! From a set-up root to the program: identity, limits, capabilities, seccomp, exec.
 
-use std::ffi::CString;
-use std::io;
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -9,6 +11,7 @@ use nix::unistd::{Gid, Uid};
 use oci_spec::runtime::{Capability, PosixRlimitType, Process};
 
 use super::error::{Context, SetupError};
+use super::interpreter::{HEAD, interpreter};
 use crate::sys;
 
 /// A compiled seccomp program.
@@ -263,12 +266,21 @@ fn check(path: &Path) -> Result<(), Errno> {
     nix::unistd::access(path, nix::unistd::AccessFlags::X_OK)
 }
 
+/// What the kernel was to start the program with.
+fn wanted(program: &CString) -> Option<String> {
+    let file = File::open(Path::new(OsStr::from_bytes(program.as_bytes()))).ok()?;
+    let mut head = Vec::new();
+    file.take(HEAD as u64).read_to_end(&mut head).ok()?;
+    interpreter(&head)
+}
+
 fn exec_error(name: &str, program: &CString, error: Errno) -> SetupError {
     let problem = match error {
         // The file is there, `find` saw it: what is missing is what the file asks for.
         Errno::ENOENT => format!(
-            "{} exists, but its interpreter or dynamic loader does not: no such file or directory",
-            program.to_string_lossy()
+            "{} exists, but its interpreter or dynamic loader{} does not: no such file or directory",
+            program.to_string_lossy(),
+            wanted(program).map(|name| format!(" {name}")).unwrap_or_default()
         ),
         Errno::ENOEXEC => "exec format error (built for another architecture, or a script without #!)".into(),
         Errno::EACCES => "permission denied".into(),

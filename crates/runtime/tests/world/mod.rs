@@ -43,6 +43,30 @@ pub struct Images {
     pub view: ImageConfigView,
 }
 
+impl Images {
+    pub fn busybox(root: &Path) -> Self {
+        Self {
+            layers: vec![root.to_owned()],
+            view: ImageConfigView { id: "sha256:b0".into(), cmd: vec!["sh".into()], ..Default::default() },
+        }
+    }
+}
+
+/// A runtime that keeps everything below one directory and one control group.
+pub fn configuration(directory: &Path, cgroup_parent: String, images: Images) -> Config {
+    Config {
+        root: directory.join("lib"),
+        run: directory.join("run"),
+        cgroup_parent,
+        supervisor: env!("CARGO_BIN_EXE_ferrite-supervisor").into(),
+        network: Arc::new(NoNetwork),
+        images: Arc::new(images),
+        handlers: ferrite_runtime::installed_handlers(),
+        extras: ferrite_runtime::Extras::default(),
+        streaming_address: ([127, 0, 0, 1], 0).into(),
+    }
+}
+
 impl Rootfs for Images {
     fn image(&self, name: &str) -> Result<ImageConfigView, RootfsError> {
         if name == "busybox" || name == self.view.id {
@@ -114,22 +138,10 @@ impl World {
         let directory = tempfile::Builder::new().prefix("ferrite-runtime-").tempdir().unwrap();
         let root = directory.path().join("image");
         make_busybox(&root);
-        let mut images = Images {
-            layers: vec![root.clone()],
-            view: ImageConfigView { id: "sha256:b0".into(), cmd: vec!["sh".into()], ..Default::default() },
-        };
+        let mut images = Images::busybox(&root);
         change(&root, &mut images);
-        let config = Config {
-            root: directory.path().join("lib"),
-            run: directory.path().join("run"),
-            cgroup_parent: format!("/ferrite-test-{}-{number}", std::process::id()),
-            supervisor: env!("CARGO_BIN_EXE_ferrite-supervisor").into(),
-            network: Arc::new(NoNetwork),
-            images: Arc::new(images),
-            handlers: ferrite_runtime::installed_handlers(),
-            extras: ferrite_runtime::Extras::default(),
-            streaming_address: ([127, 0, 0, 1], 0).into(),
-        };
+        let config =
+            configuration(directory.path(), format!("/ferrite-test-{}-{number}", std::process::id()), images);
         let runtime = Runtime::open(config.clone()).await.unwrap();
         Self { directory, config, runtime: Some(runtime) }
     }

@@ -2,7 +2,7 @@
 
 use super::format::{self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Item, LeaseRecord, Record, Salt};
 use super::{CorruptError, checkpoint_path, log_path, numbered};
-use crate::entry::{Entry, Key, Revision};
+use crate::entry::{Entry, Revision};
 use crate::history::{Change, History, HistoryLimits};
 use crate::leases::Leases;
 use crate::replica::Map;
@@ -159,7 +159,7 @@ impl<'a> Frames<'a> {
         }
         let mut header = [0; FRAME_HEADER];
         self.file.read_exact(&mut header).map_err(|e| self.io(e))?;
-        let Some(header) = FrameHeader::read(&header) else { return Ok(Next::Broken) };
+        let Some(header) = FrameHeader::read(&header, self.salt) else { return Ok(Next::Broken) };
         if header.length as u64 > left - FRAME_HEADER as u64 {
             return Ok(Next::Broken);
         }
@@ -275,9 +275,7 @@ fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision
 fn apply(record: Record, into: &mut Recovered) {
     let revision = record.revision;
     for op in record.ops {
-        // A key that exists keeps its allocation: the one read from the log would be a second copy.
-        let known: Option<Key> = into.map.get_key_value(op.key().as_bytes()).map(|(k, _)| k.clone());
-        let key = known.unwrap_or_else(|| op.key().clone());
+        let key = op.key().clone();
         let previous = into.map.get(key.as_bytes()).cloned();
         let entry = match op {
             Op::Put { value, lease, .. } => Some(Arc::new(Entry {

@@ -7,8 +7,8 @@ mod lexer;
 #[cfg(test)]
 mod tests;
 
-use super::scalar;
 use super::{DecodeError, Decoded, MAX_DEPTH};
+use super::{scalar, time};
 use crate::schema::{Kind, Type, TypeRef};
 use lexer::{Lexer, Shape};
 use serde_json::{Map, Value};
@@ -415,8 +415,8 @@ fn text(kind: &Kind, text: String) -> Result<Value, DecodeError> {
     Ok(Value::String(match kind {
         Kind::Bytes => scalar::encode_base64(&scalar::decode_base64(&text)?),
         Kind::Quantity => scalar::canonical_quantity(text.trim())?,
-        Kind::Time => scalar::format_time(scalar::parse_time(&text)?),
-        Kind::MicroTime => scalar::format_micro_time(scalar::parse_time(&text)?),
+        Kind::Time => scalar::format_time(time::parse_time(&text)?),
+        Kind::MicroTime => scalar::format_micro_time(time::parse_micro_time(&text)?),
         _ => text,
     }))
 }

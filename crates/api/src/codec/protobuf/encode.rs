@@ -1,7 +1,7 @@
 //! From a JSON value to the protobuf message Go would write.
 
 use super::envelope;
-use crate::codec::scalar;
+use crate::codec::{scalar, time};
 use crate::schema::{Field, Kind, Slot, TypeRef, Wire};
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -230,7 +230,7 @@ impl Writer {
                 self.int_or_string(tag, number, None);
             }
             (Kind::Time | Kind::MicroTime, Value::String(text)) => {
-                let time = scalar::parse_time(text).map_err(|_| wrong())?;
+                let time = time::parse_time(text).map_err(|_| wrong())?;
                 // Times have whole seconds in both formats; microtimes lose what is below a microsecond.
                 let floor = scalar::floor_seconds(time);
                 let nanos = match kind {

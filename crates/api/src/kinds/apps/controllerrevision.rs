@@ -3,7 +3,7 @@
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{flag, int, list, text};
 use crate::kinds::cell;
-use crate::kinds::check::{immutable, not_negative};
+use crate::kinds::check::{IMMUTABLE, immutable, not_negative};
 use crate::kinds::row::{NAME, shown};
 use crate::resource::{Column, Strategy};
 use crate::table::NONE;
@@ -28,6 +28,16 @@ impl Strategy for ControllerRevisions {
         let mut errors = self.validate(new);
         errors.extend(immutable(&new["data"], &old["data"], &Path::new("data")));
         errors
+    }
+
+    /// As upstream: a patch reads the data as the object it says to be, which never equals the stored bytes.
+    fn validate_patch(&self, new: &Value) -> FieldErrors {
+        let data = &new["data"];
+        let gvk = crate::Gvk::from_api_version(text(data, "apiVersion"), text(data, "kind"));
+        match gvk.is_some_and(|gvk| crate::schema::of(&gvk).is_some()) {
+            true => vec![FieldError::invalid(&Path::new("data"), data.clone(), IMMUTABLE)],
+            false => Vec::new(),
+        }
     }
 
     fn columns(&self) -> &'static [Column] {

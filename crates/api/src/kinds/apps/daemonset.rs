@@ -2,7 +2,8 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, present, text,
+    clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, object_mut,
+    present, remove, text,
 };
 use crate::kinds::cell;
 use crate::kinds::check::{at_most_whole, int_or_percent, is_zero_share, not_negative};
@@ -114,6 +115,15 @@ impl Strategy for DaemonSets {
 
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec"]
+    }
+
+    fn trim_for_table(&self, object: &mut Value) {
+        if let Some(annotations) = object_mut(&mut object["metadata"], "annotations") {
+            remove(annotations, TEMPLATE_GENERATION);
+            if annotations.as_object().is_some_and(serde_json::Map::is_empty) {
+                remove(&mut object["metadata"], "annotations");
+            }
+        }
     }
 
     fn columns(&self) -> &'static [Column] {

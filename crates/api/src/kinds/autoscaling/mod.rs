@@ -2,5 +2,6 @@
 
 mod convert;
 mod rules;
+pub(in crate::kinds) mod scale;
 pub(super) mod v1;
 pub(super) mod v2;

@@ -22,6 +22,20 @@ const NAME_LABELS: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
 
 pub(in crate::kinds) struct Jobs;
 
+/// A job without labels has those of its template.
+fn default_labels(object: &mut Value) {
+    let labels = object.pointer("/spec/template/metadata/labels").cloned();
+    // What is wrong with the template's labels is said there, once.
+    let usable = |l: &Value| {
+        l.as_object().is_some_and(|m| !m.is_empty()) && validate_labels(l, &Path::default()).is_empty()
+    };
+    if let Some(labels) = labels.filter(usable)
+        && map(&object["metadata"], "labels").is_none_or(Map::is_empty)
+    {
+        ensure_object(object, "metadata")["labels"] = labels;
+    }
+}
+
 impl Strategy for Jobs {
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
@@ -37,16 +51,7 @@ impl Strategy for Jobs {
         default_field(spec, "manualSelector", false);
         let replacement = if present(spec, "podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
         default_field(spec, "podReplacementPolicy", replacement);
-        let labels = object.pointer("/spec/template/metadata/labels").cloned();
-        // What is wrong with the template's labels is said there, once.
-        let usable = |l: &Value| {
-            l.as_object().is_some_and(|m| !m.is_empty()) && validate_labels(l, &Path::default()).is_empty()
-        };
-        if let Some(labels) = labels.filter(usable)
-            && map(&object["metadata"], "labels").is_none_or(Map::is_empty)
-        {
-            ensure_object(object, "metadata")["labels"] = labels;
-        }
+        default_labels(object);
     }
 
     fn prepare_create(&self, object: &mut Value) {
@@ -54,7 +59,7 @@ impl Strategy for Jobs {
         if !flag(&object["spec"], "manualSelector") {
             generate_selector(object);
             // The labels of the template, now that it has them, are the job's unless it brought some.
-            self.default(object);
+            default_labels(object);
         }
     }
 
@@ -64,6 +69,7 @@ impl Strategy for Jobs {
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
+        default_labels(new);
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
@@ -87,7 +93,9 @@ impl Strategy for Jobs {
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let path = Path::new("spec");
         let (is, was) = (&new["spec"], &old["spec"]);
-        let mut errors = validate_spec(is, &path);
+        // As upstream: the specification is checked as that of a new job, and again as one that changes.
+        let mut errors = self.validate(new);
+        errors.extend(validate_spec(is, &path));
         errors.extend(validate_completions(is, was, &path));
         if is["selector"] != was["selector"] {
             errors.push(

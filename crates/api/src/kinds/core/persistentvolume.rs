@@ -2,9 +2,8 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    default_field, default_text, ensure_object, keep, list, map, object, object_mut, present, text,
+    default_field, default_text, ensure_object, keep, list, map, object, object_mut, present, remove, text,
 };
-use crate::kinds::cell;
 use crate::kinds::check::{complaints, immutable, named_if_set, one_of_if_set};
 use crate::kinds::pod::defaults::default_resource_list;
 use crate::kinds::pod::resources::amounts;
@@ -13,7 +12,8 @@ use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::volume_source::{
     access_modes_cell, default_source, validate_access_modes, validate_source, validate_volume_mode,
 };
-use crate::meta_validation::dns1123_subdomain;
+use crate::kinds::{cell, go};
+use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::resource::{Column, Strategy};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -44,6 +44,8 @@ const SOURCES: &[&str] = &[
     "csi",
 ];
 
+const EXPAND_SECRET: &str = "controllerExpandSecretRef";
+
 pub(in crate::kinds) struct PersistentVolumes;
 
 impl Strategy for PersistentVolumes {
@@ -58,10 +60,6 @@ impl Strategy for PersistentVolumes {
             if let Some(source) = object_mut(spec, kind) {
                 default_source(kind, source);
             }
-        }
-        // The secret of an Azure share and the like: a source of a cluster-wide object is not in a namespace.
-        if let Some(claim) = object_mut(spec, "claimRef") {
-            default_text(claim, "kind", "");
         }
         default_text(ensure_object(object, "status"), "phase", "Pending");
     }
@@ -85,6 +83,9 @@ impl Strategy for PersistentVolumes {
         if moved && (is[CHANGED].is_null() || is[CHANGED] == was[CHANGED]) {
             let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
             ensure_object(new, "status")[CHANGED] = now.to_string().into();
+        } else if is[CHANGED].is_null() && !was[CHANGED].is_null() {
+            let since = was[CHANGED].clone();
+            ensure_object(new, "status")[CHANGED] = since;
         }
     }
 
@@ -95,14 +96,19 @@ impl Strategy for PersistentVolumes {
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let mut errors = self.validate(new);
         let (is, was) = (&new["spec"], &old["spec"]);
-        let changed = SOURCES.iter().any(|kind| {
-            let source = |spec: &Value| object(spec, kind).cloned();
-            source(is) != source(was)
-        });
-        if changed {
+        let sources = |spec: &Value| -> Value {
+            SOURCES.iter().filter_map(|kind| Some((*kind, object(spec, kind)?.clone()))).collect()
+        };
+        let (mut after, before) = (sources(is), sources(was));
+        // How a volume grows may be told later.
+        if present(&after, "csi") && present(&before, "csi") && !present(&before["csi"], EXPAND_SECRET) {
+            remove(&mut after["csi"], EXPAND_SECRET);
+        }
+        if after != before {
+            let difference = go::diff(&go::volume_source(&before), &go::volume_source(&after));
             errors.push(FieldError::forbidden(
                 &Path::new("spec").child("persistentvolumesource"),
-                "spec.persistentvolumesource is immutable after creation",
+                format!("spec.persistentvolumesource is immutable after creation\n{difference}"),
             ));
         }
         errors.extend(immutable(&is["volumeMode"], &was["volumeMode"], &Path::new("volumeMode")));
@@ -111,6 +117,12 @@ impl Strategy for PersistentVolumes {
                 &Path::new("nodeAffinity"),
                 is["nodeAffinity"].clone(),
                 "field is immutable, except for updating from beta label to GA",
+            ));
+        }
+        if present(was, "volumeAttributesClassName") && !present(is, "volumeAttributesClassName") {
+            errors.push(FieldError::forbidden(
+                &Path::new("spec").child("volumeAttributesClassName"),
+                "update from non-nil value to nil is forbidden",
             ));
         }
         errors
@@ -212,11 +224,12 @@ impl Strategy for PersistentVolumes {
 pub(in crate::kinds) fn validate_inline(spec: &Value, path: &Path) -> FieldErrors {
     const NOT_INLINE: &str = "may not be specified in the context of inline volumes";
     let mut errors = Vec::new();
-    for key in ["claimRef", "capacity", "persistentVolumeReclaimPolicy", "storageClassName", "nodeAffinity"] {
-        let set = !text(spec, key).is_empty() || spec[key].as_object().is_some_and(|o| !o.is_empty());
-        if set {
-            errors.push(FieldError::forbidden(&path.child(key), NOT_INLINE));
-        }
+    let forbid = |key: &str, why: &str| FieldError::forbidden(&path.child(key), why);
+    if present(spec, "claimRef") {
+        errors.push(forbid("claimRef", NOT_INLINE));
+    }
+    if map(spec, "capacity").is_some_and(|c| !c.is_empty()) {
+        errors.push(forbid("capacity", NOT_INLINE));
     }
     if !spec["csi"].is_object() {
         errors.push(FieldError::required(
@@ -228,8 +241,21 @@ pub(in crate::kinds) fn validate_inline(spec: &Value, path: &Path) -> FieldError
         errors.push(FieldError::required(&path.child("accessModes"), ""));
     }
     errors.extend(validate_access_modes(spec, path));
+    if !matches!(text(spec, "persistentVolumeReclaimPolicy"), "" | "Retain") {
+        let why = "may only be Retain in the context of inline volumes";
+        errors.push(forbid("persistentVolumeReclaimPolicy", why));
+    }
+    if present(spec, "nodeAffinity") {
+        errors.push(forbid("nodeAffinity", NOT_INLINE));
+    }
     errors.extend(validate_one_source(spec, false, path));
-    errors.extend(validate_volume_mode(spec, path));
+    if !text(spec, "storageClassName").is_empty() {
+        errors.push(forbid("storageClassName", NOT_INLINE));
+    }
+    if spec["volumeMode"].as_str().is_some_and(|mode| mode != "Filesystem") {
+        let why = "may not specify volumeMode other than Filesystem in the context of inline volumes";
+        errors.push(forbid("volumeMode", why));
+    }
     errors
 }
 
@@ -268,6 +294,7 @@ fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     errors.extend(named_if_set(spec, "storageClassName", path, dns1123_subdomain));
     errors.extend(validate_volume_mode(spec, path));
     if let Some(class) = spec["volumeAttributesClassName"].as_str() {
+        let csi = path.child("csi");
         let path = path.child("volumeAttributesClassName");
         if class.is_empty() {
             errors.push(FieldError::required(&path, "an empty string is disallowed"));
@@ -275,10 +302,8 @@ fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
             errors.extend(complaints(&path, class, dns1123_subdomain(class)));
         }
         if !spec["csi"].is_object() {
-            errors.push(FieldError::required(
-                &Path::new("spec").child("csi"),
-                "has to be specified when using volumeAttributesClassName",
-            ));
+            errors
+                .push(FieldError::required(&csi, "has to be specified when using volumeAttributesClassName"));
         }
     }
     errors
@@ -310,12 +335,15 @@ fn validate_one_source(spec: &Value, has_affinity: bool, path: &Path) -> FieldEr
     let mut errors = Vec::new();
     let mut given = 0;
     for kind in SOURCES.iter().filter(|kind| present(spec, kind)) {
-        let (source, path_of) = (&spec[*kind], path.child(kind));
+        let source = &spec[*kind];
         given += 1;
-        if given > 1 {
-            errors.push(FieldError::forbidden(&path_of, "may not specify more than 1 volume type"));
+        // As upstream: some have one name here and another there.
+        if given > 1 && *kind != "flexVolume" {
+            let shown = if *kind == "cephfs" { "cephFS" } else { kind };
+            errors.push(FieldError::forbidden(&path.child(shown), "may not specify more than 1 volume type"));
             continue;
         }
+        let path_of = path.child(if *kind == "gcePersistentDisk" { "persistentDisk" } else { kind });
         match *kind {
             "csi" => errors.extend(validate_csi(source, &path_of)),
             "azureFile" => {
@@ -326,12 +354,22 @@ fn validate_one_source(spec: &Value, has_affinity: bool, path: &Path) -> FieldEr
             }
             "glusterfs" => {
                 errors.extend(validate_source(kind, source, &path_of));
-                if source["endpointsNamespace"].as_str() == Some("") {
-                    errors.push(FieldError::invalid(
-                        &path_of.child("endpointsNamespace"),
+                let namespace_path = path_of.child("endpointsNamespace");
+                match source["endpointsNamespace"].as_str() {
+                    Some("") => errors.push(FieldError::invalid(
+                        &namespace_path,
                         "",
                         "if the endpointnamespace is set, it must be a valid namespace name",
-                    ));
+                    )),
+                    Some(name) => errors.extend(complaints(&namespace_path, name, dns1123_label(name))),
+                    None => {}
+                }
+            }
+            "cinder" | "storageos" => {
+                errors.extend(validate_source(kind, source, &path_of));
+                if object(source, "secretRef").is_some_and(|s| text(s, "namespace").is_empty()) {
+                    let path = path_of.child("secretRef").child("namespace");
+                    errors.push(FieldError::required(&path, ""));
                 }
             }
             _ => errors.extend(validate_source(kind, source, &path_of)),
@@ -362,10 +400,14 @@ fn validate_csi(source: &Value, path: &Path) -> FieldErrors {
         "nodeExpandSecretRef",
     ] {
         let Some(reference) = object(source, key) else { continue };
-        for part in ["name", "namespace"] {
+        let path = path.child(key);
+        let checks: [(&str, fn(&str) -> Vec<String>); 2] =
+            [("name", dns1123_subdomain), ("namespace", dns1123_label)];
+        for (part, check) in checks {
             if text(reference, part).is_empty() {
-                errors.push(FieldError::required(&path.child(key).child(part), ""));
+                errors.push(FieldError::required(&path.child(part), ""));
             }
+            errors.extend(named_if_set(reference, part, &path, check));
         }
     }
     errors

@@ -5,7 +5,7 @@ use crate::kinds::access::{
     default_field, default_text, ensure_object, keep, list, map, object, present, text,
 };
 use crate::kinds::cell;
-use crate::kinds::check::{complaints, immutable, named_if_set};
+use crate::kinds::check::{IMMUTABLE, complaints, immutable, named_if_set};
 use crate::kinds::go;
 use crate::kinds::pod::defaults::default_resource_list;
 use crate::kinds::pod::resources::amounts;
@@ -74,6 +74,21 @@ impl Strategy for PersistentVolumeClaims {
         let mut errors = Vec::new();
         if list(&new["spec"], "accessModes").is_empty() {
             errors.push(FieldError::required(&Path::new("Spec").child("accessModes"), ""));
+        }
+        for (name, state) in map(&new["status"], "allocatedResourceStatuses").into_iter().flatten() {
+            const STATES: &[&str] = &[
+                "ControllerResizeInProgress",
+                "ControllerResizeInfeasible",
+                "NodeResizeInProgress",
+                "NodeResizeInfeasible",
+                "NodeResizePending",
+            ];
+            if !state.as_str().is_some_and(|state| STATES.contains(&state)) {
+                let mut states = STATES.to_vec();
+                states.sort_unstable();
+                let path = path.child("allocatedResourceStatuses");
+                errors.push(FieldError::not_supported(&path, name.as_str(), &states));
+            }
         }
         for key in ["capacity", "allocatedResources"] {
             for (name, amount) in amounts(&new["status"], key) {
@@ -227,7 +242,11 @@ fn validate_data_sources(spec: &Value, path: &Path) -> FieldErrors {
         }
         let (group, kind) = (text(found, "apiGroup"), text(found, "kind"));
         if group.is_empty() && kind != "PersistentVolumeClaim" {
-            errors.push(FieldError::invalid(&path, kind, ""));
+            errors.push(FieldError::invalid(
+                &path,
+                kind,
+                "must be 'PersistentVolumeClaim' when referencing the default apiGroup",
+            ));
         }
         if !group.is_empty() {
             errors.extend(complaints(&path.child("apiGroup"), group, dns1123_subdomain(group)));
@@ -245,7 +264,7 @@ fn validate_data_sources(spec: &Value, path: &Path) -> FieldErrors {
         (Some(source), Some(reference)) => {
             let same = ["apiGroup", "kind", "name"].iter().all(|k| text(source, k) == text(reference, k));
             if !same {
-                errors.push(FieldError::invalid(&shown, shown.as_str(), "must match dataSourceRef"));
+                errors.push(FieldError::invalid(path, shown.as_str(), "must match dataSourceRef"));
             }
         }
         _ => {}
@@ -266,13 +285,19 @@ fn validate_change(new: &Value, old: &Value) -> FieldErrors {
         keep(&mut was, &is, "volumeName");
     }
     // A claim without a class may be given the default one, once.
-    let annotated = |claim: &Value| present(&claim["metadata"]["annotations"], CLASS_ANNOTATION);
-    if !present(&was, "storageClassName")
-        && present(&is, "storageClassName")
-        && !annotated(old)
-        && text(&is, "volumeName").is_empty()
-    {
+    let annotated =
+        |claim: &Value| claim["metadata"]["annotations"][CLASS_ANNOTATION].as_str().map(str::to_owned);
+    let unclassed = !present(&was, "storageClassName") && present(&is, "storageClassName");
+    if unclassed && annotated(old).is_none_or(|class| class == text(&is, "storageClassName")) {
         keep(&mut was, &is, "storageClassName");
+    }
+    let (class, class_before) = (annotated(new), annotated(old));
+    if class != class_before && !(unclassed && class.is_none() && class_before.is_some()) {
+        errors.push(FieldError::invalid(
+            &Path::new("metadata").child("annotations").child(CLASS_ANNOTATION),
+            class.unwrap_or_default(),
+            IMMUTABLE,
+        ));
     }
     let bound = text(&new["status"], "phase") == "Bound";
     if bound {
@@ -298,6 +323,23 @@ fn validate_change(new: &Value, old: &Value) -> FieldErrors {
             &Path::new("spec").child("resources").child("requests").child("storage"),
             "field can not be less than status.capacity",
         ));
+    }
+    let class = |claim: &Value| claim["spec"]["volumeAttributesClassName"].as_str().map(str::to_owned);
+    if class(new) != class(old) && present(&old["status"], "currentVolumeAttributesClassName") {
+        let path = Path::new("spec").child("volumeAttributesClassName");
+        let to = match class(new).as_deref() {
+            None => Some("nil"),
+            Some("") => Some("empty string"),
+            Some(_) => None,
+        };
+        errors.extend(to.map(|to| {
+            FieldError::forbidden(
+                &path,
+                format!(
+                    "update to {to} is forbidden when status.currentVolumeAttributesClassName is not nil"
+                ),
+            )
+        }));
     }
     errors
 }

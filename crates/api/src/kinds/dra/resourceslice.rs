@@ -100,6 +100,10 @@ impl Strategy for ResourceSlices {
         ]
     }
 
+    fn unknown_field(&self, field: &str) -> String {
+        format!("field label not supported for resource.k8s.io/v1, Kind=ResourceSlice: {field}")
+    }
+
     fn returns_deleted(&self) -> bool {
         true
     }

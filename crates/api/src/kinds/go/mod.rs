@@ -208,6 +208,11 @@ pub fn claim_spec(spec: &Value) -> String {
     lines("PersistentVolumeClaimSpec", spec)
 }
 
+/// Where a PersistentVolume is, over many lines.
+pub fn volume_source(source: &Value) -> String {
+    lines("PersistentVolumeSource", source)
+}
+
 /// A pod's specification, over many lines.
 pub fn pod_spec(spec: &Value) -> String {
     lines("PodSpec", &internal_pod_spec(spec))

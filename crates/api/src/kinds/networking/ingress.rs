@@ -81,6 +81,10 @@ impl Strategy for Ingresses {
         Vec::new()
     }
 
+    fn warnings_on_update(&self, _new: &Value, _old: &Value) -> Vec<String> {
+        Vec::new()
+    }
+
     fn generation_fields(&self) -> &'static [&'static str] {
         &["spec"]
     }

@@ -51,6 +51,10 @@ impl Strategy for IpAddresses {
         strict_ip(name)
     }
 
+    fn draws_names(&self) -> bool {
+        false
+    }
+
     fn columns(&self) -> &'static [Column] {
         const { &[NAME, shown("ParentRef")] }
     }

@@ -1,19 +1,23 @@
 //! Validation of containers.
 
-use super::env;
 use super::resources::validate_resources;
 use super::security;
+use super::{env, handlers, mounts};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{flag, int, list, present, text};
-use crate::kinds::check::{PROTOCOLS, complaints, not_negative, one_of, port, port_number_or_name};
+use crate::kinds::access::{int, list, present, text};
+use crate::kinds::check::{PROTOCOLS, complaints, one_of, port};
 use crate::kinds::volume_source::no_steps_back;
 use crate::meta_validation::{dns1123_label, port_name};
 use serde_json::Value;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// What the containers of one pod are checked against.
 pub(super) struct Context<'a> {
-    pub volumes: HashSet<&'a str>,
+    pub volumes: HashMap<&'a str, &'a Value>,
+    /// The pod's own restart policy.
+    pub restart_policy: &'a str,
+    /// How long the pod may take to end.
+    pub grace: Option<i64>,
     pub claims: HashSet<&'a str>,
     /// Whether the pod's users are the host's.
     pub host_users: bool,
@@ -25,7 +29,9 @@ impl<'a> Context<'a> {
         let names =
             |key: &str| list(spec, key).iter().map(|v| text(v, "name")).filter(|n| !n.is_empty()).collect();
         Self {
-            volumes: names("volumes"),
+            volumes: list(spec, "volumes").iter().map(|v| (text(v, "name"), v)).collect(),
+            restart_policy: text(spec, "restartPolicy"),
+            grace: spec["terminationGracePeriodSeconds"].as_i64(),
             claims: names("resourceClaims"),
             host_users: spec["hostUsers"].as_bool().unwrap_or(true),
         }
@@ -97,8 +103,8 @@ pub(super) fn validate_containers(containers: &[Value], context: &Context, path:
         if !names.insert(name) {
             errors.push(FieldError::duplicate(&path.child("name"), name));
         }
-        errors.extend(validate_lifecycle(container, &path.child("lifecycle")));
-        errors.extend(validate_probes(container, &path));
+        errors.extend(handlers::validate_lifecycle(container, context.grace, &path.child("lifecycle")));
+        errors.extend(handlers::validate_probes(container, &path));
         errors.extend(validate_restart_policy(container, &path));
     }
     errors.extend(host_port_conflicts(containers, path));
@@ -109,22 +115,22 @@ pub(super) fn validate_init_containers(
     containers: &[Value],
     regular: &[Value],
     context: &Context,
-    path: &Path,
+    list_path: &Path,
 ) -> FieldErrors {
     let mut errors = Vec::new();
     let mut names: HashSet<&str> = regular.iter().map(|c| text(c, "name")).collect();
     for (index, container) in containers.iter().enumerate() {
-        let path = path.index(index);
+        let path = list_path.index(index);
         errors.extend(validate_common(container, context, &path));
+        errors.extend(validate_restart_policy(container, &path));
         let name = text(container, "name");
-        if !names.insert(name) {
+        if !names.insert(name) && !name.is_empty() {
             errors.push(FieldError::duplicate(&path.child("name"), name));
         }
-        errors.extend(host_port_conflicts(std::slice::from_ref(container), &path));
-        errors.extend(validate_restart_policy(container, &path));
+        errors.extend(host_port_conflicts(std::slice::from_ref(container), list_path));
         if text(container, "restartPolicy") == "Always" {
-            errors.extend(validate_lifecycle(container, &path.child("lifecycle")));
-            errors.extend(validate_probes(container, &path));
+            errors.extend(handlers::validate_lifecycle(container, context.grace, &path.child("lifecycle")));
+            errors.extend(handlers::validate_probes(container, &path));
             continue;
         }
         for key in ["lifecycle", "livenessProbe", "readinessProbe", "startupProbe"] {
@@ -135,15 +141,64 @@ pub(super) fn validate_init_containers(
                 ));
             }
         }
+        for (index, policy) in list(container, "resizePolicy").iter().enumerate() {
+            if text(policy, "restartPolicy") == "RestartContainer" {
+                errors.push(FieldError::invalid(
+                    &path.child("resizePolicy").index(index).child("restartPolicy"),
+                    "RestartContainer",
+                    "must not be set to 'RestartContainer' for non-sidecar initContainers",
+                ));
+            }
+        }
     }
     errors
 }
 
-fn validate_restart_policy(container: &Value, path: &Path) -> Option<FieldError> {
-    let policy = container.get("restartPolicy")?.as_str()?;
-    let allowed = ["Always", "Never", "OnFailure"];
-    (!allowed.contains(&policy))
-        .then(|| FieldError::not_supported(&path.child("restartPolicy"), policy, &allowed))
+/// When a container is restarted, and the exit codes that decide otherwise.
+fn validate_restart_policy(container: &Value, path: &Path) -> FieldErrors {
+    const POLICIES: &[&str] = &["Always", "Never", "OnFailure"];
+    const ACTIONS: &[&str] = &["Restart", "RestartAllContainers"];
+    const OPERATORS: &[&str] = &["In", "NotIn"];
+    const RULES_MAX: usize = 20;
+    const CODES_MAX: usize = 255;
+    let mut errors = Vec::new();
+    let rules = list(container, "restartPolicyRules");
+    match container.get("restartPolicy").and_then(Value::as_str) {
+        None if rules.is_empty() => {}
+        None => errors.push(FieldError::required(
+            &path.child("restartPolicy"),
+            "must specify restartPolicy when restart rules are used",
+        )),
+        Some(policy) if !POLICIES.contains(&policy) => {
+            errors.push(FieldError::not_supported(&path.child("restartPolicy"), policy, POLICIES));
+        }
+        Some(_) => {}
+    }
+    let path = path.child("restartPolicyRules");
+    if rules.len() > RULES_MAX {
+        errors.push(FieldError::too_many(&path, rules.len(), RULES_MAX));
+    }
+    for (index, rule) in rules.iter().enumerate() {
+        let path = path.index(index);
+        let action = text(rule, "action");
+        if !ACTIONS.contains(&action) {
+            errors.push(FieldError::not_supported(&path.child("action"), action, ACTIONS));
+        }
+        let path = path.child("exitCodes");
+        let Some(codes) = rule.get("exitCodes").filter(|c| c.is_object()) else {
+            errors.push(FieldError::required(&path, "must be specified"));
+            continue;
+        };
+        let operator = text(codes, "operator");
+        if !OPERATORS.contains(&operator) {
+            errors.push(FieldError::not_supported(&path.child("operator"), operator, OPERATORS));
+        }
+        let values = list(codes, "values").len();
+        if values > CODES_MAX {
+            errors.push(FieldError::too_many(&path.child("values"), values, CODES_MAX));
+        }
+    }
+    errors
 }
 
 fn validate_common(container: &Value, context: &Context, path: &Path) -> FieldErrors {
@@ -157,14 +212,15 @@ fn validate_common(container: &Value, context: &Context, path: &Path) -> FieldEr
     if text(container, "image").is_empty() {
         errors.push(FieldError::required(&path.child("image"), ""));
     }
-    errors.extend(one_of(container, "terminationMessagePolicy", path, &["FallbackToLogsOnError", "File"]));
+    errors.extend(one_of(container, "terminationMessagePolicy", path, &["File", "FallbackToLogsOnError"]));
     errors.extend(validate_ports(list(container, "ports"), &path.child("ports")));
     errors.extend(env::validate_env(list(container, "env"), &path.child("env")));
     errors.extend(env::validate_env_from(list(container, "envFrom"), &path.child("envFrom")));
-    errors.extend(validate_mounts(container, context, path));
+    errors.extend(mounts::validate_mounts(container, context, &path.child("volumeMounts")));
+    errors.extend(mounts::validate_devices(container, context, &path.child("volumeDevices")));
     errors.extend(one_of(container, "imagePullPolicy", path, &["Always", "IfNotPresent", "Never"]));
     errors.extend(validate_resources(&container["resources"], &context.claims, &path.child("resources")));
-    errors.extend(validate_resize_policy(container, &path.child("resizePolicy")));
+    errors.extend(validate_resize_policy(container, context.restart_policy, &path.child("resizePolicy")));
     errors.extend(security::validate_container(
         &container["securityContext"],
         context.host_users,
@@ -203,12 +259,8 @@ fn host_port_conflicts(containers: &[Value], path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let mut taken = HashSet::new();
     for (container_index, container) in containers.iter().enumerate() {
-        // A single init container is given with its own path.
-        let path = if containers.len() == 1 && path.as_str().ends_with(']') {
-            path.clone()
-        } else {
-            path.index(container_index)
-        };
+        // As upstream: an init container is looked at alone, and so named as the first.
+        let path = path.index(container_index);
         for (index, entry) in list(container, "ports").iter().enumerate() {
             let host = int(entry, "hostPort");
             if host == 0 {
@@ -227,65 +279,6 @@ fn host_port_conflicts(containers: &[Value], path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_mounts(container: &Value, context: &Context, path: &Path) -> FieldErrors {
-    let mut errors = Vec::new();
-    let mut places = HashSet::new();
-    let devices: HashSet<&str> =
-        list(container, "volumeDevices").iter().map(|d| text(d, "devicePath")).collect();
-    for (index, mount) in list(container, "volumeMounts").iter().enumerate() {
-        let path = path.child("volumeMounts").index(index);
-        let name = text(mount, "name");
-        if name.is_empty() {
-            errors.push(FieldError::required(&path.child("name"), ""));
-        }
-        if !context.volumes.contains(name) {
-            errors.push(FieldError::not_found(&path.child("name"), name));
-        }
-        let place = text(mount, "mountPath");
-        if place.is_empty() {
-            errors.push(FieldError::required(&path.child("mountPath"), ""));
-        }
-        if !places.insert(place) {
-            errors.push(FieldError::invalid(&path.child("mountPath"), place, "must be unique"));
-        }
-        if devices.contains(place) {
-            errors.push(FieldError::invalid(
-                &path.child("mountPath"),
-                place,
-                "must not already exist as a path in volumeDevices",
-            ));
-        }
-        for key in ["subPath", "subPathExpr"] {
-            let value = text(mount, key);
-            if !value.is_empty() {
-                errors.extend(local_path(value, &path.child(key)));
-            }
-        }
-        let expression = text(mount, "subPathExpr");
-        if !expression.is_empty() && !text(mount, "subPath").is_empty() {
-            errors.push(FieldError::invalid(
-                &path.child("subPathExpr"),
-                expression,
-                "subPathExpr and subPath are mutually exclusive",
-            ));
-        }
-        if let Some(propagation) = mount.get("mountPropagation").and_then(Value::as_str) {
-            let path = path.child("mountPropagation");
-            let allowed = ["Bidirectional", "HostToContainer", "None"];
-            if !allowed.contains(&propagation) {
-                errors.push(FieldError::not_supported(&path, propagation, &allowed));
-            }
-            if propagation == "Bidirectional" && !flag(&container["securityContext"], "privileged") {
-                errors.push(FieldError::forbidden(
-                    &path,
-                    "Bidirectional mount propagation is available only to privileged containers",
-                ));
-            }
-        }
-    }
-    errors
-}
-
 /// A path below a volume's root: relative, without steps back.
 pub(super) fn local_path(value: &str, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
@@ -296,13 +289,13 @@ pub(super) fn local_path(value: &str, path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_resize_policy(container: &Value, path: &Path) -> FieldErrors {
+fn validate_resize_policy(container: &Value, pod_policy: &str, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let mut seen = HashSet::new();
-    for policy in list(container, "resizePolicy") {
+    for (index, policy) in list(container, "resizePolicy").iter().enumerate() {
         let resource = text(policy, "resourceName");
         if !seen.insert(resource) {
-            errors.push(FieldError::duplicate(path, resource));
+            errors.push(FieldError::duplicate(&path.index(index), resource));
         }
         match resource {
             "cpu" | "memory" => {}
@@ -316,93 +309,12 @@ fn validate_resize_policy(container: &Value, path: &Path) -> FieldErrors {
                 errors.push(FieldError::not_supported(path, other, &["NotRequired", "RestartContainer"]));
             }
         }
-    }
-    errors
-}
-
-fn validate_lifecycle(container: &Value, path: &Path) -> FieldErrors {
-    let lifecycle = &container["lifecycle"];
-    ["postStart", "preStop"]
-        .iter()
-        .filter(|kind| present(lifecycle, kind))
-        .flat_map(|kind| {
-            validate_handler(&lifecycle[*kind], &["exec", "httpGet", "tcpSocket", "sleep"], &path.child(kind))
-        })
-        .collect()
-}
-
-fn validate_probes(container: &Value, path: &Path) -> FieldErrors {
-    let mut errors = Vec::new();
-    for kind in ["livenessProbe", "readinessProbe", "startupProbe"] {
-        let Some(probe) = container.get(kind).filter(|p| p.is_object()) else { continue };
-        let path = path.child(kind);
-        errors.extend(validate_handler(probe, &["exec", "httpGet", "tcpSocket", "grpc"], &path));
-        for key in
-            ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"]
-        {
-            errors.extend(not_negative(probe, key, &path));
-        }
-        let grace = probe["terminationGracePeriodSeconds"].as_i64();
-        let grace_path = path.child("terminationGracePeriodSeconds");
-        match grace {
-            Some(seconds) if seconds <= 0 => {
-                errors.push(FieldError::invalid(&grace_path, seconds, "must be greater than 0"));
-            }
-            Some(seconds) if kind == "readinessProbe" => {
-                errors.push(FieldError::invalid(&grace_path, seconds, "must not be set for readinessProbes"));
-            }
-            _ => {}
-        }
-        let successes = int(probe, "successThreshold");
-        if kind != "readinessProbe" && successes != 1 {
-            errors.push(FieldError::invalid(&path.child("successThreshold"), successes, "must be 1"));
-        }
-    }
-    errors
-}
-
-fn validate_handler(handler: &Value, kinds: &[&str], path: &Path) -> FieldErrors {
-    let mut errors = Vec::new();
-    let mut given = 0;
-    for kind in kinds.iter().filter(|kind| present(handler, kind)) {
-        let (action, path) = (&handler[*kind], path.child(kind));
-        if given > 0 {
-            errors.push(FieldError::forbidden(&path, "may not specify more than 1 handler type"));
-            continue;
-        }
-        given += 1;
-        match *kind {
-            "exec" if list(action, "command").is_empty() => {
-                errors.push(FieldError::required(&path.child("command"), ""));
-            }
-            "httpGet" => errors.extend(validate_http_get(action, &path)),
-            "tcpSocket" | "grpc" => errors.extend(port_number_or_name(&action["port"], &path.child("port"))),
-            _ => {}
-        }
-    }
-    if given == 0 {
-        errors.push(FieldError::required(path, "must specify a handler type"));
-    }
-    errors
-}
-
-fn validate_http_get(action: &Value, path: &Path) -> FieldErrors {
-    let mut errors = Vec::new();
-    if text(action, "path").is_empty() {
-        errors.push(FieldError::required(&path.child("path"), ""));
-    }
-    errors.extend(port_number_or_name(&action["port"], &path.child("port")));
-    let scheme = text(action, "scheme");
-    if !matches!(scheme, "HTTP" | "HTTPS") {
-        errors.push(FieldError::not_supported(&path.child("scheme"), scheme, &["HTTP", "HTTPS"]));
-    }
-    for header in list(action, "httpHeaders") {
-        let name = text(header, "name");
-        if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+        let restart = text(policy, "restartPolicy");
+        if pod_policy == "Never" && restart != "NotRequired" {
             errors.push(FieldError::invalid(
-                &path.child("httpHeaders"),
-                name,
-                "a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name', regex used for validation is '[-A-Za-z0-9]+')",
+                path,
+                restart,
+                "must be 'NotRequired' when pod `restartPolicy` is 'Never'",
             ));
         }
     }

@@ -3,6 +3,9 @@
 mod containers;
 pub mod defaults;
 mod env;
+mod handlers;
+mod mounts;
+mod os;
 mod print;
 pub mod resources;
 mod scheduling;
@@ -18,7 +21,7 @@ pub use spec::validate_spec;
 pub use warnings::warnings;
 
 use super::access::{
-    default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, text,
+    default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, present, text,
 };
 use super::row::{NAME, shown, wide};
 use crate::field::{FieldErrors, Path};
@@ -54,6 +57,12 @@ impl Strategy for Pods {
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
+        // What the admission of priorities once decided stays unless it is contradicted.
+        for key in ["priority", "preemptionPolicy"] {
+            if !present(&new["spec"], key) {
+                keep(ensure_object(new, "spec"), &old["spec"], key);
+            }
+        }
     }
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
@@ -66,6 +75,11 @@ impl Strategy for Pods {
         if !class.is_empty() {
             default_text(ensure_object(new, "status"), "qosClass", class);
         }
+    }
+
+    /// As upstream: pods are updated often, and seldom by people.
+    fn warnings_on_update(&self, _new: &Value, _old: &Value) -> Vec<String> {
+        Vec::new()
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {

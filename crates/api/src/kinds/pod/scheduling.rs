@@ -74,8 +74,8 @@ fn validate_pod_affinity_term(term: &Value, path: &Path) -> FieldErrors {
     for key in ["labelSelector", "namespaceSelector"] {
         errors.extend(validate_label_selector(&term[key], &path.child(key)));
     }
-    for (index, name) in list(term, "namespaces").iter().filter_map(Value::as_str).enumerate() {
-        errors.extend(complaints(&path.child("namespace").index(index), name, dns1123_label(name)));
+    for name in list(term, "namespaces").iter().filter_map(Value::as_str) {
+        errors.extend(complaints(&path.child("namespace"), name, dns1123_label(name)));
     }
     errors.extend(validate_label_keys(term, path));
     let key = text(term, "topologyKey");
@@ -141,6 +141,10 @@ pub fn validate_tolerations(tolerations: &[Value], path: &Path) -> FieldErrors {
                 "value must be empty when `operator` is 'Exists'",
             )),
             "Exists" => {}
+            "Lt" | "Gt" => {
+                let known = ["Equal", "Exists", "Lt", "Gt"];
+                errors.push(FieldError::not_supported(&path.child("operator"), operator, &known));
+            }
             other => {
                 errors.push(FieldError::not_supported(&path.child("operator"), other, &["Equal", "Exists"]));
             }

@@ -6,6 +6,8 @@ use crate::kinds::check::one_of_if_set;
 use serde_json::Value;
 use std::collections::HashSet;
 
+/// The longest path there is.
+const APP_ARMOR_MAX: usize = 4095;
 const ID_RANGE: &str = "must be between 0 and 2147483647, inclusive";
 
 fn id(context: &Value, key: &str, path: &Path) -> Option<FieldError> {
@@ -32,18 +34,32 @@ pub(super) fn validate_pod(spec: &Value, path: &Path) -> FieldErrors {
             "ShareProcessNamespace and HostPID cannot both be enabled",
         ));
     }
-    errors.extend(validate_sysctls(list(context, "sysctls"), &path.child("sysctls")));
+    errors.extend(validate_sysctls(spec, &path.child("sysctls")));
     errors.extend(one_of_if_set(context, "fsGroupChangePolicy", path, &["Always", "OnRootMismatch"]));
     errors.extend(validate_seccomp(context, path));
     errors.extend(one_of_if_set(context, "supplementalGroupsPolicy", path, &["Merge", "Strict"]));
+    errors.extend(one_of_if_set(context, "seLinuxChangePolicy", path, &["MountOption", "Recursive"]));
     errors.extend(validate_app_armor(context, path));
     errors
 }
 
-fn validate_sysctls(sysctls: &[Value], path: &Path) -> FieldErrors {
+/// Kernel settings that belong to a namespace a pod may share with the host.
+fn shared_namespace(sysctl: &str) -> Option<&'static str> {
+    const OF_IPC: &[&str] = &["kernel.shm", "kernel.msg", "fs.mqueue."];
+    let name = sysctl.replace('/', ".");
+    if name.starts_with("net.") {
+        Some("hostNetwork")
+    } else if name == "kernel.sem" || OF_IPC.iter().any(|prefix| name.starts_with(prefix)) {
+        Some("hostIPC")
+    } else {
+        None
+    }
+}
+
+fn validate_sysctls(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let mut names = HashSet::new();
-    for (index, sysctl) in sysctls.iter().enumerate() {
+    for (index, sysctl) in list(&spec["securityContext"], "sysctls").iter().enumerate() {
         let path = path.index(index).child("name");
         let name = text(sysctl, "name");
         if name.is_empty() {
@@ -56,6 +72,10 @@ fn validate_sysctls(sysctls: &[Value], path: &Path) -> FieldErrors {
             ));
         } else if !names.insert(name) {
             errors.push(FieldError::duplicate(&path, name));
+        }
+        if let Some(shared) = shared_namespace(name).filter(|key| flag(spec, key)) {
+            let why = format!("may not be specified when '{shared}' is true");
+            errors.push(FieldError::invalid(&path, name, why));
         }
     }
     errors
@@ -132,81 +152,58 @@ fn validate_seccomp(context: &Value, path: &Path) -> FieldErrors {
     let Some(profile) = context.get("seccompProfile").filter(|p| p.is_object()) else { return Vec::new() };
     let path = path.child("seccompProfile");
     let mut errors = Vec::new();
-    let local = profile.get("localhostProfile").and_then(Value::as_str);
-    let local_path = path.child("localhostProfile");
-    match text(profile, "type") {
-        "Localhost" => match local {
-            None | Some("") => {
-                errors.push(FieldError::required(&local_path, "must be set when seccomp type is Localhost"))
-            }
-            Some(file) => errors.extend(super::containers::local_path(file, &local_path)),
-        },
-        kind => {
-            if let Some(file) = local {
-                let printed = format!("{{\"Type\":{kind:?},\"LocalhostProfile\":{file:?}}}");
-                errors.push(
-                    FieldError::invalid(
-                        &local_path,
-                        profile.clone(),
-                        "can only be set when seccomp type is Localhost",
-                    )
-                    .rendered_as(printed),
-                );
-            }
-            if kind.is_empty() {
-                errors.push(FieldError::required(
-                    &path.child("type"),
-                    "type is required when seccompProfile is set",
-                ));
-            } else if !matches!(kind, "RuntimeDefault" | "Unconfined") {
-                errors.push(FieldError::not_supported(
-                    &path.child("type"),
-                    kind,
-                    &["Localhost", "RuntimeDefault", "Unconfined"],
-                ));
-            }
+    let kind = text(profile, "type");
+    errors.extend(profile_type(kind, "seccompProfile", &path.child("type")));
+    let path = path.child("localhostProfile");
+    match (kind, profile.get("localhostProfile").and_then(Value::as_str)) {
+        ("Localhost", None) => {
+            errors.push(FieldError::required(&path, "must be set when seccomp type is Localhost"));
         }
+        ("Localhost", Some(file)) => errors.extend(super::containers::local_path(file, &path)),
+        (_, Some(file)) => errors.push(
+            FieldError::invalid(&path, profile.clone(), "can only be set when seccomp type is Localhost")
+                .rendered_as(format!("{{\"Type\":{kind:?},\"LocalhostProfile\":{file:?}}}")),
+        ),
+        (_, None) => {}
     }
     errors
+}
+
+fn profile_type(kind: &str, what: &str, path: &Path) -> Option<FieldError> {
+    const KINDS: &[&str] = &["Localhost", "RuntimeDefault", "Unconfined"];
+    match kind {
+        "" => Some(FieldError::required(path, format!("type is required when {what} is set"))),
+        kind if !KINDS.contains(&kind) => Some(FieldError::not_supported(path, kind, KINDS)),
+        _ => None,
+    }
 }
 
 fn validate_app_armor(context: &Value, path: &Path) -> FieldErrors {
     let Some(profile) = context.get("appArmorProfile").filter(|p| p.is_object()) else { return Vec::new() };
     let path = path.child("appArmorProfile");
     let mut errors = Vec::new();
+    let kind = text(profile, "type");
     let local = profile.get("localhostProfile").and_then(Value::as_str);
     let local_path = path.child("localhostProfile");
-    match text(profile, "type") {
-        "Localhost" => {
-            match local {
-                None => errors
-                    .push(FieldError::required(&local_path, "must be set when AppArmor type is Localhost")),
-                Some(name) if name.trim().is_empty() => errors
-                    .push(FieldError::required(&local_path, "must be set when AppArmor type is Localhost")),
-                Some(_) => {}
+    const MISSING: &str = "must be set when AppArmor type is Localhost";
+    match (kind, local) {
+        ("Localhost", None) => errors.push(FieldError::required(&local_path, MISSING)),
+        ("Localhost", Some(name)) => {
+            if name.trim() != name {
+                errors.push(FieldError::invalid(&local_path, name, "must not be padded with whitespace"));
+            } else if name.is_empty() {
+                errors.push(FieldError::required(&local_path, MISSING));
+            }
+            if name.len() > APP_ARMOR_MAX {
+                errors.push(FieldError::too_long(&local_path, APP_ARMOR_MAX));
             }
         }
-        kind => {
-            if let Some(name) = local {
-                errors.push(FieldError::invalid(
-                    &local_path,
-                    name,
-                    "can only be set when AppArmor type is Localhost",
-                ));
-            }
-            if kind.is_empty() {
-                errors.push(FieldError::required(
-                    &path.child("type"),
-                    "type is required when appArmorProfile is set",
-                ));
-            } else if !matches!(kind, "RuntimeDefault" | "Unconfined") {
-                errors.push(FieldError::not_supported(
-                    &path.child("type"),
-                    kind,
-                    &["Localhost", "RuntimeDefault", "Unconfined"],
-                ));
-            }
-        }
+        ("RuntimeDefault" | "Unconfined", Some(name)) => errors.push(FieldError::invalid(
+            &local_path,
+            name,
+            "can only be set when AppArmor type is Localhost",
+        )),
+        _ => errors.extend(profile_type(kind, "appArmorProfile", &path.child("type"))),
     }
     errors
 }

@@ -7,7 +7,7 @@ use super::resources::{
 };
 use super::{scheduling, security, volumes};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{flag, int, list, present, text};
+use crate::kinds::access::{flag, int, list, object, present, text};
 use crate::kinds::check::{NOT_NEGATIVE, complaints, ip, one_of};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
 use serde_json::Value;
@@ -35,17 +35,17 @@ pub(super) fn validate_pod_common(pod: &Value) -> FieldErrors {
     let mut errors = validate_spec(spec, &path);
     for kind in ["containers", "initContainers"] {
         for (index, container) in list(spec, kind).iter().enumerate() {
-            let image = text(container, "image");
-            if image.trim() != image {
-                errors.push(FieldError::invalid(
-                    &path.child(kind).index(index).child("image"),
-                    image,
-                    "must not have leading or trailing whitespace",
-                ));
-            }
+            let path = path.child(kind).index(index).child("image");
+            errors.extend(validate_image_edges(text(container, "image"), &path));
         }
     }
     errors
+}
+
+/// A pod's image has no space around it. Templates may use one to say that it is not known yet.
+pub(super) fn validate_image_edges(image: &str, path: &Path) -> Option<FieldError> {
+    (image.trim() != image)
+        .then(|| FieldError::invalid(path, image, "must not have leading or trailing whitespace"))
 }
 
 /// Validates a `PodSpec` wherever it occurs.
@@ -53,6 +53,7 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let volume_list = list(spec, "volumes");
     errors.extend(volumes::validate_volumes(volume_list, &path.child("volumes")));
+    errors.extend(validate_resource_claims(list(spec, "resourceClaims"), &path.child("resourceClaims")));
     let context = Context::of(spec);
     let containers = list(spec, "containers");
     errors.extend(validate_containers(containers, &context, &path.child("containers")));
@@ -62,6 +63,7 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         &context,
         &path.child("initContainers"),
     ));
+    errors.extend(validate_pod_resources(spec, path));
     if flag(spec, "hostNetwork") {
         errors.extend(validate_host_ports(spec, path));
     }
@@ -86,8 +88,6 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         let path = path.child("readinessGates").index(index).child("conditionType");
         errors.extend(complaints(&path, kind, qualified_name(kind)));
     }
-    errors.extend(validate_resource_claims(list(spec, "resourceClaims"), &path.child("resourceClaims")));
-    errors.extend(validate_pod_resources(spec, path));
     errors.extend(scheduling::validate_gates(list(spec, "schedulingGates"), &path.child("schedulingGates")));
     errors.extend(scheduling::validate_spread(
         list(spec, "topologySpreadConstraints"),
@@ -95,6 +95,7 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     ));
     errors.extend(validate_host_process(spec, path));
     errors.extend(validate_host_users(spec, path));
+    errors.extend(validate_hostname_override(spec, &path.child("hostnameOverride")));
     errors.extend(validate_names(spec, path));
     errors.extend(scheduling::validate_tolerations(list(spec, "tolerations"), &path.child("tolerations")));
     for (index, alias) in list(spec, "hostAliases").iter().enumerate() {
@@ -116,10 +117,67 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         errors.extend(complaints(&path.child("runtimeClassName"), class, dns1123_subdomain(class)));
     }
     if present(spec, "preemptionPolicy") {
-        errors.extend(one_of(spec, "preemptionPolicy", path, &["Never", "PreemptLowerPriority"]));
+        errors.extend(one_of(spec, "preemptionPolicy", path, &["PreemptLowerPriority", "Never"]));
     }
+    errors.extend(validate_overhead(spec, &path.child("overhead")));
     if let Some(os) = spec.get("os").filter(|o| o.is_object()) {
         errors.extend(one_of(os, "name", &path.child("os"), &["linux", "windows"]));
+        errors.extend(super::os::validate_os(spec, path));
+    }
+    errors.extend(validate_file_keys(spec, path));
+    errors
+}
+
+/// A name the pod's host is to have whatever it is called otherwise.
+fn validate_hostname_override(spec: &Value, path: &Path) -> FieldErrors {
+    const MAX: usize = 64;
+    let Some(name) = spec["hostnameOverride"].as_str() else { return Vec::new() };
+    let mut errors: FieldErrors = ["setHostnameAsFQDN", "hostNetwork"]
+        .iter()
+        .filter(|key| flag(spec, key))
+        .map(|key| FieldError::forbidden(path, format!("may not be specified when {key} is true")))
+        .collect();
+    if name.len() > MAX {
+        errors.push(FieldError::too_long(path, MAX));
+    }
+    errors.extend(complaints(path, name, dns1123_subdomain(name)));
+    errors
+}
+
+/// Files with variables lie in volumes that live as long as the pod.
+fn validate_file_keys(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for kind in ["initContainers", "containers", "ephemeralContainers"] {
+        for (index, container) in list(spec, kind).iter().enumerate() {
+            let path = path.child(kind).index(index).child("env");
+            for (index, variable) in list(container, "env").iter().enumerate() {
+                let Some(file) = object(&variable["valueFrom"], "fileKeyRef") else { continue };
+                let path = path.index(index).child("valueFrom").child("fileKeyRef").child("volumeName");
+                let name = text(file, "volumeName");
+                match list(spec, "volumes").iter().find(|v| text(v, "name") == name) {
+                    None => errors.push(FieldError::not_found(&path, name)),
+                    Some(volume) if !present(volume, "emptyDir") => errors.push(FieldError::invalid(
+                        &path,
+                        name,
+                        "referenced volume must be of type emptyDir",
+                    )),
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+    errors
+}
+
+/// What running the pod costs beside its containers.
+fn validate_overhead(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for (name, amount) in amounts(spec, "overhead") {
+        let path = path.child("limits").key(&name);
+        errors.extend(validate_container_resource_name(&name, &path));
+        if amount.is_negative() {
+            errors.push(FieldError::invalid(&path, amount.to_string(), NOT_NEGATIVE));
+        }
     }
     errors
 }
@@ -165,18 +223,20 @@ fn validate_resource_claims(claims: &[Value], path: &Path) -> FieldErrors {
     errors
 }
 
-/// Overhead, and what the pod asks for as a whole: not less than its containers together.
+/// What the pod asks for as a whole: not less than its containers together.
 fn validate_pod_resources(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    for (name, amount) in amounts(spec, "overhead") {
-        let path = path.child("overhead").child("limits").key(&name);
-        errors.extend(validate_container_resource_name(&name, &path));
-        if amount.is_negative() {
-            errors.push(FieldError::invalid(&path, amount.to_string(), NOT_NEGATIVE));
-        }
-    }
     let Some(whole) = spec.get("resources").filter(|r| r.is_object()) else { return errors };
     let path = path.child("resources");
+    if spec["os"]["name"] == "windows" {
+        return vec![FieldError::forbidden(&path, "may not be set for a windows pod")];
+    }
+    if !list(whole, "claims").is_empty() {
+        errors.push(FieldError::forbidden(
+            &path.child("claims"),
+            "claims may not be set for Resources at pod-level",
+        ));
+    }
     errors.extend(validate_resources(whole, &HashSet::new(), &path));
     for kind in ["limits", "requests"] {
         for (name, _) in amounts(whole, kind) {
@@ -204,12 +264,8 @@ fn validate_pod_resources(spec: &Value, path: &Path) -> FieldErrors {
         for (name, amount) in amounts(&container["resources"], "limits") {
             if let Some(limit) = limited.get(&name).filter(|l| amount > **l) {
                 errors.push(FieldError::invalid(
-                    &Path::new("spec")
-                        .child("containers")
-                        .index(index)
-                        .child("resources")
-                        .child("limits")
-                        .key(&name),
+                    // As upstream names it.
+                    &path.child("containers").index(index).key(&name).child("limits"),
                     amount.to_string(),
                     format!("must be less than or equal to pod limits of {limit}"),
                 ));
@@ -225,7 +281,8 @@ fn validate_host_ports(spec: &Value, path: &Path) -> FieldErrors {
     for (index, container) in list(spec, "containers").iter().enumerate() {
         for (port_index, port) in list(container, "ports").iter().enumerate() {
             let host = int(port, "hostPort");
-            if host != int(port, "containerPort") {
+            // A template may leave it open: pods have it filled in.
+            if host != 0 && host != int(port, "containerPort") {
                 let path =
                     path.child("containers").index(index).child("ports").index(port_index).child("hostPort");
                 errors.push(FieldError::invalid(
@@ -261,11 +318,23 @@ fn validate_host_users(spec: &Value, path: &Path) -> FieldErrors {
     if spec["hostUsers"].as_bool() != Some(false) {
         return Vec::new();
     }
-    ["hostNetwork", "hostPID", "hostIPC"]
-        .iter()
-        .filter(|key| flag(spec, key))
-        .map(|key| FieldError::forbidden(&path.child(key), "when `hostUsers` is false"))
-        .collect()
+    const WHY: &str = "when `hostUsers` is false";
+    // The names are upstream's.
+    let mut errors: FieldErrors =
+        [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")]
+            .iter()
+            .filter(|(key, _)| flag(spec, key))
+            .map(|(_, shown)| FieldError::forbidden(&path.child(shown), WHY))
+            .collect();
+    for kind in ["initContainers", "containers", "ephemeralContainers"] {
+        for (index, container) in list(spec, kind).iter().enumerate() {
+            if !list(container, "volumeDevices").is_empty() {
+                let path = path.child(kind).index(index).child("volumeDevices");
+                errors.push(FieldError::forbidden(&path, WHY));
+            }
+        }
+    }
+    errors
 }
 
 fn validate_names(spec: &Value, path: &Path) -> FieldErrors {
@@ -294,6 +363,9 @@ fn validate_names(spec: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
+/// What a resolver reads of its search list.
+const SEARCH_CHARACTERS: usize = 2048;
+
 fn validate_dns_config(spec: &Value, path: &Path) -> FieldErrors {
     let config = spec.get("dnsConfig").filter(|c| c.is_object());
     let mut errors = Vec::new();
@@ -302,10 +374,10 @@ fn validate_dns_config(spec: &Value, path: &Path) -> FieldErrors {
             return vec![FieldError::required(path, "must provide `dnsConfig` when `dnsPolicy` is None")];
         };
         if list(config, "nameservers").is_empty() {
-            errors.push(FieldError::required(
+            return vec![FieldError::required(
                 &path.child("nameservers"),
                 "must provide at least one DNS nameserver when `dnsPolicy` is None",
-            ));
+            )];
         }
     }
     let Some(config) = config else { return errors };
@@ -326,6 +398,16 @@ fn validate_dns_config(spec: &Value, path: &Path) -> FieldErrors {
             &path.child("searches"),
             searches.to_vec(),
             "must not have more than 32 search paths",
+        ));
+    }
+    let length: usize = searches.iter().filter_map(Value::as_str).map(|s| s.len() + 1).sum();
+    if length > SEARCH_CHARACTERS + 1 {
+        errors.push(FieldError::invalid(
+            &path.child("searches"),
+            searches.to_vec(),
+            format!(
+                "must not have more than {SEARCH_CHARACTERS} characters (including spaces) in the search list"
+            ),
         ));
     }
     for (index, search) in searches.iter().filter_map(Value::as_str).enumerate() {

@@ -1,10 +1,11 @@
 //! What may change in a pod once it exists.
 
+use super::scheduling;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, int, keep, list, list_mut, map, object, present, remove, text};
 use crate::kinds::check::{IMMUTABLE, complaints, ip};
 use crate::kinds::go;
-use crate::meta_validation::qualified_name;
+use crate::meta_validation::{dns1123_subdomain, qualified_name};
 use serde_json::{Map, Value};
 
 const UPDATABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
@@ -23,12 +24,27 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
             ));
             return errors;
         }
+        // As upstream: images are looked at again.
+        for (index, container) in list(new, kind).iter().enumerate() {
+            let (image, path) = (text(container, "image"), path.child(kind).index(index).child("image"));
+            if image.is_empty() {
+                errors.push(FieldError::required(&path, ""));
+            }
+            errors.extend(super::spec::validate_image_edges(image, &path));
+        }
     }
     if let Some(error) = validate_deadline(new, old, &path.child("activeDeadlineSeconds")) {
+        let removed = !present(new, "activeDeadlineSeconds");
         errors.push(error);
-        return errors;
+        if !removed {
+            return errors;
+        }
     }
-    errors.extend(validate_tolerations(new, old, &path.child("tolerations")));
+    match validate_tolerations(new, old, &path.child("tolerations")) {
+        Some(error) => errors.push(error),
+        None => errors
+            .extend(scheduling::validate_tolerations(list(new, "tolerations"), &path.child("tolerations"))),
+    }
     errors.extend(validate_gates(new, old, &path.child("schedulingGates")));
 
     errors.extend(validate_gated(new, old, &path));
@@ -178,45 +194,186 @@ fn validate_gates(new: &Value, old: &Value, path: &Path) -> FieldErrors {
 }
 
 pub(super) fn validate_status_update(new: &Value, old: &Value) -> FieldErrors {
+    const WHOLE: &str = "must be a non-negative integer";
     let path = Path::new("status");
+    let (is, was) = (&new["status"], &old["status"]);
     let mut errors = Vec::new();
-    let policy = text(&new["spec"], "restartPolicy");
-    for kind in ["containerStatuses", "initContainerStatuses"] {
-        errors.extend(validate_transitions(&new["status"], &old["status"], kind, policy, &path));
-    }
-    for (index, condition) in list(&new["status"], "conditions").iter().enumerate() {
+    for (index, condition) in list(is, "conditions").iter().enumerate() {
+        let path = path.child("conditions").index(index);
+        let generation = int(condition, "observedGeneration");
+        if generation < 0 {
+            errors.push(FieldError::invalid(&path.child("observedGeneration"), generation, WHOLE));
+        }
         let kind = text(condition, "type");
-        let path = path.child("conditions").index(index).child("Type");
-        errors.extend(complaints(&path, kind, qualified_name(kind)));
+        errors.extend(complaints(&path.child("Type"), kind, qualified_name(kind)));
     }
-    let (class, was) = (text(&new["status"], "qosClass"), text(&old["status"], "qosClass"));
-    if class != was {
+    let nominated = text(is, "nominatedNodeName");
+    if !nominated.is_empty() && nominated != text(was, "nominatedNodeName") {
+        let path = path.child("nominatedNodeName");
+        errors.extend(complaints(&path, nominated, dns1123_subdomain(nominated)));
+        if !text(&old["spec"], "nodeName").is_empty() {
+            errors.push(FieldError::forbidden(
+                &path,
+                "may not be set on pods that are already bound to a node",
+            ));
+        }
+    }
+    let generation = int(is, "observedGeneration");
+    if generation < 0 {
+        errors.push(FieldError::invalid(&path.child("observedGeneration"), generation, WHOLE));
+    }
+    let (class, before) = (text(is, "qosClass"), text(was, "qosClass"));
+    if class != before {
         errors.push(FieldError::invalid(&path.child("qosClass"), class, IMMUTABLE));
     }
-    for (index, address) in list(&new["status"], "podIPs").iter().enumerate() {
-        errors.extend(ip(text(address, "ip"), &path.child("podIPs").index(index)).err().unwrap_or_default());
+    for (statuses, containers) in [
+        ("containerStatuses", Some("containers")),
+        ("initContainerStatuses", Some("initContainers")),
+        ("ephemeralContainerStatuses", None),
+    ] {
+        errors.extend(validate_transitions(is, was, &old["spec"], statuses, containers, &path));
+    }
+    errors.extend(validate_claim_statuses(new, &path.child("resourceClaimStatuses")));
+    errors.extend(validate_addresses(is, "podIPs", &path));
+    if let Some(first) = list(is, "hostIPs").first() {
+        let address = text(first, "ip");
+        if address != text(is, "hostIP") {
+            let path = path.child("hostIPs").index(0).child("ip");
+            errors.push(FieldError::invalid(&path, address, "must be equal to `hostIP`"));
+        }
+        errors.extend(validate_addresses(is, "hostIPs", &path));
     }
     errors
 }
 
-/// A container that has ended for good does not come back.
-fn validate_transitions(new: &Value, old: &Value, kind: &str, policy: &str, path: &Path) -> FieldErrors {
+/// One address of each family at most.
+fn validate_addresses(status: &Value, key: &str, path: &Path) -> FieldErrors {
+    let (path, addresses) = (path.child(key), list(status, key));
     let mut errors = Vec::new();
-    if policy == "Always" {
+    for (index, address) in addresses.iter().enumerate() {
+        errors.extend(ip(text(address, "ip"), &path.index(index)).err().unwrap_or_default());
+    }
+    let of_v6 = addresses.iter().filter(|a| text(a, "ip").contains(':')).count();
+    if addresses.len() > 1 && (addresses.len() > 2 || of_v6 != 1) {
+        let shown: Vec<String> = addresses.iter().map(|a| format!("{{\"IP\":{}}}", a["ip"])).collect();
+        errors.push(
+            FieldError::invalid(
+                &path,
+                addresses.to_vec(),
+                "may specify no more than one IP for each IP family",
+            )
+            .rendered_as(format!("[{}]", shown.join(","))),
+        );
+    }
+    errors
+}
+
+fn validate_claim_statuses(pod: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut names = Vec::new();
+    for (index, status) in list(&pod["status"], "resourceClaimStatuses").iter().enumerate() {
+        let path = path.index(index);
+        let name = text(status, "name");
+        if !list(&pod["spec"], "resourceClaims").iter().any(|c| text(c, "name") == name) {
+            errors.push(FieldError::invalid(
+                &path.child("name"),
+                name,
+                "must match the name of an entry in `spec.resourceClaims`",
+            ));
+        }
+        if names.contains(&name) {
+            errors.push(FieldError::duplicate(&path.child("name"), name));
+        }
+        names.push(name);
+        if let Some(claim) = status["resourceClaimName"].as_str() {
+            errors.extend(complaints(&path.child("resourceClaimName"), claim, dns1123_subdomain(claim)));
+        }
+    }
+    errors
+}
+
+/// A container that has ended for good does not come back. Those that debug a pod never do.
+fn validate_transitions(
+    new: &Value,
+    old: &Value,
+    spec: &Value,
+    statuses: &str,
+    containers: Option<&str>,
+    path: &Path,
+) -> FieldErrors {
+    let mut errors = Vec::new();
+    if containers.is_some() && all_may_restart(spec) {
         return errors;
     }
     let ended = |status: &Value| status["state"]["terminated"].is_object();
-    for (index, before) in list(old, kind).iter().enumerate().filter(|(_, s)| ended(s)) {
-        if policy == "OnFailure" && int(&before["state"]["terminated"], "exitCode") != 0 {
+    for (index, before) in list(old, statuses).iter().enumerate().filter(|(_, s)| ended(s)) {
+        let name = text(before, "name");
+        if !list(new, statuses).iter().any(|s| text(s, "name") == name && !ended(s)) {
             continue;
         }
-        let after = list(new, kind).iter().find(|s| text(s, "name") == text(before, "name"));
-        if after.is_some_and(|s| !ended(s)) {
+        let code = int(&before["state"]["terminated"], "exitCode");
+        let container = containers.and_then(|kind| list(spec, kind).iter().find(|c| text(c, "name") == name));
+        if !container.is_some_and(|container| restarts(container, spec, code)) {
             errors.push(FieldError::forbidden(
-                &path.child(kind).index(index).child("state"),
+                &path.child(statuses).index(index).child("state"),
                 "may not be transitioned to non-terminated state",
             ));
         }
     }
     errors
+}
+
+/// Whether some rule restarts every container of the pod.
+fn all_may_restart(spec: &Value) -> bool {
+    ["containers", "initContainers"]
+        .iter()
+        .flat_map(|kind| list(spec, kind))
+        .flat_map(|container| list(container, "restartPolicyRules"))
+        .any(|rule| text(rule, "action") == "RestartAllContainers")
+}
+
+/// Whether a container that ended with `code` is started again: by its rules, its own policy, or the pod's.
+fn restarts(container: &Value, spec: &Value, code: i64) -> bool {
+    let by_policy = |policy: &str| match policy {
+        "Always" => true,
+        "OnFailure" => code != 0,
+        _ => false,
+    };
+    let Some(own) = container["restartPolicy"].as_str() else {
+        return by_policy(text(spec, "restartPolicy"));
+    };
+    let matches = |rule: &&Value| {
+        let codes = &rule["exitCodes"];
+        let listed = list(codes, "values").iter().any(|v| v.as_i64() == Some(code));
+        listed == (text(codes, "operator") == "In")
+    };
+    list(container, "restartPolicyRules").iter().any(|rule| matches(&rule)) || by_policy(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::restarts;
+    use serde_json::json;
+
+    #[test]
+    fn rules_come_before_policies() {
+        let rule = |operator: &str| json!([{"action": "Restart", "exitCodes": {"operator": operator, "values": [3]}}]);
+        for (container, pod, code, again) in [
+            (json!({}), "Always", 0, true),
+            (json!({}), "OnFailure", 0, false),
+            (json!({}), "OnFailure", 1, true),
+            (json!({}), "Never", 1, false),
+            (json!({"restartPolicy": "Always"}), "Never", 0, true),
+            (json!({"restartPolicy": "Never"}), "Always", 1, false),
+            (json!({"restartPolicy": "Never", "restartPolicyRules": rule("In")}), "Never", 3, true),
+            (json!({"restartPolicy": "Never", "restartPolicyRules": rule("In")}), "Never", 4, false),
+            (json!({"restartPolicy": "Never", "restartPolicyRules": rule("NotIn")}), "Never", 4, true),
+        ] {
+            assert_eq!(
+                restarts(&container, &json!({"restartPolicy": pod}), code),
+                again,
+                "{container} {pod} {code}"
+            );
+        }
+    }
 }

@@ -114,7 +114,7 @@ fn validate_ephemeral(source: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_mode(source: &Value, key: &str, path: &Path) -> Option<FieldError> {
+pub(super) fn validate_mode(source: &Value, key: &str, path: &Path) -> Option<FieldError> {
     let mode = source.get(key)?.as_i64()?;
     (!(0..=0o777).contains(&mode)).then(|| FieldError::invalid(&path.child(key), mode, MODE_RANGE))
 }
@@ -126,10 +126,11 @@ fn validate_items(source: &Value, path: &Path) -> FieldErrors {
         if text(item, "key").is_empty() {
             errors.push(FieldError::required(&path.child("key"), ""));
         }
-        match text(item, "path") {
-            "" => errors.push(FieldError::required(&path.child("path"), "")),
-            place => errors.extend(local_path_of_key(place, &path.child("path"))),
+        let place = text(item, "path");
+        if place.is_empty() {
+            errors.push(FieldError::required(&path.child("path"), ""));
         }
+        errors.extend(local_path_of_key(place, &path.child("path")));
         errors.extend(validate_mode(item, "mode", &path));
     }
     errors
@@ -138,87 +139,131 @@ fn validate_items(source: &Value, path: &Path) -> FieldErrors {
 /// Where a key is shown. Names beginning with `..` are the volume's own.
 pub(super) fn local_path_of_key(value: &str, path: &Path) -> FieldErrors {
     let mut errors = local_path(value, path);
-    if errors.is_empty() && value.starts_with("..") {
+    if value.starts_with("..") && !value.starts_with("../") && value != ".." {
         errors.push(FieldError::invalid(path, value, "must not start with '..'"));
     }
     errors
 }
 
-fn validate_projected(source: &Value, path: &Path) -> FieldErrors {
-    let mut errors: FieldErrors = validate_mode(source, "defaultMode", path).into_iter().collect();
+/// Several sources in one volume. As upstream, paths that collide are named at the volume.
+fn validate_projected(source: &Value, volume: &Path) -> FieldErrors {
+    const KINDS: &[&str] = &[
+        "secret",
+        "configMap",
+        "downwardAPI",
+        "serviceAccountToken",
+        "clusterTrustBundle",
+        "podCertificate",
+    ];
+    let mut errors: FieldErrors = validate_mode(source, "defaultMode", volume).into_iter().collect();
     let mut places: HashSet<&str> = HashSet::new();
     for (index, part) in list(source, "sources").iter().enumerate() {
-        let path = path.child("sources").index(index);
-        let mut given = 0;
-        for kind in [
-            "secret",
-            "configMap",
-            "downwardAPI",
-            "serviceAccountToken",
-            "clusterTrustBundle",
-            "podCertificate",
-        ] {
-            let Some(source) = part.get(kind).filter(|s| s.is_object()) else { continue };
-            given += 1;
-            let path = path.child(kind);
-            if given > 1 {
-                errors.push(FieldError::forbidden(&path, "may not specify more than 1 volume type"));
-                continue;
-            }
-            match kind {
+        let part_path = volume.child("sources").index(index);
+        let given: Vec<&str> = KINDS.iter().copied().filter(|kind| object(part, kind).is_some()).collect();
+        for kind in &given {
+            let (source, path) = (&part[*kind], part_path.child(kind));
+            let name = text(source, "name");
+            let collide = |place: &str, shown: &str| {
+                (!place.is_empty()).then(|| FieldError::invalid(volume, shown, "conflicting duplicate paths"))
+            };
+            match *kind {
                 "secret" | "configMap" => {
-                    if text(source, "name").is_empty() {
+                    if name.is_empty() {
                         errors.push(FieldError::required(&path.child("name"), ""));
                     }
                     errors.extend(validate_items(source, &path));
-                }
-                "downwardAPI" => errors.extend(validate_downward_items(source, &path)),
-                "serviceAccountToken" => {
-                    let seconds = int(source, "expirationSeconds");
-                    let seconds_path = path.child("expirationSeconds");
-                    if seconds < 600 {
-                        errors.push(FieldError::invalid(
-                            &seconds_path,
-                            seconds,
-                            "may not specify a duration less than 10 minutes",
-                        ));
-                    }
-                    if seconds > 1 << 32 {
-                        errors.push(FieldError::invalid(
-                            &seconds_path,
-                            seconds,
-                            "may not specify a duration larger than 2^32 seconds",
-                        ));
-                    }
-                    match text(source, "path") {
-                        "" => errors.push(FieldError::required(&path.child("path"), "")),
-                        place => errors.extend(local_path_of_key(place, &path.child("path"))),
+                    for place in list(source, "items").iter().map(|i| text(i, "path")) {
+                        if !places.insert(place) {
+                            errors.extend(collide(place, name));
+                        }
                     }
                 }
+                "downwardAPI" => {
+                    errors.extend(validate_downward_items(source, &path));
+                    for place in list(source, "items").iter().map(|i| text(i, "path")) {
+                        if !places.insert(place) {
+                            errors.extend(collide(place, place));
+                        }
+                    }
+                }
+                "serviceAccountToken" => errors.extend(validate_token(source, &path, volume)),
                 "clusterTrustBundle" => {
-                    let name = text(source, "name");
-                    if !name.is_empty() {
-                        let name_part = name.rsplit(':').next().unwrap_or_default();
-                        errors.extend(complaints(&path.child("name"), name, dns1123_subdomain(name_part)));
+                    errors.extend(validate_trust_bundle(source, &path));
+                    let place = text(source, "path");
+                    if !places.insert(place) {
+                        errors.extend(collide(place, place));
                     }
                 }
-                _ => {}
-            }
-            let items = list(source, "items").iter().map(|i| text(i, "path"));
-            let own = (kind == "serviceAccountToken").then(|| text(source, "path"));
-            for place in items.chain(own).filter(|p| !p.is_empty()) {
-                if !places.insert(place) {
-                    errors.push(FieldError::invalid(
-                        &path.child("path"),
-                        place,
-                        "conflicting duplicate paths",
-                    ));
+                _ => {
+                    for key in ["credentialBundlePath", "keyPath", "certificateChainPath"] {
+                        let place = text(source, key);
+                        errors.extend(local_path_of_key(place, &path.child(key)));
+                        if !place.is_empty() && !places.insert(place) {
+                            errors.extend(collide(place, place));
+                        }
+                    }
                 }
             }
         }
-        if given == 0 {
-            errors.push(FieldError::required(&path, "must specify a volume type"));
+        if given.len() > 1 {
+            errors.push(FieldError::forbidden(
+                &part_path,
+                "may not specify more than 1 volume type per source",
+            ));
         }
     }
+    errors
+}
+
+fn validate_token(source: &Value, path: &Path, volume: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let (seconds, path) = (int(source, "expirationSeconds"), path.child("expirationSeconds"));
+    if seconds < 600 {
+        errors.push(FieldError::invalid(&path, seconds, "may not specify a duration less than 10 minutes"));
+    }
+    if seconds > 1 << 32 {
+        errors.push(FieldError::invalid(
+            &path,
+            seconds,
+            "may not specify a duration larger than 2^32 seconds",
+        ));
+    }
+    match text(source, "path") {
+        "" => errors.push(FieldError::required(&volume.child("path"), "")),
+        place => errors.extend(local_path_of_key(place, &volume.child("path"))),
+    }
+    errors
+}
+
+fn validate_trust_bundle(source: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    match (source["name"].as_str(), source["signerName"].as_str()) {
+        (Some(name), None) => {
+            if name.is_empty() {
+                errors.push(FieldError::required(&path.child("name"), "must be a valid object name"));
+            }
+            let own = name.rsplit(':').next().unwrap_or_default();
+            errors.extend(dns1123_subdomain(own).into_iter().map(|why| {
+                FieldError::invalid(
+                    &path.child("name"),
+                    name,
+                    format!("not a valid clustertrustbundlename: {why}"),
+                )
+            }));
+        }
+        (None, None) => {
+            errors.push(FieldError::required(path, "either name or signerName must be specified"));
+        }
+        (Some(_), Some(_)) => errors.push(FieldError::invalid(
+            path,
+            source.clone(),
+            "only one of name and signerName may be used",
+        )),
+        (None, Some(_)) => {}
+    }
+    if text(source, "path").is_empty() {
+        errors.push(FieldError::required(&path.child("path"), ""));
+    }
+    errors.extend(local_path_of_key(text(source, "path"), &path.child("path")));
     errors
 }

@@ -4,7 +4,7 @@ use super::{is_externally_accessible, is_headless};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, map, present, strings, text};
 use crate::kinds::check::{
-    Cidr, NOT_A_CIDR, PROTOCOLS, complaints, endpoint_address, ip, one_of, one_of_if_set, port,
+    IMMUTABLE, PROTOCOLS, cidr, complaints, endpoint_address, ip, one_of, one_of_if_set, port,
     port_number_or_name,
 };
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
@@ -12,13 +12,25 @@ use serde_json::Value;
 use std::collections::HashSet;
 use std::net::IpAddr;
 
-const KUBELET_PORT: i64 = 10_250;
+const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
+const TOPOLOGY_HINTS: &str = "service.kubernetes.io/topology-aware-hints";
+const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 const ONLY_BALANCERS: &str = "may only be used when `type` is 'LoadBalancer'";
 
 pub(super) fn validate(service: &Value) -> FieldErrors {
     let (spec, path) = (&service["spec"], Path::new("spec"));
     let kind = text(spec, "type");
     let mut errors = Vec::new();
+    let annotation = |key: &str| service["metadata"]["annotations"][key].as_str();
+    if let (Some(mode), Some(hints)) = (annotation(TOPOLOGY_MODE), annotation(TOPOLOGY_HINTS))
+        && mode != hints
+    {
+        errors.push(FieldError::invalid(
+            &Path::new("metadata").child("annotations").key(TOPOLOGY_MODE),
+            mode,
+            format!("must match annotations[{TOPOLOGY_HINTS}] when both are specified"),
+        ));
+    }
     let ports = list(spec, "ports");
     if ports.is_empty() && !is_headless(spec) && kind != "ExternalName" {
         errors.push(FieldError::required(&path.child("ports"), ""));
@@ -38,6 +50,7 @@ pub(super) fn validate(service: &Value) -> FieldErrors {
     }
     errors.extend(one_of(spec, "type", &path, &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"]));
     errors.extend(validate_port_uses(ports, kind, &path.child("ports")));
+    errors.extend(validate_source_ranges(spec, kind, annotation(SOURCE_RANGES), &path));
     errors.extend(validate_balancer(spec, kind, &path));
     errors.extend(validate_traffic(spec, &path));
     errors
@@ -53,17 +66,6 @@ fn validate_kind(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
         ));
     }
     match kind {
-        "LoadBalancer" => {
-            for (index, entry) in list(spec, "ports").iter().enumerate() {
-                if int(entry, "port") == KUBELET_PORT {
-                    errors.push(FieldError::invalid(
-                        &path.child("ports").index(index),
-                        KUBELET_PORT,
-                        "may not expose port 10250 externally since it is used by kubelet",
-                    ));
-                }
-            }
-        }
         "ExternalName" => {
             for key in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
                 let set = present(spec, key) && spec[key].as_array().is_none_or(|a| !a.is_empty());
@@ -145,8 +147,12 @@ fn validate_port_uses(ports: &[Value], kind: &str, path: &Path) -> FieldErrors {
 }
 
 fn validate_affinity(spec: &Value, path: &Path) -> FieldErrors {
-    if text(spec, "sessionAffinity") != "ClientIP" {
-        return Vec::new();
+    match text(spec, "sessionAffinity") {
+        "ClientIP" => {}
+        "None" if present(spec, "sessionAffinityConfig") => {
+            return vec![FieldError::forbidden(path, "must not be set when session affinity is None")];
+        }
+        _ => return Vec::new(),
     }
     let path = path.child("clientIP").child("timeoutSeconds");
     let seconds = int(&spec["sessionAffinityConfig"]["clientIP"], "timeoutSeconds");
@@ -220,24 +226,35 @@ fn validate_cluster_ips(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
     errors
 }
 
+/// Whom a balancer serves, in the field or in the annotation that was there before. The field's name is upstream's.
+fn validate_source_ranges(spec: &Value, kind: &str, annotation: Option<&str>, path: &Path) -> FieldErrors {
+    let listed = strings(spec, "loadBalancerSourceRanges");
+    let (at, ranges): (Path, Vec<(Option<usize>, &str)>) = match annotation {
+        _ if !listed.is_empty() => {
+            let ranges =
+                listed.iter().enumerate().map(|(index, range)| (Some(index), range.trim())).collect();
+            (path.child("LoadBalancerSourceRanges"), ranges)
+        }
+        Some(text) => {
+            let ranges = text.trim().split(',').filter(|_| !text.trim().is_empty());
+            let at = Path::new("metadata").child("annotations").key(SOURCE_RANGES);
+            (at, ranges.map(|range| (None, range.trim())).collect())
+        }
+        None => return Vec::new(),
+    };
+    let mut errors = Vec::new();
+    if kind != "LoadBalancer" {
+        errors.push(FieldError::forbidden(&at, ONLY_BALANCERS));
+    }
+    for (index, range) in ranges {
+        let at = index.map_or_else(|| at.clone(), |index| at.index(index));
+        errors.extend(cidr(range, &at).err().unwrap_or_default());
+    }
+    errors
+}
+
 fn validate_balancer(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    let ranges = strings(spec, "loadBalancerSourceRanges");
-    if !ranges.is_empty() {
-        if kind == "LoadBalancer" {
-            for (index, range) in ranges.iter().enumerate() {
-                if Cidr::parse(range.trim()).is_none() {
-                    errors.push(FieldError::invalid(
-                        &path.child("loadBalancerSourceRanges").index(index),
-                        *range,
-                        NOT_A_CIDR,
-                    ));
-                }
-            }
-        } else {
-            errors.push(FieldError::forbidden(&path.child("loadBalancerSourceRanges"), ONLY_BALANCERS));
-        }
-    }
     for key in ["allocateLoadBalancerNodePorts", "loadBalancerClass"] {
         if present(spec, key) && kind != "LoadBalancer" {
             errors.push(FieldError::forbidden(&path.child(key), ONLY_BALANCERS));
@@ -247,6 +264,10 @@ fn validate_balancer(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
         errors.extend(complaints(&path.child("loadBalancerClass"), class, qualified_name(class)));
     }
     errors
+}
+
+fn needs_health_check(spec: &Value) -> bool {
+    text(spec, "type") == "LoadBalancer" && text(spec, "externalTrafficPolicy") == "Local"
 }
 
 fn validate_traffic(spec: &Value, path: &Path) -> FieldErrors {
@@ -266,20 +287,23 @@ fn validate_traffic(spec: &Value, path: &Path) -> FieldErrors {
             "may only be set for externally-accessible services",
         ));
     }
-    let health = int(spec, "healthCheckNodePort");
-    if health != 0 && !(text(spec, "type") == "LoadBalancer" && external == "Local") {
-        errors.push(FieldError::invalid(
-            &path.child("healthCheckNodePort"),
-            health,
+    let (health, health_path) = (int(spec, "healthCheckNodePort"), path.child("healthCheckNodePort"));
+    match (needs_health_check(spec), health) {
+        (true, 0) => errors.push(FieldError::required(&health_path, "")),
+        (true, number) => errors.extend(port(number, &health_path)),
+        (false, 0) => {}
+        (false, number) => errors.push(FieldError::invalid(
+            &health_path,
+            number,
             "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
-        ));
+        )),
     }
     errors.extend(one_of_if_set(spec, "internalTrafficPolicy", path, &["Cluster", "Local"]));
     errors.extend(one_of_if_set(
         spec,
         "trafficDistribution",
         path,
-        &["PreferClose", "PreferSameNode", "PreferSameZone"],
+        &["PreferClose", "PreferSameZone", "PreferSameNode"],
     ));
     errors
 }
@@ -311,6 +335,12 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
             new_spec["loadBalancerClass"].clone(),
             "may not change once set",
         ));
+    }
+    if needs_health_check(new_spec)
+        && needs_health_check(old_spec)
+        && int(new_spec, "healthCheckNodePort") != int(old_spec, "healthCheckNodePort")
+    {
+        errors.push(FieldError::forbidden(&path.child("healthCheckNodePort"), IMMUTABLE));
     }
     errors.extend(validate(new));
     errors

@@ -138,6 +138,18 @@ impl Strategy for CsiDrivers {
         ]
     }
 
+    fn generation_fields(&self) -> &'static [&'static str] {
+        &["spec"]
+    }
+
+    fn starts_generation(&self) -> bool {
+        false
+    }
+
+    fn returns_deleted(&self) -> bool {
+        true
+    }
+
     fn unconditional_update(&self) -> bool {
         false
     }

@@ -322,7 +322,7 @@ fn what_is_wrong_with_other_kinds() {
             "Node",
             json!({"spec": {"taints": [{"key": "a", "effect": "Bad"}]}}),
             vec![
-                "spec.taints[0].effect: Unsupported value: \"Bad\": supported values: \"NoSchedule\", \"PreferNoSchedule\", \"NoExecute\"",
+                "metadata.taints[0].effect: Unsupported value: \"Bad\": supported values: \"NoSchedule\", \"PreferNoSchedule\", \"NoExecute\"",
             ],
         ),
         (

@@ -215,8 +215,8 @@ fn what_they_refuse() {
                 "resources": {"requests": {"cpu": "1"}}, "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "2"}}}]}}),
             vec![
                 "spec.resourceClaims[0]: Invalid value: {\"Name\":\"c\",\"ResourceClaimName\":null,\"ResourceClaimTemplateName\":null}: must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
-                "spec.overhead.limits[cpu]: Invalid value: \"-1\": must be greater than or equal to 0",
                 "spec.resources.requests[cpu]: Invalid value: \"1\": must be greater than or equal to aggregate container requests of 2",
+                "spec.overhead.limits[cpu]: Invalid value: \"-1\": must be greater than or equal to 0",
             ],
         ),
     ] {

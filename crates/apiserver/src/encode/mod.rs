@@ -1,9 +1,11 @@
 //! Answers in the representation the client asked for.
 
+pub(crate) mod list;
+
 use crate::http::{self, Answer, JSON};
 use crate::negotiate::{Format, Representation, Shape};
-use crate::registry::stored;
-use bytes::{BufMut, BytesMut};
+use crate::registry::{Event, EventType, FrameKey, stored};
+use bytes::{BufMut, Bytes, BytesMut};
 use ferrite_api::codec::{protobuf, yaml};
 use ferrite_api::resource::{Column, Resource};
 use ferrite_api::{Status, meta, schema};
@@ -11,6 +13,7 @@ use ferrite_store::{Entry, Revision};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How much of the object goes into a table's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -91,7 +94,7 @@ pub(crate) fn entry(
 ) -> Result<Answer, Status> {
     if copies(resource, as_) {
         let mut out = BytesMut::new();
-        stored::put_object(resource, stored_entry, &mut out);
+        stored::put_object(stored_entry, &mut out);
         return Ok(http::answer(200, JSON, out.freeze()));
     }
     let decoded =
@@ -99,18 +102,15 @@ pub(crate) fn entry(
     object(200, resource, &decoded, as_, include)
 }
 
-/// A list of stored objects.
+/// A list of stored objects, made as a whole.
 pub(crate) fn list(
     resource: &Resource,
-    page: &crate::registry::ListPage,
+    mut page: crate::registry::ListPage,
     as_: Representation,
     include: IncludeObject,
 ) -> Result<Answer, Status> {
     let metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
-    if copies(resource, as_) {
-        return Ok(http::answer(200, JSON, copy_list(resource, &page.entries, &metadata).freeze()));
-    }
-    let objects: Vec<Value> = page.entries.iter().filter_map(|e| stored::decode(resource, e)).collect();
+    let objects = list::decoded(resource, &mut page);
     values(resource, objects, metadata, as_, include)
 }
 
@@ -123,27 +123,6 @@ fn list_metadata(revision: Revision, token: Option<&str>, remaining: Option<usiz
         metadata["remainingItemCount"] = remaining.into();
     }
     metadata
-}
-
-fn copy_list(resource: &Resource, entries: &[Arc<Entry>], metadata: &Value) -> BytesMut {
-    let size: usize = entries.iter().map(|e| e.value.len() + 40).sum();
-    let mut out = BytesMut::with_capacity(size + 256);
-    out.put_slice(
-        format!(
-            r#"{{"kind":"{}List","apiVersion":"{}","metadata":{metadata},"items":["#,
-            resource.kind,
-            resource.api_version()
-        )
-        .as_bytes(),
-    );
-    for (index, item) in entries.iter().enumerate() {
-        if index > 0 {
-            out.put_u8(b',');
-        }
-        stored::put_item(resource, item, &mut out);
-    }
-    out.put_slice(b"]}");
-    out
 }
 
 /// A list of decoded objects.
@@ -232,7 +211,9 @@ fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) 
             row.insert("object".into(), Value::Null);
         }
         IncludeObject::Metadata => {
-            row.insert("object".into(), partial(object, beta));
+            let mut shown = partial(object, beta);
+            resource.strategy.trim_for_table(&mut shown);
+            row.insert("object".into(), shown);
         }
         IncludeObject::Object => {
             row.insert("object".into(), object.clone());
@@ -240,6 +221,10 @@ fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) 
     }
     Value::Object(row)
 }
+
+/// How many frames of changes were made since the process began; without it, nobody would notice a watcher that
+/// does not share.
+pub(crate) static ENCODINGS: AtomicU64 = AtomicU64::new(0);
 
 /// Frames of a watch in one representation.
 pub(crate) struct WatchEncoder {
@@ -265,20 +250,58 @@ impl WatchEncoder {
         }
     }
 
-    pub fn stored(&mut self, type_: &str, entry: &Entry) -> Result<BytesMut, Status> {
-        if copies(&self.resource, Representation { pretty: false, ..self.as_ }) {
+    pub fn resource(&self) -> &Resource {
+        &self.resource
+    }
+
+    /// An object that was there before the watch.
+    pub fn initial(&mut self, entry: &Entry) -> Result<Bytes, Status> {
+        let columns = self.tell_columns();
+        self.stored(EventType::Added, entry, columns)
+    }
+
+    /// An event, in the frame that all watchers of this representation share.
+    pub fn changed(&mut self, type_: EventType, event: &Event) -> Result<Bytes, Status> {
+        let columns = self.tell_columns();
+        let key = FrameKey { type_, representation: self.as_, include: self.include, columns };
+        event.frame(key, || {
+            ENCODINGS.fetch_add(1, Ordering::Relaxed);
+            let entry = event.entry(type_).ok_or_else(|| Status::internal("an event without an object"))?;
+            self.stored(type_, &entry, columns)
+        })
+    }
+
+    /// Whether the next table has to tell its columns.
+    fn tell_columns(&mut self) -> bool {
+        matches!(self.as_.shape, Shape::Table { .. }) && !std::mem::replace(&mut self.columns_told, true)
+    }
+
+    fn stored(&self, type_: EventType, entry: &Entry, columns: bool) -> Result<Bytes, Status> {
+        let type_ = type_.as_str();
+        let copied = self.as_.format == Format::Json && self.resource.storage.is_none();
+        if copied && matches!(self.as_.shape, Shape::AsIs | Shape::AggregatedDiscovery) {
             let mut out = BytesMut::with_capacity(entry.value.len() + 96);
             out.put_slice(format!(r#"{{"type":"{type_}","object":"#).as_bytes());
-            stored::put_object(&self.resource, entry, &mut out);
+            stored::put_object(entry, &mut out);
             out.put_slice(b"}\n");
-            return Ok(out);
+            return Ok(out.freeze());
+        }
+        if copied
+            && let Shape::PartialObjectMetadata { beta } | Shape::PartialObjectMetadataList { beta } =
+                self.as_.shape
+        {
+            let mut out = BytesMut::new();
+            out.put_slice(format!(r#"{{"type":"{type_}","object":"#).as_bytes());
+            list::put_partial(entry, beta, &mut out);
+            out.put_slice(b"}\n");
+            return Ok(out.freeze());
         }
         let object = stored::decode(&self.resource, entry)
             .ok_or_else(|| crate::registry::unreadable(&self.resource, ""))?;
-        self.value(type_, &object)
+        self.value(type_, &object, columns)
     }
 
-    pub fn bookmark(&mut self, revision: Revision, initial_events_end: bool) -> Result<BytesMut, Status> {
+    pub fn bookmark(&mut self, revision: Revision, initial_events_end: bool) -> Result<Bytes, Status> {
         let mut metadata = json!({"resourceVersion": revision.to_string()});
         if initial_events_end {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
@@ -294,14 +317,15 @@ impl WatchEncoder {
             // A typed object writes its mandatory parts even when they are empty.
             ferrite_api::codec::normalise(type_, &mut object);
         }
-        self.value("BOOKMARK", &object)
+        let columns = self.tell_columns();
+        self.value("BOOKMARK", &object, columns)
     }
 
-    pub fn error(&mut self, status: &Status) -> Result<BytesMut, Status> {
+    pub fn error(&self, status: &Status) -> Result<Bytes, Status> {
         self.frame("ERROR", &status.to_value())
     }
 
-    fn value(&mut self, type_: &str, object: &Value) -> Result<BytesMut, Status> {
+    fn value(&self, type_: &str, object: &Value, columns: bool) -> Result<Bytes, Status> {
         match self.as_.shape {
             Shape::Table { beta } => {
                 let version = meta::str(object, "resourceVersion");
@@ -312,7 +336,7 @@ impl WatchEncoder {
                     self.include,
                     json!({"resourceVersion": version}),
                 );
-                if std::mem::replace(&mut self.columns_told, true) {
+                if !columns {
                     table["columnDefinitions"] = Value::Null;
                 }
                 self.frame(type_, &table)
@@ -324,7 +348,7 @@ impl WatchEncoder {
         }
     }
 
-    fn frame(&self, type_: &str, object: &Value) -> Result<BytesMut, Status> {
+    fn frame(&self, type_: &str, object: &Value) -> Result<Bytes, Status> {
         let mut out = BytesMut::new();
         match self.as_.format {
             Format::Protobuf => {
@@ -340,6 +364,6 @@ impl WatchEncoder {
                 out.put_u8(b'\n');
             }
         }
-        Ok(out)
+        Ok(out.freeze())
     }
 }

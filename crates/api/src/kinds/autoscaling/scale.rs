@@ -1,0 +1,25 @@
+//! Scale: the body of a subresource, never stored.
+
+use crate::kinds::access::int;
+use crate::kinds::cell;
+use crate::kinds::row::{number, shown};
+use crate::resource::{Column, Strategy};
+use jiff::Timestamp;
+use serde_json::Value;
+
+pub(in crate::kinds) struct Scales;
+
+impl Strategy for Scales {
+    fn columns(&self) -> &'static [Column] {
+        const { &[shown("Name"), number("Desired"), number("Available"), shown("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![
+            cell::name(object),
+            int(&object["spec"], "replicas").into(),
+            int(&object["status"], "replicas").into(),
+            cell::age(object, now),
+        ]
+    }
+}

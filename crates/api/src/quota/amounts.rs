@@ -1,0 +1,136 @@
+//! What a pod asks for, over all its containers.
+
+use crate::quantity::Quantity;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Amounts by the name of what they are of.
+pub type Amounts = BTreeMap<String, Quantity>;
+
+/// The amounts of a list of resources. What is no quantity is left to validation.
+pub fn amounts(list: &Value) -> Amounts {
+    let pairs = list.as_object().into_iter().flatten();
+    pairs
+        .filter_map(|(name, amount)| {
+            let text = amount.as_str().map_or_else(|| amount.to_string(), str::to_owned);
+            Some((name.clone(), Quantity::parse(&text).ok()?))
+        })
+        .collect()
+}
+
+/// Either side of what containers say about resources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Requests,
+    Limits,
+}
+
+impl Side {
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Limits => "limits",
+        }
+    }
+}
+
+pub fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+}
+
+/// Resources that a pod may ask for as a whole.
+fn is_pod_level(name: &str) -> bool {
+    matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
+}
+
+/// What the whole pod may use at once: its containers together, or what it takes to start them if that is more.
+pub fn pod_total(spec: &Value, side: Side) -> Amounts {
+    let of = |container: &Value| amounts(&container["resources"][side.key()]);
+    let mut total = Amounts::new();
+    for container in list(spec, "containers") {
+        add(&mut total, &of(container));
+    }
+    let mut sidecars = Amounts::new();
+    let mut starting = Amounts::new();
+    for container in list(spec, "initContainers") {
+        let own = of(container);
+        if container["restartPolicy"] == "Always" {
+            add(&mut total, &own);
+            add(&mut sidecars, &own);
+            most(&mut starting, &sidecars);
+        } else {
+            let mut together = sidecars.clone();
+            add(&mut together, &own);
+            most(&mut starting, &together);
+        }
+    }
+    most(&mut total, &starting);
+    for (name, amount) in amounts(&spec["resources"][side.key()]) {
+        if is_pod_level(&name) {
+            total.insert(name, amount);
+        }
+    }
+    for (name, amount) in amounts(&spec["overhead"]) {
+        // As upstream: overhead widens a limit but makes none.
+        match total.get_mut(&name) {
+            Some(sum) => *sum = *sum + amount,
+            None if side == Side::Requests => {
+                total.insert(name, amount);
+            }
+            None => {}
+        }
+    }
+    total
+}
+
+pub fn add(sum: &mut Amounts, more: &Amounts) {
+    for (name, amount) in more {
+        let entry = sum.entry(name.clone()).or_insert(Quantity::ZERO);
+        *entry = *entry + *amount;
+    }
+}
+
+fn most(sum: &mut Amounts, other: &Amounts) {
+    for (name, amount) in other {
+        let entry = sum.entry(name.clone()).or_insert(*amount);
+        *entry = (*entry).max(*amount);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_needs_what_runs_together_or_what_it_takes_to_start() {
+        let cpu = |amount: &str| json!({"requests": {"cpu": amount}});
+        let rows = [
+            (json!({"containers": [{"resources": cpu("1")}, {"resources": cpu("500m")}]}), "1500m"),
+            (
+                json!({
+                    "containers": [{"resources": cpu("1")}],
+                    "initContainers": [{"resources": cpu("3")}],
+                }),
+                "3",
+            ),
+            (
+                json!({
+                    "containers": [{"resources": cpu("1")}],
+                    "initContainers": [
+                        {"restartPolicy": "Always", "resources": cpu("2")},
+                        {"resources": cpu("2")},
+                    ],
+                }),
+                "4",
+            ),
+            (json!({"containers": [{"resources": cpu("1")}], "overhead": {"cpu": "250m"}}), "1250m"),
+            (json!({"containers": [{"resources": cpu("1")}], "resources": cpu("2")}), "2"),
+        ];
+        for (spec, expected) in rows {
+            assert_eq!(pod_total(&spec, Side::Requests)["cpu"].to_string(), expected, "{spec}");
+        }
+        let limited = json!({"containers": [{}], "overhead": {"cpu": "1"}});
+        assert!(pod_total(&limited, Side::Limits).is_empty());
+    }
+}

@@ -1,0 +1,107 @@
+//! Quotas: what an object counts for, which quotas it counts in, and what a quota has left.
+//!
+//! One row per resource with rules of its own in [`EVALUATORS`]; everything else is counted.
+
+pub mod amounts;
+mod evaluators;
+mod scopes;
+#[cfg(test)]
+mod tests;
+
+pub use evaluators::{Evaluator, evaluator};
+
+use amounts::{Amounts, amounts};
+use serde_json::Value;
+
+/// Why a request does not fit a quota.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QuotaError {
+    #[error("failed quota: {quota}: must specify {missing}")]
+    Unspecified { quota: String, missing: String },
+    #[error("status unknown for quota: {quota}, resources: {resources}")]
+    NotCounted { quota: String, resources: String },
+    #[error("quota usage is negative for resource(s): {0}")]
+    Negative(String),
+    #[error("exceeded quota: {quota}, requested: {requested}, used: {used}, limited: {limited}")]
+    Exceeded { quota: String, requested: String, used: String, limited: String },
+}
+
+/// Counts an object that is written against the quotas of its namespace. Answers the new usage of those that
+/// change, by their place in `quotas`.
+pub fn charge(
+    evaluator: &Evaluator,
+    quotas: &[Value],
+    object: &Value,
+    old: Option<&Value>,
+) -> Result<Vec<(usize, Amounts)>, QuotaError> {
+    let mut interesting = Vec::new();
+    for (index, quota) in quotas.iter().enumerate() {
+        let hard = amounts(&quota["status"]["hard"]);
+        if !evaluator.matches(quota, &hard, object) {
+            continue;
+        }
+        let name = crate::meta::name(quota).to_owned();
+        let tracked: Vec<&str> = hard.keys().map(String::as_str).filter(|n| evaluator.tracks(n)).collect();
+        if let Some(missing) = evaluator.missing(&tracked, object) {
+            return Err(QuotaError::Unspecified { quota: name, missing });
+        }
+        let used = amounts(&quota["status"]["used"]);
+        if tracked.iter().any(|resource| !used.contains_key(*resource)) {
+            return Err(QuotaError::NotCounted { quota: name, resources: tracked.join(",") });
+        }
+        interesting.push((index, name, hard, used));
+    }
+    let mut delta = evaluator.usage(object);
+    let negative: Vec<&str> =
+        delta.iter().filter(|(_, amount)| amount.is_negative()).map(|(name, _)| name.as_str()).collect();
+    if !negative.is_empty() {
+        return Err(QuotaError::Negative(negative.join(",")));
+    }
+    if let Some(old) = old {
+        for (name, amount) in evaluator.usage(old) {
+            let entry = delta.entry(name).or_insert(crate::quantity::Quantity::ZERO);
+            *entry = *entry - amount;
+        }
+    }
+    delta.retain(|_, amount| !amount.is_zero());
+    let mut changed = Vec::new();
+    for (index, quota, hard, used) in interesting {
+        let mut requested = delta.clone();
+        requested.retain(|name, _| hard.contains_key(name));
+        if requested.is_empty() {
+            continue;
+        }
+        let mut sum = used.clone();
+        amounts::add(&mut sum, &requested);
+        let exceeded = |name: &String| sum.get(name) > hard.get(name);
+        if requested.keys().any(exceeded) {
+            let print = |list: &Amounts| {
+                let shown = requested.keys().filter(|name| exceeded(name));
+                let pairs: Vec<String> =
+                    shown.filter_map(|name| Some(format!("{name}={}", list.get(name)?))).collect();
+                pairs.join(",")
+            };
+            let (requested, used, limited) = (print(&requested), print(&used), print(&hard));
+            return Err(QuotaError::Exceeded { quota, requested, used, limited });
+        }
+        changed.push((index, sum));
+    }
+    Ok(changed)
+}
+
+/// What objects use of a quota, counted anew: zero for what none of them uses.
+pub fn recount<'a>(
+    quota: &Value,
+    hard: &Amounts,
+    objects: impl IntoIterator<Item = (&'a Evaluator, &'a Value)>,
+) -> Amounts {
+    let mut used: Amounts = hard.keys().map(|name| (name.clone(), crate::quantity::Quantity::ZERO)).collect();
+    for (evaluator, object) in objects {
+        if evaluator.matches(quota, hard, object) {
+            let mut own = evaluator.usage(object);
+            own.retain(|name, _| hard.contains_key(name));
+            amounts::add(&mut used, &own);
+        }
+    }
+    used
+}

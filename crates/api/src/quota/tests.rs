@@ -1,0 +1,165 @@
+use super::*;
+use serde_json::json;
+
+fn quota(spec: Value, hard: Value, used: Value) -> Value {
+    json!({"metadata": {"name": "q"}, "spec": spec, "status": {"hard": hard, "used": used}})
+}
+
+fn pod(resources: Value) -> Value {
+    json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "resources": resources}]}})
+}
+
+#[test]
+fn a_pod_is_refused_charged_or_none_of_the_quotas_business() {
+    let pods = evaluator("", "pods").unwrap();
+    let cpu = |amount: &str| pod(json!({"requests": {"cpu": amount}}));
+    let hard = json!({"pods": "2", "requests.cpu": "1"});
+    let used = json!({"pods": "1", "requests.cpu": "600m"});
+    let rows = [
+        (
+            quota(json!({}), hard.clone(), used.clone()),
+            cpu("500m"),
+            Err(
+                "exceeded quota: q, requested: requests.cpu=500m, used: requests.cpu=600m, limited: requests.cpu=1",
+            ),
+        ),
+        (quota(json!({}), hard.clone(), used.clone()), cpu("400m"), Ok(Some(("requests.cpu", "1")))),
+        (
+            quota(json!({}), hard.clone(), used.clone()),
+            pod(json!({})),
+            Err("failed quota: q: must specify requests.cpu for: c"),
+        ),
+        (
+            quota(json!({}), hard.clone(), json!({"pods": "1"})),
+            cpu("1m"),
+            Err("status unknown for quota: q, resources: pods,requests.cpu"),
+        ),
+        (
+            quota(json!({"scopes": ["BestEffort"]}), json!({"pods": "0"}), json!({"pods": "0"})),
+            cpu("1"),
+            Ok(None),
+        ),
+        (
+            quota(json!({"scopes": ["BestEffort"]}), json!({"pods": "0"}), json!({"pods": "0"})),
+            pod(json!({})),
+            Err("exceeded quota: q, requested: pods=1, used: pods=0, limited: pods=0"),
+        ),
+        (quota(json!({}), json!({"secrets": "0"}), json!({"secrets": "0"})), cpu("1"), Ok(None)),
+    ];
+    for (quota, pod, expected) in rows {
+        let found = charge(&pods, &[quota], &pod, None).map_err(|e| e.to_string());
+        match (found, expected) {
+            (Ok(changed), Ok(Some((name, amount)))) => {
+                assert_eq!(changed[0].1[name].to_string(), amount, "{pod}");
+            }
+            (Ok(changed), Ok(None)) => assert!(changed.is_empty(), "{changed:?}"),
+            (found, expected) => assert_eq!(found.unwrap_err(), expected.unwrap_err()),
+        }
+    }
+}
+
+#[test]
+fn usage_has_the_names_that_quotas_give_it() {
+    let rows = [
+        (
+            ("", "services"),
+            json!({"spec": {"type": "LoadBalancer", "ports": [{"port": 1}, {"port": 2}]}}),
+            &[("count/services", "1"), ("services.nodeports", "2"), ("services.loadbalancers", "1")][..],
+        ),
+        (
+            ("", "services"),
+            json!({"spec": {"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{"port": 1}]}}),
+            &[("services.nodeports", "0")],
+        ),
+        (
+            ("", "persistentvolumeclaims"),
+            json!({"spec": {"storageClassName": "gold", "resources": {"requests": {"storage": "2Gi"}}}}),
+            &[
+                ("requests.storage", "2Gi"),
+                ("gold.storageclass.storage.k8s.io/requests.storage", "2Gi"),
+                ("gold.storageclass.storage.k8s.io/persistentvolumeclaims", "1"),
+            ],
+        ),
+        (("apps", "deployments"), json!({}), &[("count/deployments.apps", "1")]),
+        (
+            ("", "pods"),
+            pod(json!({"requests": {"example.com/gpu": "2"}, "limits": {"memory": "1Gi"}})),
+            &[
+                ("requests.example.com/gpu", "2"),
+                ("limits.memory", "1Gi"),
+                ("pods", "1"),
+                ("count/pods", "1"),
+            ],
+        ),
+        (
+            ("resource.k8s.io", "resourceclaims"),
+            json!({"spec": {"devices": {"requests": [{"exactly": {"deviceClassName": "gpu", "count": 3}}]}}}),
+            &[("gpu.deviceclass.resource.k8s.io/devices", "3")],
+        ),
+    ];
+    for ((group, plural), object, expected) in rows {
+        let usage = evaluator(group, plural).unwrap().usage(&object);
+        for (name, amount) in expected {
+            assert_eq!(
+                usage.get(*name).map(ToString::to_string).as_deref(),
+                Some(*amount),
+                "{plural} {name}"
+            );
+        }
+    }
+    assert!(evaluator("", "events").is_none());
+}
+
+#[test]
+fn an_update_costs_the_difference() {
+    let services = evaluator("", "services").unwrap();
+    let service = |kind: &str| json!({"spec": {"type": kind, "ports": [{"port": 1}]}});
+    let quota = quota(json!({}), json!({"services.nodeports": "1"}), json!({"services.nodeports": "1"}));
+    let found =
+        charge(&services, &[quota.clone()], &service("ClusterIP"), Some(&service("NodePort"))).unwrap();
+    assert_eq!(found[0].1["services.nodeports"].to_string(), "0");
+    assert!(charge(&services, &[quota], &service("NodePort"), Some(&service("ClusterIP"))).is_err());
+}
+
+#[test]
+fn scopes_select_by_priority_and_affinity() {
+    let pods = evaluator("", "pods").unwrap();
+    let term = |operator: &str, values: &[&str]| {
+        let scope = json!([{"scopeName": "PriorityClass", "operator": operator, "values": values}]);
+        quota(
+            json!({"scopeSelector": {"matchExpressions": scope}}),
+            json!({"pods": "1"}),
+            json!({"pods": "0"}),
+        )
+    };
+    let high = json!({"spec": {"priorityClassName": "high"}});
+    let plain = json!({"spec": {}});
+    let crossing = json!({"spec": {"affinity": {"podAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [{"namespaces": ["other"]}],
+    }}}});
+    let cross = quota(json!({"scopes": ["CrossNamespacePodAffinity"]}), json!({"pods": "0"}), json!({}));
+    for (quota, pod, expected) in [
+        (term("In", &["high"]), &high, true),
+        (term("In", &["high"]), &plain, false),
+        (term("NotIn", &["high"]), &plain, true),
+        (term("Exists", &[]), &high, true),
+        (term("DoesNotExist", &[]), &high, false),
+        (cross.clone(), &crossing, true),
+        (cross, &plain, false),
+    ] {
+        let hard = amounts(&quota["status"]["hard"]);
+        assert_eq!(pods.matches(&quota, &hard, pod), expected, "{quota} {pod}");
+    }
+}
+
+#[test]
+fn counting_anew_leaves_no_resource_out() {
+    let quota = quota(json!({}), json!({"pods": "9", "requests.cpu": "9", "secrets": "1"}), json!({}));
+    let hard = amounts(&quota["status"]["hard"]);
+    let pods = evaluator("", "pods").unwrap();
+    let (a, mut done) = (pod(json!({"requests": {"cpu": "1"}})), pod(json!({"requests": {"cpu": "1"}})));
+    done["status"] = json!({"phase": "Succeeded"});
+    let used = recount(&quota, &hard, [(&pods, &a), (&pods, &done)]);
+    let shown: Vec<String> = used.iter().map(|(n, a)| format!("{n}={a}")).collect();
+    assert_eq!(shown, ["pods=1", "requests.cpu=1", "secrets=0"]);
+}

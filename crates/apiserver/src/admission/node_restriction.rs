@@ -1,0 +1,282 @@
+//! A node writes itself, its pods and what belongs to them, and nothing that would let it reach further.
+
+use super::{Attributes, Operation, Plugin};
+use crate::auth::node;
+use crate::registry::View;
+use ferrite_api::quota::amounts::list;
+use ferrite_api::{Status, meta};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+pub(super) struct NodeRestriction;
+
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+impl Plugin for NodeRestriction {
+    fn name(&self) -> &'static str {
+        "NodeRestriction"
+    }
+
+    fn validate(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: Option<&Value>,
+    ) -> Result<(), Status> {
+        let Some(node) = node::name(attributes.user) else { return Ok(()) };
+        let problem =
+            match (&*attributes.resource.group, &*attributes.resource.plural, attributes.subresource) {
+                ("", "pods", None) => pod(node, attributes, object),
+                ("", "pods", Some("status")) => pod_status(node, attributes, object),
+                ("", "pods", Some("eviction")) => attributes
+                    .old
+                    .filter(|pod| pod["spec"]["nodeName"] != node)
+                    .map(|_| format!("node {node:?} can only evict pods with spec.nodeName set to itself")),
+                ("", "nodes", None | Some("status")) => own_node(node, attributes, object),
+                ("", "persistentvolumeclaims", Some("status")) => claim_status(node, attributes, object),
+                ("", "serviceaccounts", Some("token")) => {
+                    object.and_then(|token| bound_token(view, node, attributes, token))
+                }
+                ("coordination.k8s.io", "leases", None) => lease(node, attributes),
+                ("storage.k8s.io", "csinodes", None) => (attributes.name != node)
+                    .then(|| format!("can only access CSINode with the same name as the requesting node")),
+                ("resource.k8s.io", "resourceslices", None) => object
+                    .filter(|slice| {
+                        attributes.operation == Operation::Create && slice["spec"]["nodeName"] != node
+                    })
+                    .map(|_| {
+                        "can only create ResourceSlice with the same NodeName as the requesting node".into()
+                    }),
+                _ => None,
+            };
+        problem.map_or(Ok(()), |why| Err(attributes.forbid(why)))
+    }
+}
+
+fn pod(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Option<String> {
+    match attributes.operation {
+        Operation::Create => new_pod(node, object?),
+        Operation::Delete => (attributes.old?["spec"]["nodeName"] != node)
+            .then(|| format!("node {node:?} can only delete pods with spec.nodeName set to itself")),
+        Operation::Update => Some(format!(
+            "unexpected operation \"UPDATE\", node {node:?} can only create and delete mirror pods"
+        )),
+    }
+}
+
+fn new_pod(node: &str, pod: &Value) -> Option<String> {
+    let spec = &pod["spec"];
+    if pod["metadata"]["annotations"].get(MIRROR).is_none() {
+        return Some(format!(
+            "pod does not have {MIRROR:?} annotation, node {node:?} can only create mirror pods"
+        ));
+    }
+    if spec["nodeName"] != node {
+        return Some(format!("node {node:?} can only create pods with spec.nodeName set to itself"));
+    }
+    if let [owner, more @ ..] = list(&pod["metadata"], "ownerReferences") {
+        let own = owner["apiVersion"] == "v1" && owner["kind"] == "Node" && owner["name"] == node;
+        if !more.is_empty() {
+            return Some(format!(
+                "node {node:?} can only create pods with a single owner reference set to itself"
+            ));
+        }
+        if !own {
+            return Some(format!("node {node:?} can only create pods with an owner reference set to itself"));
+        }
+        if owner["controller"] != true {
+            return Some(format!(
+                "node {node:?} can only create pods with a controller owner reference set to itself"
+            ));
+        }
+        if owner["blockOwnerDeletion"] == true {
+            return Some(format!("node {node:?} must not set blockOwnerDeletion on an owner reference"));
+        }
+    }
+    if !spec["serviceAccountName"].as_str().unwrap_or_default().is_empty() {
+        return Some(format!("node {node:?} can not create pods that reference a service account"));
+    }
+    for kind in ["secrets", "configmaps", "persistentvolumeclaims"] {
+        let mut any = false;
+        node::references(spec, kind, &mut |_| any = true);
+        if any {
+            return Some(format!("node {node:?} can not create pods that reference {kind}"));
+        }
+    }
+    (!list(spec, "resourceClaims").is_empty())
+        .then(|| format!("node {node:?} can not create pods that reference resourceclaims"))
+}
+
+fn pod_status(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Option<String> {
+    let (old, new) = (attributes.old?, object?);
+    if old["spec"]["nodeName"] != node {
+        return Some(format!(
+            "node {node:?} can only update pod status for pods with spec.nodeName set to itself"
+        ));
+    }
+    (meta::labels(old) != meta::labels(new))
+        .then(|| format!("node {node:?} cannot update labels through pod status"))
+}
+
+fn own_node(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Option<String> {
+    if attributes.name != node {
+        return Some(format!("node {node:?} is not allowed to modify node {:?}", attributes.name));
+    }
+    let new = object?;
+    let nothing = Value::Null;
+    match (attributes.operation, attributes.old) {
+        (Operation::Create, _) => {
+            let forbidden = forbidden_labels(changed_labels(new, &nothing));
+            (!forbidden.is_empty()).then(|| {
+                format!("node {node:?} is not allowed to set the following labels: {}", forbidden.join(", "))
+            })
+        }
+        (Operation::Update, Some(old)) => {
+            if list(&new["metadata"], "ownerReferences") != list(&old["metadata"], "ownerReferences") {
+                return Some(format!("node {node:?} is not allowed to modify ownerReferences"));
+            }
+            if new["spec"]["configSource"] != old["spec"]["configSource"]
+                && !new["spec"]["configSource"].is_null()
+            {
+                return Some(format!(
+                    "node {node:?} cannot update configSource to a new non-nil configSource"
+                ));
+            }
+            if list(&new["spec"], "taints") != list(&old["spec"], "taints") {
+                return Some(format!("node {node:?} is not allowed to modify taints"));
+            }
+            let forbidden = forbidden_labels(changed_labels(new, old));
+            (!forbidden.is_empty())
+                .then(|| format!("is not allowed to modify labels: {}", forbidden.join(", ")))
+        }
+        _ => None,
+    }
+}
+
+/// Labels that differ between two objects.
+fn changed_labels(new: &Value, old: &Value) -> BTreeSet<String> {
+    let labels = |object: &Value| meta::labels(object).cloned().unwrap_or_default();
+    let (new, old) = (labels(new), labels(old));
+    new.keys().chain(old.keys()).filter(|key| new.get(*key) != old.get(*key)).cloned().collect()
+}
+
+/// Those that nodes may not touch: the API's own, but for the ones that kubelets are there to set.
+fn forbidden_labels(labels: BTreeSet<String>) -> Vec<String> {
+    const KUBELET: [&str; 14] = [
+        "kubernetes.io/hostname",
+        "kubernetes.io/os",
+        "kubernetes.io/arch",
+        "beta.kubernetes.io/os",
+        "beta.kubernetes.io/arch",
+        "beta.kubernetes.io/instance-type",
+        "node.kubernetes.io/instance-type",
+        "node.kubernetes.io/windows-build",
+        "topology.kubernetes.io/zone",
+        "topology.kubernetes.io/region",
+        "failure-domain.beta.kubernetes.io/zone",
+        "failure-domain.beta.kubernetes.io/region",
+        "failure-domain.kubernetes.io/zone",
+        "failure-domain.kubernetes.io/region",
+    ];
+    let within = |domain: &str, parent: &str| domain == parent || domain.ends_with(&format!(".{parent}"));
+    let forbidden = |label: &String| {
+        let domain = label.split_once('/').map_or("", |(domain, _)| domain);
+        if within(domain, "node-restriction.kubernetes.io") {
+            return true;
+        }
+        let ours = within(domain, "kubernetes.io") || within(domain, "k8s.io");
+        let kubelets = within(domain, "kubelet.kubernetes.io") || within(domain, "node.kubernetes.io");
+        ours && !kubelets && !KUBELET.contains(&label.as_str())
+    };
+    labels.into_iter().filter(forbidden).collect()
+}
+
+fn claim_status(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Option<String> {
+    const MUTABLE: [&str; 5] =
+        ["capacity", "conditions", "allocatedResources", "allocatedResourceStatuses", "resizeStatus"];
+    let strip = |claim: &Value| {
+        let mut claim = claim.clone();
+        let metadata = meta::metadata_mut(&mut claim);
+        metadata.remove("managedFields");
+        metadata.remove("resourceVersion");
+        if let Some(status) = claim["status"].as_object_mut() {
+            MUTABLE.iter().for_each(|key| {
+                status.remove(*key);
+            });
+        }
+        claim
+    };
+    (strip(attributes.old?) != strip(object?)).then(|| {
+        format!(
+            "node {node:?} is not allowed to update fields other than status.quantity and status.conditions"
+        )
+    })
+}
+
+/// Tokens are for pods of the node, and for nobody but whom those are meant to talk to.
+fn bound_token(view: &View, node: &str, attributes: &Attributes<'_>, token: &Value) -> Option<String> {
+    let reference = &token["spec"]["boundObjectRef"];
+    if reference["apiVersion"] != "v1" || reference["kind"] != "Pod" || !reference["name"].is_string() {
+        return Some("node requested token not bound to a pod".into());
+    }
+    let uid = reference["uid"].as_str().unwrap_or_default();
+    if uid.is_empty() {
+        return Some("node requested token with a pod binding without a uid".into());
+    }
+    let name = reference["name"].as_str().unwrap_or_default();
+    let pod = view.get("", "pods", attributes.namespace, name)?;
+    if meta::uid(&pod) != uid {
+        return Some(format!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+        ));
+    }
+    (pod["spec"]["nodeName"] != node)
+        .then(|| "node requested token bound to a pod scheduled on a different node".into())
+}
+
+fn lease(node: &str, attributes: &Attributes<'_>) -> Option<String> {
+    if attributes.namespace != node::LEASES {
+        return Some(format!("can only access leases in the {:?} system namespace", node::LEASES));
+    }
+    (attributes.name != node)
+        .then(|| "can only access node lease with the same name as the requesting node".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn nodes_label_themselves_with_little() {
+        let of = |labels: &[&str]| forbidden_labels(labels.iter().map(|l| (*l).to_owned()).collect());
+        assert!(of(&["free", "example.com/x", "kubernetes.io/hostname", "node.kubernetes.io/x"]).is_empty());
+        assert_eq!(of(&["kubernetes.io/bogus", "a.k8s.io/x"]), ["a.k8s.io/x", "kubernetes.io/bogus"]);
+        assert_eq!(of(&["x.node-restriction.kubernetes.io/y"]).len(), 1);
+    }
+
+    #[test]
+    fn only_mirrors_of_static_pods_are_created() {
+        let mirror = |spec: Value| json!({"metadata": {"annotations": {MIRROR: "x"}}, "spec": spec});
+        let rows = [
+            (json!({"metadata": {}, "spec": {}}), Some("can only create mirror pods")),
+            (mirror(json!({"nodeName": "other"})), Some("spec.nodeName set to itself")),
+            (
+                mirror(json!({"nodeName": "n", "serviceAccountName": "a"})),
+                Some("reference a service account"),
+            ),
+            (
+                mirror(json!({"nodeName": "n", "volumes": [{"name": "v", "secret": {"secretName": "s"}}]})),
+                Some("reference secrets"),
+            ),
+            (mirror(json!({"nodeName": "n"})), None),
+        ];
+        for (pod, expected) in rows {
+            let found = new_pod("n", &pod);
+            match expected {
+                None => assert_eq!(found, None),
+                Some(text) => assert!(found.as_ref().is_some_and(|f| f.ends_with(text)), "{found:?}"),
+            }
+        }
+    }
+}

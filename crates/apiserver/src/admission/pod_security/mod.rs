@@ -1,0 +1,191 @@
+//! Pod security: what pods of a namespace may ask of the node, by the level its labels name.
+
+mod checks;
+mod policy;
+
+use super::{Attributes, Operation, Plugin};
+use crate::registry::View;
+use checks::Violation;
+use ferrite_api::{Status, meta};
+use policy::{Level, Policy, Rule};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+pub(super) struct PodSecurity;
+
+/// Pods that are looked at when a namespace's level changes, as upstream.
+const MAX_PODS: usize = 3000;
+
+/// Subresources that cannot change what a pod may do.
+const HARMLESS: [&str; 8] =
+    ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
+
+/// Workloads, and where their pods' template is.
+const TEMPLATES: [(&str, &str, &str); 8] = [
+    ("", "podtemplates", "/template"),
+    ("", "replicationcontrollers", "/spec/template"),
+    ("apps", "replicasets", "/spec/template"),
+    ("apps", "deployments", "/spec/template"),
+    ("apps", "statefulsets", "/spec/template"),
+    ("apps", "daemonsets", "/spec/template"),
+    ("batch", "jobs", "/spec/template"),
+    ("batch", "cronjobs", "/spec/jobTemplate/spec/template"),
+];
+
+impl Plugin for PodSecurity {
+    fn name(&self) -> &'static str {
+        "PodSecurity"
+    }
+
+    fn validate(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: Option<&Value>,
+    ) -> Result<(), Status> {
+        let Some(object) = object else { return Ok(()) };
+        let (group, plural) = (&*attributes.resource.group, &*attributes.resource.plural);
+        match (group, plural) {
+            ("", "namespaces") if attributes.subresource.is_none() => namespace(view, attributes, object),
+            ("", "pods") if !attributes.subresource.is_some_and(|s| HARMLESS.contains(&s)) => {
+                pod(view, attributes, object)
+            }
+            _ if attributes.subresource.is_none() => {
+                let template = TEMPLATES.iter().find(|row| (row.0, row.1) == (group, plural));
+                if let Some(template) = template.and_then(|row| object.pointer(row.2)) {
+                    warn(attributes, &policy_of(view, attributes.namespace), template);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn policy_of(view: &View, namespace: &str) -> Policy {
+    let namespace = view.get("", "namespaces", "", namespace).unwrap_or_default();
+    Policy::of(&namespace).0
+}
+
+fn pod(view: &View, attributes: &Attributes<'_>, pod: &Value) -> Result<(), Status> {
+    if attributes.operation == Operation::Update
+        && attributes.old.is_some_and(|old| !is_significant(pod, old))
+    {
+        return Ok(());
+    }
+    let policy = policy_of(view, attributes.namespace);
+    let violations = checks::run(policy.enforce, pod);
+    if !violations.is_empty() {
+        return Err(attributes.forbid(format!(
+            "violates PodSecurity \"{}\": {}",
+            policy.enforce,
+            details(&violations)
+        )));
+    }
+    warn(attributes, &policy, pod);
+    Ok(())
+}
+
+fn warn(attributes: &Attributes<'_>, policy: &Policy, pod: &Value) {
+    let violations = checks::run(policy.warn, pod);
+    if !violations.is_empty() {
+        attributes.warn(format!("would violate PodSecurity \"{}\": {}", policy.warn, details(&violations)));
+    }
+}
+
+fn details(violations: &[Violation]) -> String {
+    let texts: Vec<String> = violations.iter().map(|v| format!("{} ({})", v.reason, v.detail)).collect();
+    texts.join(", ")
+}
+
+/// Whether an update adds containers or changes what they run: nothing else that matters is mutable.
+fn is_significant(new: &Value, old: &Value) -> bool {
+    const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
+    ["containers", "initContainers", "ephemeralContainers"].iter().any(|kind| {
+        let of = |pod: &Value| pod["spec"][*kind].as_array().cloned().unwrap_or_default();
+        let (new_ones, old_ones) = (of(new), of(old));
+        new_ones.len() != old_ones.len()
+            || new_ones.iter().zip(&old_ones).any(|(n, o)| {
+                let key = format!("{APPARMOR}{}", n["name"].as_str().unwrap_or_default());
+                let annotation = |pod: &Value| pod["metadata"]["annotations"].get(&key).cloned();
+                n["image"] != o["image"] || annotation(new) != annotation(old)
+            })
+    })
+}
+
+/// Labels must name levels and versions; a stricter level is told of the pods that it would not have let in.
+fn namespace(view: &View, attributes: &Attributes<'_>, namespace: &Value) -> Result<(), Status> {
+    let (new, errors) = Policy::of(namespace);
+    let before = attributes.old.map(Policy::of);
+    if !errors.is_empty() && before.as_ref().is_none_or(|(_, old)| *old != errors) {
+        return Err(Status::invalid("", "Namespace", attributes.name, &errors));
+    }
+    let Some((old, _)) = before else { return Ok(()) };
+    let relaxed = new.enforce.version == old.enforce.version && new.enforce.level <= old.enforce.level;
+    if new.enforce.level == Level::Privileged || relaxed {
+        return Ok(());
+    }
+    let pods: Vec<Value> = view.objects("", "pods", attributes.name).take(MAX_PODS).collect();
+    for warning in existing(attributes.name, new.enforce, &pods) {
+        attributes.warn(warning);
+    }
+    Ok(())
+}
+
+/// What to say of pods that a level would refuse: one line per kind of violation.
+fn existing(namespace: &str, rule: Rule, pods: &[Value]) -> Vec<String> {
+    let mut found: BTreeMap<String, (&str, usize)> = BTreeMap::new();
+    for pod in pods {
+        let violations = checks::run(rule, pod);
+        if !violations.is_empty() {
+            let reasons: Vec<&str> = violations.iter().map(|v| &*v.reason).collect();
+            found.entry(reasons.join(", ")).or_insert((meta::name(pod), 0)).1 += 1;
+        }
+    }
+    let mut lines: Vec<String> = found
+        .into_iter()
+        .map(|(reasons, (pod, count))| match count {
+            1 => format!("{pod}: {reasons}"),
+            2 => format!("{pod} (and 1 other pod): {reasons}"),
+            count => format!("{pod} (and {} other pods): {reasons}", count - 1),
+        })
+        .collect();
+    lines.sort();
+    if !lines.is_empty() {
+        let first = format!(
+            "existing pods in namespace {namespace:?} violate the new PodSecurity enforce level \"{rule}\""
+        );
+        lines.insert(0, first);
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_changes_that_matter_are_checked_again() {
+        let pod = |image: &str, labels: &str| json!({"metadata": {"labels": {"a": labels}}, "spec": {"containers": [{"name": "c", "image": image}]}});
+        assert!(!is_significant(&pod("i", "x"), &pod("i", "y")));
+        assert!(is_significant(&pod("j", "x"), &pod("i", "x")));
+        let mut debugged = pod("i", "x");
+        debugged["spec"]["ephemeralContainers"] = json!([{"name": "d"}]);
+        assert!(is_significant(&debugged, &pod("i", "x")));
+    }
+
+    #[test]
+    fn existing_pods_are_told_of_by_kind() {
+        let rule = Rule { level: Level::Baseline, version: None };
+        let pod = |name: &str| json!({"metadata": {"name": name}, "spec": {"hostNetwork": true}});
+        let pods = [pod("a"), pod("b"), pod("c"), json!({"metadata": {"name": "fine"}, "spec": {}})];
+        assert_eq!(
+            existing("ns", rule, &pods),
+            [
+                r#"existing pods in namespace "ns" violate the new PodSecurity enforce level "baseline:latest""#,
+                "a (and 2 other pods): host namespaces",
+            ]
+        );
+    }
+}

@@ -1,0 +1,142 @@
+//! Levels and versions, and the labels that choose them.
+
+use ferrite_api::field::{FieldError, Path};
+use serde_json::Value;
+use std::fmt;
+
+/// From everything to next to nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    Privileged,
+    Baseline,
+    Restricted,
+}
+
+/// A level as of a minor version of Kubernetes; without one, as it is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub level: Level,
+    pub version: Option<u32>,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let level = match self.level {
+            Level::Privileged => "privileged",
+            Level::Baseline => "baseline",
+            Level::Restricted => "restricted",
+        };
+        match self.version {
+            None => write!(f, "{level}:latest"),
+            Some(minor) => write!(f, "{level}:v1.{minor}"),
+        }
+    }
+}
+
+/// What holds in a namespace. Audit has no listener here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Policy {
+    pub enforce: Rule,
+    pub warn: Rule,
+}
+
+const DOMAIN: &str = "pod-security.kubernetes.io";
+
+impl Policy {
+    /// The policy of a namespace, and what is wrong with its labels: wrong ones enforce the strictest level.
+    pub fn of(namespace: &Value) -> (Self, Vec<FieldError>) {
+        let mut errors = Vec::new();
+        let label = |name: &str| {
+            namespace["metadata"]["labels"].get(format!("{DOMAIN}/{name}")).and_then(Value::as_str)
+        };
+        let mut refuse = |name: &str, value: &str, why: &str| {
+            let path = Path::new("metadata").child("labels").key(&format!("{DOMAIN}/{name}"));
+            errors.push(FieldError::invalid(&path, value, why));
+        };
+        let mut read = |mode: &str, fallback: Level| {
+            let level = label(mode).map(|text| {
+                level(text).unwrap_or_else(|| {
+                    refuse(mode, text, "must be one of privileged, baseline, restricted");
+                    fallback
+                })
+            });
+            let key = format!("{mode}-version");
+            let version = label(&key).map(|text| {
+                version(text).unwrap_or_else(|| {
+                    refuse(&key, text, r#"must be "latest" or "v1.x""#);
+                    None
+                })
+            });
+            (level, version)
+        };
+        let (enforce_level, enforce_version) = read("enforce", Level::Restricted);
+        // Read for its errors only.
+        read("audit", Level::Privileged);
+        let (warn_level, warn_version) = read("warn", Level::Privileged);
+        let enforce =
+            Rule { level: enforce_level.unwrap_or(Level::Privileged), version: enforce_version.flatten() };
+        // As upstream: who sets only what is enforced is warned of it where it is not enforced yet.
+        let warn = match warn_level {
+            Some(level) => Rule { level, version: warn_version.flatten() },
+            None => Rule { level: enforce.level, version: warn_version.unwrap_or(enforce.version) },
+        };
+        (Self { enforce, warn }, errors)
+    }
+}
+
+fn level(text: &str) -> Option<Level> {
+    match text {
+        "privileged" => Some(Level::Privileged),
+        "baseline" => Some(Level::Baseline),
+        "restricted" => Some(Level::Restricted),
+        _ => None,
+    }
+}
+
+/// `latest` is no version in particular.
+fn version(text: &str) -> Option<Option<u32>> {
+    if text == "latest" {
+        return Some(None);
+    }
+    let minor = text.strip_prefix("v1.")?;
+    let plain = minor.bytes().all(|b| b.is_ascii_digit()) && (minor.len() == 1 || !minor.starts_with('0'));
+    plain.then(|| minor.parse().ok()).flatten().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn labels_choose_and_wrong_ones_are_told() {
+        let of = |labels: Value| {
+            let labels: serde_json::Map<String, Value> = labels
+                .as_object()
+                .unwrap()
+                .iter()
+                .map(|(k, v)| (format!("{DOMAIN}/{k}"), v.clone()))
+                .collect();
+            Policy::of(&json!({"metadata": {"labels": labels}}))
+        };
+        for (labels, enforce, warn, wrong) in [
+            (json!({}), "privileged:latest", "privileged:latest", 0),
+            (json!({"enforce": "baseline"}), "baseline:latest", "baseline:latest", 0),
+            (
+                json!({"enforce": "baseline", "enforce-version": "v1.24"}),
+                "baseline:v1.24",
+                "baseline:v1.24",
+                0,
+            ),
+            (json!({"enforce": "baseline", "warn": "restricted"}), "baseline:latest", "restricted:latest", 0),
+            (json!({"enforce": "baseline", "warn": "privileged"}), "baseline:latest", "privileged:latest", 0),
+            (json!({"enforce": "x", "warn": "x"}), "restricted:latest", "privileged:latest", 2),
+            (json!({"enforce-version": "v1.01"}), "privileged:latest", "privileged:latest", 1),
+            (json!({"audit": "nope"}), "privileged:latest", "privileged:latest", 1),
+        ] {
+            let (policy, errors) = of(labels.clone());
+            let shown = (policy.enforce.to_string(), policy.warn.to_string(), errors.len());
+            assert_eq!(shown, (enforce.into(), warn.into(), wrong), "{labels}");
+        }
+    }
+}

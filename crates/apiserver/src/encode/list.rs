@@ -1,0 +1,278 @@
+//! Lists, made piece by piece: what a list takes in memory does not grow with the number of objects.
+
+use super::{IncludeObject, column, list_metadata, meta_version, partial, row, strip_type};
+use crate::negotiate::{Format, Representation, Shape};
+use crate::registry::{Items, ListPage, stored};
+use bytes::{BufMut, Bytes, BytesMut};
+use ferrite_api::Status;
+use ferrite_api::codec::protobuf;
+use ferrite_api::resource::Resource;
+use ferrite_api::schema::{self, TypeRef};
+use ferrite_store::Entry;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// About the size of a piece, and of what is read at once to make one.
+pub(crate) const PIECE: usize = 128 << 10;
+/// Where little is selected, a piece is sent when so many were read for it.
+const MAX_READS: usize = 8;
+
+/// A list on its way out.
+pub(crate) struct Pieces {
+    resource: Arc<Resource>,
+    include: IncludeObject,
+    form: Form,
+    items: Items,
+    head: Option<Bytes>,
+    tail: &'static [u8],
+    first: bool,
+    done: bool,
+}
+
+/// How an item is written.
+#[derive(Clone, Copy)]
+enum Form {
+    /// The stored bytes behind their beginning, which is that long.
+    Copied {
+        beginning: usize,
+    },
+    Json,
+    /// The stored metadata, copied.
+    CopiedMetadata {
+        beta: bool,
+    },
+    Metadata {
+        beta: bool,
+    },
+    Row {
+        beta: bool,
+    },
+    Protobuf(TypeRef),
+    ProtobufMetadata(TypeRef),
+}
+
+impl Pieces {
+    /// None for a representation that has to be made as a whole: YAML and indented JSON are for people.
+    pub fn new(
+        resource: &Arc<Resource>,
+        page: ListPage,
+        as_: Representation,
+        include: IncludeObject,
+    ) -> Result<Result<Self, ListPage>, Status> {
+        let copies = resource.storage.is_none();
+        let form = match (as_.format, as_.shape) {
+            (Format::Yaml, _) => return Ok(Err(page)),
+            (Format::Json, _) if as_.pretty => return Ok(Err(page)),
+            (_, Shape::PartialObjectMetadata { .. }) => return Err(super::not_acceptable()),
+            (Format::Json, Shape::Table { beta }) => Form::Row { beta },
+            (Format::Json, Shape::PartialObjectMetadataList { beta }) if copies => {
+                Form::CopiedMetadata { beta }
+            }
+            (Format::Json, Shape::PartialObjectMetadataList { beta }) => Form::Metadata { beta },
+            (Format::Json, _) if copies => Form::Copied { beginning: stored::beginning(resource) },
+            (Format::Json, _) => Form::Json,
+            (Format::Protobuf, Shape::PartialObjectMetadataList { .. }) => {
+                Form::ProtobufMetadata(named("meta.v1.PartialObjectMetadata")?)
+            }
+            (Format::Protobuf, Shape::Table { .. }) => return Err(super::not_acceptable()),
+            (Format::Protobuf, _) => Form::Protobuf(crate::call::type_of(&resource.gvk())?),
+        };
+        let metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+        let mut pieces = Self {
+            resource: Arc::clone(resource),
+            include,
+            form,
+            items: page.items,
+            head: None,
+            tail: b"]}",
+            first: true,
+            done: false,
+        };
+        pieces.head = Some(match form {
+            Form::Protobuf(_) | Form::ProtobufMetadata(_) => {
+                pieces.tail = ENVELOPE_TAIL;
+                pieces.protobuf_head(&metadata, as_.shape)?
+            }
+            _ => pieces.json_head(&metadata).into(),
+        });
+        Ok(Ok(pieces))
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.done
+    }
+
+    /// The next piece; it may be empty where nothing of what was looked at is selected.
+    pub fn next(&mut self) -> Option<Result<Bytes, Status>> {
+        if self.done {
+            return None;
+        }
+        let mut out = BytesMut::with_capacity(PIECE + PIECE / 8);
+        if let Some(head) = self.head.take() {
+            out.put_slice(&head);
+        }
+        for _ in 0..MAX_READS {
+            for entry in self.items.take(PIECE).unwrap_or_default() {
+                if let Err(status) = self.put(&entry, &mut out) {
+                    self.done = true;
+                    return Some(Err(status));
+                }
+            }
+            if out.len() >= PIECE || self.items.is_done() {
+                break;
+            }
+        }
+        if self.items.is_done() {
+            out.put_slice(self.tail);
+            self.done = true;
+        }
+        Some(Ok(out.freeze()))
+    }
+
+    fn put(&mut self, entry: &Entry, out: &mut BytesMut) -> Result<(), Status> {
+        if let Form::Protobuf(type_) | Form::ProtobufMetadata(type_) = self.form {
+            let Some(object) = stored::decode(&self.resource, entry) else { return Ok(()) };
+            let item = protobuf::encode_message(type_, &object).map_err(Status::internal)?;
+            out.put_u8(ITEMS);
+            put_varint(out, item.len());
+            out.put_slice(&item);
+            return Ok(());
+        }
+        let value = match self.form {
+            Form::Copied { .. } | Form::CopiedMetadata { .. } => None,
+            _ => match stored::decode(&self.resource, entry) {
+                Some(object) => Some(object),
+                None => return Ok(()),
+            },
+        };
+        if !std::mem::take(&mut self.first) {
+            out.put_u8(b',');
+        }
+        match (self.form, value) {
+            (Form::Copied { beginning }, _) => stored::put_item(beginning, entry, out),
+            (Form::CopiedMetadata { beta }, _) => put_partial(entry, beta, out),
+            (Form::Metadata { beta }, Some(object)) => put_json(&partial(&object, beta), out)?,
+            (Form::Row { beta }, Some(object)) => {
+                put_json(&row(&self.resource, &object, beta, self.include), out)?;
+            }
+            (_, Some(mut object)) => {
+                strip_type(&mut object);
+                put_json(&object, out)?;
+            }
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    fn json_head(&self, metadata: &Value) -> String {
+        let (kind, version) = match self.form {
+            Form::Row { beta } => ("Table".to_owned(), meta_version(beta).to_owned()),
+            Form::Metadata { beta } | Form::CopiedMetadata { beta } => {
+                ("PartialObjectMetadataList".to_owned(), meta_version(beta).to_owned())
+            }
+            _ => (format!("{}List", self.resource.kind), self.resource.api_version()),
+        };
+        let items = match self.form {
+            Form::Row { .. } => {
+                let columns = self.resource.strategy.columns();
+                let columns: Vec<Value> = columns.iter().map(|c| column(&self.resource, c)).collect();
+                format!(r#""columnDefinitions":{},"rows":["#, Value::from(columns))
+            }
+            _ => r#""items":["#.to_owned(),
+        };
+        format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},{items}"#)
+    }
+
+    /// The envelope tells the length of what it holds, so the items are measured before the first is sent.
+    /// Measuring is encoding: a list costs twice the work, but never more memory than an item.
+    fn protobuf_head(&self, metadata: &Value, shape: Shape) -> Result<Bytes, Status> {
+        let (version, kind) = match shape {
+            Shape::PartialObjectMetadataList { beta } => {
+                (meta_version(beta).to_owned(), "PartialObjectMetadataList".to_owned())
+            }
+            _ => (self.resource.api_version(), format!("{}List", self.resource.kind)),
+        };
+        let list_meta =
+            protobuf::encode_message(named("meta.v1.ListMeta")?, metadata).map_err(Status::internal)?;
+        let mut raw = BytesMut::new();
+        raw.put_u8(METADATA);
+        put_varint(&mut raw, list_meta.len());
+        raw.put_slice(&list_meta);
+        let mut length = raw.len();
+        let mut items = self.items.clone();
+        let (Form::Protobuf(type_) | Form::ProtobufMetadata(type_)) = self.form else {
+            return Err(Status::internal("not a list in protobuf"));
+        };
+        while let Some(entries) = items.take(PIECE) {
+            for entry in entries {
+                let Some(object) = stored::decode(&self.resource, &entry) else { continue };
+                let size = protobuf::encode_message(type_, &object).map_err(Status::internal)?.len();
+                length += 1 + varint_size(size) + size;
+            }
+        }
+        let empty = protobuf::wrap(&version, &kind, b"");
+        let beginning = empty.len() - ENVELOPE_TAIL.len() - 1;
+        let mut head = BytesMut::from(&empty[..beginning]);
+        put_varint(&mut head, length);
+        head.put_slice(&raw);
+        Ok(head.freeze())
+    }
+}
+
+/// Tags of the fields `metadata` and `items`, which every list has at the same place.
+const METADATA: u8 = 1 << 3 | 2;
+const ITEMS: u8 = 2 << 3 | 2;
+/// What follows the object in an envelope: an empty content encoding and content type.
+const ENVELOPE_TAIL: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
+
+fn named(name: &str) -> Result<TypeRef, Status> {
+    schema::named(name).ok_or_else(|| Status::internal(format!("no schema for {name}")))
+}
+
+fn put_json(value: &Value, out: &mut BytesMut) -> Result<(), Status> {
+    serde_json::to_writer(out.writer(), value).map_err(Status::internal)
+}
+
+/// The stored metadata as an object of its own.
+pub(super) fn put_partial(entry: &Entry, beta: bool, out: &mut BytesMut) {
+    let version = meta_version(beta);
+    let head = format!(r#"{{"kind":"PartialObjectMetadata","apiVersion":"{version}","metadata":"#);
+    out.put_slice(head.as_bytes());
+    stored::put_metadata(entry, out);
+    out.put_u8(b'}');
+}
+
+fn varint_size(number: usize) -> usize {
+    (usize::BITS - (number | 1).leading_zeros()).div_ceil(7) as usize
+}
+
+fn put_varint(out: &mut BytesMut, mut number: usize) {
+    while number > 0x7f {
+        out.put_u8((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    out.put_u8(number as u8);
+}
+
+/// The page's objects, decoded, for a representation that is made as a whole.
+pub(super) fn decoded(resource: &Resource, page: &mut ListPage) -> Vec<Value> {
+    let mut objects = Vec::new();
+    while let Some(entries) = page.items.take(PIECE) {
+        objects.extend(entries.iter().filter_map(|entry| stored::decode(resource, entry)));
+    }
+    objects
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_written_as_measured() {
+        for number in [0, 1, 127, 128, 16_383, 16_384, 3 << 20, u32::MAX as usize] {
+            let mut out = BytesMut::new();
+            put_varint(&mut out, number);
+            assert_eq!(out.len(), varint_size(number), "{number}");
+        }
+    }
+}

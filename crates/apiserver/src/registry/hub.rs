@@ -1,0 +1,265 @@
+//! What the watchers of a resource share: each event is looked into and encoded once, however many there are.
+
+use super::Facts;
+use bytes::Bytes;
+use ferrite_api::Status;
+use ferrite_api::resource::Resource;
+use ferrite_store::{Change, Entry};
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Events remembered for watchers that have not seen them yet. Those further behind encode for themselves.
+const MAX_EVENTS: usize = 1024;
+/// Bytes of frames remembered.
+const MAX_BYTES: usize = 4 << 20;
+/// Who has not taken an event by then is no company worth waiting for.
+const MAX_AGE: Duration = Duration::from_secs(10);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The hubs of resources that are being watched.
+#[derive(Default)]
+pub(crate) struct Hubs(Mutex<HashMap<(String, String, String), Weak<Hub>>>);
+
+impl Hubs {
+    /// The hub of a resource, for as long as somebody holds it.
+    pub fn of(&self, resource: &Resource) -> Arc<Hub> {
+        let key = (resource.group.to_string(), resource.version.to_string(), resource.plural.to_string());
+        let mut hubs = lock(&self.0);
+        if let Some(hub) = hubs.get(&key).and_then(Weak::upgrade) {
+            return hub;
+        }
+        hubs.retain(|_, hub| hub.strong_count() > 0);
+        let hub = Arc::new(Hub::default());
+        hubs.insert(key, Arc::downgrade(&hub));
+        hub
+    }
+}
+
+/// Recent events of one resource in one version. Each watcher holds one reference.
+#[derive(Default)]
+pub(crate) struct Hub {
+    recent: Mutex<VecDeque<Arc<Event>>>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Hub {
+    /// The events of changes, shared with the others that are told of them. Changes come in the order of revisions.
+    pub fn share(self: &Arc<Self>, changes: Vec<Change>) -> Vec<Arc<Event>> {
+        if Arc::strong_count(self) < 2 {
+            return changes.into_iter().map(|c| Arc::new(Event::new(c, None))).collect();
+        }
+        let mut recent = lock(&self.recent);
+        let shared = changes.into_iter().map(|change| self.shared(&mut recent, change)).collect();
+        while recent.len() > MAX_EVENTS || self.bytes.load(Ordering::Relaxed) > MAX_BYTES {
+            if recent.pop_front().is_none() {
+                break;
+            }
+        }
+        shared
+    }
+
+    fn shared(&self, recent: &mut VecDeque<Arc<Event>>, change: Change) -> Arc<Event> {
+        let start = recent.partition_point(|e| e.change.revision < change.revision);
+        let same = recent
+            .range(start..)
+            .take_while(|e| e.change.revision == change.revision)
+            .find(|e| e.change.key == change.key);
+        if let Some(event) = same {
+            return Arc::clone(event);
+        }
+        if start == 0 && !recent.is_empty() {
+            // So far behind that nobody else will ask.
+            return Arc::new(Event::new(change, None));
+        }
+        let event = Arc::new(Event::new(change, Some(Arc::clone(&self.bytes))));
+        recent.insert(start, Arc::clone(&event));
+        event
+    }
+
+    /// Forgets what everybody has seen by now.
+    pub fn forget_old(&self) {
+        let mut recent = lock(&self.recent);
+        while recent.front().is_some_and(|e| e.at.elapsed() > MAX_AGE) {
+            recent.pop_front();
+        }
+    }
+}
+
+/// A change as watchers see it, with what has been found out about it.
+pub(crate) struct Event {
+    pub change: Change,
+    at: Instant,
+    now: OnceLock<Option<Facts>>,
+    before: OnceLock<Option<Facts>>,
+    frames: Mutex<Vec<(FrameKey, Bytes)>>,
+    /// Counts the bytes of frames of all events of the hub.
+    counted: Option<Arc<AtomicUsize>>,
+}
+
+/// What tells two frames of an event apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FrameKey {
+    pub type_: EventType,
+    pub representation: crate::negotiate::Representation,
+    pub include: crate::encode::IncludeObject,
+    /// Tables tell their columns once per stream.
+    pub columns: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EventType {
+    Added,
+    Modified,
+    Deleted,
+}
+
+impl EventType {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Added => "ADDED",
+            Self::Modified => "MODIFIED",
+            Self::Deleted => "DELETED",
+        }
+    }
+}
+
+impl Event {
+    fn new(change: Change, counted: Option<Arc<AtomicUsize>>) -> Self {
+        Self {
+            change,
+            at: Instant::now(),
+            now: OnceLock::new(),
+            before: OnceLock::new(),
+            frames: Mutex::default(),
+            counted,
+        }
+    }
+
+    /// What selectors see of the object after the change; none when it is gone.
+    pub fn now(&self, resource: &Resource) -> Option<&Facts> {
+        let entry = self.change.entry.as_ref()?;
+        self.now.get_or_init(|| Facts::of(resource, entry)).as_ref()
+    }
+
+    /// What they saw before; none when there was nothing.
+    pub fn before(&self, resource: &Resource) -> Option<&Facts> {
+        let entry = self.change.previous.as_ref()?;
+        self.before.get_or_init(|| Facts::of(resource, entry)).as_ref()
+    }
+
+    /// The object an event of this type shows: of a deletion, the last state numbered with the deletion.
+    pub fn entry(&self, type_: EventType) -> Option<Cow<'_, Entry>> {
+        match type_ {
+            EventType::Added | EventType::Modified => self.change.entry.as_deref().map(Cow::Borrowed),
+            EventType::Deleted => {
+                let mut last = self.change.previous.as_deref()?.clone();
+                last.modified = self.change.revision;
+                Some(Cow::Owned(last))
+            }
+        }
+    }
+
+    /// The frame of that key, made by whoever comes first. The others wait for it rather than make it again.
+    pub fn frame(
+        &self,
+        key: FrameKey,
+        make: impl FnOnce() -> Result<Bytes, Status>,
+    ) -> Result<Bytes, Status> {
+        let mut frames = lock(&self.frames);
+        if let Some((_, frame)) = frames.iter().find(|(k, _)| *k == key) {
+            return Ok(frame.clone());
+        }
+        let frame = make()?;
+        if let Some(counted) = &self.counted {
+            counted.fetch_add(frame.len(), Ordering::Relaxed);
+            frames.push((key, frame.clone()));
+        }
+        Ok(frame)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Some(counted) = &self.counted {
+            let frames = self.frames.get_mut().unwrap_or_else(PoisonError::into_inner);
+            counted.fetch_sub(frames.iter().map(|(_, f)| f.len()).sum(), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encode::IncludeObject;
+    use crate::negotiate::PLAIN_JSON;
+    use ferrite_store::{Key, Revision};
+
+    fn change(revision: u64, key: &str) -> Change {
+        Change { revision: Revision(revision), key: Key::from(key), entry: None, previous: None }
+    }
+
+    const KEY: FrameKey = FrameKey {
+        type_: EventType::Added,
+        representation: PLAIN_JSON,
+        include: IncludeObject::Metadata,
+        columns: false,
+    };
+
+    #[test]
+    fn watchers_share_events_and_frames() {
+        let hub = Arc::new(Hub::default());
+        let second = Arc::clone(&hub);
+        let made = std::cell::Cell::new(0);
+        let make = || {
+            made.set(made.get() + 1);
+            Ok(Bytes::from_static(b"frame"))
+        };
+        // The second watcher sees only part of what the first sees, and the first sees it later.
+        let of_second = second.share(vec![change(2, "b"), change(4, "b")]);
+        let of_first = hub.share((1..=4).flat_map(|r| [change(r, "a"), change(r, "b")]).collect());
+        for event in of_first.iter().chain(&of_second) {
+            event.frame(KEY, make).unwrap();
+        }
+        // What lies before everything remembered is made for the asker alone.
+        assert_eq!(made.get(), 8);
+        assert!(Arc::ptr_eq(&of_second[0], &of_first[3]));
+        assert_eq!(hub.bytes.load(Ordering::Relaxed), 5 * 5);
+        drop((of_first, of_second));
+        lock(&hub.recent).clear();
+        assert_eq!(hub.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn little_is_remembered() {
+        let hub = Arc::new(Hub::default());
+        let _second = Arc::clone(&hub);
+        for revision in 1..=3 * MAX_EVENTS as u64 {
+            hub.share(vec![change(revision, "a")]);
+        }
+        assert_eq!(lock(&hub.recent).len(), MAX_EVENTS);
+        for event in hub.share((1..=8).map(|r| change(1 << 20 | r, "b")).collect()) {
+            event.frame(KEY, || Ok(vec![0; 1 << 20].into())).unwrap();
+        }
+        hub.share(vec![change(1 << 21, "c")]);
+        assert!(hub.bytes.load(Ordering::Relaxed) <= MAX_BYTES);
+        assert!(lock(&hub.recent).len() < 8);
+    }
+
+    #[test]
+    fn hubs_live_as_long_as_their_watchers() {
+        let table = super::super::Table::new(ferrite_api::kinds::built_in());
+        let pods = table.find("", "v1", "pods").unwrap();
+        let hubs = Hubs::default();
+        let first = hubs.of(pods);
+        assert!(Arc::ptr_eq(&first, &hubs.of(pods)));
+        drop(first);
+        hubs.of(table.find("", "v1", "nodes").unwrap());
+        assert_eq!(lock(&hubs.0).len(), 1);
+    }
+}

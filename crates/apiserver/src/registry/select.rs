@@ -1,0 +1,143 @@
+//! What selects objects from a collection, and the few facts about an object it looks at.
+
+use super::stored;
+use crate::options::ListOptions;
+use ferrite_api::Status;
+use ferrite_api::resource::Resource;
+use ferrite_api::selector::{FieldSelector, LabelSelector, check_field};
+use ferrite_store::Entry;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// Which objects of a collection are meant.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Selectors {
+    labels: LabelSelector,
+    fields: FieldSelector,
+}
+
+impl Selectors {
+    pub fn parse(resource: &Resource, options: &ListOptions) -> Result<Self, Status> {
+        let labels =
+            LabelSelector::parse(&options.label_selector).map_err(|e| Status::bad_request(e.to_string()))?;
+        let fields =
+            FieldSelector::parse(&options.field_selector).map_err(|e| Status::bad_request(e.to_string()))?;
+        for term in fields.terms() {
+            check_field(resource, &term.field).map_err(Status::bad_request)?;
+        }
+        Ok(Self { labels, fields })
+    }
+
+    pub fn is_everything(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+
+    /// Whether a stored object is meant. Looks no further into it than it must.
+    pub fn select(&self, resource: &Resource, entry: &Entry) -> bool {
+        if self.is_everything() {
+            return true;
+        }
+        let deep = self.fields.terms().iter().any(|t| !t.field.starts_with("metadata."));
+        let facts = if deep { Facts::of(resource, entry) } else { Facts::of_metadata(entry) };
+        facts.is_some_and(|facts| self.matches(&facts))
+    }
+
+    pub fn matches(&self, facts: &Facts) -> bool {
+        self.labels.matches(&facts.labels)
+            && self.fields.terms().iter().all(|term| (facts.field(&term.field) == term.value) == term.equal)
+    }
+}
+
+/// What selectors can ask about an object.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    name: String,
+    namespace: String,
+    labels: BTreeMap<String, String>,
+    /// The kind's own selectable fields.
+    fields: Vec<(&'static str, String)>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Metadata {
+    name: String,
+    namespace: String,
+    labels: BTreeMap<String, String>,
+}
+
+impl Facts {
+    /// All facts. None when the stored value is not an object.
+    pub fn of(resource: &Resource, entry: &Entry) -> Option<Self> {
+        let mut facts = Self::of_metadata(entry)?;
+        let selectable = resource.strategy.selectable_fields();
+        if !selectable.is_empty() {
+            let object = stored::decode(resource, entry)?;
+            let value = |field: &&'static str| (*field, resource.strategy.selectable_value(&object, field));
+            facts.fields = selectable.iter().map(value).collect();
+        }
+        Some(facts)
+    }
+
+    /// What the metadata alone tells; the rest of the object is not parsed.
+    fn of_metadata(entry: &Entry) -> Option<Self> {
+        let metadata: Metadata = serde_json::from_slice(stored::metadata(&entry.value)?).ok()?;
+        let Metadata { name, namespace, labels } = metadata;
+        Some(Self { name, namespace, labels, fields: Vec::new() })
+    }
+
+    fn field(&self, field: &str) -> &str {
+        match field {
+            "metadata.name" => &self.name,
+            "metadata.namespace" => &self.namespace,
+            field => self.fields.iter().find(|(f, _)| *f == field).map_or("", |(_, value)| value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_store::{LeaseId, Revision};
+    use serde_json::json;
+
+    #[test]
+    fn selects_by_the_few_facts_there_are() {
+        let table = super::super::Table::new(ferrite_api::kinds::built_in());
+        let pods = table.find("", "v1", "pods").unwrap();
+        let pod = json!({
+            "metadata": {"name": "web", "namespace": "a", "labels": {"app": "x\"}"}},
+            "spec": {"nodeName": "n1"},
+            "status": {"phase": "Running"},
+        });
+        let entry = Entry {
+            value: stored::encode(pods, &pod),
+            created: Revision(1),
+            modified: Revision(1),
+            version: 1,
+            lease: LeaseId::NONE,
+        };
+        let rows = [
+            ("", "", true),
+            ("app", "", true),
+            ("app!=y", "", true),
+            ("app=y", "", false),
+            ("", "metadata.name=web", true),
+            ("", "metadata.namespace!=a", false),
+            ("", "spec.nodeName=n1,status.phase=Running", true),
+            ("", "spec.nodeName!=n1", false),
+            ("!app", "spec.nodeName=n1", false),
+        ];
+        for (labels, fields, expected) in rows {
+            let options = ListOptions {
+                label_selector: labels.into(),
+                field_selector: fields.into(),
+                ..ListOptions::default()
+            };
+            let selectors = Selectors::parse(pods, &options).unwrap();
+            assert_eq!(selectors.select(pods, &entry), expected, "{labels} {fields}");
+            let facts = Facts::of(pods, &entry).unwrap();
+            assert_eq!(selectors.matches(&facts), expected, "{labels} {fields}");
+        }
+    }
+}

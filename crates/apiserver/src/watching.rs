@@ -1,0 +1,150 @@
+//! A watch as it goes over the wire: frames, one after another, until somebody has had enough.
+
+use crate::call::Call;
+use crate::encode::WatchEncoder;
+use crate::http::{self, Answer, Piece};
+use crate::options::ListOptions;
+use crate::registry::{Selectors, WatchEvent, WatchStream};
+use ::http::{HeaderValue, header};
+use bytes::Bytes;
+use ferrite_api::Status;
+use rand::RngExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::Instant;
+
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
+/// As upstream: a watcher learns how far it got shortly before its time is over.
+const LAST_BOOKMARK: Duration = Duration::from_secs(2);
+/// Frames waiting for a slow client; a full channel stops the reading, and the history bounds the rest.
+const BUFFER: usize = 16;
+/// A client that takes nothing for so long is not there any more.
+const STALLED: Duration = Duration::from_secs(60);
+
+pub(crate) fn answer(call: &mut Call) -> Result<Answer, Status> {
+    let mut options = ListOptions::parse(&call.query, true)?;
+    if let Some(name) = &call.target.name {
+        // The old form: a watch of one object, by its path.
+        options.field_selector = format!("metadata.name={name}");
+    }
+    let selectors = Selectors::parse(&call.resource, &options)?;
+    let namespace = call.target.namespace.as_deref();
+    let encoder = WatchEncoder::new(Arc::clone(&call.resource), call.representation, call.include_object()?)?;
+    let content_type = encoder.content_type();
+    let stream = match call.server.registry.watch(&call.resource, namespace, selectors, &options) {
+        Ok(stream) => Ok(stream),
+        // As upstream: a version that is too old is told inside the stream.
+        Err(status) if status.code == 410 => Err(status),
+        Err(status) => return Err(status),
+    };
+    let shortest = call.server.config.serving.min_request_timeout.as_secs().max(1);
+    let seconds = options
+        .timeout_seconds
+        .filter(|s| *s > 0)
+        .unwrap_or_else(|| rand::rng().random_range(shortest..2 * shortest));
+    // A time beyond what the clock can say is as good as none.
+    let deadline = Instant::now() + Duration::from_secs(seconds.min(u64::from(u32::MAX)));
+    let stopping = call.server.stopping();
+    let server = Arc::clone(&call.server);
+    let (sender, body) = http::pipe(BUFFER, 0, true);
+    let mut watcher = Watcher { server, encoder, sender, deadline, bookmarks: options.bookmarks };
+    call.server.spawn(async move {
+        match stream {
+            Err(status) => {
+                let _ = watcher.send(&WatchEvent::Error(status)).await;
+            }
+            Ok(stream) => {
+                tokio::select! {
+                    () = watcher.run(stream) => {}
+                    () = tokio::time::sleep_until(deadline) => {}
+                    () = stopping.cancelled() => {}
+                }
+            }
+        }
+    });
+    let mut answer = ::http::Response::new(body);
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    Ok(answer)
+}
+
+struct Watcher {
+    server: Arc<crate::server::ApiServer>,
+    encoder: WatchEncoder,
+    sender: Sender<Piece>,
+    deadline: Instant,
+    bookmarks: bool,
+}
+
+impl Watcher {
+    /// Writes events until the client is gone or the watch ends.
+    async fn run(&mut self, mut stream: WatchStream) {
+        let mut tick = next_bookmark(Instant::now(), self.deadline);
+        loop {
+            let event = tokio::select! {
+                event = stream.next() => match event {
+                    Some(event) => event,
+                    None => return,
+                },
+                () = tokio::time::sleep_until(tick) => {
+                    tick = next_bookmark(tick, self.deadline);
+                    stream.tidy();
+                    match stream.bookmark() {
+                        Some(WatchEvent::Bookmark { .. }) if !self.bookmarks => continue,
+                        Some(event) => event,
+                        None => continue,
+                    }
+                }
+                () = self.sender.closed() => return,
+            };
+            if self.send(&event).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// None when the client cannot be told any more.
+    async fn send(&mut self, event: &WatchEvent) -> Option<()> {
+        let frame: Bytes = match event {
+            WatchEvent::Initial(entry) => self.encoder.initial(entry),
+            WatchEvent::Changed { type_, event } => self.encoder.changed(*type_, event),
+            WatchEvent::Bookmark { revision, initial_events_end } => {
+                self.encoder.bookmark(*revision, *initial_events_end)
+            }
+            WatchEvent::Error(status) => self.encoder.error(status),
+        }
+        .ok()?;
+        self.server.metrics.watch_event(&self.encoder, frame.len());
+        match self.sender.try_send(Piece::Data(frame)) {
+            Ok(()) => Some(()),
+            Err(TrySendError::Closed(_)) => None,
+            Err(TrySendError::Full(frame)) => {
+                tokio::time::timeout(STALLED, self.sender.send(frame)).await.ok()?.ok()
+            }
+        }
+    }
+}
+
+/// When to tell the position again: once a minute, and shortly before the end.
+fn next_bookmark(after: Instant, deadline: Instant) -> Instant {
+    let regular = after + BOOKMARK_INTERVAL;
+    match deadline.checked_sub(LAST_BOOKMARK) {
+        Some(last) if last > after => regular.min(last),
+        _ => regular,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bookmarks_come_every_minute_and_before_the_end() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        for (after, deadline, expected) in [(0, 300, 60), (0, 10, 8), (240, 300, 298), (298, 300, 358)] {
+            assert_eq!(next_bookmark(at(after), at(deadline)), at(expected), "{after} {deadline}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! How the API server takes requests in and how it ends: upstream's flags.
+
+use ferrite_apiserver::{Serving, go_duration};
+use std::time::Duration;
+
+/// Options of serving, with upstream's names and defaults.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ServingOptions {
+    /// Requests that read, served at once; 0 is no limit.
+    #[arg(long, default_value_t = 400, value_name = "N")]
+    pub max_requests_inflight: usize,
+    /// Requests that write, served at once; 0 is no limit.
+    #[arg(long, default_value_t = 200, value_name = "N")]
+    pub max_mutating_requests_inflight: usize,
+    /// A request that is not a stream ends after this.
+    #[arg(long, default_value = "1m0s", value_name = "DURATION", value_parser = parse_duration)]
+    pub request_timeout: Duration,
+    /// Seconds after which watches without a timeout of their own may end.
+    #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
+    pub min_request_timeout: u64,
+    /// How often a request on HTTP/2 makes its client connect anew: 0 is never, 0.02 is the most.
+    #[arg(long, default_value_t = 0.0, value_name = "CHANCE", value_parser = parse_chance)]
+    pub goaway_chance: f64,
+    /// Requests served at once on one connection of HTTP/2; 0 is the default, 100.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub http2_max_streams_per_connection: u32,
+    /// How long to serve on after saying that the server is not ready any more.
+    #[arg(long, default_value = "0s", value_name = "DURATION", value_parser = parse_duration)]
+    pub shutdown_delay_duration: Duration,
+}
+
+impl ServingOptions {
+    pub fn to_serving(&self) -> Serving {
+        let usual = Serving::default();
+        Serving {
+            max_requests_inflight: self.max_requests_inflight,
+            max_mutating_requests_inflight: self.max_mutating_requests_inflight,
+            request_timeout: self.request_timeout,
+            min_request_timeout: Duration::from_secs(self.min_request_timeout),
+            goaway_chance: self.goaway_chance,
+            http2_max_streams: match self.http2_max_streams_per_connection {
+                0 => usual.http2_max_streams,
+                told => told,
+            },
+            shutdown_delay: self.shutdown_delay_duration,
+        }
+    }
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    go_duration(text).ok_or_else(|| format!("{text:?} is not a duration like 1m30s"))
+}
+
+/// As upstream: clients that reconnect more often than that are of no use to anybody.
+const MAX_CHANCE: f64 = 0.02;
+
+fn parse_chance(text: &str) -> Result<f64, String> {
+    let chance = text.parse::<f64>().ok().filter(|c| (0.0..=MAX_CHANCE).contains(c));
+    chance.ok_or_else(|| format!("{text:?} is not a number between 0 and {MAX_CHANCE}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chances_are_small() {
+        for (text, fine) in [("0", true), ("0.02", true), ("0.021", false), ("-1", false), ("x", false)] {
+            assert_eq!(parse_chance(text).is_ok(), fine, "{text}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Formats of the API: documents, patches, selectors, quantities.
+
+use crate::Target;
+use ferrite_api::codec::{json, protobuf, yaml};
+use ferrite_api::managed_fields::{self, Writer};
+use ferrite_api::patch::{json_patch, merge_patch, strategic_merge};
+use ferrite_api::quantity::Quantity;
+use ferrite_api::schema::{self, TypeRef};
+use ferrite_api::selector::{FieldSelector, LabelSelector};
+use jiff::Timestamp;
+use serde_json::Value;
+
+/// Kinds whose schemas hold every shape there is: inlined structs, maps, int-or-string, times, raw JSON,
+/// recursion.
+fn types() -> impl Iterator<Item = TypeRef> {
+    let kinds = [
+        ("", "v1", "Pod"),
+        ("", "v1", "Service"),
+        ("", "v1", "Event"),
+        ("", "v1", "PodList"),
+        ("apps", "v1", "ControllerRevision"),
+        ("apiextensions.k8s.io", "v1", "CustomResourceDefinition"),
+    ];
+    kinds.into_iter().filter_map(|(group, version, kind)| schema::kind(group, version, kind))
+}
+
+pub const JSON: Target = Target {
+    name: "json",
+    run: |bytes| {
+        let _ = json::type_meta(bytes);
+        let _ = json::decode_any(bytes);
+        for type_ in types() {
+            let Ok(decoded) = json::decode(type_, bytes) else { continue };
+            let again =
+                json::decode(type_, decoded.value.to_string().as_bytes()).expect("what we wrote reads");
+            assert_eq!(again.value, decoded.value, "JSON reads differently the second time");
+        }
+    },
+};
+
+pub const YAML: Target = Target {
+    name: "yaml",
+    run: |bytes| {
+        let _ = yaml::decode_any(bytes);
+        for type_ in types() {
+            let _ = yaml::decode(type_, bytes);
+        }
+    },
+};
+
+pub const PROTOBUF: Target = Target {
+    name: "protobuf",
+    run: |bytes| {
+        let _ = protobuf::decode(bytes);
+        for type_ in types() {
+            let Ok(value) = protobuf::decode_message(type_, bytes) else { continue };
+            let Ok(written) = protobuf::encode_message(type_, &value) else { continue };
+            let again = protobuf::decode_message(type_, &written).expect("what we wrote reads");
+            let twice = protobuf::encode_message(type_, &again).expect("what we read writes");
+            assert_eq!(twice, written, "protobuf reads differently the second time");
+        }
+    },
+};
+
+/// A document and a patch, with a zero byte between them.
+fn document_and_patch(bytes: &[u8]) -> Option<(Value, Value)> {
+    let at = bytes.iter().position(|byte| *byte == 0)?;
+    let document = json::decode_any(&bytes[..at]).ok()?.value;
+    Some((document, json::decode_any(&bytes[at + 1..]).ok()?.value))
+}
+
+pub const PATCH: Target = Target {
+    name: "patch",
+    run: |bytes| {
+        let Some((document, patch)) = document_and_patch(bytes) else { return };
+        let _ = json_patch(&mut document.clone(), &patch);
+        for type_ in types() {
+            let _ = strategic_merge(type_, &mut document.clone(), &patch);
+        }
+        let mut merged = document;
+        merge_patch(&mut merged, &patch);
+        let once = merged.clone();
+        merge_patch(&mut merged, &patch);
+        assert_eq!(merged, once, "a merge patch changes something the second time");
+    },
+};
+
+pub const APPLY: Target = Target {
+    name: "apply",
+    run: |bytes| {
+        let Some((live, config)) = document_and_patch(bytes) else { return };
+        for type_ in types() {
+            let (Ok(live), Ok(config)) = (json::conform(type_, &live), json::conform(type_, &config)) else {
+                continue;
+            };
+            let writer = Writer {
+                type_: Some(type_),
+                api_version: "v1",
+                manager: "fuzzer",
+                subresource: "",
+                ignored: &[],
+                now: Timestamp::UNIX_EPOCH,
+            };
+            for live in [None, Some(&live.value)] {
+                let _ = managed_fields::apply(&writer, live, &config.value, true);
+                managed_fields::update(&writer, live, &mut config.value.clone());
+            }
+        }
+    },
+};
+
+pub const SELECTOR: Target = Target {
+    name: "selector",
+    run: |bytes| {
+        let Ok(text) = std::str::from_utf8(bytes) else { return };
+        if let Ok(selector) = LabelSelector::parse(text) {
+            let again = LabelSelector::parse(&selector.to_string()).expect("what we wrote reads");
+            assert_eq!(again.to_string(), selector.to_string());
+        }
+        if let Ok(selector) = FieldSelector::parse(text) {
+            let again = FieldSelector::parse(&selector.to_string()).expect("what we wrote reads");
+            assert_eq!(again.to_string(), selector.to_string());
+        }
+    },
+};
+
+pub const QUANTITY: Target = Target {
+    name: "quantity",
+    run: |bytes| {
+        let Ok(text) = std::str::from_utf8(bytes) else { return };
+        let Ok(quantity) = Quantity::parse(text) else { return };
+        let canonical = quantity.to_string();
+        let again = Quantity::parse(&canonical).expect("a canonical form is a quantity");
+        assert_eq!(again.to_string(), canonical, "the canonical form of {text} is not stable");
+        let _ = (again.value(), again.milli_value());
+    },
+};

@@ -1,0 +1,28 @@
+//! What an attacker can hand us, one target for each way in.
+//!
+//! A target takes any bytes and must come back: no panic, no endless loop, no memory out of proportion. Most
+//! also check a law of their format, such as "what was read and written reads the same again".
+
+mod documents;
+mod nodes;
+mod request;
+
+/// A way in for untrusted bytes. Inputs to start from are in `seeds/<name>`.
+pub struct Target {
+    pub name: &'static str,
+    pub run: fn(&[u8]),
+}
+
+pub const TARGETS: &[Target] = &[
+    documents::JSON,
+    documents::YAML,
+    documents::PROTOBUF,
+    documents::PATCH,
+    documents::APPLY,
+    documents::SELECTOR,
+    documents::QUANTITY,
+    request::REQUEST,
+    nodes::SPDY,
+    nodes::LAYER,
+    nodes::REFERENCE,
+];

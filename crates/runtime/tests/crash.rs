@@ -1,0 +1,176 @@
+//! The runtime is killed at random moments of a busy life, and the next one finds nothing lost or left over.
+
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
+mod image_fixtures;
+mod world;
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::{BufRead, BufReader, Cursor, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use ferrite_cri::RuntimeService;
+use ferrite_cri::v1::*;
+use ferrite_runtime::Runtime;
+use image_fixtures::{TestImage, quiet, store, tar};
+use rand::RngExt;
+use world::{Images, World, configuration, shell, traces};
+
+/// Where the victim works; its presence makes this process the victim.
+const DIRECTORY: &str = "FERRITE_CRASH_DIRECTORY";
+const GROUP: &str = "FERRITE_CRASH_GROUP";
+const ROUNDS: usize = 12;
+
+/// What the victim says on its standard output before it may be killed again.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").unwrap();
+    out.flush().unwrap();
+}
+
+fn victim(test: &str, directory: &Path, group: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+    command.env(DIRECTORY, directory).env(GROUP, group);
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+}
+
+/// Lets a victim live for a random while, kills it, and gives what it said.
+fn kill_at_random(mut command: Command, longest: Duration) -> Vec<String> {
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    // Its life is measured from its first word, which the test harness leaves at the end of a line.
+    let mut said: Vec<String> = lines.by_ref().find(|line| line.ends_with("ready")).into_iter().collect();
+    let life = rand::rng().random_range(Duration::ZERO..longest);
+    let killer = std::thread::spawn(move || {
+        #[allow(clippy::disallowed_methods, reason = "the moment is random on purpose")]
+        std::thread::sleep(life);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    });
+    said.extend(lines);
+    killer.join().unwrap();
+    assert!(!said.is_empty(), "the victim never started");
+    said
+}
+
+/// Pods come and go until somebody ends this process.
+async fn live(directory: &Path, group: String) {
+    let config = configuration(directory, group, Images::busybox(&directory.join("image")));
+    let world = std::mem::ManuallyDrop::new(World {
+        directory: tempfile::tempdir_in(directory).unwrap(),
+        runtime: Some(Runtime::open(config.clone()).await.unwrap()),
+        config,
+    });
+    say("ready");
+    for attempt in rand::rng().random_range(1..1_000_000)..u32::MAX {
+        let mut pod = world.sandbox_config();
+        pod.metadata.as_mut().unwrap().attempt = attempt;
+        let sandbox = world.run_sandbox(pod).await;
+        let id = world.start(&sandbox, shell("a", "trap 'exit 3' TERM; while :; do sleep 0.1; done")).await;
+        say(&format!("started {id} {}", world.pid(&id).await));
+        if attempt % 2 == 0 {
+            continue;
+        }
+        say(&format!("stopping {id}"));
+        world.stop(&id, 5).await;
+        let request = RemoveContainerRequest { container_id: id.clone() };
+        world.runtime().remove_container(request).await.unwrap();
+        say(&format!("removed {id}"));
+        let request = StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
+        world.runtime().stop_pod_sandbox(request).await.unwrap();
+        let request = RemovePodSandboxRequest { pod_sandbox_id: sandbox };
+        world.runtime().remove_pod_sandbox(request).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pod_is_lost_and_none_left_over() {
+    if let (Ok(directory), Ok(group)) = (std::env::var(DIRECTORY), std::env::var(GROUP)) {
+        return live(Path::new(&directory), group).await;
+    }
+    let mut world = World::new().await;
+    world.close().await;
+    let mut running: BTreeMap<String, i32> = BTreeMap::new();
+    for round in 0..ROUNDS {
+        let command =
+            victim("no_pod_is_lost_and_none_left_over", world.directory.path(), &world.config.cgroup_parent);
+        let said = tokio::task::spawn_blocking(|| kill_at_random(command, Duration::from_millis(400)));
+        for line in said.await.unwrap() {
+            match line.split(' ').collect::<Vec<_>>().as_slice() {
+                ["started", id, pid] => drop(running.insert((*id).to_owned(), pid.parse().unwrap())),
+                ["stopping", id] => drop(running.remove(*id)),
+                _ => {}
+            }
+        }
+        world.reopen().await;
+        for (id, pid) in &running {
+            let state = world.status(id).await.state();
+            assert_eq!(state, ContainerState::ContainerRunning, "round {round}: {id} was lost");
+            assert_eq!(world.pid(id).await, *pid, "round {round}: {id} is another process");
+        }
+        let listed = world.runtime().list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap().items;
+        let known: HashSet<String> = listed.into_iter().map(|sandbox| sandbox.id).collect();
+        for entry in std::fs::read_dir(world.config.run.join("sandboxes")).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            assert!(known.contains(&name), "round {round}: {name} is left over and nobody knows it");
+        }
+        world.close().await;
+    }
+    ferrite_runtime::destroy(world.config.clone()).await.unwrap();
+    assert_eq!(traces(&world.config), Vec::<String>::new());
+}
+
+/// Two images that share a layer, so that what is unpacked for one is used for the other.
+fn images() -> [TestImage; 2] {
+    let shared: Vec<(String, Vec<u8>)> = (0..200).map(|n| (format!("shared/{n}"), vec![7; 4096])).collect();
+    let shared: Vec<(&str, &[u8])> = shared.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect();
+    [b"1", b"2"].map(|version| TestImage::plain(vec![tar(&shared), tar(&[("version", version)])]))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_image_is_half_there() {
+    let images = images();
+    if let Ok(directory) = std::env::var(DIRECTORY) {
+        let store = store(Path::new(&directory));
+        say("ready");
+        for round in 0.. {
+            let number = round % images.len();
+            let name = format!("app-{number}");
+            say(&format!("removing {name}"));
+            let _ = store.remove(&name, &HashSet::new());
+            store.collect(&HashSet::new()).unwrap();
+            store.import(Cursor::new(images[number].docker_save(&[&name])), quiet()).await.unwrap();
+            say(&format!("imported {name}"));
+        }
+    }
+    let root = tempfile::tempdir().unwrap();
+    let mut present: HashSet<String> = HashSet::new();
+    for round in 0..ROUNDS {
+        let command = victim("no_image_is_half_there", root.path(), "");
+        let said = tokio::task::spawn_blocking(|| kill_at_random(command, Duration::from_millis(200)));
+        for line in said.await.unwrap() {
+            match line.split_once(' ') {
+                Some(("imported", name)) => drop(present.insert(name.to_owned())),
+                Some(("removing", name)) => drop(present.remove(name)),
+                _ => {}
+            }
+        }
+        let store = store(root.path());
+        for name in &present {
+            assert!(store.image(name).is_some(), "round {round}: {name} was lost");
+        }
+        for record in store.list().unwrap() {
+            for directory in store.lower_dirs(&record.id.to_string()) {
+                let whole = directory.join("version").exists()
+                    || std::fs::read_dir(directory.join("shared")).is_ok_and(|files| files.count() == 200);
+                assert!(whole, "round {round}: {} is half a layer", directory.display());
+            }
+        }
+        assert_eq!(image_fixtures::count(root.path().join("images/ingest")), 0, "round {round}");
+    }
+}

@@ -1,0 +1,149 @@
+//! Containers that misbehave: they are held, reported and cleared away.
+
+// Helpers of tests may unwrap as tests do.
+#![allow(clippy::unwrap_used)]
+
+mod world;
+
+use std::path::Path;
+
+use ferrite_cri::RuntimeService;
+use ferrite_cri::v1::security_profile::ProfileType;
+use ferrite_cri::v1::*;
+use world::{World, secure, shell, traces};
+
+fn with_seccomp(config: ContainerConfig, profile: ProfileType) -> ContainerConfig {
+    secure(config, |context| {
+        context.seccomp = Some(SecurityProfile { profile_type: profile.into(), ..Default::default() });
+    })
+}
+
+/// Limits the pod's processes where the kubelet does: in the pod's own group.
+fn limit_processes(world: &World, count: u32) {
+    let hierarchy =
+        ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(Path::new).into_iter().find(|root| root.exists());
+    let group = format!("{}/pods/pod1", world.config.cgroup_parent.trim_start_matches('/'));
+    let group = hierarchy.expect("control groups are mounted").join(group);
+    std::fs::create_dir_all(&group).unwrap();
+    std::fs::write(group.join("pids.max"), count.to_string()).unwrap();
+}
+
+#[tokio::test]
+async fn a_fork_bomb_stops_at_the_limit() {
+    let mut world = World::new().await;
+    let sandbox = world.sandbox().await;
+    limit_processes(&world, 30);
+    let id = world.start(&sandbox, shell("bomb", "b() { b | b & }; b; sleep 1000")).await;
+    // The node still answers, the pod's other containers run, and the bomb can be put out.
+    let (status, _) = world.run(&sandbox, shell("other", "exit 4")).await;
+    assert_eq!(status.exit_code, 4);
+    world.stop(&id, 0).await;
+    world.close().await;
+    ferrite_runtime::destroy(world.config.clone()).await.unwrap();
+    assert_eq!(traces(&world.config), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn orphans_are_reaped_and_end_with_their_container() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let script = "for i in 1 2 3 4 5; do (sleep 0 &) ; done; (sleep 1000 &); echo ready; exec sleep 1000";
+    let id = world.start(&sandbox, shell("a", script)).await;
+    world.stop(&id, 0).await;
+    let members: Vec<String> =
+        traces(&world.config).into_iter().filter(|trace| trace.starts_with("member")).collect();
+    // What is left of the pod is its supervisor at most, never a process of the container.
+    for member in &members {
+        let pid = member.trim_start_matches("member ");
+        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        assert!(!command.contains("sleep"), "{member} outlived its container: {command}");
+    }
+}
+
+#[tokio::test]
+async fn the_kernels_controls_are_out_of_reach() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let id = world.start(&sandbox, with_seccomp(shell("a", "sleep 1000"), ProfileType::RuntimeDefault)).await;
+    for attempt in [
+        "mount -t proc proc /proc",
+        "mount -t tmpfs tmpfs /proc/sys",
+        "mount -o remount,rw /proc/sys",
+        "mount -t cgroup -o memory cgroup /mnt",
+        "umount /proc/sys",
+        "echo x > /proc/sys/kernel/core_pattern",
+        "echo x > /proc/sysrq-trigger",
+        "echo 1 > /proc/sys/kernel/panic",
+        "mkdir /sys/fs/cgroup/memory/escape",
+        "mkdir /sys/fs/cgroup/escape",
+        "echo /bin/sh > /sys/fs/cgroup/release_agent",
+        "echo /bin/sh > /sys/kernel/uevent_helper",
+        "mknod /tmp/disk b 254 0 && dd if=/tmp/disk of=/dev/null count=1",
+        "chroot /proc/1/root/../../.. true && test -e /lib/modules",
+        "unshare -m true",
+        "unshare -U true",
+    ] {
+        let request = ExecSyncRequest {
+            container_id: id.clone(),
+            cmd: vec!["/bin/sh".into(), "-c".into(), attempt.into()],
+            timeout: 10,
+        };
+        let answer = world.runtime().exec_sync(request).await.unwrap();
+        assert_ne!(answer.exit_code, 0, "`{attempt}` must fail");
+    }
+}
+
+#[tokio::test]
+async fn without_seccomp_capabilities_still_hold() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let id = world.start(&sandbox, with_seccomp(shell("a", "sleep 1000"), ProfileType::Unconfined)).await;
+    for attempt in ["mount -t tmpfs tmpfs /mnt", "mount -o remount,rw /proc/sys", "unshare -m true"] {
+        let command = format!("{attempt} 2>/dev/null && echo done || echo refused");
+        assert_eq!(world.exec_out(&id, &command).await, "refused\n", "{attempt}");
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_output_does_not_stop_anybody() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let id = world.start(&sandbox, shell("flood", "exec yes 0123456789012345678901234567890123456789")).await;
+    // While it writes as fast as it can, the log moves on, others run, and it ends when told to.
+    let request = ReopenContainerLogRequest { container_id: id.clone() };
+    let log = world.status(&id).await.log_path;
+    std::fs::rename(&log, format!("{log}.1")).unwrap();
+    world.runtime().reopen_container_log(request).await.unwrap();
+    std::fs::remove_file(format!("{log}.1")).unwrap();
+    let (status, output) = world.run(&sandbox, shell("other", "echo quiet")).await;
+    assert_eq!((status.exit_code, output.as_str()), (0, "quiet\n"));
+    world.stop(&id, 0).await;
+    let text = std::fs::read_to_string(&log).unwrap();
+    let whole = text.lines().all(|line| line.splitn(4, ' ').count() == 4);
+    assert!(whole, "every line of the log has its time, stream and tag");
+}
+
+#[tokio::test]
+async fn a_container_that_ignores_every_signal_is_killed() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let script = "trap '' TERM INT HUP QUIT; echo ready; while :; do sleep 1; done";
+    let id = world.start(&sandbox, shell("stubborn", script)).await;
+    world.stop(&id, 1).await;
+    let status = world.status(&id).await;
+    assert_eq!((status.state(), status.exit_code), (ContainerState::ContainerExited, 137));
+}
+
+#[tokio::test]
+async fn a_missing_interpreter_is_named() {
+    let world = World::with(|root, _| {
+        std::fs::write(root.join("bin/script"), "#!/no/such/shell\n").unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(root.join("bin/script"), mode).unwrap();
+    })
+    .await;
+    let sandbox = world.sandbox().await;
+    let id = world.create(&sandbox, world::container("a", &["/bin/script"])).await;
+    let error = world.try_start(&id).await.unwrap_err().to_string();
+    assert!(error.contains("/no/such/shell"), "{error}");
+}
