@@ -235,10 +235,11 @@ impl Logs {
                 }
             }
         }
-        while self.follow {
-            let Some(lines) = reader.next()? else { break };
-            for line in lines.iter().filter(|line| wanted(line)) {
-                self.print(line, &mut at_start)?;
+        if self.follow {
+            while let Some(lines) = reader.next()? {
+                for line in lines.iter().filter(|line| wanted(line)) {
+                    self.print(line, &mut at_start)?;
+                }
             }
         }
         Ok(0)
@@ -494,7 +495,8 @@ mod tests {
 
     #[test]
     fn targets() {
-        let rows: &[(&str, Option<bool>, bool, Option<(&str, &str)>)] = &[
+        type Row = (&'static str, Option<bool>, bool, Option<(&'static str, &'static str)>);
+        let rows: &[Row] = &[
             ("/tmp", Some(true), false, Some(("/tmp", "f"))),
             ("/tmp/x", None, false, Some(("/tmp", "x"))),
             ("/tmp/x", Some(false), false, Some(("/tmp", "x"))),

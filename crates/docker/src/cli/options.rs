@@ -222,7 +222,8 @@ impl ContainerOptions {
                 "network-scoped alias is supported only for containers in user defined networks".into()
             );
         }
-        if self.network == "host" && self.publish_all || self.network == "host" && !self.publish.is_empty() {
+        let publishes = self.publish_all || !self.publish.is_empty();
+        if self.network == "host" && publishes {
             complain!("WARNING: Published ports are discarded when using host network mode");
         }
         if self.network.starts_with("container:") && !self.hostname.is_empty() {

@@ -197,19 +197,17 @@ impl Session {
                 let _ = output.await;
             }
         });
-        loop {
-            tokio::select! {
-                () = &mut all => return Left::Finished,
-                left = &mut detached => {
-                    if left.is_ok() {
-                        return Left::Detached;
-                    }
-                    // Input has ended; output goes on.
-                    all.await;
-                    return Left::Finished;
+        tokio::select! {
+            () = &mut all => return Left::Finished,
+            left = &mut detached => {
+                if left.is_ok() {
+                    return Left::Detached;
                 }
             }
         }
+        // Input has ended; output goes on.
+        all.await;
+        Left::Finished
     }
 }
 
@@ -316,7 +314,8 @@ mod tests {
 
     #[test]
     fn detaching() {
-        let rows: &[(&[&[u8]], &[u8], bool)] = &[
+        type Row = (&'static [&'static [u8]], &'static [u8], bool);
+        let rows: &[Row] = &[
             (&[b"ab"], b"ab", false),
             (&[b"a\x10\x11b"], b"a", true),
             (&[b"a\x10", b"\x11"], b"a", true),

@@ -152,18 +152,17 @@ impl Engine {
     /// Waits until a container does not run; answers its exit code.
     pub async fn wait(&self, name: &str) -> Result<i32> {
         let id = self.find(name)?.container.id;
-        loop {
-            let view = match self.view(&id) {
-                Ok(view) => view,
-                Err(EngineError::NoSuchContainer(_)) => return Ok(0),
-                Err(error) => return Err(error),
-            };
-            match (view.state.status, view.state.task) {
-                (Status::Running | Status::Paused, Some(task)) => {
-                    return Ok(task.wait().await.map_or(LOST, |exit: Exit| exit.code));
-                }
-                _ => return Ok(view.state.exit_code),
+        let state = match self.view(&id) {
+            Ok(view) => view.state,
+            // Gone since: it ended without anybody having asked for its code in time.
+            Err(EngineError::NoSuchContainer(_)) => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        match (state.status, state.task) {
+            (Status::Running | Status::Paused, Some(task)) => {
+                Ok(task.wait().await.map_or(LOST, |exit: Exit| exit.code))
             }
+            _ => Ok(state.exit_code),
         }
     }
 
