@@ -1,6 +1,7 @@
 //! The operations on containers and images, without printing.
 
 mod create;
+mod describe;
 mod events;
 pub(crate) mod files;
 mod images;
