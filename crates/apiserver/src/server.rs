@@ -18,6 +18,7 @@ use ferrite_pki::TokenSigner;
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
+use rand::RngExt;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -105,7 +106,7 @@ impl Config {
             event_ttl_seconds: 3600,
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
-            bootstrap_tokens: true,
+            bootstrap_tokens: false,
         }
     }
 
@@ -238,7 +239,7 @@ impl ApiServer {
             .headers()
             .get("audit-id")
             .cloned()
-            .or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
+            .or_else(|| HeaderValue::from_str(&new_audit_id()).ok());
         let mut answer = self.counted(user, request).await;
         let headers = answer.headers_mut();
         if let Some(id) = audit_id {
@@ -263,7 +264,7 @@ impl ApiServer {
         };
         let long = kind.is_long_running();
         let serving = &self.config.serving;
-        let answer = match deadline(started, serving.request_timeout, &asked.query) {
+        let answer = match deadline(started, serving.request_timeout, &asked.query, long) {
             Err(status) => error(&status, PLAIN_JSON),
             Ok(deadline) => {
                 let work = AssertUnwindSafe(Arc::clone(&self).route(user, request, asked, deadline));
@@ -485,16 +486,21 @@ impl Asked {
     }
 }
 
-/// When a request has to be done: after its own `timeout`, but not after the server's.
+/// An identifier for the audit; it need not be hard to guess, so it costs no system call.
+fn new_audit_id() -> String {
+    uuid::Builder::from_random_bytes(rand::rng().random()).into_uuid().to_string()
+}
+
+/// When a request has to be done: after its own `timeout`, but not after the server's. What streams say is not read.
 fn deadline(
     started: tokio::time::Instant,
     longest: Duration,
     query: &Query,
+    long_running: bool,
 ) -> Result<tokio::time::Instant, Status> {
-    let asked = match query.get("timeout").filter(|t| !t.is_empty()) {
+    let asked = match query.get("timeout").filter(|t| !t.is_empty() && !long_running) {
         None => None,
-        Some(text) => Some(go_duration(text).ok_or_else(|| {
-            let why = format!("time: invalid duration {text:?}");
+        Some(text) => Some(go_duration(text).map_err(|why| {
             Status::bad_request(format!("invalid timeout specified in the request URL - {why}"))
         })?),
     };

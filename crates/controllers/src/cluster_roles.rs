@@ -14,6 +14,8 @@ use crate::Context;
 use crate::error::{During, SyncError};
 
 const NAME: &str = "clusterrole-aggregation-controller";
+/// Roles often come in groups: one look after the last of them is enough.
+const SETTLE: Duration = Duration::from_millis(100);
 
 pub(crate) fn start(context: &Context) {
     let queue = Arc::new(WorkQueue::new());
@@ -25,10 +27,10 @@ pub(crate) fn start(context: &Context) {
         roles.subscribe(move |change| {
             let aggregates = |role: &ClusterRole| role.aggregation_rule.is_some();
             if aggregates(change.object()) {
-                watching.add(ObjectKey::of(&**change.object()));
+                watching.add_after(ObjectKey::of(&**change.object()), SETTLE);
             }
             for role in known.list().iter().filter(|role| aggregates(role)) {
-                watching.add(ObjectKey::of(&**role));
+                watching.add_after(ObjectKey::of(&**role), SETTLE);
             }
         });
         roles.synced().await;

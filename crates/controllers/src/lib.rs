@@ -90,6 +90,14 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
     ControllerEntry { name: "priority-and-fairness-config-consumer", start: status::flow_schemas::start },
 ];
 
+/// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
+pub const OF_THE_SERVER: &[&str] = &[
+    "apiextensions-controllers",
+    "apiservice-status-local-available-controller",
+    "apiservice-status-remote-available-controller",
+    "priority-and-fairness-config-consumer",
+];
+
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all
 /// but that one; the first match for a controller decides. Returns the names that match no controller.
 pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {

@@ -201,15 +201,14 @@ impl Running {
         })
     }
 
-    /// Starts the controllers that `names` selects, with the rules of upstream's `--controllers`.
+    /// Starts the server's own controllers and those that `names` selects, with the rules of upstream's
+    /// `--controllers`.
     pub fn start_controllers(&self, names: &[String], scope: &ferrite_client::Scope) -> Result<(), BoxError> {
-        if names.is_empty() {
-            return Ok(());
-        }
         let client = self.client("system:kube-controller-manager", &[]);
         let config = self.controllers_config()?;
         let context = ferrite_controllers::Context::new(client, scope.clone(), config);
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
+        let names: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
         match ferrite_controllers::start_all(&context, &names).as_slice() {
             [] => Ok(()),
             unknown => {

@@ -116,7 +116,8 @@ fn an_update_costs_the_difference() {
     let service = |kind: &str| json!({"spec": {"type": kind, "ports": [{"port": 1}]}});
     let quota = quota(json!({}), json!({"services.nodeports": "1"}), json!({"services.nodeports": "1"}));
     let found =
-        charge(&services, &[quota.clone()], &service("ClusterIP"), Some(&service("NodePort"))).unwrap();
+        charge(&services, std::slice::from_ref(&quota), &service("ClusterIP"), Some(&service("NodePort")))
+            .unwrap();
     assert_eq!(found[0].1["services.nodeports"].to_string(), "0");
     assert!(charge(&services, &[quota], &service("NodePort"), Some(&service("ClusterIP"))).is_err());
 }

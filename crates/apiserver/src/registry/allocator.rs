@@ -4,6 +4,7 @@ use super::{View, addresses};
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
+use rand::RngExt;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -152,7 +153,7 @@ impl ServiceAllocator {
             // The lower part is left to addresses that are asked for by name, as upstream does.
             let offsets = self.offsets();
             let reserved = (offsets.end() / 16).clamp(16, 256);
-            let free = (reserved + 1..=*offsets.end())
+            let free = from_somewhere(reserved + 1, *offsets.end())
                 .chain(1..=reserved.min(*offsets.end()))
                 .map(|o| base + o)
                 .filter(|a| !taken.addresses.contains(a))
@@ -241,7 +242,12 @@ impl ServiceAllocator {
     }
 
     fn free_port(&self, taken: &Taken) -> Option<u16> {
-        self.ports.clone().find(|p| !taken.ports.contains(p))
+        let (first, last) = (u32::from(*self.ports.start()), u32::from(*self.ports.end()));
+        let reserved = ((last.saturating_sub(first) + 1) / 32).clamp(16, 128).min(last.saturating_sub(first));
+        from_somewhere(first + reserved, last)
+            .chain(first..first + reserved)
+            .filter_map(|port| u16::try_from(port).ok())
+            .find(|port| !taken.ports.contains(port))
     }
 
     fn allocate_ports(
@@ -317,6 +323,13 @@ impl ServiceAllocator {
             }
         }
     }
+}
+
+/// Every number from `first` to `last`, beginning anywhere: what was just given back is not given out at once, while
+/// others may still believe that they know whose it is.
+fn from_somewhere(first: u32, last: u32) -> impl Iterator<Item = u32> {
+    let start = if first < last { rand::rng().random_range(first..=last) } else { first };
+    (start..=last).chain(first..start)
 }
 
 fn cluster_ips(service: &Value) -> impl Iterator<Item = u32> {
@@ -408,4 +421,20 @@ fn init_families(service: &mut Value) -> Result<(), Vec<FieldError>> {
         spec.insert("ipFamilyPolicy".into(), policy.into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_comes_once() {
+        for (first, last, count) in [(1, 10, 10), (5, 5, 1), (6, 5, 0)] {
+            let mut numbers: Vec<u32> = from_somewhere(first, last).collect();
+            assert_eq!(numbers.len(), count);
+            numbers.sort_unstable();
+            numbers.dedup();
+            assert_eq!(numbers.len(), count);
+        }
+    }
 }

@@ -237,8 +237,7 @@ fn set_dependents_finalizer(resource: &Resource, object: &mut Value, propagation
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferrite_api::resource::{Scope, Strategy};
-    use std::sync::Arc;
+    use ferrite_api::resource::Strategy;
 
     struct Graceful;
     impl Strategy for Graceful {
@@ -248,21 +247,7 @@ mod tests {
     }
 
     fn pods() -> Resource {
-        Resource {
-            group: "".into(),
-            version: "v1".into(),
-            kind: "Pod".into(),
-            plural: "pods".into(),
-            singular: "pod".into(),
-            short_names: (&[]).into(),
-            categories: (&[]).into(),
-            scope: Scope::Namespaced,
-            verbs: (&[]).into(),
-            subresources: (&[]).into(),
-            strategy: Arc::new(Graceful),
-            on_by_default: true,
-            storage: None,
-        }
+        super::super::fixture::pods(Graceful)
     }
 
     fn grace(seconds: i64) -> DeleteOptions {

@@ -6,6 +6,8 @@ mod addresses;
 mod allocator;
 mod create;
 mod delete;
+#[cfg(test)]
+mod fixture;
 mod hub;
 mod list;
 pub(crate) mod metadata;

@@ -183,27 +183,12 @@ mod tests {
     use super::*;
     use ferrite_api::resource::{Scope, Strategy};
     use serde_json::json;
-    use std::sync::Arc;
 
     struct Plain;
     impl Strategy for Plain {}
 
     fn pods() -> Resource {
-        Resource {
-            group: "".into(),
-            version: "v1".into(),
-            kind: "Pod".into(),
-            plural: "pods".into(),
-            singular: "pod".into(),
-            short_names: (&[]).into(),
-            categories: (&[]).into(),
-            scope: Scope::Namespaced,
-            verbs: (&[]).into(),
-            subresources: (&[]).into(),
-            strategy: Arc::new(Plain),
-            on_by_default: true,
-            storage: None,
-        }
+        super::super::fixture::pods(Plain)
     }
 
     #[test]

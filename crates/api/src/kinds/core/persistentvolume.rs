@@ -401,14 +401,13 @@ fn validate_csi(source: &Value, path: &Path) -> FieldErrors {
     ] {
         let Some(reference) = object(source, key) else { continue };
         let path = path.child(key);
-        let checks: [(&str, fn(&str) -> Vec<String>); 2] =
-            [("name", dns1123_subdomain), ("namespace", dns1123_label)];
-        for (part, check) in checks {
+        for part in ["name", "namespace"] {
             if text(reference, part).is_empty() {
                 errors.push(FieldError::required(&path.child(part), ""));
             }
-            errors.extend(named_if_set(reference, part, &path, check));
         }
+        errors.extend(named_if_set(reference, "name", &path, dns1123_subdomain));
+        errors.extend(named_if_set(reference, "namespace", &path, dns1123_label));
     }
     errors
 }

@@ -65,26 +65,23 @@ fn validate_kind(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
             format!("may not be set to 'None' for {kind} services"),
         ));
     }
-    match kind {
-        "ExternalName" => {
-            for key in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
-                let set = present(spec, key) && spec[key].as_array().is_none_or(|a| !a.is_empty());
-                if set {
-                    errors.push(FieldError::forbidden(
-                        &path.child(key),
-                        "may not be set for ExternalName services",
-                    ));
-                }
-            }
-            let name = text(spec, "externalName");
-            let name = name.strip_suffix('.').unwrap_or(name);
-            if name.is_empty() {
-                errors.push(FieldError::required(&path.child("externalName"), ""));
-            } else {
-                errors.extend(complaints(&path.child("externalName"), name, dns1123_subdomain(name)));
+    if kind == "ExternalName" {
+        for key in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+            let set = present(spec, key) && spec[key].as_array().is_none_or(|a| !a.is_empty());
+            if set {
+                errors.push(FieldError::forbidden(
+                    &path.child(key),
+                    "may not be set for ExternalName services",
+                ));
             }
         }
-        _ => {}
+        let name = text(spec, "externalName");
+        let name = name.strip_suffix('.').unwrap_or(name);
+        if name.is_empty() {
+            errors.push(FieldError::required(&path.child("externalName"), ""));
+        } else {
+            errors.extend(complaints(&path.child("externalName"), name, dns1123_subdomain(name)));
+        }
     }
     errors
 }

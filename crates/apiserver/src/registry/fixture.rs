@@ -1,0 +1,23 @@
+//! What tests of the registry share.
+
+use ferrite_api::resource::{Resource, Scope, Strategy};
+use std::sync::Arc;
+
+/// Pods that behave as `strategy` says.
+pub(super) fn pods(strategy: impl Strategy) -> Resource {
+    Resource {
+        group: "".into(),
+        version: "v1".into(),
+        kind: "Pod".into(),
+        plural: "pods".into(),
+        singular: "pod".into(),
+        short_names: (&[]).into(),
+        categories: (&[]).into(),
+        scope: Scope::Namespaced,
+        verbs: (&[]).into(),
+        subresources: (&[]).into(),
+        strategy: Arc::new(strategy),
+        on_by_default: true,
+        storage: None,
+    }
+}
