@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
 use bytes::Bytes;
-use ferrite_apiserver::{ApiServer, Config, Serving};
+use ferrite_apiserver::{ApiServer, Config};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use ferrite_store::{HistoryLimits, LogOptions, Store};
 use http::Request;
@@ -16,7 +16,6 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};

@@ -31,6 +31,6 @@ mod watching;
 pub use admission::AdmissionPlugins;
 pub use auth::User;
 pub use http::{Answer, Body, BoxError};
-pub use options::go_duration;
+pub use options::{DurationError, go_duration};
 pub use server::{ApiServer, Config, Door, Serving};
 pub use version::KUBERNETES_VERSION;

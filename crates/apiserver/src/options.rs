@@ -44,31 +44,49 @@ impl Query {
     }
 }
 
-/// A duration as Go writes it: `1m30s`, `500ms`. None for anything else and for what is negative.
-pub fn go_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
+/// Why a text is not a duration, in Go's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DurationError {
+    #[error("time: invalid duration {0:?}")]
+    Invalid(String),
+    #[error("time: missing unit in duration {0:?}")]
+    MissingUnit(String),
+    #[error("time: unknown unit {unit:?} in duration {text:?}")]
+    UnknownUnit { unit: String, text: String },
+}
+
+/// A duration as Go writes it: `1m30s`, `500ms`. What is negative counts as zero.
+pub fn go_duration(text: &str) -> Result<Duration, DurationError> {
+    let invalid = || DurationError::Invalid(text.to_owned());
+    let negative = text.starts_with('-');
+    let mut rest = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if rest.is_empty() {
+        return Err(invalid());
     }
+    if rest == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let in_number = |c: char| c.is_ascii_digit() || c == '.';
     let mut total = Duration::ZERO;
-    let mut rest = text.strip_prefix('+').unwrap_or(text);
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let letters = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
-        let seconds = match &rest[..letters] {
+        let (number, after) = rest.split_at(rest.find(|c| !in_number(c)).unwrap_or(rest.len()));
+        let number: f64 = number.parse().map_err(|_| invalid())?;
+        let (unit, after) = after.split_at(after.find(in_number).unwrap_or(after.len()));
+        let seconds = match unit {
             "h" => 3600.0,
             "m" => 60.0,
             "s" => 1.0,
             "ms" => 1e-3,
             "us" | "µs" | "μs" => 1e-6,
             "ns" => 1e-9,
-            _ => return None,
+            "" => return Err(DurationError::MissingUnit(text.to_owned())),
+            unit => return Err(DurationError::UnknownUnit { unit: unit.to_owned(), text: text.to_owned() }),
         };
-        total = total.checked_add(Duration::try_from_secs_f64(number * seconds).ok()?)?;
-        rest = &rest[letters..];
+        let part = Duration::try_from_secs_f64(number * seconds).map_err(|_| invalid())?;
+        total = total.checked_add(part).ok_or_else(invalid)?;
+        rest = after;
     }
-    (!text.is_empty()).then_some(total)
+    Ok(if negative { Duration::ZERO } else { total })
 }
 
 /// How unknown and duplicate fields are treated.
@@ -375,20 +393,21 @@ mod tests {
     #[test]
     fn durations_are_read_as_go_reads_them() {
         let rows = [
-            ("1m30s", Some(90_000)),
-            ("1.5s", Some(1500)),
-            ("250ms", Some(250)),
-            ("0", Some(0)),
-            ("0s", Some(0)),
-            ("5", None),
-            ("-5s", None),
-            ("5d", None),
-            ("s", None),
-            ("", None),
-            ("99999999999999999999h", None),
+            ("1m30s", Ok(90_000)),
+            ("1.5s", Ok(1500)),
+            ("250ms", Ok(250)),
+            ("0", Ok(0)),
+            ("0s", Ok(0)),
+            ("-5s", Ok(0)),
+            ("5", Err("time: missing unit in duration \"5\"")),
+            ("5d", Err("time: unknown unit \"d\" in duration \"5d\"")),
+            ("s", Err("time: invalid duration \"s\"")),
+            ("-", Err("time: invalid duration \"-\"")),
+            ("99999999999999999999h", Err("time: invalid duration \"99999999999999999999h\"")),
         ];
         for (text, expected) in rows {
-            assert_eq!(go_duration(text), expected.map(Duration::from_millis), "{text}");
+            let got = go_duration(text).map_err(|e| e.to_string());
+            assert_eq!(got, expected.map(Duration::from_millis).map_err(str::to_owned), "{text}");
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
-use crate::auth::token::Signer;
 use crate::auth::{self, User};
 use crate::call::Call;
 use crate::http::{self, Answer, Body, BoxError};
@@ -15,9 +14,11 @@ use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, su
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::Status;
+use ferrite_pki::TokenSigner;
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
+use rand::RngExt;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -105,7 +106,7 @@ impl Config {
             event_ttl_seconds: 3600,
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
-            bootstrap_tokens: true,
+            bootstrap_tokens: false,
         }
     }
 
@@ -131,7 +132,7 @@ pub struct ApiServer {
     pub(crate) registry: Registry,
     pub(crate) config: Config,
     pub(crate) openapi: openapi::Documents,
-    pub(crate) tokens: Option<Signer>,
+    pub(crate) tokens: Option<TokenSigner>,
     pub(crate) metrics: Metrics,
     ready: AtomicBool,
     /// Set as soon as the server is told to stop.
@@ -154,7 +155,9 @@ impl ApiServer {
         let registry =
             Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
         let tokens = match &config.service_account_key {
-            Some(pem) => Some(Signer::new(pem, &config.service_account_issuer).map_err(Status::internal)?),
+            Some(pem) => {
+                Some(TokenSigner::new(pem, &config.service_account_issuer).map_err(Status::internal)?)
+            }
             None => None,
         };
         let server = Arc::new(Self {
@@ -182,6 +185,11 @@ impl ApiServer {
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
         server.ready.store(true, Ordering::Release);
         Ok(server)
+    }
+
+    /// How the server is set up.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     pub fn is_ready(&self) -> bool {
@@ -231,7 +239,7 @@ impl ApiServer {
             .headers()
             .get("audit-id")
             .cloned()
-            .or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
+            .or_else(|| HeaderValue::from_str(&new_audit_id()).ok());
         let mut answer = self.counted(user, request).await;
         let headers = answer.headers_mut();
         if let Some(id) = audit_id {
@@ -256,7 +264,7 @@ impl ApiServer {
         };
         let long = kind.is_long_running();
         let serving = &self.config.serving;
-        let answer = match deadline(started, serving.request_timeout, &asked.query) {
+        let answer = match deadline(started, serving.request_timeout, &asked.query, long) {
             Err(status) => error(&status, PLAIN_JSON),
             Ok(deadline) => {
                 let work = AssertUnwindSafe(Arc::clone(&self).route(user, request, asked, deadline));
@@ -478,16 +486,21 @@ impl Asked {
     }
 }
 
-/// When a request has to be done: after its own `timeout`, but not after the server's.
+/// An identifier for the audit; it need not be hard to guess, so it costs no system call.
+fn new_audit_id() -> String {
+    uuid::Builder::from_random_bytes(rand::rng().random()).into_uuid().to_string()
+}
+
+/// When a request has to be done: after its own `timeout`, but not after the server's. What streams say is not read.
 fn deadline(
     started: tokio::time::Instant,
     longest: Duration,
     query: &Query,
+    long_running: bool,
 ) -> Result<tokio::time::Instant, Status> {
-    let asked = match query.get("timeout").filter(|t| !t.is_empty()) {
+    let asked = match query.get("timeout").filter(|t| !t.is_empty() && !long_running) {
         None => None,
-        Some(text) => Some(go_duration(text).ok_or_else(|| {
-            let why = format!("time: invalid duration {text:?}");
+        Some(text) => Some(go_duration(text).map_err(|why| {
             Status::bad_request(format!("invalid timeout specified in the request URL - {why}"))
         })?),
     };

@@ -96,10 +96,10 @@ async fn list(call: &Call) -> Result<Answer, Status> {
     let namespace = call.target.namespace.as_deref();
     let page = call.server.registry.list(&call.resource, namespace, selectors, &options)?;
     let include = call.include_object()?;
-    let mut pieces = match Pieces::new(&call.resource, page, call.representation, include)? {
-        Ok(pieces) => pieces,
-        Err(page) => return encode::list(&call.resource, page, call.representation, include),
-    };
+    if !Pieces::exist(call.representation) {
+        return encode::list(&call.resource, page, call.representation, include);
+    }
+    let mut pieces = Pieces::new(&call.resource, page, call.representation, include).await?;
     let content_type = call.representation.format.media_type();
     let first = pieces.next().transpose()?.unwrap_or_default();
     if pieces.is_done() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Events, Informers, Scope};
+use ferrite_pki::{Authority, TokenSigner};
 use kube::Client;
 
 /// Settings of the controller manager.
@@ -11,6 +12,10 @@ use kube::Client;
 pub struct Config {
     /// PEM bundle published to every namespace as `kube-root-ca.crt`; nothing is published without it.
     pub root_ca: Option<String>,
+    /// Signs certificates that were approved; without it none are.
+    pub authority: Option<Arc<Authority>>,
+    /// Signs tokens that are kept in secrets; without it there are none.
+    pub tokens: Option<Arc<TokenSigner>>,
     /// How long a node that was Ready may be silent before it is taken for lost.
     pub node_monitor_grace: Duration,
     /// The same for a node that has never reported.
@@ -25,6 +30,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             root_ca: None,
+            authority: None,
+            tokens: None,
             node_monitor_grace: Duration::from_secs(50),
             node_startup_grace: Duration::from_secs(60),
             terminated_pod_threshold: 12500,

@@ -3,20 +3,27 @@
 //! One module per controller, one row per controller in [`CONTROLLERS`]. A controller is a set of pure functions
 //! that decide, and a thin part that reads from shared informers, writes through the API and is woken by a queue.
 
+mod certificates;
+mod cluster_roles;
 mod context;
 mod deployment;
 mod discovery;
+mod disruption;
 mod endpoints;
 mod error;
 mod gc;
 mod namespace;
+mod node_ttl;
 mod nodes;
 mod owners;
 mod pods;
 mod replicas;
+mod resource_quota;
 mod root_ca;
 mod service_account;
+mod service_account_token;
 mod status;
+mod storage_protection;
 
 pub use context::{Config, Context};
 pub use error::SyncError;
@@ -40,7 +47,32 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
     ControllerEntry { name: "endpointslice-controller", start: endpoints::start_slices },
     ControllerEntry { name: "namespace-controller", start: namespace::start },
     ControllerEntry { name: "serviceaccount-controller", start: service_account::start },
+    ControllerEntry { name: "serviceaccount-token-controller", start: service_account_token::start },
+    ControllerEntry {
+        name: "certificatesigningrequest-approving-controller",
+        start: certificates::start_approving,
+    },
+    ControllerEntry {
+        name: "certificatesigningrequest-signing-controller",
+        start: certificates::start_signing,
+    },
+    ControllerEntry {
+        name: "certificatesigningrequest-cleaner-controller",
+        start: certificates::start_cleaning,
+    },
     ControllerEntry { name: "root-ca-certificate-publisher-controller", start: root_ca::start },
+    ControllerEntry { name: "clusterrole-aggregation-controller", start: cluster_roles::start },
+    ControllerEntry { name: "resourcequota-controller", start: resource_quota::start },
+    ControllerEntry { name: "disruption-controller", start: disruption::start },
+    ControllerEntry {
+        name: "persistentvolumeclaim-protection-controller",
+        start: storage_protection::start_claims,
+    },
+    ControllerEntry {
+        name: "persistentvolume-protection-controller",
+        start: storage_protection::start_volumes,
+    },
+    ControllerEntry { name: "ttl-controller", start: node_ttl::start },
     ControllerEntry { name: "garbage-collector-controller", start: gc::start },
     ControllerEntry { name: "node-lifecycle-controller", start: nodes::start_lifecycle },
     ControllerEntry { name: "taint-eviction-controller", start: nodes::start_taint_eviction },
@@ -56,6 +88,14 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: status::api_services::start_remote,
     },
     ControllerEntry { name: "priority-and-fairness-config-consumer", start: status::flow_schemas::start },
+];
+
+/// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
+pub const OF_THE_SERVER: &[&str] = &[
+    "apiextensions-controllers",
+    "apiservice-status-local-available-controller",
+    "apiservice-status-remote-available-controller",
+    "priority-and-fairness-config-consumer",
 ];
 
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all

@@ -189,16 +189,26 @@ impl Running {
         kube::Client::new(door, "default")
     }
 
-    /// Starts the controllers that `names` selects, with the rules of upstream's `--controllers`.
+    /// What controllers know of this cluster beyond its API.
+    pub fn controllers_config(&self) -> Result<ferrite_controllers::Config, BoxError> {
+        let issuer = &self.server.config().service_account_issuer;
+        let tokens = ferrite_pki::TokenSigner::new(&self.pki.service_account_key()?, issuer)?;
+        Ok(ferrite_controllers::Config {
+            root_ca: Some(self.pki.ca().to_owned()),
+            authority: Some(Arc::new(self.pki.authority()?)),
+            tokens: Some(Arc::new(tokens)),
+            ..Default::default()
+        })
+    }
+
+    /// Starts the server's own controllers and those that `names` selects, with the rules of upstream's
+    /// `--controllers`.
     pub fn start_controllers(&self, names: &[String], scope: &ferrite_client::Scope) -> Result<(), BoxError> {
-        if names.is_empty() {
-            return Ok(());
-        }
         let client = self.client("system:kube-controller-manager", &[]);
-        let config =
-            ferrite_controllers::Config { root_ca: Some(self.pki.ca().to_owned()), ..Default::default() };
+        let config = self.controllers_config()?;
         let context = ferrite_controllers::Context::new(client, scope.clone(), config);
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
+        let names: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
         match ferrite_controllers::start_all(&context, &names).as_slice() {
             [] => Ok(()),
             unknown => {

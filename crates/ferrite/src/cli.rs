@@ -55,6 +55,12 @@ enum Command {
     },
     /// Import, pull, list and remove images.
     Image(Image),
+    /// Run containers without a cluster, with docker's commands.
+    #[command(disable_help_flag = true)]
+    Docker {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<std::ffi::OsString>,
+    },
     /// Print our version and the Kubernetes version served.
     Version,
     /// Run the API server alone, with its embedded store.
@@ -90,6 +96,11 @@ impl Cli {
             Command::Down { data, keep_data } => block_on(down::run(&data.paths(), keep_data)),
             Command::Status { data } => status::show(&data.paths()),
             Command::Image(image) => block_on(image.run()),
+            Command::Docker { arguments } => {
+                // Reached with our own options before the name; the usual way is in `main`.
+                let name = std::iter::once("docker".into());
+                Ok(ferrite_docker::cli::main(name.chain(arguments).collect()))
+            }
             Command::Version => {
                 println!("ferrite {}", env!("CARGO_PKG_VERSION"));
                 println!("Kubernetes {}", ferrite_apiserver::KUBERNETES_VERSION);

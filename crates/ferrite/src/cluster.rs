@@ -58,6 +58,7 @@ impl NodeParts {
             network,
             images,
             handlers: ferrite_runtime::installed_handlers(),
+            extras: ferrite_runtime::Extras::default(),
             streaming_address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         }
     }
@@ -99,7 +100,7 @@ impl Cluster {
         progress.done("API server", &api.url);
 
         let scope = Scope::new();
-        start_controllers(&api, &scope);
+        start_controllers(&api, &scope)?;
         start_scheduler(&api, &scope)?;
         progress.done("control plane", "controllers, scheduler");
 
@@ -188,21 +189,19 @@ async fn start_network(paths: &Paths, options: &ClusterOptions) -> Result<Arc<Br
         name: paths.bridge(),
         pod_cidr: format!("{}/{prefix}", options.pod_cidr.network).parse()?,
         cluster_cidr: cluster,
-        service_cidr: options.server.service_cluster_ip_range.to_string().parse()?,
+        service_cidr: Some(options.server.service_cluster_ip_range.to_string().parse()?),
         state: paths.network(),
         mtu: 1500,
     };
     Ok(Bridge::open(config).await?)
 }
 
-/// Controllers of resources that are not served yet.
-const CONTROLLERS: [&str; 2] = ["*", "-replicationcontroller-controller"];
-
-fn start_controllers(api: &Running, scope: &Scope) {
+fn start_controllers(api: &Running, scope: &Scope) -> Result<(), BoxError> {
     let client = api.client("system:kube-controller-manager", &[]);
-    let config = ferrite_controllers::Config { root_ca: Some(api.pki.ca().to_owned()), ..Default::default() };
+    let config = api.controllers_config()?;
     let context = ferrite_controllers::Context::new(client, scope.clone(), config);
-    ferrite_controllers::start_all(&context, &CONTROLLERS);
+    ferrite_controllers::start_all(&context, &["*"]);
+    Ok(())
 }
 
 fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {

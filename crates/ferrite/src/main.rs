@@ -5,6 +5,7 @@ mod cli;
 mod cluster;
 mod component;
 mod control;
+mod docker;
 mod down;
 mod image;
 mod kubeconfig;
@@ -28,6 +29,10 @@ fn main() -> ExitCode {
         return ferrite_runtime::supervisor::main(arguments.into_iter());
     }
     component::expand(&mut arguments);
+    // docker's options are its own: a `-v` there is a volume.
+    if let Some(code) = docker::run(&arguments) {
+        return code;
+    }
     let cli = cli::Cli::parse_from(arguments);
     match cli.run() {
         Ok(code) => code,

@@ -13,7 +13,7 @@ pub struct ServingOptions {
     #[arg(long, default_value_t = 200, value_name = "N")]
     pub max_mutating_requests_inflight: usize,
     /// A request that is not a stream ends after this.
-    #[arg(long, default_value = "1m0s", value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, default_value = "1m0s", value_name = "DURATION", value_parser = go_duration)]
     pub request_timeout: Duration,
     /// Seconds after which watches without a timeout of their own may end.
     #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
@@ -25,7 +25,7 @@ pub struct ServingOptions {
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub http2_max_streams_per_connection: u32,
     /// How long to serve on after saying that the server is not ready any more.
-    #[arg(long, default_value = "0s", value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, default_value = "0s", value_name = "DURATION", value_parser = go_duration)]
     pub shutdown_delay_duration: Duration,
 }
 
@@ -45,10 +45,6 @@ impl ServingOptions {
             shutdown_delay: self.shutdown_delay_duration,
         }
     }
-}
-
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    go_duration(text).ok_or_else(|| format!("{text:?} is not a duration like 1m30s"))
 }
 
 /// As upstream: clients that reconnect more often than that are of no use to anybody.

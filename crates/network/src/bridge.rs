@@ -30,8 +30,8 @@ pub struct BridgeConfig {
     pub pod_cidr: Cidr,
     /// The range of all pods of the cluster; covers `pod_cidr`.
     pub cluster_cidr: Cidr,
-    /// The range of all services.
-    pub service_cidr: Cidr,
+    /// The range of all services, where there are any.
+    pub service_cidr: Option<Cidr>,
     /// A directory for reservations and the record of what was made. Must survive reboots.
     pub state: PathBuf,
     /// The MTU of the bridge and the pods' interfaces.
@@ -54,11 +54,10 @@ impl BridgeConfig {
                 self.pod_cidr, self.cluster_cidr
             ));
         }
-        if self.cluster_cidr.covers(self.service_cidr) || self.service_cidr.covers(self.cluster_cidr) {
-            return fail(format!(
-                "service CIDR {} and cluster CIDR {} overlap",
-                self.service_cidr, self.cluster_cidr
-            ));
+        if let Some(service) = self.service_cidr
+            && (self.cluster_cidr.covers(service) || service.covers(self.cluster_cidr))
+        {
+            return fail(format!("service CIDR {service} and cluster CIDR {} overlap", self.cluster_cidr));
         }
         if !(576..=65_535).contains(&self.mtu) {
             return fail(format!("MTU {} is not between 576 and 65535", self.mtu));
@@ -444,7 +443,7 @@ mod tests {
             name: "ferrite0".into(),
             pod_cidr: "10.244.0.0/24".parse().unwrap(),
             cluster_cidr: "10.244.0.0/16".parse().unwrap(),
-            service_cidr: "10.96.0.0/12".parse().unwrap(),
+            service_cidr: Some("10.96.0.0/12".parse().unwrap()),
             state: "/nonexistent".into(),
             mtu: 1500,
         };
@@ -454,7 +453,10 @@ mod tests {
             ("bridge name", BridgeConfig { name: "x".repeat(16), ..good.clone() }),
             ("no room", BridgeConfig { pod_cidr: "10.244.0.0/31".parse().unwrap(), ..good.clone() }),
             ("not inside", BridgeConfig { pod_cidr: "10.1.0.0/24".parse().unwrap(), ..good.clone() }),
-            ("overlap", BridgeConfig { service_cidr: "10.244.128.0/17".parse().unwrap(), ..good.clone() }),
+            (
+                "overlap",
+                BridgeConfig { service_cidr: Some("10.244.128.0/17".parse().unwrap()), ..good.clone() },
+            ),
             ("MTU", BridgeConfig { mtu: 60, ..good.clone() }),
         ];
         for (want, config) in rows {

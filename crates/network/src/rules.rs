@@ -22,7 +22,7 @@ fn unreachable(range: Cidr) -> Ipv4Route {
 /// Makes packets to cluster addresses that nobody owns end on this node. Without this they would follow
 /// the default route and leave by the machine's own interface.
 pub(crate) async fn add_routes(conn: &Connection<Route>, record: &Record) -> Result<(), NetworkError> {
-    for range in [record.cluster_cidr, record.service_cidr] {
+    for range in record.service_cidr.into_iter().chain([record.cluster_cidr]) {
         match conn.add_route(unreachable(range)).await {
             Ok(()) => {}
             Err(error) if error.is_already_exists() => {}
@@ -36,7 +36,7 @@ pub(crate) async fn add_routes(conn: &Connection<Route>, record: &Record) -> Res
 
 /// Takes the routes of [`add_routes`] away.
 pub(crate) async fn remove_routes(conn: &Connection<Route>, record: &Record) -> Result<(), NetworkError> {
-    for range in [record.cluster_cidr, record.service_cidr] {
+    for range in record.service_cidr.into_iter().chain([record.cluster_cidr]) {
         conn.del_route_if_exists(unreachable(range))
             .await
             .map_err(NetworkError::netlink(format!("remove unreachable route for {range}")))?;

@@ -15,7 +15,7 @@ pub(crate) struct Record {
     pub(crate) bridge: String,
     pub(crate) pod_cidr: Cidr,
     pub(crate) cluster_cidr: Cidr,
-    pub(crate) service_cidr: Cidr,
+    pub(crate) service_cidr: Option<Cidr>,
     /// What `net.ipv4.ip_forward` was before this network turned it on, and in which boot: after a
     /// reboot the value is the machine's own again and nothing is to be restored.
     pub(crate) ip_forward: Option<Before>,

@@ -60,7 +60,7 @@ fn config(state: &Path) -> BridgeConfig {
         name: "ferrite0".into(),
         pod_cidr: "10.244.1.0/24".parse().unwrap(),
         cluster_cidr: "10.244.0.0/16".parse().unwrap(),
-        service_cidr: "10.96.0.0/16".parse().unwrap(),
+        service_cidr: Some("10.96.0.0/16".parse().unwrap()),
         state: state.join("network"),
         mtu: 1450,
     }

@@ -50,8 +50,14 @@ pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
 }
 
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
 /// Allowance for clocks that differ a little.
-const BACKDATE: Duration = Duration::minutes(5);
+pub(crate) const BACKDATE: Duration = Duration::minutes(5);
 const CA_LIFETIME: Duration = Duration::days(3650);
 /// How long issued certificates last. They are renewed at start-up when less than a third is left.
 pub(crate) const LIFETIME: Duration = Duration::days(365);
@@ -78,6 +84,10 @@ impl Authority {
     /// The authority's own certificate, as PEM: what others trust.
     pub fn certificate(&self) -> &str {
         &self.identity.certificate
+    }
+
+    pub(crate) fn issuer(&self) -> &Issuer<'static, KeyPair> {
+        &self.issuer
     }
 
     pub fn identity(&self) -> &Identity {

@@ -50,6 +50,11 @@ impl ClusterPki {
         Ok(Self { dir: dir.to_owned(), ca })
     }
 
+    /// The authority itself, for who signs for others.
+    pub fn authority(&self) -> Result<Authority, PkiError> {
+        Authority::from_identity(self.ca.identity().clone())
+    }
+
     /// The authority's certificate, as PEM.
     pub fn ca(&self) -> &str {
         self.ca.certificate()

@@ -6,8 +6,12 @@
 
 mod authority;
 mod files;
+mod request;
 mod tls;
+mod token;
 
 pub use authority::{Authority, Identity, Purpose, Subject};
 pub use files::{ClusterPki, PkiError};
+pub use request::Request;
 pub use tls::{client_config, mutual_server_config, server_config};
+pub use token::{KeyError, LEGACY_ISSUER, TokenSigner};

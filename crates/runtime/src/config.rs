@@ -26,7 +26,29 @@ pub struct Config {
     pub handlers: BTreeMap<String, PathBuf>,
     /// Where the streaming server for exec, attach and port-forward listens; loopback only.
     pub streaming_address: std::net::SocketAddr,
+    /// What a container outside of a cluster may have besides.
+    pub extras: Extras,
 }
+
+/// What CRI has no words for. A runtime of a cluster leaves all of it empty.
+#[derive(Clone, Default)]
+pub struct Extras {
+    /// Directory in which containers write (`upper` and `work` below it), kept when they are removed. With
+    /// none each container writes next to its record. Only for a runtime with one container at a time.
+    pub writable: Option<PathBuf>,
+    /// A network namespace that sandboxes join instead of having one made; the network is not asked then.
+    pub join_network: Option<PathBuf>,
+    /// Program and arguments the supervisor runs in the host's namespaces once a container has ended and
+    /// everybody attached without loss has its output.
+    pub on_exit: Vec<String>,
+    /// Size of `/dev/shm` in bytes; 64 MiB when not given.
+    pub shm_size: Option<u64>,
+    /// The last word on every container's description.
+    pub adjust: Option<Adjust>,
+}
+
+/// Changes a container's description.
+pub type Adjust = Arc<dyn Fn(&mut oci_spec::runtime::Spec) + Send + Sync>;
 
 /// The OCI runtimes installed on this machine in their usual places, by the name a RuntimeClass uses.
 pub fn installed_handlers() -> BTreeMap<String, PathBuf> {

@@ -12,10 +12,11 @@ pub mod image;
 pub mod rootfs;
 mod service;
 mod spec;
+pub mod standalone;
 mod streaming;
 pub mod supervisor;
 mod sys;
 
-pub use config::{Config, installed_handlers};
+pub use config::{Adjust, Config, Extras, installed_handlers};
 pub use rootfs::{ImageConfigView, Images, Rootfs, RootfsError};
 pub use service::{OpenError, Runtime, destroy};

@@ -157,23 +157,36 @@ pub fn map_mount(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::R
 
 /// A detached, read-only overlay of `lowers`: a view through which nothing below can ever be written.
 pub fn read_only_overlay(lowers: &[&Path]) -> io::Result<OwnedFd> {
+    overlay(lowers, None)
+}
+
+/// A detached overlay of `lowers`; read-only unless it has a directory to write to and one to work in.
+pub fn overlay(lowers: &[&Path], writable: Option<(&Path, &Path)>) -> io::Result<OwnedFd> {
     const FSCONFIG_SET_STRING: u32 = 1;
     const FSCONFIG_CMD_CREATE: u32 = 6;
     // SAFETY: static C string.
     let context = owned(unsafe { libc::syscall(libc::SYS_fsopen, c"overlay".as_ptr(), 1u32) })?;
+    let set = |key: &std::ffi::CStr, value: &OsStr| -> io::Result<()> {
+        let value = cstring(value)?;
+        // SAFETY: C strings live for the call.
+        check(unsafe {
+            libc::syscall(
+                libc::SYS_fsconfig,
+                context.as_raw_fd(),
+                FSCONFIG_SET_STRING,
+                key.as_ptr(),
+                value.as_ptr(),
+                0,
+            )
+        })
+        .map(drop)
+    };
     let joined = lowers.iter().map(|lower| lower.as_os_str().as_bytes()).collect::<Vec<_>>().join(&b':');
-    let joined = cstring(OsStr::from_bytes(&joined))?;
-    // SAFETY: C strings live for the call.
-    check(unsafe {
-        libc::syscall(
-            libc::SYS_fsconfig,
-            context.as_raw_fd(),
-            FSCONFIG_SET_STRING,
-            c"lowerdir".as_ptr(),
-            joined.as_ptr(),
-            0,
-        )
-    })?;
+    set(c"lowerdir", OsStr::from_bytes(&joined))?;
+    if let Some((upper, work)) = writable {
+        set(c"upperdir", upper.as_os_str())?;
+        set(c"workdir", work.as_os_str())?;
+    }
     // SAFETY: creating the superblock takes no pointer arguments.
     check(unsafe {
         libc::syscall(
@@ -185,7 +198,8 @@ pub fn read_only_overlay(lowers: &[&Path]) -> io::Result<OwnedFd> {
             0,
         )
     })?;
-    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    let read_only = if writable.is_none() { libc::MOUNT_ATTR_RDONLY } else { 0 };
+    let attributes = read_only | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
     // SAFETY: no pointers.
     owned(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), 1u32, attributes as u32) })
 }

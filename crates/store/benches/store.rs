@@ -1,6 +1,7 @@
 //! The store beside what it could have been built on, and beside etcd, in one run on one machine.
 //!
-//! `cargo bench -p ferrite-store` prints a table. Parts can be chosen: `-- writes reads watch open`.
+//! `cargo bench -p ferrite-store` prints a table. Parts can be chosen: `-- writes reads watch open endless`. How many
+//! updates the last one makes is `FERRITE_BENCH_UPDATES`, a million when not given; a hundred million fit as well.
 //! etcd is left out where it is not installed. Files go to a directory below `FERRITE_BENCH_DIR`, or below the
 //! build directory: not to a file system in memory, where a synchronisation costs nothing.
 #![allow(clippy::unwrap_used)]
@@ -47,6 +48,9 @@ fn main() {
     }
     if wanted("open") {
         runtime.block_on(opening());
+    }
+    if wanted("endless") {
+        runtime.block_on(endless());
     }
 }
 
@@ -381,9 +385,7 @@ async fn opening() {
             store.commit(ops.fold(Txn::default(), Txn::then)).await.unwrap();
         }
     }
-    let on_disk =
-        || -> u64 { std::fs::read_dir(&path).unwrap().flatten().map(|e| e.metadata().unwrap().len()).sum() };
-    row("on disk / raw, as written", format!("{:.2}", on_disk() as f64 / raw as f64), "");
+    row("on disk / raw, as written", format!("{:.2}", on_disk(&path) as f64 / raw as f64), "");
     for what in ["log and checkpoint", "checkpoint alone"] {
         let out = Command::new(std::env::current_exe().unwrap()).env(OPENED, &path).output().unwrap();
         let text = String::from_utf8(out.stdout).unwrap();
@@ -401,4 +403,70 @@ async fn opening() {
         let store = Store::open(&path, LogOptions::default(), HistoryLimits::default()).unwrap();
         store.checkpoint().await.unwrap();
     }
+}
+
+/// What the files of a directory take. Some may go while we look.
+fn on_disk(path: &Path) -> u64 {
+    std::fs::read_dir(path).unwrap().flatten().filter_map(|e| Some(e.metadata().ok()?.len())).sum()
+}
+
+/// Durable updates to the same ten thousand keys, and what they leave on disk as time goes by.
+async fn endless() {
+    const KEYS: u64 = 10_000;
+    const WRITERS: u64 = 50;
+    /// Keys written by one transaction.
+    const TOGETHER: u64 = 20;
+    const ROWS: u64 = 10;
+    let updates: u64 = std::env::var("FERRITE_BENCH_UPDATES")
+        .ok()
+        .map_or(1_000_000, |n| n.replace('_', "").parse().unwrap());
+    println!("\n{updates} durable updates to {KEYS} keys of {VALUE} bytes");
+    let dir = scratch();
+    let path = dir.path().join("own");
+    let store = Store::open(&path, LogOptions::default(), HistoryLimits::default()).unwrap();
+    let store = Arc::new(store);
+    let raw: usize = (0..KEYS).map(|i| key(i).len() + VALUE).sum();
+    let left = Arc::new(std::sync::atomic::AtomicI64::new(updates as i64));
+    let mut writers = JoinSet::new();
+    for writer in 0..WRITERS {
+        let (store, left) = (Arc::clone(&store), Arc::clone(&left));
+        writers.spawn(async move {
+            let value = Bytes::from(vec![b'x'; VALUE]);
+            let mut at = writer * (KEYS / WRITERS);
+            while left.fetch_sub(TOGETHER as i64, Ordering::Relaxed) > 0 {
+                let put = |i| Op::put(Key::from(&key((at + i) % KEYS)), value.clone());
+                store.commit((0..TOGETHER).map(put).fold(Txn::default(), Txn::then)).await.unwrap();
+                at += TOGETHER;
+            }
+        });
+    }
+    let (begun, mut most, mut shown) = (Instant::now(), 0, 0);
+    while !writers.is_empty() {
+        tokio::select! {
+            done = writers.join_next() => drop(done.unwrap().unwrap()),
+            () = tokio::time::sleep(Duration::from_millis(50)) => {}
+        }
+        let size = on_disk(&path);
+        most = most.max(size);
+        let done = updates - left.load(Ordering::Relaxed).max(0) as u64;
+        if done * ROWS / updates > shown {
+            shown = done * ROWS / updates;
+            let note = format!(
+                "{:.1} times the live data; {} MiB resident",
+                size as f64 / raw as f64,
+                memory() >> 20
+            );
+            row(
+                &format!("{:.0} s, {done} updates", begun.elapsed().as_secs_f64()),
+                format!("{} MiB", size >> 20),
+                &note,
+            );
+        }
+    }
+    row("updates per second", format!("{:.0}", updates as f64 / begun.elapsed().as_secs_f64()), "");
+    row(
+        "most on disk",
+        format!("{} MiB", most >> 20),
+        &format!("{:.1} times the live data", most as f64 / raw as f64),
+    );
 }

@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 use std::borrow::Borrow;
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// The number of a committed change. Zero is the empty store; the first change is 1.
@@ -22,31 +24,81 @@ impl fmt::Display for Revision {
     }
 }
 
-/// A key. Shared between the map, the history and readers.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(Arc<[u8]>);
+/// A key. The usual ones are kept in place: a search in the map then follows no pointer to compare, and a copy of a
+/// part of the map is a copy of memory.
+#[derive(Clone)]
+pub struct Key(Repr);
+
+/// Longer keys are shared.
+const IN_PLACE: usize = 62;
+
+#[derive(Clone)]
+enum Repr {
+    InPlace { length: u8, bytes: [u8; IN_PLACE] },
+    Shared(Arc<[u8]>),
+}
 
 impl Key {
+    #[inline]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            Repr::InPlace { length, bytes } => &bytes[..usize::from(*length).min(IN_PLACE)],
+            Repr::Shared(bytes) => bytes,
+        }
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
     }
 }
 
 impl<T: AsRef<[u8]> + ?Sized> From<&T> for Key {
     fn from(bytes: &T) -> Self {
-        Self(bytes.as_ref().into())
+        let bytes = bytes.as_ref();
+        match u8::try_from(bytes.len()) {
+            Ok(length) if bytes.len() <= IN_PLACE => {
+                let mut place = [0; IN_PLACE];
+                place[..bytes.len()].copy_from_slice(bytes);
+                Self(Repr::InPlace { length, bytes: place })
+            }
+            _ => Self(Repr::Shared(bytes.into())),
+        }
     }
 }
 
 impl Borrow<[u8]> for Key {
+    #[inline]
     fn borrow(&self) -> &[u8] {
-        &self.0
+        self.as_bytes()
     }
 }
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", String::from_utf8_lossy(&self.0))
+        write!(f, "{:?}", String::from_utf8_lossy(self.as_bytes()))
     }
 }
 
@@ -77,4 +129,23 @@ pub struct Entry {
     /// How many times it was written since it was created; 1 after creation.
     pub version: u64,
     pub lease: LeaseId,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_their_bytes_however_they_are_kept() {
+        let lengths = [0, 1, IN_PLACE - 1, IN_PLACE, IN_PLACE + 1, 300];
+        for bytes in lengths.map(|length| vec![b'k'; length]) {
+            let key = Key::from(&bytes);
+            assert_eq!(key.as_bytes(), bytes);
+            assert_eq!(key, key.clone());
+            let longer = Key::from(&[&bytes[..], b"\0"].concat());
+            assert!(key < longer && key != longer);
+            assert!(Key::from("l") > key);
+        }
+        assert!(size_of::<Key>() <= 64);
+    }
 }

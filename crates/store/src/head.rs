@@ -192,6 +192,17 @@ impl State {
         Applied { record, changes: Vec::new(), outcome, durability }
     }
 
+    /// Ends a lease whose time was over at `now`. One that has been renewed in the meantime goes on.
+    pub fn expire(&mut self, id: LeaseId, now: u64) -> Result<Applied, StoreError> {
+        match self.leases.get(id) {
+            Some(lease) if lease.expires_at > now => {
+                let outcome = Outcome::Committed { revision: self.revision };
+                Ok(Applied { record: None, changes: Vec::new(), outcome, durability: Durability::Durable })
+            }
+            _ => self.revoke(id),
+        }
+    }
+
     /// Ends a lease and deletes the keys attached to it, at one revision.
     pub fn revoke(&mut self, id: LeaseId) -> Result<Applied, StoreError> {
         let attached = self.leases.get(id).ok_or(StoreError::NoSuchLease(id))?.keys.clone();

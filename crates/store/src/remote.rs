@@ -42,12 +42,16 @@ impl Feed {
     }
 
     /// Starts anew with everything there is at `revision`. Watches of an older position are ended as compacted,
-    /// because nobody knows what happened in between.
+    /// because nobody knows what happened in between; all of them are when `revision` is one that was passed before:
+    /// the remote store was put back to an earlier state.
     pub fn reset(&self, entries: impl IntoIterator<Item = (Key, Arc<Entry>)>, revision: Revision) {
         let map: Map = entries.into_iter().collect();
         {
             let mut published = self.0.published_mut();
             let limits = published.history.limits();
+            if revision < published.snapshot.revision {
+                published.epoch += 1;
+            }
             published.snapshot = Snapshot { map, revision };
             published.history = History::new(limits, revision);
         }

@@ -13,6 +13,7 @@ use crate::writer::write_loop;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, oneshot, watch};
 
 /// Why the store could not be opened.
@@ -57,7 +58,7 @@ pub enum StoreError {
 }
 
 /// How long a replica may take to show what was committed elsewhere.
-const CATCH_UP: std::time::Duration = std::time::Duration::from_secs(30);
+const CATCH_UP: Duration = Duration::from_secs(30);
 /// No transaction may be larger.
 pub const MAX_TXN: usize = 16 << 20;
 /// Bytes of transactions that may be on their way to the disk together; more wait their turn.
@@ -76,12 +77,16 @@ pub(crate) struct Published {
     pub snapshot: Snapshot,
     pub leases: Leases,
     pub history: History,
+    /// How often a remote store has gone back to an earlier revision: positions from before mean nothing any more.
+    pub epoch: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Head {
     pub state: State,
     pub pending: Vec<Pending>,
+    /// The writer is not woken for fewer pending changes than these.
+    pub worth_waking: usize,
     /// Somebody asks for a checkpoint now.
     pub wishes: Vec<oneshot::Sender<Result<(), StoreError>>>,
     /// Set once the log can no longer be trusted or the store is closing; refuses every further commit.
@@ -224,11 +229,12 @@ impl Store {
             head: Mutex::new(Head {
                 state: State { map, revision, leases: leases.clone() },
                 pending: Vec::new(),
+                worth_waking: 0,
                 wishes: Vec::new(),
                 refused: None,
             }),
             work: Condvar::new(),
-            published: RwLock::new(Published { snapshot, leases, history }),
+            published: RwLock::new(Published { snapshot, leases, history, epoch: 0 }),
             subscribers: Mutex::new(Vec::new()),
             leased: Notify::new(),
             reached: watch::Sender::new(revision),
@@ -247,16 +253,18 @@ impl Store {
         let units = u32::try_from(size / UNIT + 1).unwrap_or(u32::MAX);
         let _turn = self.in_flight.acquire_many(units).await.map_err(|_| StoreError::Closed)?;
         let (done, answer) = oneshot::channel();
-        let value = {
+        let (value, wake) = {
             let mut head = self.shared.head();
             if let Some(refusal) = &head.refused {
                 return Err(refusal.clone());
             }
             let (value, applied) = apply(&mut head.state)?;
             head.pending.push(Pending { applied, done });
-            value
+            (value, head.pending.len() >= head.worth_waking)
         };
-        self.shared.work.notify_one();
+        if wake {
+            self.shared.work.notify_one();
+        }
         let outcome = answer.await.unwrap_or(Err(StoreError::Closed))?;
         Ok((value, outcome))
     }
@@ -367,29 +375,33 @@ impl Store {
             tokio::pin!(changed);
             // Registered before the leases are looked at: a grant in between is not missed.
             changed.as_mut().enable();
-            let Some(next) = self.leases().first().copied() else {
+            let now = now_seconds();
+            let leases = self.leases();
+            let Some(next) = leases.first() else {
                 changed.await;
                 continue;
             };
-            let wait = next.expires_at.saturating_sub(now_seconds());
-            if wait > 0 {
+            if next.expires_at > now {
                 // A clock that is set while we wait is noticed within a minute.
-                let nap = std::time::Duration::from_secs(wait.min(60));
+                let nap = Duration::from_secs((next.expires_at - now).min(60));
                 tokio::select! {
                     () = &mut changed => {}
                     () = tokio::time::sleep(nap) => {}
                 }
                 continue;
             }
-            match self.revoke(next.id).await {
-                Ok(_) | Err(StoreError::NoSuchLease(_)) => {}
-                Err(error @ (StoreError::Closed | StoreError::Failed(_))) => {
-                    tracing::debug!(%error, "leases are no longer ended");
-                    return;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, lease = next.id.0, "a lease could not be ended; trying again");
-                    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+            for lease in leases.iter().take_while(|lease| lease.expires_at <= now) {
+                match self.run(0, |head| Ok(((), head.expire(lease.id, now)?))).await {
+                    Ok(_) | Err(StoreError::NoSuchLease(_)) => {}
+                    Err(error @ (StoreError::Closed | StoreError::Failed(_))) => {
+                        tracing::debug!(%error, "leases are no longer ended");
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, lease = lease.id.0, "a lease could not be ended; trying again");
+                        tokio::time::sleep(Duration::from_secs(5)).await;
+                        break;
+                    }
                 }
             }
         }
@@ -455,14 +467,17 @@ impl Store {
 
     /// Watches the keys under `prefix` for what happens after `after`.
     pub fn watch(&self, prefix: &[u8], after: Revision) -> Result<Watch, WatchEnd> {
-        let oldest = self.shared.published().history.compacted();
+        let (oldest, epoch) = {
+            let published = self.shared.published();
+            (published.history.compacted(), published.epoch)
+        };
         if after < oldest {
             return Err(WatchEnd::Compacted { wanted: after.next(), oldest: oldest.next() });
         }
         let bell = Arc::new(Notify::new());
         let subscriber = Subscriber { prefix: prefix.to_vec(), bell: Arc::downgrade(&bell) };
         self.shared.subscribers.lock().unwrap_or_else(PoisonError::into_inner).push(subscriber);
-        Ok(Watch { shared: Arc::clone(&self.shared), prefix: prefix.to_vec(), bell, position: after })
+        Ok(Watch { shared: Arc::clone(&self.shared), prefix: prefix.to_vec(), bell, position: after, epoch })
     }
 
     /// Forgets the history up to and including `revision`. What is older than the limits given when the store was

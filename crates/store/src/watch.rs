@@ -32,6 +32,7 @@ pub struct Watch {
     pub(crate) bell: Arc<Notify>,
     /// Everything up to here has been handed out.
     pub(crate) position: Revision,
+    pub(crate) epoch: u64,
 }
 
 /// Changes handed out at once.
@@ -64,7 +65,7 @@ impl Watch {
     pub fn ready(&mut self) -> Result<Vec<Change>, WatchEnd> {
         let published = self.shared.published();
         let oldest = published.history.compacted();
-        if self.position < oldest {
+        if self.position < oldest || self.epoch != published.epoch {
             return Err(WatchEnd::Compacted { wanted: self.position.next(), oldest: oldest.next() });
         }
         let mut batch: Vec<Change> = Vec::new();

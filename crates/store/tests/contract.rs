@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Small enough to make a checkpoint every few transactions.
 fn options() -> LogOptions {
-    LogOptions { min_log: 700, max_ratio: 1, relaxed_window: Duration::from_millis(5) }
+    LogOptions { min_log: 700, max_ratio: 1, relaxed_window: Duration::from_millis(5), ahead: 500 }
 }
 
 fn open(dir: &Path) -> Store {

@@ -21,7 +21,8 @@ const BUDGET: Duration = Duration::from_secs(35);
 /// of its steps. The others keep their history, so that watches can resume.
 fn open(dir: &Path, heartbeats: bool) -> Store {
     let min_log = if heartbeats { 24 << 10 } else { 1 << 20 };
-    let options = LogOptions { min_log, max_ratio: 1, relaxed_window: Duration::from_millis(20) };
+    let options =
+        LogOptions { min_log, max_ratio: 1, relaxed_window: Duration::from_millis(20), ahead: 10_000 };
     Store::open(dir, options, HistoryLimits::default()).unwrap()
 }
 

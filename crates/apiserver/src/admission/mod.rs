@@ -40,6 +40,7 @@ pub(crate) enum Operation {
 }
 
 /// What a plugin is told about a request.
+#[derive(Clone, Copy)]
 pub(crate) struct Attributes<'a> {
     pub operation: Operation,
     pub resource: &'a Resource,

@@ -39,7 +39,7 @@ impl Plugin for NodeRestriction {
                 }
                 ("coordination.k8s.io", "leases", None) => lease(node, attributes),
                 ("storage.k8s.io", "csinodes", None) => (attributes.name != node)
-                    .then(|| format!("can only access CSINode with the same name as the requesting node")),
+                    .then(|| "can only access CSINode with the same name as the requesting node".to_owned()),
                 ("resource.k8s.io", "resourceslices", None) => object
                     .filter(|slice| {
                         attributes.operation == Operation::Create && slice["spec"]["nodeName"] != node

@@ -48,34 +48,34 @@ enum Form {
         beta: bool,
     },
     Protobuf(TypeRef),
-    ProtobufMetadata(TypeRef),
 }
 
 impl Pieces {
-    /// None for a representation that has to be made as a whole: YAML and indented JSON are for people.
-    pub fn new(
+    /// Whether there are pieces in this representation. YAML and indented JSON are for people, and made as a whole.
+    pub fn exist(as_: Representation) -> bool {
+        as_.format != Format::Yaml && !as_.pretty
+    }
+
+    pub async fn new(
         resource: &Arc<Resource>,
         page: ListPage,
         as_: Representation,
         include: IncludeObject,
-    ) -> Result<Result<Self, ListPage>, Status> {
+    ) -> Result<Self, Status> {
         let copies = resource.storage.is_none();
         let form = match (as_.format, as_.shape) {
-            (Format::Yaml, _) => return Ok(Err(page)),
-            (Format::Json, _) if as_.pretty => return Ok(Err(page)),
-            (_, Shape::PartialObjectMetadata { .. }) => return Err(super::not_acceptable()),
-            (Format::Json, Shape::Table { beta }) => Form::Row { beta },
-            (Format::Json, Shape::PartialObjectMetadataList { beta }) if copies => {
-                Form::CopiedMetadata { beta }
+            (_, Shape::PartialObjectMetadata { .. }) | (Format::Protobuf, Shape::Table { .. }) => {
+                return Err(super::not_acceptable());
             }
-            (Format::Json, Shape::PartialObjectMetadataList { beta }) => Form::Metadata { beta },
-            (Format::Json, _) if copies => Form::Copied { beginning: stored::beginning(resource) },
-            (Format::Json, _) => Form::Json,
             (Format::Protobuf, Shape::PartialObjectMetadataList { .. }) => {
-                Form::ProtobufMetadata(named("meta.v1.PartialObjectMetadata")?)
+                Form::Protobuf(named("meta.v1.PartialObjectMetadata")?)
             }
-            (Format::Protobuf, Shape::Table { .. }) => return Err(super::not_acceptable()),
             (Format::Protobuf, _) => Form::Protobuf(crate::call::type_of(&resource.gvk())?),
+            (_, Shape::Table { beta }) => Form::Row { beta },
+            (_, Shape::PartialObjectMetadataList { beta }) if copies => Form::CopiedMetadata { beta },
+            (_, Shape::PartialObjectMetadataList { beta }) => Form::Metadata { beta },
+            _ if copies => Form::Copied { beginning: stored::beginning(resource) },
+            _ => Form::Json,
         };
         let metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
         let mut pieces = Self {
@@ -89,13 +89,13 @@ impl Pieces {
             done: false,
         };
         pieces.head = Some(match form {
-            Form::Protobuf(_) | Form::ProtobufMetadata(_) => {
+            Form::Protobuf(type_) => {
                 pieces.tail = ENVELOPE_TAIL;
-                pieces.protobuf_head(&metadata, as_.shape)?
+                pieces.protobuf_head(type_, &metadata, as_.shape).await?
             }
             _ => pieces.json_head(&metadata).into(),
         });
-        Ok(Ok(pieces))
+        Ok(pieces)
     }
 
     pub fn is_done(&self) -> bool {
@@ -130,7 +130,7 @@ impl Pieces {
     }
 
     fn put(&mut self, entry: &Entry, out: &mut BytesMut) -> Result<(), Status> {
-        if let Form::Protobuf(type_) | Form::ProtobufMetadata(type_) = self.form {
+        if let Form::Protobuf(type_) = self.form {
             let Some(object) = stored::decode(&self.resource, entry) else { return Ok(()) };
             let item = protobuf::encode_message(type_, &object).map_err(Status::internal)?;
             out.put_u8(ITEMS);
@@ -185,7 +185,7 @@ impl Pieces {
 
     /// The envelope tells the length of what it holds, so the items are measured before the first is sent.
     /// Measuring is encoding: a list costs twice the work, but never more memory than an item.
-    fn protobuf_head(&self, metadata: &Value, shape: Shape) -> Result<Bytes, Status> {
+    async fn protobuf_head(&self, type_: TypeRef, metadata: &Value, shape: Shape) -> Result<Bytes, Status> {
         let (version, kind) = match shape {
             Shape::PartialObjectMetadataList { beta } => {
                 (meta_version(beta).to_owned(), "PartialObjectMetadataList".to_owned())
@@ -200,15 +200,14 @@ impl Pieces {
         raw.put_slice(&list_meta);
         let mut length = raw.len();
         let mut items = self.items.clone();
-        let (Form::Protobuf(type_) | Form::ProtobufMetadata(type_)) = self.form else {
-            return Err(Status::internal("not a list in protobuf"));
-        };
         while let Some(entries) = items.take(PIECE) {
             for entry in entries {
                 let Some(object) = stored::decode(&self.resource, &entry) else { continue };
                 let size = protobuf::encode_message(type_, &object).map_err(Status::internal)?.len();
                 length += 1 + varint_size(size) + size;
             }
+            // Others have their turn.
+            tokio::task::yield_now().await;
         }
         let empty = protobuf::wrap(&version, &kind, b"");
         let beginning = empty.len() - ENVELOPE_TAIL.len() - 1;

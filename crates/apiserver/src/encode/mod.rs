@@ -94,7 +94,7 @@ pub(crate) fn entry(
 ) -> Result<Answer, Status> {
     if copies(resource, as_) {
         let mut out = BytesMut::new();
-        stored::put_object(resource, stored_entry, &mut out);
+        stored::put_object(stored_entry, &mut out);
         return Ok(http::answer(200, JSON, out.freeze()));
     }
     let decoded =
@@ -282,7 +282,7 @@ impl WatchEncoder {
         if copied && matches!(self.as_.shape, Shape::AsIs | Shape::AggregatedDiscovery) {
             let mut out = BytesMut::with_capacity(entry.value.len() + 96);
             out.put_slice(format!(r#"{{"type":"{type_}","object":"#).as_bytes());
-            stored::put_object(&self.resource, entry, &mut out);
+            stored::put_object(entry, &mut out);
             out.put_slice(b"}\n");
             return Ok(out.freeze());
         }

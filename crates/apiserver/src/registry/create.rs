@@ -31,18 +31,18 @@ impl Registry {
     async fn create_with(&self, write: &Write<'_>, object: Value, applied: bool) -> Result<Value, Status> {
         let generate = meta::str(&object, "generateName").to_owned();
         if !meta::name(&object).is_empty() || generate.is_empty() {
-            return self.create_named(write, object, applied).await;
+            return self.create_named(write, object, applied, None).await;
         }
         if !write.resource.strategy.draws_names() {
             let mut object = object;
             meta::set_str(&mut object, "name", &generate);
-            return self.create_named(write, object, applied).await;
+            return self.create_named(write, object, applied, None).await;
         }
         let mut last = None;
         for _ in 0..GENERATE_ATTEMPTS {
             let mut object = object.clone();
             meta::set_str(&mut object, "name", &metadata::generate_name(&generate));
-            match self.create_named(write, object, applied).await {
+            match self.create_named(write, object, applied, Some(&generate)).await {
                 Err(status) if status.reason == "AlreadyExists" => last = Some(status),
                 other => return other,
             }
@@ -50,11 +50,13 @@ impl Registry {
         Err(last.unwrap_or_else(|| Status::internal("no name was generated")))
     }
 
+    /// `drawn` is what the name was drawn from, if the client gave none.
     async fn create_named(
         &self,
         write: &Write<'_>,
         mut object: Value,
         applied: bool,
+        drawn: Option<&str>,
     ) -> Result<Value, Status> {
         let resource = write.resource;
         let strategy = &resource.strategy;
@@ -87,7 +89,9 @@ impl Registry {
         };
         let before = object.clone();
         crate::auth::check_escalation(&self.rbac, &view, write.user, resource, write.namespace, &object)?;
-        self.admission.mutate(&view, &attributes, &mut object)?;
+        // As upstream: who changes objects comes before names are drawn, and can only tell what they begin with.
+        let unnamed = Attributes { name: drawn.unwrap_or(&name), ..attributes };
+        self.admission.mutate(&view, &unnamed, &mut object)?;
         if object != before {
             metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
             strategy.default(&mut object);

@@ -33,27 +33,28 @@ use ferrite_api::Status;
 use ferrite_api::resource::Resource;
 use ferrite_store::{Entry, Outcome, Revision, Snapshot, Store, StoreError, Txn};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Every resource served, by group, version and plural name.
 pub(crate) struct Table {
     rows: Vec<Arc<Resource>>,
-    by_name: BTreeMap<(String, String, String), Arc<Resource>>,
+    /// By plural name; few resources share one.
+    by_name: HashMap<String, Vec<Arc<Resource>>>,
 }
 
 impl Table {
     pub fn new(resources: Vec<Resource>) -> Self {
         let rows: Vec<Arc<Resource>> = resources.into_iter().map(Arc::new).collect();
-        let by_name = rows
-            .iter()
-            .map(|r| ((r.group.to_string(), r.version.to_string(), r.plural.to_string()), Arc::clone(r)))
-            .collect();
+        let mut by_name: HashMap<String, Vec<Arc<Resource>>> = HashMap::new();
+        for row in &rows {
+            by_name.entry(row.plural.to_string()).or_default().push(Arc::clone(row));
+        }
         Self { rows, by_name }
     }
 
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
-        self.by_name.get(&(group.to_owned(), version.to_owned(), plural.to_owned()))
+        self.by_name.get(plural)?.iter().find(|r| r.group == group && r.version == version)
     }
 
     pub fn rows(&self) -> &[Arc<Resource>] {

@@ -100,9 +100,11 @@ pub(crate) fn set_version(object: &mut Value, revision: Revision) {
 }
 
 /// Appends the whole object with its resource version.
-pub(crate) fn put_object(resource: &Resource, entry: &Entry, out: &mut BytesMut) {
-    let head = head(resource);
-    put(&head, head.len(), entry, out);
+pub(crate) fn put_object(entry: &Entry, out: &mut BytesMut) {
+    let (beginning, rest) = entry.value.split_at(metadata_at(&entry.value).unwrap_or_default());
+    out.reserve(entry.value.len() + 48);
+    out.put_slice(beginning);
+    put_versioned(entry.modified, rest.get(1..).unwrap_or_default(), out);
 }
 
 /// How long the beginning is that all stored objects of a resource share.
@@ -125,9 +127,7 @@ fn put(beginning: &str, skip: usize, entry: &Entry, out: &mut BytesMut) {
 
 /// The metadata of a stored value, braces included, found without parsing the rest. None when there is none.
 pub(crate) fn metadata(value: &[u8]) -> Option<&[u8]> {
-    const MARK: &[u8] = b"\"metadata\":{";
-    // The beginning is ours: kind and apiVersion come first and hold nothing that looks like the mark.
-    let start = value.windows(MARK.len()).take(MAX_HEAD).position(|w| w == MARK)? + MARK.len() - 1;
+    let start = metadata_at(value)?;
     let mut depth = 0usize;
     let mut in_string = false;
     let mut escaped = false;
@@ -148,6 +148,13 @@ pub(crate) fn metadata(value: &[u8]) -> Option<&[u8]> {
         }
     }
     None
+}
+
+/// Where the metadata's brace is. The beginning is ours: kind and apiVersion come first and hold nothing that looks
+/// like the mark.
+fn metadata_at(value: &[u8]) -> Option<usize> {
+    const MARK: &[u8] = b"\"metadata\":{";
+    value.windows(MARK.len()).take(MAX_HEAD).position(|w| w == MARK).map(|at| at + MARK.len() - 1)
 }
 
 /// Kind and apiVersion are shorter than this.
@@ -203,7 +210,7 @@ mod tests {
         expected["metadata"]["resourceVersion"] = "7".into();
         assert_eq!(decode(&pods(), &entry), Some(expected.clone()));
         let mut out = BytesMut::new();
-        put_object(&pods(), &entry, &mut out);
+        put_object(&entry, &mut out);
         assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), expected);
         let mut metadata = BytesMut::new();
         put_metadata(&entry, &mut metadata);

@@ -185,7 +185,6 @@ async fn take(call: &Call, budget: &Value, dry_run: bool) -> Result<(), Status> 
 
 fn taken(budget: &Value, pod: &str, now: &str) -> Value {
     let mut budget = budget.clone();
-    meta::metadata_mut(&mut budget).remove("resourceVersion");
     let generation = budget["metadata"]["generation"].clone();
     let left = budget["status"]["disruptionsAllowed"].as_i64().unwrap_or(0) - 1;
     let status = &mut budget["status"];
@@ -252,7 +251,6 @@ fn targeted(pod: &Value, now: &str) -> Value {
         "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting",
     });
     let mut pod = pod.clone();
-    meta::metadata_mut(&mut pod).remove("resourceVersion");
     if !pod["status"].is_object() {
         pod["status"] = json!({});
     }

@@ -8,6 +8,7 @@ use crate::http::Answer;
 use crate::options::WriteOptions;
 use crate::registry::metadata;
 use crate::server::ApiServer;
+use base64::Engine;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Gvk, Status, meta};
 use jiff::{SignedDuration, Timestamp};
@@ -187,6 +188,9 @@ pub(crate) fn user_of<'a>(
 ) -> Result<(User, Vec<&'a str>), Rejected> {
     let signer = server.tokens.as_ref().ok_or(Rejected::Unknown)?;
     let claims = signer.verify(text).ok_or(Rejected::Unknown)?;
+    if claims["iss"] == ferrite_pki::LEGACY_ISSUER {
+        return legacy_user(server, text, &claims).map(|user| (user, wanted.to_vec()));
+    }
     let because = |why: &str| Rejected::Because(why.to_owned());
     let audiences = token::audiences(&claims, wanted);
     if audiences.is_empty() {
@@ -227,6 +231,25 @@ pub(crate) fn user_of<'a>(
         }
     }
     Ok((user, audiences))
+}
+
+/// Whose a token in a secret is: it lasts for as long as the secret holds it.
+fn legacy_user(server: &ApiServer, token: &str, claims: &Value) -> Result<User, Rejected> {
+    let text = |key: &str| {
+        claims.get(format!("kubernetes.io/serviceaccount/{key}")).and_then(Value::as_str).unwrap_or_default()
+    };
+    let invalidated = || Rejected::Because("service account token has been invalidated".into());
+    let view = server.registry.view();
+    let now = Timestamp::now();
+    let secret = view.get("", "secrets", text("namespace"), text("secret.name")).ok_or_else(invalidated)?;
+    let held = secret["data"]["token"].as_str().unwrap_or_default();
+    if meta::is_deleting(&secret) || base64::engine::general_purpose::STANDARD.encode(token) != held {
+        return Err(invalidated());
+    }
+    let account = view.get("", "serviceaccounts", text("namespace"), text("service-account.name"));
+    is_alive(account.as_ref(), "serviceaccount", text("service-account.uid"), now)
+        .map_err(Rejected::Because)?;
+    Ok(User::service_account(text("namespace"), text("service-account.name"), text("service-account.uid")))
 }
 
 /// Whether what a token is bound to is still there.

@@ -2,8 +2,11 @@
 
 mod world;
 
+mod admitting;
 mod allowed;
 mod deleting;
+mod network;
+mod parts;
 mod reading;
 mod servers;
 mod streams;

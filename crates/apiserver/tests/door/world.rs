@@ -1,7 +1,8 @@
 //! A server with one namespace, and requests to it.
 
+use base64::Engine;
 use bytes::Bytes;
-use ferrite_apiserver::{Answer, ApiServer, Body, BoxError, Config, Door, Serving, User};
+use ferrite_apiserver::{AdmissionPlugins, Answer, ApiServer, Body, BoxError, Config, Door, Serving, User};
 use ferrite_store::Store;
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
@@ -13,8 +14,6 @@ pub struct World {
     server: Arc<ApiServer>,
     door: Door,
 }
-
-type Answer = <Door as Service<Request<Full<Bytes>>>>::Response;
 
 /// An answer read to its end.
 pub struct Reply {
@@ -49,12 +48,47 @@ impl World {
         world
     }
 
-    /// A server on a store of one's own, with nothing but what it makes itself.
-    pub async fn start_on(store: Store, serving: Serving) -> Self {
-        let config = Config { serving, ..Config::new("192.0.2.1:6443".parse().expect("an address")) };
+    /// A server with more admission plugins than usual.
+    pub async fn start_admitting(plugins: &[&str]) -> Self {
+        let enable = plugins.iter().map(|name| (*name).to_owned()).collect();
+        let admission = AdmissionPlugins { enable, disable: Vec::new() };
+        let config = Config { admission, ..Self::config() };
+        let world = Self::start_as(Store::memory(), config).await;
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
+        world
+    }
+
+    fn config() -> Config {
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("a key");
+        Config {
+            service_account_key: Some(key.serialize_pem()),
+            bootstrap_tokens: true,
+            ..Config::new("192.0.2.1:6443".parse().expect("an address"))
+        }
+    }
+
+    async fn start_as(store: Store, config: Config) -> Self {
         let server = ApiServer::start(Arc::new(store), config).await.expect("the server starts");
         let door = server.door(User::new("admin", ["system:masters"]));
         Self { server, door }
+    }
+
+    /// A certificate request, as the API wants it.
+    pub fn certificate_request(&self) -> String {
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let params = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
+        let pem = params.serialize_request(&key).and_then(|r| r.pem()).expect("a request");
+        base64::engine::general_purpose::STANDARD.encode(pem)
+    }
+
+    /// A server on a store of one's own, with nothing but what it makes itself.
+    pub async fn start_on(store: Store, serving: Serving) -> Self {
+        Self::start_as(store, Config { serving, ..Self::config() }).await
+    }
+
+    pub fn server(&self) -> Arc<ApiServer> {
+        Arc::clone(&self.server)
     }
 
     /// The same server, for somebody else.

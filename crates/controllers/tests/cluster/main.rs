@@ -10,3 +10,4 @@ mod deployments;
 mod leader;
 mod lifecycle;
 mod nodes;
+mod policy;

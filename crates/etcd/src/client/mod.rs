@@ -14,8 +14,7 @@ pub use translate::Layout;
 
 use crate::proto::etcdserverpb::kv_client::KvClient;
 use crate::proto::etcdserverpb::lease_client::LeaseClient;
-use crate::proto::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest, RangeRequest};
-use bytes::Bytes;
+use crate::proto::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest};
 use ferrite_store::{
     Answer, Feed, HistoryLimits, LeaseId, Outcome, Remote, Revision, Store, StoreError, Txn, now_seconds,
 };
@@ -147,16 +146,8 @@ impl Remote for Etcd {
 
     fn revision(&self) -> Answer<'_, Revision> {
         Box::pin(self.rounds.join(async move || {
-            // Linearizable: the leader confirms that it still is one. The key does not have to exist.
-            let request =
-                RangeRequest { key: Bytes::from_static(b"\0"), count_only: true, ..RangeRequest::default() };
-            let call = |channel: Channel| {
-                let request = request.clone();
-                async move { kv(channel).range(request).await }
-            };
-            let response = self.members.call(members::Repeat::Always, call).await;
-            let response = response.map_err(|status| translate::refused(&status, &Txn::default()))?;
-            Ok(translate::at(response.into_inner().header))
+            let revision = replicate::revision(&self.members).await;
+            revision.map_err(|status| translate::refused(&status, &Txn::default()))
         }))
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Progress {
 
 /// Why a watch ended.
 enum End {
+    /// The cluster is at an earlier revision than the replica: it was restored from a backup.
+    WentBack,
     /// The revision it would go on from is gone.
     Compacted,
     /// The member cannot go on; another may.
@@ -62,6 +64,13 @@ pub(super) async fn run(
                     tracing::warn!(
                         revision = feed.revision().0,
                         "etcd has compacted what the replica has not seen; listing again"
+                    );
+                    break;
+                }
+                End::WentBack => {
+                    tracing::warn!(
+                        revision = feed.revision().0,
+                        "etcd is at an earlier revision than it was; listing again"
                     );
                     break;
                 }
@@ -110,6 +119,18 @@ async fn list(members: &Members, layout: &Layout) -> Result<(Vec<(Key, Arc<Entry
     }
 }
 
+/// The revision of the cluster, with everything that was acknowledged before the call.
+pub(super) async fn revision(members: &Members) -> Result<Revision, Status> {
+    // Linearizable: the leader confirms that it still is one. The key does not have to exist.
+    let request =
+        RangeRequest { key: Bytes::from_static(b"\0"), count_only: true, ..RangeRequest::default() };
+    let call = |channel| {
+        let request = request.clone();
+        async move { kv(channel).range(request).await }
+    };
+    Ok(translate::at(members.call(Repeat::Always, call).await?.into_inner().header))
+}
+
 /// The first key behind all that begin with `prefix`, as etcd wants it: one zero byte when there is none.
 fn prefix_end(prefix: &[u8]) -> Bytes {
     let mut end = prefix.to_vec();
@@ -125,6 +146,12 @@ fn prefix_end(prefix: &[u8]) -> Bytes {
 /// Watches every key from where the replica is.
 async fn follow(members: &Members, layout: &Layout, feed: &Feed) -> End {
     let lost = |status: Status| End::Lost(status.message().to_owned());
+    // A watch from a revision that is yet to come would wait for it in silence.
+    match revision(members).await {
+        Ok(at) if at < feed.revision() => return End::WentBack,
+        Ok(_) => {}
+        Err(status) => return lost(status),
+    }
     let (_, channel) = members.current();
     let create = WatchCreateRequest {
         key: Bytes::from_static(&[0]),

@@ -17,7 +17,7 @@ use crate::proto::etcdserverpb::{
 use bytes::Bytes;
 use ferrite_store::{Draft, Entry, Key, LeaseId, Snapshot, Store};
 use std::cmp::Ordering;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
@@ -61,9 +61,14 @@ impl Kv for Service {
 
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
         let request = request.into_inner();
-        check_txn(&request, 0)?;
+        check_txn(&request)?;
         let size = txn_size(&request);
-        let made = self.store.transact(size, |draft| txn(&self.store, draft, request)).await;
+        let make = |draft: &mut Draft| {
+            let mut path = VecDeque::new();
+            choose(draft, &request, &mut path);
+            txn(&self.store, draft, request, &mut path)
+        };
+        let made = self.store.transact(size, make).await;
         let (mut response, at) = made.map_err(|Refused(s)| s)?;
         response.header = header(at);
         Ok(Response::new(response))
@@ -106,17 +111,22 @@ fn check_put(request: &PutRequest) -> Result<(), Status> {
 }
 
 /// What has to hold before a transaction is begun. No branch may write a key twice.
-fn check_txn(request: &TxnRequest, depth: usize) -> Result<(), Status> {
+fn check_txn(request: &TxnRequest) -> Result<(), Status> {
+    check_shape(request, 0)?;
+    for ops in [&request.success, &request.failure] {
+        let mut written = Written::default();
+        check_ops(ops, 0, &mut written)?;
+    }
+    Ok(())
+}
+
+fn check_shape(request: &TxnRequest, depth: usize) -> Result<(), Status> {
     let longest = request.compare.len().max(request.success.len()).max(request.failure.len());
     if longest > MAX_OPS || depth > MAX_DEPTH {
         return Err(too_many_ops());
     }
     if request.compare.iter().any(|c| c.key.is_empty()) {
         return Err(empty_key());
-    }
-    for ops in [&request.success, &request.failure] {
-        let mut written = Written::default();
-        check_ops(ops, depth, &mut written)?;
     }
     Ok(())
 }
@@ -151,7 +161,8 @@ fn check_ops(ops: &[RequestOp], depth: usize, written: &mut Written) -> Result<(
                 written.deletes.push(keys);
             }
             Some(Op::RequestTxn(inner)) => {
-                check_txn(inner, depth + 1)?;
+                // Its branches are looked into once, together with what surrounds them.
+                check_shape(inner, depth + 1)?;
                 // Only one of the two happens, but both together with what surrounds them.
                 let mut all = written.clone();
                 for ops in [&inner.success, &inner.failure] {
@@ -287,8 +298,26 @@ fn delete(draft: &mut Draft, request: DeleteRangeRequest) -> DeleteRangeResponse
     response
 }
 
-fn txn(store: &Store, draft: &mut Draft, request: TxnRequest) -> Result<TxnResponse, Refused> {
+/// Which branches are taken, in the order in which they are met: as upstream, conditions of inner transactions too
+/// are about the state before anything was written.
+fn choose(draft: &Draft, request: &TxnRequest, path: &mut VecDeque<bool>) {
     let succeeded = request.compare.iter().all(|c| holds(draft, c));
+    path.push_back(succeeded);
+    let ops = if succeeded { &request.success } else { &request.failure };
+    for op in ops {
+        if let Some(Op::RequestTxn(inner)) = &op.request {
+            choose(draft, inner, path);
+        }
+    }
+}
+
+fn txn(
+    store: &Store,
+    draft: &mut Draft,
+    request: TxnRequest,
+    path: &mut VecDeque<bool>,
+) -> Result<TxnResponse, Refused> {
+    let succeeded = path.pop_front().unwrap_or(false);
     let ops = if succeeded { request.success } else { request.failure };
     let mut responses = Vec::with_capacity(ops.len());
     for op in ops {
@@ -296,7 +325,7 @@ fn txn(store: &Store, draft: &mut Draft, request: TxnRequest) -> Result<TxnRespo
             Some(Op::RequestRange(r)) => Answer::ResponseRange(range(store, &draft.snapshot(), r)?),
             Some(Op::RequestPut(r)) => Answer::ResponsePut(put(draft, r)?),
             Some(Op::RequestDeleteRange(r)) => Answer::ResponseDeleteRange(delete(draft, r)),
-            Some(Op::RequestTxn(r)) => Answer::ResponseTxn(txn(store, draft, r)?),
+            Some(Op::RequestTxn(r)) => Answer::ResponseTxn(txn(store, draft, r, path)?),
             None => continue,
         };
         responses.push(ResponseOp { response: Some(answer) });
@@ -353,5 +382,64 @@ fn holds_for(entry: Option<&Entry>, compare: &Compare) -> bool {
         Ok(CompareResult::Less) => ordering == Ordering::Less,
         Ok(CompareResult::NotEqual) => ordering != Ordering::Equal,
         Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(request: Op) -> RequestOp {
+        RequestOp { request: Some(request) }
+    }
+
+    fn put_op(key: &str, value: &str) -> RequestOp {
+        op(Op::RequestPut(PutRequest {
+            key: Bytes::copy_from_slice(key.as_bytes()),
+            value: Bytes::copy_from_slice(value.as_bytes()),
+            ..PutRequest::default()
+        }))
+    }
+
+    /// Writes `then` or `otherwise`, depending on whether `key` exists.
+    fn if_exists(key: &str, then: Vec<RequestOp>, otherwise: Vec<RequestOp>) -> TxnRequest {
+        let compare = Compare {
+            result: CompareResult::Greater.into(),
+            target: CompareTarget::Version.into(),
+            key: Bytes::copy_from_slice(key.as_bytes()),
+            target_union: Some(TargetUnion::Version(0)),
+            range_end: Bytes::new(),
+        };
+        TxnRequest { compare: vec![compare], success: then, failure: otherwise }
+    }
+
+    #[tokio::test]
+    async fn inner_conditions_are_about_the_state_before() {
+        let service = Service::new(Arc::new(Store::memory()), None, Vec::new());
+        let inner = if_exists("a", vec![put_op("b", "there")], vec![put_op("b", "not there")]);
+        let outer = if_exists("none", vec![], vec![put_op("a", "1"), op(Op::RequestTxn(inner))]);
+        let made = service.txn(Request::new(outer)).await.unwrap().into_inner();
+        assert!(!made.succeeded);
+        let value = service.store.snapshot().get(b"b").unwrap().value.clone();
+        assert_eq!(value, "not there", "as upstream: the write before it does not count");
+    }
+
+    #[tokio::test]
+    async fn transactions_inside_transactions_are_checked_as_one() {
+        let service = Service::new(Arc::new(Store::memory()), None, Vec::new());
+        let nested = |depth: usize, leaf: RequestOp| {
+            (0..depth)
+                .fold(leaf, |inner, _| op(Op::RequestTxn(if_exists("x", vec![inner.clone()], vec![inner]))))
+        };
+        let txn = |ops| service.txn(Request::new(if_exists("x", vec![], ops)));
+        assert!(txn(vec![nested(8, put_op("k", "1"))]).await.is_ok());
+        let twice = txn(vec![put_op("k", "1"), nested(8, put_op("k", "2"))]).await.unwrap_err();
+        assert_eq!(twice.message(), duplicate_key().message());
+        // As deep as it may get, with two branches each: looked at once, not again and again.
+        let deep = (0..MAX_DEPTH + 1)
+            .fold(put_op("k", "1"), |inner, _| op(Op::RequestTxn(if_exists("x", vec![inner], vec![]))));
+        assert_eq!(txn(vec![deep]).await.unwrap_err().message(), too_many_ops().message());
+        let wide = txn(vec![nested(14, put_op("k", "1"))]).await;
+        assert!(wide.is_ok(), "{wide:?}");
     }
 }

@@ -150,6 +150,32 @@ async fn a_gap_ends_watches_and_a_restart_does_not() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_put_back_to_an_earlier_state_is_listed_anew() {
+    if !installed("etcd") {
+        return;
+    }
+    let mut cluster = Cluster::start(1, &[]);
+    let store = cluster.store("back").await;
+    for i in 0..20 {
+        store.commit(put("old", &i.to_string())).await.unwrap();
+    }
+    let mut watch = store.watch(b"", store.snapshot().revision()).unwrap();
+    // As after a restore of a backup, here of an empty one.
+    cluster.kill(0);
+    std::fs::remove_dir_all(cluster.dir.path().join("m0")).unwrap();
+    cluster.run(0);
+    cluster.leader().await;
+    let other = cluster.store("back").await;
+    other.commit(put("new", "1")).await.unwrap();
+    assert!(matches!(watch.next().await, Err(WatchEnd::Compacted { .. })));
+    let snapshot = store.latest().await.unwrap();
+    assert_eq!((snapshot.get(b"old"), snapshot.len()), (None, 1));
+    let mut watch = store.watch(b"", snapshot.revision()).unwrap();
+    other.commit(put("new", "2")).await.unwrap();
+    assert_eq!(watch.next().await.unwrap()[0].entry.as_ref().unwrap().value, "2");
+}
+
 #[tokio::test]
 async fn nobody_there_is_told() {
     let options = EtcdOptions { timeout: Duration::from_secs(1), ..EtcdOptions::new(vec![free_url()]) };

@@ -7,6 +7,7 @@
 mod archive;
 mod bad_input;
 mod configuration;
+mod docker;
 mod lifecycle;
 mod pods;
 mod rollout;

@@ -273,6 +273,20 @@ impl Layout {
         }
     }
 
+    /// Halts the processes of a group and those below it, or lets them go on.
+    pub fn freeze(&self, path: &str, frozen: bool) -> io::Result<()> {
+        let (file, value) = match (self, frozen) {
+            (Self::V1(_), true) => ("freezer.state", "FROZEN"),
+            (Self::V1(_), false) => ("freezer.state", "THAWED"),
+            (Self::V2(_), true) => ("cgroup.freeze", "1"),
+            (Self::V2(_), false) => ("cgroup.freeze", "0"),
+        };
+        let directory = self.directory("freezer", path).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::Unsupported, "this machine has no freezer control group")
+        })?;
+        fs::write(directory.join(file), value)
+    }
+
     /// How many processes of this group the kernel has killed for want of memory.
     pub fn oom_kills(&self, path: &str) -> u64 {
         let (file, key) = match self {

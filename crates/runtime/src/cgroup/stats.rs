@@ -33,6 +33,28 @@ pub(super) fn field(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
+/// Version 1 has `8:0 Read 4096` lines, version 2 `8:0 rbytes=4096 wbytes=0 …`.
+fn transferred(text: &str) -> (u64, u64) {
+    let (mut read, mut written) = (0u64, 0u64);
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.as_slice() {
+            [_, "Read", count] => read += count.parse::<u64>().unwrap_or(0),
+            [_, "Write", count] => written += count.parse::<u64>().unwrap_or(0),
+            _ => {
+                for word in words {
+                    match word.split_once('=') {
+                        Some(("rbytes", count)) => read += count.parse::<u64>().unwrap_or(0),
+                        Some(("wbytes", count)) => written += count.parse::<u64>().unwrap_or(0),
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    (read, written)
+}
+
 impl Layout {
     pub fn cpu(&self, path: &str) -> Option<CpuStat> {
         let usage_nanoseconds = match self {
@@ -78,6 +100,17 @@ impl Layout {
     }
 
     /// `None` where the kernel does not account for swap.
+    /// Bytes read from and written to block devices.
+    pub fn transferred(&self, path: &str) -> (u64, u64) {
+        let controller = if self.is_v2() { "io" } else { "blkio" };
+        let file = if self.is_v2() { "io.stat" } else { "blkio.throttle.io_service_bytes" };
+        let text = self
+            .directory(controller, path)
+            .and_then(|directory| fs::read_to_string(directory.join(file)).ok())
+            .unwrap_or_default();
+        transferred(&text)
+    }
+
     pub fn swap(&self, path: &str) -> Option<SwapStat> {
         let directory = self.directory("memory", path)?;
         let read = |file: &str| -> Option<u64> {

@@ -132,6 +132,7 @@ impl ImageStore {
             id: image.config,
             manifest: image.manifest,
             chain_ids: chain,
+            archives: image.layers,
             repo_tags,
             repo_digests: Vec::new(),
             pinned: false,

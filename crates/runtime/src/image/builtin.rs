@@ -59,6 +59,7 @@ impl ImageStore {
             id: id.clone(),
             manifest: None,
             chain_ids: vec![diff_id],
+            archives: Vec::new(),
             repo_tags: vec![name],
             repo_digests: Vec::new(),
             pinned: true,

@@ -38,6 +38,11 @@ impl ContentStore {
         Ok(Self { blobs, ingest, serial: AtomicU64::new(0) })
     }
 
+    /// The store under `root` as it is; nothing is made or removed.
+    pub(crate) fn look(root: &Path) -> Self {
+        Self { blobs: root.join("blobs/sha256"), ingest: root.join("ingest"), serial: AtomicU64::new(0) }
+    }
+
     pub(crate) fn path(&self, digest: &Digest) -> PathBuf {
         self.blobs.join(digest.hex())
     }

@@ -17,6 +17,9 @@ pub(crate) struct StoredImage {
     pub(crate) manifest: Option<Digest>,
     /// Base first.
     pub(crate) chain_ids: Vec<Digest>,
+    /// The blobs its layers came in, base first; only where they are kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) archives: Vec<Digest>,
     #[serde(default)]
     pub(crate) repo_tags: BTreeSet<String>,
     #[serde(default)]
@@ -62,6 +65,9 @@ impl Index {
             image.repo_digests.extend(known.repo_digests);
             image.pinned |= known.pinned;
             image.manifest = image.manifest.or(known.manifest);
+            if image.archives.is_empty() {
+                image.archives = known.archives;
+            }
         }
         self.images.insert(id, image);
     }
@@ -101,6 +107,7 @@ mod tests {
         StoredImage {
             manifest: None,
             chain_ids: vec![],
+            archives: vec![],
             repo_tags: tags.iter().map(|t| (*t).to_owned()).collect(),
             repo_digests: digests.iter().map(|t| (*t).to_owned()).collect(),
             size: 1,

@@ -65,6 +65,18 @@ impl LayerStore {
         Ok(Self { dir, known: Mutex::new(known), serial: AtomicU64::new(0) })
     }
 
+    /// The layers under `root` as they are; nothing is made or removed.
+    pub(crate) fn look(root: &Path) -> Self {
+        let dir = root.join("layers");
+        let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+        let known = entries.filter_map(|entry| {
+            let chain = entry.file_name().to_str().and_then(Digest::from_hex)?;
+            let info = fs::read(entry.path().join("layer.json")).ok()?;
+            Some((chain, serde_json::from_slice(&info).ok()?))
+        });
+        Self { known: Mutex::new(known.collect()), dir, serial: AtomicU64::new(0) }
+    }
+
     /// The directory overlayfs takes as a lower layer.
     pub(crate) fn path(&self, chain: &Digest) -> PathBuf {
         self.dir.join(chain.hex()).join("fs")

@@ -206,6 +206,7 @@ impl ImageStore {
             id: id.clone(),
             manifest: Some(manifest_digest),
             chain_ids: chain,
+            archives: layers.iter().map(|(digest, _)| digest.clone()).collect(),
             repo_tags: reference.tag().map(|_| reference.to_string()).into_iter().collect(),
             repo_digests: vec![reference.at_digest(top).to_string()],
             pinned: false,

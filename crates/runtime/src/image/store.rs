@@ -29,7 +29,10 @@ pub struct ImageStore {
     pub(crate) layers: LayerStore,
     pub(crate) limits: Limits,
     index: Mutex<Index>,
-    _lock: Flock<File>,
+    /// Whether the archives layers were unpacked from are kept, to be exported as they came.
+    keep_archives: bool,
+    /// A view that others may change under us has none.
+    _lock: Option<Flock<File>>,
     leases: Mutex<Leases>,
     pub(crate) flights: super::pull::Flights,
 }
@@ -78,7 +81,24 @@ impl ImageStore {
     /// [`open`](Self::open) with other limits on what a layer may contain.
     pub fn open_with(root: PathBuf, limits: Limits) -> Result<Arc<Self>, ImageError> {
         fs::create_dir_all(&root).map_err(ImageError::io("create", &root))?;
-        let lock = lock(&root)?;
+        let lock = lock(&root, FlockArg::LockExclusiveNonblock)?;
+        Self::open_locked(root, limits, lock, false)
+    }
+
+    /// [`open`](Self::open) for a store that several processes use in turn: waits until the others are
+    /// done, and keeps the archives of layers so that images can be exported. Blocks.
+    pub fn open_in_turn(root: PathBuf) -> Result<Arc<Self>, ImageError> {
+        fs::create_dir_all(&root).map_err(ImageError::io("create", &root))?;
+        let lock = lock(&root, FlockArg::LockExclusive)?;
+        Self::open_locked(root, Limits::default(), lock, true)
+    }
+
+    fn open_locked(
+        root: PathBuf,
+        limits: Limits,
+        lock: Flock<File>,
+        keep_archives: bool,
+    ) -> Result<Arc<Self>, ImageError> {
         let mut index = Index::load(&root.join("index.json"))?;
         let content = ContentStore::open(&root)?;
         let layers = LayerStore::open(&root)?;
@@ -98,10 +118,30 @@ impl ImageStore {
             layers,
             limits,
             index: Mutex::new(index),
-            _lock: lock,
+            keep_archives,
+            _lock: Some(lock),
             leases: Mutex::default(),
             flights: Default::default(),
         }))
+    }
+
+    /// What is in the store now, whoever works on it. Only for reading.
+    pub(crate) fn look(root: PathBuf) -> Result<Self, ImageError> {
+        let content = ContentStore::look(&root);
+        let layers = LayerStore::look(&root);
+        let mut index = Index::load(&root.join("index.json"))?;
+        index.images.retain(|id, image| content.has(id) && image.chain_ids.iter().all(|c| layers.has(c)));
+        Ok(Self {
+            root,
+            content,
+            layers,
+            limits: Limits::default(),
+            index: Mutex::new(index),
+            keep_archives: true,
+            _lock: None,
+            leases: Mutex::default(),
+            flights: Default::default(),
+        })
     }
 
     /// The directory the store is in.
@@ -188,6 +228,19 @@ impl ImageStore {
         self.collect(used).map(drop)
     }
 
+    /// Drops an image's record whoever uses it. Its layers stay as long as its id is in `used`.
+    pub fn forget(&self, reference_or_id: &str, used: &HashSet<Digest>) -> Result<(), ImageError> {
+        {
+            let mut index = self.index();
+            let Some(id) = index.resolve(reference_or_id)? else { return Ok(()) };
+            let mut next = index.clone();
+            next.images.remove(&id);
+            next.save(&self.root.join("index.json"))?;
+            *index = next;
+        }
+        self.collect(used).map(drop)
+    }
+
     /// Removes blobs and layers that no image, no container (`used`: ids containers were made from) and
     /// no pull in progress needs. Images without any name stay: the kubelet decides about images.
     pub fn collect(&self, used: &HashSet<Digest>) -> Result<Collected, ImageError> {
@@ -202,6 +255,7 @@ impl ImageStore {
                 needed.insert(id);
                 needed.extend(image.manifest.iter());
                 needed.extend(image.chain_ids.iter());
+                needed.extend(image.archives.iter());
             }
             let kept = self.chains_of(used.iter().filter(|id| !index.images.contains_key(*id)));
             needed.extend(used.iter());
@@ -245,6 +299,23 @@ impl ImageStore {
         Ok(usage)
     }
 
+    pub(crate) fn list_ids(&self) -> Vec<Digest> {
+        self.index().images.keys().cloned().collect()
+    }
+
+    /// A blob a layer can be unpacked from, of whichever image it came with.
+    pub(crate) fn archive_of(&self, diff_id: &Digest) -> Result<Option<Digest>, ImageError> {
+        let images = self.index().images.clone();
+        for (id, image) in images {
+            let (_, diff_ids) = parse_config(&self.content.read(&id, MAX_METADATA)?)?;
+            let place = diff_ids.iter().zip(&image.archives).find(|(known, _)| *known == diff_id);
+            if let Some((_, blob)) = place.filter(|(_, blob)| self.content.has(blob)) {
+                return Ok(Some(blob.clone()));
+            }
+        }
+        Ok(None)
+    }
+
     /// The chains of images whose record is gone but whose configuration is still here.
     fn chains_of<'a>(&self, ids: impl Iterator<Item = &'a Digest>) -> Vec<Digest> {
         ids.filter_map(|id| self.content.read(id, MAX_METADATA).ok())
@@ -268,7 +339,7 @@ impl ImageStore {
 
     /// Records an image whose configuration and layers are complete; its names mean it from now on.
     pub(crate) fn record_image(&self, new: NewImage) -> Result<(), ImageError> {
-        let NewImage { id, manifest, chain_ids, repo_tags, repo_digests, pinned, stamp } = new;
+        let NewImage { id, manifest, chain_ids, archives, repo_tags, repo_digests, pinned, stamp } = new;
         let metadata = [Some(&id), manifest.as_ref()].into_iter().flatten();
         let mut size: u64 =
             metadata.filter_map(|d| fs::metadata(self.content.path(d)).ok()).map(|m| m.len()).sum();
@@ -280,6 +351,7 @@ impl ImageStore {
         let image = StoredImage {
             manifest,
             chain_ids,
+            archives: if self.keep_archives { archives } else { Vec::new() },
             repo_tags: repo_tags.into_iter().collect(),
             repo_digests: repo_digests.into_iter().collect(),
             size,
@@ -313,7 +385,7 @@ impl ImageStore {
         Hold(Arc::clone(self))
     }
 
-    /// Ends a lease and removes those of `digests` that are no image's metadata and that nobody else has
+    /// Ends a lease and removes those of `digests` that are no image's metadata (or archives it keeps) and that nobody else has
     /// leased: of several who are done with a blob at the same time, the last one removes it.
     pub(crate) fn discard(&self, digests: &[Digest], mut lease: Lease) -> Result<(), ImageError> {
         let index = self.index();
@@ -323,7 +395,9 @@ impl ImageStore {
             return Ok(());
         }
         let is_metadata = |digest: &Digest| {
-            index.images.iter().any(|(id, image)| id == digest || image.manifest.as_ref() == Some(digest))
+            index.images.iter().any(|(id, image)| {
+                id == digest || image.manifest.as_ref() == Some(digest) || image.archives.contains(digest)
+            })
         };
         digests
             .iter()
@@ -345,11 +419,11 @@ impl ImageStore {
 }
 
 /// Opening cleans up what another process might be working on, so there can be only one.
-fn lock(root: &Path) -> Result<Flock<File>, ImageError> {
+fn lock(root: &Path, how: FlockArg) -> Result<Flock<File>, ImageError> {
     let path = root.join("lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(ImageError::io("create", &path))?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+    Flock::lock(file, how).map_err(|(_, errno)| match errno {
         nix::errno::Errno::EWOULDBLOCK => ImageError::Locked(root.to_owned()),
         other => ImageError::io("lock", path)(other.into()),
     })
@@ -360,6 +434,8 @@ pub(crate) struct NewImage {
     pub(crate) id: Digest,
     pub(crate) manifest: Option<Digest>,
     pub(crate) chain_ids: Vec<Digest>,
+    /// The blobs the layers came in, base first.
+    pub(crate) archives: Vec<Digest>,
     pub(crate) repo_tags: Vec<String>,
     pub(crate) repo_digests: Vec<String>,
     pub(crate) pinned: bool,

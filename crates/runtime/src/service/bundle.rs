@@ -228,14 +228,18 @@ impl Inner {
         if let Some(linux) = description.linux_mut() {
             linux.set_seccomp(profile.clone());
         }
+        if let Some(adjust) = &self.config.extras.adjust {
+            adjust(&mut description);
+        }
         if handler.is_some() {
             // The pod's UTS namespace is inherited and has its name already.
             description.set_hostname(None);
         }
+        let writable = self.config.extras.writable.as_deref().unwrap_or(directory);
         let bundle = Bundle {
             lowers,
-            upper: directory.join("upper"),
-            work: directory.join("work"),
+            upper: writable.join("upper"),
+            work: writable.join("work"),
             rootfs: directory.join("rootfs"),
             seccomp: profile
                 .as_ref()
@@ -257,12 +261,12 @@ impl Inner {
             volume_images: volumes.into_iter().map(|(id, _)| id).collect(),
         };
         let write = || -> io::Result<()> {
-            for name in ["upper", "work", "rootfs"] {
-                std::fs::create_dir_all(directory.join(name))?;
+            for path in [&bundle.upper, &bundle.work, &bundle.rootfs] {
+                std::fs::create_dir_all(path)?;
             }
             if let Some(map) = &map {
                 // The root of the container's file system belongs to the container's root.
-                std::os::unix::fs::chown(directory.join("upper"), map.host_uid(0), map.host_gid(0))?;
+                std::os::unix::fs::chown(&bundle.upper, map.host_uid(0), map.host_gid(0))?;
             }
             sys::write_atomic(&directory.join(CONFIG), &serde_json::to_vec(&description)?, false)?;
             sys::write_atomic(&directory.join(BUNDLE), &serde_json::to_vec(&bundle)?, false)?;

@@ -1,6 +1,7 @@
 //! Containers: created, started, stopped, removed.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use super::{Inner, required};
 use crate::rootfs::RootfsError;
 use crate::spec::{self, SpecError};
 use crate::supervisor::bundle::CONFIG;
-use crate::supervisor::protocol::{Failure, Handler, Reply, Request, Start};
+use crate::supervisor::protocol::{AttachedAtStart, Failure, Handler, Reply, Request, Start};
 use crate::{cgroup, sys};
 
 /// How long the kernel may take to end a killed container before the call gives up.
@@ -86,7 +87,12 @@ impl Inner {
         Ok(id)
     }
 
-    pub(super) async fn start_container(self: Arc<Self>, id: &str) -> Result<()> {
+    /// Starts a created container, with whoever is to be attached from its first byte on.
+    pub(super) async fn start_container(
+        self: Arc<Self>,
+        id: &str,
+        attach: Option<(AttachedAtStart, Vec<OwnedFd>)>,
+    ) -> Result<()> {
         let container = self.index.container(id)?;
         let sandbox = self.index.sandbox(&container.sandbox)?;
         let _gate = container.gate.lock().await;
@@ -95,6 +101,7 @@ impl Inner {
             return Err(Error::new(Code::FailedPrecondition, message));
         }
         let record = container.record();
+        let (attach, fds) = attach.map_or((None, Vec::new()), |(wanted, fds)| (Some(wanted), fds));
         let start = Start {
             id: container.id.clone(),
             bundle: container.bundle.clone(),
@@ -105,6 +112,7 @@ impl Inner {
             cgroup: record.cgroup.clone(),
             pid: record.pid.clone(),
             handler: self.handler_of(&sandbox)?,
+            attach,
         };
         let (cgroups, bundle, group) =
             (self.cgroups.clone(), container.bundle.clone(), record.cgroup.clone());
@@ -122,7 +130,7 @@ impl Inner {
         let outcome = match prepared {
             Ok(warnings) => {
                 warnings.iter().for_each(|warning| self.warn_once(warning));
-                ask(&sandbox.run_dir, Request::Start(start), Vec::new()).await
+                ask(&sandbox.run_dir, Request::Start(start), fds).await
             }
             Err(error) => Err(io::Error::other(format!("prepare control group: {error}"))),
         };

@@ -19,8 +19,10 @@ const MAX_OUTPUT: usize = 16 << 20;
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// A command that runs in a container.
-pub(crate) struct Running {
+pub struct Running {
     pub name: String,
+    /// Its process, as the host counts.
+    pub pid: i32,
     /// Its terminal, when it has one.
     pub terminal: Option<OwnedFd>,
     conversation: tokio::net::UnixStream,
@@ -48,6 +50,39 @@ impl Running {
     }
 }
 
+/// A name no other exec has.
+pub(crate) fn exec_name() -> String {
+    format!("exec-{:016x}", rand::random::<u64>())
+}
+
+/// Has a supervisor run a command. Without `streams` it gets a terminal.
+pub(crate) async fn run_exec(
+    run_dir: &std::path::Path,
+    exec: Exec,
+    streams: Option<[OwnedFd; 3]>,
+) -> Result<Running> {
+    let (id, name) = (exec.id.clone(), exec.exec.clone());
+    let fds = streams.map(Vec::from).unwrap_or_default();
+    let (reply, mut received, Conversation { socket, decoder }) = ask(run_dir, Request::Exec(exec), fds)
+        .await
+        .map_err(|error| Error::internal(format!("exec in container {id}: {error}")))?;
+    match reply {
+        Reply::Started { pid, .. } => {
+            socket.set_nonblocking(true).map_err(|error| Error::internal(error.to_string()))?;
+            let conversation = tokio::net::UnixStream::from_std(socket)
+                .map_err(|error| Error::internal(error.to_string()))?;
+            Ok(Running { name, pid, terminal: received.pop(), conversation, decoder })
+        }
+        Reply::Failed { failure: Failure::NotRunning, message } => {
+            Err(Error::new(Code::FailedPrecondition, message))
+        }
+        Reply::Failed { message, .. } => {
+            Err(Error::internal(format!("failed to exec in container: {message}")))
+        }
+        _ => Err(Error::internal("the supervisor gave an answer that makes no sense")),
+    }
+}
+
 impl Inner {
     /// The container and its sandbox, if it runs.
     pub(crate) fn running(&self, id: &str) -> Result<(std::sync::Arc<Container>, std::sync::Arc<Sandbox>)> {
@@ -71,33 +106,15 @@ impl Inner {
             return Err(Error::invalid("no command specified"));
         }
         let (container, sandbox) = self.running(id)?;
-        let name = format!("exec-{:016x}", rand::random::<u64>());
-        let request = Request::Exec(Exec {
+        let exec = Exec {
             id: container.id.clone(),
-            exec: name.clone(),
+            exec: exec_name(),
             terminal: streams.is_none(),
             args,
             bundle: container.bundle.clone(),
-        });
-        let fds = streams.map(Vec::from).unwrap_or_default();
-        let (reply, mut received, Conversation { socket, decoder }) = ask(&sandbox.run_dir, request, fds)
-            .await
-            .map_err(|error| Error::internal(format!("exec in container {}: {error}", container.id)))?;
-        match reply {
-            Reply::Started { .. } => {
-                socket.set_nonblocking(true).map_err(|error| Error::internal(error.to_string()))?;
-                let conversation = tokio::net::UnixStream::from_std(socket)
-                    .map_err(|error| Error::internal(error.to_string()))?;
-                Ok(Running { name, terminal: received.pop(), conversation, decoder })
-            }
-            Reply::Failed { failure: Failure::NotRunning, message } => {
-                Err(Error::new(Code::FailedPrecondition, message))
-            }
-            Reply::Failed { message, .. } => {
-                Err(Error::internal(format!("failed to exec in container: {message}")))
-            }
-            _ => Err(Error::internal("the supervisor gave an answer that makes no sense")),
-        }
+            process: None,
+        };
+        run_exec(&sandbox.run_dir, exec, streams).await
     }
 
     /// Ends everything an exec has started.

@@ -4,7 +4,7 @@ mod bundle;
 pub(crate) mod client;
 mod container;
 mod events;
-mod exec;
+pub(crate) mod exec;
 mod images;
 mod query;
 mod records;
@@ -35,7 +35,7 @@ use state::Index;
 pub use teardown::destroy;
 
 /// Name of the control group supervisors live in, below the runtime's own.
-const SUPERVISORS: &str = "supervisors";
+pub(crate) const SUPERVISORS: &str = "supervisors";
 
 /// Different warnings remembered; what comes after them is not said.
 const MAX_WARNINGS: usize = 64;
@@ -109,6 +109,48 @@ impl Runtime {
             }
         });
         Ok(Arc::new(Self { inner }))
+    }
+
+    /// Makes a sandbox with one container in it and starts it, with whoever is to be attached from the
+    /// first byte on. What was made is removed again when any of it fails.
+    pub async fn run_alone(
+        &self,
+        sandbox: PodSandboxConfig,
+        container: ContainerConfig,
+        attach: Option<crate::standalone::Streams>,
+    ) -> Result<crate::standalone::Task> {
+        let id = self.inner.clone().run_sandbox(sandbox, String::new()).await?;
+        let started = self.start_alone(&id, container, attach).await;
+        if started.is_err()
+            && let Err(error) = self.inner.clone().remove_sandbox(&id).await
+        {
+            tracing::warn!(sandbox = %id, %error, "a failed sandbox left something behind");
+        }
+        started
+    }
+
+    async fn start_alone(
+        &self,
+        sandbox: &str,
+        container: ContainerConfig,
+        attach: Option<crate::standalone::Streams>,
+    ) -> Result<crate::standalone::Task> {
+        let id = self.inner.clone().create_container(sandbox, container).await?;
+        let attach = attach.map(crate::standalone::Streams::into_request);
+        self.inner.clone().start_container(&id, attach).await?;
+        let (container, sandbox) = (self.inner.index.container(&id)?, self.inner.index.sandbox(sandbox)?);
+        let pid = match container.status() {
+            state::Status::Running { pid, .. } => pid,
+            _ => 0,
+        };
+        Ok(crate::standalone::Task {
+            run_dir: sandbox.run_dir.clone(),
+            container: container.id.clone(),
+            bundle: container.bundle.clone(),
+            cgroup: container.record().cgroup,
+            pid,
+            ips: sandbox.record().ips,
+        })
     }
 
     /// Stops listening to supervisors and waits for calls under way. Containers keep running.
@@ -266,7 +308,7 @@ impl RuntimeService for Runtime {
 
     async fn start_container(&self, request: StartContainerRequest) -> Result<StartContainerResponse> {
         let inner = self.inner.clone();
-        finish(&self.inner, async move { inner.clone().start_container(&request.container_id).await })
+        finish(&self.inner, async move { inner.clone().start_container(&request.container_id, None).await })
             .await?;
         Ok(StartContainerResponse {})
     }

@@ -114,7 +114,7 @@ impl Inner {
     async fn make_sandbox(self: Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<()> {
         let (inner, made) = (self.clone(), sandbox.clone());
         blocking(move || inner.start_supervisor(&made)).await.map_err(failed("start sandbox"))?;
-        if !host_network(&sandbox.config) {
+        if self.asks_network(sandbox) {
             let metadata = sandbox.config.metadata.clone().unwrap_or_default();
             let pod = PodRef { namespace: metadata.namespace, name: metadata.name, uid: metadata.uid };
             let netns = sandbox.run_dir.join(NETNS);
@@ -158,10 +158,18 @@ impl Inner {
                 root: (map.host_uid(0).unwrap_or(0), map.host_gid(0).unwrap_or(0)),
             }),
             cgroup: self.supervisors_cgroup(),
+            join_network: self.config.extras.join_network.clone(),
+            on_exit: self.config.extras.on_exit.clone(),
+            shm_size: self.config.extras.shm_size,
         };
         sys::write_atomic(&sandbox.run_dir.join(SETUP), &serde_json::to_vec(&setup)?, false)?;
         self.cgroups.create(&self.supervisors_cgroup())?;
         self.spawner.spawn(&sandbox.run_dir)
+    }
+
+    /// Whether the sandbox has its network from ours.
+    fn asks_network(&self, sandbox: &Sandbox) -> bool {
+        !host_network(&sandbox.config) && self.config.extras.join_network.is_none()
     }
 
     /// The pod's own name; the node's when it shares the node's network.
@@ -197,7 +205,7 @@ impl Inner {
 
     /// Takes back network, supervisor, mounts and run directory, whatever of them is there.
     async fn release(&self, sandbox: &Sandbox) -> Result<()> {
-        if !host_network(&sandbox.config) {
+        if self.asks_network(sandbox) {
             let netns = sandbox.run_dir.join(NETNS);
             self.config.network.detach(&sandbox.id, &netns).await.map_err(|error| {
                 Error::internal(format!("take network from sandbox {}: {}", sandbox.id, chain(&error)))

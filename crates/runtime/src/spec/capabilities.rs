@@ -127,6 +127,11 @@ pub fn capabilities(security: &LinuxContainerSecurityContext) -> Result<Sets, Sp
     Ok(Sets { bounding, ambient })
 }
 
+/// Every capability there is.
+pub fn all_capabilities() -> impl Iterator<Item = Capability> {
+    (0..NAMES.len() as u32).filter_map(capability)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,7 +18,7 @@ use oci_spec::runtime::{
     LinuxNamespace, LinuxNamespaceType, LinuxResources, Process, Root, Spec, User,
 };
 
-pub use capabilities::{capabilities, capability_number};
+pub use capabilities::{all_capabilities, capabilities, capability_number};
 pub use cdi::Registry as CdiRegistry;
 pub use defaults::PATH;
 pub use idmap::IdMap;

@@ -278,6 +278,7 @@ async fn attach(inner: &Arc<Inner>, id: &str, wanted: Wanted, channels: Channels
         stdin: with_stdin,
         stdout: wanted.stdout,
         stderr: wanted.stderr,
+        lossless: false,
     };
     match crate::service::client::ask(&sandbox.run_dir, request, fds).await.map_err(text)? {
         (Reply::Done, ..) => {}

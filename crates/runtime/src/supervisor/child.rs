@@ -12,6 +12,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::bundle::Bundle;
 use super::error::{Context, SetupError};
+use super::protocol::Exec;
 use super::userns::{self, UserNamespace};
 use super::{mounts, process};
 use crate::cgroup::Layout;
@@ -55,8 +56,7 @@ pub fn container(
 
 /// Runs a command in a running container. Does not return.
 pub fn exec(
-    bundle: &Path,
-    args: &[String],
+    request: &Exec,
     groups: (&str, &str),
     cgroups: &Layout,
     target: BorrowedFd<'_>,
@@ -69,10 +69,10 @@ pub fn exec(
         Err(error) => fail(&SetupError::plain(error.to_string())),
     };
     let target = settle_keeping(streams, status, target);
-    let error = match set_up_exec(bundle, groups, cgroups, &target, streams.is_none()) {
+    let error = match set_up_exec(request, groups, cgroups, &target, streams.is_none()) {
         Err(error) => error,
         Ok((spec, filters)) => match spec.process() {
-            Some(description) => process::run(description, args, &filters, &|| {}),
+            Some(description) => process::run(description, &request.args, &filters, &|| {}),
             None => SetupError::plain("the description has no process"),
         },
     };
@@ -121,13 +121,16 @@ fn set_up_container(
 }
 
 fn set_up_exec(
-    directory: &Path,
+    request: &Exec,
     (cgroup, exec): (&str, &str),
     cgroups: &Layout,
     target: &OwnedFd,
     terminal: bool,
 ) -> Result<Ready, SetupError> {
-    let (bundle, spec) = Bundle::read(directory).context("read the container's description")?;
+    let (bundle, mut spec) = Bundle::read(&request.bundle).context("read the container's description")?;
+    if let Some(process) = &request.process {
+        spec.set_process(Some((**process).clone()));
+    }
     cgroups.join_exec(cgroup, exec).context("join control groups")?;
     score(&spec);
     let filters = process::read_filters(&bundle.seccomp)?;
@@ -233,7 +236,7 @@ fn settle_keeping(streams: Streams<'_>, status: BorrowedFd<'_>, keep: OwnedFd) -
 }
 
 /// Programs expect default dispositions; Rust ignores SIGPIPE and the supervisor blocks SIGCHLD.
-fn reset_signals() {
+pub fn reset_signals() {
     // SAFETY: sets default dispositions and an empty mask for this process only.
     unsafe {
         for signal in 1..=64 {

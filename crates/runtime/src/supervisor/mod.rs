@@ -7,6 +7,7 @@ pub(crate) mod bundle;
 mod child;
 mod error;
 mod handler;
+mod hook;
 mod interpreter;
 mod log;
 mod mounts;

@@ -33,7 +33,15 @@ pub enum Request {
     /// Sets the size of the container's terminal.
     Resize { id: String, width: u16, height: u16 },
     /// Copies output to, and input from, the descriptors that come along: one for each true field.
-    Attach { id: String, stdin: bool, stdout: bool, stderr: bool },
+    Attach {
+        id: String,
+        stdin: bool,
+        stdout: bool,
+        stderr: bool,
+        /// As in [`AttachedAtStart`].
+        #[serde(default)]
+        lossless: bool,
+    },
     /// Opens the log file anew, after it was moved away.
     ReopenLog { id: String },
     /// The container was removed; its state may be dropped.
@@ -60,6 +68,19 @@ pub struct Start {
     /// The OCI runtime that makes the container; none: we do.
     #[serde(default)]
     pub handler: Option<Handler>,
+    /// Who is attached before the first byte; one descriptor for each true field.
+    #[serde(default)]
+    pub attach: Option<AttachedAtStart>,
+}
+
+/// Streams given along with a start.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, PartialEq, Eq)]
+pub struct AttachedAtStart {
+    pub stdin: bool,
+    pub stdout: bool,
+    pub stderr: bool,
+    /// The container waits for a reader who does not keep up, instead of the reader missing output.
+    pub lossless: bool,
 }
 
 /// An OCI runtime and where it keeps its state.
@@ -90,6 +111,9 @@ pub struct Exec {
     /// Arguments; the rest (user, environment, capabilities) is the container's own.
     pub args: Vec<String>,
     pub bundle: PathBuf,
+    /// What to be instead of the container's own process.
+    #[serde(default)]
+    pub process: Option<Box<oci_spec::runtime::Process>>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
 
 use super::error::{Context, SetupError};
+use super::hook::ExitHook;
 use super::server::Server;
 use super::{child, protocol};
 use crate::cgroup::Layout;
@@ -30,6 +31,15 @@ pub struct Setup {
     pub user: Option<UserSetup>,
     /// Control group of the supervisor itself, outside the pod's limits.
     pub cgroup: String,
+    /// The network namespace to join instead of making one.
+    #[serde(default)]
+    pub join_network: Option<PathBuf>,
+    /// What to run when a container has ended.
+    #[serde(default)]
+    pub on_exit: Vec<String>,
+    /// Size of the shared memory in bytes.
+    #[serde(default)]
+    pub shm_size: Option<u64>,
 }
 
 /// A user namespace to be made.
@@ -55,7 +65,7 @@ pub const IDENTITY: &str = "supervisor";
 const EMPTY: &str = "empty";
 
 /// Size of /dev/shm, as other runtimes have it.
-const SHM_OPTIONS: &str = "mode=1777,size=65536k";
+const SHM_SIZE: u64 = 64 << 20;
 
 pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     let setup: Setup = std::fs::read(directory.join(SETUP))
@@ -75,8 +85,9 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     // The last process to be killed for memory; where this is not allowed we take our chances.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
 
+    let hook = if setup.on_exit.is_empty() { None } else { Some(ExitHook::new(setup.on_exit.clone())?) };
     let mut flags = CloneFlags::empty();
-    flags.set(CloneFlags::CLONE_NEWNET, setup.own_network);
+    flags.set(CloneFlags::CLONE_NEWNET, setup.own_network && setup.join_network.is_none());
     flags.set(CloneFlags::CLONE_NEWIPC, setup.own_ipc);
     flags.set(CloneFlags::CLONE_NEWUTS, setup.own_uts);
     match &setup.user {
@@ -86,8 +97,14 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     if setup.own_uts && !setup.hostname.is_empty() {
         nix::unistd::sethostname(&setup.hostname).with(|| format!("set hostname {:?}", setup.hostname))?;
     }
-    if setup.own_network {
+    if let Some(path) = &setup.join_network {
+        let what = || format!("join network namespace {}", path.display());
+        let namespace = std::fs::File::open(path).with(what)?;
+        nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).with(what)?;
+    } else if setup.own_network {
         raise_loopback().context("raise the loopback interface")?;
+    }
+    if setup.own_network {
         pin(directory, "net", NETNS)?;
     }
     for (name, value) in &setup.sysctls {
@@ -97,7 +114,7 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
         let shm = directory.join(SHM);
         std::fs::create_dir_all(&shm).context("make shared memory directory")?;
         let options = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        let mut data = SHM_OPTIONS.to_owned();
+        let mut data = format!("mode=1777,size={}", setup.shm_size.unwrap_or(SHM_SIZE));
         if let Some(UserSetup { root: (uid, gid), .. }) = &setup.user {
             data.push_str(&format!(",uid={uid},gid={gid}"));
         }
@@ -108,7 +125,7 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     let listener = protocol::listen(directory).context("listen")?;
     let identity = identity(std::process::id() as i32).unwrap_or_default();
     sys::write_atomic(&directory.join(IDENTITY), identity.as_bytes(), false).context("record identity")?;
-    Server::new(listener, cgroups, pod_pid, directory.to_owned()).context("prepare to wait")
+    Server::new(listener, cgroups, pod_pid, hook, directory.to_owned()).context("prepare to wait")
 }
 
 /// Makes the pod's namespaces belong to a user namespace of its own, and joins all of them but that one:

@@ -62,6 +62,7 @@ pub fn configuration(directory: &Path, cgroup_parent: String, images: Images) ->
         network: Arc::new(NoNetwork),
         images: Arc::new(images),
         handlers: ferrite_runtime::installed_handlers(),
+        extras: ferrite_runtime::Extras::default(),
         streaming_address: ([127, 0, 0, 1], 0).into(),
     }
 }

@@ -1,5 +1,6 @@
 //! The file operations the log stands on, as a seam: tests put faults in between.
 
+use nix::fcntl::FallocateFlags;
 use std::fmt::Debug;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,6 +19,8 @@ pub(crate) trait DiskFile: Debug + Send {
     /// Contents and length are durable when it returns.
     fn sync(&self) -> io::Result<()>;
     fn set_len(&self, length: u64) -> io::Result<()>;
+    /// Makes the file `length` bytes long, with room on the disk for all of them. What is new reads as zeros.
+    fn allocate(&self, length: u64) -> io::Result<()>;
 }
 
 /// The real thing.
@@ -43,6 +46,11 @@ impl DiskFile for File {
 
     fn set_len(&self, length: u64) -> io::Result<()> {
         File::set_len(self, length)
+    }
+
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        let length = i64::try_from(length).map_err(io::Error::other)?;
+        Ok(nix::fcntl::fallocate(self, FallocateFlags::empty(), 0, length)?)
     }
 }
 

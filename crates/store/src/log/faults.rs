@@ -20,8 +20,11 @@ struct Plan {
     write: Option<(usize, i32)>,
     sync: Option<i32>,
     set_len: Option<i32>,
+    /// Where the last write to each file ended.
+    written: HashMap<PathBuf, u64>,
     /// The disk will lose power: how much of each file was synchronised.
     synced: HashMap<PathBuf, u64>,
+    allocate: Option<i32>,
     writes: usize,
 }
 
@@ -60,6 +63,7 @@ impl DiskFile for FaultyFile {
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut plan = self.plan.0.lock().unwrap();
         plan.writes += 1;
+        plan.written.insert(self.path.clone(), offset + bytes.len() as u64);
         match plan.write {
             Some((length, error)) => {
                 self.inner.write_all_at(&bytes[..length.min(bytes.len())], offset)?;
@@ -75,8 +79,8 @@ impl DiskFile for FaultyFile {
             return Err(errno(error));
         }
         self.inner.sync()?;
-        if let Ok(metadata) = std::fs::metadata(&self.path) {
-            plan.synced.insert(self.path.clone(), metadata.len());
+        if let Some(end) = plan.written.get(&self.path).copied() {
+            plan.synced.insert(self.path.clone(), end);
         }
         Ok(())
     }
@@ -87,10 +91,17 @@ impl DiskFile for FaultyFile {
             None => self.inner.set_len(length),
         }
     }
+
+    fn allocate(&self, length: u64) -> io::Result<()> {
+        match self.plan.0.lock().unwrap().allocate {
+            Some(error) => Err(errno(error)),
+            None => self.inner.allocate(length),
+        }
+    }
 }
 
 fn options() -> LogOptions {
-    LogOptions { min_log: 4096, max_ratio: 1, relaxed_window: Duration::from_secs(3600) }
+    LogOptions { min_log: 4096, max_ratio: 1, relaxed_window: Duration::from_secs(3600), ahead: 0 }
 }
 
 fn open(disk: &FaultyDisk, dir: &Path, options: LogOptions) -> Result<Store, OpenError> {
@@ -374,6 +385,49 @@ async fn a_value_that_looks_like_a_frame_is_only_a_value() {
     assert!(open(&FaultyDisk::default(), dir.path(), options()).unwrap().snapshot().is_empty());
 }
 
+fn last_log(dir: &Path) -> PathBuf {
+    super::log_path(dir, super::numbered(dir, "log-").unwrap().pop().unwrap())
+}
+
+#[tokio::test]
+async fn room_is_made_ahead_and_is_not_taken_for_data() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let roomy = LogOptions { ahead: 10_000, ..options() };
+    let store = open(&disk, dir.path(), roomy).unwrap();
+    for i in 0..3 {
+        store.commit(put("a", &i.to_string())).await.unwrap();
+    }
+    let log = last_log(dir.path());
+    let running = std::fs::read(&log).unwrap();
+    assert!(running.len() > 10_000, "{}", running.len());
+
+    // As a crash leaves it: the zeros are nothing, and nothing to be told.
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::write(copy.path().join(log.file_name().unwrap()), &running).unwrap();
+    let recovered = super::recover(copy.path(), HistoryLimits::default()).unwrap();
+    assert_eq!((recovered.revision.0, recovered.torn), (3, 0));
+    // A flipped bit in what was acknowledged is still found, as long as something intact follows.
+    let mut damaged = running.clone();
+    damaged[30] ^= 1;
+    std::fs::write(copy.path().join(log.file_name().unwrap()), &damaged).unwrap();
+    assert!(matches!(super::recover(copy.path(), HistoryLimits::default()), Err(OpenError::Corrupt(_))));
+
+    // Logs that came before the last have no room left, and neither has one that was closed.
+    for i in 0..60 {
+        store.commit(put("a", &format!("{i:0>100}"))).await.unwrap();
+    }
+    store.checkpoint().await.unwrap();
+    drop(store);
+    let length = std::fs::metadata(last_log(dir.path())).unwrap().len();
+    assert!(length < 10_000, "{length}");
+    // Where no room can be made, everything goes on as before.
+    disk.set(|p| p.allocate = Some(libc::EOPNOTSUPP));
+    let store = open(&disk, dir.path(), roomy).unwrap();
+    store.commit(put("a", "last")).await.unwrap();
+    drop(store);
+    assert_eq!(value(&open(&disk, dir.path(), roomy).unwrap(), "a").as_deref(), Some("last"));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -384,10 +438,11 @@ proptest! {
         relaxed_every in 2..6usize,
         keep in any::<proptest::sample::Index>(),
         garbage in proptest::collection::vec(any::<u8>(), 0..300),
+        ahead in prop::sample::select(vec![0, 700, 1 << 16]),
     ) {
         let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let store = open(&disk, dir.path(), options()).unwrap();
+        let store = open(&disk, dir.path(), LogOptions { ahead, ..options() }).unwrap();
         let mut acknowledged = 0;
         runtime.block_on(async {
             for i in 1..=commits {
@@ -412,6 +467,10 @@ proptest! {
             let mut left = bytes[..length as usize + kept].to_vec();
             if !tail.is_empty() {
                 left.extend_from_slice(&garbage);
+            }
+            if ahead > 0 && path.ends_with(last_log(dir.path())) {
+                // The room that was made ahead stays.
+                left.resize(left.len().max(bytes.len()), 0);
             }
             std::fs::write(&path, left).unwrap();
         }

@@ -9,7 +9,8 @@
 //!
 //! Because a frame is only written once the one before it is durable, a broken frame at the very end is a write
 //! that was cut off and never acknowledged, and a broken frame with a whole one behind it is damage. The salt is
-//! chosen anew for every file, so that no value a client stores can look like a frame.
+//! chosen anew for every file and is part of magic and checksum, so that no value a client stores can look like a
+//! frame, nor like many that have to be looked into.
 //! Integers are little-endian.
 
 use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
@@ -20,7 +21,7 @@ use std::hash::BuildHasher;
 pub(crate) const HEADER: usize = 20;
 pub(crate) const FRAME_HEADER: usize = 12;
 const FRAME_MAGIC: u32 = 0x4652_4D31;
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// No frame is longer: bounds what a damaged length can make us read.
 pub(crate) const MAX_FRAME: usize = 1 << 30;
 
@@ -46,8 +47,15 @@ pub(crate) struct Salt(u32);
 
 impl Salt {
     pub fn random() -> Self {
-        // Keyed from the operating system's random source.
-        Self(std::hash::RandomState::new().hash_one(0u8) as u32)
+        // Keyed from the operating system's random source. Zeros behind the end must not look like a frame.
+        match std::hash::RandomState::new().hash_one(0u8) as u32 {
+            FRAME_MAGIC => Self(0),
+            salt => Self(salt),
+        }
+    }
+
+    fn magic(self) -> [u8; 4] {
+        (FRAME_MAGIC ^ self.0).to_le_bytes()
     }
 }
 
@@ -81,7 +89,7 @@ pub(crate) fn put_frame(out: &mut Vec<u8>, salt: Salt, payload: impl FnOnce(&mut
     out.extend_from_slice(&[0; FRAME_HEADER]);
     payload(out);
     let length = (out.len() - start - FRAME_HEADER) as u32;
-    out[start..start + 4].copy_from_slice(&FRAME_MAGIC.to_le_bytes());
+    out[start..start + 4].copy_from_slice(&salt.magic());
     out[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
     let crc = checksum(salt, length, &out[start + FRAME_HEADER..]);
     out[start + 8..start + 12].copy_from_slice(&crc.to_le_bytes());
@@ -103,10 +111,10 @@ pub(crate) struct FrameHeader {
 }
 
 impl FrameHeader {
-    pub fn read(bytes: &[u8]) -> Option<Self> {
+    pub fn read(bytes: &[u8], salt: Salt) -> Option<Self> {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let length = word(4)? as usize;
-        (word(0)? == FRAME_MAGIC && length <= MAX_FRAME).then_some(Self { length, crc: word(8)? })
+        let (length, crc) = (word(4)? as usize, word(8)?);
+        (bytes[..4] == salt.magic() && length <= MAX_FRAME).then_some(Self { length, crc })
     }
 
     pub fn fits(&self, salt: Salt, payload: &[u8]) -> bool {
@@ -116,10 +124,10 @@ impl FrameHeader {
 
 /// Whether a whole, intact frame starts anywhere in `bytes`.
 pub(crate) fn contains_frame(bytes: &[u8], salt: Salt) -> bool {
-    let magic = FRAME_MAGIC.to_le_bytes();
+    let magic = salt.magic();
     bytes.windows(4).enumerate().filter(|(_, w)| *w == magic).any(|(at, _)| {
         let rest = &bytes[at..];
-        FrameHeader::read(rest).is_some_and(|h| {
+        FrameHeader::read(rest, salt).is_some_and(|h| {
             rest.get(FRAME_HEADER..FRAME_HEADER + h.length).is_some_and(|payload| h.fits(salt, payload))
         })
     })

@@ -50,11 +50,14 @@ pub struct LogOptions {
     pub max_ratio: u64,
     /// A change committed with [`Durability::Relaxed`](crate::Durability) is on disk after at most this long.
     pub relaxed_window: Duration,
+    /// The log's file is made longer in steps of this size before it is written to: a synchronisation then only has
+    /// to bring data to the disk, not the file's length. Zero for never.
+    pub ahead: u64,
 }
 
 impl Default for LogOptions {
     fn default() -> Self {
-        Self { min_log: 16 << 20, max_ratio: 1, relaxed_window: Duration::from_secs(10) }
+        Self { min_log: 16 << 20, max_ratio: 1, relaxed_window: Duration::from_secs(10), ahead: 1 << 20 }
     }
 }
 
@@ -91,6 +94,8 @@ pub(crate) struct Log {
     file: Box<dyn DiskFile>,
     salt: Salt,
     length: u64,
+    /// How long the file is: zeros follow what was written.
+    allocated: u64,
     checkpoint_length: u64,
     buffer: Vec<u8>,
     deferred: Deferred,
@@ -148,6 +153,7 @@ impl Log {
             file,
             salt: recovered.salt,
             length: recovered.log_length,
+            allocated: recovered.log_length,
             checkpoint_length: recovered.checkpoint_length,
             buffer: Vec::new(),
             deferred: Deferred::default(),
@@ -214,8 +220,38 @@ impl Log {
         Ok(())
     }
 
+    /// Makes room for what is about to be written, and for more. Failing is no harm: writing makes the file longer
+    /// as well, and tells when there is no space.
+    fn make_room(&mut self) {
+        let end = self.length + self.buffer.len() as u64;
+        if self.options.ahead == 0 || end <= self.allocated {
+            return;
+        }
+        let wanted = end + self.options.ahead;
+        match self.file.allocate(wanted) {
+            Ok(()) => self.allocated = wanted,
+            Err(error) => {
+                if error.raw_os_error() == Some(nix::errno::Errno::EOPNOTSUPP as i32) {
+                    self.options.ahead = 0;
+                }
+                tracing::debug!(%error, "no room was made ahead for the log");
+            }
+        }
+    }
+
+    /// Cuts off what was allocated and not written.
+    fn give_room_back(&mut self) -> io::Result<()> {
+        if self.allocated > self.length {
+            self.file.set_len(self.length)?;
+            self.allocated = self.length;
+        }
+        Ok(())
+    }
+
     fn write_buffer(&mut self) -> Result<(), AppendError> {
+        self.make_room();
         if let Err(error) = self.file.write_all_at(&self.buffer, self.length) {
+            self.allocated = self.length;
             return match self.file.set_len(self.length) {
                 Ok(()) => Err(AppendError::Undone(error)),
                 Err(_) => Err(AppendError::Unknown(error)),
@@ -242,6 +278,10 @@ impl Log {
             self.write_buffer()?;
             self.deferred = Deferred::default();
             self.reserved = revision;
+        }
+        // Everything is durable as it is; a file that stays longer is read all the same.
+        if let Err(error) = self.give_room_back() {
+            tracing::debug!(%error, "the log stays longer than it has to be");
         }
         Ok(())
     }
@@ -290,6 +330,11 @@ impl Log {
     }
 
     fn rotate(&mut self) -> io::Result<()> {
+        // Only the last log of a chain may end in zeros: in any other, they would be damage.
+        if self.allocated > self.length {
+            self.give_room_back()?;
+            self.file.sync()?;
+        }
         let path = log_path(&self.dir, self.sequence + 1);
         let salt = Salt::random();
         let mut bytes = format::header(FileKind::Log, salt).to_vec();
@@ -308,6 +353,7 @@ impl Log {
                 self.file = file;
                 self.salt = salt;
                 self.length = bytes.len() as u64;
+                self.allocated = self.length;
                 self.sequence += 1;
                 Ok(())
             }

@@ -2,7 +2,7 @@
 
 use super::format::{self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Item, LeaseRecord, Record, Salt};
 use super::{CorruptError, checkpoint_path, log_path, numbered};
-use crate::entry::{Entry, Key, Revision};
+use crate::entry::{Entry, Revision};
 use crate::history::{Change, History, HistoryLimits};
 use crate::leases::Leases;
 use crate::replica::Map;
@@ -10,7 +10,7 @@ use crate::store::OpenError;
 use crate::txn::Op;
 use bytes::{Buf, Bytes};
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -129,6 +129,16 @@ enum Next {
     End,
 }
 
+/// What is behind the last whole frame of a log.
+enum Rest {
+    /// Zeros: allocated ahead and never written.
+    Room,
+    /// A write that was cut off.
+    CutOff,
+    /// Intact frames behind a broken one.
+    Frames,
+}
+
 impl<'a> Frames<'a> {
     /// None when the file is too short to have a header.
     fn open(path: &'a Path, kind: FileKind) -> Result<Option<Self>, OpenError> {
@@ -150,6 +160,17 @@ impl<'a> Frames<'a> {
     }
 
     fn next(&mut self) -> Result<Next, OpenError> {
+        match self.read()? {
+            Next::Broken => {
+                // Somebody may be writing to the file: what was read ahead into the buffer is the past.
+                self.file.seek(SeekFrom::Start(self.at)).map_err(|e| self.io(e))?;
+                self.read()
+            }
+            next => Ok(next),
+        }
+    }
+
+    fn read(&mut self) -> Result<Next, OpenError> {
         let left = self.length - self.at;
         if left == 0 {
             return Ok(Next::End);
@@ -159,7 +180,7 @@ impl<'a> Frames<'a> {
         }
         let mut header = [0; FRAME_HEADER];
         self.file.read_exact(&mut header).map_err(|e| self.io(e))?;
-        let Some(header) = FrameHeader::read(&header) else { return Ok(Next::Broken) };
+        let Some(header) = FrameHeader::read(&header, self.salt) else { return Ok(Next::Broken) };
         if header.length as u64 > left - FRAME_HEADER as u64 {
             return Ok(Next::Broken);
         }
@@ -172,12 +193,16 @@ impl<'a> Frames<'a> {
         Ok(Next::Frame(payload.into()))
     }
 
-    /// Whether an intact frame follows the broken one at the current place.
-    fn intact_frame_follows(&self) -> Result<bool, OpenError> {
+    /// What is behind the last whole frame.
+    fn rest(&self) -> Result<Rest, OpenError> {
         let mut rest = vec![0; (self.length - self.at) as usize];
         std::os::unix::fs::FileExt::read_exact_at(self.file.get_ref(), &mut rest, self.at)
             .map_err(|e| self.io(e))?;
-        Ok(format::contains_frame(&rest[1..], self.salt))
+        Ok(match rest.iter().all(|byte| *byte == 0) {
+            true => Rest::Room,
+            false if format::contains_frame(&rest[1..], self.salt) => Rest::Frames,
+            false => Rest::CutOff,
+        })
     }
 }
 
@@ -251,19 +276,20 @@ fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision
             }
             Next::End => break,
             // Only the last log can have been cut off: it was whole and durable before the next was begun.
-            Next::Broken if !last || frames.intact_frame_follows()? => {
-                return Err(corrupt(path, frames.at, "the checksum of a batch does not match").into());
-            }
-            Next::Broken => {
-                into.torn = frames.length - frames.at;
-                tracing::info!(
-                    file = %path.display(),
-                    offset = frames.at,
-                    bytes = into.torn,
-                    "the last write was cut off and had not been acknowledged: dropped"
-                );
-                break;
-            }
+            Next::Broken => match frames.rest()? {
+                Rest::Room if last => break,
+                Rest::CutOff if last => {
+                    into.torn = frames.length - frames.at;
+                    tracing::info!(
+                        file = %path.display(),
+                        offset = frames.at,
+                        bytes = into.torn,
+                        "the last write was cut off and had not been acknowledged: dropped"
+                    );
+                    break;
+                }
+                _ => return Err(corrupt(path, frames.at, "the checksum of a batch does not match").into()),
+            },
         }
     }
     into.log_length = frames.at;
@@ -275,9 +301,7 @@ fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision
 fn apply(record: Record, into: &mut Recovered) {
     let revision = record.revision;
     for op in record.ops {
-        // A key that exists keeps its allocation: the one read from the log would be a second copy.
-        let known: Option<Key> = into.map.get_key_value(op.key().as_bytes()).map(|(k, _)| k.clone());
-        let key = known.unwrap_or_else(|| op.key().clone());
+        let key = op.key().clone();
         let previous = into.map.get(key.as_bytes()).cloned();
         let entry = match op {
             Op::Put { value, lease, .. } => Some(Arc::new(Entry {

@@ -12,7 +12,7 @@ fn value(snapshot: &Snapshot, key: &str) -> Option<String> {
 }
 
 fn small() -> LogOptions {
-    LogOptions { min_log: 4096, ..LogOptions::default() }
+    LogOptions { min_log: 4096, ahead: 4096, ..LogOptions::default() }
 }
 
 fn open(dir: &Path) -> Store {
@@ -190,4 +190,59 @@ async fn concurrent_compare_and_swap_loses_no_increment() {
     }
     tasks.join_all().await;
     assert_eq!(value(&store.snapshot(), "n").as_deref(), Some("200"));
+}
+
+#[tokio::test]
+async fn a_lease_renewed_in_time_is_not_ended() {
+    let store = Store::memory();
+    let id = store.grant_for(LeaseId(7), 10, 100).await.unwrap();
+    store
+        .commit(Txn::default().then(Op::Put { key: Key::from("a"), value: "1".into(), lease: id }))
+        .await
+        .unwrap();
+    let end = async |now| store.run(0, |head| Ok(((), head.expire(id, now)?))).await.unwrap().1;
+    // Whoever saw that it ends at 100 comes after somebody who renewed it.
+    store.renew(id, |ttl| 100 + ttl).await.unwrap();
+    assert_eq!(end(100).await, Outcome::Committed { revision: Revision(1) });
+    assert_eq!(value(&store.snapshot(), "a").as_deref(), Some("1"));
+    assert_eq!(end(110).await, Outcome::Committed { revision: Revision(2) });
+    assert_eq!((value(&store.snapshot(), "a"), store.leases().len()), (None, 0));
+}
+
+/// A remote store that only feeds.
+#[derive(Debug)]
+struct FeedOnly;
+
+impl Remote for FeedOnly {
+    fn commit(&self, _: Txn) -> crate::Answer<'_, Outcome> {
+        Box::pin(async { Err(StoreError::Closed) })
+    }
+    fn grant(&self, _: u64) -> crate::Answer<'_, LeaseId> {
+        Box::pin(async { Err(StoreError::Closed) })
+    }
+    fn revoke(&self, _: LeaseId) -> crate::Answer<'_, Outcome> {
+        Box::pin(async { Err(StoreError::Closed) })
+    }
+    fn revision(&self) -> crate::Answer<'_, Revision> {
+        Box::pin(async { Ok(Revision(0)) })
+    }
+}
+
+#[tokio::test]
+async fn a_remote_store_that_goes_back_ends_watches() {
+    let mut feed = None;
+    let store = Store::remote(HistoryLimits::default(), |f| {
+        feed = Some(f);
+        Box::new(FeedOnly)
+    });
+    let feed = feed.unwrap();
+    feed.reset([], Revision(10));
+    feed.apply(Vec::new(), Revision(9));
+    assert_eq!(store.snapshot().revision(), Revision(10), "what comes twice changes nothing");
+    let mut watch = store.watch(b"", Revision(10)).unwrap();
+    feed.reset([], Revision(10));
+    assert_eq!(watch.ready(), Ok(Vec::new()), "nothing was missed");
+    feed.reset([], Revision(5));
+    assert!(matches!(watch.ready(), Err(WatchEnd::Compacted { .. })), "10 is yet to come again");
+    assert!(store.watch(b"", Revision(5)).is_ok());
 }

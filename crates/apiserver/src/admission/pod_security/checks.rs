@@ -191,7 +191,7 @@ const CAPABILITIES: [&str; 13] = [
     "SYS_CHROOT",
 ];
 
-fn strings<'a>(value: &'a Value) -> impl Iterator<Item = &'a str> {
+fn strings(value: &Value) -> impl Iterator<Item = &str> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 

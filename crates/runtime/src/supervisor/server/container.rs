@@ -3,8 +3,9 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 
+use super::{Problem, set_nonblocking};
 use crate::supervisor::log::{LineSplitter, LogFile, timestamp};
-use crate::supervisor::protocol::{Exit, PidNamespace};
+use crate::supervisor::protocol::{AttachedAtStart, Exit, Failure, PidNamespace};
 use crate::sys;
 
 /// How much is read from a container at once.
@@ -25,6 +26,92 @@ pub(super) struct Attached {
     pub(super) pending: Vec<u8>,
     pub(super) stdout: Option<OwnedFd>,
     pub(super) stderr: Option<OwnedFd>,
+    /// The container waits for this one.
+    lossless: bool,
+    /// Output of stdout and stderr this one has not taken yet; only without loss.
+    unsent: [Vec<u8>; 2],
+}
+
+impl Attached {
+    /// Takes one descriptor for each stream that is wanted.
+    pub(super) fn new(wanted: AttachedAtStart, fds: Vec<OwnedFd>) -> Result<Self, Problem> {
+        let streams = [wanted.stdin, wanted.stdout, wanted.stderr];
+        if fds.len() != streams.iter().filter(|wanted| **wanted).count() {
+            return Err((Failure::Internal, "attach: descriptors do not match the streams".to_owned()));
+        }
+        fds.iter().for_each(set_nonblocking);
+        let mut fds = fds.into_iter();
+        let [stdin, stdout, stderr] = streams.map(|wanted| if wanted { fds.next() } else { None });
+        Ok(Self {
+            stdin,
+            pending: Vec::new(),
+            stdout,
+            stderr,
+            lossless: wanted.lossless,
+            unsent: Default::default(),
+        })
+    }
+
+    /// Where a stream goes and what waits to go there.
+    fn stream(&mut self, stream: u8) -> (&mut Option<OwnedFd>, &mut Vec<u8>) {
+        let [out, err] = &mut self.unsent;
+        if stream == 1 { (&mut self.stdout, out) } else { (&mut self.stderr, err) }
+    }
+
+    fn send(&mut self, stream: u8, bytes: &[u8]) {
+        let lossless = self.lossless;
+        let (target, unsent) = self.stream(stream);
+        let Some(fd) = target else { return };
+        if !unsent.is_empty() {
+            unsent.extend_from_slice(bytes);
+            return;
+        }
+        match nix::unistd::write(&*fd, bytes) {
+            Ok(count) if lossless => unsent.extend_from_slice(&bytes[count..]),
+            Err(nix::errno::Errno::EAGAIN) if lossless => unsent.extend_from_slice(bytes),
+            Ok(_) | Err(nix::errno::Errno::EAGAIN) => {}
+            Err(_) => *target = None,
+        }
+    }
+
+    /// The descriptor a stream waits for, if any of its output was not taken yet.
+    pub(super) fn behind(&self, stream: u8) -> Option<&OwnedFd> {
+        let (target, unsent) =
+            if stream == 1 { (&self.stdout, &self.unsent[0]) } else { (&self.stderr, &self.unsent[1]) };
+        target.as_ref().filter(|_| !unsent.is_empty())
+    }
+
+    fn catch_up(&mut self, stream: u8, ended: bool) {
+        let (target, unsent) = self.stream(stream);
+        let Some(fd) = target else { return };
+        match nix::unistd::write(&*fd, unsent) {
+            Ok(count) => {
+                unsent.drain(..count);
+                if unsent.is_empty() {
+                    *unsent = Vec::new();
+                    if ended {
+                        *target = None;
+                    }
+                }
+            }
+            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {}
+            Err(_) => {
+                *target = None;
+                *unsent = Vec::new();
+            }
+        }
+    }
+
+    /// Nothing more will come: lets go of what has everything.
+    fn finish(&mut self) {
+        self.stdin = None;
+        for stream in [1, 2] {
+            let (target, unsent) = self.stream(stream);
+            if unsent.is_empty() {
+                *target = None;
+            }
+        }
+    }
 }
 
 pub(super) struct Container {
@@ -45,6 +132,8 @@ pub(super) struct Container {
     pub(super) stdin_once: bool,
     pub(super) terminal: bool,
     pub(super) attached: Vec<Attached>,
+    /// It has ended and the exit hook has not been run.
+    pub(super) hook_due: bool,
 }
 
 impl Container {
@@ -75,17 +164,30 @@ impl Container {
         }
     }
 
-    /// Copies output to the attached. One that does not read misses some; the log has it all.
+    /// Copies output to the attached. One that does not read misses some, unless it asked not to; the log
+    /// has it all.
     pub(super) fn show(&mut self, stream: u8, bytes: &[u8]) {
         for attached in &mut self.attached {
-            let target = if stream == 1 { &mut attached.stdout } else { &mut attached.stderr };
-            if let Some(fd) = target {
-                match nix::unistd::write(&*fd, bytes) {
-                    Ok(_) | Err(nix::errno::Errno::EAGAIN) => {}
-                    Err(_) => *target = None,
-                }
-            }
+            attached.send(stream, bytes);
         }
+    }
+
+    /// Gives one of the attached what it had no room for.
+    pub(super) fn catch_up(&mut self, position: usize, stream: u8) {
+        let ended = self.exit.is_some();
+        if let Some(attached) = self.attached.get_mut(position) {
+            attached.catch_up(stream, ended);
+        }
+    }
+
+    /// Whether somebody attached must take output of this stream before more is read.
+    pub(super) fn held_back(&self, stream: u8) -> bool {
+        self.attached.iter().any(|attached| attached.behind(stream).is_some())
+    }
+
+    /// Nothing more will come for the attached.
+    pub(super) fn finish_attached(&mut self) {
+        self.attached.iter_mut().for_each(Attached::finish);
     }
 
     pub(super) fn finish_output(&mut self) {

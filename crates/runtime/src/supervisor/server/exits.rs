@@ -88,7 +88,8 @@ impl Server {
         }
         container.exit = Some(exit.clone());
         container.stdin = None;
-        container.attached = Vec::new();
+        container.finish_attached();
+        container.hook_due = true;
         let event = Event::Exited { id: container.id.clone(), exit };
         self.publish(&event);
         self.forget_start_up();

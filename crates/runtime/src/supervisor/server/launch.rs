@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::sched::{CloneFlags, setns};
 
-use super::container::{Container, Output};
+use super::container::{Attached, Container, Output};
 use super::requests::Role;
 use super::{Problem, Server, internal, open_pidfd, pipe, set_nonblocking, status_pair};
 use crate::supervisor::log::{LineSplitter, LogFile};
@@ -31,10 +31,14 @@ pub(super) struct ExecProcess {
 }
 
 impl Server {
-    pub(super) fn start(&mut self, key: u64, start: Start) -> Result<(), Problem> {
+    pub(super) fn start(&mut self, key: u64, start: Start, fds: Vec<OwnedFd>) -> Result<(), Problem> {
         if self.find(&start.id).is_ok() {
             return Err((Failure::Internal, format!("container {} was started before", start.id)));
         }
+        let attached = match start.attach {
+            None => Vec::new(),
+            Some(wanted) => vec![Attached::new(wanted, fds)?],
+        };
         let log = LogFile::open(start.log).map_err(|error| (Failure::Start, format!("open log: {error}")))?;
         let (mut outputs, mut stdin) = (Vec::new(), None);
         let mut streams = None;
@@ -114,7 +118,8 @@ impl Server {
             stdin,
             stdin_once: start.stdin_once,
             terminal: start.terminal,
-            attached: Vec::new(),
+            attached,
+            hook_due: false,
         });
         Ok(())
     }
@@ -171,8 +176,7 @@ impl Server {
                     [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
                 });
                 child::exec(
-                    &exec.bundle,
-                    &exec.args,
+                    &exec,
                     (&cgroup, &group),
                     &self.cgroups,
                     target.as_fd(),

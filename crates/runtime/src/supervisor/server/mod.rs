@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
+use super::hook::ExitHook;
 use super::protocol::Failure;
 use crate::cgroup::Layout;
 use container::Container;
@@ -26,6 +27,7 @@ pub struct Server {
     cgroups: Layout,
     /// First process of the PID namespace the containers share.
     pod_pid: Option<i32>,
+    hook: Option<ExitHook>,
     own_pid_namespace: OwnedFd,
     directory: PathBuf,
     containers: Vec<Container>,
@@ -43,8 +45,20 @@ enum Source {
     Signals,
     Connection(u64),
     Launch(i32),
-    Output { container: usize, stream: u8 },
-    Input { container: usize, attached: usize },
+    Output {
+        container: usize,
+        stream: u8,
+    },
+    Input {
+        container: usize,
+        attached: usize,
+    },
+    /// Somebody attached has room again.
+    Room {
+        container: usize,
+        attached: usize,
+        stream: u8,
+    },
 }
 
 impl Server {
@@ -52,6 +66,7 @@ impl Server {
         listener: UnixListener,
         cgroups: Layout,
         pod_pid: Option<i32>,
+        hook: Option<ExitHook>,
         directory: PathBuf,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
@@ -76,6 +91,7 @@ impl Server {
             signals,
             cgroups,
             pod_pid,
+            hook,
             own_pid_namespace,
             directory,
             containers: Vec::new(),
@@ -107,13 +123,18 @@ impl Server {
             }
             // Output first, exits last: what a container wrote is in its log before its end is known.
             for (poll, source) in polls.iter().zip(&sources) {
-                if poll.revents != 0 && matches!(source, Source::Output { .. } | Source::Input { .. }) {
+                if poll.revents != 0
+                    && matches!(source, Source::Output { .. } | Source::Input { .. } | Source::Room { .. })
+                {
                     self.handle(*source);
                 }
             }
             for (poll, source) in polls.iter().zip(&sources) {
                 if poll.revents != 0
-                    && !matches!(source, Source::Output { .. } | Source::Input { .. } | Source::Signals)
+                    && !matches!(
+                        source,
+                        Source::Output { .. } | Source::Input { .. } | Source::Room { .. } | Source::Signals
+                    )
                 {
                     self.handle(*source);
                 }
@@ -123,6 +144,13 @@ impl Server {
             }
             for container in &mut self.containers {
                 container.attached.retain(|a| a.stdin.is_some() || a.stdout.is_some() || a.stderr.is_some());
+                if container.hook_due && container.attached.is_empty() {
+                    container.hook_due = false;
+                    if let Some(hook) = &self.hook {
+                        // Whoever looks next sees the exit record; there is nobody here to tell.
+                        let _ = hook.run();
+                    }
+                }
             }
         }
     }
@@ -144,13 +172,21 @@ impl Server {
             add(launch.status.as_raw_fd(), libc::POLLIN, Source::Launch(*pid));
         }
         for (index, container) in self.containers.iter().enumerate() {
-            for output in &container.outputs {
+            for output in container.outputs.iter().filter(|output| !container.held_back(output.stream)) {
                 let source = Source::Output { container: index, stream: output.stream };
                 add(output.pipe.as_raw_fd(), libc::POLLIN, source);
             }
             for (position, attached) in container.attached.iter().enumerate() {
+                for stream in [1, 2] {
+                    if let Some(fd) = attached.behind(stream) {
+                        let source = Source::Room { container: index, attached: position, stream };
+                        add(fd.as_raw_fd(), libc::POLLOUT, source);
+                    }
+                }
                 let source = Source::Input { container: index, attached: position };
                 match (&attached.stdin, &container.stdin) {
+                    // A terminal appears only with the program: input waits for it.
+                    _ if !container.running => {}
                     // Input that could not be delivered waits for the container, not for more input.
                     (Some(_), Some(stdin)) if !attached.pending.is_empty() => {
                         add(stdin.as_raw_fd(), libc::POLLOUT, source);
@@ -172,6 +208,11 @@ impl Server {
             Source::Output { container, stream } => {
                 if let Some(container) = self.containers.get_mut(container) {
                     container.read_output(stream, 1);
+                }
+            }
+            Source::Room { container, attached, stream } => {
+                if let Some(container) = self.containers.get_mut(container) {
+                    container.catch_up(attached, stream);
                 }
             }
             Source::Input { container, attached } => {

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use super::container::{Attached, Container};
-use super::{Problem, Server, internal, set_nonblocking};
-use crate::supervisor::protocol::{self, Decoder, Event, Failure, Reply, Request};
+use super::{Problem, Server, internal};
+use crate::supervisor::protocol::{self, AttachedAtStart, Decoder, Event, Failure, Reply, Request};
 use crate::sys;
 
 pub(super) enum Role {
@@ -66,7 +66,7 @@ impl Server {
 
     pub(super) fn serve(&mut self, key: u64, request: Request, fds: Vec<OwnedFd>) {
         let result = match request {
-            Request::Start(start) => self.start(key, start).map(|()| None),
+            Request::Start(start) => self.start(key, start, fds).map(|()| None),
             Request::Exec(exec) => self.exec(key, exec, fds).map(|()| None),
             Request::KillExec { id, exec } => self.find(&id).map(|container| {
                 let group = format!("{}/{exec}", container.cgroup);
@@ -77,8 +77,9 @@ impl Server {
             Request::Resize { id, width, height } => {
                 self.find(&id).map(|container| container.resize(width, height)).map(|()| Some(Reply::Done))
             }
-            Request::Attach { id, stdin, stdout, stderr } => {
-                self.attach(&id, [stdin, stdout, stderr], fds).map(|()| Some(Reply::Done))
+            Request::Attach { id, stdin, stdout, stderr, lossless } => {
+                let wanted = AttachedAtStart { stdin, stdout, stderr, lossless };
+                self.attach(&id, wanted, fds).map(|()| Some(Reply::Done))
             }
             Request::ReopenLog { id } => self
                 .find_mut(&id)
@@ -127,19 +128,15 @@ impl Server {
         }
     }
 
-    pub(super) fn attach(&mut self, id: &str, wanted: [bool; 3], fds: Vec<OwnedFd>) -> Result<(), Problem> {
+    pub(super) fn attach(
+        &mut self,
+        id: &str,
+        wanted: AttachedAtStart,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Problem> {
         self.running(id)?;
-        let container = self.find_mut(id)?;
-        if fds.len() != wanted.iter().filter(|w| **w).count() {
-            return Err((Failure::Internal, "attach: descriptors do not match the streams".to_owned()));
-        }
-        let mut fds = fds.into_iter();
-        let mut take = |wanted: bool| if wanted { fds.next() } else { None };
-        let [stdin, stdout, stderr] = wanted.map(&mut take);
-        for fd in [&stdin, &stdout, &stderr].into_iter().flatten() {
-            set_nonblocking(fd);
-        }
-        container.attached.push(Attached { stdin, pending: Vec::new(), stdout, stderr });
+        let attached = Attached::new(wanted, fds)?;
+        self.find_mut(id)?.attached.push(attached);
         Ok(())
     }
 

@@ -1,0 +1,211 @@
+//! The network door: TLS on loopback, HTTP/1.1 and HTTP/2.
+
+use crate::world::*;
+use bytes::Bytes;
+use ferrite_apiserver::{BoxError, Serving};
+use ferrite_pki::{Authority, Purpose, Subject};
+use http::{Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, Empty, StreamBody};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::json;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// A server on loopback and what an administrator needs to reach it.
+struct Network {
+    world: World,
+    address: SocketAddr,
+    tls: rustls::ClientConfig,
+    serving: JoinHandle<()>,
+}
+
+impl Network {
+    async fn start(serving: Serving) -> Self {
+        let world = World::start_with(serving).await;
+        let authority = Authority::create("test").expect("an authority");
+        let names = vec!["localhost".to_owned()];
+        let subject = Subject { common_name: "server".into(), organization: None, names };
+        let server = authority.issue(&subject, Purpose::Server).expect("a certificate");
+        let admin = Subject::client("admin", Some("system:masters"));
+        let admin = authority.issue(&admin, Purpose::Client).expect("a certificate");
+        let ca = authority.certificate();
+        let tls = ferrite_pki::server_config(&server, ca, &["h2", "http/1.1"]).expect("a configuration");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let serving = tokio::spawn(world.server().serve(listener, Arc::new(tls)));
+        let tls = ferrite_pki::client_config(ca, Some(&admin)).expect("a configuration");
+        Self { world, address, tls, serving }
+    }
+
+    async fn connect(&self, protocol: &str) -> TlsStream<TcpStream> {
+        let mut tls = self.tls.clone();
+        tls.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let stream = TcpStream::connect(self.address).await.expect("a connection");
+        let name = "localhost".try_into().expect("a name");
+        TlsConnector::from(Arc::new(tls)).connect(name, stream).await.expect("a handshake")
+    }
+
+    async fn http2<B>(&self) -> hyper::client::conn::http2::SendRequest<B>
+    where
+        B: http_body::Body + Send + Unpin + 'static,
+        B::Data: Send,
+        B::Error: Into<BoxError>,
+    {
+        let stream = TokioIo::new(self.connect("h2").await);
+        let (sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.expect("a handshake");
+        // Ends with the connection, which the test ends.
+        tokio::spawn(connection);
+        sender
+    }
+
+    fn get(&self, path: &str) -> Request<Empty<Bytes>> {
+        Request::get(format!("https://{}{path}", self.address)).body(Empty::new()).expect("a request")
+    }
+}
+
+async fn text(answer: Response<Incoming>) -> String {
+    let bytes = answer.into_body().collect().await.expect("a body").to_bytes();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test]
+async fn a_connection_serves_one_request_after_another() {
+    let network = Network::start(Serving::default()).await;
+    let stream = TokioIo::new(network.connect("http/1.1").await);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.expect("a handshake");
+    tokio::spawn(connection);
+    for path in ["/version", "/readyz", MAPS] {
+        let mut request = network.get(path);
+        request.headers_mut().insert("host", "localhost".parse().expect("a header"));
+        let answer = sender.send_request(request).await.expect("an answer");
+        assert_eq!(answer.status(), StatusCode::OK, "{path}");
+        assert!(!text(answer).await.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn many_requests_share_a_connection_up_to_a_limit() {
+    let serving = Serving { http2_max_streams: 3, ..Serving::default() };
+    let network = Network::start(serving).await;
+    let mut sender = network.http2().await;
+    let watches: Vec<_> =
+        [(); 3].map(|()| sender.send_request(network.get(&format!("{MAPS}?watch=1")))).into();
+    let mut bodies = Vec::new();
+    for watch in watches {
+        bodies.push(watch.await.expect("an answer").into_body());
+    }
+    let mut fourth = Box::pin(sender.send_request(network.get("/version")));
+    assert!(
+        tokio::time::timeout(Duration::from_millis(200), &mut fourth).await.is_err(),
+        "no stream is free"
+    );
+    drop(bodies.pop());
+    assert_eq!(fourth.await.expect("an answer").status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn clients_are_asked_to_connect_anew() {
+    let network = Network::start(Serving { goaway_chance: 1.0, ..Serving::default() }).await;
+    let mut sender = network.http2().await;
+    let answer = sender.send_request(network.get("/version")).await.expect("the request itself is answered");
+    assert!(text(answer).await.contains("gitVersion"));
+    let closed = async {
+        while sender.ready().await.is_ok() {
+            let _ = sender.send_request(network.get("/version")).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), closed).await.expect("the connection ends");
+}
+
+#[tokio::test]
+async fn headers_that_never_end_are_not_waited_for() {
+    let network = Network::start(Serving::default()).await;
+    let mut stream = network.connect("http/1.1").await;
+    stream.write_all(b"GET /version HTTP/1.1\r\nhost: localhost\r\nx: ").await.expect("sent");
+    tokio::time::pause();
+    let mut rest = Vec::new();
+    // However the server puts it: the connection is over.
+    let _ = stream.read_to_end(&mut rest).await;
+    assert!(!String::from_utf8_lossy(&rest).contains("200 OK"));
+}
+
+#[tokio::test]
+async fn headers_without_measure_are_refused() {
+    let network = Network::start(Serving::default()).await;
+    let mut stream = network.connect("http/1.1").await;
+    let line = format!("GET /version HTTP/1.1\r\nhost: localhost\r\nx: {}", "y".repeat(2 << 20));
+    let _ = stream.write_all(line.as_bytes()).await;
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest).await;
+    assert!(!String::from_utf8_lossy(&rest).contains("200 OK"));
+}
+
+#[tokio::test]
+async fn a_stopping_server_finishes_what_it_has_begun() {
+    let network = Network::start(Serving::default()).await;
+    let mut sender = network.http2().await;
+    let (body, pieces) = tokio::sync::mpsc::channel::<Result<Frame<Bytes>, BoxError>>(1);
+    let pieces = futures_util::stream::unfold(pieces, |mut pieces| async move {
+        let piece = pieces.recv().await?;
+        Some((piece, pieces))
+    });
+    let request = Request::post(format!("https://{}{MAPS}", network.address))
+        .header("content-type", "application/json")
+        .body(StreamBody::new(Box::pin(pieces)))
+        .expect("a request");
+    let answer = tokio::spawn(sender.send_request(request));
+    let map = config_map("late", json!({})).to_string();
+    let (first, second) = map.split_at(10);
+    body.send(Ok(Frame::data(Bytes::copy_from_slice(first.as_bytes())))).await.expect("sent");
+    // The request has arrived once it counts as one in flight.
+    let counted = "apiserver_current_inflight_requests{request_kind=\"mutating\"} 1";
+    for _ in 0..1000 {
+        let metrics = network.world.get("/metrics").await;
+        if String::from_utf8_lossy(&metrics.bytes).contains(counted) {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    let server = network.world.server();
+    let stopping = tokio::spawn(async move { server.shutdown().await });
+    network.serving.await.expect("no more connections are taken");
+    assert!(TcpStream::connect(network.address).await.is_err());
+    let finish = async {
+        body.send(Ok(Frame::data(Bytes::copy_from_slice(second.as_bytes())))).await.expect("sent");
+        drop(body);
+        answer.await.expect("a task").expect("an answer").status()
+    };
+    assert_eq!(finish.await, StatusCode::CREATED);
+    drop(sender);
+    stopping.await.expect("the server ends");
+}
+
+#[tokio::test]
+async fn a_watcher_that_leaves_is_forgotten() {
+    let network = Network::start(Serving::default()).await;
+    let mut sender = network.http2().await;
+    let watch = sender.send_request(network.get(&format!("{MAPS}?watch=1"))).await.expect("an answer");
+    let running = async |network: &Network| {
+        let metrics = network.world.get("/metrics").await;
+        let text = String::from_utf8_lossy(&metrics.bytes).into_owned();
+        let line = text.lines().find(|l| l.starts_with("apiserver_longrunning_requests{")).map(str::to_owned);
+        line.is_some_and(|l| l.ends_with(" 1"))
+    };
+    assert!(running(&network).await);
+    drop((watch, sender));
+    let gone = async {
+        while running(&network).await {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("the watch ends with its client");
+}

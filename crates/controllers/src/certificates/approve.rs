@@ -1,0 +1,92 @@
+//! Approves what nodes may ask for themselves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_client::{Informer, ObjectKey, WorkQueue, run_workers};
+use ferrite_pki::Request;
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+use super::{KUBELET_CLIENT, condition, has, is_issued, kubelet_client_problem, settled, with_condition};
+use crate::Context;
+use crate::error::{During, SyncError};
+
+const NAME: &str = "certificatesigningrequest-approving-controller";
+
+pub(crate) fn start(context: &Context) {
+    let queue = Arc::new(WorkQueue::new());
+    let requests: Informer<CertificateSigningRequest> = context.informers.get();
+    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
+    context.scope.spawn(async move {
+        let watching = queue.clone();
+        requests.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
+        requests.synced().await;
+        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
+            let request = requests.get(&key);
+            let client = client.clone();
+            async move {
+                let Some(request) = request else { return Ok(None) };
+                approve(&client, &request).await
+            }
+        })
+        .await;
+    });
+}
+
+/// The right that lets a request pass, and what is said then. None when it is not a node's.
+fn recognise(request: &CertificateSigningRequest) -> Option<(&'static str, &'static str)> {
+    let decided = is_issued(request) || has(request, "Approved") || has(request, "Denied");
+    if decided || request.spec.signer_name != KUBELET_CLIENT {
+        return None;
+    }
+    let wanted = Request::parse(&request.spec.request.0)?;
+    if kubelet_client_problem(request, &wanted).is_some() {
+        return None;
+    }
+    Some(match request.spec.username.as_deref() == Some(&wanted.common_name) {
+        true => {
+            ("selfnodeclient", "Auto approving self kubelet client certificate after SubjectAccessReview.")
+        }
+        false => ("nodeclient", "Auto approving kubelet client certificate after SubjectAccessReview."),
+    })
+}
+
+async fn approve(
+    client: &Client,
+    request: &CertificateSigningRequest,
+) -> Result<Option<Duration>, SyncError> {
+    let Some((right, message)) = recognise(request) else { return Ok(None) };
+    let name = request.metadata.name.as_deref().unwrap_or_default();
+    let spec = &request.spec;
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: spec.username.clone(),
+            uid: spec.uid.clone(),
+            groups: spec.groups.clone(),
+            extra: spec.extra.clone(),
+            resource_attributes: Some(ResourceAttributes {
+                group: Some("certificates.k8s.io".into()),
+                resource: Some("certificatesigningrequests".into()),
+                verb: Some("create".into()),
+                subresource: Some(right.into()),
+                ..ResourceAttributes::default()
+            }),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
+    };
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let answer = reviews
+        .create(&PostParams::default(), &review)
+        .await
+        .during(|| format!("ask whether certificate signing request {name} may pass"))?;
+    if !answer.status.is_some_and(|status| status.allowed) {
+        return Ok(None);
+    }
+    let approved = with_condition(request, condition("Approved", "AutoApproved", message));
+    let api: Api<CertificateSigningRequest> = Api::all(client.clone());
+    settled(api.replace_subresource("approval", name, &PostParams::default(), &approved).await, name)
+}

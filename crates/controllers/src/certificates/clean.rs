@@ -1,0 +1,90 @@
+//! Removes requests that nobody needs any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_client::{Informer, ObjectKey, WorkQueue, run_workers};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::Api;
+use kube::api::DeleteParams;
+
+use super::{has, is_issued, settled};
+use crate::Context;
+
+const NAME: &str = "certificatesigningrequest-cleaner-controller";
+/// How long a request is kept once it was decided about.
+const DECIDED: SignedDuration = SignedDuration::from_hours(1);
+const PENDING: SignedDuration = SignedDuration::from_hours(24);
+
+pub(crate) fn start(context: &Context) {
+    let queue = Arc::new(WorkQueue::new());
+    let requests: Informer<CertificateSigningRequest> = context.informers.get();
+    let (client, scope) = (context.client.clone(), context.scope.clone());
+    context.scope.spawn(async move {
+        let watching = queue.clone();
+        requests.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
+        requests.synced().await;
+        run_workers(NAME, queue, 1, scope, |key: ObjectKey| {
+            let left = requests.get(&key).map(|request| left(&request, Timestamp::now()));
+            let client = client.clone();
+            async move {
+                match left {
+                    None => Ok(None),
+                    Some(Some(left)) => Ok(Some(left)),
+                    Some(None) => {
+                        let api: Api<CertificateSigningRequest> = Api::all(client);
+                        settled(api.delete(&key.name, &DeleteParams::default()).await, &key.name)
+                    }
+                }
+            }
+        })
+        .await;
+    });
+}
+
+/// How long a request stays. None when its time is over.
+fn left(request: &CertificateSigningRequest, now: Timestamp) -> Option<Duration> {
+    let conditions = request.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+    let decided = conditions
+        .iter()
+        .filter(|c| matches!(c.type_.as_str(), "Approved" | "Denied" | "Failed"))
+        .filter_map(|c| c.last_update_time.as_ref().map(|time| time.0))
+        .max();
+    let is_decided = is_issued(request) || ["Approved", "Denied", "Failed"].iter().any(|c| has(request, c));
+    let made = request.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
+    let end = match is_decided {
+        true => decided.unwrap_or(made).saturating_add(DECIDED),
+        false => made.saturating_add(PENDING),
+    };
+    let left = end.unwrap_or(now).duration_since(now);
+    Duration::try_from(left).ok().filter(|left| !left.is_zero())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn requests_stay_for_their_time() {
+        let now: Timestamp = "2026-01-02T00:00:00Z".parse().unwrap();
+        let request = |made: &str, conditions: Value| -> CertificateSigningRequest {
+            serde_json::from_value(json!({
+                "metadata": {"creationTimestamp": made}, "spec": {"request": "", "signerName": "s/s"},
+                "status": {"conditions": conditions},
+            }))
+            .unwrap()
+        };
+        let decided = |kind: &str, at: &str| json!([{"type": kind, "status": "True", "lastUpdateTime": at}]);
+        for (made, conditions, expected) in [
+            ("2026-01-01T12:00:00Z", json!([]), Some(12 * 3600)),
+            ("2026-01-01T00:00:00Z", json!([]), None),
+            ("2026-01-01T00:00:00Z", decided("Denied", "2026-01-01T23:30:00Z"), Some(1800)),
+            ("2026-01-01T00:00:00Z", decided("Approved", "2026-01-01T22:00:00Z"), None),
+        ] {
+            let found = left(&request(made, conditions.clone()), now).map(|d| d.as_secs());
+            assert_eq!(found, expected, "{made} {conditions}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Keeps tokens of service accounts in secrets, for those who ask for one that way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_client::{
+    Change, Informer, ListSelector, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers,
+};
+use ferrite_pki::{LEGACY_ISSUER, TokenSigner};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, Client};
+use serde_json::json;
+
+use crate::Context;
+use crate::error::{During, SyncError};
+
+const NAME: &str = "serviceaccount-token-controller";
+const KIND: &str = "kubernetes.io/service-account-token";
+const ACCOUNT: &str = "kubernetes.io/service-account.name";
+const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
+
+pub(crate) fn start(context: &Context) {
+    let Some(signer) = context.config.tokens.clone() else { return };
+    let bundle = context.config.root_ca.clone().unwrap_or_default();
+    let queue = Arc::new(WorkQueue::new());
+    let secrets: Informer<Secret> =
+        context.informers.get_selected(ListSelector::fields(format!("type={KIND}")));
+    let accounts: Informer<ServiceAccount> = context.informers.get();
+    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
+    context.scope.spawn(async move {
+        let watching = queue.clone();
+        secrets.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
+        let (watching, known) = (queue.clone(), secrets.clone());
+        accounts.subscribe(move |change| {
+            if matches!(change, Change::Updated { .. }) {
+                return;
+            }
+            let namespace = change.object().metadata.namespace.clone().unwrap_or_default();
+            for secret in known.list_in(&namespace) {
+                if annotation(&secret, ACCOUNT)
+                    == change.object().metadata.name.as_deref().unwrap_or_default()
+                {
+                    watching.add(ObjectKey::of(&*secret));
+                }
+            }
+        });
+        secrets.synced().await;
+        accounts.synced().await;
+        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
+            let step = secrets.get(&key).map(|secret| {
+                let account =
+                    accounts.get(&ObjectKey::new(key.namespace.clone(), annotation(&secret, ACCOUNT)));
+                decide(&secret, account.as_deref(), &bundle, &|claims| signer_token(&signer, claims))
+            });
+            let client = client.clone();
+            async move { act(&client, &key, step.unwrap_or(Step::Nothing)).await }
+        })
+        .await;
+    });
+}
+
+fn signer_token(signer: &TokenSigner, claims: &serde_json::Value) -> Option<String> {
+    signer.sign(claims)
+}
+
+fn annotation<'a>(secret: &'a Secret, key: &str) -> &'a str {
+    secret.metadata.annotations.as_ref().and_then(|a| a.get(key)).map_or("", String::as_str)
+}
+
+#[derive(Debug, PartialEq)]
+enum Step {
+    Nothing,
+    Fill(Box<Secret>),
+    Delete(Preconditions),
+}
+
+/// What a secret needs: to be filled, or to go with its account.
+fn decide(
+    secret: &Secret,
+    account: Option<&ServiceAccount>,
+    bundle: &str,
+    sign: &dyn Fn(&serde_json::Value) -> Option<String>,
+) -> Step {
+    let name = annotation(secret, ACCOUNT);
+    if secret.type_.as_deref() != Some(KIND)
+        || name.is_empty()
+        || secret.metadata.deletion_timestamp.is_some()
+    {
+        return Step::Nothing;
+    }
+    let wanted = annotation(secret, ACCOUNT_UID);
+    let uid = account.and_then(|account| account.metadata.uid.as_deref()).unwrap_or_default();
+    if account.is_none() || (!wanted.is_empty() && wanted != uid) {
+        return Step::Delete(Preconditions {
+            uid: secret.metadata.uid.clone(),
+            resource_version: secret.metadata.resource_version.clone(),
+        });
+    }
+    let namespace = secret.metadata.namespace.clone().unwrap_or_default();
+    let data = secret.data.clone().unwrap_or_default();
+    let mut filled = data.clone();
+    filled.insert("ca.crt".into(), ByteString(bundle.into()));
+    filled.insert("namespace".into(), ByteString(namespace.clone().into()));
+    if filled.get("token").is_none_or(|token| token.0.is_empty()) {
+        let claims = json!({
+            "iss": LEGACY_ISSUER,
+            "sub": format!("system:serviceaccount:{namespace}:{name}"),
+            "kubernetes.io/serviceaccount/namespace": namespace,
+            "kubernetes.io/serviceaccount/secret.name": secret.metadata.name,
+            "kubernetes.io/serviceaccount/service-account.name": name,
+            "kubernetes.io/serviceaccount/service-account.uid": uid,
+        });
+        let Some(token) = sign(&claims) else { return Step::Nothing };
+        filled.insert("token".into(), ByteString(token.into()));
+    }
+    if filled == data && wanted == uid {
+        return Step::Nothing;
+    }
+    let mut updated = secret.clone();
+    updated.data = Some(filled);
+    updated.metadata.annotations.get_or_insert_default().insert(ACCOUNT_UID.into(), uid.into());
+    Step::Fill(Box::new(updated))
+}
+
+async fn act(client: &Client, key: &ObjectKey, step: Step) -> Result<Option<Duration>, SyncError> {
+    let api: Api<Secret> = Api::namespaced(client.clone(), &key.namespace);
+    let result = match step {
+        Step::Nothing => return Ok(None),
+        Step::Fill(secret) => api.replace(&key.name, &PostParams::default(), &secret).await.map(drop),
+        Step::Delete(preconditions) => {
+            let options = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+            api.delete(&key.name, &options).await.map(drop)
+        }
+    };
+    match result {
+        Ok(()) => Ok(None),
+        // What has changed wakes us again.
+        Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),
+        Err(error) => Err(error).during(|| format!("keep the token in secret {key}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn a_secret_is_filled_kept_and_goes_with_its_account() {
+        let secret = |annotations: Value, data: Value| -> Secret {
+            serde_json::from_value(json!({
+                "metadata": {"name": "s", "namespace": "ns", "annotations": annotations}, "type": KIND, "data": data,
+            }))
+            .unwrap()
+        };
+        let account: ServiceAccount =
+            serde_json::from_value(json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u"}}))
+                .unwrap();
+        let sign = |claims: &Value| Some(format!("token for {}", claims["sub"].as_str().unwrap()));
+        let fresh = secret(json!({ACCOUNT: "a"}), json!({}));
+        let Step::Fill(filled) = decide(&fresh, Some(&account), "PEM", &sign) else {
+            panic!("must be filled")
+        };
+        assert_eq!(filled.data.as_ref().unwrap()["token"].0, b"token for system:serviceaccount:ns:a");
+        assert_eq!(annotation(&filled, ACCOUNT_UID), "u");
+        assert_eq!(decide(&filled, Some(&account), "PEM", &sign), Step::Nothing);
+        assert!(matches!(decide(&filled, None, "PEM", &sign), Step::Delete(_)));
+        let other = secret(json!({ACCOUNT: "a", ACCOUNT_UID: "another"}), json!({}));
+        assert!(matches!(decide(&other, Some(&account), "PEM", &sign), Step::Delete(_)));
+        assert_eq!(decide(&secret(json!({}), json!({})), None, "PEM", &sign), Step::Nothing);
+    }
+}

@@ -1,0 +1,189 @@
+//! Lets claims and volumes go that are being deleted, once nobody uses them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_client::{Change, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
+use kube::{Api, Client};
+
+use crate::Context;
+use crate::error::{During, SyncError};
+
+const CLAIMS: &str = "persistentvolumeclaim-protection-controller";
+const VOLUMES: &str = "persistentvolume-protection-controller";
+const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
+const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
+
+/// What to do about an object's finalizer.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Nothing,
+    /// It is not protected yet: made before there was admission for it.
+    Hold,
+    Release,
+}
+
+fn decide(metadata: &ObjectMeta, finalizer: &str, in_use: bool) -> Step {
+    let held = metadata.finalizers.iter().flatten().any(|f| f == finalizer);
+    match (metadata.deletion_timestamp.is_some(), held) {
+        (true, true) if !in_use => Step::Release,
+        (false, false) => Step::Hold,
+        _ => Step::Nothing,
+    }
+}
+
+/// The metadata after a step.
+fn after(mut metadata: ObjectMeta, finalizer: &str, step: &Step) -> ObjectMeta {
+    let finalizers = metadata.finalizers.get_or_insert_default();
+    finalizers.retain(|f| f != finalizer);
+    if *step == Step::Hold {
+        finalizers.push(finalizer.to_owned());
+    }
+    metadata
+}
+
+/// The claims a pod uses: those it names, and those made for it.
+fn claims_of(pod: &Pod) -> Vec<String> {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    volumes
+        .iter()
+        .filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
+            (Some(source), _) => Some(source.claim_name.clone()),
+            (None, Some(_)) => Some(format!("{name}-{}", volume.name)),
+            (None, None) => None,
+        })
+        .collect()
+}
+
+/// A pod that has ended, or never started, on no node uses nothing.
+fn uses(pod: &Pod, claim: &str) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    let scheduled = pod.spec.as_ref().and_then(|s| s.node_name.as_deref()).is_some_and(|n| !n.is_empty());
+    scheduled && !matches!(phase, Some("Succeeded" | "Failed")) && claims_of(pod).iter().any(|c| c == claim)
+}
+
+pub(crate) fn start_claims(context: &Context) {
+    let queue = Arc::new(WorkQueue::new());
+    let claims: Informer<PersistentVolumeClaim> = context.informers.get();
+    let pods: Informer<Pod> = context.informers.get();
+    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
+    context.scope.spawn(async move {
+        let watching = queue.clone();
+        claims.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
+        let watching = queue.clone();
+        pods.subscribe(move |change| {
+            let pod = change.object();
+            let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+            if !matches!(change, Change::Added(_)) {
+                claims_of(pod).into_iter().for_each(|c| watching.add(ObjectKey::new(namespace.clone(), c)));
+            }
+        });
+        claims.synced().await;
+        pods.synced().await;
+        run_workers(CLAIMS, queue, workers, scope, |key: ObjectKey| {
+            let claim = claims.get(&key);
+            let in_use = || pods.list_in(&key.namespace).iter().any(|pod| uses(pod, &key.name));
+            let step = claim.as_ref().map(|c| decide(&c.metadata, CLAIM_FINALIZER, in_use()));
+            let client = client.clone();
+            async move {
+                let (Some(claim), Some(step @ (Step::Hold | Step::Release))) = (claim, step) else {
+                    return Ok(None);
+                };
+                let api: Api<PersistentVolumeClaim> = Api::namespaced(client, &key.namespace);
+                let mut claim = (*claim).clone();
+                claim.metadata = after(claim.metadata, CLAIM_FINALIZER, &step);
+                settled(api.replace(&key.name, &PostParams::default(), &claim).await, &key)
+            }
+        })
+        .await;
+    });
+}
+
+pub(crate) fn start_volumes(context: &Context) {
+    let queue = Arc::new(WorkQueue::new());
+    let volumes: Informer<PersistentVolume> = context.informers.get();
+    let (client, scope, workers): (Client, _, _) =
+        (context.client.clone(), context.scope.clone(), context.config.workers);
+    context.scope.spawn(async move {
+        let watching = queue.clone();
+        volumes.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
+        volumes.synced().await;
+        run_workers(VOLUMES, queue, workers, scope, |key: ObjectKey| {
+            let volume = volumes.get(&key);
+            let step = volume.as_ref().map(|volume| {
+                let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
+                decide(&volume.metadata, VOLUME_FINALIZER, phase == Some("Bound"))
+            });
+            let client = client.clone();
+            async move {
+                let (Some(volume), Some(step @ (Step::Hold | Step::Release))) = (volume, step) else {
+                    return Ok(None);
+                };
+                let api: Api<PersistentVolume> = Api::all(client);
+                let mut volume = (*volume).clone();
+                volume.metadata = after(volume.metadata, VOLUME_FINALIZER, &step);
+                settled(api.replace(&key.name, &PostParams::default(), &volume).await, &key)
+            }
+        })
+        .await;
+    });
+}
+
+/// Somebody else's write wakes us again.
+fn settled<T>(result: Result<T, kube::Error>, key: &ObjectKey) -> Result<Option<Duration>, SyncError> {
+    match result {
+        Ok(_) => Ok(None),
+        Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),
+        Err(error) => Err(error).during(|| format!("write finalizers of {key}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_used_stays() {
+        let metadata = |deleting: bool, held: bool| -> ObjectMeta {
+            serde_json::from_value(json!({
+                "deletionTimestamp": deleting.then_some("2026-01-01T00:00:00Z"),
+                "finalizers": if held { json!(["other", CLAIM_FINALIZER]) } else { json!(["other"]) },
+            }))
+            .unwrap()
+        };
+        for (deleting, held, in_use, expected) in [
+            (true, true, false, Step::Release),
+            (true, true, true, Step::Nothing),
+            (false, false, false, Step::Hold),
+            (false, true, false, Step::Nothing),
+            (true, false, false, Step::Nothing),
+        ] {
+            assert_eq!(decide(&metadata(deleting, held), CLAIM_FINALIZER, in_use), expected);
+        }
+        let released = after(metadata(true, true), CLAIM_FINALIZER, &Step::Release);
+        assert_eq!(released.finalizers.unwrap(), ["other"]);
+    }
+
+    #[test]
+    fn a_pod_uses_what_it_names_and_what_was_made_for_it() {
+        let pod = |phase: &str, node: &str| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"name": "p"},
+                "spec": {"nodeName": node, "containers": [], "volumes": [
+                    {"name": "a", "persistentVolumeClaim": {"claimName": "disk"}},
+                    {"name": "b", "ephemeral": {}},
+                ]},
+                "status": {"phase": phase},
+            }))
+            .unwrap()
+        };
+        assert!(uses(&pod("Running", "n"), "disk") && uses(&pod("Running", "n"), "p-b"));
+        assert!(!uses(&pod("Succeeded", "n"), "disk"));
+        assert!(!uses(&pod("Pending", ""), "disk"));
+    }
+}

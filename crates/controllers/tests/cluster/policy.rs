@@ -1,0 +1,120 @@
+use std::sync::Arc;
+
+use ferrite_controllers::Config;
+use ferrite_pki::Authority;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use crate::support::Cluster;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_is_made_of_those_it_selects() {
+    let cluster = Cluster::start(&[]).await;
+    let roles: Api<ClusterRole> = Api::all(cluster.client.clone());
+    let create = |role: Value| {
+        let roles = roles.clone();
+        async move { roles.create(&PostParams::default(), &serde_json::from_value(role).unwrap()).await.unwrap() }
+    };
+    create(json!({"metadata": {"name": "whole"},
+        "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"to": "whole"}}]}}))
+    .await;
+    create(json!({"metadata": {"name": "part", "labels": {"to": "whole"}},
+        "rules": [{"verbs": ["get"], "apiGroups": ["z"], "resources": ["zs"]}]}))
+    .await;
+    let rules = |all: &[Arc<ClusterRole>]| {
+        let whole = all.iter().find(|role| role.metadata.name.as_deref() == Some("whole"))?;
+        Some(whole.rules.as_ref().map_or(0, Vec::len))
+    };
+    cluster.eventually("the rule", |all| rules(all).filter(|count| *count == 1)).await;
+    roles.delete("part", &DeleteParams::default()).await.unwrap();
+    cluster.eventually("no rule", |all| rules(all).filter(|count| *count == 0)).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quota_is_counted_when_it_comes_and_when_something_goes() {
+    let cluster = Cluster::start(&[]).await;
+    let map = |name: &str| json!({"metadata": {"name": name}});
+    cluster.create_namespace("q").await;
+    cluster.create::<ConfigMap>("q", map("a")).await;
+    cluster
+        .create::<ResourceQuota>(
+            "q",
+            json!({"metadata": {"name": "q"}, "spec": {"hard": {"configmaps": "9", "pods": "3"}}}),
+        )
+        .await;
+    let used = |wanted: &'static str| {
+        move |all: &[Arc<ResourceQuota>]| {
+            let used = all.first()?.status.as_ref()?.used.as_ref()?;
+            (used.get("configmaps")?.0 == wanted).then_some(())
+        }
+    };
+    // The CA's map is there too.
+    cluster.eventually("the count", used("2")).await;
+    cluster.create::<ConfigMap>("q", map("b")).await;
+    cluster.eventually("the charge", used("3")).await;
+    cluster.api::<ConfigMap>("q").delete("a", &DeleteParams::default()).await.unwrap();
+    cluster.eventually("the release", used("2")).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_budget_knows_how_many_may_go() {
+    let cluster = Cluster::start(&["n1"]).await;
+    cluster
+        .create::<PodDisruptionBudget>(
+            "default",
+            json!({"metadata": {"name": "b"},
+                   "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "x"}}}}),
+        )
+        .await;
+    for name in ["p1", "p2"] {
+        cluster
+            .create::<Pod>(
+                "default",
+                json!({"metadata": {"name": name, "labels": {"app": "x"}},
+                       "spec": {"containers": [{"name": "c", "image": "a"}]}}),
+            )
+            .await;
+    }
+    cluster
+        .eventually("one that may go", |all: &[Arc<PodDisruptionBudget>]| {
+            let status = all.first()?.status.as_ref()?;
+            (status.disruptions_allowed == Some(1) && status.current_healthy == Some(2)).then_some(())
+        })
+        .await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_approved_is_signed() {
+    let authority = Arc::new(Authority::create("kubernetes").unwrap());
+    let config = Config { authority: Some(authority), ..Config::default() };
+    let cluster = Cluster::start_with(&[], config).await;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "alice");
+    let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+    let mut request: CertificateSigningRequest = serde_json::from_value(json!({
+        "metadata": {"name": "r"},
+        "spec": {"request": "", "signerName": "kubernetes.io/kube-apiserver-client", "usages": ["client auth"]},
+    }))
+    .unwrap();
+    request.spec.request = k8s_openapi::ByteString(pem.into_bytes());
+    let requests: Api<CertificateSigningRequest> = Api::all(cluster.client.clone());
+    requests.create(&PostParams::default(), &request).await.unwrap();
+    let approved = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "R"}]}});
+    requests.patch_approval("r", &PatchParams::default(), &Patch::Merge(approved)).await.unwrap();
+    cluster
+        .eventually("the certificate", |all: &[Arc<CertificateSigningRequest>]| {
+            let certificate = all.first()?.status.as_ref()?.certificate.as_ref()?;
+            certificate.0.starts_with(b"-----BEGIN CERTIFICATE-----").then_some(())
+        })
+        .await;
+    cluster.stop().await;
+}

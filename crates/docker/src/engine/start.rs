@@ -1,0 +1,487 @@
+//! Starting, and what follows an end.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ferrite_cri::v1;
+use ferrite_runtime::standalone::{Streams, Task};
+use ferrite_runtime::{Extras, ImageConfigView, Rootfs, RootfsError, Runtime};
+
+use super::describe::{adjust, namespaces, resolver, resources, security};
+use super::network::{ContainerNetwork, hosts_file};
+use super::{Engine, EngineError, Result, View};
+use crate::proxy::{self, Listener};
+use crate::record::{Container, LOST, Lock, State, Status};
+use crate::restart::{self, Ended};
+use crate::units;
+
+/// Where the writable layer is, below a container's directory.
+pub(super) const LAYER: &str = "layer";
+const HOSTS: &str = "hosts";
+
+/// The image a container was made from, as its record has it: the image's name may mean another by now.
+struct RecordedImage(Container);
+
+impl Rootfs for RecordedImage {
+    fn image(&self, _: &str) -> std::result::Result<ImageConfigView, RootfsError> {
+        Ok(ImageConfigView {
+            id: self.0.image_id.clone(),
+            reference: self.0.image_id.clone(),
+            user: self.0.config.user.clone(),
+            working_dir: self.0.config.working_dir.clone(),
+            ..Default::default()
+        })
+    }
+
+    fn lower_dirs(&self, _: &str) -> std::result::Result<Vec<PathBuf>, RootfsError> {
+        Ok(self.0.lowers.clone())
+    }
+}
+
+#[async_trait]
+impl ferrite_cri::ImageService for RecordedImage {
+    async fn list_images(&self, _: v1::ListImagesRequest) -> ferrite_cri::Result<v1::ListImagesResponse> {
+        Ok(v1::ListImagesResponse::default())
+    }
+
+    async fn image_status(&self, _: v1::ImageStatusRequest) -> ferrite_cri::Result<v1::ImageStatusResponse> {
+        Ok(v1::ImageStatusResponse::default())
+    }
+
+    async fn pull_image(&self, _: v1::PullImageRequest) -> ferrite_cri::Result<v1::PullImageResponse> {
+        Err(ferrite_cri::Error::invalid("a container's image is never pulled again"))
+    }
+
+    async fn remove_image(&self, _: v1::RemoveImageRequest) -> ferrite_cri::Result<v1::RemoveImageResponse> {
+        Err(ferrite_cri::Error::invalid("a container's image cannot be removed"))
+    }
+
+    async fn image_fs_info(&self, _: v1::ImageFsInfoRequest) -> ferrite_cri::Result<v1::ImageFsInfoResponse> {
+        Ok(v1::ImageFsInfoResponse::default())
+    }
+}
+
+/// The exit code docker gives a start that failed.
+pub fn start_failure_code(message: &str) -> i32 {
+    let has = |text: &str| message.contains(text);
+    if has("executable file not found") || has("no such file or directory") {
+        127
+    } else if has("permission denied") || has("is a directory") || has("exec format error") {
+        126
+    } else {
+        128
+    }
+}
+
+impl Engine {
+    fn runtime_config(&self, container: &Container, join: Option<PathBuf>) -> ferrite_runtime::Config {
+        let directory = self.directory(&container.id);
+        let host = container.host.clone();
+        let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+        let on_exit = vec![
+            program.display().to_string(),
+            "docker".into(),
+            "--data-dir".into(),
+            self.paths.data_dir().display().to_string(),
+            crate::cli::ENDED.into(),
+            container.id.clone(),
+        ];
+        ferrite_runtime::Config {
+            root: directory.join("runtime"),
+            run: self.paths.container_run(&container.id),
+            cgroup_parent: self.paths.cgroup(),
+            supervisor: PathBuf::from("/proc/self/exe"),
+            network: Arc::new(ContainerNetwork {
+                engine: self.clone(),
+                connected: host.network == "bridge",
+                hosts: directory.join(HOSTS),
+                container: container.clone(),
+            }),
+            images: Arc::new(RecordedImage(container.clone())),
+            handlers: Default::default(),
+            streaming_address: ([127, 0, 0, 1], 0).into(),
+            extras: Extras {
+                writable: Some(directory.join(LAYER)),
+                join_network: join,
+                on_exit,
+                shm_size: u64::try_from(host.shm_size).ok().filter(|size| *size > 0),
+                adjust: Some(Arc::new(move |spec| adjust(spec, &host))),
+            },
+        }
+    }
+
+    /// The container's runtime, whose records hold at most one sandbox.
+    async fn runtime(&self, container: &Container, join: Option<PathBuf>) -> Result<Arc<Runtime>> {
+        Runtime::open(self.runtime_config(container, join))
+            .await
+            .map_err(|error| EngineError::Internal(super::chain(&error)))
+    }
+
+    fn sandbox_config(&self, container: &Container) -> v1::PodSandboxConfig {
+        let host = &container.host;
+        let (servers, searches, options) = if host.dns.is_empty()
+            && host.dns_search.is_empty()
+            && host.dns_options.is_empty()
+        {
+            resolver(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default(), host.network == "host")
+        } else {
+            (host.dns.clone(), host.dns_search.clone(), host.dns_options.clone())
+        };
+        v1::PodSandboxConfig {
+            metadata: Some(v1::PodSandboxMetadata {
+                name: container.name.clone(),
+                uid: container.id.clone(),
+                namespace: "docker".into(),
+                attempt: 0,
+            }),
+            hostname: container.config.hostname.clone(),
+            log_directory: self.directory(&container.id).display().to_string(),
+            dns_config: Some(v1::DnsConfig { servers, searches, options }),
+            linux: Some(v1::LinuxPodSandboxConfig {
+                cgroup_parent: format!("{}/{}", self.paths.cgroup(), container.id),
+                security_context: Some(v1::LinuxSandboxSecurityContext {
+                    namespace_options: Some(namespaces(host)),
+                    privileged: host.privileged,
+                    ..Default::default()
+                }),
+                sysctls: host.sysctls.clone().into_iter().collect(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn container_config(&self, container: &Container) -> Result<v1::ContainerConfig> {
+        use v1::MountPropagation::*;
+        let config = &container.config;
+        let mut mounts: Vec<v1::Mount> = container
+            .mounts
+            .iter()
+            .map(|mount| v1::Mount {
+                container_path: mount.destination.clone(),
+                host_path: mount.source.display().to_string(),
+                readonly: mount.read_only,
+                propagation: match mount.propagation.as_str() {
+                    "rshared" | "shared" => PropagationBidirectional,
+                    "rslave" | "slave" => PropagationHostToContainer,
+                    _ => PropagationPrivate,
+                }
+                .into(),
+                ..Default::default()
+            })
+            .collect();
+        if !mounts.iter().any(|mount| mount.container_path == "/etc/hosts") {
+            mounts.push(v1::Mount {
+                container_path: "/etc/hosts".into(),
+                host_path: self.directory(&container.id).join(HOSTS).display().to_string(),
+                ..Default::default()
+            });
+        }
+        let envs = config.env.iter().map(|entry| {
+            let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
+            v1::KeyValue { key: key.to_owned(), value: value.as_bytes().to_vec() }
+        });
+        let devices = container.host.devices.iter().map(|device| v1::Device {
+            container_path: device.container.clone(),
+            host_path: device.host.clone(),
+            permissions: device.permissions.clone(),
+        });
+        Ok(v1::ContainerConfig {
+            metadata: Some(v1::ContainerMetadata { name: container.name.clone(), attempt: 0 }),
+            image: Some(v1::ImageSpec { image: container.image_id.clone(), ..Default::default() }),
+            command: config.command(),
+            working_dir: config.working_dir.clone(),
+            envs: envs.collect(),
+            mounts,
+            devices: devices.collect(),
+            log_path: super::logs::LOG.into(),
+            stdin: config.open_stdin,
+            stdin_once: config.stdin_once,
+            tty: config.tty,
+            linux: Some(v1::LinuxContainerConfig {
+                resources: Some(resources(&container.host)),
+                security_context: Some(security(&container.host)?),
+            }),
+            ..Default::default()
+        })
+    }
+
+    /// Starts a container that does not run, with whoever is to be attached from its first byte on. A
+    /// running one is left alone.
+    pub async fn start(&self, name: &str, attach: Option<Streams>) -> Result<()> {
+        let id = self.find(name)?.container.id;
+        self.settle(&id).await?;
+        let (lock, view) = self.locked(&id).await?;
+        match view.state.status {
+            Status::Running => return Ok(()),
+            Status::Paused => {
+                return Err(EngineError::Conflict(
+                    "cannot start a paused container, try unpause instead".into(),
+                ));
+            }
+            _ => {}
+        }
+        let container = view.container.clone();
+        let started = self.start_locked(&lock, view, attach, 0).await;
+        if started.is_err() && container.host.auto_remove {
+            self.remove_locked(lock, &container, true)?;
+        }
+        started
+    }
+
+    async fn start_locked(
+        &self,
+        lock: &Lock,
+        mut view: View,
+        attach: Option<Streams>,
+        restarts: u32,
+    ) -> Result<()> {
+        let id = view.container.id.clone();
+        let outcome = self.launch(lock, &view.container, attach).await;
+        let state = &mut view.state;
+        state.by_hand = false;
+        state.restart_count = restarts;
+        match outcome {
+            Ok((task, listeners)) => {
+                state.status = Status::Running;
+                state.error.clear();
+                state.oom_killed = false;
+                state.exit_code = 0;
+                state.started_at = units::now();
+                state.ports = listeners.iter().map(|listener| listener.port.clone()).collect();
+                state.task = Some(task.clone());
+                self.save(&id, state)?;
+                self.note(&view.container, "start", &[]);
+                if let (false, Some(ip)) = (listeners.is_empty(), task.ips.first()) {
+                    match proxy::spawn(listeners, ip, task.supervisor().unwrap_or(0)) {
+                        Ok(identity) => state.proxy = Some(identity),
+                        Err(error) => tracing::warn!(%error, "published ports are not served"),
+                    }
+                    self.save(&id, state)?;
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let text = error.to_string();
+                state.status = if state.started_at == 0 { Status::Created } else { Status::Exited };
+                state.error = text.clone();
+                state.exit_code = start_failure_code(&text);
+                state.finished_at = units::now();
+                self.save(&id, state)?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn launch(
+        &self,
+        _lock: &Lock,
+        container: &Container,
+        attach: Option<Streams>,
+    ) -> Result<(Task, Vec<Listener>)> {
+        let host = &container.host;
+        let listeners = if host.network == "bridge" { self.listen(container)? } else { Vec::new() };
+        let directory = self.directory(&container.id);
+        let mut join = None;
+        let mut container = container.clone();
+        if let Some(target) = host.network.strip_prefix("container:") {
+            let target = self.find(target)?;
+            let task = target.state.task.filter(|_| target.state.status.runs()).ok_or_else(|| {
+                EngineError::Conflict(format!(
+                    "cannot join network of a non running container: {}",
+                    target.container.id
+                ))
+            })?;
+            container.config.hostname = target.container.config.hostname.clone();
+            match target.container.host.network.as_str() {
+                "host" => container.host.network = "host".into(),
+                _ => join = Some(task.network_namespace()),
+            }
+            let hosts = self.directory(&target.container.id).join(HOSTS);
+            std::fs::copy(hosts, directory.join(HOSTS)).map_err(EngineError::io("write /etc/hosts"))?;
+        } else if host.network == "host" {
+            std::fs::copy("/etc/hosts", directory.join(HOSTS))
+                .map_err(EngineError::io("write /etc/hosts"))?;
+        } else {
+            let text = hosts_file(&container, None, None);
+            std::fs::write(directory.join(HOSTS), text).map_err(EngineError::io("write /etc/hosts"))?;
+        }
+        prepare_root(&directory.join(LAYER)).map_err(EngineError::io("prepare the container's layer"))?;
+        let runtime = self.runtime(&container, join).await?;
+        // Left by somebody who was killed in the middle.
+        runtime.stop_everything().await?;
+        let started = runtime
+            .run_alone(self.sandbox_config(&container), self.container_config(&container)?, attach)
+            .await;
+        runtime.close().await;
+        let task = started.map_err(|error| {
+            let text = error.to_string();
+            let text = text.strip_prefix("failed to start container: ").unwrap_or(&text);
+            EngineError::Start(format!("failed to create task for container: failed to start: {text}"))
+        })?;
+        Ok((task, listeners))
+    }
+
+    /// Takes the ports of the host before anything runs: a taken one is an error of the start.
+    fn listen(&self, container: &Container) -> Result<Vec<Listener>> {
+        let mut wanted = container.host.ports.clone();
+        if container.host.publish_all {
+            for (port, protocol) in &container.config.exposed {
+                if !wanted.iter().any(|known| known.container == *port && known.protocol == *protocol) {
+                    wanted.push(crate::ports::PortBinding {
+                        container: *port,
+                        protocol: *protocol,
+                        host_ip: None,
+                        host_port: None,
+                    });
+                }
+            }
+        }
+        let each = wanted.iter().map(|binding| {
+            Listener::bind(binding).map_err(|error| {
+                let (address, port) = (binding.address(), binding.host_port.unwrap_or(0));
+                let reason = match error.kind() {
+                    std::io::ErrorKind::AddrInUse => "port is already allocated".to_owned(),
+                    _ => error.to_string(),
+                };
+                EngineError::Internal(format!(
+                    "driver failed programming external connectivity on endpoint {} ({}): Bind for {address}:{port} \
+                     failed: {reason}",
+                    container.name, container.id
+                ))
+            })
+        });
+        each.collect()
+    }
+
+    /// Notes that a container has ended, if it has: clears its traces, and decides what comes next. Whoever
+    /// sees the end first does it; for others there is nothing left to do.
+    pub(super) async fn settle(&self, id: &str) -> Result<Option<State>> {
+        let (lock, mut view) = match self.locked(id).await {
+            Ok(found) => found,
+            Err(EngineError::NoSuchContainer(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let ended = view.state.status.runs() && !view.state.task.as_ref().is_some_and(Task::runs);
+        if !ended {
+            return Ok(Some(view.state));
+        }
+        let exit = view.state.task.as_ref().and_then(Task::exit);
+        let ran_ms =
+            exit.as_ref().map_or(0, |exit| (exit.finished_at - exit.started_at).max(0) as u64 / 1_000_000);
+        self.clear(&view.container, &mut view.state).await?;
+        let state = &mut view.state;
+        match exit {
+            Some(exit) => state.note_exit(exit.code, exit.finished_at, exit.oom_killed),
+            None => state.note_exit(LOST, units::now(), false),
+        }
+        if state.oom_killed {
+            self.note(&view.container, "oom", &[]);
+        }
+        self.note(&view.container, "die", &[("exitCode", state.exit_code.to_string())]);
+        let ended = Ended {
+            code: state.exit_code,
+            by_hand: state.by_hand,
+            restarts: state.restart_count,
+            last_delay_ms: state.restart_delay_ms,
+            ran_ms,
+        };
+        match restart::next_start(view.container.host.restart, ended) {
+            Some(delay) => {
+                state.status = Status::Restarting;
+                state.restart_delay_ms = delay;
+                state.restart_at = units::now() + delay as i64 * 1_000_000;
+            }
+            None => state.status = Status::Exited,
+        }
+        self.save(id, state)?;
+        if view.container.host.auto_remove {
+            self.remove_locked(lock, &view.container, true)?;
+            return Ok(None);
+        }
+        Ok(Some(view.state))
+    }
+
+    /// Takes away what an ended container had of the machine.
+    async fn clear(&self, container: &Container, state: &mut State) -> Result<()> {
+        if let Some(proxy) = state.proxy.take() {
+            proxy::end(&proxy);
+        }
+        let joined = container.host.network.starts_with("container:");
+        let runtime = self.runtime(container, joined.then(|| PathBuf::from("/proc/self/ns/net"))).await?;
+        let cleared = runtime.stop_everything().await;
+        runtime.close().await;
+        cleared?;
+        let _ = std::fs::remove_dir_all(self.paths.container_run(&container.id));
+        state.task = None;
+        state.ports.clear();
+        Ok(())
+    }
+
+    /// What a container's supervisor has us do when the container has ended: settle it, and start it again
+    /// if its policy says so.
+    pub async fn ended(&self, id: &str) -> Result<()> {
+        loop {
+            let Some(state) = self.settle(id).await? else { return Ok(()) };
+            if state.status != Status::Restarting {
+                return Ok(());
+            }
+            let wait = Duration::from_nanos(u64::try_from(state.restart_at - units::now()).unwrap_or(0));
+            tokio::time::sleep(wait).await;
+            let (lock, view) = match self.locked(id).await {
+                Ok(found) => found,
+                Err(EngineError::NoSuchContainer(_)) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            // Meanwhile somebody may have stopped it, or started it by hand.
+            if view.state.status != Status::Restarting || view.state.restart_at != state.restart_at {
+                return Ok(());
+            }
+            let (policy, restarts) = (view.container.host.restart, view.state.restart_count + 1);
+            if self.start_locked(&lock, view, None, restarts).await.is_ok() {
+                return Ok(());
+            }
+            let mut view = self.view(id)?;
+            let ended = Ended {
+                code: view.state.exit_code,
+                by_hand: false,
+                restarts,
+                last_delay_ms: view.state.restart_delay_ms,
+                ran_ms: 0,
+            };
+            let Some(delay) = restart::next_start(policy, ended) else { return Ok(()) };
+            view.state.status = Status::Restarting;
+            view.state.restart_delay_ms = delay;
+            view.state.restart_at = units::now() + delay as i64 * 1_000_000;
+            self.save(id, &view.state)?;
+        }
+    }
+}
+
+/// Files docker puts into every container.
+fn prepare_root(layer: &Path) -> std::io::Result<()> {
+    let upper = layer.join("upper");
+    std::fs::create_dir_all(&upper)?;
+    let marker = upper.join(".dockerenv");
+    if !marker.exists() { std::fs::write(marker, "") } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures() {
+        for (message, code) in [
+            ("exec: \"x\": executable file not found in $PATH", 127),
+            ("exec: \"/x\": stat /x: no such file or directory", 127),
+            ("exec: \"/x\": permission denied", 126),
+            ("exec: \"/\": is a directory", 126),
+            ("mount /x: invalid argument", 128),
+        ] {
+            assert_eq!(start_failure_code(message), code, "{message}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Published ports: a process that passes connections on to a container.
+//!
+//! Ports are taken by whoever starts the container, before it runs. The process gets them as open
+//! descriptors, ends when it is told, and ends with the container's supervisor.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_runtime::standalone;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::Semaphore;
+
+use crate::ports::{PortBinding, Protocol, PublishedPort};
+
+/// Connections passed on at the same time; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 4096;
+/// Senders of datagrams remembered; the one silent for longest is forgotten.
+const MAX_PEERS: usize = 1024;
+const PEER_PATIENCE: Duration = Duration::from_secs(90);
+
+/// A port of the host that nobody else has any more.
+#[derive(Debug)]
+pub struct Listener {
+    pub port: PublishedPort,
+    socket: OwnedFd,
+}
+
+impl Listener {
+    pub fn bind(binding: &PortBinding) -> io::Result<Self> {
+        let address = SocketAddr::new(binding.address(), binding.host_port.unwrap_or(0));
+        let (socket, bound): (OwnedFd, SocketAddr) = match binding.protocol {
+            Protocol::Tcp => {
+                let listener = TcpListener::bind(address)?;
+                let bound = listener.local_addr()?;
+                (listener.into(), bound)
+            }
+            Protocol::Udp => {
+                let socket = UdpSocket::bind(address)?;
+                let bound = socket.local_addr()?;
+                (socket.into(), bound)
+            }
+        };
+        let port = PublishedPort {
+            container: binding.container,
+            protocol: binding.protocol,
+            host_ip: bound.ip(),
+            host_port: bound.port(),
+        };
+        Ok(Self { port, socket })
+    }
+}
+
+/// Starts the process for a container at that address; answers who it is.
+pub fn spawn(listeners: Vec<Listener>, container: &str, supervisor: i32) -> io::Result<String> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("ferrite").args(["docker", crate::cli::PROXY, container, &supervisor.to_string()]);
+    for listener in &listeners {
+        let port = &listener.port;
+        command.arg(format!("{}:{}:{}", listener.socket.as_raw_fd(), port.protocol, port.container));
+    }
+    command.env_clear().current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let sockets: Vec<RawFd> = listeners.iter().map(|listener| listener.socket.as_raw_fd()).collect();
+    // SAFETY: only system calls between fork and exec; the descriptors are open until after the fork.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setsid();
+            for fd in &sockets {
+                if libc::fcntl(*fd, libc::F_SETFD, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+    standalone::process_identity(pid).ok_or_else(|| io::Error::other("the proxy ended at once"))
+}
+
+/// Ends the process.
+pub fn end(identity: &str) {
+    if let Some(pid) = standalone::process_alive(identity) {
+        // SAFETY: a signal; the identity says that the process is still our proxy.
+        unsafe { libc::kill(pid, libc::SIGTERM) };
+    }
+}
+
+/// The process itself: `<container address> <supervisor> <descriptor>:<protocol>:<port>…`.
+pub fn main(arguments: &[String]) -> ExitCode {
+    let Some((address, supervisor, rest)) = parse(arguments) else {
+        eprintln!("the port proxy is started by the engine, not by hand");
+        return ExitCode::from(2);
+    };
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::FAILURE;
+    };
+    runtime.block_on(async {
+        let mut tasks = tokio::task::JoinSet::new();
+        let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        for (fd, protocol, port) in rest {
+            // SAFETY: whoever started us left this descriptor open for us, and named it once.
+            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+            let (target, room) = (SocketAddr::new(address, port), Arc::clone(&room));
+            match protocol {
+                Protocol::Tcp => tasks.spawn(serve_tcp(socket.into(), target, room)),
+                Protocol::Udp => tasks.spawn(serve_udp(socket.into(), target)),
+            };
+        }
+        standalone::process_ended(supervisor).await;
+        tasks.shutdown().await;
+    });
+    ExitCode::SUCCESS
+}
+
+type Endpoint = (RawFd, Protocol, u16);
+
+fn parse(arguments: &[String]) -> Option<(IpAddr, i32, Vec<Endpoint>)> {
+    let [address, supervisor, rest @ ..] = arguments else { return None };
+    let endpoint = |text: &String| -> Option<Endpoint> {
+        let mut parts = text.split(':');
+        let fd: RawFd = parts.next()?.parse().ok().filter(|fd| *fd > 2)?;
+        let protocol = match parts.next()? {
+            "tcp" => Protocol::Tcp,
+            "udp" => Protocol::Udp,
+            _ => return None,
+        };
+        Some((fd, protocol, parts.next()?.parse().ok()?))
+    };
+    let endpoints = rest.iter().map(endpoint).collect::<Option<Vec<_>>>()?;
+    Some((address.parse().ok()?, supervisor.parse().ok()?, endpoints))
+}
+
+async fn serve_tcp(listener: TcpListener, target: SocketAddr, room: Arc<Semaphore>) {
+    let listener = listener.set_nonblocking(true).and_then(|()| tokio::net::TcpListener::from_std(listener));
+    let Ok(listener) = listener else { return };
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        tokio::select! {
+            accepted = listener.accept() => {
+                let Ok((client, _)) = accepted else { continue };
+                connections.spawn(async move {
+                    pass(client, target).await;
+                    drop(permit);
+                });
+            }
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+        }
+    }
+}
+
+async fn pass(mut client: tokio::net::TcpStream, target: SocketAddr) {
+    if let Ok(mut server) = tokio::net::TcpStream::connect(target).await {
+        let _ = client.set_nodelay(true);
+        let _ = server.set_nodelay(true);
+        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+        let _ = client.shutdown().await;
+    }
+}
+
+/// Every sender gets a socket of its own towards the container, so that answers find their way back.
+async fn serve_udp(socket: UdpSocket, target: SocketAddr) {
+    let socket = socket.set_nonblocking(true).and_then(|()| tokio::net::UdpSocket::from_std(socket));
+    let Ok(socket) = socket.map(Arc::new) else { return };
+    let mut peers: std::collections::HashMap<SocketAddr, Arc<tokio::net::UdpSocket>> = Default::default();
+    let mut answers = tokio::task::JoinSet::new();
+    let mut buffer = vec![0; 65_536];
+    loop {
+        tokio::select! {
+            received = socket.recv_from(&mut buffer) => {
+                let Ok((count, sender)) = received else { continue };
+                let known = peers.get(&sender).cloned();
+                let peer = match known {
+                    Some(peer) => peer,
+                    None if peers.len() >= MAX_PEERS => continue,
+                    None => {
+                        let Ok(peer) = tokio::net::UdpSocket::bind("0.0.0.0:0").await else { continue };
+                        if peer.connect(target).await.is_err() {
+                            continue;
+                        }
+                        let peer = Arc::new(peer);
+                        peers.insert(sender, Arc::clone(&peer));
+                        answers.spawn(answer(Arc::clone(&peer), Arc::clone(&socket), sender));
+                        peer
+                    }
+                };
+                let _ = peer.send(&buffer[..count]).await;
+            }
+            Some(Ok(silent)) = answers.join_next(), if !answers.is_empty() => {
+                peers.remove(&silent);
+            }
+        }
+    }
+}
+
+async fn answer(
+    peer: Arc<tokio::net::UdpSocket>,
+    socket: Arc<tokio::net::UdpSocket>,
+    sender: SocketAddr,
+) -> SocketAddr {
+    let mut buffer = vec![0; 65_536];
+    while let Ok(Ok(count)) = tokio::time::timeout(PEER_PATIENCE, peer.recv(&mut buffer)).await {
+        if socket.send_to(&buffer[..count], sender).await.is_err() {
+            break;
+        }
+    }
+    sender
+}
