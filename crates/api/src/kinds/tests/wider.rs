@@ -219,6 +219,52 @@ fn what_they_refuse() {
                 "spec.overhead.limits[cpu]: Invalid value: \"-1\": must be greater than or equal to 0",
             ],
         ),
+        (
+            "Pod",
+            json!({"spec": {"volumes": [{"name": "e", "emptyDir": {}}], "containers": [{"name": "c", "image": "i",
+                "volumeMounts": [{"name": "e", "mountPath": "/a", "subPath": "/x", "recursiveReadOnly": "Enabled"}],
+                "volumeDevices": [{"name": "e", "devicePath": "/dev/../a"}]}]}}),
+            vec![
+                "spec.containers[0].volumeMounts[0].name: Invalid value: \"e\": must not already exist in volumeDevices",
+                "spec.containers[0].volumeMounts.subPath: Invalid value: \"/x\": must be a relative path",
+                "spec.containers[0].volumeMounts.recursiveReadOnly: Forbidden: may only be specified when readOnly is true",
+                "spec.containers[0].volumeDevices[0].name: Invalid value: \"e\": can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode",
+                "spec.containers[0].volumeDevices[0].devicePath: Invalid value: \"/dev/../a\": can not contain backsteps ('..')",
+                "spec.containers[0].volumeDevices[0].name: Invalid value: \"e\": must not already exist in volumeMounts",
+            ],
+        ),
+        (
+            "Pod",
+            json!({"spec": {"containers": [{"name": "c", "image": "i",
+                "lifecycle": {"preStop": {"sleep": {"seconds": 31}}},
+                "restartPolicyRules": [{"action": "Stop", "exitCodes": {"operator": "Is", "values": [1]}}]}]}}),
+            vec![
+                "spec.containers[0].lifecycle.preStop.sleep: Invalid value: 31: must be non-negative and less than terminationGracePeriodSeconds (30)",
+                "spec.containers[0].restartPolicy: Required value: must specify restartPolicy when restart rules are used",
+                "spec.containers[0].restartPolicyRules[0].action: Unsupported value: \"Stop\": supported values: \"Restart\", \"RestartAllContainers\"",
+                "spec.containers[0].restartPolicyRules[0].exitCodes.operator: Unsupported value: \"Is\": supported values: \"In\", \"NotIn\"",
+            ],
+        ),
+        (
+            "Pod",
+            json!({"spec": {"os": {"name": "windows"}, "hostPID": true, "hostUsers": false, "hostnameOverride": "a_b",
+                "securityContext": {"runAsUser": 1}, "containers": [{"name": "c", "image": "i",
+                    "securityContext": {"privileged": false}}]}}),
+            vec![
+                "spec.HostPID: Forbidden: when `hostUsers` is false",
+                "spec.hostnameOverride: Invalid value: \"a_b\": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')",
+                "spec.hostUsers: Forbidden: cannot be set for a windows pod",
+                "spec.hostPID: Forbidden: cannot be set for a windows pod",
+                "spec.securityContext.runAsUser: Forbidden: cannot be set for a windows pod",
+                "spec.containers[0].securityContext.privileged: Forbidden: cannot be set for a windows pod",
+            ],
+        ),
+        (
+            "Service",
+            json!({"spec": {"type": "ClusterIP", "sessionAffinity": "None", "loadBalancerSourceRanges": ["10.0.0.0/8"],
+                "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}]}}),
+            vec!["spec.LoadBalancerSourceRanges: Forbidden: may only be used when `type` is 'LoadBalancer'"],
+        ),
     ] {
         assert_eq!(errors_with(kind, &changes), messages, "{kind} {changes}");
     }
