@@ -18,9 +18,10 @@ struct Etcd {
 
 impl Etcd {
     fn start() -> Option<Self> {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().expect("a directory");
         let free = || {
-            format!("http://{}", std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap())
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+            format!("http://{}", listener.local_addr().expect("an address"))
         };
         let (url, peer) = (free(), free());
         let started = Command::new("etcd")
@@ -44,7 +45,7 @@ impl Etcd {
     async fn store(&self) -> Store {
         let options =
             EtcdOptions { timeout: Duration::from_secs(15), ..EtcdOptions::new(vec![self.url.clone()]) };
-        connect(options, HistoryLimits::default()).await.unwrap()
+        connect(options, HistoryLimits::default()).await.expect("etcd answers")
     }
 }
 
