@@ -7,6 +7,7 @@
 
 mod error;
 pub mod grpc;
+mod kernel_files;
 mod service;
 
 #[allow(clippy::all, clippy::unwrap_used, missing_docs)]
@@ -15,5 +16,6 @@ pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
 }
 
-pub use error::{Code, Error};
+pub use error::{Code, Error, with_causes};
+pub use kernel_files::{MASKED_PATHS, READONLY_PATHS};
 pub use service::{ContainerEvents, ImageService, Result, RuntimeService};

@@ -2,28 +2,11 @@
 
 use std::path::PathBuf;
 
-use ferrite_cri::v1;
+use ferrite_cri::{MASKED_PATHS, READONLY_PATHS, v1};
 use oci_spec::runtime::{LinuxPids, Mount, PosixRlimitBuilder, PosixRlimitType, Spec};
 
 use super::{EngineError, Result};
 use crate::record::HostConfig;
-
-/// What a container may not see of `/proc` and `/sys`, and what it may only read.
-const MASKED: &[&str] = &[
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-];
-const READ_ONLY: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Which namespaces the container shares, in CRI's words.
 pub(super) fn namespaces(host: &HostConfig) -> v1::NamespaceOption {
@@ -74,8 +57,8 @@ pub(super) fn security(host: &HostConfig) -> Result<v1::LinuxContainerSecurityCo
         namespace_options: Some(namespaces(host)),
         readonly_rootfs: host.read_only,
         seccomp: Some(profile(ProfileType::RuntimeDefault, "")),
-        masked_paths: MASKED.iter().map(|path| (*path).to_owned()).collect(),
-        readonly_paths: READ_ONLY.iter().map(|path| (*path).to_owned()).collect(),
+        masked_paths: MASKED_PATHS.iter().map(|path| (*path).to_owned()).collect(),
+        readonly_paths: READONLY_PATHS.iter().map(|path| (*path).to_owned()).collect(),
         ..Default::default()
     };
     for group in &host.group_add {

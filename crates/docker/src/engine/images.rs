@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use base64::Engine as _;
+use ferrite_cri::with_causes;
 use ferrite_runtime::image::{
     Auth, Digest, ImageError, ImageRecord, ImageStore, ImageView, Platform, Progress, Reference,
     RegistryConfig,
@@ -140,7 +141,7 @@ impl Engine {
         let mut registry = RegistryConfig::default();
         registry
             .load(Path::new("/etc/ferrite/registries.yaml"), Path::new("/etc/containerd/certs.d"))
-            .map_err(|error| EngineError::Internal(super::chain(&error)))?;
+            .map_err(|error| EngineError::Internal(with_causes(&error)))?;
         let before = self.view_images()?.find(name)?.map(|image| image.id);
         let auth = credentials(reference.registry());
         let store = self.store().await?;

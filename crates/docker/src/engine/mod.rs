@@ -17,6 +17,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ferrite_cri::with_causes;
 use serde::Serialize;
 
 use crate::paths::Paths;
@@ -70,7 +71,7 @@ impl EngineError {
 
 impl From<ferrite_runtime::image::ImageError> for EngineError {
     fn from(error: ferrite_runtime::image::ImageError) -> Self {
-        Self::Internal(chain(&error))
+        Self::Internal(with_causes(&error))
     }
 }
 
@@ -78,17 +79,6 @@ impl From<ferrite_cri::Error> for EngineError {
     fn from(error: ferrite_cri::Error) -> Self {
         Self::Internal(error.to_string())
     }
-}
-
-/// An error with its causes.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(&format!(": {source}"));
-        next = source.source();
-    }
-    text
 }
 
 /// Runs work that blocks away from the threads that must not.

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
+use ferrite_cri::with_causes;
 use ferrite_network::{Attachment, Bridge, BridgeConfig, Cidr, NetworkError, PodNetwork, PodRef};
 
 use super::{Engine, EngineError, Result, blocking};
@@ -79,7 +80,7 @@ impl Engine {
             mtu: MTU,
         };
         let bridge =
-            Bridge::open(config).await.map_err(|error| EngineError::Internal(super::chain(&error)))?;
+            Bridge::open(config).await.map_err(|error| EngineError::Internal(with_causes(&error)))?;
         Ok((lock, bridge))
     }
 }

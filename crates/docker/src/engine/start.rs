@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use ferrite_cri::v1;
+use ferrite_cri::{v1, with_causes};
 use ferrite_runtime::standalone::{Streams, Task};
 use ferrite_runtime::{Extras, ImageConfigView, Rootfs, RootfsError, Runtime};
 
@@ -116,7 +116,7 @@ impl Engine {
     async fn runtime(&self, container: &Container, join: Option<PathBuf>) -> Result<Arc<Runtime>> {
         Runtime::open(self.runtime_config(container, join))
             .await
-            .map_err(|error| EngineError::Internal(super::chain(&error)))
+            .map_err(|error| EngineError::Internal(with_causes(&error)))
     }
 
     fn sandbox_config(&self, container: &Container) -> v1::PodSandboxConfig {

@@ -5,22 +5,8 @@ use ferrite_cri::v1::{
     self, Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
     NamespaceOption, SecurityProfile, SupplementalGroupsPolicy, security_profile::ProfileType,
 };
+use ferrite_cri::{MASKED_PATHS, READONLY_PATHS};
 use k8s_openapi::api::core::v1::{Pod, PodSecurityContext, SeccompProfile, SecurityContext};
-
-const MASKED_PATHS: [&str; 11] = [
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-];
-const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// The user an image runs as when the pod does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -175,8 +161,8 @@ pub(crate) fn container_context(
         supplemental_groups: supplemental(&of_pod),
         supplemental_groups_policy: groups_policy(&of_pod),
         no_new_privs: own.allow_privilege_escalation == Some(false),
-        masked_paths: paths(&MASKED_PATHS),
-        readonly_paths: paths(&READONLY_PATHS),
+        masked_paths: paths(MASKED_PATHS),
+        readonly_paths: paths(READONLY_PATHS),
         seccomp: Some(if privileged {
             seccomp(None)
         } else {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ferrite_cri::v1::{DnsConfig, NamespaceMode, NamespaceOption, PodSandboxConfig};
-use ferrite_cri::{Code, Error, Result};
+use ferrite_cri::{Code, Error, Result, with_causes};
 use ferrite_network::PodRef;
 
 use super::client::{self, blocking};
@@ -120,7 +120,11 @@ impl Inner {
             let netns = sandbox.run_dir.join(NETNS);
             let attachment =
                 self.config.network.attach(&sandbox.id, &netns, &pod).await.map_err(|error| {
-                    Error::internal(format!("set up network for sandbox {}: {}", sandbox.id, chain(&error)))
+                    Error::internal(format!(
+                        "set up network for sandbox {}: {}",
+                        sandbox.id,
+                        with_causes(&error)
+                    ))
                 })?;
             sandbox.update(|record| record.ips = attachment.ips.iter().map(ToString::to_string).collect());
         }
@@ -208,7 +212,7 @@ impl Inner {
         if self.asks_network(sandbox) {
             let netns = sandbox.run_dir.join(NETNS);
             self.config.network.detach(&sandbox.id, &netns).await.map_err(|error| {
-                Error::internal(format!("take network from sandbox {}: {}", sandbox.id, chain(&error)))
+                Error::internal(format!("take network from sandbox {}: {}", sandbox.id, with_causes(&error)))
             })?;
         }
         let run_dir = sandbox.run_dir.clone();
@@ -274,17 +278,6 @@ pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// An error with its causes, for a message that goes to the kubelet.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(&format!(": {source}"));
-        next = source.source();
-    }
-    text
 }
 
 #[cfg(test)]
