@@ -10,6 +10,7 @@ mod call;
 mod compress;
 mod discovery;
 mod encode;
+mod gather;
 mod health;
 mod http;
 mod managed;
