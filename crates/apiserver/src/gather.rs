@@ -92,11 +92,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gather<S> {
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Gather<S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
 

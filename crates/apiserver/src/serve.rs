@@ -64,7 +64,8 @@ impl ApiServer {
             .1
             .peer_certificates()
             .and_then(|chain| chain.first())
-            .and_then(|certificate| User::from_certificate(certificate));
+            .and_then(|certificate| User::from_certificate(certificate))
+            .map(Arc::new);
         // What is upgraded from HTTP/1.1 goes on without us, so nothing may wait there.
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         let stream = Gather::new(stream, http2);
