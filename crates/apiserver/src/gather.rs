@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// More than this does not wait. A few TLS records, so that a system call is well used.
-const WAITING: usize = 48 << 10;
-/// What a connection that answers at all is likely to need.
-const FIRST: usize = 8 << 10;
+/// More than this does not wait. Two TLS records, so that a system call is well used.
+const WAITING: usize = 32 << 10;
+/// What is so large fills a system call by itself, and is not copied.
+const LARGE: usize = 8 << 10;
 
 /// A stream whose writes wait for [`Gather::poll_out`], or go straight on if it does not hold them.
 pub(crate) struct Gather<S>(Arc<Mutex<Inner<S>>>);
@@ -63,20 +63,20 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Takes as much as may wait.
+    /// Takes what may wait, and sends what may not.
     fn poll_take(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        if self.waiting.len() >= WAITING {
+        let length: usize = slices.iter().map(|slice| slice.len()).sum();
+        if length >= LARGE || self.waiting.len() + length > WAITING {
             ready!(self.poll_drain(cx))?;
         }
-        if self.waiting.capacity() == 0 {
-            self.waiting.reserve(FIRST);
+        if length >= LARGE {
+            return Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         }
-        let before = self.waiting.len();
-        for slice in slices {
-            let room = WAITING - self.waiting.len();
-            self.waiting.extend_from_slice(&slice[..slice.len().min(room)]);
+        if self.waiting.is_empty() {
+            self.waiting.reserve(WAITING);
         }
-        Poll::Ready(Ok(self.waiting.len() - before))
+        slices.iter().for_each(|slice| self.waiting.extend_from_slice(slice));
+        Poll::Ready(Ok(length))
     }
 }
 
@@ -196,9 +196,13 @@ mod tests {
         let (near, mut far) = tokio::io::duplex(64);
         let mut gather = Gather::new(near, true);
         let out = gather.clone();
-        let sent: Vec<u8> = (0..WAITING * 2 + 7).map(|n| n as u8).collect();
+        let sent: Vec<u8> = (0..WAITING * 3 + 7).map(|n| n as u8).collect();
         let connection = std::pin::pin!(async {
-            gather.write_all(&sent).await?;
+            let (small, large) = sent.split_at(WAITING * 2);
+            for piece in small.chunks(1000) {
+                gather.write_all(piece).await?;
+            }
+            gather.write_all(large).await?;
             gather.shutdown().await
         });
         let read = async {
