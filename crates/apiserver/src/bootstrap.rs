@@ -5,17 +5,24 @@ use crate::options::WriteOptions;
 use crate::registry::{Update, Write};
 use crate::server::ApiServer;
 use ferrite_api::Status;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::{StreamExt, TryStreamExt, future};
 use serde_json::{Value, json};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 const SELF: &str = "system:apiserver";
 
 pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
-    for name in NAMESPACES {
-        ensure(server, "", "namespaces", "", json!({"metadata": {"name": name}})).await?;
-    }
-    policy(server).await?;
+    // What does not need each other is written together: each write waits for the disk.
+    let namespaces = NAMESPACES.map(|name| {
+        let namespace = json!({"metadata": {"name": name}});
+        ensure(server, "", "namespaces", "", namespace)
+    });
+    future::try_join_all(namespaces).await?;
+    future::try_join3(policy(server), services(server), service_range(server)).await.map(drop)
+}
+
+/// The Service of the API server itself, and where it is.
+async fn services(server: &ApiServer) -> Result<(), Status> {
     let port = server.config.advertise.port();
     let address = server.config.advertise.ip().to_string();
     let service = json!({
@@ -27,7 +34,6 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
     });
     ensure(server, "", "services", "default", service).await?;
     server.registry.repair_addresses().await?;
-    service_range(server).await?;
     if server.config.advertise.ip().is_loopback() {
         // Endpoints may not be loopback addresses: nobody but this machine could use them.
         return Ok(());

@@ -22,7 +22,7 @@ pub(crate) const BODY_LIMIT: usize = 3 << 20;
 
 pub(crate) struct Call {
     pub server: Arc<ApiServer>,
-    pub user: User,
+    pub user: Arc<User>,
     pub resource: Arc<Resource>,
     pub target: Target,
     pub verb: Verb,

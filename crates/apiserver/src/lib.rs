@@ -1,6 +1,6 @@
 //! The API server: serve → filters → authentication → authorization → admission → registry → store.
 //!
-//! A reader who follows a request opens [`serve`], `server`, `request`, `auth`, `negotiate`, `call`, `verbs`,
+//! A reader who follows a request opens [`serve`] (and `gather`), `server`, `request`, `auth`, `negotiate`, `call`, `verbs`,
 //! then `registry` and its modules, and at last `encode`.
 
 mod admission;
@@ -10,6 +10,7 @@ mod call;
 mod compress;
 mod discovery;
 mod encode;
+mod gather;
 mod health;
 mod http;
 mod managed;

@@ -2,6 +2,7 @@
 
 use http::Method;
 use percent_encoding::percent_decode_str;
+use std::borrow::Cow;
 
 /// What a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +83,7 @@ pub(crate) fn route(path: &str) -> Route {
         let api = path.starts_with("/api/") || path.starts_with("/apis/");
         return if api && path.contains("//") { Route::NoSuchResource } else { Route::Unknown };
     };
-    let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
+    let parts: Vec<&str> = segments.iter().map(|segment| &**segment).collect();
     match parts.as_slice() {
         [] => Route::Root,
         ["version"] => Route::Version,
@@ -151,7 +152,7 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Route {
 }
 
 /// The path's segments, decoded. None when a segment is empty (`//`) or does not decode to text.
-fn segments(path: &str) -> Option<Vec<String>> {
+fn segments(path: &str) -> Option<Vec<Cow<'_, str>>> {
     let path = path.strip_prefix('/')?;
     let path = path.strip_suffix('/').unwrap_or(path);
     if path.is_empty() {
@@ -160,8 +161,8 @@ fn segments(path: &str) -> Option<Vec<String>> {
     path.split('/')
         .map(|segment| match segment {
             "" => None,
-            plain if !plain.contains('%') => Some(plain.to_owned()),
-            encoded => percent_decode_str(encoded).decode_utf8().ok().map(|s| s.into_owned()),
+            plain if !plain.contains('%') => Some(plain.into()),
+            encoded => percent_decode_str(encoded).decode_utf8().ok(),
         })
         .collect()
 }

@@ -58,8 +58,11 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
         }
         "selfsubjectrulesreviews" => review["status"] = rules_status(call, &review),
         plural => {
-            let user =
-                if plural == "selfsubjectaccessreviews" { call.user.clone() } else { asked_for(&review) };
+            let user = if plural == "selfsubjectaccessreviews" {
+                User::clone(&call.user)
+            } else {
+                asked_for(&review)
+            };
             let decision =
                 decide(&call.server.registry.rbac, &call.server.registry.view(), &user, &action(&review));
             let mut status = json!({"allowed": decision.allowed});

@@ -1,12 +1,13 @@
 //! The network door: TLS, HTTP/1.1 and HTTP/2.
 
 use crate::auth::User;
+use crate::gather::{AtOnce, Gather, driven};
 use crate::http::BoxError;
 use crate::server::{ApiServer, Serving};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rand::RngExt;
 use std::sync::Arc;
@@ -63,7 +64,12 @@ impl ApiServer {
             .1
             .peer_certificates()
             .and_then(|chain| chain.first())
-            .and_then(|certificate| User::from_certificate(certificate));
+            .and_then(|certificate| User::from_certificate(certificate))
+            .map(Arc::new);
+        // What is upgraded from HTTP/1.1 goes on without us, so nothing may wait there.
+        let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        let stream = Gather::new(stream, http2);
+        let out = stream.clone();
         let builder = builder(&self.config.serving);
         let (stopping, aborting) = (self.stopping(), self.aborting());
         let leave = Arc::new(Notify::new());
@@ -86,7 +92,7 @@ impl ApiServer {
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         tokio::pin!(connection);
         let ended = tokio::select! {
-            result = connection.as_mut() => Some(result),
+            result = driven(connection.as_mut(), &out) => Some(result),
             () = stopping.cancelled() => None,
             () = told.notified() => None,
         };
@@ -96,7 +102,7 @@ impl ApiServer {
             None => {
                 connection.as_mut().graceful_shutdown();
                 tokio::select! {
-                    result = connection => result,
+                    result = driven(connection, &out) => result,
                     () = aborting.cancelled() => return,
                 }
             }
@@ -108,8 +114,8 @@ impl ApiServer {
 }
 
 /// Limits of a connection, as upstream's.
-fn builder(serving: &Serving) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+fn builder(serving: &Serving) -> auto::Builder<AtOnce> {
+    let mut builder = auto::Builder::new(AtOnce);
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADERS);
     builder
         .http2()

@@ -56,21 +56,22 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
         call.warnings.push((*warning).to_owned());
     }
     call.server.registry.catch_up(call.verb, &call.query).await?;
+    // What is rarer or larger than a look at one object is kept apart, so that the look stays small.
     if let Some(name) = call.target.subresource.clone() {
-        return subresource::handle(call, &name).await;
+        return Box::pin(subresource::handle(call, &name)).await;
     }
     if !call.resource.verbs.contains(&call.verb.as_str()) {
         return Err(not_allowed(call));
     }
     match call.verb {
         Verb::Get => get(call),
-        Verb::List => list(call).await,
+        Verb::List => Box::pin(list(call)).await,
         Verb::Watch => watching::answer(call),
-        Verb::Create => create(call).await,
-        Verb::Update => update(call, None).await,
-        Verb::Patch => patch::handle(call, None).await,
-        Verb::Delete => delete(call).await,
-        Verb::DeleteCollection => delete_collection(call).await,
+        Verb::Create => Box::pin(create(call)).await,
+        Verb::Update => Box::pin(update(call, None)).await,
+        Verb::Patch => Box::pin(patch::handle(call, None)).await,
+        Verb::Delete => Box::pin(delete(call)).await,
+        Verb::DeleteCollection => Box::pin(delete_collection(call)).await,
     }
 }
 

@@ -6,17 +6,25 @@ use ferrite_api::Status;
 use http::HeaderMap;
 use percent_encoding::percent_decode_str;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+/// All headers that speak of it begin so.
+const PREFIX: &str = "impersonate-";
 const EXTRA: &str = "impersonate-extra-";
+
+/// Whether a request may want to be made as somebody else.
+pub(crate) fn impersonates(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().starts_with(PREFIX))
+}
 
 /// The user a request is made as: the one who asks, unless its headers name another.
 pub(crate) fn impersonate(
     rbac: &Rbac,
     view: &View,
-    user: User,
+    user: Arc<User>,
     headers: &HeaderMap,
     wanted: &Action,
-) -> Result<User, Status> {
+) -> Result<Arc<User>, Status> {
     let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
     let name = text("impersonate-user");
     let uid = text("impersonate-uid");
@@ -59,7 +67,7 @@ pub(crate) fn impersonate(
     };
     acted.uid = uid;
     acted.extra = extra;
-    Ok(acted)
+    Ok(Arc::new(acted))
 }
 
 /// Whom a request wants to be made as.

@@ -14,6 +14,8 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
+/// Members may do everything, whatever the policy says.
+const MASTERS: &str = "system:masters";
 const AUTHENTICATED: &str = "system:authenticated";
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
@@ -59,6 +61,11 @@ impl User {
         let hex: String = digest.as_ref().iter().map(|b| format!("{b:02x}")).collect();
         let groups = subject.iter_organization().filter_map(|o| o.as_str().ok());
         Some(Self::new(name, groups).with_credential(format!("X509SHA256={hex}")))
+    }
+
+    /// Whether they may do everything, whatever the policy says.
+    pub(crate) fn is_master(&self) -> bool {
+        self.is_in(MASTERS)
     }
 
     pub(crate) fn is_in(&self, group: &str) -> bool {

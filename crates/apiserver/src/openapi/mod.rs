@@ -101,7 +101,7 @@ impl Documents {
 }
 
 /// A document with its tag, or the word that the client has it already.
-fn tagged(document: &Document, content_type: &str, headers: &HeaderMap) -> Answer {
+fn tagged(document: &Document, content_type: &'static str, headers: &HeaderMap) -> Answer {
     let tag = format!("\"{}\"", document.hash);
     let known = headers.get(header::IF_NONE_MATCH).is_some_and(|v| v.as_bytes() == tag.as_bytes());
     let mut answer = if known {

@@ -20,27 +20,35 @@ const STORAGE_PATHS: &[(&str, &str, &str)] = &[
     ("networking.k8s.io", "ingresses", "ingress"),
 ];
 
+/// `pods`, or wherever else upstream puts them.
+fn path(resource: &Resource) -> &str {
+    let (group, plural) =
+        resource.storage.map_or((&*resource.group, &*resource.plural), |s| (s.group, s.plural));
+    let elsewhere = STORAGE_PATHS.iter().find(|(g, p, _)| *g == group && *p == plural);
+    elsewhere.map_or(plural, |(_, _, path)| path)
+}
+
 /// `/registry/pods/`, under which all objects of the resource lie.
 pub(crate) fn prefix(resource: &Resource) -> String {
-    let stored_as = resource.storage_gvr();
-    let path = STORAGE_PATHS
-        .iter()
-        .find(|(group, plural, _)| *group == stored_as.group && *plural == stored_as.resource)
-        .map_or(&*stored_as.resource, |(_, _, path)| path);
-    format!("/registry/{path}/")
+    ["/registry/", path(resource), "/"].concat()
 }
 
 /// `/registry/pods/<namespace>/`, or all of them without a namespace.
 pub(crate) fn prefix_in(resource: &Resource, namespace: Option<&str>) -> String {
     match namespace {
-        Some(namespace) if resource.is_namespaced() => format!("{}{namespace}/", prefix(resource)),
+        Some(namespace) if resource.is_namespaced() => {
+            ["/registry/", path(resource), "/", namespace, "/"].concat()
+        }
         _ => prefix(resource),
     }
 }
 
 pub(crate) fn key(resource: &Resource, namespace: &str, name: &str) -> Key {
-    let namespace = resource.is_namespaced().then_some(namespace);
-    Key::from(&format!("{}{name}", prefix_in(resource, namespace)))
+    let path = path(resource);
+    Key::from(&match resource.is_namespaced() {
+        true => ["/registry/", path, "/", namespace, "/", name].concat(),
+        false => ["/registry/", path, "/", name].concat(),
+    })
 }
 
 fn head(resource: &Resource) -> String {
