@@ -6,6 +6,7 @@
 
 mod archive;
 mod bad_input;
+mod clients;
 mod configuration;
 mod docker;
 mod lifecycle;
