@@ -105,7 +105,8 @@ async fn typed(client: Client) {
     assert_eq!((code, reason.as_str()), (422, "Invalid"));
 
     let merge = PatchParams::default();
-    let patched = maps.patch("a", &merge, &Patch::Merge(json!({"data": {"k": "2", "l": "3"}}))).await.unwrap();
+    let patched =
+        maps.patch("a", &merge, &Patch::Merge(json!({"data": {"k": "2", "l": "3"}}))).await.unwrap();
     assert_eq!(patched.data.unwrap().len(), 2);
     let stale = maps.replace("a", &post, &made).await;
     assert_eq!(refused(stale).1, "Conflict");
@@ -224,7 +225,8 @@ async fn finalizers(client: Client) {
     let mut map = config_map("held", json!({}));
     map.metadata.finalizers = Some(vec!["example.com/hold".into()]);
     maps.create(&PostParams::default(), &map).await.unwrap();
-    let held = maps.delete("held", &DeleteParams::default()).await.unwrap().left().expect("it is still there");
+    let held =
+        maps.delete("held", &DeleteParams::default()).await.unwrap().left().expect("it is still there");
     assert!(held.metadata.deletion_timestamp.is_some());
     let more = json!({"metadata": {"finalizers": ["example.com/hold", "example.com/more"]}});
     let refusal = maps.patch("held", &PatchParams::default(), &Patch::Merge(more)).await;

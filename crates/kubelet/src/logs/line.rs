@@ -211,9 +211,15 @@ mod tests {
             parse(&[("follow", "true"), ("tailLines", "5"), ("sinceSeconds", "60"), ("x", "y")]).unwrap();
         assert!(got.follow && got.tail == Some(5));
         assert_eq!(got.since, Some("2024-01-01T00:00:00Z".parse().unwrap()));
-        for (value, expected) in
-            [("true", true), ("True", true), ("", true), ("1", true), ("false", false), ("False", false), ("0", false)]
-        {
+        for (value, expected) in [
+            ("true", true),
+            ("True", true),
+            ("", true),
+            ("1", true),
+            ("false", false),
+            ("False", false),
+            ("0", false),
+        ] {
             assert_eq!(parse(&[("follow", value)]).unwrap().follow, expected, "{value}");
         }
         assert!(parse(&[("tailLines", "-1")]).is_err());
