@@ -5,7 +5,7 @@ import sys
 
 from kubernetes import client, config, dynamic, watch
 from kubernetes.client.exceptions import ApiException
-from kubernetes.stream import stream
+from kubernetes.stream import portforward, stream
 
 NAMESPACE = "default"
 IMAGE = "ferrite.local/tools"
@@ -260,6 +260,17 @@ def pods():
     )
     session.run_forever(timeout=20)
     assert session.returncode == 7, session.returncode
+    forwarded = portforward(core.connect_get_namespaced_pod_portforward, "p", NAMESPACE, ports="8080,9")
+    socket = forwarded.socket(8080)
+    socket.settimeout(20)
+    socket.sendall(b"GET / HTTP/1.0\r\nHost: p\r\n\r\n")
+    answer = b""
+    while b"hello p" not in answer:
+        piece = socket.recv(1024)
+        assert piece, answer
+        answer += piece
+    assert answer.startswith(b"HTTP/1."), answer
+    assert forwarded.error(8080) is None and "localhost:9" in forwarded.error(9), forwarded.error(9)
     core = client.CoreV1Api()
     core.delete_namespaced_pod("p", NAMESPACE)
     refused(404, "NotFound", core.read_namespaced_pod_log, "none", NAMESPACE)

@@ -348,7 +348,7 @@ fn describes(world: &World) {
 }
 
 fn proxies(world: &World) {
-    let mut proxy = world.kubectl_command(&["proxy", "--port=18001"]);
+    let mut proxy = world.kubectl_command(&["proxy", "--port=18001", "--accept-hosts=^test$"]);
     let mut child = proxy.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
