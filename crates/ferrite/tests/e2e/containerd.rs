@@ -120,6 +120,8 @@ fn a_pod_in_containerd_has_logs_and_exec() {
     let node = world.get(&["node", "node"]);
     let version = node["status"]["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap();
     assert!(version.starts_with("containerd://"), "{version}");
+    let images = world.ferrite(&["image", "list"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&images.stderr).contains("ctr -n k8s.io"), "{images:?}");
 
     world.create(&format!(
         r#"
