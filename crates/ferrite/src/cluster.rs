@@ -112,7 +112,7 @@ impl Cluster {
         let node_ip = ferrite_network::node_address().await?.unwrap_or(IpAddr::V4(bridge.gateway()));
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
-        let api = Running::start(paths, &options.server, node_ip).await?;
+        let api = Running::start(paths, &with_node_restriction(&options.server), node_ip).await?;
         api.write_admin_kubeconfig(paths)?;
         progress.done("API server", &api.url);
 
@@ -221,6 +221,16 @@ async fn start_network(paths: &Paths, options: &ClusterOptions) -> Result<Arc<Br
         mtu: 1500,
     };
     Ok(Bridge::open(config).await?)
+}
+
+/// A kubelet may change its own node and pods only. Upstream leaves that to whoever sets a cluster up.
+fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
+    const PLUGIN: &str = "NodeRestriction";
+    let mut server = server.clone();
+    if !server.disable_admission_plugins.iter().any(|name| name == PLUGIN) {
+        server.enable_admission_plugins.push(PLUGIN.into());
+    }
+    server
 }
 
 fn start_controllers(api: &Running, scope: &Scope) -> Result<(), BoxError> {

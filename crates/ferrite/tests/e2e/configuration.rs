@@ -54,7 +54,7 @@ spec:
     let ended = |n: usize| init[n]["state"]["terminated"]["finishedAt"].as_str().unwrap().to_owned();
     assert!(ended(0) <= ended(1));
     assert_eq!(world.kubectl(&["logs", "p", "-c", "second"]), "content\n");
-    assert!(world.netns.http_get((pod_ip(&pod), 8080).into(), "/").unwrap().starts_with("blue p"));
+    assert!(world.page(&pod).starts_with("blue p"));
     let exec =
         |command: &[&str]| world.kubectl(&[&["exec", "p", "--", "/ferrite", "tools"], command].concat());
     assert_eq!(exec(&["cat", "/secret/password"]), "s3cret");

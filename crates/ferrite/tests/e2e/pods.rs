@@ -14,7 +14,7 @@ fn run_logs_exec_delete() {
     let pid = container_pid(&pod);
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
     assert_eq!(command, b"/ferrite\0tools\0http\0--text=hello\0");
-    assert!(world.netns.http_get((pod_ip(&pod), 8080).into(), "/").unwrap().starts_with("hello web"));
+    assert!(world.page(&pod).starts_with("hello web"));
 
     assert_eq!(world.kubectl(&["logs", "web"]), "serving on port 8080\n");
     let environment = world.kubectl(&["exec", "web", "--", "/ferrite", "tools", "env"]);
@@ -174,7 +174,7 @@ spec:
 "#,
     );
     let pod = world.wait_ready("web");
-    assert_eq!(world.netns.http_get((pod_ip(&pod), 8080).into(), "/").unwrap(), "page one\n");
+    assert_eq!(world.page(&pod), "page one\n");
     assert!(world.kubectl(&["exec", "web", "--", "id"]).contains("uid=1000"));
     let refused = world.try_kubectl(&["exec", "web", "--", "touch", "/x"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("Read-only file system"));

@@ -135,7 +135,7 @@ spec:
     let (answered, failures) = asking.join().unwrap();
     assert!(answered > 0 && failures.is_empty(), "{answered} answered, failed: {failures:?}");
     for pod in &world.living_pods("app=web") {
-        assert_eq!(world.netns.http_get((pod_ip(pod), 8080).into(), "/").unwrap(), "page v2\n");
+        assert_eq!(world.page(pod), "page v2\n");
     }
 
     let history = world.kubectl(&["rollout", "history", "deployment/web"]);

@@ -274,6 +274,13 @@ impl World {
     }
 
     /// Waits until a deployment has exactly `replicas`, all up to date and available.
+    /// What a pod's server answers. A pod without a probe is Ready as soon as its process runs, which may be
+    /// before that listens.
+    pub fn page(&self, pod: &Value) -> String {
+        let address = (pod_ip(pod), 8080).into();
+        eventually("the pod serves", || self.netns.http_get(address, "/").ok())
+    }
+
     pub fn wait_rolled_out(&self, deployment: &str, replicas: i64) -> Value {
         self.watch(&["deployment", deployment], |d| {
             let status = |key: &str| d["status"][key].as_i64().unwrap_or(0);
