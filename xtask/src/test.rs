@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// What the tests call, and the Debian package that has it.
+/// What the tests call (by name, or by path what is no program), and the Debian package that has it.
 const TOOLS: &[(&str, &str)] = &[
     ("kubectl", "kubernetes-client"),
     ("busybox", "busybox-static"),
@@ -11,6 +11,9 @@ const TOOLS: &[(&str, &str)] = &[
     ("etcd", "etcd-server"),
     ("etcdctl", "etcd-client"),
     ("runc", "runc"),
+    ("containerd", "containerd"),
+    ("openssl", "openssl"),
+    ("/usr/lib/python3/dist-packages/kubernetes/__init__.py", "python3-kubernetes"),
 ];
 
 pub fn run(arguments: &[String]) -> Result<(), String> {

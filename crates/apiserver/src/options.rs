@@ -23,9 +23,10 @@ impl Query {
         self.0.iter().filter(move |(k, _)| k == key).map(|(_, v)| v.as_str())
     }
 
-    /// A flag: present without a value, or anything but `false` and `0`, is true, as upstream's conversion.
+    /// A flag: present without a value, or anything but `0` and `false` however written, is true, as upstream's
+    /// conversion (Python clients write `True` and `False`).
     pub fn flag(&self, key: &str) -> bool {
-        matches!(self.get(key), Some(v) if !matches!(v, "false" | "0"))
+        self.get(key).is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
     }
 
     pub fn integer(&self, key: &str) -> Result<Option<i64>, Status> {

@@ -8,6 +8,7 @@ use crate::control::Control;
 use crate::paths::Paths;
 use crate::progress::Progress;
 use ferrite_client::{Events, Informers, Scope};
+use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
 use ferrite_network::{Bridge, BridgeConfig};
 use ferrite_pki::{Purpose, Subject};
@@ -39,6 +40,10 @@ pub struct ClusterOptions {
     /// Registries (host or host:port) to talk to without TLS; loopback addresses always are.
     #[arg(long, value_name = "REGISTRY")]
     pub insecure_registry: Vec<String>,
+    /// Socket of another container runtime (containerd, CRI-O), e.g. unix:///run/containerd/containerd.sock; pods
+    /// then run there and have the network that runtime is configured for.
+    #[arg(long, value_name = "ENDPOINT")]
+    pub container_runtime_endpoint: Option<String>,
 }
 
 /// The parts of a node that also exist without one running: what `down` removes.
@@ -75,10 +80,22 @@ impl NodeParts {
 pub struct Cluster {
     pub api: Running,
     pub node_name: String,
-    images: Arc<Images>,
-    runtime: Arc<Runtime>,
+    /// None when another runtime runs the pods.
+    embedded: Option<Embedded>,
     scope: Scope,
     _kubelet: Kubelet,
+}
+
+/// Our own runtime and its images.
+struct Embedded {
+    images: Arc<Images>,
+    runtime: Arc<Runtime>,
+}
+
+/// What the kubelet runs pods with.
+struct Services {
+    runtime: Arc<dyn RuntimeService>,
+    images: Arc<dyn ImageService>,
 }
 
 impl Cluster {
@@ -104,18 +121,24 @@ impl Cluster {
         start_scheduler(&api, &scope)?;
         progress.done("control plane", "controllers, scheduler");
 
-        let images = NodeParts::images(paths, &options.insecure_registry)?;
-        add_tools_image(&images).await?;
-        let runtime =
-            Runtime::open(NodeParts::runtime_config(paths, bridge.clone(), Arc::clone(&images))).await?;
-        let cri =
-            ferrite_cri::grpc::Server::bind(&paths.run.join("cri.sock"), runtime.clone(), runtime.clone())?;
-        scope.spawn_graceful(cri.serve(scope.token().clone()));
-        progress.done("runtime", &paths.runtime().display().to_string());
+        let (embedded, services) = match &options.container_runtime_endpoint {
+            None => {
+                let embedded = start_runtime(paths, options, &bridge, &scope).await?;
+                let services =
+                    Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
+                progress.done("runtime", &paths.runtime().display().to_string());
+                (Some(embedded), services)
+            }
+            Some(endpoint) => {
+                let client = Arc::new(ferrite_cri::grpc::Client::new(endpoint)?);
+                progress.done("runtime", endpoint);
+                (None, Services { runtime: client.clone(), images: client })
+            }
+        };
 
-        let kubelet = start_kubelet(paths, options, &api, &runtime, &node_name, node_ip, &scope).await?;
+        let kubelet = start_kubelet(paths, options, &api, services, &node_name, node_ip, &scope).await?;
         progress.done("kubelet", &format!("node {node_name}"));
-        Ok(Self { api, node_name, images, runtime, scope, _kubelet: kubelet })
+        Ok(Self { api, node_name, embedded, scope, _kubelet: kubelet })
     }
 
     /// Waits until the node says that it is ready and a pod could be created.
@@ -160,9 +183,11 @@ impl Cluster {
         told.ok_or_else(|| format!("{name} never came to be").into())
     }
 
-    /// Opens the door for other `ferrite` commands.
+    /// Opens the door for other `ferrite` commands. They are about our own images: another runtime has its own tools.
     pub fn listen(&self, paths: &Paths) -> Result<(), BoxError> {
-        let control = Control { images: Arc::clone(&self.images), runtime: Arc::clone(&self.runtime) };
+        let Some(embedded) = &self.embedded else { return Ok(()) };
+        let control =
+            Control { images: Arc::clone(&embedded.images), runtime: Arc::clone(&embedded.runtime) };
         let serving = control.listen(paths)?;
         let stopping = self.scope.token().clone();
         self.scope.spawn(async move {
@@ -177,7 +202,9 @@ impl Cluster {
     /// Stops everything but the containers.
     pub async fn stop(self) {
         self.scope.shutdown().await;
-        self.runtime.close().await;
+        if let Some(embedded) = self.embedded {
+            embedded.runtime.close().await;
+        }
         self.api.stop().await;
     }
 }
@@ -226,6 +253,22 @@ fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {
     Ok(())
 }
 
+/// Opens our own runtime and serves it on a socket too.
+async fn start_runtime(
+    paths: &Paths,
+    options: &ClusterOptions,
+    bridge: &Arc<Bridge>,
+    scope: &Scope,
+) -> Result<Embedded, BoxError> {
+    let images = NodeParts::images(paths, &options.insecure_registry)?;
+    add_tools_image(&images).await?;
+    let config = NodeParts::runtime_config(paths, bridge.clone(), Arc::clone(&images));
+    let runtime = Runtime::open(config).await?;
+    let cri = ferrite_cri::grpc::Server::bind(&paths.run.join("cri.sock"), runtime.clone(), runtime.clone())?;
+    scope.spawn_graceful(cri.serve(scope.token().clone()));
+    Ok(Embedded { images, runtime })
+}
+
 /// Makes the built-in image from the running binary.
 async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
     let builtin = Builtin {
@@ -242,7 +285,7 @@ async fn start_kubelet(
     paths: &Paths,
     options: &ClusterOptions,
     api: &Running,
-    runtime: &Arc<Runtime>,
+    services: Services,
     node_name: &str,
     node_ip: IpAddr,
     scope: &Scope,
@@ -270,5 +313,5 @@ async fn start_kubelet(
         ..ferrite_kubelet::Config::new(node_name, node_ip)
     };
     let client = api.client(&format!("system:node:{node_name}"), &["system:nodes"]);
-    Ok(Kubelet::start(config, runtime.clone(), runtime.clone(), client, scope).await?)
+    Ok(Kubelet::start(config, services.runtime, services.images, client, scope).await?)
 }

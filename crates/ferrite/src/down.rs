@@ -6,6 +6,8 @@ use crate::kubeconfig;
 use crate::paths::Paths;
 use crate::progress::Progress;
 use crate::status::State;
+use ferrite_cri::RuntimeService;
+use ferrite_cri::v1::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
 use ferrite_network::{Attachment, Bridge, NetworkError, PodNetwork, PodRef};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -31,6 +33,9 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         println!("no cluster in {}", paths.data.display());
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(endpoint) = state.as_ref().and_then(|s| s.runtime_endpoint.as_deref()) {
+        remove_pods(endpoint, &paths.kubelet()).await?;
+    }
     let images = NodeParts::images(paths, &[])?;
     ferrite_runtime::destroy(NodeParts::runtime_config(paths, Arc::new(NoNetwork), images)).await?;
     unmount_below(&paths.kubelet())?;
@@ -54,6 +59,27 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         progress.done("data", &format!("{} removed", paths.data.display()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Removes our pods from another runtime. Others may use it too: ours are those that have a directory in the
+/// kubelet's.
+async fn remove_pods(endpoint: &str, kubelet: &Path) -> Result<(), BoxError> {
+    let failed = |e: ferrite_cri::Error| -> BoxError {
+        format!("cannot remove the pods from the container runtime at {endpoint}: {e}; start that runtime and run `ferrite down` again").into()
+    };
+    let runtime = ferrite_cri::grpc::Client::new(endpoint)?;
+    let listed = runtime.list_pod_sandbox(ListPodSandboxRequest { filter: None }).await.map_err(failed)?;
+    for sandbox in listed.items {
+        let uid = sandbox.metadata.map(|m| m.uid).unwrap_or_default();
+        if uid.is_empty() || uid.contains('/') || !kubelet.join("pods").join(uid).is_dir() {
+            continue;
+        }
+        let stop = StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
+        runtime.stop_pod_sandbox(stop).await.map_err(failed)?;
+        let remove = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id };
+        runtime.remove_pod_sandbox(remove).await.map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// Asks the process to stop, and insists when it does not.

@@ -8,6 +8,7 @@ use crate::cluster::NodeParts;
 use crate::control::{self, Client, ImageRow, PullLine, PullRequest};
 use crate::paths::Paths;
 use crate::progress::Bar;
+use crate::status::State;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use futures_util::StreamExt;
@@ -57,6 +58,12 @@ enum Command {
 impl Image {
     pub async fn run(self) -> Result<ExitCode, BoxError> {
         let paths = self.data.paths();
+        if let Some(endpoint) = State::load(&paths).and_then(|s| s.runtime_endpoint) {
+            return Err(format!(
+                "the pods of this cluster run on the container runtime at {endpoint}, which has images of its own: use its tools, e.g. `ctr -n k8s.io images import`"
+            )
+            .into());
+        }
         let mut client = Client::connect(&paths).await?;
         match self.command {
             Command::Import { archives } => {

@@ -23,6 +23,9 @@ pub struct State {
     pub previous_context: Option<String>,
     #[serde(default)]
     pub insecure_registries: Vec<String>,
+    /// The socket of the runtime that has our pods; none when it is our own.
+    #[serde(default)]
+    pub runtime_endpoint: Option<String>,
 }
 
 impl State {
@@ -36,6 +39,7 @@ impl State {
             kubeconfig: None,
             previous_context: None,
             insecure_registries: Vec::new(),
+            runtime_endpoint: None,
         }
     }
 

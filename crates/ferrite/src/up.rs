@@ -49,6 +49,7 @@ impl Up {
         cluster.listen(&paths)?;
         let mut state = State::new(&paths, &cluster.api.url, &cluster.node_name);
         state.insecure_registries = self.cluster.insecure_registry.clone();
+        state.runtime_endpoint = self.cluster.container_runtime_endpoint.clone();
         if !self.no_kubeconfig
             && let Some(file) = kubeconfig::user_file()
         {

@@ -277,4 +277,25 @@ async fn ports_are_forwarded_into_the_pod() {
     assert!(
         String::from_utf8_lossy(&streams[&5]).contains("failed to connect to localhost:9 inside the pod")
     );
+
+    // Without SPDY: two channels for each port, which name it first.
+    let request = PortForwardRequest { port: vec![8080, 9], ..request };
+    let url = world.runtime().port_forward(request.clone()).await.unwrap().url;
+    let mut channels = websocket(&url, "v4.channel.k8s.io").await;
+    channels.send(Message::Binary(b"\x00echo me".to_vec().into())).await.unwrap();
+    let mut seen: BTreeMap<u8, Vec<u8>> = BTreeMap::new();
+    let answered = async {
+        while seen.get(&0).is_none_or(|data| data.len() < 9)
+            || seen.get(&3).is_none_or(|error| error.len() < 3)
+        {
+            let message = channels.next().await.expect("the connection stays").unwrap().into_data();
+            seen.entry(message[0]).or_default().extend(&message[1..]);
+        }
+    };
+    tokio::time::timeout(LIMIT, answered).await.expect("both ports answer");
+    assert_eq!(seen[&0], b"\x90\x1fecho me");
+    assert_eq!((&seen[&1][..], &seen[&2][..]), (&b"\x90\x1f"[..], &b"\x09\x00"[..]));
+    assert!(String::from_utf8_lossy(&seen[&3][2..]).contains("failed to connect to localhost:9"));
+    let refused = PortForwardRequest { port: vec![70000], ..request };
+    assert!(world.runtime().port_forward(refused).await.is_err());
 }

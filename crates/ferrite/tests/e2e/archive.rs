@@ -9,6 +9,11 @@ fn busybox() -> PathBuf {
 
 /// Writes a `docker save` archive of an image that serves `page` with busybox's httpd on port 8080.
 pub fn web_image(path: &Path, name: &str, page: &str) {
+    image(path, name, page, &["/bin/httpd", "-f", "-p", "8080", "-h", "/www"]);
+}
+
+/// As [`web_image`], with another command.
+pub fn image(path: &Path, name: &str, page: &str, command: &[&str]) {
     let mut layer = tar::Builder::new(Vec::new());
     for dir in ["bin/", "www/", "tmp/", "etc/"] {
         let mut header = tar::Header::new_gnu();
@@ -20,7 +25,8 @@ pub fn web_image(path: &Path, name: &str, page: &str) {
     append(&mut layer, "bin/busybox", &std::fs::read(busybox()).unwrap(), 0o755);
     append(&mut layer, "www/index.html", page.as_bytes(), 0o644);
     append(&mut layer, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\nweb:x:1000:1000:web:/:/bin/sh\n", 0o644);
-    for applet in ["sh", "httpd", "cat", "ls", "sleep", "id", "touch", "env", "wget", "mount", "echo"] {
+    for applet in ["sh", "httpd", "cat", "ls", "sleep", "id", "touch", "env", "wget", "mount", "echo", "tar"]
+    {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Symlink);
         header.set_mode(0o777);
@@ -34,7 +40,7 @@ pub fn web_image(path: &Path, name: &str, page: &str) {
         "os": "linux",
         "config": {
             "Env": ["PATH=/bin"],
-            "Cmd": ["/bin/httpd", "-f", "-p", "8080", "-h", "/www"],
+            "Cmd": command,
         },
         "rootfs": {"type": "layers", "diff_ids": [diff_id]},
     })

@@ -6,8 +6,11 @@
 
 mod archive;
 mod bad_input;
+mod clients;
 mod configuration;
+mod containerd;
 mod docker;
+mod kubectl;
 mod lifecycle;
 mod pods;
 mod rollout;

@@ -111,6 +111,12 @@ impl World {
         world
     }
 
+    /// Starts what was prepared, with options that were not known before.
+    pub fn start_in(&mut self, extra: &[&str]) {
+        self.extra.extend(extra.iter().map(|a| (*a).to_owned()));
+        self.up();
+    }
+
     /// Everything but the cluster.
     pub fn prepare(extra: &[&str]) -> Self {
         assert!(nix::unistd::geteuid().is_root(), "the end-to-end tests run containers and need root");

@@ -60,15 +60,12 @@ impl LogOptions {
         for (key, value) in query {
             let number =
                 |name| value.parse::<u64>().map_err(|_| OptionError::Invalid { name, value: value.into() });
-            let flag = |name| match value {
-                "true" | "1" | "" => Ok(true),
-                "false" | "0" => Ok(false),
-                _ => Err(OptionError::Invalid { name, value: value.into() }),
-            };
+            // As upstream's conversion; Python clients write `True` and `False`.
+            let flag = value != "0" && !value.eq_ignore_ascii_case("false");
             match key {
-                "follow" => options.follow = flag("follow")?,
-                "previous" => options.previous = flag("previous")?,
-                "timestamps" => options.timestamps = flag("timestamps")?,
+                "follow" => options.follow = flag,
+                "previous" => options.previous = flag,
+                "timestamps" => options.timestamps = flag,
                 "tailLines" | "tail" if value != "all" && !value.is_empty() => {
                     options.tail = Some(number("tailLines")?);
                 }
@@ -214,6 +211,17 @@ mod tests {
             parse(&[("follow", "true"), ("tailLines", "5"), ("sinceSeconds", "60"), ("x", "y")]).unwrap();
         assert!(got.follow && got.tail == Some(5));
         assert_eq!(got.since, Some("2024-01-01T00:00:00Z".parse().unwrap()));
+        for (value, expected) in [
+            ("true", true),
+            ("True", true),
+            ("", true),
+            ("1", true),
+            ("false", false),
+            ("False", false),
+            ("0", false),
+        ] {
+            assert_eq!(parse(&[("follow", value)]).unwrap().follow, expected, "{value}");
+        }
         assert!(parse(&[("tailLines", "-1")]).is_err());
         assert!(parse(&[("limitBytes", "0")]).is_err());
         assert_eq!(

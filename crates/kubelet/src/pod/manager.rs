@@ -7,6 +7,7 @@ use super::terminate::from_labels;
 use super::worker::{self, Desired};
 use ferrite_client::{Backoff, Change, Scope};
 use ferrite_cri::v1::{GetEventsRequest, ListContainersRequest, ListPodSandboxRequest};
+use ferrite_cri::{Code, RuntimeService};
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::{BTreeMap, HashMap};
@@ -152,10 +153,55 @@ async fn follow_events(context: Arc<Context>, workers: Arc<Workers>) {
                     }
                 }
             }
+            Err(e) if e.code == Code::Unimplemented => {
+                tracing::info!("the runtime tells no events; looking every second");
+                let e = relist(&*context.runtime, &workers).await;
+                tracing::warn!(error = %e, "could not list what runs; will try again");
+            }
             Err(e) => tracing::warn!(error = %e, "could not subscribe to runtime events; will try again"),
         }
         tokio::time::sleep(backoff.next_delay()).await;
     }
+}
+
+/// How often a runtime without events is asked, as upstream.
+const RELIST_PERIOD: Duration = Duration::from_secs(1);
+
+/// The state of each sandbox and container, by the pod's UID and its own id.
+type Seen = BTreeMap<(String, String), i32>;
+
+/// Wakes the workers of pods of which something changed, until the runtime cannot be asked.
+async fn relist(runtime: &dyn RuntimeService, workers: &Workers) -> ferrite_cri::Error {
+    let mut before = Seen::new();
+    let mut ticks = tokio::time::interval(RELIST_PERIOD);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let now = match list_states(runtime).await {
+            Ok(now) => now,
+            Err(e) => return e,
+        };
+        for uid in changed_pods(&before, &now) {
+            workers.wake(uid);
+        }
+        before = now;
+    }
+}
+
+async fn list_states(runtime: &dyn RuntimeService) -> ferrite_cri::Result<Seen> {
+    let sandboxes = runtime.list_pod_sandbox(ListPodSandboxRequest { filter: None }).await?.items;
+    let containers = runtime.list_containers(ListContainersRequest { filter: None }).await?.containers;
+    let uid = |labels: &BTreeMap<String, String>| labels.get(labels::POD_UID).cloned().unwrap_or_default();
+    let sandboxes = sandboxes.into_iter().map(|s| ((uid(&s.labels), s.id), s.state));
+    Ok(sandboxes.chain(containers.into_iter().map(|c| ((uid(&c.labels), c.id), c.state))).collect())
+}
+
+/// Pods that have something new, changed or gone.
+fn changed_pods<'a>(before: &'a Seen, now: &'a Seen) -> std::collections::BTreeSet<&'a str> {
+    let differs = |one: &'a Seen, other: &'a Seen| {
+        one.iter().filter(|(key, state)| other.get(*key) != Some(state)).map(|((uid, _), _)| uid.as_str())
+    };
+    differs(before, now).chain(differs(now, before)).collect()
 }
 
 /// Ends what the runtime still has of pods the API no longer knows, and removes their directories.
@@ -198,4 +244,25 @@ async fn clean_orphans(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_of_which_something_changed() {
+        let seen = |rows: &[(&str, &str, i32)]| -> Seen {
+            rows.iter().map(|(uid, id, state)| ((uid.to_string(), id.to_string()), *state)).collect()
+        };
+        let before = seen(&[("a", "1", 0), ("a", "2", 1), ("b", "3", 1), ("c", "4", 1)]);
+        for (now, expected) in [
+            (before.clone(), vec![]),
+            (seen(&[("a", "1", 0), ("a", "2", 2), ("b", "3", 1), ("c", "4", 1)]), vec!["a"]),
+            (seen(&[("a", "1", 0), ("a", "2", 1), ("c", "4", 1), ("d", "5", 1)]), vec!["b", "d"]),
+            (seen(&[]), vec!["a", "b", "c"]),
+        ] {
+            assert_eq!(changed_pods(&before, &now).into_iter().collect::<Vec<_>>(), expected);
+        }
+    }
 }

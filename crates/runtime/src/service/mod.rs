@@ -378,7 +378,9 @@ impl RuntimeService for Runtime {
 
     async fn port_forward(&self, request: PortForwardRequest) -> Result<PortForwardResponse> {
         self.inner.network_namespace(&request.pod_sandbox_id)?;
-        let action = Action::Forward { sandbox: request.pod_sandbox_id };
+        let ports = request.port.into_iter().map(u16::try_from).collect::<std::result::Result<_, _>>();
+        let ports = ports.map_err(|_| Error::invalid("a port is between 1 and 65535"))?;
+        let action = Action::Forward { sandbox: request.pod_sandbox_id, ports };
         Ok(PortForwardResponse { url: self.inner.tickets.issue(action) })
     }
 

@@ -67,13 +67,7 @@ async fn pair(inner: &Arc<Inner>, sandbox: &str, first: Stream, second: Stream) 
 }
 
 async fn copy(inner: &Arc<Inner>, sandbox: &str, port: u16, mut data: Stream) -> Result<(), String> {
-    let connected = match inner.network_namespace(sandbox) {
-        Ok(namespace) => connect(namespace, port)
-            .await
-            .map_err(|error| format!("failed to connect to localhost:{port} inside the pod: {error}")),
-        Err(error) => Err(error.to_string()),
-    };
-    let socket = match connected {
+    let socket = match open(inner, sandbox, port).await {
         Ok(socket) => socket,
         Err(message) => {
             data.outgoing.finish().await;
@@ -100,6 +94,14 @@ async fn copy(inner: &Arc<Inner>, sandbox: &str, port: u16, mut data: Stream) ->
     };
     tokio::join!(outgoing, incoming);
     Ok(())
+}
+
+/// A connection to a port of the pod, or what to tell the client.
+pub async fn open(inner: &Arc<Inner>, sandbox: &str, port: u16) -> Result<tokio::net::TcpStream, String> {
+    let namespace = inner.network_namespace(sandbox).map_err(|error| error.to_string())?;
+    connect(namespace, port)
+        .await
+        .map_err(|error| format!("failed to connect to localhost:{port} inside the pod: {error}"))
 }
 
 /// Connects from inside the pod's network. The socket stays in the namespace it was made in, so a thread

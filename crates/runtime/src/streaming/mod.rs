@@ -38,7 +38,11 @@ const MAX_CONNECTIONS: usize = 512;
 pub(crate) enum Action {
     Exec(ExecRequest),
     Attach(AttachRequest),
-    Forward { sandbox: String },
+    /// The ports matter only to clients that cannot name them later.
+    Forward {
+        sandbox: String,
+        ports: Vec<u16>,
+    },
 }
 
 /// The URLs given out.
@@ -163,6 +167,14 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
         let Some(protocol) = choose(&headers, "sec-websocket-protocol", known) else {
             return refuse(StatusCode::BAD_REQUEST, "none of the WebSocket protocols offered is supported");
         };
+        if let Action::Forward { ports, .. } = &action
+            && protocol != websocket::FORWARD_SPDY
+            && !(1..=websocket::MAX_PORTS).contains(&ports.len())
+        {
+            let message =
+                format!("between 1 and {} query parameters \"port\" are required", websocket::MAX_PORTS);
+            return refuse(StatusCode::BAD_REQUEST, &message);
+        }
         let Some(key) = headers.get("sec-websocket-key") else {
             return refuse(StatusCode::BAD_REQUEST, "Sec-WebSocket-Key is missing");
         };
@@ -195,9 +207,14 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
         let io = TokioIo::new(upgraded);
         let work = async {
             match (upgrade.as_str(), action) {
-                ("websocket", Action::Forward { sandbox }) => websocket::forward(&worker, io, &sandbox).await,
+                ("websocket", Action::Forward { sandbox, .. }) if protocol == websocket::FORWARD_SPDY => {
+                    websocket::forward(&worker, io, &sandbox).await;
+                }
+                ("websocket", Action::Forward { sandbox, ports }) => {
+                    websocket::forward_channels(&worker, io, &sandbox, &ports).await;
+                }
                 ("websocket", action) => websocket::serve(&worker, io, action, protocol).await,
-                (_, Action::Forward { sandbox }) => spdy::forward(&worker, io, &sandbox).await,
+                (_, Action::Forward { sandbox, .. }) => spdy::forward(&worker, io, &sandbox).await,
                 (_, action) => spdy::serve(&worker, io, action, protocol).await,
             }
         };
@@ -216,13 +233,13 @@ mod tests {
     #[test]
     fn a_url_is_good_once() {
         let tickets = Tickets::new(([127, 0, 0, 1], 7).into());
-        let url = tickets.issue(Action::Forward { sandbox: "s".into() });
+        let url = tickets.issue(Action::Forward { sandbox: "s".into(), ports: Vec::new() });
         assert!(url.starts_with("http://127.0.0.1:7/portforward/"));
         assert!(tickets.redeem(&url).is_some());
         assert!(tickets.redeem(&url).is_none());
         assert!(tickets.redeem("/portforward/guess").is_none());
         for _ in 0..MAX_WAITING + 10 {
-            tickets.issue(Action::Forward { sandbox: "s".into() });
+            tickets.issue(Action::Forward { sandbox: "s".into(), ports: Vec::new() });
         }
         assert_eq!(tickets.waiting.lock().unwrap().len(), MAX_WAITING);
     }

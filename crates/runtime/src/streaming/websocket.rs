@@ -2,21 +2,27 @@
 
 use std::sync::Arc;
 
+use futures_util::stream::FuturesUnordered;
 use futures_util::{SinkExt, StreamExt};
 use hyper::body::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 
 use super::session::{self, Size};
-use super::{Action, spdy};
+use super::{Action, forward as ports, spdy};
 use crate::service::Inner;
 
 pub const PROTOCOLS: &[&str] = &["v5.channel.k8s.io", "v4.channel.k8s.io"];
 /// A whole SPDY connection in binary messages.
-pub const FORWARD_PROTOCOLS: &[&str] = &["SPDY/3.1+portforward.k8s.io"];
+pub const FORWARD_SPDY: &str = "SPDY/3.1+portforward.k8s.io";
+/// Clients without SPDY (Python's, kube-rs) forward over channels.
+pub const FORWARD_PROTOCOLS: &[&str] = &[FORWARD_SPDY, "v4.channel.k8s.io"];
+/// A port takes two channels, and a channel is a byte.
+pub const MAX_PORTS: usize = 128;
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
@@ -25,6 +31,9 @@ const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
 /// Version 5: the byte after it names a channel that ends.
 const CLOSE: u8 = 255;
+
+/// Messages that may wait for a slow reader.
+const DEPTH: usize = 16;
 
 /// Longest message accepted from a client.
 const MAX_MESSAGE: usize = 1 << 20;
@@ -165,4 +174,93 @@ where
         let _ = sink.close().await;
     };
     tokio::join!(spdy::forward(inner, far, sandbox), incoming, outgoing);
+}
+
+/// Port-forward without SPDY: one connection per port, with a channel for its data and the next one for its error.
+/// Ends when every connection has, or when the client goes.
+pub async fn forward_channels<S>(inner: &Arc<Inner>, io: S, sandbox: &str, ports: &[u16])
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (mut sink, mut source) = accept(io).await.split();
+    let (outgoing, mut queue) = mpsc::channel(DEPTH);
+    let mut inputs = Vec::with_capacity(ports.len());
+    let mut running = FuturesUnordered::new();
+    for (channel, port) in (0..=u8::MAX).step_by(2).zip(ports) {
+        let (input, incoming) = mpsc::channel(DEPTH);
+        inputs.push(input);
+        running.push(forward_port(inner, sandbox, *port, channel, incoming, outgoing.clone()));
+    }
+    drop(outgoing);
+    let working = async { while running.next().await.is_some() {} };
+    let writing = async {
+        while let Some(message) = queue.recv().await {
+            if sink.send(message).await.is_err() {
+                break;
+            }
+        }
+        queue.close();
+        let _ = sink.close().await;
+    };
+    let reading = async {
+        while let Some(Ok(message)) = source.next().await {
+            let bytes: Bytes = match message {
+                Message::Binary(bytes) => bytes,
+                Message::Text(text) => text.into(),
+                Message::Close(_) => break,
+                _ => continue,
+            };
+            let Some(channel) = bytes.first().filter(|channel| *channel % 2 == 0) else { continue };
+            if let Some(input) = inputs.get(usize::from(channel / 2)) {
+                // A connection that has ended swallows what still comes.
+                let _ = input.send(bytes.slice(1..)).await;
+            }
+        }
+    };
+    tokio::select! {
+        _ = async { tokio::join!(working, writing) } => {}
+        () = reading => {}
+    }
+}
+
+async fn forward_port(
+    inner: &Arc<Inner>,
+    sandbox: &str,
+    port: u16,
+    channel: u8,
+    mut incoming: mpsc::Receiver<Bytes>,
+    outgoing: mpsc::Sender<Message>,
+) {
+    // As upstream: each channel begins by naming its port.
+    for channel in [channel, channel + 1] {
+        if outgoing.send(frame(channel, &port.to_le_bytes())).await.is_err() {
+            return;
+        }
+    }
+    let socket = match ports::open(inner, sandbox, port).await {
+        Ok(socket) => socket,
+        Err(message) => {
+            let _ = outgoing.send(frame(channel + 1, message.as_bytes())).await;
+            return;
+        }
+    };
+    let (mut read, mut write) = socket.into_split();
+    let from_pod = async {
+        let mut buffer = vec![0; 32 * 1024];
+        while let Ok(count) = read.read(&mut buffer).await {
+            if count == 0 || outgoing.send(frame(channel, &buffer[..count])).await.is_err() {
+                break;
+            }
+        }
+    };
+    let to_pod = async {
+        while let Some(bytes) = incoming.recv().await {
+            // The other direction may still have something to say, and tells when all is over.
+            let _ = write.write_all(&bytes).await;
+        }
+    };
+    tokio::select! {
+        () = from_pod => {}
+        () = to_pod => {}
+    }
 }
