@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 from kubernetes import client, config, dynamic, watch
 from kubernetes.client.exceptions import ApiException
@@ -270,6 +271,11 @@ def pods():
         assert piece, answer
         answer += piece
     assert answer.startswith(b"HTTP/1."), answer
+    # The client's own thread takes errors as they come, and tells nobody.
+    for _ in range(200):
+        if forwarded.error(9):
+            break
+        time.sleep(0.1)
     assert forwarded.error(8080) is None and "localhost:9" in forwarded.error(9), forwarded.error(9)
     core = client.CoreV1Api()
     core.delete_namespaced_pod("p", NAMESPACE)
