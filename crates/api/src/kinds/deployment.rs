@@ -78,7 +78,7 @@ impl Strategy for Deployments {
             "availableReplicas",
             "unavailableReplicas",
         ];
-        let mut errors = workload::validate_counts(&new["status"], &counts, &counts[2..5]);
+        let mut errors = workload::validate_counts(&new["status"], &counts, &counts[2..5], "readyReplicas");
         errors.extend(workload::validate_collisions(&new["status"], &old["status"]));
         errors
     }

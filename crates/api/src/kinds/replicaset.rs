@@ -50,7 +50,7 @@ impl Strategy for ReplicaSets {
     fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
         let counts =
             ["replicas", "fullyLabeledReplicas", "readyReplicas", "availableReplicas", "observedGeneration"];
-        workload::validate_counts(&new["status"], &counts, &counts[1..4])
+        workload::validate_counts(&new["status"], &counts, &counts[1..4], "readyReplicas")
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {

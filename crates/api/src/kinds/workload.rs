@@ -137,8 +137,14 @@ pub fn render_selector(selector: &Value) -> String {
     if selector.is_null() { "null".to_owned() } else { format!("{{{}}}", parts.join(",")) }
 }
 
-/// Counts in a status are not negative and none exceeds the replicas.
-pub fn validate_counts(status: &Value, counts: &[&str], at_most_replicas: &[&str]) -> FieldErrors {
+/// Counts in a status are not negative, none exceeds the replicas, and not more are available than ready; `ready` is
+/// how the kind's complaint names those.
+pub fn validate_counts(
+    status: &Value,
+    counts: &[&str],
+    at_most_replicas: &[&str],
+    ready: &str,
+) -> FieldErrors {
     let path = Path::new("status");
     let mut errors: FieldErrors = counts.iter().filter_map(|key| not_negative(status, key, &path)).collect();
     let replicas = int(status, "replicas");
@@ -157,7 +163,7 @@ pub fn validate_counts(status: &Value, counts: &[&str], at_most_replicas: &[&str
         errors.push(FieldError::invalid(
             &path.child("availableReplicas"),
             available,
-            "cannot be greater than readyReplicas",
+            format!("cannot be greater than {ready}"),
         ));
     }
     errors

@@ -93,31 +93,17 @@ impl Strategy for StatefulSets {
     }
 
     fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        let (status, path) = (&new["status"], Path::new("status"));
-        let counts = ["replicas", "readyReplicas", "currentReplicas", "updatedReplicas", "availableReplicas"];
-        let mut errors: FieldErrors = counts
-            .iter()
-            .chain(["observedGeneration", "collisionCount"].iter())
-            .filter_map(|key| not_negative(status, key, &path))
-            .collect();
-        for key in &counts[1..] {
-            let count = int(status, key);
-            if count > int(status, "replicas") {
-                errors.push(FieldError::invalid(
-                    &path.child(key),
-                    count,
-                    "cannot be greater than status.replicas",
-                ));
-            }
-        }
-        let available = int(status, "availableReplicas");
-        if available > int(status, "readyReplicas") {
-            errors.push(FieldError::invalid(
-                &path.child("availableReplicas"),
-                available,
-                "cannot be greater than status.readyReplicas",
-            ));
-        }
+        const COUNTS: &[&str] = &[
+            "replicas",
+            "readyReplicas",
+            "currentReplicas",
+            "updatedReplicas",
+            "availableReplicas",
+            "observedGeneration",
+            "collisionCount",
+        ];
+        let status = &new["status"];
+        let mut errors = workload::validate_counts(status, COUNTS, &COUNTS[1..5], "status.readyReplicas");
         errors.extend(workload::validate_collisions(status, &old["status"]));
         errors
     }
