@@ -1,4 +1,5 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,7 +10,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::MAX_MESSAGE;
 use super::calls::{image_calls, runtime_calls};
-use super::status::from_status;
+use super::status::{from_status, never_sent};
 use crate::v1::image_service_client::ImageServiceClient;
 use crate::v1::runtime_service_client::RuntimeServiceClient;
 use crate::v1::*;
@@ -28,9 +29,10 @@ pub enum EndpointError {
 /// A runtime behind a socket, e.g. containerd or CRI-O.
 ///
 /// The connection is made at the first call and made anew after it broke; calls while the runtime is away
-/// fail with [`crate::Code::Unavailable`].
+/// fail with [`crate::Code::Unavailable`] and name the socket.
 #[derive(Clone)]
 pub struct Client {
+    socket: Arc<Path>,
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
 }
@@ -52,19 +54,17 @@ fn socket_path(endpoint: &str) -> std::result::Result<PathBuf, EndpointError> {
 impl Client {
     /// Must be called within a tokio runtime. Does not touch the socket yet.
     pub fn new(endpoint: &str) -> std::result::Result<Self, EndpointError> {
-        let path = socket_path(endpoint)?;
+        let socket: Arc<Path> = socket_path(endpoint)?.into();
+        let path = socket.clone();
         // The address is never resolved: the connector knows where to go.
         let channel = Endpoint::from_static("http://localhost")
             .connect_timeout(Duration::from_secs(10))
             .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
                 let path = path.clone();
-                async move {
-                    UnixStream::connect(&path).await.map(TokioIo::new).map_err(|error| {
-                        std::io::Error::new(error.kind(), format!("connect to {}: {error}", path.display()))
-                    })
-                }
+                async move { UnixStream::connect(&path).await.map(TokioIo::new) }
             }));
         Ok(Self {
+            socket,
             runtime: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
@@ -75,18 +75,29 @@ impl Client {
     }
 }
 
+/// One call. The connection may turn out to have ended while nobody used it: what was never sent is sent
+/// again, on a new one.
+macro_rules! ask {
+    ($self:ident.$service:ident.$name:ident($request:ident)) => {{
+        let mut answer = $self.$service.clone().$name($request.clone()).await;
+        if answer.as_ref().is_err_and(never_sent) {
+            answer = $self.$service.clone().$name($request).await;
+        }
+        answer.map(tonic::Response::into_inner).map_err(|status| from_status(status, &$self.socket))
+    }};
+}
+
 macro_rules! runtime_client {
     ($($name:ident $request:ident $response:ident;)*) => {
         #[async_trait]
         impl RuntimeService for Client {
             $(async fn $name(&self, request: $request) -> Result<$response> {
-                let answer = self.runtime.clone().$name(request).await;
-                answer.map(tonic::Response::into_inner).map_err(from_status)
+                ask!(self.runtime.$name(request))
             })*
 
             async fn get_container_events(&self, request: GetEventsRequest) -> Result<ContainerEvents> {
                 let answer = self.runtime.clone().get_container_events(request).await;
-                let stream = answer.map_err(from_status)?.into_inner();
+                let stream = answer.map_err(|status| from_status(status, &self.socket))?.into_inner();
                 // A broken stream ends; the reader lists and subscribes anew, and that call says why.
                 let events = stream.take_while(|event| std::future::ready(event.is_ok()));
                 Ok(events.filter_map(|event| std::future::ready(event.ok())).boxed())
@@ -100,8 +111,7 @@ macro_rules! image_client {
         #[async_trait]
         impl ImageService for Client {
             $(async fn $name(&self, request: $request) -> Result<$response> {
-                let answer = self.images.clone().$name(request).await;
-                answer.map(tonic::Response::into_inner).map_err(from_status)
+                ask!(self.images.$name(request))
             })*
         }
     };

@@ -1,5 +1,7 @@
 //! Our errors as gRPC statuses and back.
 
+use std::path::Path;
+
 use tonic::{Code as Wire, Status};
 
 use crate::{Code, Error};
@@ -22,36 +24,38 @@ pub(super) fn to_status(error: Error) -> Status {
     Status::new(wire, error.message)
 }
 
-pub(super) fn from_status(status: Status) -> Error {
+/// What a runtime behind `socket` answered, or that it could not.
+pub(super) fn from_status(status: Status, socket: &Path) -> Error {
+    if broke_off(&status) {
+        // None the runtime has answered. A connection that failed says why only in its causes.
+        let mut message = format!("container runtime at {}: {}", socket.display(), status.message());
+        for error in causes(&status) {
+            let text = error.to_string();
+            if !message.contains(&text) {
+                message.push_str(&format!(": {text}"));
+            }
+        }
+        return Error::new(Code::Unavailable, message);
+    }
     let code = match status.code() {
-        // A call cut off by the end of the connection is none the runtime has answered.
-        Wire::Unknown if broke_off(&status) => Code::Unavailable,
         Wire::Unauthenticated => Code::PermissionDenied,
         Wire::Cancelled | Wire::Aborted | Wire::ResourceExhausted => Code::Unavailable,
         wire => PAIRS.iter().find(|(_, known)| *known == wire).map_or(Code::Internal, |(ours, _)| *ours),
     };
-    let mut message = status.message().to_owned();
-    // A connection that failed says why only in its causes.
-    let mut cause = std::error::Error::source(&status);
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !message.contains(&text) {
-            message.push_str(&format!(": {text}"));
-        }
-        cause = error.source();
-    }
-    Error::new(code, message)
+    Error::new(code, status.message())
 }
 
 fn broke_off(status: &Status) -> bool {
-    let mut cause = std::error::Error::source(status);
-    while let Some(error) = cause {
-        if error.is::<tonic::transport::Error>() || error.is::<hyper::Error>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+    causes(status).any(|error| error.is::<tonic::transport::Error>() || error.is::<hyper::Error>())
+}
+
+/// Whether the connection ended before the request went out, so that asking again cannot do a thing twice.
+pub(super) fn never_sent(status: &Status) -> bool {
+    causes(status).any(|error| error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled))
+}
+
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(std::error::Error::source(status), |error| error.source())
 }
 
 #[cfg(test)]
@@ -60,11 +64,12 @@ mod tests {
 
     #[test]
     fn every_code_survives_the_wire() {
+        let socket = Path::new("/run/x.sock");
         for (code, _) in PAIRS {
             let error = Error::new(*code, "what happened");
-            assert_eq!(from_status(to_status(error.clone())), error);
+            assert_eq!(from_status(to_status(error.clone()), socket), error);
         }
-        assert_eq!(from_status(Status::unknown("x")).code, Code::Internal);
-        assert_eq!(from_status(Status::unauthenticated("x")).code, Code::PermissionDenied);
+        assert_eq!(from_status(Status::unknown("x"), socket).code, Code::Internal);
+        assert_eq!(from_status(Status::unauthenticated("x"), socket).code, Code::PermissionDenied);
     }
 }
