@@ -13,7 +13,7 @@ use crate::subresource::token::Rejected;
 use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, subresource, verbs, version};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
-use ferrite_api::Status;
+use ferrite_api::{Cidr, Status};
 use ferrite_pki::TokenSigner;
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
@@ -73,8 +73,8 @@ impl Default for Serving {
 pub struct Config {
     /// Where clients reach this server; told in discovery and in the `kubernetes` Service's endpoints.
     pub advertise: SocketAddr,
-    /// Addresses of Services: network and prefix length.
-    pub service_network: (Ipv4Addr, u8),
+    /// Addresses of Services: one range, or one of each family. The first is of the primary family.
+    pub service_ranges: Vec<Cidr>,
     pub node_ports: RangeInclusive<u16>,
     /// How the server shows itself to kubelets. Without it, logs and exec are refused.
     pub kubelet_client: Option<Arc<rustls::ClientConfig>>,
@@ -98,7 +98,7 @@ impl Config {
     pub fn new(advertise: SocketAddr) -> Self {
         Self {
             advertise,
-            service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
+            service_ranges: vec![Cidr { address: Ipv4Addr::new(10, 0, 0, 0).into(), bits: 16 }],
             node_ports: 30000..=32767,
             kubelet_client: None,
             runtime_config: BTreeMap::new(),
@@ -149,9 +149,9 @@ impl ApiServer {
         let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
         let table = Arc::new(Table::new(served));
-        let (network, prefix) = config.service_network;
         let services = existing_services(&store, &table);
-        let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());
+        let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
+        let allocator = ServiceAllocator::new(ranges, config.node_ports.clone(), services.iter());
         let admission = Chain::new(&config.admission).map_err(Status::internal)?;
         let registry =
             Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
@@ -184,6 +184,8 @@ impl ApiServer {
         }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
+        let keeping = Arc::clone(&server);
+        server.spawn(async move { bootstrap::keep(&keeping).await });
         server.ready.store(true, Ordering::Release);
         Ok(server)
     }

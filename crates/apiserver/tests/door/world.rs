@@ -59,6 +59,12 @@ impl World {
         world
     }
 
+    /// A server whose Services have addresses of these ranges.
+    pub async fn start_ranges(ranges: &[&str]) -> Self {
+        let service_ranges = ranges.iter().map(|r| ferrite_api::Cidr::parse(r).expect("a range")).collect();
+        Self::start_as(Store::memory(), Config { service_ranges, ..Self::config() }).await
+    }
+
     fn config() -> Config {
         let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).expect("a key");
         Config {

@@ -58,7 +58,7 @@ impl Strategy for ServiceCidrs {
                     "must not have bits set beyond the prefix length",
                 )),
                 Some(parsed) => {
-                    let canonical = format!("{}/{}", parsed.address, parsed.bits);
+                    let canonical = parsed.to_string();
                     if canonical != *range {
                         errors.push(FieldError::invalid(
                             &path,
