@@ -28,6 +28,11 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
     future::try_join3(policy(server), services(server), service_range(server)).await.map(drop)
 }
 
+/// Makes a namespace that somebody creates something in, if it is not there.
+pub(crate) async fn provide_namespace(server: &ApiServer, name: &str) -> Result<(), Status> {
+    ensure(server, "", "namespaces", "", json!({"metadata": {"name": name}})).await
+}
+
 /// The Service of the API server itself, and where it is.
 async fn services(server: &ApiServer) -> Result<(), Status> {
     let port = server.config.advertise.port();

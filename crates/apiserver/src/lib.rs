@@ -29,7 +29,7 @@ mod verbs;
 mod version;
 mod watching;
 
-pub use admission::AdmissionPlugins;
+pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
 pub use auth::User;
 pub use http::{Answer, Body, BoxError};
 pub use options::{DurationError, go_duration};

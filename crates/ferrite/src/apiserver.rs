@@ -45,6 +45,9 @@ pub struct ServerOptions {
     /// Admission plugins to turn off.
     #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
     pub disable_admission_plugins: Vec<String>,
+    /// File with the configuration of admission plugins: an AdmissionConfiguration.
+    #[arg(long, value_name = "FILE")]
+    pub admission_control_config_file: Option<std::path::PathBuf>,
     /// Let bearers of bootstrap tokens in: secrets of type `bootstrap.kubernetes.io/token` in `kube-system`.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_bootstrap_token_auth: bool,
@@ -214,6 +217,10 @@ impl Running {
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
+                configurations: match &options.admission_control_config_file {
+                    Some(file) => ferrite_apiserver::read_admission_config(file)?,
+                    None => ferrite_apiserver::Configurations::new(),
+                },
             },
             ..Config::new(SocketAddr::new(node_address, listening.port()))
         };

@@ -67,7 +67,7 @@ pub(super) fn keep_allocations(spec: &mut Value, old: &Value) {
 fn keep_node_ports(spec: &mut Value, old: &Value) {
     let numbers = |spec: &Value| list(spec, "ports").iter().map(|p| int(p, "nodePort")).collect::<Vec<_>>();
     let used = numbers(spec);
-    for port in list_mut(spec, "ports").filter(|p| int(p, "nodePort") == 0) {
+    for port in list_mut(spec, "ports").filter(|p| p.is_object() && int(p, "nodePort") == 0) {
         let same = |o: &&Value| text(o, "name") == text(port, "name");
         let number = list(old, "ports").iter().rfind(same).map_or(0, |o| int(o, "nodePort"));
         if number != 0 && !used.contains(&number) {
