@@ -10,7 +10,9 @@ use crate::options::{Query, go_duration};
 use crate::registry::{Registry, ServiceAllocator, Table, stored};
 use crate::request::{self, Health, Route, Verb};
 use crate::subresource::token::Rejected;
-use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, subresource, verbs, version};
+use crate::{
+    bootstrap, compress, discovery, encode, health, metrics, openapi, profiling, subresource, verbs, version,
+};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::{Cidr, Status};
@@ -50,6 +52,10 @@ pub struct Serving {
     pub goaway_chance: f64,
     /// Requests served at once on one connection of HTTP/2.
     pub http2_max_streams: u32,
+    /// A connection on which nothing is going on for so long is ended.
+    pub idle_timeout: Duration,
+    /// Whether `/debug/pprof/` answers.
+    pub profiling: bool,
     /// The server goes on serving for this long after it has said that it is not ready any more.
     pub shutdown_delay: Duration,
 }
@@ -63,6 +69,8 @@ impl Default for Serving {
             min_request_timeout: Duration::from_secs(1800),
             goaway_chance: 0.0,
             http2_max_streams: 100,
+            idle_timeout: Duration::from_secs(90),
+            profiling: false,
             shutdown_delay: Duration::ZERO,
         }
     }
@@ -464,6 +472,7 @@ impl ApiServer {
                 metrics::put_storage(&mut text, table, &self.registry.view().snapshot, &usage);
                 Ok(http::answer(200, metrics::CONTENT_TYPE, text))
             }
+            Route::Profile(profile) if self.config.serving.profiling => Ok(profiling::answer(profile)),
             Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
             Route::NoSuchResource => Err(Status::no_such_path()),
             Route::OpenIdConfiguration => Ok(self
@@ -473,7 +482,7 @@ impl ApiServer {
             Route::JsonWebKeys => Ok(self.tokens.as_ref().map_or_else(page_not_found, |t| {
                 http::answer(200, "application/jwk-set+json", t.keys().to_string())
             })),
-            Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
+            Route::Profile(_) | Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
         }
     }
 }

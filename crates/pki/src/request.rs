@@ -26,7 +26,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads a PEM. None when it is no request.
+    /// Reads a PEM. None when it is no request, or names an organisation in a way that others might read and we cannot.
     pub fn parse(pem: &[u8]) -> Option<Self> {
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem).ok()?;
         let (_, request) = X509CertificationRequest::from_der(&pem.contents).ok()?;
@@ -35,9 +35,8 @@ impl Request {
             common_name: subject.iter_common_name().find_map(|n| n.as_str().ok()).unwrap_or_default().into(),
             organizations: subject
                 .iter_organization()
-                .filter_map(|o| o.as_str().ok())
-                .map(Into::into)
-                .collect(),
+                .map(|o| o.as_str().ok().map(Into::into))
+                .collect::<Option<_>>()?,
             ..Self::default()
         };
         for extension in request.requested_extensions().into_iter().flatten() {

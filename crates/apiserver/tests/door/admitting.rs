@@ -354,3 +354,17 @@ async fn an_account_may_bound_the_secrets_of_its_pods() {
             .is_some_and(|m| m.ends_with("a mirror pod may not reference service accounts"))
     );
 }
+
+#[tokio::test]
+async fn a_refusal_names_what_was_drawn() {
+    let world = World::start().await;
+    let range = json!({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "r"},
+        "spec": {"limits": [{"type": "Container", "max": {"cpu": "1"}}]}});
+    assert_eq!(world.post("/api/v1/namespaces/default/limitranges", &range).await.code, 201);
+    let mut drawn = sized("x", json!({"limits": {"cpu": "2"}}));
+    drawn["metadata"] = json!({"generateName": "web-"});
+    let refused = world.post(PODS, &drawn).await;
+    let message = refused.at("/message");
+    let name = message.as_str().and_then(|m| m.strip_prefix("pods \"web-")).and_then(|m| m.split_once('"'));
+    assert!(name.is_some_and(|(suffix, _)| suffix.len() == 5), "{message}");
+}
