@@ -216,7 +216,7 @@ async fn start_network(paths: &Paths, options: &ClusterOptions) -> Result<Arc<Br
         name: paths.bridge(),
         pod_cidr: format!("{}/{prefix}", options.pod_cidr.network).parse()?,
         cluster_cidr: cluster,
-        service_cidr: Some(options.server.service_cluster_ip_range.to_string().parse()?),
+        service_cidr: options.server.service_cluster_ip_range.v4().map(|range| range.parse()).transpose()?,
         state: paths.network(),
         mtu: 1500,
     };
@@ -301,15 +301,14 @@ async fn start_kubelet(
         Purpose::Server,
     )?;
     let tls = ferrite_pki::server_config(&serving, api.pki.ca(), &["http/1.1"])?;
-    let range = options.server.service_cluster_ip_range;
-    let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
+    let service_ip = options.server.service_cluster_ip_range.first_address();
     let config = ferrite_kubelet::Config {
         root_dir: paths.kubelet(),
         log_dir: paths.pod_logs(),
         cgroup_root: paths.cgroup(),
         server_address: SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         tls: Some(Arc::new(tls)),
-        api_server: Some((service_ip.into(), 443)),
+        api_server: Some((service_ip, 443)),
         ..ferrite_kubelet::Config::new(node_name, node_ip)
     };
     let client = api.client(&format!("system:node:{node_name}"), &["system:nodes"]);

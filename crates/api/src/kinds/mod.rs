@@ -42,6 +42,8 @@ mod storage;
 mod volume_source;
 mod workload;
 
+pub use service::validate_cluster_ips;
+
 use crate::resource::{Resource, Storage};
 use row::*;
 use serde_json::Value;
