@@ -51,7 +51,7 @@ static ENTRIES: LazyLock<HashMap<&'static str, Entry>> = LazyLock::new(|| {
 });
 
 /// Types are described for all versions at once: `core.v1.PodSpec` by `core.PodSpec`.
-fn unversioned(name: &str) -> String {
+pub(super) fn unversioned(name: &str) -> String {
     match name.split('.').collect::<Vec<_>>().as_slice() {
         [group, _, name] => format!("{group}.{name}"),
         _ => name.to_owned(),
@@ -161,8 +161,10 @@ mod tests {
             // A type that others take over from may name their fields too.
             let heirs = ENTRIES.iter().filter(|(_, e)| e.parent == Some(name)).map(|(heir, _)| *heir);
             let owners: Vec<&str> = std::iter::once(*name).chain(heirs).collect();
-            let absent =
-                entry.fields.keys().filter(|f| !owners.iter().any(|o| fields.contains(&((*o).to_owned(), f))));
+            let absent = entry
+                .fields
+                .keys()
+                .filter(|f| !owners.iter().any(|o| fields.contains(&((*o).to_owned(), f))));
             idle.extend(absent.map(|field| format!("{name}.{field}")));
         }
         assert!(idle.is_empty(), "{}", idle.join("\n"));
