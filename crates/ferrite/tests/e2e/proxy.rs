@@ -106,7 +106,11 @@ struct Proxy {
 
 impl Proxy {
     async fn send(&self, method: &str, path: &str, body: &'static str) -> (u16, http::HeaderMap, String) {
-        let request = Request::builder().method(method).uri(path).header("x-asked", "yes");
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("x-asked", "yes")
+            .header("accept", "text/html");
         let answer = self.client.send(request.body(body.as_bytes().to_vec().into()).unwrap()).await.unwrap();
         let (parts, body) = answer.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
