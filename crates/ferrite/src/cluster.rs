@@ -41,7 +41,7 @@ pub struct ClusterOptions {
     #[arg(long, value_name = "REGISTRY")]
     pub insecure_registry: Vec<String>,
     /// Socket of another container runtime (containerd, CRI-O), e.g. unix:///run/containerd/containerd.sock; pods
-    /// then run there and have the network that runtime is configured for.
+    /// then run there and have the network that runtime is configured for. It is remembered for the next start.
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
 }

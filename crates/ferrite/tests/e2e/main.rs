@@ -13,6 +13,8 @@ mod docker;
 mod kubectl;
 mod lifecycle;
 mod pods;
+mod proxy;
 mod rollout;
 mod store;
+mod streams;
 mod world;
