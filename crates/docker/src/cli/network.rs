@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::list::{has_label, split_filters};
+use super::options::split_label;
 use super::system::show_found;
 use super::{Failure, Outcome, each, say, table};
 use crate::engine::{Engine, EngineError, Network, NetworkRequest};
@@ -109,11 +110,7 @@ pub struct Connect {
 }
 
 fn pairs(entries: &[String]) -> BTreeMap<String, String> {
-    let split = |entry: &String| {
-        let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
-        (key.to_owned(), value.to_owned())
-    };
-    entries.iter().map(split).collect()
+    entries.iter().map(|entry| split_label(entry)).collect()
 }
 
 fn matches(network: &Network, key: &str, value: &str) -> bool {

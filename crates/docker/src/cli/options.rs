@@ -378,7 +378,7 @@ fn host_env(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-fn split_label(text: &str) -> (String, String) {
+pub fn split_label(text: &str) -> (String, String) {
     let (key, value) = text.split_once('=').unwrap_or((text, ""));
     (key.to_owned(), value.to_owned())
 }

@@ -84,6 +84,13 @@ impl Engine {
     /// What a container's supervisor has us do when the container has ended: settle it, and start it again
     /// if its policy says so.
     pub async fn ended(&self, id: &str) -> Result<()> {
+        let followed = self.follow_end(id).await;
+        // Whoever removed the container may have found this very process still in its supervisor's group.
+        self.clear_groups();
+        followed
+    }
+
+    async fn follow_end(&self, id: &str) -> Result<()> {
         loop {
             if self.settle(id).await?.is_none_or(|state| state.status != Status::Restarting) {
                 return Ok(());

@@ -228,10 +228,15 @@ impl Engine {
             }
         }
         self.clear_doomed();
+        self.clear_groups();
+        Ok(())
+    }
+
+    /// Without containers there are no control groups.
+    pub(super) fn clear_groups(&self) {
         if self.list().is_ok_and(|all| all.is_empty()) {
             ferrite_runtime::standalone::remove_empty_groups(&self.paths.cgroup());
         }
-        Ok(())
     }
 
     /// Finishes removals that were interrupted.

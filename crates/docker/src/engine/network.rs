@@ -131,7 +131,7 @@ impl Engine {
         Ok(bridge)
     }
 
-    fn choose_default_range(&self) -> Result<Cidr> {
+    pub(super) fn choose_default_range(&self) -> Result<Cidr> {
         if let Some(known) = self.default_range() {
             return Ok(known);
         }

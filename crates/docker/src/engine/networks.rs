@@ -179,7 +179,11 @@ impl Engine {
                 }
                 range
             }
-            None => self.new_range()?,
+            None => {
+                // The default network's is the first of them, whoever comes first.
+                self.choose_default_range()?;
+                self.new_range()?
+            }
         };
         let network = Network {
             id: super::create::new_id(),
