@@ -1,7 +1,7 @@
 //! Options of containers without a cluster that need the kernel to be tried.
 
 use crate::docker::Engine;
-use crate::world::eventually;
+use crate::world::{World, eventually};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::Stdio;
@@ -150,6 +150,48 @@ fn attached_without_a_terminal() {
     assert_eq!(child.wait().unwrap().code(), Some(137), "the container's code is the client's");
     let (_, text) = engine.fails(&["attach", "echoing"]);
     assert!(text.contains("You cannot attach to a stopped container"), "{text}");
+}
+
+/// Removes the container whatever becomes of the test.
+struct Removed<'a>(&'a World);
+
+impl Drop for Removed<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.ferrite(&["docker", "rm", "-f", "kept"]).output();
+    }
+}
+
+#[test]
+fn a_cluster_that_goes_takes_no_container_along() {
+    let mut world = World::start();
+    let archive = world.path("web.tar");
+    crate::archive::web_image(&archive, "web:latest", "hello");
+    let docker = |world: &World, arguments: &[&str]| {
+        let output = world.ferrite(&[&["docker"], arguments].concat()).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    docker(&world, &["load", "-i", archive.to_str().unwrap()]);
+    docker(&world, &["run", "-d", "--name", "kept", "-p", "127.0.0.1:18090:8080", "web"]);
+    let before = docker(&world, &["inspect", "-f", "{{.State.Pid}}", "kept"]);
+    let output = world.down(&[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let guard = Removed(&world);
+    assert_eq!(docker(&world, &["inspect", "-f", "{{.State.Pid}}", "kept"]), before, "it never ended");
+    assert_eq!(docker(&world, &["exec", "kept", "echo", "here"]), "here\n");
+    let address = "127.0.0.1:18090".parse().unwrap();
+    assert_eq!(eventually("it is still served", || world.netns.http_get(address, "/").ok()), "hello");
+    let forwarding = world.netns.run(|| std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap());
+    assert_eq!(forwarding.trim(), "1", "its network still needs forwarding");
+    let left: Vec<String> = std::fs::read_dir(world.data())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    assert!(left.iter().all(|name| name == "docker" || name == "run"), "{left:?}");
+    docker(&world, &["rm", "-f", "kept"]);
+    drop(guard);
+    let again = world.ferrite(&["down"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&again.stdout).contains("no cluster"), "{again:?}");
 }
 
 #[test]
