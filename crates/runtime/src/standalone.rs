@@ -18,7 +18,7 @@ use crate::service::exec::{exec_name, run_exec};
 use crate::spec::{IdentityRequest, resolve_identity};
 use crate::supervisor::bundle::CONFIG;
 use crate::supervisor::protocol::{self, AttachedAtStart, Decoder, EXIT_RECORD, Event, Exec, Reply, Request};
-use crate::supervisor::sandbox::{IDENTITY, NETNS, alive};
+use crate::supervisor::sandbox::{IDENTITY, NETNS, SHM, alive};
 use crate::sys;
 
 pub use crate::service::exec::Running;
@@ -121,6 +121,16 @@ impl Task {
     /// Where the container's network namespace is pinned.
     pub fn network_namespace(&self) -> PathBuf {
         self.run_dir.join(NETNS)
+    }
+
+    /// A namespace of the container's first process, to be joined while that runs: `pid`, `ipc`, ….
+    pub fn namespace(&self, kind: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/{kind}", self.pid))
+    }
+
+    /// How others communicate with the container's processes.
+    pub fn ipc(&self) -> crate::JoinIpc {
+        crate::JoinIpc { namespace: self.namespace("ipc"), shared_memory: self.run_dir.join(SHM) }
     }
 
     /// Waits for the container's end. `None` when its supervisor ended without a word.
@@ -300,7 +310,8 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 /// Largest passwd or group file that is read.
 const MAX_FILE: u64 = 4 << 20;
 
-fn read_text(root: &OwnedFd, path: &Path) -> String {
+/// A text file below a root, followed like in it; empty when there is none. Only its beginning if it is large.
+pub fn read_text(root: &OwnedFd, path: &Path) -> String {
     use std::io::Read;
     let flags = libc::O_RDONLY | libc::O_NONBLOCK;
     let mut bytes = Vec::new();
@@ -363,6 +374,14 @@ pub fn process_identity(pid: i32) -> Option<String> {
 /// The process an identity names, if it still runs.
 pub fn process_alive(identity: &str) -> Option<i32> {
     alive(identity)
+}
+
+/// Leaves whatever control group this process is in for the machine's own: a process that outlives a
+/// container must not keep the container's groups.
+pub fn leave_groups() {
+    if let Ok(layout) = Layout::detect() {
+        let _ = layout.join("/");
+    }
 }
 
 /// Removes a runtime's control groups where no process and no container is left in them.

@@ -42,8 +42,8 @@ mod storage;
 mod volume_source;
 mod workload;
 
-pub use service::validate_cluster_ips;
 pub use certificates::USAGES as CERTIFICATE_USAGES;
+pub use service::validate_cluster_ips;
 pub use volume_source::ACCESS_MODES;
 
 use crate::resource::{Resource, Storage};

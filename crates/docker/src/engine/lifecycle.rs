@@ -145,6 +145,9 @@ impl Engine {
         let (_lock, mut view) = self.locked(&id).await?;
         let old = std::mem::replace(&mut view.container.name, new.to_owned());
         view.container.write(&self.directory(&id)).map_err(EngineError::io("record container"))?;
+        let turn = self.turn().await?;
+        let networks: Vec<_> = self.endpoints_of(&id)?.into_iter().map(|(network, _)| network).collect();
+        self.refresh_hosts(&turn, &networks)?;
         self.note(&view.container, "rename", &[("oldName", format!("/{old}"))]);
         Ok(())
     }
@@ -228,10 +231,15 @@ impl Engine {
             }
         }
         self.clear_doomed();
+        self.clear_groups();
+        Ok(())
+    }
+
+    /// Without containers there are no control groups.
+    pub(super) fn clear_groups(&self) {
         if self.list().is_ok_and(|all| all.is_empty()) {
             ferrite_runtime::standalone::remove_empty_groups(&self.paths.cgroup());
         }
-        Ok(())
     }
 
     /// Finishes removals that were interrupted.
