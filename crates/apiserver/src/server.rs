@@ -353,7 +353,10 @@ impl ApiServer {
         {
             return Err((Status::no_such_path(), for_errors));
         }
-        let Some(verb) = verb else {
+        // Whoever may do everything may also ask the far side of a proxy for its options.
+        let asks_options =
+            parts.method == ::http::Method::OPTIONS && target.subresource.as_deref() == Some("proxy");
+        let Some(verb) = verb.or(asks_options.then_some(Verb::Get)) else {
             return Err((
                 Status::method_not_allowed(&target.group, &target.resource, parts.method.as_str()),
                 for_errors,

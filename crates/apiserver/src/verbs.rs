@@ -48,7 +48,7 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     let deprecated = DEPRECATED
         .iter()
         .find(|(group, plural, _)| *group == call.resource.group && *plural == call.resource.plural);
-    if call.verb == Verb::Patch {
+    if call.verb == Verb::Patch && call.target.subresource.as_deref() != Some("proxy") {
         // A patch of no known kind finds no route upstream, and so nobody who warns.
         patch::Kind::of(call.header(header::CONTENT_TYPE))?;
     }

@@ -25,6 +25,18 @@ pub(super) struct Place {
     pub tls: Option<Arc<rustls::ClientConfig>>,
 }
 
+impl Place {
+    /// The address and the port, as a `Host` header has them.
+    pub fn host(&self) -> String {
+        std::net::SocketAddr::new(self.address, self.port).to_string()
+    }
+}
+
+/// Nobody answered for too long.
+#[derive(Debug, thiserror::Error)]
+#[error("timed out")]
+pub(super) struct TimedOut;
+
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
@@ -38,11 +50,7 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let host = match place.address {
-        IpAddr::V4(address) => format!("{address}:{}", place.port),
-        IpAddr::V6(address) => format!("[{address}]:{}", place.port),
-    };
-    request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_str(&host)?);
+    request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_str(&place.host())?);
     let connect = async {
         let tcp = TcpStream::connect((place.address, place.port)).await?;
         tcp.set_nodelay(true)?;
@@ -55,8 +63,7 @@ where
         };
         Ok::<_, BoxError>(http1::handshake(TokioIo::new(stream)).await?)
     };
-    let (mut sender, connection) =
-        tokio::time::timeout(TIMEOUT, connect).await.map_err(|_| BoxError::from("timed out"))??;
+    let (mut sender, connection) = tokio::time::timeout(TIMEOUT, connect).await.map_err(|_| TimedOut)??;
     call.server.spawn(async move {
         // An error shows up on the response as well.
         let _ = connection.with_upgrades().await;
