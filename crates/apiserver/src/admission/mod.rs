@@ -199,7 +199,7 @@ const PLUGINS: &[Row] = &[
     on(&taint_nodes::TaintNodesByCondition),
     off(&always_pull_images::AlwaysPullImages),
     made(pod_security::NAME, true, pod_security::make),
-    off(&pod_node_selector::PodNodeSelector),
+    made(pod_node_selector::NAME, false, pod_node_selector::make),
     on(&priority::Priority),
     on(&default_tolerations::DefaultTolerationSeconds),
     made(toleration_restriction::NAME, false, toleration_restriction::make),

@@ -10,7 +10,7 @@ use crate::managed;
 use crate::options::WriteOptions;
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
-use ferrite_store::{Compare, Key, Op, Txn};
+use ferrite_store::{Change, Compare, Key, Op, Txn, WatchEnd};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -126,6 +126,47 @@ impl Registry {
         let lost =
             || of(service).any(|a| is_held(&view, a)) || held_ports(service).any(|p| is_port_held(&view, p));
         is_service(resource) && lost()
+    }
+
+    /// Makes the record of an address again that is deleted while its Service holds it. Ends when the store closes.
+    pub async fn keep_addresses(&self) {
+        let Some(records) = resource(&self.table) else { return };
+        let prefix = stored::prefix(records);
+        let mut position = self.store.snapshot().revision();
+        loop {
+            let lost = match self.store.watch(prefix.as_bytes(), position) {
+                Ok(mut watch) => loop {
+                    match watch.next().await {
+                        Ok(changes) => self.restore(records, &changes).await,
+                        Err(end) => break end,
+                    }
+                },
+                Err(end) => end,
+            };
+            if lost == WatchEnd::Closed {
+                return;
+            }
+            // Too much has happened to be told one by one.
+            position = self.store.snapshot().revision();
+            if let Err(status) = self.repair_addresses().await {
+                tracing::warn!(error = status.message, "cannot record the addresses of Services");
+            }
+        }
+    }
+
+    async fn restore(&self, records: &Resource, changes: &[Change]) {
+        let Some(services) = self.table.find("", "v1", "services") else { return };
+        let removed = changes.iter().filter(|change| change.entry.is_none());
+        for record in removed.filter_map(|change| stored::decode(records, change.previous.as_deref()?)) {
+            let parent = |key: &str| record["spec"]["parentRef"][key].as_str().unwrap_or_default();
+            let Ok(service) = self.read(services, parent("namespace"), parent("name")) else { continue };
+            let name = meta::name(&record).parse::<IpAddr>().ok();
+            for address in of(&service).filter(|address| Some(*address) == name) {
+                if let Err(error) = self.store.commit(self.claim(Txn::default(), address, &service)).await {
+                    tracing::warn!(%address, %error, "cannot record an address again");
+                }
+            }
+        }
     }
 
     /// Records what Services hold that were written without.

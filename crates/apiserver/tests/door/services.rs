@@ -27,6 +27,17 @@ fn addresses(reply: &Reply) -> Vec<String> {
     texts(&reply.at("/spec/clusterIPs"))
 }
 
+/// Waits until a watch tells of something that came.
+async fn next_added(world: &World, watch: &str) {
+    let mut events = http_body_util::BodyExt::into_data_stream(world.open(watch).await.into_body());
+    let mut seen = String::new();
+    while !seen.contains("\"ADDED\"") {
+        let piece =
+            futures_util::StreamExt::next(&mut events).await.expect("it comes back").expect("a piece");
+        seen.push_str(&String::from_utf8_lossy(&piece));
+    }
+}
+
 async fn recorded(world: &World) -> Vec<String> {
     let list = world.get(ADDRESSES).await.at("/items");
     let names = list.as_array().into_iter().flatten().map(|item| item["metadata"]["name"].clone());
@@ -170,17 +181,22 @@ async fn the_servers_own_objects_come_back() {
         );
         let before = world.get(&path).await.at("/metadata/uid");
         assert_eq!(world.delete(&path).await.code, 200);
-        let mut events = http_body_util::BodyExt::into_data_stream(world.open(&watch).await.into_body());
-        let mut seen = String::new();
-        while !seen.contains("\"ADDED\"") {
-            let piece =
-                futures_util::StreamExt::next(&mut events).await.expect("it comes back").expect("a piece");
-            seen.push_str(&String::from_utf8_lossy(&piece));
-        }
+        next_added(&world, &watch).await;
         let after = world.get(&path).await;
         assert_eq!(after.code, 200);
         assert_ne!(after.at("/metadata/uid"), before);
     }
+}
+
+#[tokio::test]
+async fn an_address_that_is_held_stays_recorded() {
+    let world = World::start_ranges(&["10.0.0.0/24"]).await;
+    assert_eq!(world.post(SERVICES, &service("a", json!({"clusterIP": "10.0.0.7"}))).await.code, 201);
+    let version = world.version().await;
+    assert_eq!(world.delete(&format!("{ADDRESSES}/10.0.0.7")).await.code, 200);
+    next_added(&world, &format!("{ADDRESSES}?watch=true&resourceVersion={version}&timeoutSeconds=20")).await;
+    let record = world.get(&format!("{ADDRESSES}/10.0.0.7")).await;
+    assert_eq!((record.code, record.at("/spec/parentRef/name")), (200, json!("a")));
 }
 
 #[tokio::test]
