@@ -141,11 +141,14 @@ pub(crate) trait Plugin: Send + Sync {
     }
 }
 
+/// Makes a plugin of its configuration, if there is one; or says what is wrong with it.
+type Make = fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>;
+
 /// How a plugin comes about.
 enum Made {
     Ready(&'static dyn Plugin),
     /// From its configuration, under its name.
-    From(&'static str, fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>),
+    From(&'static str, Make),
 }
 
 /// A plugin, and whether it works without being asked for.
@@ -180,11 +183,7 @@ const fn off(plugin: &'static dyn Plugin) -> Row {
     Row { made: Made::Ready(plugin), default: false }
 }
 
-const fn made(
-    name: &'static str,
-    default: bool,
-    make: fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>,
-) -> Row {
+const fn made(name: &'static str, default: bool, make: Make) -> Row {
     Row { made: Made::From(name, make), default }
 }
 
