@@ -102,7 +102,7 @@ fn next_steps(paths: &Paths, state: &State) -> String {
 }
 
 /// What must hold before anything is made.
-fn check_machine() -> Result<(), BoxError> {
+pub fn check_machine() -> Result<(), BoxError> {
     if !nix::unistd::geteuid().is_root() {
         return Err("running containers needs root: try `sudo ferrite up`".into());
     }
@@ -123,7 +123,7 @@ fn check_machine() -> Result<(), BoxError> {
 }
 
 /// The directories hold keys and secrets.
-fn create_private(paths: &Paths) -> Result<(), BoxError> {
+pub fn create_private(paths: &Paths) -> Result<(), BoxError> {
     use std::os::unix::fs::DirBuilderExt;
     for dir in [&paths.data, &paths.run, &paths.config] {
         std::fs::DirBuilder::new()

@@ -168,6 +168,20 @@ async fn documents_of_versions_come_as_json_and_protobuf() {
     assert_eq!((old.code, old.header("location")), (301, format!("{path}?hash={hash}").as_str()));
 }
 
+#[tokio::test]
+async fn profiles_are_there_only_if_asked_for() {
+    let world = World::start().await;
+    assert_eq!(world.get("/debug/pprof/").await.code, 404);
+    let world = World::start_with(ferrite_apiserver::Serving { profiling: true, ..Default::default() }).await;
+    for (path, code) in
+        [("", 200), ("cmdline", 200), ("heap", 501), ("profile?seconds=1", 501), ("nothing", 404)]
+    {
+        assert_eq!(world.get(&format!("/debug/pprof/{path}")).await.code, code, "{path}");
+    }
+    let somebody = world.as_user(ferrite_apiserver::User::new("eve", ["g"]));
+    assert_eq!(somebody.get("/debug/pprof/cmdline").await.code, 403);
+}
+
 /// What a document lists and what validation accepts are told by different people: they must agree.
 #[tokio::test]
 async fn documents_list_every_value_that_is_accepted() {

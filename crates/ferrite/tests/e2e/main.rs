@@ -10,6 +10,8 @@ mod clients;
 mod configuration;
 mod containerd;
 mod docker;
+mod docker_network;
+mod docker_options;
 mod kubectl;
 mod lifecycle;
 mod pods;
