@@ -259,9 +259,14 @@ async fn documents_list_every_value_that_is_accepted() {
                 object.pointer_mut(owner).expect("an owner")[child] = json!({name: "nonsense"});
             }
         }
-        let refusal = world.post(path, &object).await.at("/message").as_str().unwrap_or_default().to_owned();
-        let listed = refusal.split_once("supported values: ").map(|(_, listed)| listed.to_owned());
-        let listed = listed.unwrap_or_else(|| panic!("{field}: {refusal}"));
+        let refusal = world.post(path, &object).await.json();
+        let causes = refusal["details"]["causes"].as_array().into_iter().flatten();
+        let messages = causes.filter_map(|cause| cause["message"].as_str());
+        let listed = messages
+            .filter(|message| message.contains("nonsense"))
+            .find_map(|message| message.split_once("supported values: "))
+            .unwrap_or_else(|| panic!("{field}: {refusal}"))
+            .1;
         let root = match object["apiVersion"].as_str() {
             Some("v1") => "api/v1".to_owned(),
             version => format!("apis/{}", version.expect("a version")),
