@@ -23,5 +23,7 @@ pub use engine::{
 use engine::{familiar as engine_familiar, files, start_failure_code as engine_start_code};
 pub use paths::{DEFAULT_DATA, Paths};
 pub use ports::{PortBinding, Protocol, PublishedPort};
-pub use record::{Config, Container, Device, HostConfig, Joined, MountKind, MountPoint, State, Status, Ulimit};
+pub use record::{
+    Config, Container, Device, HostConfig, Joined, MountKind, MountPoint, State, Status, Ulimit,
+};
 pub use restart::RestartPolicy;

@@ -132,7 +132,9 @@ fn remove_ours(dir: &Path) -> Result<(), BoxError> {
         match path.is_dir() && !path.is_symlink() {
             true if path.ends_with("run") => remove_ours(&path)?,
             true => remove(&path)?,
-            false => std::fs::remove_file(&path).map_err(|e| format!("cannot remove {}: {e}", path.display()))?,
+            false => {
+                std::fs::remove_file(&path).map_err(|e| format!("cannot remove {}: {e}", path.display()))?
+            }
         }
     }
     match std::fs::remove_dir(dir) {

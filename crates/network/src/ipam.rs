@@ -46,9 +46,13 @@ impl Pool {
 
     /// An address somebody chose, if it is one of ours and free.
     fn check_wanted(&self, wanted: Ipv4Addr) -> Result<Ipv4Addr, NetworkError> {
-        let usable = self.range.index_of(wanted).is_some_and(|index| (2..2 + self.capacity()).contains(&index));
+        let usable =
+            self.range.index_of(wanted).is_some_and(|index| (2..2 + self.capacity()).contains(&index));
         if !usable {
-            return Err(NetworkError::Conflict(format!("{wanted} is no address for a pod of {}", self.range)));
+            return Err(NetworkError::Conflict(format!(
+                "{wanted} is no address for a pod of {}",
+                self.range
+            )));
         }
         if self.taken.contains_key(&wanted) {
             return Err(NetworkError::Conflict("Address already in use".into()));

@@ -1,9 +1,7 @@
 //! What the node's routing and packet filter know about the pod network besides the bridge itself.
 
 use nlink::netlink::namespace::Netns;
-use nlink::netlink::nftables::{
-    BaseChain, Chain, CtState, Family, FilterHook, NatHook, Priority, Rule,
-};
+use nlink::netlink::nftables::{BaseChain, Chain, CtState, Family, FilterHook, NatHook, Priority, Rule};
 use nlink::netlink::route::Ipv4Route;
 use nlink::netlink::types::route::RouteType;
 use nlink::netlink::{Connection, Nftables, Route};

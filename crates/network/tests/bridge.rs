@@ -353,7 +353,8 @@ async fn a_sandbox_on_two_networks_and_one_that_is_apart() {
     two.isolate(Isolation::Internal).await.unwrap();
     two.isolate(Isolation::Internal).await.unwrap();
 
-    let port = Port { link: "eth1".into(), address: Some("10.30.0.9".parse().unwrap()), default_route: false };
+    let port =
+        Port { link: "eth1".into(), address: Some("10.30.0.9".parse().unwrap()), default_route: false };
     let first = one.attach_port("both.one", &both.path, &pod("both"), &Port::default()).await.unwrap();
     let second = two.attach_port("both.two", &both.path, &pod("both"), &port).await.unwrap();
     assert_eq!((first.to_string(), second.to_string()), ("10.20.0.2".into(), "10.30.0.9".into()));

@@ -147,7 +147,8 @@ impl Ls {
             return Ok(0);
         }
         let row = |network: Network| {
-            let labels: Vec<String> = network.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            let labels: Vec<String> =
+                network.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
             json!({
                 "ID": id(&network), "Name": network.name, "Driver": network.driver, "Scope": "local",
                 "IPv4": "true", "IPv6": "false", "Internal": network.internal.to_string(),
@@ -155,10 +156,8 @@ impl Ls {
             })
         };
         let rows: Vec<Value> = networks.map(row).collect();
-        let columns =
-            &[("NETWORK ID", "ID"), ("NAME", "Name"), ("DRIVER", "Driver"), ("SCOPE", "Scope")];
-        let headings =
-            &[("ID", "NETWORK ID"), ("Name", "NAME"), ("Driver", "DRIVER"), ("Scope", "SCOPE")];
+        let columns = &[("NETWORK ID", "ID"), ("NAME", "Name"), ("DRIVER", "Driver"), ("SCOPE", "Scope")];
+        let headings = &[("ID", "NETWORK ID"), ("Name", "NAME"), ("Driver", "DRIVER"), ("Scope", "SCOPE")];
         table::show(&rows, self.format.as_deref(), columns, headings)?;
         Ok(0)
     }

@@ -365,11 +365,17 @@ pub fn parse_network(text: &str) -> Result<Joined, String> {
             "name" => joined.network = value.to_owned(),
             "alias" => joined.aliases.push(value.to_owned()),
             "ip" => joined.ip = Some(value.parse().map_err(|_| format!("invalid IP address: {value}"))?),
-            _ => return Err(format!("invalid argument \"{text}\" for \"--network\" flag: invalid field {key}")),
+            _ => {
+                return Err(format!(
+                    "invalid argument \"{text}\" for \"--network\" flag: invalid field {key}"
+                ));
+            }
         }
     }
     if joined.network.is_empty() {
-        return Err(format!("invalid argument \"{text}\" for \"--network\" flag: network name/id is required"));
+        return Err(format!(
+            "invalid argument \"{text}\" for \"--network\" flag: network name/id is required"
+        ));
     }
     Ok(joined)
 }

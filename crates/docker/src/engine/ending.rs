@@ -137,7 +137,8 @@ impl Engine {
             };
             let state = &mut view.state;
             let other = state.waiter.as_deref().filter(|waiter| Some(*waiter) != own.as_deref());
-            if state.status != Status::Restarting || other.is_some_and(|other| process_alive(other).is_some()) {
+            if state.status != Status::Restarting || other.is_some_and(|other| process_alive(other).is_some())
+            {
                 return Ok(None);
             }
             state.waiter = own;

@@ -253,7 +253,8 @@ impl PodNetwork for ContainerNetwork {
         netns: &Path,
         _: &PodRef,
     ) -> std::result::Result<Attachment, NetworkError> {
-        let ips = Box::pin(self.engine.join_all(&self.container, netns)).await.map_err(|error| failed(&error))?;
+        let ips =
+            Box::pin(self.engine.join_all(&self.container, netns)).await.map_err(|error| failed(&error))?;
         Ok(Attachment { ips })
     }
 

@@ -46,7 +46,11 @@ impl Network {
 
     /// The name of its bridge.
     pub(super) fn link(&self, paths: &Paths) -> String {
-        if self.is_predefined() { paths.bridge() } else { format!("br-{}", &self.id[..12.min(self.id.len())]) }
+        if self.is_predefined() {
+            paths.bridge()
+        } else {
+            format!("br-{}", &self.id[..12.min(self.id.len())])
+        }
     }
 }
 
@@ -75,7 +79,8 @@ fn range_of(request: &NetworkRequest) -> Result<Option<Cidr>> {
             None => Ok(None),
         };
     };
-    let range: Cidr = text.parse().map_err(|_| invalid(format!("invalid subnet {text}: not an IPv4 CIDR")))?;
+    let range: Cidr =
+        text.parse().map_err(|_| invalid(format!("invalid subnet {text}: not an IPv4 CIDR")))?;
     if range.prefix() > 30 {
         return Err(invalid(format!("invalid subnet {text}: it has no room for a gateway and a container")));
     }
@@ -299,7 +304,8 @@ impl Engine {
             let turn = self.turn().await?;
             let present = self.endpoints_of(&id)?;
             let links: Vec<String> = present.iter().map(|(_, endpoint)| endpoint.link.clone()).collect();
-            let link = (0..).map(|n| format!("eth{n}")).find(|link| !links.contains(link)).unwrap_or_default();
+            let link =
+                (0..).map(|n| format!("eth{n}")).find(|link| !links.contains(link)).unwrap_or_default();
             let way_out = !network.internal && present.iter().all(|(other, _)| other.internal);
             // Recorded first: the names it has there are read from the record.
             view.container.networks.push(joined.clone());
@@ -365,9 +371,10 @@ impl Engine {
     pub fn inspect_network(&self, name: &str) -> Result<Value> {
         let network = self.find_network(name)?;
         let range = self.gateway_on(&network).filter(|_| network.driver == "bridge");
-        let config = range.map_or(json!([]), |(gateway, range)| {
-            json!([{"Subnet": range.to_string(), "Gateway": gateway.to_string()}])
-        });
+        let config = range.map_or(
+            json!([]),
+            |(gateway, range)| json!([{"Subnet": range.to_string(), "Gateway": gateway.to_string()}]),
+        );
         let mut containers = Map::new();
         for endpoint in self.endpoints(&network) {
             let Ok(view) = self.view(&endpoint.container) else { continue };
@@ -410,7 +417,9 @@ fn check_joinable(network: &Network, joined: &Joined) -> Result<()> {
         return Ok(());
     }
     if !joined.aliases.is_empty() {
-        return Err(invalid("network-scoped alias is supported only for containers in user defined networks"));
+        return Err(invalid(
+            "network-scoped alias is supported only for containers in user defined networks",
+        ));
     }
     if joined.ip.is_some() {
         return Err(invalid("user specified IP address is supported on user defined networks only"));
@@ -482,7 +491,8 @@ mod tests {
         ] {
             assert_eq!(check_joinable(network, joined).is_ok(), good, "{} {joined:?}", network.name);
         }
-        for (mode, good) in [("bridge", true), ("own", true), ("host", false), ("none", false), ("container:a", false)]
+        for (mode, good) in
+            [("bridge", true), ("own", true), ("host", false), ("none", false), ("container:a", false)]
         {
             let mut container = Container::default();
             container.host.network = mode.into();

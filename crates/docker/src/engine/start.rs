@@ -368,8 +368,8 @@ impl Engine {
             return Ok(Vec::new());
         }
         let layer = self.directory(&container.id).join(LAYER);
-        let root = open_layers(&container.lowers, &layer)
-            .map_err(EngineError::io("open the container's layers"))?;
+        let root =
+            open_layers(&container.lowers, &layer).map_err(EngineError::io("open the container's layers"))?;
         groups(wanted, &read_text(&root, Path::new("/etc/group")))
     }
 

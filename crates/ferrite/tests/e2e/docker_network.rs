@@ -26,7 +26,8 @@ fn members_find_each_other_by_name() {
     engine.ok(&["run", "-d", "--name", "two", "--network", "front", "web"]);
     engine.ok(&["run", "-d", "--name", "alone", "web"]);
     for name in ["one", "site", &engine.inspect("one", "{{.Id}}")[..12]] {
-        let page = eventually(&format!("{name} answers"), || get(&engine, "two", &format!("http://{name}:8080/")));
+        let page =
+            eventually(&format!("{name} answers"), || get(&engine, "two", &format!("http://{name}:8080/")));
         assert_eq!(page, "hello");
     }
     assert!(get(&engine, "one", "http://two:8080/").is_some(), "who was there before knows who came");
@@ -109,7 +110,16 @@ fn networks_are_joined_and_left_while_running() {
 fn all_exposed_ports_and_datagrams() {
     let engine = Engine::with_image();
     engine.ok(&[
-        "run", "-d", "--name", "both", "-P", "--expose", "8080", "-p", "127.0.0.1:19000:9000/udp", "web",
+        "run",
+        "-d",
+        "--name",
+        "both",
+        "-P",
+        "--expose",
+        "8080",
+        "-p",
+        "127.0.0.1:19000:9000/udp",
+        "web",
     ]);
     let pid = engine.inspect("both", "{{.State.Pid}}");
     // No program of the image serves datagrams: the test does, in the container's network.

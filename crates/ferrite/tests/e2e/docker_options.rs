@@ -57,29 +57,60 @@ fn groups_devices_and_kernel_settings() {
     let engine = Engine::with_image();
     let file = engine.path("group");
     std::fs::write(&file, "root:x:0:\nvideo:x:44:\n").unwrap();
-    engine.ok(&["create", "--name", "grouped", "--group-add", "video", "--group-add", "77", "web", "id", "-G"]);
+    engine.ok(&[
+        "create",
+        "--name",
+        "grouped",
+        "--group-add",
+        "video",
+        "--group-add",
+        "77",
+        "web",
+        "id",
+        "-G",
+    ]);
     let (_, text) = engine.fails(&["start", "-a", "grouped"]);
     assert!(text.contains("Unable to find group video"), "{text}");
     engine.ok(&["cp", file.to_str().unwrap(), "grouped:/etc/group"]);
     assert_eq!(engine.ok(&["start", "-a", "grouped"]), "0 44 77\n");
 
-    let looked = ["web", "sh", "-c", "busybox head -c 4 /dev/nothing | busybox od -An -tx1; echo x > /dev/nothing && echo written"];
+    let looked = [
+        "web",
+        "sh",
+        "-c",
+        "busybox head -c 4 /dev/nothing | busybox od -An -tx1; echo x > /dev/nothing && echo written",
+    ];
     let all = engine.ok(&[&["run", "--rm", "--device", "/dev/zero:/dev/nothing"], &looked[..]].concat());
     assert_eq!(all, " 00 00 00 00\nwritten\n");
-    let output = engine.run(&[&["run", "--rm", "--device", "/dev/loop-control:/dev/nothing:r"], &looked[..]].concat());
+    let output =
+        engine.run(&[&["run", "--rm", "--device", "/dev/loop-control:/dev/nothing:r"], &looked[..]].concat());
     assert!(!String::from_utf8_lossy(&output.stdout).contains("written"), "only reading was allowed");
-    let none = engine.run(&["run", "--rm", "--cap-add", "MKNOD", "web", "sh", "-c",
-        "busybox mknod /tmp/kmsg c 1 11 && cat /tmp/kmsg"]);
+    let none = engine.run(&[
+        "run",
+        "--rm",
+        "--cap-add",
+        "MKNOD",
+        "web",
+        "sh",
+        "-c",
+        "busybox mknod /tmp/kmsg c 1 11 && cat /tmp/kmsg",
+    ]);
     assert!(!none.status.success(), "a device nobody gave cannot be opened");
     let (code, text) = engine.fails(&["run", "--rm", "--device", "/dev/no-such-device", "web", "echo"]);
     assert_eq!(code, 125, "{text}");
 
     let setting = ["web", "cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start"];
-    let set = engine.ok(&[&["run", "--rm", "--sysctl", "net.ipv4.ip_unprivileged_port_start=99"], &setting[..]].concat());
+    let set =
+        engine
+            .ok(&[&["run", "--rm", "--sysctl", "net.ipv4.ip_unprivileged_port_start=99"], &setting[..]]
+                .concat());
     assert_eq!(set, "99\n");
     for (options, want) in [
         (&["--sysctl", "kernel.panic=1"][..], "not in a separate kernel namespace"),
-        (&["--network", "host", "--sysctl", "net.core.somaxconn=99"], "not allowed in host network namespace"),
+        (
+            &["--network", "host", "--sysctl", "net.core.somaxconn=99"],
+            "not allowed in host network namespace",
+        ),
         (&["--ipc", "host", "--sysctl", "kernel.msgmax=99"], "not allowed in the hosts ipc namespace"),
     ] {
         let (code, text) = engine.fails(&[&["run", "--rm"], options, &["web", "echo"]].concat());

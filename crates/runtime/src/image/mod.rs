@@ -1,7 +1,7 @@
 //! Images: references, blobs, unpacked layers, archives, registries.
 //!
 //! [`ImageStore`] is the door. Beneath it, in the order an image meets them: [`reference`] normalises the
-//! name, [`pull`] or [`archive`] brings the bytes into [`content`], [`layer`] unpacks them with
+//! name, [`pull`] (over [`registry`]) or [`archive`] brings the bytes into [`content`], [`layer`] unpacks them with
 //! [`extract`] into directories that overlayfs uses as lower layers, and [`index`] remembers which name
 //! means which image. [`cri`] speaks the kubelet's messages.
 
@@ -19,6 +19,7 @@ mod platform;
 mod pull;
 mod reference;
 mod registries;
+mod registry;
 mod service;
 mod store;
 pub(crate) mod tar_reader;
