@@ -24,8 +24,8 @@ const COMMANDS: &[Row] = &[
     },
     Row {
         name: "bench",
-        arguments: "",
-        what: "start-up, pod start and memory of the release build",
+        arguments: "[cluster] [server] [store] [runtime]",
+        what: "times and memory of the release build, beside others where they are installed",
         run: bench::run,
     },
     Row {

@@ -3,6 +3,7 @@
 use crate::apiserver::{BoxError, Running, ServerOptions};
 use crate::image::Image;
 use crate::paths::{DEFAULT_DATA, Paths};
+use crate::runtime::RuntimeAlone;
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
 use crate::up::Up;
 use crate::{down, logging, status, tools};
@@ -76,6 +77,8 @@ enum Command {
         #[arg(long, value_delimiter = ',', allow_hyphen_values = true, value_name = "NAMES")]
         controllers: Vec<String>,
     },
+    /// Run the container runtime alone, for crictl and for any kubelet.
+    Runtime(RuntimeAlone),
     /// Check, compact and measure the embedded store.
     #[command(subcommand)]
     Store(StoreCommand),
@@ -125,6 +128,7 @@ impl Cli {
                     Ok(ExitCode::SUCCESS)
                 })
             }
+            Command::Runtime(runtime) => block_on(runtime.run()),
             Command::Store(command) => block_on(command.run()),
             Command::Snapshot(command) => command.run(),
             Command::Tools(tools) => tools.run(),

@@ -41,7 +41,7 @@ pub struct ClusterOptions {
     #[arg(long, value_name = "REGISTRY")]
     pub insecure_registry: Vec<String>,
     /// Socket of another container runtime (containerd, CRI-O), e.g. unix:///run/containerd/containerd.sock; pods
-    /// then run there and have the network that runtime is configured for.
+    /// then run there and have the network that runtime is configured for. It is remembered for the next start.
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
 }
@@ -87,9 +87,9 @@ pub struct Cluster {
 }
 
 /// Our own runtime and its images.
-struct Embedded {
-    images: Arc<Images>,
-    runtime: Arc<Runtime>,
+pub struct Embedded {
+    pub images: Arc<Images>,
+    pub runtime: Arc<Runtime>,
 }
 
 /// What the kubelet runs pods with.
@@ -108,7 +108,8 @@ impl Cluster {
             Some(name) => name.clone(),
             None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
         };
-        let bridge = start_network(paths, options).await?;
+        let services = options.server.service_cluster_ip_range.v4();
+        let bridge = start_network(paths, &options.pod_cidr, services.as_deref()).await?;
         let node_ip = ferrite_network::node_address().await?.unwrap_or(IpAddr::V4(bridge.gateway()));
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
@@ -123,7 +124,7 @@ impl Cluster {
 
         let (embedded, services) = match &options.container_runtime_endpoint {
             None => {
-                let embedded = start_runtime(paths, options, &bridge, &scope).await?;
+                let embedded = start_runtime(paths, &options.insecure_registry, &bridge, &scope).await?;
                 let services =
                     Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
                 progress.done("runtime", &paths.runtime().display().to_string());
@@ -209,14 +210,18 @@ impl Cluster {
     }
 }
 
-async fn start_network(paths: &Paths, options: &ClusterOptions) -> Result<Arc<Bridge>, BoxError> {
-    let cluster: ferrite_network::Cidr = options.pod_cidr.to_string().parse()?;
-    let prefix = options.pod_cidr.prefix.max(24);
+/// The network of the node's pods, which get their addresses from the first /24 of `pods`.
+pub async fn start_network(
+    paths: &Paths,
+    pods: &Cidr,
+    services: Option<&str>,
+) -> Result<Arc<Bridge>, BoxError> {
+    let prefix = pods.prefix.max(24);
     let config = BridgeConfig {
         name: paths.bridge(),
-        pod_cidr: format!("{}/{prefix}", options.pod_cidr.network).parse()?,
-        cluster_cidr: cluster,
-        service_cidr: Some(options.server.service_cluster_ip_range.to_string().parse()?),
+        pod_cidr: format!("{}/{prefix}", pods.network).parse()?,
+        cluster_cidr: pods.to_string().parse()?,
+        service_cidr: services.map(str::parse).transpose()?,
         state: paths.network(),
         mtu: 1500,
     };
@@ -254,17 +259,17 @@ fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {
 }
 
 /// Opens our own runtime and serves it on a socket too.
-async fn start_runtime(
+pub async fn start_runtime(
     paths: &Paths,
-    options: &ClusterOptions,
+    insecure_registries: &[String],
     bridge: &Arc<Bridge>,
     scope: &Scope,
 ) -> Result<Embedded, BoxError> {
-    let images = NodeParts::images(paths, &options.insecure_registry)?;
+    let images = NodeParts::images(paths, insecure_registries)?;
     add_tools_image(&images).await?;
     let config = NodeParts::runtime_config(paths, bridge.clone(), Arc::clone(&images));
     let runtime = Runtime::open(config).await?;
-    let cri = ferrite_cri::grpc::Server::bind(&paths.run.join("cri.sock"), runtime.clone(), runtime.clone())?;
+    let cri = ferrite_cri::grpc::Server::bind(&paths.cri_socket(), runtime.clone(), runtime.clone())?;
     scope.spawn_graceful(cri.serve(scope.token().clone()));
     Ok(Embedded { images, runtime })
 }
@@ -301,15 +306,14 @@ async fn start_kubelet(
         Purpose::Server,
     )?;
     let tls = ferrite_pki::server_config(&serving, api.pki.ca(), &["http/1.1"])?;
-    let range = options.server.service_cluster_ip_range;
-    let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
+    let service_ip = options.server.service_cluster_ip_range.first_address();
     let config = ferrite_kubelet::Config {
         root_dir: paths.kubelet(),
         log_dir: paths.pod_logs(),
         cgroup_root: paths.cgroup(),
         server_address: SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         tls: Some(Arc::new(tls)),
-        api_server: Some((service_ip.into(), 443)),
+        api_server: Some((service_ip, 443)),
         ..ferrite_kubelet::Config::new(node_name, node_ip)
     };
     let client = api.client(&format!("system:node:{node_name}"), &["system:nodes"]);

@@ -51,7 +51,7 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
     remove_ours(&paths.run)?;
     if keep_data {
         // Objects, certificates and images stay; what described running containers is gone.
-        State::stopped(paths)?;
+        State::emptied(paths)?;
         remove(&paths.kubelet())?;
         progress.done("data", &format!("kept in {}", paths.data.display()));
     } else {

@@ -12,6 +12,7 @@ mod kubeconfig;
 mod logging;
 mod paths;
 mod progress;
+mod runtime;
 mod serving;
 mod status;
 mod storage;

@@ -65,6 +65,11 @@ impl Paths {
         self.data.join("runtime")
     }
 
+    /// Where the runtime answers crictl and kubelets.
+    pub fn cri_socket(&self) -> PathBuf {
+        self.run.join("cri.sock")
+    }
+
     pub fn images(&self) -> PathBuf {
         self.data.join("images")
     }

@@ -42,7 +42,9 @@ impl Up {
         crate::cli::block_on(self.foreground(paths))
     }
 
-    async fn foreground(self, paths: Paths) -> Result<ExitCode, BoxError> {
+    async fn foreground(mut self, paths: Paths) -> Result<ExitCode, BoxError> {
+        let endpoint = &mut self.cluster.container_runtime_endpoint;
+        *endpoint = State::choose_runtime(State::load(&paths).as_ref(), endpoint.as_deref())?;
         let progress = Progress::new(false);
         create_private(&paths)?;
         let cluster = Cluster::start(&paths, &self.cluster, &progress).await?;
@@ -100,7 +102,7 @@ fn next_steps(paths: &Paths, state: &State) -> String {
 }
 
 /// What must hold before anything is made.
-fn check_machine() -> Result<(), BoxError> {
+pub fn check_machine() -> Result<(), BoxError> {
     if !nix::unistd::geteuid().is_root() {
         return Err("running containers needs root: try `sudo ferrite up`".into());
     }
@@ -121,7 +123,7 @@ fn check_machine() -> Result<(), BoxError> {
 }
 
 /// The directories hold keys and secrets.
-fn create_private(paths: &Paths) -> Result<(), BoxError> {
+pub fn create_private(paths: &Paths) -> Result<(), BoxError> {
     use std::os::unix::fs::DirBuilderExt;
     for dir in [&paths.data, &paths.run, &paths.config] {
         std::fs::DirBuilder::new()

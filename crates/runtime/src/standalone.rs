@@ -135,24 +135,15 @@ impl Task {
 
     /// Waits for the container's end. `None` when its supervisor ended without a word.
     pub async fn wait(&self) -> Option<Exit> {
+        self.ending().await.wait().await
+    }
+
+    /// Begins to watch for the container's end. From here on it is not missed, even if everything the container
+    /// leaves behind is removed before anybody waits.
+    pub async fn ending(&self) -> Ending {
         // Asked for before the record is looked at: what happens in between is told.
-        let events = self.subscribe().await;
-        if let Some(exit) = self.exit() {
-            return Some(exit);
-        }
-        let (mut socket, mut decoder) = events.ok()?;
-        let mut buffer = [0; 1024];
-        loop {
-            match decoder.next::<Event>() {
-                Ok(Some(Event::Exited { id, exit })) if id == self.container => return Some(exit),
-                Ok(Some(_)) => {}
-                Ok(None) => match socket.read(&mut buffer).await {
-                    Ok(count) if count > 0 => decoder.push(&buffer[..count]),
-                    _ => return self.exit(),
-                },
-                Err(_) => return self.exit(),
-            }
-        }
+        let events = self.subscribe().await.ok();
+        Ending { task: self.clone(), exit: self.exit(), events }
     }
 
     async fn subscribe(&self) -> io::Result<(tokio::net::UnixStream, Decoder)> {
@@ -277,6 +268,36 @@ impl Task {
             read_bytes,
             written_bytes,
         })
+    }
+}
+
+/// The end of a container, watched for.
+#[derive(Debug)]
+pub struct Ending {
+    task: Task,
+    exit: Option<Exit>,
+    events: Option<(tokio::net::UnixStream, Decoder)>,
+}
+
+impl Ending {
+    /// How the container ended, once it has. `None` when its supervisor ended without a word.
+    pub async fn wait(self) -> Option<Exit> {
+        if self.exit.is_some() {
+            return self.exit;
+        }
+        let (mut socket, mut decoder) = self.events?;
+        let mut buffer = [0; 1024];
+        loop {
+            match decoder.next::<Event>() {
+                Ok(Some(Event::Exited { id, exit })) if id == self.task.container => return Some(exit),
+                Ok(Some(_)) => {}
+                Ok(None) => match socket.read(&mut buffer).await {
+                    Ok(count) if count > 0 => decoder.push(&buffer[..count]),
+                    _ => return self.task.exit(),
+                },
+                Err(_) => return self.task.exit(),
+            }
+        }
     }
 }
 

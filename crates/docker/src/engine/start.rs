@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use ferrite_cri::{v1, with_causes};
-use ferrite_runtime::standalone::{Streams, Task, open_layers, read_text};
+use ferrite_runtime::standalone::{Ending, Streams, Task, open_layers, read_text};
 use ferrite_runtime::{Extras, ImageConfigView, JoinIpc, Rootfs, RootfsError, Runtime};
 
 use super::describe::{adjust, groups, namespaces, resolver, resources, security};
@@ -213,14 +213,14 @@ impl Engine {
     }
 
     /// Starts a container that does not run, with whoever is to be attached from its first byte on. A
-    /// running one is left alone.
-    pub async fn start(&self, name: &str, attach: Option<Streams>) -> Result<()> {
+    /// running one is left alone. Answers this run and its end, which may have come already.
+    pub async fn start(&self, name: &str, attach: Option<Streams>) -> Result<(Task, Ending)> {
         let id = self.find(name)?.container.id;
         self.settle(&id).await?;
         let (lock, view) = self.locked(&id).await?;
-        match view.state.status {
-            Status::Running => return Ok(()),
-            Status::Paused => {
+        match (view.state.status, &view.state.task) {
+            (Status::Running, Some(task)) => return Ok((task.clone(), task.ending().await)),
+            (Status::Paused, _) => {
                 return Err(EngineError::Conflict(
                     "cannot start a paused container, try unpause instead".into(),
                 ));
@@ -228,11 +228,16 @@ impl Engine {
             _ => {}
         }
         let container = view.container.clone();
-        let started = self.start_locked(&lock, view, attach, 0).await;
-        if started.is_err() && container.host.auto_remove {
-            self.remove_locked(lock, &container, true)?;
+        match self.start_locked(&lock, view, attach, 0).await {
+            // Watched for while it is locked: nobody has cleared away how it ended yet.
+            Ok(task) => Ok((task.clone(), task.ending().await)),
+            Err(error) => {
+                if container.host.auto_remove {
+                    self.remove_locked(lock, &container, true)?;
+                }
+                Err(error)
+            }
         }
-        started
     }
 
     pub(super) async fn start_locked(
@@ -241,7 +246,7 @@ impl Engine {
         mut view: View,
         attach: Option<Streams>,
         restarts: u32,
-    ) -> Result<()> {
+    ) -> Result<Task> {
         let id = view.container.id.clone();
         let outcome = self.launch(lock, &view.container, attach).await;
         let state = &mut view.state;
@@ -266,7 +271,7 @@ impl Engine {
                     }
                     self.save(&id, state)?;
                 }
-                Ok(())
+                Ok(task)
             }
             Err(error) => {
                 let text = error.to_string();

@@ -15,6 +15,8 @@ mod docker_options;
 mod kubectl;
 mod lifecycle;
 mod pods;
+mod proxy;
 mod rollout;
 mod store;
+mod streams;
 mod world;

@@ -136,14 +136,17 @@ impl ContentStore {
         Ok(found)
     }
 
+    /// Removes a blob, also one that was received and never became part of the store.
     pub(crate) fn remove(&self, digest: &Digest) -> Result<(), ImageError> {
-        let path = self.path(digest);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(ImageError::io("remove", path)(error))
+        for path in [self.path(digest), self.ingest.join(digest.hex())] {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(ImageError::io("remove", path)(error));
+                }
+                _ => {}
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// Removes what is left of interrupted downloads.
@@ -191,20 +194,32 @@ impl BlobWriter<'_> {
         Ok(())
     }
 
+    /// What was written so far, from its beginning.
+    pub(crate) fn reader(&self) -> Result<File, ImageError> {
+        File::open(&self.path).map_err(ImageError::io("open", &self.path))
+    }
+
+    /// Leaves a blob that nobody needs for long where it was written, not synced, if its digest is the expected one.
+    pub(crate) fn settle(mut self, expected: &Digest) -> Result<(), ImageError> {
+        self.check(Some(expected)).map(drop)
+    }
+
+    fn check(&mut self, expected: Option<&Digest>) -> Result<Digest, ImageError> {
+        let actual = std::mem::take(&mut self.hasher).finish();
+        match expected {
+            Some(expected) if *expected != actual => {
+                // Continuing from wrong bytes would never help.
+                self.keep = false;
+                let expected = expected.clone();
+                Err(ImageError::Corrupt { what: "downloaded blob".into(), expected, actual })
+            }
+            _ => Ok(actual),
+        }
+    }
+
     /// Makes the blob part of the store if its digest is the expected one.
     pub(crate) fn commit(mut self, expected: Option<&Digest>) -> Result<Digest, ImageError> {
-        let actual = std::mem::take(&mut self.hasher).finish();
-        if let Some(expected) = expected
-            && *expected != actual
-        {
-            // Continuing from wrong bytes would never help.
-            self.keep = false;
-            return Err(ImageError::Corrupt {
-                what: "downloaded blob".into(),
-                expected: expected.clone(),
-                actual,
-            });
-        }
+        let actual = self.check(expected)?;
         self.file.sync_data().map_err(ImageError::io("sync", &self.path))?;
         let target = self.store.path(&actual);
         fs::rename(&self.path, &target).map_err(ImageError::io("rename", target))?;

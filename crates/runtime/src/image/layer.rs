@@ -19,6 +19,8 @@ use super::extract::{Extracted, Limits, extract};
 use super::{Digest, ImageError};
 
 const TEMPORARY: &str = "tmp-";
+/// How much of an archive is unpacked at once.
+const PIECE: usize = 128 << 10;
 
 /// What is known about an unpacked layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,9 +104,10 @@ impl LayerStore {
         limits: &Limits,
     ) -> Result<Staged, ImageError> {
         let mut staged = self.stage_with(diff_id, |_| Ok(Extracted::default()))?;
-        let mut reader = HashingReader::new(decompress(blob)?);
+        // Hashed and unpacked in large pieces, however small those are that the archive is read in.
+        let mut reader = BufReader::with_capacity(PIECE, HashingReader::new(decompress(blob)?));
         let taken = extract(&mut reader, &staged.dir.join("fs"), limits)?;
-        let (actual, _) = reader.finish();
+        let (actual, _) = reader.into_inner().finish();
         if actual != *diff_id {
             return Err(ImageError::Corrupt { what: "layer".into(), expected: diff_id.clone(), actual });
         }

@@ -7,20 +7,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use oci_spec::image::ImageIndex;
 use serde::Deserialize;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use super::arriving::{Arriving, Piece};
 use super::digest::chain_ids;
 use super::registries::HostSettings;
 use super::registry::Registry;
 use super::store::{MAX_METADATA, NewImage, parse_config, parse_manifest};
+use super::tar_reader::read_error;
 use super::{Digest, ImageError, ImageRecord, ImageStore, Platform, Reference};
 
 /// Layers downloaded and unpacked at the same time, as Docker's default.
 const PARALLEL_LAYERS: usize = 3;
+/// Pieces of a blob that wait to be read.
+const QUEUE: usize = 32;
 /// An index may point to an index; more levels are nonsense.
 const MAX_INDEX_DEPTH: usize = 3;
 
@@ -142,7 +145,8 @@ impl ImageStore {
         let store = Arc::clone(self);
         blocking(move || store.content.put(&manifest)).await?;
         if !self.content.has(&id) {
-            self.download(&registry, &id, config_size, None).await?;
+            let read = |blob: &mut dyn Read| io::copy(blob, &mut io::sink()).map(drop).map_err(read_error);
+            self.receive(&registry, (&id, config_size), true, None, read).await?;
         }
         let (_, diff_ids) = parse_config(&self.content.read(&id, MAX_METADATA)?)?;
         if diff_ids.len() != layers.len() {
@@ -157,6 +161,7 @@ impl ImageStore {
 
         // Unpacking runs on another thread and must end with this future.
         let cancel = Cancel::default();
+        let keep = self.keep_archives;
         let each = chain.iter().cloned().zip(diff_ids).zip(layers.clone());
         let work = each.map(|((chain_id, diff_id), (blob, size))| {
             let (registry, progress, cancel) = (&registry, &progress, cancel.flag());
@@ -165,14 +170,12 @@ impl ImageStore {
                     progress(ProgressEvent::Present { chain_id });
                     return Ok(None);
                 }
-                self.download(registry, &blob, size, Some(progress)).await?;
                 let store = Arc::clone(self);
-                let staged = blocking(move || {
-                    let archive =
-                        CancelledReader { inner: store.content.open_blob(&blob)?, cancelled: cancel };
+                let unpack = move |inner: &mut dyn Read| {
+                    let archive = CancelledReader { inner, cancelled: cancel };
                     store.layers.stage(archive, &diff_id, &store.limits)
-                })
-                .await?;
+                };
+                let staged = self.receive(registry, (&blob, size), keep, Some(progress), unpack).await?;
                 progress(ProgressEvent::Unpacked { chain_id: chain_id.clone() });
                 Ok::<_, ImageError>(Some((chain_id, staged)))
             }
@@ -206,46 +209,46 @@ impl ImageStore {
         .await
     }
 
-    /// Makes sure that a blob is in the content store.
-    async fn download(
+    /// Gives a blob to `read` while it comes in, or from the content store if it is there. It becomes part of that
+    /// if it is to be kept; else it can be continued and read again until it is removed.
+    async fn receive<T: Send + 'static>(
         self: &Arc<Self>,
         registry: &Registry,
-        digest: &Digest,
-        size: u64,
+        (digest, size): (&Digest, u64),
+        keep: bool,
         progress: Option<&Progress>,
-    ) -> Result<(), ImageError> {
+        read: impl FnOnce(&mut dyn Read) -> Result<T, ImageError> + Send + 'static,
+    ) -> Result<T, ImageError> {
         let flight = self.flights.of(digest);
         let turn =
             flight.acquire_owned().await.map_err(|error| ImageError::Interrupted(error.to_string()))?;
-        if self.content.has(digest) {
-            return Ok(());
-        }
-        // The writer hashes and writes on a thread that may block; pieces reach it through a short queue.
-        let (pieces, mut queue) = mpsc::channel::<Piece>(8);
-        let (resumed, offset) = oneshot::channel();
         let (store, expected) = (Arc::clone(self), digest.clone());
-        let writer = tokio::task::spawn_blocking(move || {
-            // The turn ends with the writer, also when the pull is cancelled before that.
+        if self.content.has(digest) {
+            drop(turn);
+            return blocking(move || read(&mut store.content.open_blob(&expected)?)).await;
+        }
+        // Whoever reads also hashes and writes, on a thread that may block; pieces reach it through a short queue.
+        let (pieces, queue) = mpsc::channel::<Piece>(QUEUE);
+        let (resumed, offset) = oneshot::channel();
+        let reader = tokio::task::spawn_blocking(move || {
+            // The turn ends with this thread's work, also when the pull is cancelled before that.
             let _turn = turn;
-            let mut writer = store.content.resume(&expected)?;
+            let writer = store.content.resume(&expected)?;
             let _ = resumed.send(writer.written());
-            while let Some(piece) = queue.blocking_recv() {
-                match piece {
-                    Piece::Restart => writer.restart()?,
-                    Piece::Data(bytes) => writer.write(&bytes)?,
-                    Piece::End => return writer.commit(Some(&expected)).map(drop),
-                }
-            }
-            Err(ImageError::Interrupted("the download ended early".into()))
+            let mut blob = Arriving::new(writer, queue)?;
+            let result = read(&mut blob);
+            // Wrong bytes may be why they made no sense: that is the better answer.
+            blob.finish(&expected, keep)?;
+            result
         });
         let sent = match offset.await {
             Ok(offset) => registry.send_blob(digest, size, offset, &pieces, progress).await,
             Err(_) => Ok(()),
         };
         drop(pieces);
-        let written = writer.await.unwrap_or_else(|error| Err(ImageError::Interrupted(error.to_string())));
-        // When sending failed the writer only knows that its queue closed.
-        sent.and(written)
+        let read = reader.await.unwrap_or_else(|error| Err(ImageError::Interrupted(error.to_string())));
+        // When sending failed the reader only knows that its queue closed.
+        sent.and(read)
     }
 }
 
@@ -277,12 +280,6 @@ impl<R: Read> Read for CancelledReader<R> {
             false => self.inner.read(buffer),
         }
     }
-}
-
-enum Piece {
-    Restart,
-    Data(Bytes),
-    End,
 }
 
 impl Registry {

@@ -30,7 +30,7 @@ pub struct ImageStore {
     pub(crate) limits: Limits,
     index: Mutex<Index>,
     /// Whether the archives layers were unpacked from are kept, to be exported as they came.
-    keep_archives: bool,
+    pub(crate) keep_archives: bool,
     /// A view that others may change under us has none.
     _lock: Option<Flock<File>>,
     leases: Mutex<Leases>,

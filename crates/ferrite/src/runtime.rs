@@ -1,0 +1,40 @@
+//! `ferrite runtime`: the container runtime alone, on a CRI socket.
+
+use crate::apiserver::{BoxError, Cidr};
+use crate::cli::{DataDir, interrupted};
+use crate::cluster::{start_network, start_runtime};
+use crate::status::State;
+use crate::up::{check_machine, create_private};
+use ferrite_client::Scope;
+use std::process::ExitCode;
+
+/// Options of `ferrite runtime`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RuntimeAlone {
+    #[command(flatten)]
+    data: DataDir,
+    /// Addresses of pods; the first /24 is taken.
+    #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
+    pod_cidr: Cidr,
+    /// Registries (host or host:port) to talk to without TLS; loopback addresses always are.
+    #[arg(long, value_name = "REGISTRY")]
+    insecure_registry: Vec<String>,
+}
+
+impl RuntimeAlone {
+    /// Serves until interrupted. Containers go on; `ferrite down` removes them and everything else.
+    pub async fn run(self) -> Result<ExitCode, BoxError> {
+        let paths = self.data.paths();
+        check_machine()?;
+        State::refuse_if_running(&paths)?;
+        create_private(&paths)?;
+        let bridge = start_network(&paths, &self.pod_cidr, None).await?;
+        let scope = Scope::new();
+        let embedded = start_runtime(&paths, &self.insecure_registry, &bridge, &scope).await?;
+        println!("serving unix://{}", paths.cri_socket().display());
+        interrupted().await?;
+        scope.shutdown().await;
+        embedded.runtime.close().await;
+        Ok(ExitCode::SUCCESS)
+    }
+}
