@@ -4,6 +4,7 @@
 //! [`schema`]. Everything that depends on a kind is behind [`resource::Resource`]: a row of the table in
 //! [`kinds`] for the built-in ones.
 
+mod cidr;
 pub mod codec;
 pub mod field;
 pub mod gvk;
@@ -20,5 +21,6 @@ pub mod selector;
 pub mod status;
 pub mod table;
 
+pub use cidr::{Cidr, number as address_number};
 pub use gvk::{Gvk, Gvr};
 pub use status::Status;

@@ -5,6 +5,7 @@
 
 use crate::field::FieldErrors;
 use crate::gvk::{Gvk, Gvr};
+use crate::kinds::access::{clear_status, keep};
 use jiff::Timestamp;
 use serde_json::Value;
 use std::borrow::Cow;
@@ -138,22 +139,50 @@ pub enum Deletion {
     Graceful { seconds: i64 },
 }
 
+/// Who may change the status of a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StatusUse {
+    /// There is none, or the kind's own rules say.
+    Own,
+    /// Only its subresource, which may change metadata with it.
+    WithMetadata,
+    /// Only its subresource, which changes nothing else.
+    Alone,
+}
+
 /// How a kind differs from others. All methods work on the versioned object as JSON.
 pub trait Strategy: Send + Sync + 'static {
     /// Fills defaults. Runs on every object that is decoded or read, so it must be idempotent.
     fn default(&self, _object: &mut Value) {}
 
+    /// Who may change the kind's status. What follows from it for writes is done by the methods below, unless the
+    /// kind has rules of its own.
+    fn status_use(&self) -> StatusUse {
+        StatusUse::Own
+    }
+
     /// Before the object is created: drops what a client may not set (status) and normalises.
-    fn prepare_create(&self, _object: &mut Value) {}
+    fn prepare_create(&self, object: &mut Value) {
+        if self.status_use() != StatusUse::Own {
+            clear_status(object);
+        }
+    }
 
     /// Before an update of the main resource: keeps what only subresources may change. Generation is bumped
     /// by the server when [`Strategy::generation_fields`] differ.
-    fn prepare_update(&self, _new: &mut Value, _old: &Value) {}
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        if self.status_use() != StatusUse::Own {
+            keep(new, old, "status");
+        }
+    }
 
     /// Before an update of `status`: everything but status and the parts of metadata that may change there
     /// is taken from `old`.
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep_all_but_status(new, old);
+        match self.status_use() {
+            StatusUse::WithMetadata => keep(new, old, "spec"),
+            StatusUse::Alone | StatusUse::Own => keep_all_but_status(new, old),
+        }
     }
 
     /// Fields (`spec`, `metadata.labels`) whose change bumps `metadata.generation`; empty for kinds without generation.

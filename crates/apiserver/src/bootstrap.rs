@@ -2,14 +2,21 @@
 
 use crate::auth::User;
 use crate::options::WriteOptions;
-use crate::registry::{Update, Write};
+use crate::registry::{Change, Update, Write, stored};
 use crate::server::ApiServer;
 use ferrite_api::Status;
+use ferrite_api::resource::Resource;
+use ferrite_store::WatchEnd;
 use futures_util::{StreamExt, TryStreamExt, future};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 const SELF: &str = "system:apiserver";
+/// What the server's own Service, and the range of all Services, are called.
+const DEFAULT: &str = "kubernetes";
+/// As upstream: what could not be written is tried again after this.
+const AGAIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
     // What does not need each other is written together: each write waits for the disk.
@@ -21,6 +28,11 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
     future::try_join3(policy(server), services(server), service_range(server)).await.map(drop)
 }
 
+/// Makes a namespace that somebody creates something in, if it is not there.
+pub(crate) async fn provide_namespace(server: &ApiServer, name: &str) -> Result<(), Status> {
+    ensure(server, "", "namespaces", "", json!({"metadata": {"name": name}})).await
+}
+
 /// The Service of the API server itself, and where it is.
 async fn services(server: &ApiServer) -> Result<(), Status> {
     let port = server.config.advertise.port();
@@ -28,7 +40,7 @@ async fn services(server: &ApiServer) -> Result<(), Status> {
     let service = json!({
         "metadata": {"name": "kubernetes", "labels": {"component": "apiserver", "provider": "kubernetes"}},
         "spec": {
-            "clusterIP": server.registry.services.first_address().to_string(),
+            "clusterIP": server.registry.services.first_address().map(|address| address.to_string()),
             "ports": [{"name": "https", "protocol": "TCP", "port": 443, "targetPort": port}],
         },
     });
@@ -51,7 +63,7 @@ async fn services(server: &ApiServer) -> Result<(), Status> {
     replace(server, "", "endpoints", "default", endpoints).await?;
     let slice = json!({
         "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
-        "addressType": "IPv4",
+        "addressType": if server.config.advertise.is_ipv6() { "IPv6" } else { "IPv4" },
         "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
         "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
     });
@@ -60,16 +72,26 @@ async fn services(server: &ApiServer) -> Result<(), Status> {
 
 /// The range of the cluster's Services as an object, which is ready from the start.
 async fn service_range(server: &ApiServer) -> Result<(), Status> {
-    let (network, prefix) = server.config.service_network;
-    let range =
-        json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": [format!("{network}/{prefix}")]}});
+    let cidrs: Vec<String> = server.config.service_ranges.iter().map(|r| r.masked().to_string()).collect();
+    let range = json!({"metadata": {"name": DEFAULT}, "spec": {"cidrs": &cidrs}});
     ensure(server, "networking.k8s.io", "servicecidrs", "", range).await?;
     let table = &server.registry.table;
     let Some(resource) = table.find("networking.k8s.io", "v1", "servicecidrs") else { return Ok(()) };
-    let now = crate::registry::metadata::time(jiff::Timestamp::now());
-    let change = |old: &Value| {
+    // As upstream: a cluster may gain its second family. Any other difference is for somebody to resolve.
+    let widen = |old: &Value| {
         let mut new = old.clone();
-        if new.pointer("/status/conditions/0").is_none() {
+        let is = old.pointer("/spec/cidrs").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        if cidrs.len() == 2 && is.len() == 1 && is[0] == *cidrs[0] {
+            new["spec"]["cidrs"] = cidrs.clone().into();
+        }
+        Ok(new)
+    };
+    change(server, resource, DEFAULT, None, &widen).await?;
+    let now = crate::registry::metadata::time(jiff::Timestamp::now());
+    let ready = |old: &Value| {
+        let mut new = old.clone();
+        let ours = old.pointer("/spec/cidrs") == Some(&json!(cidrs)) && !ferrite_api::meta::is_deleting(old);
+        if ours && new.pointer("/status/conditions/0").is_none() {
             new["status"] = json!({"conditions": [{
                 "type": "Ready",
                 "status": "True",
@@ -80,18 +102,64 @@ async fn service_range(server: &ApiServer) -> Result<(), Status> {
         }
         Ok(new)
     };
+    change(server, resource, DEFAULT, Some("status"), &ready).await
+}
+
+/// Changes an object without a namespace that is there.
+async fn change(
+    server: &ApiServer,
+    resource: &Resource,
+    name: &str,
+    subresource: Option<&str>,
+    change: Change<'_>,
+) -> Result<(), Status> {
     let user = User::new(SELF, ["system:masters"]);
     let options = options();
     let write = Write { resource, namespace: "", user: &user, options: &options };
-    let update = Update {
-        write,
-        name: "kubernetes",
-        subresource: Some("status"),
-        change: &change,
-        replaces: false,
-        applied: false,
-    };
+    let update = Update { write, name, subresource, change, replaces: false, applied: false };
     server.registry.update(&update).await.map(drop)
+}
+
+/// Brings the server's Service and its range back when somebody deletes them.
+pub(crate) async fn keep(server: &ApiServer) {
+    let stopping = server.stopping();
+    let kept = future::join(
+        keep_one(server, ("", "services", "default"), || services(server)),
+        keep_one(server, ("networking.k8s.io", "servicecidrs", ""), || service_range(server)),
+    );
+    tokio::select! {
+        _ = kept => {}
+        () = stopping.cancelled() => {}
+    }
+}
+
+/// Makes the object called `kubernetes` again whenever it is gone, until the store closes.
+async fn keep_one<F: Future<Output = Result<(), Status>>>(
+    server: &ApiServer,
+    (group, plural, namespace): (&str, &str, &str),
+    make: impl Fn() -> F,
+) {
+    let registry = &server.registry;
+    let Some(resource) = registry.table.find(group, "v1", plural) else { return };
+    let key = stored::key(resource, namespace, DEFAULT);
+    loop {
+        let snapshot = registry.store.snapshot();
+        if snapshot.get(key.as_bytes()).is_none()
+            && let Err(status) = make().await
+        {
+            tracing::warn!(plural, error = status.message, "cannot make the server's own object again");
+            tokio::time::sleep(AGAIN).await;
+            continue;
+        }
+        match registry.store.watch(key.as_bytes(), snapshot.revision()) {
+            Ok(mut watch) => match watch.next().await {
+                Ok(_) | Err(WatchEnd::Compacted { .. }) => {}
+                Err(WatchEnd::Closed) => return,
+            },
+            Err(WatchEnd::Compacted { .. }) => {}
+            Err(WatchEnd::Closed) => return,
+        }
+    }
 }
 
 /// Upstream's default roles, bindings, priority classes and flow schemas, one object a line.

@@ -1,6 +1,6 @@
 //! What the server counts, in the format and with the names of upstream.
 
-use crate::encode::{ENCODINGS, WatchEncoder};
+use crate::encode::WatchEncoder;
 use crate::registry::{Table, stored};
 use crate::request::{Route, Verb};
 use crate::version;
@@ -228,6 +228,8 @@ pub(crate) struct Metrics {
     series: Mutex<BTreeMap<Key, Series>>,
     watched: Mutex<BTreeMap<usize, Watched>>,
     pub handshake_errors: AtomicU64,
+    /// Frames of changes made for watchers; without it, nobody would notice a watcher that does not share.
+    pub watch_encodings: Arc<AtomicU64>,
 }
 
 /// A request that is being served.
@@ -278,6 +280,7 @@ impl Metrics {
             series: Mutex::default(),
             watched: Mutex::default(),
             handshake_errors: AtomicU64::new(0),
+            watch_encodings: Arc::default(),
         }
     }
 
@@ -418,7 +421,7 @@ impl Metrics {
         }
         let name = "ferrite_watch_encodings_total";
         head(out, name, "counter", "Events encoded for watchers, which share what is encoded.");
-        put(out, &format!("{name} {}", ENCODINGS.load(Ordering::Relaxed)));
+        put(out, &format!("{name} {}", self.watch_encodings.load(Ordering::Relaxed)));
     }
 }
 

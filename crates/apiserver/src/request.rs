@@ -14,6 +14,8 @@ pub(crate) enum Route {
         check: Option<String>,
     },
     Metrics,
+    /// `/debug/pprof/<profile>`; empty for the list of them.
+    Profile(String),
     /// `/api`
     CoreVersions,
     /// `/apis`
@@ -88,6 +90,8 @@ pub(crate) fn route(path: &str) -> Route {
         [] => Route::Root,
         ["version"] => Route::Version,
         ["metrics"] => Route::Metrics,
+        ["debug", "pprof"] => Route::Profile(String::new()),
+        ["debug", "pprof", profile] => Route::Profile((*profile).to_owned()),
         ["healthz", check @ ..] => health(Health::Healthz, check),
         ["livez", check @ ..] => health(Health::Livez, check),
         ["readyz", check @ ..] => health(Health::Readyz, check),

@@ -8,7 +8,7 @@ use crate::options::WriteOptions;
 use crate::registry::metadata;
 use crate::subresource::token::Rejected;
 use ferrite_api::field::{FieldError, Path};
-use ferrite_api::selector::FieldSelector;
+use ferrite_api::selector::{FieldSelector, LabelSelector};
 use ferrite_api::{Status, meta};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -68,6 +68,10 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
             let mut status = json!({"allowed": decision.allowed});
             if !decision.reason.is_empty() {
                 status["reason"] = decision.reason.into();
+            }
+            let ignored = ignored_selectors(&review["spec"]["resourceAttributes"]);
+            if !ignored.is_empty() {
+                status["evaluationError"] = ignored.join("; ").into();
             }
             crate::managed::on_write(resource, None, &mut review, options, None, Timestamp::now());
             review["status"] = status;
@@ -167,6 +171,33 @@ fn action(review: &Value) -> Action {
     }
 }
 
+/// What is said of selectors that cannot be read, or not wholly. As upstream: the question is then a wider one.
+fn ignored_selectors(attributes: &Value) -> Vec<String> {
+    let mut ignored = Vec::new();
+    let mut tell = |key: &str, partially: &str| {
+        ignored.push(format!("spec.resourceAttributes.{key} {partially}ignored due to parse error"));
+    };
+    let (fields, labels) = (&attributes["fieldSelector"], &attributes["labelSelector"]);
+    if fields["rawSelector"].as_str().is_some_and(|raw| FieldSelector::parse(raw).is_err()) {
+        tell("fieldSelector", "");
+    }
+    let requirements = fields["requirements"].as_array().map(Vec::as_slice).unwrap_or_default();
+    // Fields can only be equal to a value or not.
+    let readable = requirements.iter().filter(|r| {
+        matches!(r["operator"].as_str(), Some("In" | "NotIn"))
+            && r["values"].as_array().is_some_and(|v| v.len() == 1)
+    });
+    match readable.count() {
+        all if all == requirements.len() => {}
+        0 => tell("fieldSelector", ""),
+        _ => tell("fieldSelector", "partially "),
+    }
+    if labels["rawSelector"].as_str().is_some_and(|raw| LabelSelector::parse(raw).is_err()) {
+        tell("labelSelector", "");
+    }
+    ignored
+}
+
 /// Fields that a review narrows its question to, each with its only value.
 fn selected_fields(selector: &Value) -> Vec<(String, String)> {
     if let Some(raw) = selector["rawSelector"].as_str() {
@@ -181,4 +212,44 @@ fn selected_fields(selector: &Value) -> Vec<(String, String)> {
             _ => None,
         });
     exact.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_that_cannot_be_read_are_told_of() {
+        let requirement =
+            |operator: &str, values: &[&str]| json!({"key": "k", "operator": operator, "values": values});
+        for (attributes, told) in [
+            (json!({}), vec![]),
+            (
+                json!({"fieldSelector": {"rawSelector": "a=b"}, "labelSelector": {"rawSelector": "a in (b,c)"}}),
+                vec![],
+            ),
+            (
+                json!({"fieldSelector": {"requirements": [requirement("In", &["a"]), requirement("NotIn", &["b"])]}}),
+                vec![],
+            ),
+            (
+                json!({"fieldSelector": {"rawSelector": "a"}}),
+                vec!["spec.resourceAttributes.fieldSelector ignored due to parse error"],
+            ),
+            (
+                json!({"fieldSelector": {"requirements": [requirement("In", &["a", "b"])]}}),
+                vec!["spec.resourceAttributes.fieldSelector ignored due to parse error"],
+            ),
+            (
+                json!({"fieldSelector": {"requirements": [requirement("In", &["a"]), requirement("Exists", &[])]}}),
+                vec!["spec.resourceAttributes.fieldSelector partially ignored due to parse error"],
+            ),
+            (
+                json!({"labelSelector": {"rawSelector": "a in ("}}),
+                vec!["spec.resourceAttributes.labelSelector ignored due to parse error"],
+            ),
+        ] {
+            assert_eq!(ignored_selectors(&attributes), told, "{attributes}");
+        }
+    }
 }

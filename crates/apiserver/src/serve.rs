@@ -2,8 +2,10 @@
 
 use crate::auth::User;
 use crate::gather::{AtOnce, Gather, driven};
-use crate::http::BoxError;
+use crate::http::{BoxError, held};
+use crate::idle::Activity;
 use crate::server::{ApiServer, Serving};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -72,11 +74,14 @@ impl ApiServer {
         let out = stream.clone();
         let builder = builder(&self.config.serving);
         let (stopping, aborting) = (self.stopping(), self.aborting());
+        let (activity, idle) = (Activity::new(), self.config.serving.idle_timeout);
+        let busy_with = Arc::clone(&activity);
         let leave = Arc::new(Notify::new());
         let told = Arc::clone(&leave);
         let service = service_fn(move |request: ::http::Request<Incoming>| {
             let server = Arc::clone(&self);
             let user = user.clone();
+            let busy = busy_with.begin();
             let chance = server.config.serving.goaway_chance;
             if request.version() == ::http::Version::HTTP_2
                 && chance > 0.0
@@ -86,7 +91,12 @@ impl ApiServer {
             }
             async move {
                 let request = request.map(|body| body.map_err(|e| -> BoxError { e.into() }).boxed_unsync());
-                Ok::<_, std::convert::Infallible>(server.handle(user, request).await)
+                let answer = server.handle(user, request).await;
+                // What is whole is as good as sent. A stream is something going on until it ends.
+                Ok::<_, std::convert::Infallible>(match answer.body().size_hint().exact() {
+                    Some(_) => answer,
+                    None => answer.map(|body| held(body, busy)),
+                })
             }
         });
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
@@ -95,6 +105,7 @@ impl ApiServer {
             result = driven(connection.as_mut(), &out) => Some(result),
             () = stopping.cancelled() => None,
             () = told.notified() => None,
+            () = activity.idle_for(idle) => None,
         };
         // What is being answered is answered to its end; nothing new is taken.
         let ended = match ended {

@@ -10,10 +10,12 @@ use crate::options::{Query, go_duration};
 use crate::registry::{Registry, ServiceAllocator, Table, stored};
 use crate::request::{self, Health, Route, Verb};
 use crate::subresource::token::Rejected;
-use crate::{bootstrap, compress, discovery, encode, health, metrics, openapi, subresource, verbs, version};
+use crate::{
+    bootstrap, compress, discovery, encode, health, metrics, openapi, profiling, subresource, verbs, version,
+};
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
-use ferrite_api::Status;
+use ferrite_api::{Cidr, Status};
 use ferrite_pki::TokenSigner;
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
@@ -50,6 +52,10 @@ pub struct Serving {
     pub goaway_chance: f64,
     /// Requests served at once on one connection of HTTP/2.
     pub http2_max_streams: u32,
+    /// A connection on which nothing is going on for so long is ended.
+    pub idle_timeout: Duration,
+    /// Whether `/debug/pprof/` answers.
+    pub profiling: bool,
     /// The server goes on serving for this long after it has said that it is not ready any more.
     pub shutdown_delay: Duration,
 }
@@ -63,6 +69,8 @@ impl Default for Serving {
             min_request_timeout: Duration::from_secs(1800),
             goaway_chance: 0.0,
             http2_max_streams: 100,
+            idle_timeout: Duration::from_secs(90),
+            profiling: false,
             shutdown_delay: Duration::ZERO,
         }
     }
@@ -73,8 +81,8 @@ impl Default for Serving {
 pub struct Config {
     /// Where clients reach this server; told in discovery and in the `kubernetes` Service's endpoints.
     pub advertise: SocketAddr,
-    /// Addresses of Services: network and prefix length.
-    pub service_network: (Ipv4Addr, u8),
+    /// Addresses of Services: one range, or one of each family. The first is of the primary family.
+    pub service_ranges: Vec<Cidr>,
     pub node_ports: RangeInclusive<u16>,
     /// How the server shows itself to kubelets. Without it, logs and exec are refused.
     pub kubelet_client: Option<Arc<rustls::ClientConfig>>,
@@ -98,7 +106,7 @@ impl Config {
     pub fn new(advertise: SocketAddr) -> Self {
         Self {
             advertise,
-            service_network: (Ipv4Addr::new(10, 0, 0, 0), 16),
+            service_ranges: vec![Cidr { address: Ipv4Addr::new(10, 0, 0, 0).into(), bits: 16 }],
             node_ports: 30000..=32767,
             kubelet_client: None,
             runtime_config: BTreeMap::new(),
@@ -149,9 +157,9 @@ impl ApiServer {
         let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
         let table = Arc::new(Table::new(served));
-        let (network, prefix) = config.service_network;
         let services = existing_services(&store, &table);
-        let allocator = ServiceAllocator::new(network, prefix, config.node_ports.clone(), services.iter());
+        let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
+        let allocator = ServiceAllocator::new(ranges, config.node_ports.clone(), services.iter());
         let admission = Chain::new(&config.admission).map_err(Status::internal)?;
         let registry =
             Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
@@ -184,6 +192,8 @@ impl ApiServer {
         }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
+        let keeping = Arc::clone(&server);
+        server.spawn(async move { bootstrap::keep(&keeping).await });
         server.ready.store(true, Ordering::Release);
         Ok(server)
     }
@@ -344,7 +354,10 @@ impl ApiServer {
         {
             return Err((Status::no_such_path(), for_errors));
         }
-        let Some(verb) = verb else {
+        // Whoever may do everything may also ask the far side of a proxy for its options.
+        let asks_options =
+            parts.method == ::http::Method::OPTIONS && target.subresource.as_deref() == Some("proxy");
+        let Some(verb) = verb.or(asks_options.then_some(Verb::Get)) else {
             return Err((
                 Status::method_not_allowed(&target.group, &target.resource, parts.method.as_str()),
                 for_errors,
@@ -462,6 +475,7 @@ impl ApiServer {
                 metrics::put_storage(&mut text, table, &self.registry.view().snapshot, &usage);
                 Ok(http::answer(200, metrics::CONTENT_TYPE, text))
             }
+            Route::Profile(profile) if self.config.serving.profiling => Ok(profiling::answer(profile)),
             Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
             Route::NoSuchResource => Err(Status::no_such_path()),
             Route::OpenIdConfiguration => Ok(self
@@ -471,7 +485,7 @@ impl ApiServer {
             Route::JsonWebKeys => Ok(self.tokens.as_ref().map_or_else(page_not_found, |t| {
                 http::answer(200, "application/jwk-set+json", t.keys().to_string())
             })),
-            Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
+            Route::Profile(_) | Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
         }
     }
 }

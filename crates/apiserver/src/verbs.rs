@@ -48,7 +48,7 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     let deprecated = DEPRECATED
         .iter()
         .find(|(group, plural, _)| *group == call.resource.group && *plural == call.resource.plural);
-    if call.verb == Verb::Patch {
+    if call.verb == Verb::Patch && call.target.subresource.as_deref() != Some("proxy") {
         // A patch of no known kind finds no route upstream, and so nobody who warns.
         patch::Kind::of(call.header(header::CONTENT_TYPE))?;
     }
@@ -148,8 +148,17 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
     if crate::reviews::is_review(&call.resource.group) {
         return crate::reviews::answer(call, object, &options);
     }
+    provide_namespace(call, &options).await?;
     let created = call.server.registry.create(&call.write(&options), object).await?;
     encode::object(201, &call.resource, &created, call.representation, call.include_object()?)
+}
+
+/// With `NamespaceAutoProvision`, a namespace is there for whoever creates something in it.
+pub(crate) async fn provide_namespace(call: &Call, options: &WriteOptions) -> Result<(), Status> {
+    let wanted = call.server.registry.admission.provisions_namespaces
+        && call.resource.is_namespaced()
+        && !options.dry_run;
+    if wanted { crate::bootstrap::provide_namespace(&call.server, call.namespace()).await } else { Ok(()) }
 }
 
 pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result<Answer, Status> {
@@ -170,6 +179,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
             if status.code == 404 && subresource.is_none() && call.resource.strategy.create_on_update() =>
         {
             code = 201;
+            provide_namespace(call, &options).await?;
             registry.create(&update.write, object.clone()).await
         }
         other => other,

@@ -31,7 +31,9 @@ pub(crate) fn answer(call: &mut Call) -> Result<Answer, Status> {
     }
     let selectors = Selectors::parse(&call.resource, &options)?;
     let namespace = call.target.namespace.as_deref();
-    let encoder = WatchEncoder::new(Arc::clone(&call.resource), call.representation, call.include_object()?)?;
+    let made = Arc::clone(&call.server.metrics.watch_encodings);
+    let resource = Arc::clone(&call.resource);
+    let encoder = WatchEncoder::new(resource, call.representation, call.include_object()?, made)?;
     let content_type = encoder.content_type();
     let stream = match call.server.registry.watch(&call.resource, namespace, selectors, &options) {
         Ok(stream) => Ok(stream),

@@ -22,6 +22,8 @@ pub struct Config {
     pub node_startup_grace: Duration,
     /// Finished pods beyond this many are removed, oldest first; 0 keeps all.
     pub terminated_pod_threshold: usize,
+    /// A ServiceCIDR without addresses is let go so long after its deletion: all servers know of it by then.
+    pub service_range_grace: Duration,
     /// Keys of one controller worked on at once.
     pub workers: usize,
 }
@@ -35,6 +37,7 @@ impl Default for Config {
             node_monitor_grace: Duration::from_secs(50),
             node_startup_grace: Duration::from_secs(60),
             terminated_pod_threshold: 12500,
+            service_range_grace: Duration::from_secs(10),
             workers: 5,
         }
     }

@@ -22,6 +22,7 @@ mod resource_quota;
 mod root_ca;
 mod service_account;
 mod service_account_token;
+mod service_ranges;
 mod status;
 mod storage_protection;
 
@@ -72,6 +73,7 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "persistentvolume-protection-controller",
         start: storage_protection::start_volumes,
     },
+    ControllerEntry { name: "service-cidr-controller", start: service_ranges::start },
     ControllerEntry { name: "ttl-controller", start: node_ttl::start },
     ControllerEntry { name: "garbage-collector-controller", start: gc::start },
     ControllerEntry { name: "node-lifecycle-controller", start: nodes::start_lifecycle },

@@ -134,7 +134,10 @@ pub(crate) fn start_volumes(context: &Context) {
 }
 
 /// Somebody else's write wakes us again.
-fn settled<T>(result: Result<T, kube::Error>, key: &ObjectKey) -> Result<Option<Duration>, SyncError> {
+pub(crate) fn settled<T>(
+    result: Result<T, kube::Error>,
+    key: &ObjectKey,
+) -> Result<Option<Duration>, SyncError> {
     match result {
         Ok(_) => Ok(None),
         Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(None),

@@ -17,11 +17,13 @@ mod template;
 mod units;
 
 pub use engine::{
-    Change, ChangeKind, CreateRequest, Engine, EngineError, Event, Follow, ImageSummary, LogLine, Pulled,
-    Removed, View, Volume, VolumeRequest,
+    Change, ChangeKind, CreateRequest, Endpoint, Engine, EngineError, Event, Follow, ImageSummary, LogLine,
+    Network, NetworkRequest, Pulled, Removed, View, Volume, VolumeRequest,
 };
 use engine::{familiar as engine_familiar, files, start_failure_code as engine_start_code};
 pub use paths::{DEFAULT_DATA, Paths};
 pub use ports::{PortBinding, Protocol, PublishedPort};
-pub use record::{Config, Container, Device, HostConfig, MountKind, MountPoint, State, Status, Ulimit};
+pub use record::{
+    Config, Container, Device, HostConfig, Joined, MountKind, MountPoint, State, Status, Ulimit,
+};
 pub use restart::RestartPolicy;

@@ -74,6 +74,11 @@ impl Paths {
         self.root.join("network")
     }
 
+    /// The networks people make.
+    pub fn networks(&self) -> PathBuf {
+        self.root.join("networks")
+    }
+
     pub fn events(&self) -> PathBuf {
         self.root.join("events.jsonl")
     }

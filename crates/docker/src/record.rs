@@ -29,6 +29,20 @@ pub struct Container {
     pub config: Config,
     pub host: HostConfig,
     pub mounts: Vec<MountPoint>,
+    /// The networks it is on while it runs, the one it was made for first.
+    pub networks: Vec<Joined>,
+}
+
+/// A network a container is on, and how.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Joined {
+    /// The network's id; in a request also its name.
+    pub network: String,
+    /// What other members call the container besides its name.
+    pub aliases: Vec<String>,
+    /// The address it must have; any when not given.
+    pub ip: Option<std::net::Ipv4Addr>,
 }
 
 /// What runs in it: the image's configuration with what the user said instead.
@@ -66,7 +80,7 @@ impl Config {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HostConfig {
-    /// `bridge`, `host`, `none` or `container:<id>`.
+    /// `host`, `none`, `container:<id>`, or the network the container was made for.
     pub network: String,
     pub ports: Vec<PortBinding>,
     pub publish_all: bool,
@@ -75,10 +89,12 @@ pub struct HostConfig {
     pub init: bool,
     pub privileged: bool,
     pub read_only: bool,
-    /// `host` for the host's processes; empty for its own.
+    /// `host` for the host's processes, `container:<id>` for another's; empty for its own.
     pub pid: String,
-    /// `host` for the host's; empty for its own.
+    /// `host`, `none` (no shared memory), `shareable`, `container:<id>`; `private` or empty for its own.
     pub ipc: String,
+    /// `host` for the host's names; empty for its own.
+    pub uts: String,
     pub memory: i64,
     /// Memory and swap together; -1 is without limit, 0 is twice the memory.
     pub memory_swap: i64,
@@ -104,6 +120,13 @@ pub struct HostConfig {
     pub tmpfs: std::collections::BTreeMap<String, String>,
     /// `-v` as given, for `inspect`.
     pub binds: Vec<String>,
+}
+
+impl HostConfig {
+    /// Whether the container has a network namespace of its own with networks in it.
+    pub fn is_on_networks(&self) -> bool {
+        !matches!(self.network.as_str(), "host" | "none") && !self.network.starts_with("container:")
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,6 +213,8 @@ pub struct State {
     /// When the next start is due while restarting.
     pub restart_at: i64,
     pub restart_delay_ms: u64,
+    /// The process that sleeps until then.
+    pub waiter: Option<String>,
     pub ports: Vec<PublishedPort>,
     /// The process that serves the published ports.
     pub proxy: Option<String>,

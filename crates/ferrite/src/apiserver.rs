@@ -23,9 +23,9 @@ pub struct ServerOptions {
     /// Port of the API.
     #[arg(long, visible_alias = "port", default_value_t = 6443, value_name = "PORT")]
     pub secure_port: u16,
-    /// Addresses of Services.
-    #[arg(long, default_value = "10.96.0.0/12", value_name = "CIDR", value_parser = parse_cidr)]
-    pub service_cluster_ip_range: Cidr,
+    /// Addresses of Services: one range, or one of IPv4 and one of IPv6, the primary family's first.
+    #[arg(long, default_value = "10.96.0.0/12", value_name = "CIDR[,CIDR]", value_parser = parse_service_ranges)]
+    pub service_cluster_ip_range: ServiceRanges,
     /// Ports that Services may open on every node.
     #[arg(long, default_value = "30000-32767", value_name = "A-B", value_parser = parse_ports)]
     pub service_node_port_range: PortRange,
@@ -45,6 +45,9 @@ pub struct ServerOptions {
     /// Admission plugins to turn off.
     #[arg(long, value_delimiter = ',', value_name = "PLUGINS")]
     pub disable_admission_plugins: Vec<String>,
+    /// File with the configuration of admission plugins: an AdmissionConfiguration.
+    #[arg(long, value_name = "FILE")]
+    pub admission_control_config_file: Option<std::path::PathBuf>,
     /// Let bearers of bootstrap tokens in: secrets of type `bootstrap.kubernetes.io/token` in `kube-system`.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_bootstrap_token_auth: bool,
@@ -81,6 +84,53 @@ pub fn parse_cidr(text: &str) -> Result<Cidr, String> {
     let prefix: u8 = prefix.parse().ok().filter(|p| (8..=30).contains(p)).ok_or_else(bad)?;
     let mask = u32::MAX << (32 - u32::from(prefix));
     Ok(Cidr { network: Ipv4Addr::from(u32::from(address) & mask), prefix })
+}
+
+/// The ranges Services get their addresses from: one, or one of each family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceRanges(Vec<ferrite_api::Cidr>);
+
+impl ServiceRanges {
+    pub fn all(&self) -> &[ferrite_api::Cidr] {
+        &self.0
+    }
+
+    /// The address of the API server's own Service: the first of the primary range.
+    pub fn first_address(&self) -> IpAddr {
+        let primary = self.0[0];
+        primary.address_of(ferrite_api::address_number(primary.address).0 + 1)
+    }
+
+    /// The range of IPv4, as text.
+    pub fn v4(&self) -> Option<String> {
+        self.0.iter().find(|range| range.address.is_ipv4()).map(ToString::to_string)
+    }
+}
+
+/// With upstream's limits: room for eight addresses, and no range of IPv6 wider than /64.
+fn parse_service_ranges(text: &str) -> Result<ServiceRanges, String> {
+    let read = |text: &str| {
+        let range = ferrite_api::Cidr::parse(text.trim())
+            .ok_or_else(|| format!("{text:?} is not a network like 10.96.0.0/12 or fd00::/108"))?
+            .masked();
+        let (widest, narrowest) = if range.address.is_ipv4() { (8, 29) } else { (64, 125) };
+        match range.bits {
+            bits if bits < widest => {
+                Err(format!("{range} is too large: the mask must be at least /{widest}"))
+            }
+            bits if bits > narrowest => {
+                Err(format!("{range} is too small: Services need at least 8 addresses"))
+            }
+            _ => Ok(range),
+        }
+    };
+    let ranges = text.split(',').map(read).collect::<Result<Vec<_>, _>>()?;
+    match ranges.as_slice() {
+        [_] => Ok(ServiceRanges(ranges)),
+        [first, second] if first.address.is_ipv4() != second.address.is_ipv4() => Ok(ServiceRanges(ranges)),
+        [_, _] => Err("two ranges must be of different families, like 10.96.0.0/12,fd00::/108".into()),
+        _ => Err("there may be one range of each family, not more than two".into()),
+    }
 }
 
 /// Ports, both ends included.
@@ -139,8 +189,7 @@ impl Running {
         let pki = ClusterPki::open(&paths.pki())?;
         let storage = Storage::open(paths, &options.storage, node_address).await?;
         let store = Arc::clone(&storage.store);
-        let range = options.service_cluster_ip_range;
-        let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
+        let service_ip = options.service_cluster_ip_range.first_address();
         let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
         names.extend([
             IpAddr::from(Ipv4Addr::LOCALHOST).to_string(),
@@ -157,7 +206,7 @@ impl Running {
         )?;
         let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"])?;
         let config = Config {
-            service_network: (range.network, range.prefix),
+            service_ranges: options.service_cluster_ip_range.all().to_vec(),
             node_ports: options.service_node_port_range.0.clone(),
             kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
             runtime_config: options.runtime_config.iter().cloned().collect(),
@@ -168,6 +217,10 @@ impl Running {
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
+                configurations: match &options.admission_control_config_file {
+                    Some(file) => ferrite_apiserver::read_admission_config(file)?,
+                    None => ferrite_apiserver::Configurations::new(),
+                },
             },
             ..Config::new(SocketAddr::new(node_address, listening.port()))
         };

@@ -41,7 +41,7 @@ pub struct ClusterOptions {
     #[arg(long, value_name = "REGISTRY")]
     pub insecure_registry: Vec<String>,
     /// Socket of another container runtime (containerd, CRI-O), e.g. unix:///run/containerd/containerd.sock; pods
-    /// then run there and have the network that runtime is configured for.
+    /// then run there and have the network that runtime is configured for. It is remembered for the next start.
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
 }
@@ -108,8 +108,8 @@ impl Cluster {
             Some(name) => name.clone(),
             None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
         };
-        let services = options.server.service_cluster_ip_range;
-        let bridge = start_network(paths, &options.pod_cidr, Some(&services)).await?;
+        let services = options.server.service_cluster_ip_range.v4();
+        let bridge = start_network(paths, &options.pod_cidr, services.as_deref()).await?;
         let node_ip = ferrite_network::node_address().await?.unwrap_or(IpAddr::V4(bridge.gateway()));
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
@@ -214,14 +214,14 @@ impl Cluster {
 pub async fn start_network(
     paths: &Paths,
     pods: &Cidr,
-    services: Option<&Cidr>,
+    services: Option<&str>,
 ) -> Result<Arc<Bridge>, BoxError> {
     let prefix = pods.prefix.max(24);
     let config = BridgeConfig {
         name: paths.bridge(),
         pod_cidr: format!("{}/{prefix}", pods.network).parse()?,
         cluster_cidr: pods.to_string().parse()?,
-        service_cidr: services.map(|services| services.to_string().parse()).transpose()?,
+        service_cidr: services.map(str::parse).transpose()?,
         state: paths.network(),
         mtu: 1500,
     };
@@ -306,15 +306,14 @@ async fn start_kubelet(
         Purpose::Server,
     )?;
     let tls = ferrite_pki::server_config(&serving, api.pki.ca(), &["http/1.1"])?;
-    let range = options.server.service_cluster_ip_range;
-    let service_ip = Ipv4Addr::from(u32::from(range.network) + 1);
+    let service_ip = options.server.service_cluster_ip_range.first_address();
     let config = ferrite_kubelet::Config {
         root_dir: paths.kubelet(),
         log_dir: paths.pod_logs(),
         cgroup_root: paths.cgroup(),
         server_address: SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         tls: Some(Arc::new(tls)),
-        api_server: Some((service_ip.into(), 443)),
+        api_server: Some((service_ip, 443)),
         ..ferrite_kubelet::Config::new(node_name, node_ip)
     };
     let client = api.client(&format!("system:node:{node_name}"), &["system:nodes"]);

@@ -11,8 +11,9 @@ use ferrite_cri::v1::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSan
 use ferrite_network::{Attachment, Bridge, NetworkError, PodNetwork, PodRef};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::io::ErrorKind;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         progress.done("process", &format!("{pid} ended"));
     }
     let state = State::load(paths);
-    if !paths.data.exists() && state.is_none() {
+    if state.is_none() && !has_ours(&paths.data) {
         println!("no cluster in {}", paths.data.display());
         return Ok(ExitCode::SUCCESS);
     }
@@ -47,15 +48,15 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         kubeconfig::remove(file, &paths.cluster, before)?;
         progress.done("kubeconfig", &format!("context {} removed", paths.cluster));
     }
-    remove(&paths.run)?;
+    remove_ours(&paths.run)?;
     if keep_data {
         // Objects, certificates and images stay; what described running containers is gone.
-        State::stopped(paths)?;
+        State::emptied(paths)?;
         remove(&paths.kubelet())?;
         progress.done("data", &format!("kept in {}", paths.data.display()));
     } else {
         remove(&paths.config)?;
-        remove(&paths.data)?;
+        remove_ours(&paths.data)?;
         progress.done("data", &format!("{} removed", paths.data.display()));
     }
     Ok(ExitCode::SUCCESS)
@@ -109,6 +110,39 @@ fn wait_for(pid: i32) -> bool {
     let timeout = i32::try_from(PATIENCE.as_millis()).unwrap_or(i32::MAX);
     // SAFETY: one valid pollfd, alive for the call.
     unsafe { libc::poll(&raw mut poll, 1, timeout) > 0 }
+}
+
+/// The docker view's directory below ours. Its containers are no cluster's, and outlive every cluster.
+const DOCKER: &str = "docker";
+
+/// What a directory has of the cluster.
+fn ours(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|path| path.file_name().is_some_and(|name| name != DOCKER)).collect()
+}
+
+fn has_ours(data: &Path) -> bool {
+    // Without `/run` the docker view's sockets are below the data directory, too.
+    data.exists() && ours(data).iter().any(|path| !path.ends_with("run") || !ours(path).is_empty())
+}
+
+/// Removes what is the cluster's, and the directory itself unless something else is in it.
+fn remove_ours(dir: &Path) -> Result<(), BoxError> {
+    for path in ours(dir) {
+        match path.is_dir() && !path.is_symlink() {
+            true if path.ends_with("run") => remove_ours(&path)?,
+            true => remove(&path)?,
+            false => {
+                std::fs::remove_file(&path).map_err(|e| format!("cannot remove {}: {e}", path.display()))?
+            }
+        }
+    }
+    match std::fs::remove_dir(dir) {
+        Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
+            Err(format!("cannot remove {}: {e}", dir.display()).into())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn remove(dir: &Path) -> Result<(), BoxError> {

@@ -24,6 +24,9 @@ pub struct ServingOptions {
     /// Requests served at once on one connection of HTTP/2; 0 is the default, 100.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub http2_max_streams_per_connection: u32,
+    /// Answer below /debug/pprof/.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub profiling: bool,
     /// How long to serve on after saying that the server is not ready any more.
     #[arg(long, default_value = "0s", value_name = "DURATION", value_parser = go_duration)]
     pub shutdown_delay_duration: Duration,
@@ -42,6 +45,8 @@ impl ServingOptions {
                 0 => usual.http2_max_streams,
                 told => told,
             },
+            idle_timeout: usual.idle_timeout,
+            profiling: self.profiling,
             shutdown_delay: self.shutdown_delay_duration,
         }
     }

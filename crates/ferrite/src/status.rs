@@ -26,6 +26,18 @@ pub struct State {
     /// The socket of the runtime that has our pods; none when it is our own.
     #[serde(default)]
     pub runtime_endpoint: Option<String>,
+    /// No runtime has pods of ours: `down` took them away and kept the data.
+    #[serde(default)]
+    pub vacant: bool,
+}
+
+/// Another runtime than the one that has the pods was asked for.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the pods of this cluster run in {has}, which would be left with them: leave --container-runtime-endpoint out to go on with it, or run `ferrite down --keep-data` first to move to another"
+)]
+pub struct RuntimeInUse {
+    has: String,
 }
 
 impl State {
@@ -40,6 +52,25 @@ impl State {
             previous_context: None,
             insecure_registries: Vec::new(),
             runtime_endpoint: None,
+            vacant: false,
+        }
+    }
+
+    /// The socket of the runtime for the pods: the one that has them, or with none there the one asked for. None
+    /// is our own.
+    pub fn choose_runtime(
+        earlier: Option<&Self>,
+        asked: Option<&str>,
+    ) -> Result<Option<String>, RuntimeInUse> {
+        let Some(earlier) = earlier.filter(|state| !state.vacant) else {
+            return Ok(asked.map(str::to_owned));
+        };
+        match asked {
+            Some(asked) if earlier.runtime_endpoint.as_deref() != Some(asked) => {
+                let own = "ferrite's own runtime".to_owned();
+                Err(RuntimeInUse { has: earlier.runtime_endpoint.clone().unwrap_or(own) })
+            }
+            _ => Ok(earlier.runtime_endpoint.clone()),
         }
     }
 
@@ -66,6 +97,14 @@ impl State {
         if let Some(mut state) = Self::load(paths) {
             state.pid = None;
             state.save(paths)?;
+        }
+        Ok(())
+    }
+
+    /// The process ended and no runtime has our pods any more.
+    pub fn emptied(paths: &Paths) -> Result<(), BoxError> {
+        if let Some(state) = Self::load(paths) {
+            Self { pid: None, runtime_endpoint: None, vacant: true, ..state }.save(paths)?;
         }
         Ok(())
     }
@@ -116,4 +155,34 @@ pub fn show(paths: &Paths) -> Result<ExitCode, BoxError> {
         println!("context   {} in {}", paths.cluster, file.display());
     }
     Ok(if state.running().is_some() { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_stay_with_the_runtime_that_has_them() {
+        let state = |endpoint: Option<&str>, vacant| State {
+            runtime_endpoint: endpoint.map(str::to_owned),
+            vacant,
+            ..State::new(&Paths::new(std::path::Path::new("/x")), "", "")
+        };
+        let other = || Some("unix:///other".to_owned());
+        for (earlier, asked, chosen) in [
+            (None, None, Ok(None)),
+            (None, Some("unix:///other"), Ok(other())),
+            (Some(state(None, false)), None, Ok(None)),
+            (Some(state(None, false)), Some("unix:///other"), Err("ferrite's own runtime")),
+            (Some(state(Some("unix:///other"), false)), None, Ok(other())),
+            (Some(state(Some("unix:///other"), false)), Some("unix:///other"), Ok(other())),
+            (Some(state(Some("unix:///other"), false)), Some("unix:///third"), Err("unix:///other")),
+            (Some(state(None, true)), Some("unix:///other"), Ok(other())),
+            (Some(state(None, true)), None, Ok(None)),
+        ] {
+            let got = State::choose_runtime(earlier.as_ref(), asked);
+            let got = got.as_ref().map_err(|e| e.has.as_str());
+            assert_eq!(got, chosen.as_ref().map_err(|e| *e), "{earlier:?} {asked:?}");
+        }
+    }
 }

@@ -42,7 +42,9 @@ impl Up {
         crate::cli::block_on(self.foreground(paths))
     }
 
-    async fn foreground(self, paths: Paths) -> Result<ExitCode, BoxError> {
+    async fn foreground(mut self, paths: Paths) -> Result<ExitCode, BoxError> {
+        let endpoint = &mut self.cluster.container_runtime_endpoint;
+        *endpoint = State::choose_runtime(State::load(&paths).as_ref(), endpoint.as_deref())?;
         let progress = Progress::new(false);
         create_private(&paths)?;
         let cluster = Cluster::start(&paths, &self.cluster, &progress).await?;

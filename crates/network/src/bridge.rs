@@ -66,6 +66,34 @@ impl BridgeConfig {
     }
 }
 
+/// How a sandbox is joined to a network it has besides others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// The interface's name in the sandbox.
+    pub link: String,
+    /// The address it must have; any free one when not given.
+    pub address: Option<Ipv4Addr>,
+    /// Whether the sandbox's way to everywhere else is through this network.
+    pub default_route: bool,
+}
+
+impl Default for Port {
+    /// The only network of a sandbox.
+    fn default() -> Self {
+        Self { link: POD_LINK.to_owned(), address: None, default_route: true }
+    }
+}
+
+/// Whom a network lets in and out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// Members reach everything; nobody beyond this node or on its other networks can begin a connection to
+    /// them.
+    Incoming,
+    /// Members reach each other and the node, nothing else.
+    Internal,
+}
+
 /// The built-in pod network of one node.
 ///
 /// Everything it makes (bridge, veth pairs, routes, one nftables table, forwarding) is recorded in the
@@ -148,6 +176,66 @@ impl Bridge {
     /// The address pods use as their default gateway: the node, on the bridge.
     pub fn gateway(&self) -> Ipv4Addr {
         gateway(self.config.pod_cidr)
+    }
+
+    /// Sets the network apart from others of this node. The first word holds until the network is removed.
+    pub async fn isolate(&self, isolation: Isolation) -> Result<(), NetworkError> {
+        self.check_open()?;
+        rules::add_isolation(&self.host, &self.config.name, isolation).await
+    }
+
+    /// Joins a sandbox that may be on other networks too. `owner` names the reservation and must differ from
+    /// network to network; [`detach`](PodNetwork::detach) takes the same. May be repeated, as
+    /// [`attach`](PodNetwork::attach).
+    pub async fn attach_port(
+        &self,
+        owner: &str,
+        netns: &Path,
+        pod: &PodRef,
+        port: &Port,
+    ) -> Result<Ipv4Addr, NetworkError> {
+        self.check_open()?;
+        let netns = open_netns(netns)?;
+        let fail = |what: &str| {
+            NetworkError::netlink(format!("{what} of pod {}/{} (sandbox {owner})", pod.namespace, pod.name))
+        };
+        let pod_conn =
+            Connection::<Route>::new_in(&netns).map_err(fail("netlink socket in the namespace"))?;
+        let (name, wanted) = (owner.to_owned(), port.address);
+        let address = self.with_ipam(move |ipam| ipam.reserve_wanted(&name, wanted)).await?;
+        let link = port.link.as_str();
+        self.link_pod(owner, &netns, &pod_conn, link, address).await?;
+
+        let host_end = host_link(owner);
+        let host_end = host_end.as_str();
+        self.conn.set_link_alias(host_end, owner).await.map_err(fail("alias"))?;
+        self.conn.set_link_master(host_end, self.config.name.as_str()).await.map_err(fail("bridge port"))?;
+        // A pod may reach itself through a service address: the frame goes back out of its own port.
+        let hairpin = BridgePortConfig::new().hairpin(true);
+        self.conn.set_bridge_port(host_end, hairpin).await.map_err(fail("hairpin mode"))?;
+        self.conn.set_link_up(host_end).await.map_err(fail("host link"))?;
+
+        pod_conn.set_link_up("lo").await.map_err(fail("loopback"))?;
+        let prefix = self.config.pod_cidr.prefix();
+        let config = Ipv4Address::new(link, address, prefix).broadcast(self.config.pod_cidr.broadcast());
+        pod_conn.replace_address(config).await.map_err(fail("address"))?;
+        pod_conn.set_link_up(link).await.map_err(fail(link))?;
+        if port.default_route {
+            self.route(&pod_conn, link).await.map_err(fail("default route"))?;
+        }
+        tracing::debug!(owner, %address, pod = pod.name, namespace = pod.namespace, "attached");
+        Ok(address)
+    }
+
+    /// Makes this network the way out of a namespace that is joined to it by `link`.
+    pub async fn route_out(&self, netns: &Path, link: &str) -> Result<(), NetworkError> {
+        let fail = || NetworkError::netlink(format!("default route through {link}"));
+        let conn = Connection::<Route>::new_in(&open_netns(netns)?).map_err(fail())?;
+        self.route(&conn, link).await.map_err(fail())
+    }
+
+    async fn route(&self, pod: &Connection<Route>, link: &str) -> Result<(), nlink::netlink::Error> {
+        pod.replace_route(Ipv4Route::default_route().gateway(self.gateway()).dev(link)).await
     }
 
     /// Frees the addresses and links of sandboxes that are not in `live`.
@@ -236,23 +324,24 @@ impl Bridge {
         sandbox: &str,
         netns: &Netns,
         pod: &Connection<Route>,
+        link: &str,
         address: Ipv4Addr,
     ) -> Result<(), NetworkError> {
         let name = host_link(sandbox);
         let host_end = find_link(&self.conn, &name).await?;
-        let pod_end = find_link(pod, POD_LINK).await?;
+        let pod_end = find_link(pod, link).await?;
         match (&host_end, &pod_end) {
             (Some(host_end), Some(pod_end)) if pod_end.link() == Some(host_end.ifindex()) => return Ok(()),
             (_, Some(_)) => {
                 return Err(NetworkError::Conflict(format!(
-                    "sandbox {sandbox}: its namespace already has an {POD_LINK} that is not this network's"
+                    "sandbox {sandbox}: its namespace already has an {link} that is not this network's"
                 )));
             }
             // The namespace was made anew (a reboot, a lost sandbox): the old pair leads nowhere.
             (Some(_), None) => delete_link(&self.conn, &name).await?,
             (None, None) => {}
         }
-        let veth = VethLink::new(&name, POD_LINK)
+        let veth = VethLink::new(&name, link)
             .mtu(self.config.mtu)
             .peer_mtu(self.config.mtu)
             .peer_address(hardware_address(address))
@@ -267,34 +356,7 @@ impl Bridge {
 #[async_trait]
 impl PodNetwork for Bridge {
     async fn attach(&self, sandbox: &str, netns: &Path, pod: &PodRef) -> Result<Attachment, NetworkError> {
-        self.check_open()?;
-        let netns = open_netns(netns)?;
-        let fail = |what: &str| {
-            NetworkError::netlink(format!("{what} of pod {}/{} (sandbox {sandbox})", pod.namespace, pod.name))
-        };
-        let pod_conn =
-            Connection::<Route>::new_in(&netns).map_err(fail("netlink socket in the namespace"))?;
-        let owner = sandbox.to_owned();
-        let address = self.with_ipam(move |ipam| ipam.reserve(&owner)).await?;
-        self.link_pod(sandbox, &netns, &pod_conn, address).await?;
-
-        let host_end = host_link(sandbox);
-        let host_end = host_end.as_str();
-        self.conn.set_link_alias(host_end, sandbox).await.map_err(fail("alias"))?;
-        self.conn.set_link_master(host_end, self.config.name.as_str()).await.map_err(fail("bridge port"))?;
-        // A pod may reach itself through a service address: the frame goes back out of its own port.
-        let port = BridgePortConfig::new().hairpin(true);
-        self.conn.set_bridge_port(host_end, port).await.map_err(fail("hairpin mode"))?;
-        self.conn.set_link_up(host_end).await.map_err(fail("host link"))?;
-
-        pod_conn.set_link_up("lo").await.map_err(fail("loopback"))?;
-        let prefix = self.config.pod_cidr.prefix();
-        let config = Ipv4Address::new(POD_LINK, address, prefix).broadcast(self.config.pod_cidr.broadcast());
-        pod_conn.replace_address(config).await.map_err(fail("address"))?;
-        pod_conn.set_link_up(POD_LINK).await.map_err(fail(POD_LINK))?;
-        let route = Ipv4Route::default_route().gateway(self.gateway()).dev(POD_LINK);
-        pod_conn.replace_route(route).await.map_err(fail("default route"))?;
-        tracing::debug!(sandbox, %address, pod = pod.name, namespace = pod.namespace, "attached");
+        let address = self.attach_port(sandbox, netns, pod, &Port::default()).await?;
         Ok(Attachment { ips: vec![IpAddr::V4(address)] })
     }
 
@@ -373,7 +435,11 @@ async fn undo(
     sandboxes: &[String],
 ) -> Result<(), NetworkError> {
     dismantle(host, conn, record, sandboxes).await?;
-    if let Some(before) = record.ip_forward.as_ref().filter(|before| before.boot == boot_id()) {
+    let before = record.ip_forward.as_ref().filter(|before| before.boot == boot_id());
+    // Another network of ours came later and found forwarding on: it still needs it.
+    if let Some(before) = before
+        && !rules::others_exist(host, record).await
+    {
         let fail = NetworkError::netlink(format!("restore {IP_FORWARD}"));
         host.sysctl().set(IP_FORWARD, &before.value).map_err(fail)?;
     }
@@ -396,7 +462,7 @@ async fn dismantle(
         delete_link(conn, &record.bridge).await?;
     }
     rules::remove_routes(conn, record).await?;
-    rules::remove_masquerade(host, record).await
+    rules::remove_tables(host, record).await
 }
 
 /// The pod links in the bridge.

@@ -44,6 +44,22 @@ impl Pool {
             .find(|address| !self.taken.contains_key(address))
     }
 
+    /// An address somebody chose, if it is one of ours and free.
+    fn check_wanted(&self, wanted: Ipv4Addr) -> Result<Ipv4Addr, NetworkError> {
+        let usable =
+            self.range.index_of(wanted).is_some_and(|index| (2..2 + self.capacity()).contains(&index));
+        if !usable {
+            return Err(NetworkError::Conflict(format!(
+                "{wanted} is no address for a pod of {}",
+                self.range
+            )));
+        }
+        if self.taken.contains_key(&wanted) {
+            return Err(NetworkError::Conflict("Address already in use".into()));
+        }
+        Ok(wanted)
+    }
+
     fn insert(&mut self, address: Ipv4Addr, sandbox: &str) {
         self.taken.insert(address, sandbox.to_owned());
         self.by_sandbox.insert(sandbox.to_owned(), address);
@@ -95,23 +111,41 @@ impl Ipam {
         Ok(Self { dir, pool })
     }
 
-    /// The address of `sandbox`: the one it has, or a free one, reserved on disk before it is returned.
-    pub(crate) fn reserve(&mut self, sandbox: &str) -> Result<Ipv4Addr, NetworkError> {
+    #[cfg(test)]
+    fn reserve(&mut self, sandbox: &str) -> Result<Ipv4Addr, NetworkError> {
+        self.reserve_wanted(sandbox, None)
+    }
+
+    /// The address of `sandbox`: the one it has, or the wanted one, or a free one; reserved on disk before
+    /// it is returned.
+    pub(crate) fn reserve_wanted(
+        &mut self,
+        sandbox: &str,
+        wanted: Option<Ipv4Addr>,
+    ) -> Result<Ipv4Addr, NetworkError> {
         if !is_sandbox_id(sandbox) {
             return Err(NetworkError::BadSandbox(sandbox.chars().take(64).collect()));
         }
-        if let Some(address) = self.pool.by_sandbox.get(sandbox) {
-            return Ok(*address);
+        match (self.pool.by_sandbox.get(sandbox), wanted) {
+            (Some(address), None) => return Ok(*address),
+            (Some(address), Some(wanted)) if *address == wanted => return Ok(wanted),
+            (Some(_), Some(_)) => self.release(sandbox)?,
+            (None, _) => {}
         }
-        let address = self.pool.next_free().ok_or_else(|| NetworkError::Exhausted {
-            range: self.pool.range,
-            capacity: self.pool.capacity(),
-        })?;
+        let address = match wanted {
+            Some(wanted) => self.pool.check_wanted(wanted)?,
+            None => self.pool.next_free().ok_or_else(|| NetworkError::Exhausted {
+                range: self.pool.range,
+                capacity: self.pool.capacity(),
+            })?,
+        };
         write_atomic(&self.dir.join(address.to_string()), sandbox.as_bytes())?;
-        // Losing the cursor in a crash costs only fairness; the reservation's own sync orders it anyway.
-        write_atomic(&self.dir.join(CURSOR), address.to_string().as_bytes())?;
+        if wanted.is_none() {
+            // Losing the cursor in a crash costs only fairness; the reservation's own sync orders it anyway.
+            write_atomic(&self.dir.join(CURSOR), address.to_string().as_bytes())?;
+            self.pool.last = Some(address);
+        }
         self.pool.insert(address, sandbox);
-        self.pool.last = Some(address);
         Ok(address)
     }
 
@@ -164,6 +198,23 @@ mod tests {
         let error = ipam.reserve("g").unwrap_err();
         assert!(matches!(error, NetworkError::Exhausted { capacity: 5, .. }), "{error}");
         assert_eq!(ipam.reserve("a").unwrap().to_string(), "10.1.0.2", "the same sandbox keeps its address");
+    }
+
+    #[test]
+    fn addresses_by_choice() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ipam = open(dir.path(), "10.1.0.0/29");
+        let mut wanted = |sandbox: &str, address: &str| {
+            ipam.reserve_wanted(sandbox, Some(address.parse().unwrap())).map(|address| address.to_string())
+        };
+        assert_eq!(wanted("a", "10.1.0.5").unwrap(), "10.1.0.5");
+        assert_eq!(wanted("a", "10.1.0.5").unwrap(), "10.1.0.5", "the same again");
+        for taken in ["10.1.0.5", "10.1.0.0", "10.1.0.1", "10.1.0.7", "10.2.0.2"] {
+            assert!(matches!(wanted("b", taken), Err(NetworkError::Conflict(_))), "{taken}");
+        }
+        assert_eq!(wanted("a", "10.1.0.4").unwrap(), "10.1.0.4", "another choice frees the first");
+        assert_eq!(wanted("b", "10.1.0.5").unwrap(), "10.1.0.5");
+        assert_eq!(ipam.reserve("c").unwrap().to_string(), "10.1.0.2", "what was chosen moves no cursor");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 
-pub use bridge::{Bridge, BridgeConfig};
+pub use bridge::{Bridge, BridgeConfig, Isolation, Port};
 pub use cidr::{Cidr, CidrError};
 pub use node::node_address;
 

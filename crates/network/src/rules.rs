@@ -1,17 +1,22 @@
 //! What the node's routing and packet filter know about the pod network besides the bridge itself.
 
 use nlink::netlink::namespace::Netns;
-use nlink::netlink::nftables::{BaseChain, Chain, Family, NatHook, Priority, Rule};
+use nlink::netlink::nftables::{BaseChain, Chain, CtState, Family, FilterHook, NatHook, Priority, Rule};
 use nlink::netlink::route::Ipv4Route;
 use nlink::netlink::types::route::RouteType;
 use nlink::netlink::{Connection, Nftables, Route};
 
+use crate::bridge::Isolation;
 use crate::state::Record;
 use crate::{Cidr, NetworkError};
 
 /// The metric of the `unreachable` routes: worse than any route somebody adds for the same range, so
 /// that a service proxy or an overlay only has to add its own route to take over.
 pub(crate) const UNREACHABLE_METRIC: u32 = 4_000_000_000;
+
+/// What the names of our tables begin with.
+const PREFIX: &str = "ferrite-";
+const FORWARD: &str = "forward";
 
 fn unreachable(range: Cidr) -> Ipv4Route {
     Ipv4Route::new(range.network(), range.prefix())
@@ -45,7 +50,11 @@ pub(crate) async fn remove_routes(conn: &Connection<Route>, record: &Record) -> 
 }
 
 fn table(record: &Record) -> String {
-    format!("ferrite-{}", record.bridge)
+    format!("{PREFIX}{}", record.bridge)
+}
+
+fn isolation_table(bridge: &str) -> String {
+    format!("{PREFIX}apart-{bridge}")
 }
 
 /// Gives pod traffic that leaves the cluster the node's address as its source.
@@ -73,10 +82,50 @@ pub(crate) async fn add_masquerade(host: &Netns, record: &Record) -> Result<(), 
         .map_err(fail())
 }
 
-/// Takes the rules of [`add_masquerade`] away. A kernel without nftables has none.
-pub(crate) async fn remove_masquerade(host: &Netns, record: &Record) -> Result<(), NetworkError> {
-    let name = table(record);
-    let fail = || NetworkError::netlink(format!("remove nftables table {name}"));
+/// Sets the bridge apart. What is there from an earlier call stays: rules of one bridge do not change, and
+/// at no moment is it without them.
+pub(crate) async fn add_isolation(
+    host: &Netns,
+    bridge: &str,
+    isolation: Isolation,
+) -> Result<(), NetworkError> {
+    let name = isolation_table(bridge);
+    let fail = || NetworkError::netlink(format!("nftables table {name}"));
+    let conn = Connection::<Nftables>::new_in(host).map_err(fail())?;
+    let tables = conn.list_tables_in(Family::Ip).await.map_err(fail())?;
+    if tables.iter().any(|table| table.name == name) {
+        return Ok(());
+    }
+    let chain = Chain::new(name.as_str(), FORWARD)
+        .map_err(fail())?
+        .family(Family::Ip)
+        .base(BaseChain::filter(FilterHook::Forward, Priority::Filter));
+    let inward = || Rule::new(&name, FORWARD).family(Family::Ip).match_oif(bridge).match_iif_not(bridge);
+    let answers = CtState::ESTABLISHED | CtState::RELATED;
+    let mut transaction = conn.transaction().add_table(&name, Family::Ip).add_chain(chain);
+    if isolation == Isolation::Internal {
+        let outward = Rule::new(&name, FORWARD).family(Family::Ip).match_iif(bridge).match_oif_not(bridge);
+        transaction = transaction.add_rule(outward.drop());
+    } else {
+        transaction = transaction.add_rule(inward().match_ct_state(answers).accept());
+    }
+    transaction.add_rule(inward().drop()).commit(&conn).await.map_err(fail())
+}
+
+/// Whether this node has another network of ours.
+pub(crate) async fn others_exist(host: &Netns, record: &Record) -> bool {
+    let Ok(conn) = Connection::<Nftables>::new_in(host) else { return false };
+    let own = [table(record), isolation_table(&record.bridge)];
+    let tables = conn.list_tables_in(Family::Ip).await.unwrap_or_default();
+    tables.iter().any(|table| table.name.starts_with(PREFIX) && !own.contains(&table.name))
+}
+
+/// Takes all rules of a network away. A kernel without nftables has none.
+pub(crate) async fn remove_tables(host: &Netns, record: &Record) -> Result<(), NetworkError> {
     let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
-    conn.del_table_if_exists(name.as_str(), Family::Ip).await.map(drop).map_err(fail())
+    for name in [table(record), isolation_table(&record.bridge)] {
+        let fail = NetworkError::netlink(format!("remove nftables table {name}"));
+        conn.del_table_if_exists(name.as_str(), Family::Ip).await.map_err(fail)?;
+    }
+    Ok(())
 }

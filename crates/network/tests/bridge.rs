@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use ferrite_network::{Bridge, BridgeConfig, NetworkError, PodNetwork, PodRef};
+use ferrite_network::{Bridge, BridgeConfig, Isolation, NetworkError, PodNetwork, PodRef, Port};
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::{Connection, Nftables, Route};
 
@@ -332,4 +332,54 @@ fn the_node_address_is_the_default_routes() {
     });
     let seen: Vec<_> = seen.iter().map(|address| address.map(|a| a.to_string())).collect();
     assert_eq!(seen, [None, Some("192.0.2.1".into()), Some("198.51.100.1".into())]);
+}
+
+#[tokio::test]
+async fn a_sandbox_on_two_networks_and_one_that_is_apart() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, both, far) = (TestNs::new(), TestNs::new(), TestNs::new());
+    let before = inventory(&node).await;
+    let other = |name: &str, range: &str| BridgeConfig {
+        name: name.into(),
+        pod_cidr: range.parse().unwrap(),
+        cluster_cidr: range.parse().unwrap(),
+        service_cidr: None,
+        state: state.path().join(name),
+        mtu: 1500,
+    };
+    let one = Bridge::open_in(&node.path, other("one", "10.20.0.0/24")).await.unwrap();
+    let two = Bridge::open_in(&node.path, other("two", "10.30.0.0/24")).await.unwrap();
+    one.isolate(Isolation::Incoming).await.unwrap();
+    two.isolate(Isolation::Internal).await.unwrap();
+    two.isolate(Isolation::Internal).await.unwrap();
+
+    let port =
+        Port { link: "eth1".into(), address: Some("10.30.0.9".parse().unwrap()), default_route: false };
+    let first = one.attach_port("both.one", &both.path, &pod("both"), &Port::default()).await.unwrap();
+    let second = two.attach_port("both.two", &both.path, &pod("both"), &port).await.unwrap();
+    assert_eq!((first.to_string(), second.to_string()), ("10.20.0.2".into(), "10.30.0.9".into()));
+    assert_eq!(two.attach_port("both.two", &both.path, &pod("both"), &port).await.unwrap(), second);
+    let far_ip = two.attach_port("far", &far.path, &pod("far"), &Port::default()).await.unwrap();
+
+    assert_eq!(echo(&far, &both, second.into()), "ping from 10.30.0.2");
+    assert_eq!(echo(&both, &far, far_ip.into()), "ping from 10.30.0.9");
+    // Without the other network in between there is no way from one to the other.
+    two.detach("both.two", &both.path).await.unwrap();
+    let soon = |from: &TestNs, address: std::net::Ipv4Addr| {
+        let target: SocketAddr = (IpAddr::from(address), 9).into();
+        from.run(|| TcpStream::connect_timeout(&target, Duration::from_millis(500)).unwrap_err().kind())
+    };
+    assert_eq!(soon(&far, first), io::ErrorKind::TimedOut, "nobody begins a connection into it");
+    assert_eq!(soon(&both, far_ip), io::ErrorKind::TimedOut, "nor out of an internal one");
+    one.detach("both.one", &both.path).await.unwrap();
+    let port = Port { default_route: true, ..port };
+    two.attach_port("both.two", &both.path, &pod("both"), &port).await.unwrap();
+    two.route_out(&both.path, "eth1").await.unwrap();
+
+    // Forwarding is the first one's to turn off again, but not while the other needs it.
+    one.remove().await.unwrap();
+    let forwarding = || node.run(|| std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap());
+    assert_eq!(forwarding().trim(), "1");
+    two.remove().await.unwrap();
+    assert_eq!(inventory(&node).await, before);
 }

@@ -5,6 +5,7 @@
 //! usual tools read them and a certificate made elsewhere can be put in place of ours.
 
 mod authority;
+mod der;
 mod files;
 mod request;
 mod tls;
@@ -13,5 +14,5 @@ mod token;
 pub use authority::{Authority, Identity, Purpose, Subject};
 pub use files::{ClusterPki, PkiError};
 pub use request::Request;
-pub use tls::{client_config, mutual_server_config, server_config};
+pub use tls::{client_config, mutual_server_config, server_config, unverified_client_config};
 pub use token::{KeyError, LEGACY_ISSUER, TokenSigner};

@@ -1,8 +1,13 @@
 //! Requests for certificates, and signing them.
 
 use crate::authority::Authority;
+use crate::der;
 use crate::files::PkiError;
-use rcgen::{CertificateSigningRequestParams, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose};
+use rcgen::{
+    CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose, SanType,
+    SigningKey, SubjectPublicKeyInfo,
+};
+use std::net::IpAddr;
 use time::{Duration, OffsetDateTime};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
@@ -21,7 +26,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads a PEM. None when it is no request.
+    /// Reads a PEM. None when it is no request, or names an organisation in a way that others might read and we cannot.
     pub fn parse(pem: &[u8]) -> Option<Self> {
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem).ok()?;
         let (_, request) = X509CertificationRequest::from_der(&pem.contents).ok()?;
@@ -30,9 +35,8 @@ impl Request {
             common_name: subject.iter_common_name().find_map(|n| n.as_str().ok()).unwrap_or_default().into(),
             organizations: subject
                 .iter_organization()
-                .filter_map(|o| o.as_str().ok())
-                .map(Into::into)
-                .collect(),
+                .map(|o| o.as_str().ok().map(Into::into))
+                .collect::<Option<_>>()?,
             ..Self::default()
         };
         for extension in request.requested_extensions().into_iter().flatten() {
@@ -50,11 +54,19 @@ impl Request {
 }
 
 impl Authority {
-    /// Signs a request for the usages named as the API names them. The certificate ends after `seconds`, and
-    /// never after the authority's own would be trusted for longer than a year.
+    /// Signs a request for the usages named as the API names them. The certificate has the request's subject as it
+    /// is and its alternative names; nothing else of the request is taken over. It ends after `seconds`, and never
+    /// after the authority's own would be trusted for longer than a year.
     pub fn sign(&self, pem: &str, usages: &[String], seconds: u64) -> Result<String, PkiError> {
-        let mut request = CertificateSigningRequestParams::from_pem(pem)?;
-        let params = &mut request.params;
+        let bad = || PkiError::Pem { what: "the request".into() };
+        let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).map_err(|_| bad())?;
+        let (_, request) = X509CertificationRequest::from_der(&pem.contents).map_err(|_| bad())?;
+        request.verify_signature().map_err(|_| bad())?;
+        let info = &request.certification_request_info;
+        let mut params = CertificateParams::default();
+        // The subject is put in afterwards: what makes certificates here knows one organisation only.
+        params.distinguished_name = DistinguishedName::new();
+        params.subject_alt_names = alternative_names(&request)?;
         params.is_ca = IsCa::NoCa;
         params.key_usages = usages.iter().filter_map(|usage| key_usage(usage)).collect();
         params.extended_key_usages = usages.iter().filter_map(|usage| extended(usage)).collect();
@@ -63,8 +75,37 @@ impl Authority {
         params.not_before = now - crate::authority::BACKDATE;
         params.not_after = now
             + Duration::seconds(i64::try_from(seconds).unwrap_or(i64::MAX)).min(crate::authority::LIFETIME);
-        Ok(request.signed_by(self.issuer())?.pem())
+        let key = SubjectPublicKeyInfo::from_der(info.subject_pki.raw)?;
+        let certificate = params.signed_by(&key, self.issuer())?;
+        let signer = |message: &[u8]| self.issuer().key().sign(message);
+        let signed =
+            der::with_subject(certificate.der(), info.subject.as_raw(), signer).ok_or_else(bad)??;
+        Ok(der::to_pem("CERTIFICATE", &signed))
     }
+}
+
+fn alternative_names(request: &X509CertificationRequest<'_>) -> Result<Vec<SanType>, PkiError> {
+    let bad = || PkiError::Pem { what: "an alternative name of the request".into() };
+    let mut found = Vec::new();
+    for extension in request.requested_extensions().into_iter().flatten() {
+        let ParsedExtension::SubjectAlternativeName(names) = extension else { continue };
+        for name in &names.general_names {
+            found.push(match name {
+                GeneralName::DNSName(name) => SanType::DnsName((*name).try_into()?),
+                GeneralName::RFC822Name(name) => SanType::Rfc822Name((*name).try_into()?),
+                GeneralName::URI(name) => SanType::URI((*name).try_into()?),
+                GeneralName::IPAddress(bytes) => SanType::IpAddress(address(bytes).ok_or_else(bad)?),
+                _ => return Err(bad()),
+            });
+        }
+    }
+    Ok(found)
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = || <[u8; 4]>::try_from(bytes).map(IpAddr::from).ok();
+    let v6 = || <[u8; 16]>::try_from(bytes).map(IpAddr::from).ok();
+    v4().or_else(v6)
 }
 
 fn key_usage(usage: &str) -> Option<KeyUsagePurpose> {
@@ -89,7 +130,7 @@ fn extended(usage: &str) -> Option<ExtendedKeyUsagePurpose> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+    use rcgen::{DnType, KeyPair};
 
     fn request(names: &[&str]) -> String {
         let mut params =
@@ -120,5 +161,48 @@ mod tests {
         assert!(!certificate.is_ca());
         assert!(authority.sign("nonsense", &usages, 1).is_err());
         assert!(Request::parse(b"nonsense").is_none());
+    }
+
+    #[test]
+    fn every_organisation_is_kept() {
+        let authority = Authority::create("kubernetes").unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["fd00::1".to_owned()]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "alice");
+        let plain = params.serialize_request(&key).unwrap();
+        let set = |groups: &[&str]| {
+            let groups: Vec<u8> =
+                groups.iter().flat_map(|group| der::attribute(&[0x55, 4, 10], group)).collect();
+            der::element(0x31, &groups)
+        };
+        let user = der::element(0x31, &der::attribute(&[0x55, 4, 3], "alice"));
+        // One set of several, as Go writes them, and several sets of one.
+        for sets in
+            [vec![set(&["devs", "ops", "night"])], vec![set(&["devs"]), set(&["ops"]), set(&["night"])]]
+        {
+            let subject = der::element(0x30, &[sets.concat(), user.clone()].concat());
+            let signer = |message: &[u8]| key.sign(message);
+            let request = der::with_request_subject(plain.der(), &subject, signer).unwrap().unwrap();
+            let pem = der::to_pem("CERTIFICATE REQUEST", &request);
+            assert_eq!(Request::parse(pem.as_bytes()).unwrap().organizations, ["devs", "ops", "night"]);
+            let signed = authority.sign(&pem, &["client auth".to_owned()], 3600).unwrap();
+            let (_, signed) = x509_parser::pem::parse_x509_pem(signed.as_bytes()).unwrap();
+            let signed = signed.parse_x509().unwrap();
+            assert_eq!(signed.subject().as_raw(), subject);
+            let (_, ca) = x509_parser::pem::parse_x509_pem(authority.certificate().as_bytes()).unwrap();
+            let ca = ca.parse_x509().unwrap();
+            assert!(signed.verify_signature(Some(ca.public_key())).is_ok());
+            assert_eq!(signed.issuer(), ca.subject());
+            // A request that was changed after it was signed is none.
+            let mut changed = request.clone();
+            let at = changed.windows(4).position(|w| w == b"devs").unwrap();
+            changed[at] = b'D';
+            assert!(authority.sign(&der::to_pem("CERTIFICATE REQUEST", &changed), &[], 1).is_err());
+        }
+        // A subject with an empty set is odd, but no reason to fall over.
+        let odd = der::element(0x30, &der::element(0x31, &[]));
+        let request = der::with_request_subject(plain.der(), &odd, |m: &[u8]| key.sign(m)).unwrap().unwrap();
+        let _ = authority.sign(&der::to_pem("CERTIFICATE REQUEST", &request), &[], 1);
     }
 }

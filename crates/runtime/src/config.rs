@@ -38,6 +38,12 @@ pub struct Extras {
     pub writable: Option<PathBuf>,
     /// A network namespace that sandboxes join instead of having one made; the network is not asked then.
     pub join_network: Option<PathBuf>,
+    /// A PID namespace that containers with the pod's are in instead.
+    pub join_pid: Option<PathBuf>,
+    /// Another sandbox's IPC namespace and shared memory.
+    pub join_ipc: Option<JoinIpc>,
+    /// Sandboxes have the host's name, whatever their network.
+    pub host_uts: bool,
     /// Program and arguments the supervisor runs in the host's namespaces once a container has ended and
     /// everybody attached without loss has its output.
     pub on_exit: Vec<String>,
@@ -45,6 +51,14 @@ pub struct Extras {
     pub shm_size: Option<u64>,
     /// The last word on every container's description.
     pub adjust: Option<Adjust>,
+}
+
+/// How to communicate with the processes of another sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinIpc {
+    pub namespace: PathBuf,
+    /// What containers have as `/dev/shm`.
+    pub shared_memory: PathBuf,
 }
 
 /// Changes a container's description.

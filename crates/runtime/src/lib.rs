@@ -17,6 +17,6 @@ mod streaming;
 pub mod supervisor;
 mod sys;
 
-pub use config::{Adjust, Config, Extras, installed_handlers};
+pub use config::{Adjust, Config, Extras, JoinIpc, installed_handlers};
 pub use rootfs::{ImageConfigView, Images, Rootfs, RootfsError};
 pub use service::{OpenError, Runtime, destroy};

@@ -18,7 +18,7 @@ use crate::service::exec::{exec_name, run_exec};
 use crate::spec::{IdentityRequest, resolve_identity};
 use crate::supervisor::bundle::CONFIG;
 use crate::supervisor::protocol::{self, AttachedAtStart, Decoder, EXIT_RECORD, Event, Exec, Reply, Request};
-use crate::supervisor::sandbox::{IDENTITY, NETNS, alive};
+use crate::supervisor::sandbox::{IDENTITY, NETNS, SHM, alive};
 use crate::sys;
 
 pub use crate::service::exec::Running;
@@ -123,26 +123,27 @@ impl Task {
         self.run_dir.join(NETNS)
     }
 
+    /// A namespace of the container's first process, to be joined while that runs: `pid`, `ipc`, ….
+    pub fn namespace(&self, kind: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/{kind}", self.pid))
+    }
+
+    /// How others communicate with the container's processes.
+    pub fn ipc(&self) -> crate::JoinIpc {
+        crate::JoinIpc { namespace: self.namespace("ipc"), shared_memory: self.run_dir.join(SHM) }
+    }
+
     /// Waits for the container's end. `None` when its supervisor ended without a word.
     pub async fn wait(&self) -> Option<Exit> {
+        self.ending().await.wait().await
+    }
+
+    /// Begins to watch for the container's end. From here on it is not missed, even if everything the container
+    /// leaves behind is removed before anybody waits.
+    pub async fn ending(&self) -> Ending {
         // Asked for before the record is looked at: what happens in between is told.
-        let events = self.subscribe().await;
-        if let Some(exit) = self.exit() {
-            return Some(exit);
-        }
-        let (mut socket, mut decoder) = events.ok()?;
-        let mut buffer = [0; 1024];
-        loop {
-            match decoder.next::<Event>() {
-                Ok(Some(Event::Exited { id, exit })) if id == self.container => return Some(exit),
-                Ok(Some(_)) => {}
-                Ok(None) => match socket.read(&mut buffer).await {
-                    Ok(count) if count > 0 => decoder.push(&buffer[..count]),
-                    _ => return self.exit(),
-                },
-                Err(_) => return self.exit(),
-            }
-        }
+        let events = self.subscribe().await.ok();
+        Ending { task: self.clone(), exit: self.exit(), events }
     }
 
     async fn subscribe(&self) -> io::Result<(tokio::net::UnixStream, Decoder)> {
@@ -270,6 +271,36 @@ impl Task {
     }
 }
 
+/// The end of a container, watched for.
+#[derive(Debug)]
+pub struct Ending {
+    task: Task,
+    exit: Option<Exit>,
+    events: Option<(tokio::net::UnixStream, Decoder)>,
+}
+
+impl Ending {
+    /// How the container ended, once it has. `None` when its supervisor ended without a word.
+    pub async fn wait(self) -> Option<Exit> {
+        if self.exit.is_some() {
+            return self.exit;
+        }
+        let (mut socket, mut decoder) = self.events?;
+        let mut buffer = [0; 1024];
+        loop {
+            match decoder.next::<Event>() {
+                Ok(Some(Event::Exited { id, exit })) if id == self.task.container => return Some(exit),
+                Ok(Some(_)) => {}
+                Ok(None) => match socket.read(&mut buffer).await {
+                    Ok(count) if count > 0 => decoder.push(&buffer[..count]),
+                    _ => return self.task.exit(),
+                },
+                Err(_) => return self.task.exit(),
+            }
+        }
+    }
+}
+
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     use nix::fcntl::OFlag;
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -279,7 +310,8 @@ fn open_directory(path: &Path) -> io::Result<OwnedFd> {
 /// Largest passwd or group file that is read.
 const MAX_FILE: u64 = 4 << 20;
 
-fn read_text(root: &OwnedFd, path: &Path) -> String {
+/// A text file below a root, followed like in it; empty when there is none. Only its beginning if it is large.
+pub fn read_text(root: &OwnedFd, path: &Path) -> String {
     use std::io::Read;
     let flags = libc::O_RDONLY | libc::O_NONBLOCK;
     let mut bytes = Vec::new();
@@ -342,6 +374,14 @@ pub fn process_identity(pid: i32) -> Option<String> {
 /// The process an identity names, if it still runs.
 pub fn process_alive(identity: &str) -> Option<i32> {
     alive(identity)
+}
+
+/// Leaves whatever control group this process is in for the machine's own: a process that outlives a
+/// container must not keep the container's groups.
+pub fn leave_groups() {
+    if let Ok(layout) = Layout::detect() {
+        let _ = layout.join("/");
+    }
 }
 
 /// Removes a runtime's control groups where no process and no container is left in them.

@@ -18,6 +18,7 @@ mod leases;
 mod log;
 mod remote;
 mod replica;
+mod shared;
 mod store;
 mod txn;
 pub mod upkeep;

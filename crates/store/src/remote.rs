@@ -3,7 +3,8 @@
 use crate::entry::{Entry, Key, LeaseId, Revision};
 use crate::history::{Change, History};
 use crate::replica::{Map, Snapshot};
-use crate::store::{Shared, StoreError};
+use crate::shared::Shared;
+use crate::store::StoreError;
 use crate::txn::{Outcome, Txn};
 use std::fmt::Debug;
 use std::pin::Pin;

@@ -2,19 +2,20 @@
 
 use crate::entry::{Lease, LeaseId, Revision};
 use crate::head::{Applied, Draft, State};
-use crate::history::{Change, History, HistoryLimits};
-use crate::leases::{LeaseState, Leases};
+use crate::history::HistoryLimits;
+use crate::leases::LeaseState;
 use crate::log::{self, Log, LogOptions};
 use crate::remote::{Feed, Remote};
 use crate::replica::Snapshot;
+use crate::shared::{Pending, Shared};
 use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::{Subscriber, Watch, WatchEnd};
 use crate::writer::write_loop;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
 
 /// Why the store could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -71,88 +72,6 @@ pub fn now_seconds() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-/// What readers see. Replaced as a whole under a short write lock.
-#[derive(Debug)]
-pub(crate) struct Published {
-    pub snapshot: Snapshot,
-    pub leases: Leases,
-    pub history: History,
-    /// How often a remote store has gone back to an earlier revision: positions from before mean nothing any more.
-    pub epoch: u64,
-}
-
-#[derive(Debug)]
-pub(crate) struct Head {
-    pub state: State,
-    pub pending: Vec<Pending>,
-    /// The writer is not woken for fewer pending changes than these.
-    pub worth_waking: usize,
-    /// Somebody asks for a checkpoint now.
-    pub wishes: Vec<oneshot::Sender<Result<(), StoreError>>>,
-    /// Set once the log can no longer be trusted or the store is closing; refuses every further commit.
-    pub refused: Option<StoreError>,
-}
-
-/// A numbered transaction on its way to the disk.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    pub applied: Applied,
-    pub done: oneshot::Sender<Result<Outcome, StoreError>>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Shared {
-    head: Mutex<Head>,
-    pub work: Condvar,
-    published: RwLock<Published>,
-    subscribers: Mutex<Vec<Subscriber>>,
-    /// Rings when a lease was granted or renewed.
-    leased: Notify,
-    /// The published revision, for those who wait for one that comes from elsewhere.
-    pub reached: watch::Sender<Revision>,
-}
-
-impl Shared {
-    pub fn head(&self) -> MutexGuard<'_, Head> {
-        // A panic while the head was locked would have been a bug in pure code; the state is still whole
-        // because every change to it is made after the last point that can fail.
-        self.head.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn published(&self) -> RwLockReadGuard<'_, Published> {
-        self.published.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn published_mut(&self) -> RwLockWriteGuard<'_, Published> {
-        self.published.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn is_closed(&self) -> bool {
-        self.head().refused == Some(StoreError::Closed)
-    }
-
-    pub fn ring(&self, changes: &[Change]) {
-        if changes.is_empty() {
-            return;
-        }
-        let mut subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
-        subscribers.retain(|s| match s.bell.upgrade() {
-            None => false,
-            Some(bell) => {
-                if changes.iter().any(|c| c.key.as_bytes().starts_with(&s.prefix)) {
-                    bell.notify_one();
-                }
-                true
-            }
-        });
-    }
-
-    pub fn ring_all(&self) {
-        let subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
-        subscribers.iter().filter_map(|s| s.bell.upgrade()).for_each(|bell| bell.notify_one());
-    }
-}
-
 /// Who makes changes durable and numbers them.
 #[derive(Debug)]
 enum Engine {
@@ -200,7 +119,7 @@ impl Store {
     }
 
     pub(crate) fn start(recovered: log::Recovered, log: Option<Log>) -> Self {
-        let shared = Arc::new(Self::share(recovered));
+        let shared = Arc::new(Shared::new(recovered));
         let for_writer = Arc::clone(&shared);
         let writer = std::thread::Builder::new()
             .name("store-writer".into())
@@ -216,29 +135,18 @@ impl Store {
 
     /// A store whose changes are made elsewhere. The remote side gets a [`Feed`] for the replica.
     pub fn remote(limits: HistoryLimits, connect: impl FnOnce(Feed) -> Box<dyn Remote>) -> Self {
-        let shared = Arc::new(Self::share(log::Recovered::empty(limits)));
+        let shared = Arc::new(Shared::new(log::Recovered::empty(limits)));
         let engine = Engine::Remote(connect(Feed::new(Arc::clone(&shared))));
         Self { shared, engine, in_flight: Semaphore::new(IN_FLIGHT / UNIT) }
     }
 
-    fn share(recovered: log::Recovered) -> Shared {
-        let log::Recovered { map, revision, leases, mut history, .. } = recovered;
-        history.mark(std::time::Instant::now(), revision);
-        let snapshot = Snapshot { map: map.clone(), revision };
-        Shared {
-            head: Mutex::new(Head {
-                state: State { map, revision, leases: leases.clone() },
-                pending: Vec::new(),
-                worth_waking: 0,
-                wishes: Vec::new(),
-                refused: None,
-            }),
-            work: Condvar::new(),
-            published: RwLock::new(Published { snapshot, leases, history, epoch: 0 }),
-            subscribers: Mutex::new(Vec::new()),
-            leased: Notify::new(),
-            reached: watch::Sender::new(revision),
+    /// Waits until so many bytes more may be on their way to the disk.
+    async fn turn(&self, size: usize) -> Result<SemaphorePermit<'_>, StoreError> {
+        if size > MAX_TXN {
+            return Err(StoreError::TooLarge { size, limit: MAX_TXN });
         }
+        let units = u32::try_from(size / UNIT + 1).unwrap_or(u32::MAX);
+        self.in_flight.acquire_many(units).await.map_err(|_| StoreError::Closed)
     }
 
     /// Applies a change to the head and waits until it is durable and visible.
@@ -247,24 +155,17 @@ impl Store {
         size: usize,
         apply: impl FnOnce(&mut State) -> Result<(T, Applied), StoreError>,
     ) -> Result<(T, Outcome), StoreError> {
-        if size > MAX_TXN {
-            return Err(StoreError::TooLarge { size, limit: MAX_TXN });
-        }
-        let units = u32::try_from(size / UNIT + 1).unwrap_or(u32::MAX);
-        let _turn = self.in_flight.acquire_many(units).await.map_err(|_| StoreError::Closed)?;
+        let _turn = self.turn(size).await?;
         let (done, answer) = oneshot::channel();
-        let (value, wake) = {
+        let value = {
             let mut head = self.shared.head();
             if let Some(refusal) = &head.refused {
                 return Err(refusal.clone());
             }
             let (value, applied) = apply(&mut head.state)?;
             head.pending.push(Pending { applied, done });
-            (value, head.pending.len() >= head.worth_waking)
+            value
         };
-        if wake {
-            self.shared.work.notify_one();
-        }
         let outcome = answer.await.unwrap_or(Err(StoreError::Closed))?;
         Ok((value, outcome))
     }
@@ -277,8 +178,10 @@ impl Store {
             self.reach(outcome.revision()).await?;
             return Ok(outcome);
         }
-        let ((), outcome) = self.run(txn.size(), |head| Ok(((), head.commit(&txn)?))).await?;
-        Ok(outcome)
+        let _turn = self.turn(txn.size()).await?;
+        let (done, answer) = oneshot::channel();
+        self.shared.submit(txn, done);
+        answer.await.unwrap_or(Err(StoreError::Closed))
     }
 
     /// Lets `make` read the newest state and write to it as one transaction, whatever its conditions are. `size`
@@ -507,7 +410,6 @@ impl Store {
             }
             head.wishes.push(done);
         }
-        self.shared.work.notify_one();
         answer.await.unwrap_or(Err(StoreError::Closed))
     }
 
@@ -527,7 +429,6 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         self.shared.head().refused = Some(StoreError::Closed);
-        self.shared.work.notify_one();
         if let Engine::Local { writer } = &mut self.engine
             && let Some(writer) = writer.take()
         {

@@ -2,7 +2,7 @@
 
 use crate::entry::Revision;
 use crate::history::Change;
-use crate::store::Shared;
+use crate::shared::Shared;
 use std::sync::{Arc, Weak};
 use tokio::sync::Notify;
 

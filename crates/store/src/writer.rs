@@ -2,49 +2,25 @@
 
 use crate::log::{self, Contents, Log, Record};
 use crate::replica::Snapshot;
-use crate::store::{Pending, Shared, StoreError};
+use crate::shared::{Pending, Shared};
+use crate::store::StoreError;
 use crate::txn::Durability;
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
-
-/// A batch this large says that many write at once.
-const MANY: usize = 8;
-/// No pause is longer.
-const MAX_PAUSE: Duration = Duration::from_millis(1);
-
-/// How long to wait for those who were just answered to come back with their next change, so that it goes to the
-/// disk with the others': without it, one half of the writers always misses the synchronisation of the other half.
-/// A fraction of what a synchronisation takes, and nothing where few write.
-fn pause(answered: usize, took: Duration) -> Option<Duration> {
-    (answered >= MANY).then(|| (took / 4).min(MAX_PAUSE))
-}
+use std::time::Instant;
 
 /// Takes all that is pending, makes it durable with one synchronisation, publishes it, answers. Between batches it
 /// writes what was deferred when its time has come, and lets history grow old.
 pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
     let mut history_ends: Option<Instant> = None;
-    let mut again = None;
     loop {
-        if let Some((answered, pause)) = again.take() {
-            gather(shared, answered, Instant::now() + pause);
-        }
         let (mut batch, snapshot, leases, wishes, closing) = {
             let mut head = shared.head();
             loop {
-                let now = Instant::now();
                 let flush_at = log.as_ref().and_then(Log::flush_at);
                 let wake = [flush_at, history_ends].into_iter().flatten().min();
-                if !head.pending.is_empty() || !head.wishes.is_empty() || head.refused.is_some() {
+                if head.has_work() || wake.is_some_and(|at| at <= Instant::now()) {
                     break;
                 }
-                head = match wake {
-                    Some(at) if at <= now => break,
-                    Some(at) => {
-                        let timed = shared.work.wait_timeout(head, at - now);
-                        timed.unwrap_or_else(PoisonError::into_inner).0
-                    }
-                    None => shared.work.wait(head).unwrap_or_else(PoisonError::into_inner),
-                };
+                head = head.sleep(wake);
             }
             let state = &head.state;
             let snapshot = Snapshot { map: state.map.clone(), revision: state.revision };
@@ -55,12 +31,8 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
         let contents = Contents { snapshot, leases };
         let flush =
             !wishes.is_empty() || log.as_ref().and_then(Log::flush_at).is_some_and(|at| at <= Instant::now());
-        let begun = Instant::now();
         match log.as_mut().map_or(Ok(()), |log| persist(log, &mut batch, flush)) {
             Ok(()) => {
-                let answered = batch.len();
-                let took = begun.elapsed();
-                again = log.as_ref().and_then(|_| pause(answered, took)).map(|pause| (answered, pause));
                 history_ends = publish(shared, batch, &contents);
             }
             Err(error) => {
@@ -100,21 +72,6 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
             return;
         }
     }
-}
-
-/// Waits until as many changes as were just answered have come in, or the time is over, or there is something else
-/// to do.
-fn gather(shared: &Shared, answered: usize, until: Instant) {
-    let mut head = shared.head();
-    head.worth_waking = head.pending.len() + answered;
-    while head.pending.len() < head.worth_waking && head.wishes.is_empty() && head.refused.is_none() {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
-        }
-        head = shared.work.wait_timeout(head, left).unwrap_or_else(PoisonError::into_inner).0;
-    }
-    head.worth_waking = 0;
 }
 
 /// Brings a batch to the disk, or puts it off where it may be.
@@ -191,24 +148,5 @@ fn fail(shared: &Shared, batch: Vec<Pending>, error: &StoreError) {
     drop(head);
     for pending in batch.into_iter().chain(undone) {
         let _ = pending.done.send(Err(error.clone()));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_many_writers_are_waited_for_and_never_long() {
-        let ms = Duration::from_millis;
-        let rows = [
-            (1, ms(2), None),
-            (MANY - 1, ms(2), None),
-            (MANY, ms(2), Some(Duration::from_micros(500))),
-            (200, ms(100), Some(MAX_PAUSE)),
-        ];
-        for (answered, took, expected) in rows {
-            assert_eq!(pause(answered, took), expected, "{answered} after {took:?}");
-        }
     }
 }

@@ -1,14 +1,12 @@
 //! APIServices.
 
-use super::access::{
-    clear_status, default_field, ensure_object, flag, int, keep, list, object, object_mut, text,
-};
+use super::access::{default_field, ensure_object, flag, int, list, object, object_mut, text};
 use super::cell;
 use super::check::{complaints, required};
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, path_segment, port_number};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -25,12 +23,8 @@ impl Strategy for ApiServices {
         }
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::Alone
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

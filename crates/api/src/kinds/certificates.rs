@@ -20,7 +20,8 @@ const DOMAIN_MAX: usize = 253;
 const PATH_MAX: usize = 253 + 63 + 1;
 /// Conditions that stay once they are there.
 const LASTING: [&str; 3] = ["Approved", "Denied", "Failed"];
-const USAGES: &[&str] = &[
+/// What a certificate may be asked for, sorted.
+pub const USAGES: &[&str] = &[
     "any",
     "cert sign",
     "client auth",

@@ -1,6 +1,7 @@
 //! Checks many kinds share, in upstream's wording.
 
 use super::access::{list, text};
+pub use crate::cidr::Cidr;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{label_value, port_name, port_number, qualified_name};
 use serde_json::Value;
@@ -228,50 +229,6 @@ pub fn named_if_set(
     match text(object, key) {
         "" => Vec::new(),
         name => complaints(&path.child(key), name, check(name)),
-    }
-}
-
-/// A range of addresses in its text form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cidr {
-    pub address: IpAddr,
-    pub bits: u8,
-}
-
-impl Cidr {
-    pub fn parse(value: &str) -> Option<Self> {
-        let (address, bits) = value.split_once('/')?;
-        let address: IpAddr = address.parse().ok()?;
-        let digits = !bits.is_empty() && bits.bytes().all(|b| b.is_ascii_digit());
-        let bits: u8 = bits.parse().ok().filter(|_| digits)?;
-        (bits <= if address.is_ipv4() { 32 } else { 128 }).then_some(Self { address, bits })
-    }
-
-    /// The first address of the range, as a number in 128 bits.
-    fn base(self) -> u128 {
-        let (number, width) = number(self.address);
-        let free = u32::from(width - self.bits);
-        if free >= 128 { 0 } else { number >> free << free }
-    }
-
-    /// Whether the address is the first of the range.
-    pub fn is_canonical(self) -> bool {
-        number(self.address).0 == self.base()
-    }
-
-    /// Whether another range lies within this one.
-    pub fn contains(self, other: Self) -> bool {
-        let free = u32::from(number(self.address).1 - self.bits);
-        self.address.is_ipv4() == other.address.is_ipv4()
-            && self.bits <= other.bits
-            && (free >= 128 || (self.base() ^ other.base()) >> free == 0)
-    }
-}
-
-fn number(address: IpAddr) -> (u128, u8) {
-    match address {
-        IpAddr::V4(v4) => (u128::from(u32::from(v4)), 32),
-        IpAddr::V6(v6) => (u128::from(v6), 128),
     }
 }
 

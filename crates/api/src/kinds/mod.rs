@@ -42,6 +42,10 @@ mod storage;
 mod volume_source;
 mod workload;
 
+pub use certificates::USAGES as CERTIFICATE_USAGES;
+pub use service::validate_cluster_ips;
+pub use volume_source::ACCESS_MODES;
+
 use crate::resource::{Resource, Storage};
 use row::*;
 use serde_json::Value;

@@ -1,11 +1,11 @@
 //! PodDisruptionBudgets.
 
-use super::access::{clear_status, ensure_object, int, keep, present};
+use super::access::{ensure_object, int, present};
 use super::check::{at_most_whole, int_or_percent, not_negative, one_of_if_set};
 use super::row::{NAME, number, shown};
 use super::{cell, go};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use crate::selector::validate_label_selector;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -19,16 +19,8 @@ impl Strategy for PodDisruptionBudgets {
         ensure_object(object, "spec");
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::WithMetadata
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

@@ -1,10 +1,10 @@
 //! Kinds that exist only in beta or alpha versions, served when asked for: their shape, what their tables
 //! show, and the difference between specification and status.
 
-use super::access::{clear_status, keep, text};
+use super::access::text;
 use super::cell;
 use super::row::{NAME, number, shown};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::{NONE, since};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -41,16 +41,8 @@ impl Preview {
 }
 
 impl Strategy for Preview {
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::WithMetadata
     }
 
     fn validate_name(&self, name: &str) -> Vec<String> {

@@ -63,6 +63,10 @@ impl Strategy for RuntimeClasses {
     fn create_on_update(&self) -> bool {
         true
     }
+
+    fn unconditional_update(&self) -> bool {
+        false
+    }
 }
 
 fn validate_scheduling(scheduling: &Value, path: &Path) -> FieldErrors {

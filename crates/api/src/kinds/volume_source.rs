@@ -319,7 +319,8 @@ fn validate_iscsi(source: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
+/// Ways to mount a volume, sorted.
+pub const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
 
 /// How a volume may be mounted, of PersistentVolumes and claims alike.
 pub fn validate_access_modes(spec: &Value, path: &Path) -> FieldErrors {

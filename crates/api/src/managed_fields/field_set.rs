@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as Slot;
 use std::fmt;
 
 /// One step of a path. Keys and values hold canonical JSON text, so that they order and compare.
@@ -72,7 +73,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         !self.member && self.below.is_empty()
     }
 }
@@ -117,44 +118,57 @@ impl FieldSet {
         set
     }
 
-    pub fn union(mut self, other: &Self) -> Self {
-        for (element, theirs) in &other.entries {
-            let ours = self.entries.entry(element.clone()).or_default();
-            ours.member |= theirs.member;
-            ours.below = std::mem::take(&mut ours.below).union(&theirs.below);
+    /// Adds the paths of `other`.
+    #[must_use]
+    pub fn union(mut self, other: Self) -> Self {
+        for (element, theirs) in other.entries {
+            match self.entries.entry(element) {
+                Slot::Vacant(slot) => {
+                    slot.insert(theirs);
+                }
+                Slot::Occupied(mut slot) => {
+                    let ours = slot.get_mut();
+                    ours.member |= theirs.member;
+                    ours.below = std::mem::take(&mut ours.below).union(theirs.below);
+                }
+            }
         }
         self
     }
 
-    /// The paths that are not in `other`.
-    pub fn difference(&self, other: &Self) -> Self {
-        self.combine(other, &|ours, theirs| Entry {
-            member: ours.member && !theirs.member,
-            below: ours.below.difference(&theirs.below),
-        })
+    /// Leaves the paths that are not in `other`.
+    #[must_use]
+    pub fn difference(mut self, other: &Self) -> Self {
+        self.subtract(other, &|ours, theirs| {
+            ours.member &= !theirs.member;
+            ours.below = std::mem::take(&mut ours.below).difference(&theirs.below);
+        });
+        self
     }
 
-    /// The paths that are neither in `other` nor below a path in it.
-    pub fn recursive_difference(&self, other: &Self) -> Self {
-        self.combine(other, &|ours, theirs| {
+    /// Leaves the paths that are neither in `other` nor below a path in it.
+    #[must_use]
+    pub fn recursive_difference(mut self, other: &Self) -> Self {
+        self.subtract(other, &|ours, theirs| {
             if theirs.member {
-                Entry::default()
+                *ours = Entry::default();
             } else {
-                Entry { member: ours.member, below: ours.below.recursive_difference(&theirs.below) }
+                ours.below = std::mem::take(&mut ours.below).recursive_difference(&theirs.below);
             }
-        })
+        });
+        self
     }
 
-    fn combine(&self, other: &Self, both: &dyn Fn(&Entry, &Entry) -> Entry) -> Self {
-        let mut out = Self::default();
-        for (element, ours) in &self.entries {
-            let entry = match other.entries.get(element) {
-                Some(theirs) => both(ours, theirs),
-                None => ours.clone(),
-            };
-            out.put(element.clone(), entry);
+    /// Only what both have is looked at: what is taken away is usually small.
+    fn subtract(&mut self, other: &Self, from: &dyn Fn(&mut Entry, &Entry)) {
+        for (element, theirs) in &other.entries {
+            if let Some(ours) = self.entries.get_mut(element) {
+                from(ours, theirs);
+                if ours.is_empty() {
+                    self.entries.remove(element);
+                }
+            }
         }
-        out
     }
 
     pub fn intersection(&self, other: &Self) -> Self {

@@ -108,7 +108,7 @@ impl Managers {
                 None => self.0.remove(&first),
             };
             let set = match before {
-                Some(before) => owned.set.union(&before.set),
+                Some(before) => owned.set.union(before.set),
                 None => owned.set,
             };
             self.0.insert(bucket, Owned { set, ..owned });

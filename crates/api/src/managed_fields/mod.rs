@@ -23,6 +23,7 @@ use jiff::Timestamp;
 use managers::{BEFORE_FIRST_APPLY, Identity, Managers, Operation, Owned};
 use node::Node;
 use serde_json::{Map, Value};
+use std::sync::LazyLock;
 use thiserror::Error;
 use walk::Comparison;
 
@@ -82,20 +83,22 @@ fn conflict_message(conflicts: &[Conflict]) -> String {
 }
 
 /// Metadata nobody owns.
-const STRIPPED: &[&str] = &[
-    "apiVersion",
-    "kind",
-    "metadata",
-    "metadata.name",
-    "metadata.namespace",
-    "metadata.creationTimestamp",
-    "metadata.selfLink",
-    "metadata.uid",
-    "metadata.clusterName",
-    "metadata.generation",
-    "metadata.managedFields",
-    "metadata.resourceVersion",
-];
+static STRIPPED: LazyLock<FieldSet> = LazyLock::new(|| {
+    FieldSet::of_fields(&[
+        "apiVersion",
+        "kind",
+        "metadata",
+        "metadata.name",
+        "metadata.namespace",
+        "metadata.creationTimestamp",
+        "metadata.selfLink",
+        "metadata.uid",
+        "metadata.clusterName",
+        "metadata.generation",
+        "metadata.managedFields",
+        "metadata.resourceVersion",
+    ])
+});
 
 impl Writer<'_> {
     fn identity(&self, operation: Operation) -> Identity {
@@ -154,11 +157,11 @@ fn record_update(writer: &Writer<'_>, node: Node, old: &Value, new: &Value, mana
     let ignored = FieldSet::of_fields(writer.ignored);
     let comparison = walk::compare(node, old, new).without(&ignored);
     take_from_others(managers, None, &comparison);
-    let taken = comparison.modified.union(&comparison.added).difference(&FieldSet::of_fields(STRIPPED));
+    let taken = comparison.modified.union(comparison.added).difference(&STRIPPED);
     if !taken.is_empty() {
         let identity = writer.identity(Operation::Update);
         let set = match managers.0.remove(&identity) {
-            Some(before) => taken.union(&before.set),
+            Some(before) => taken.union(before.set),
             None => taken,
         };
         let time = Some(managers::format_time(writer.now));
@@ -169,10 +172,11 @@ fn record_update(writer: &Writer<'_>, node: Node, old: &Value, new: &Value, mana
 
 /// Changed fields leave whoever owned them, removed fields leave everybody.
 fn take_from_others(managers: &mut Managers, writer: Option<&Identity>, comparison: &Comparison) {
-    let changed = comparison.modified.clone().union(&comparison.added);
+    let Comparison { modified, added, removed } = comparison;
     for (identity, owned) in &mut managers.0 {
         if Some(identity) != writer {
-            owned.set = owned.set.difference(&changed).difference(&comparison.removed);
+            let set = std::mem::take(&mut owned.set);
+            owned.set = set.difference(modified).difference(added).difference(removed);
         }
     }
 }
@@ -246,7 +250,7 @@ pub fn apply(
     // Managed fields and the like are nobody's change.
     let changed = !comparison.without(&FieldSet::of_fields(&["metadata.managedFields"])).is_same();
     if let Some(owned) = managers.0.get_mut(&identity) {
-        owned.set = owned.set.difference(&FieldSet::of_fields(STRIPPED));
+        owned.set = std::mem::take(&mut owned.set).difference(&STRIPPED);
         if changed {
             owned.time = Some(managers::format_time(writer.now));
         }
@@ -257,7 +261,7 @@ pub fn apply(
 }
 
 fn conflicts(managers: &Managers, writer: &Identity, comparison: &Comparison) -> Vec<Conflict> {
-    let changed = comparison.modified.clone().union(&comparison.added);
+    let changed = comparison.modified.clone().union(comparison.added.clone());
     managers
         .0
         .iter()
@@ -279,10 +283,10 @@ fn prune(node: Node, merged: &Value, managers: &Managers, former: &FieldSet) -> 
 
     let mut owned = FieldSet::default();
     for manager in managers.0.values() {
-        owned = owned.union(&manager.set);
+        owned = owned.union(manager.set.clone());
     }
     let owned = walk::with_named_fields(node, &owned);
-    let unowned = in_merged.difference(&set_of(&pruned).union(&owned));
+    let unowned = in_merged.clone().difference(&set_of(&pruned).union(owned));
     let pruned = walk::remove(node, merged, &unowned);
 
     // What lay below a removed field without ever having been the manager's comes back.

@@ -60,35 +60,60 @@ fn entry(node: Node, value: &Value) -> Entry {
 }
 
 pub(super) fn compare(node: Node, old: &Value, new: &Value) -> Comparison {
-    let mut out = Comparison::default();
-    compare_at(node, Some(old), Some(new), &mut Vec::new(), &mut out);
-    out
+    let Difference { added, modified, removed } = difference(node, Some(old), Some(new));
+    Comparison { added: added.below, modified: modified.below, removed: removed.below }
 }
 
-fn compare_at(
-    node: Node,
-    old: Option<&Value>,
-    new: Option<&Value>,
-    path: &mut Vec<PathElement>,
-    out: &mut Comparison,
-) {
+/// How a part of an object differs.
+#[derive(Default)]
+struct Difference {
+    added: Entry,
+    modified: Entry,
+    removed: Entry,
+}
+
+impl Difference {
+    /// Puts what differs below one step in its place.
+    fn put(&mut self, element: impl Fn() -> PathElement, below: Self) {
+        for (ours, theirs) in [
+            (&mut self.added, below.added),
+            (&mut self.modified, below.modified),
+            (&mut self.removed, below.removed),
+        ] {
+            if !theirs.is_empty() {
+                ours.below.put(element(), theirs);
+            }
+        }
+    }
+
+    /// The part itself comes, goes or changes.
+    fn note(&mut self, came: bool, went: bool, changed: bool) {
+        self.added.member |= came;
+        self.removed.member |= went;
+        self.modified.member |= changed;
+    }
+}
+
+fn difference(node: Node, old: Option<&Value>, new: Option<&Value>) -> Difference {
+    let mut out = Difference::default();
+    let (came, went) = (old.is_none() && new.is_some(), old.is_some() && new.is_none());
     if node.is_map() && is_map_or_nothing(old) && is_map_or_nothing(new) {
         let (old_map, new_map) = (old.and_then(Value::as_object), new.and_then(Value::as_object));
         let empty = |map: Option<&Map<String, Value>>| map.is_none_or(Map::is_empty);
         if !(empty(old_map) && empty(new_map)) {
-            let names: BTreeSet<&String> =
-                [old_map, new_map].into_iter().flatten().flat_map(Map::keys).collect();
-            for name in names {
-                let before = old_map.and_then(|m| m.get(name));
-                let after = new_map.and_then(|m| m.get(name));
-                if before == after {
-                    continue;
-                }
-                path.push(PathElement::Field(name.clone()));
-                compare_at(node.member(name), before, after, path, out);
-                path.pop();
+            let gone = old_map
+                .into_iter()
+                .flatten()
+                .filter(|(name, _)| new_map.is_none_or(|m| !m.contains_key(*name)));
+            let gone = gone.map(|(name, before)| (name, Some(before), None));
+            let here = new_map.into_iter().flatten();
+            let here = here.map(|(name, after)| (name, old_map.and_then(|m| m.get(name)), Some(after)));
+            for (name, before, after) in here.chain(gone).filter(|(_, before, after)| before != after) {
+                out.put(|| PathElement::Field(name.clone()), difference(node.member(name), before, after));
             }
-            return note_presence(old, new, path, out);
+            // A granular object or list that appears or goes is itself such a field.
+            out.note(came, went, false);
+            return out;
         }
     }
     if node.is_list() {
@@ -100,38 +125,26 @@ fn compare_at(
             old_list.iter().for_each(|(e, v)| elements.entry(e).or_default().0.push(v));
             new_list.iter().for_each(|(e, v)| elements.entry(e).or_default().1.push(v));
             for (element, (before, after)) in elements.into_iter().filter(|(_, (b, a))| a != b) {
-                path.push(element.clone());
-                match (before.as_slice(), after.as_slice()) {
+                let below = match (before.as_slice(), after.as_slice()) {
                     (before @ ([] | [_]), after @ ([] | [_])) => {
-                        let (before, after) = (before.first().copied(), after.first().copied());
-                        compare_at(node.element(), before, after, path, out);
+                        difference(node.element(), before.first().copied(), after.first().copied())
                     }
                     // Elements that cannot be told apart come, change and go together.
-                    ([], _) => out.added.insert(path),
-                    (_, []) => out.removed.insert(path),
-                    _ => out.modified.insert(path),
-                }
-                path.pop();
+                    (before, after) => {
+                        let mut together = Difference::default();
+                        let (came, went) = (before.is_empty(), after.is_empty());
+                        together.note(came, went, !came && !went);
+                        together
+                    }
+                };
+                out.put(|| element.clone(), below);
             }
-            return note_presence(old, new, path, out);
+            out.note(came, went, false);
+            return out;
         }
     }
-    match (old, new) {
-        (None, None) => {}
-        (None, Some(_)) => out.added.insert(path),
-        (Some(_), None) => out.removed.insert(path),
-        (Some(old), Some(new)) if old != new => out.modified.insert(path),
-        _ => {}
-    }
-}
-
-/// A granular object or list that appears or goes is itself such a field.
-fn note_presence(old: Option<&Value>, new: Option<&Value>, path: &[PathElement], out: &mut Comparison) {
-    match (old, new) {
-        (None, Some(_)) => out.added.insert(path),
-        (Some(_), None) => out.removed.insert(path),
-        _ => {}
-    }
+    out.note(came, went, old.is_some() && new.is_some() && old != new);
+    out
 }
 
 fn is_map_or_nothing(value: Option<&Value>) -> bool {

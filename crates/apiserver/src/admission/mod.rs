@@ -3,13 +3,17 @@
 //! One module per plugin, one row each in [`PLUGINS`], in upstream's order.
 
 mod always_pull_images;
+mod anti_affinity;
 mod certificates;
 mod claim_resize;
+mod config;
 mod default_class;
 mod default_tolerations;
 mod deny_external_ips;
+mod event_rate_limit;
 mod extended_toleration;
 mod limit_ranger;
+mod namespace_exists;
 mod namespace_lifecycle;
 mod node_restriction;
 mod owner_references;
@@ -22,6 +26,9 @@ mod runtime_class;
 mod service_account;
 mod storage_in_use;
 mod taint_nodes;
+mod toleration_restriction;
+
+pub use config::{ConfigError, Configurations, read as read_admission_config};
 
 use crate::auth::{Action, Rbac, User, decide};
 use crate::options::WriteOptions;
@@ -134,31 +141,69 @@ pub(crate) trait Plugin: Send + Sync {
     }
 }
 
+/// How a plugin comes about.
+enum Made {
+    Ready(&'static dyn Plugin),
+    /// From its configuration, under its name.
+    From(&'static str, fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>),
+}
+
 /// A plugin, and whether it works without being asked for.
 struct Row {
-    plugin: &'static dyn Plugin,
+    made: Made,
     default: bool,
 }
 
+impl Row {
+    fn name(&self) -> &'static str {
+        match self.made {
+            Made::Ready(plugin) => plugin.name(),
+            Made::From(name, _) => name,
+        }
+    }
+
+    fn link(&self, configurations: &Configurations) -> Result<Link, String> {
+        match self.made {
+            Made::Ready(plugin) => Ok(Link::Ready(plugin)),
+            Made::From(name, make) => make(configurations.get(name))
+                .map(Link::Made)
+                .map_err(|why| format!("admission plugin {name} cannot be turned on: {why}")),
+        }
+    }
+}
+
 const fn on(plugin: &'static dyn Plugin) -> Row {
-    Row { plugin, default: true }
+    Row { made: Made::Ready(plugin), default: true }
 }
 
 const fn off(plugin: &'static dyn Plugin) -> Row {
-    Row { plugin, default: false }
+    Row { made: Made::Ready(plugin), default: false }
+}
+
+const fn made(
+    name: &'static str,
+    default: bool,
+    make: fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>,
+) -> Row {
+    Row { made: Made::From(name, make), default }
 }
 
 const PLUGINS: &[Row] = &[
+    off(&namespace_exists::NamespaceAutoProvision),
     on(&namespace_lifecycle::NamespaceLifecycle),
+    off(&namespace_exists::NamespaceExists),
+    off(&anti_affinity::LimitPodHardAntiAffinityTopology),
     on(&limit_ranger::LimitRanger),
     on(&service_account::ServiceAccount),
     off(&node_restriction::NodeRestriction),
     on(&taint_nodes::TaintNodesByCondition),
     off(&always_pull_images::AlwaysPullImages),
-    on(&pod_security::PodSecurity),
+    made(pod_security::NAME, true, pod_security::make),
     off(&pod_node_selector::PodNodeSelector),
     on(&priority::Priority),
     on(&default_tolerations::DefaultTolerationSeconds),
+    made(toleration_restriction::NAME, false, toleration_restriction::make),
+    made(event_rate_limit::NAME, false, event_rate_limit::make),
     off(&extended_toleration::ExtendedResourceToleration),
     on(&default_class::DefaultStorageClass),
     on(&storage_in_use::StorageObjectInUseProtection),
@@ -175,36 +220,61 @@ const PLUGINS: &[Row] = &[
     on(&resource_quota::ResourceQuota),
 ];
 
-/// Plugins turned on beside, or off of, those that upstream turns on.
+/// Plugins turned on beside, or off of, those that upstream turns on, and how they are configured.
 #[derive(Debug, Clone, Default)]
 pub struct AdmissionPlugins {
     pub enable: Vec<String>,
     pub disable: Vec<String>,
+    pub configurations: Configurations,
+}
+
+/// A plugin at work.
+enum Link {
+    Ready(&'static dyn Plugin),
+    Made(Box<dyn Plugin>),
+}
+
+impl std::ops::Deref for Link {
+    type Target = dyn Plugin;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Ready(plugin) => *plugin,
+            Self::Made(plugin) => &**plugin,
+        }
+    }
 }
 
 /// The plugins that work, in order.
-pub(crate) struct Chain(Vec<&'static dyn Plugin>);
+pub(crate) struct Chain {
+    links: Vec<Link>,
+    /// Whether a namespace that does not exist is made for who creates something in it.
+    pub provisions_namespaces: bool,
+}
 
 impl Chain {
-    /// Fails with the first name that is no plugin's.
+    /// Fails with the first name that is no plugin's, or the first configuration that a plugin does not take.
     pub fn new(wanted: &AdmissionPlugins) -> Result<Self, String> {
-        let named = |list: &[String], row: &Row| list.iter().any(|name| name == row.plugin.name());
-        let unknown = wanted
-            .enable
-            .iter()
-            .chain(&wanted.disable)
-            .find(|name| PLUGINS.iter().all(|row| row.plugin.name() != name.as_str()));
-        if let Some(name) = unknown {
-            let known: Vec<&str> = PLUGINS.iter().map(|row| row.plugin.name()).collect();
+        let named = |list: &[String], row: &Row| list.iter().any(|name| name == row.name());
+        let names = wanted.enable.iter().chain(&wanted.disable).chain(wanted.configurations.keys());
+        let mut unknown = names.filter(|name| PLUGINS.iter().all(|row| row.name() != name.as_str()));
+        if let Some(name) = unknown.next() {
+            let known: Vec<&str> = PLUGINS.iter().map(Row::name).collect();
             return Err(format!("no admission plugin is called {name:?}: there are {}", known.join(", ")));
         }
         let works = |row: &&Row| named(&wanted.enable, row) || (row.default && !named(&wanted.disable, row));
-        Ok(Self(PLUGINS.iter().filter(works).map(|row| row.plugin).collect()))
+        let rows: Vec<&Row> = PLUGINS.iter().filter(works).collect();
+        Ok(Self {
+            links: rows.iter().map(|row| row.link(&wanted.configurations)).collect::<Result<_, _>>()?,
+            provisions_namespaces: rows
+                .iter()
+                .any(|row| row.name() == namespace_exists::NamespaceAutoProvision::NAME),
+        })
     }
 
     pub fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
         certificates::stamp_requester(attributes, object);
-        self.0.iter().try_for_each(|plugin| {
+        self.links.iter().try_for_each(|plugin| {
             let _span =
                 tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name)
                     .entered();
@@ -219,10 +289,10 @@ impl Chain {
         attributes: &Attributes<'_>,
         object: Option<&Value>,
     ) -> Result<Charges, Status> {
-        self.0.iter().try_for_each(|plugin| plugin.validate(view, attributes, object))?;
+        self.links.iter().try_for_each(|plugin| plugin.validate(view, attributes, object))?;
         let mut charges = Charges::default();
         let Some(object) = object else { return Ok(charges) };
-        for plugin in &self.0 {
+        for plugin in &self.links {
             let charged = plugin.charge(view, attributes, object)?;
             charges.compares.extend(charged.compares);
             charges.ops.extend(charged.ops);

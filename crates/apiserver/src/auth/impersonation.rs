@@ -53,15 +53,18 @@ pub(crate) fn impersonate(
     let account = name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
     let identity = Identity { name: &name, account, uid: &uid, groups: &groups, extra: &extra };
     let may = |action: &Action| decide(rbac, view, &user, action).allowed;
-    if let Err(refused) = identity.constrained(&user, wanted, &may)
+    let narrow = identity.constrained(&user, wanted, &may);
+    if let Err(refused) = &narrow
         && !identity.rights("impersonate", "").iter().all(may)
     {
         // As upstream: the refusal speaks of the narrower right that would have sufficed.
-        return Err(refused);
+        return Err(refused.clone());
     }
     let given = !groups.is_empty();
     let mut acted = match (account, name.as_str()) {
         (_, "system:anonymous") if !given => User::anonymous(),
+        // Who may be a node is one, with what nodes may do.
+        (_, name) if !given && narrow.is_ok() && name.starts_with(NODE) => User::new(name, ["system:nodes"]),
         (Some((namespace, account)), _) if !given => User::service_account(namespace, account, ""),
         _ => User::new(name, groups),
     };
@@ -81,6 +84,9 @@ struct Identity<'a> {
 }
 
 const AUTHENTICATION: &str = "authentication.k8s.io";
+const NODE: &str = "system:node:";
+/// Where a service account's token says on which node its pod runs.
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
 impl Identity<'_> {
     /// Every right that a verb needs. Users, groups and accounts are in `core` for the old verb, and beside the
@@ -109,35 +115,43 @@ impl Identity<'_> {
         rights
     }
 
-    /// Constrained impersonation: a right to be somebody, and a right to do this as somebody.
+    /// Constrained impersonation: a right to be somebody, and a right to do this as somebody. The last mode that could
+    /// have served is the one refused.
     fn constrained(&self, user: &User, wanted: &Action, may: &dyn Fn(&Action) -> bool) -> Result<(), Status> {
-        let node = self.name.strip_prefix("system:node:");
-        let others = !self.groups.is_empty() || !self.extra.is_empty() || !self.uid.is_empty();
-        let mode = match (self.account, node) {
-            (Some(_), _) if !others => "serviceaccount",
-            (_, Some(_)) if !others => "arbitrary-node",
-            (Some(_), _) => "serviceaccount",
-            _ => "user-info",
-        };
-        let on = Action { verb: format!("impersonate-on:{mode}:{}", wanted.verb), ..wanted.clone() };
-        if !may(&on) {
-            return Err(denied(user, &on, ""));
+        let mut refused = Ok(());
+        for (mode, rights) in self.modes(user) {
+            let on = Action { verb: format!("impersonate-on:{mode}:{}", wanted.verb), ..wanted.clone() };
+            match std::iter::once(on).chain(rights).find(|right| !may(right)) {
+                None => return Ok(()),
+                Some(missing) => refused = Err(denied(user, &missing, "")),
+            }
         }
-        let verb = format!("impersonate:{mode}");
-        let mut rights = self.rights(&verb, AUTHENTICATION);
-        if let (Some(node), "arbitrary-node") = (node, mode) {
-            rights = vec![Action {
-                verb,
+        refused
+    }
+
+    /// The ways in which `user` may be this identity, each with the rights to be it.
+    fn modes(&self, user: &User) -> Vec<(&'static str, Vec<Action>)> {
+        let node = self.name.strip_prefix(NODE);
+        let others = !self.groups.is_empty() || !self.extra.is_empty() || !self.uid.is_empty();
+        let as_node = |mode: &'static str, name: &str| {
+            let right = Action {
+                verb: format!("impersonate:{mode}"),
                 group: AUTHENTICATION.into(),
                 resource: "nodes".into(),
-                name: node.into(),
+                name: name.into(),
                 ..Action::default()
-            }];
+            };
+            (mode, vec![right])
+        };
+        if let Some(node) = node.filter(|_| !others) {
+            let is_account = user.name.starts_with("system:serviceaccount:");
+            let associated = is_account && user.extra.get(NODE_NAME).is_some_and(|names| *names == [node]);
+            // As upstream: the right is asked for all nodes, since which one it is has been decided.
+            let first = associated.then(|| as_node("associated-node", "*"));
+            return first.into_iter().chain([as_node("arbitrary-node", node)]).collect();
         }
-        match rights.into_iter().find(|right| !may(right)) {
-            None => Ok(()),
-            Some(missing) => Err(denied(user, &missing, "")),
-        }
+        let mode = if self.account.is_some() { "serviceaccount" } else { "user-info" };
+        vec![(mode, self.rights(&format!("impersonate:{mode}"), AUTHENTICATION))]
     }
 }
 
@@ -156,4 +170,40 @@ fn go_user(uid: &str, groups: &[String], extra: &BTreeMap<String, Vec<String>>) 
         }
     };
     format!("&user.DefaultInfo{{Name:\"\", UID:{uid:?}, Groups:{groups}, Extra:{extra}}}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_may_be_its_own_node() {
+        let agent = |node: &str| {
+            let mut user = User::service_account("kube-system", "agent", "");
+            user.extra.insert(NODE_NAME.into(), vec![node.into()]);
+            user
+        };
+        let wanted = Action { verb: "list".into(), resource: "pods".into(), ..Action::default() };
+        let (groups, extra) = (Vec::new(), BTreeMap::new());
+        let node =
+            Identity { name: "system:node:n1", account: None, uid: "", groups: &groups, extra: &extra };
+        let may = |action: &Action| {
+            let is = action.verb == "impersonate:associated-node"
+                && action.resource == "nodes"
+                && action.name == "*";
+            is || action.verb == "impersonate-on:associated-node:list"
+        };
+        assert!(node.constrained(&agent("n1"), &wanted, &may).is_ok());
+        for other in [agent("n2"), User::new("somebody", ["g"])] {
+            let refused = node.constrained(&other, &wanted, &may).expect_err("it is not theirs");
+            assert!(refused.message.contains("impersonate-on:arbitrary-node:list"), "{}", refused.message);
+        }
+        let with_uid = Identity { uid: "u", ..node };
+        assert!(
+            with_uid
+                .modes(&agent("n1"))
+                .iter()
+                .all(|(mode, rights)| *mode == "user-info" && rights.len() == 2)
+        );
+    }
 }

@@ -222,10 +222,6 @@ fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) 
     Value::Object(row)
 }
 
-/// How many frames of changes were made since the process began; without it, nobody would notice a watcher that
-/// does not share.
-pub(crate) static ENCODINGS: AtomicU64 = AtomicU64::new(0);
-
 /// Frames of a watch in one representation.
 pub(crate) struct WatchEncoder {
     resource: Arc<Resource>,
@@ -233,14 +229,21 @@ pub(crate) struct WatchEncoder {
     include: IncludeObject,
     /// Columns are told once per stream.
     columns_told: bool,
+    /// Counts the frames of changes that were made, not taken from what others made.
+    made: Arc<AtomicU64>,
 }
 
 impl WatchEncoder {
-    pub fn new(resource: Arc<Resource>, as_: Representation, include: IncludeObject) -> Result<Self, Status> {
+    pub fn new(
+        resource: Arc<Resource>,
+        as_: Representation,
+        include: IncludeObject,
+        made: Arc<AtomicU64>,
+    ) -> Result<Self, Status> {
         if as_.format == Format::Yaml {
             return Err(not_acceptable());
         }
-        Ok(Self { resource, as_, include, columns_told: false })
+        Ok(Self { resource, as_, include, columns_told: false, made })
     }
 
     pub fn content_type(&self) -> &'static str {
@@ -265,7 +268,7 @@ impl WatchEncoder {
         let columns = self.tell_columns();
         let key = FrameKey { type_, representation: self.as_, include: self.include, columns };
         event.frame(key, || {
-            ENCODINGS.fetch_add(1, Ordering::Relaxed);
+            self.made.fetch_add(1, Ordering::Relaxed);
             let entry = event.entry(type_).ok_or_else(|| Status::internal("an event without an object"))?;
             self.stored(type_, &entry, columns)
         })

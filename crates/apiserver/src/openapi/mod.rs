@@ -1,6 +1,7 @@
 //! OpenAPI: one v3 document per group and version, and one v2 document of everything, made from the schema when
 //! somebody asks.
 
+mod descriptions;
 mod enums;
 mod paths;
 mod proto;

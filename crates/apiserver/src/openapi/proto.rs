@@ -82,6 +82,7 @@ fn named_schemas(out: &mut Message, schemas: &Value) {
 fn schema(out: &mut Message, made: &Value) {
     out.text(1, &made["$ref"]);
     out.text(2, &made["format"]);
+    out.text(4, &made["description"]);
     if let Some(default) = made.get("default") {
         out.message(5, |any| any.string(2, &default.to_string()));
     }

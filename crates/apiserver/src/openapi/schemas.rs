@@ -1,6 +1,6 @@
 //! Types of the schema as OpenAPI schemas.
 
-use super::enums;
+use super::{descriptions, enums};
 use ferrite_api::schema::{self, Field, Kind, Merge, TypeRef};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -97,6 +97,9 @@ impl Schemas {
             }
         }
         let mut made = json!({"type": "object"});
+        if let Some(text) = descriptions::of_type(type_) {
+            made["description"] = text.into();
+        }
         if !properties.is_empty() {
             made["properties"] = Value::Object(properties);
         }
@@ -111,12 +114,16 @@ impl Schemas {
 
     fn property(&mut self, type_: TypeRef, field: &Field) -> Value {
         let mut made = self.kind(&field.kind, raw_name(type_, field));
-        if made.get("$ref").is_some() {
-            if self.dialect == Dialect::V2 {
-                // Nothing may stand beside a reference.
-                return made;
-            }
+        let refers = made.get("$ref").is_some();
+        if refers && self.dialect == Dialect::V3 {
             made = json!({"allOf": [made]});
+        }
+        if let Some(text) = descriptions::of_field(type_, field) {
+            made["description"] = text.into();
+        }
+        if refers && self.dialect == Dialect::V2 {
+            // Nothing else may stand beside a reference.
+            return made;
         }
         match field.kind {
             Kind::List(_) => {
@@ -164,7 +171,10 @@ impl Schemas {
     }
 
     /// A schema of its own for what is simple but has a name, as upstream names it.
-    fn simple(&mut self, name: &str, made: Value) -> Value {
+    fn simple(&mut self, name: &str, mut made: Value) -> Value {
+        if let Some(text) = descriptions::of_simple(name) {
+            made["description"] = text.into();
+        }
         let name = format!("io.k8s.{name}");
         let reference = json!({"$ref": format!("#/components/schemas/{name}")});
         self.done.insert(name, made);

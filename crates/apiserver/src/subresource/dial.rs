@@ -8,9 +8,7 @@ use ferrite_api::Status;
 use http_body::Body;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::{DigitallySignedStruct, SignatureScheme};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls_pki_types::ServerName;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +25,18 @@ pub(super) struct Place {
     pub tls: Option<Arc<rustls::ClientConfig>>,
 }
 
+impl Place {
+    /// The address and the port, as a `Host` header has them.
+    pub fn host(&self) -> String {
+        std::net::SocketAddr::new(self.address, self.port).to_string()
+    }
+}
+
+/// Nobody answered for too long.
+#[derive(Debug, thiserror::Error)]
+#[error("timed out")]
+pub(super) struct TimedOut;
+
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
@@ -40,11 +50,7 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let host = match place.address {
-        IpAddr::V4(address) => format!("{address}:{}", place.port),
-        IpAddr::V6(address) => format!("[{address}]:{}", place.port),
-    };
-    request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_str(&host)?);
+    request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_str(&place.host())?);
     let connect = async {
         let tcp = TcpStream::connect((place.address, place.port)).await?;
         tcp.set_nodelay(true)?;
@@ -57,8 +63,7 @@ where
         };
         Ok::<_, BoxError>(http1::handshake(TokioIo::new(stream)).await?)
     };
-    let (mut sender, connection) =
-        tokio::time::timeout(TIMEOUT, connect).await.map_err(|_| BoxError::from("timed out"))??;
+    let (mut sender, connection) = tokio::time::timeout(TIMEOUT, connect).await.map_err(|_| TimedOut)??;
     call.server.spawn(async move {
         // An error shows up on the response as well.
         let _ = connection.with_upgrades().await;
@@ -108,50 +113,5 @@ pub(super) fn join(call: &mut Call, mut response: Response<hyper::body::Incoming
 
 /// For pods and services, whose certificates nobody here can know: as upstream, `https` to them is only private.
 pub(super) fn unverified() -> Arc<rustls::ClientConfig> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("ring knows the default versions of TLS")
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate))
-        .with_no_client_auth();
-    Arc::new(config)
-}
-
-#[derive(Debug)]
-struct AnyCertificate;
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        rustls::crypto::ring::default_provider().signature_verification_algorithms.supported_schemes()
-    }
+    Arc::new(ferrite_pki::unverified_client_config().expect("ring knows the default versions of TLS"))
 }

@@ -1,27 +1,32 @@
 //! `proxy`: HTTP to pods, services and nodes through the server.
 
+mod html;
+mod links;
+
 use super::dial::{self, Place};
 use super::kubelet;
 use crate::call::Call;
 use crate::http::{Answer, BoxError};
-use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
 use http_body_util::BodyExt;
+use links::Links;
 use rand::seq::IndexedRandom;
 use serde_json::Value;
 use std::net::IpAddr;
 
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
-    let prefix = prefix(call.parts.uri.path());
-    let whole = call.parts.uri.path();
-    let path = whole.get(prefix.len()..).unwrap_or_default().to_owned();
     let place = match &*call.resource.plural {
         "services" => service(call)?,
         "pods" => pod(call)?,
         _ => node(call)?,
     };
-    if path.is_empty() && matches!(call.parts.method.as_str(), "GET" | "HEAD") {
+    let whole = call.parts.uri.path();
+    let (prefix, path) = whole.split_at(prefix_length(whole, call.resource.is_namespaced()));
+    let (prefix, path) = (prefix.to_owned(), path.to_owned());
+    let upgrades = !call.header(header::UPGRADE).is_empty();
+    if path.is_empty() && !upgrades && matches!(call.parts.method.as_str(), "GET" | "HEAD") {
         // As upstream: relative links only work below a slash.
         let query = call.parts.uri.query().map(|q| format!("?{q}")).unwrap_or_default();
         let mut answer = crate::http::text(301, "");
@@ -29,17 +34,26 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         answer.headers_mut().insert(header::LOCATION, location);
         return Ok(answer);
     }
-    let path = if path.is_empty() { "/".to_owned() } else { path };
-    forward(call, &place, &prefix, &path).await
+    let links = Links { prefix, far: place.host(), client: client_host(call) };
+    forward(call, &place, links, if path.is_empty() { "/" } else { &path }).await
 }
 
-/// Everything up to and with `proxy`.
-fn prefix(path: &str) -> String {
-    let end = path.find("/proxy/").map(|at| at + "/proxy".len());
-    path[..end.unwrap_or(path.len())].to_owned()
+/// How much of the path names the object and `proxy`; the rest belongs to the far side.
+fn prefix_length(path: &str, namespaced: bool) -> usize {
+    // `/api/v1/nodes/name/proxy`, or with a namespace `/api/v1/namespaces/namespace/pods/name/proxy`.
+    let parts = if namespaced { 7 } else { 5 };
+    path.match_indices('/').nth(parts).map_or(path.len(), |(at, _)| at)
 }
 
-async fn forward(call: &mut Call, place: &Place, prefix: &str, path: &str) -> Result<Answer, Status> {
+/// The host that the client thinks it speaks to.
+fn client_host(call: &Call) -> String {
+    match call.parts.headers.get(header::HOST).and_then(|h| h.to_str().ok()) {
+        Some(host) => host.to_owned(),
+        None => call.parts.uri.authority().map(ToString::to_string).unwrap_or_default(),
+    }
+}
+
+async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Result<Answer, Status> {
     let target = match call.parts.uri.query() {
         Some(query) => format!("{path}?{query}"),
         None => path.to_owned(),
@@ -51,70 +65,108 @@ async fn forward(call: &mut Call, place: &Place, prefix: &str, path: &str) -> Re
         .uri(&target)
         .body(body)
         .map_err(|e| Status::bad_request(format!("cannot pass the request on: {e}")))?;
-    let upgrades = !call.header(header::UPGRADE).is_empty();
-    copy_headers(&call.parts.headers, request.headers_mut());
-    if upgrades {
-        dial::copy_upgrade_headers(&call.parts.headers, request.headers_mut());
+    let headers = request.headers_mut();
+    copy_headers(&call.parts.headers, headers, is_ours);
+    if !call.header(header::UPGRADE).is_empty() {
+        dial::copy_upgrade_headers(&call.parts.headers, headers);
+    }
+    // As upstream: the far side is told the host that the client asked, and where it was asked for.
+    for (name, value) in
+        [(header::HOST, links.client.clone()), (FORWARDED_URI, format!("{}{path}", links.prefix))]
+    {
+        if let Some(value) = HeaderValue::from_str(&value).ok().filter(|v| !v.is_empty()) {
+            headers.insert(name, value);
+        }
     }
     let response = dial::send(call, place, request).await.map_err(|e| {
-        let message = format!("error trying to reach service: {}", root_cause(&*e));
+        let message = format!("error trying to reach service: {}", cause(place, &*e));
         Status::new(503, "ServiceUnavailable", message)
     })?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return dial::join(call, response);
+        let headers = response.headers().clone();
+        let mut answer = dial::join(call, response)?;
+        let said: HeaderMap = answer.headers().clone();
+        for (name, value) in headers.iter().filter(|(name, _)| !is_theirs(name.as_str())) {
+            if !said.contains_key(name) {
+                answer.headers_mut().append(name, value.clone());
+            }
+        }
+        return Ok(answer);
     }
     let (mut parts, body) = response.into_parts();
-    let mut answer = Response::new(body.map_err(|e| -> BoxError { e.into() }).boxed_unsync());
+    let body = body.map_err(|e| -> BoxError { e.into() });
+    let redirect = parts.headers.get(header::LOCATION).and_then(|l| l.to_str().ok());
+    let decoder = html::Decoder::of(&parts.headers);
+    let body = match (redirect, decoder) {
+        (Some(location), _) => {
+            if let Some(location) = links.rewrite(location).and_then(|l| HeaderValue::from_str(&l).ok()) {
+                parts.headers.insert(header::LOCATION, location);
+            }
+            body.boxed_unsync()
+        }
+        (None, Some(decoder)) => {
+            for name in [header::CONTENT_LENGTH, header::CONTENT_ENCODING] {
+                parts.headers.remove(name);
+            }
+            html::rewritten(body, decoder, links)
+        }
+        (None, None) => body.boxed_unsync(),
+    };
+    let mut answer = Response::new(body);
     *answer.status_mut() = parts.status;
-    if let Some(location) = parts.headers.get(header::LOCATION).and_then(|l| l.to_str().ok())
-        && let Some(rewritten) = rewrite(location, place, prefix).and_then(|l| HeaderValue::from_str(&l).ok())
-    {
-        parts.headers.insert(header::LOCATION, rewritten);
-    }
-    copy_headers(&parts.headers, answer.headers_mut());
+    copy_headers(&parts.headers, answer.headers_mut(), is_theirs);
     Ok(answer)
 }
 
-fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
+const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
+
+/// What went wrong, worded as upstream's where people know the words.
+fn cause(place: &Place, error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {
         cause = next;
     }
-    cause.to_string()
+    let what = match error.downcast_ref::<std::io::Error>().map(std::io::Error::kind) {
+        Some(std::io::ErrorKind::ConnectionRefused) => "connect: connection refused",
+        Some(std::io::ErrorKind::HostUnreachable) => "connect: no route to host",
+        Some(std::io::ErrorKind::NetworkUnreachable) => "connect: network is unreachable",
+        None if error.is::<dial::TimedOut>() => "i/o timeout",
+        _ => return cause.to_string(),
+    };
+    format!("dial tcp {}: {what}", place.host())
 }
 
-/// Headers about the connection, and those that tell who the user is, end here.
-fn copy_headers(from: &HeaderMap, to: &mut HeaderMap) {
-    const OURS: [&str; 10] = [
-        "connection",
-        "keep-alive",
-        "proxy-connection",
-        "transfer-encoding",
-        "te",
-        "trailer",
-        "upgrade",
-        "authorization",
-        "host",
-        "content-length",
-    ];
-    for (name, value) in from {
-        if !OURS.contains(&name.as_str()) && !name.as_str().starts_with("impersonate-") {
-            to.append(name.clone(), value.clone());
-        }
-    }
+/// Headers about one connection, which end here.
+fn is_hop(name: &str) -> bool {
+    matches!(
+        name,
+        "connection" | "keep-alive" | "proxy-connection" | "transfer-encoding" | "te" | "trailer" | "upgrade"
+    )
 }
 
-/// A redirect within the far side becomes one within the proxy.
-fn rewrite(location: &str, place: &Place, prefix: &str) -> Option<String> {
-    if location.starts_with('/') && !location.starts_with("//") {
-        return Some(format!("{prefix}{location}"));
+/// Headers of a request that are not passed on: who the user is stays here, and lengths are made anew.
+fn is_ours(name: &str) -> bool {
+    is_hop(name)
+        || matches!(name, "authorization" | "host" | "content-length")
+        || name.starts_with("impersonate-")
+}
+
+/// Headers of an answer that are not passed on: who may read it elsewhere is for this server to say.
+fn is_theirs(name: &str) -> bool {
+    is_hop(name)
+        || matches!(
+            name,
+            "access-control-allow-credentials"
+                | "access-control-allow-headers"
+                | "access-control-allow-methods"
+                | "access-control-allow-origin"
+        )
+}
+
+fn copy_headers(from: &HeaderMap, to: &mut HeaderMap, stays: fn(&str) -> bool) {
+    for (name, value) in from.iter().filter(|(name, _)| !stays(name.as_str())) {
+        to.append(name.clone(), value.clone());
     }
-    let (_, rest) = location.split_once("://")?;
-    let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let (host, port) = host.rsplit_once(':').unwrap_or((host, ""));
-    let same = host.trim_matches(['[', ']']).parse::<IpAddr>().ok() == Some(place.address)
-        && (port.is_empty() || port == place.port.to_string());
-    same.then(|| format!("{prefix}{path}"))
 }
 
 /// What a name in the path means: `name`, `name:port` or `scheme:name:port`.
@@ -205,23 +257,19 @@ fn service(call: &Call) -> Result<Place, Status> {
     if slices.is_empty() {
         return Err(Status::not_found("", "services", name.name));
     }
-    let wanted = port_name(&service, name.port)?;
-    let places = endpoints(&slices, wanted.as_deref());
+    let places = endpoints(&slices, &port_name(&service, name.port)?);
     let Some((address, port)) = places.choose(&mut rand::rng()) else {
         return Err(Status::unavailable(format!("no endpoints available for service {:?}", name.name)));
     };
     Ok(Place { address: checked(Some(address))?, port: *port, tls: name.tls() })
 }
 
-/// The name of the port asked for, which may be by number. None when any will do.
-fn port_name(service: &Value, asked: &str) -> Result<Option<String>, Status> {
-    if asked.is_empty() {
-        return Ok(None);
-    }
-    let Ok(number) = asked.parse::<u64>() else { return Ok(Some(asked.to_owned())) };
+/// The name of the port asked for, which may be by number. As upstream: without one, the port without a name.
+fn port_name(service: &Value, asked: &str) -> Result<String, Status> {
+    let Ok(number) = asked.parse::<u64>() else { return Ok(asked.to_owned()) };
     let port = list(&service["spec"], "ports").iter().find(|p| p["port"].as_u64() == Some(number));
     match port {
-        Some(port) => Ok(Some(port["name"].as_str().unwrap_or_default().to_owned())),
+        Some(port) => Ok(port["name"].as_str().unwrap_or_default().to_owned()),
         None => Err(Status::unavailable(format!(
             "no service port {number} found for service {:?}",
             meta::name(service)
@@ -230,10 +278,10 @@ fn port_name(service: &Value, asked: &str) -> Result<Option<String>, Status> {
 }
 
 /// Addresses that are ready, with the port of the name.
-fn endpoints(slices: &[Value], port: Option<&str>) -> Vec<(String, u16)> {
+fn endpoints(slices: &[Value], port: &str) -> Vec<(String, u16)> {
     let mut found = Vec::new();
     for slice in slices {
-        let matches = |p: &&Value| port.is_none_or(|name| p["name"].as_str().unwrap_or_default() == name);
+        let matches = |p: &&Value| p["name"].as_str().unwrap_or_default() == port;
         let number = list(slice, "ports").iter().find(matches).and_then(|p| p["port"].as_u64());
         let Some(number) = number.and_then(|n| u16::try_from(n).ok()) else { continue };
         let ready = |e: &&Value| e["conditions"]["ready"] != false;
@@ -269,15 +317,14 @@ mod tests {
     }
 
     #[test]
-    fn redirects_stay_inside() {
-        let place = Place { address: "10.0.0.1".parse().unwrap(), port: 8080, tls: None };
-        for (location, expected) in [
-            ("/x", Some("/p/x")),
-            ("http://10.0.0.1:8080/x", Some("/p/x")),
-            ("http://example.com/x", None),
-            ("x", None),
+    fn the_rest_of_the_path_is_the_far_sides() {
+        for (path, namespaced, rest) in [
+            ("/api/v1/nodes/n/proxy", false, ""),
+            ("/api/v1/nodes/proxy/proxy/metrics", false, "/metrics"),
+            ("/api/v1/namespaces/proxy/pods/proxy/proxy/", true, "/"),
+            ("/api/v1/namespaces/a/services/b/proxy/c/proxy/d", true, "/c/proxy/d"),
         ] {
-            assert_eq!(rewrite(location, &place, "/p").as_deref(), expected, "{location}");
+            assert_eq!(&path[prefix_length(path, namespaced)..], rest, "{path}");
         }
     }
 
@@ -292,8 +339,8 @@ mod tests {
             ],
         })];
         let expected = vec![("10.0.0.1".to_owned(), 81), ("10.0.0.3".to_owned(), 81)];
-        assert_eq!(endpoints(&slices, Some("b")), expected);
-        assert!(endpoints(&slices, Some("c")).is_empty());
+        assert_eq!(endpoints(&slices, "b"), expected);
+        assert!(endpoints(&slices, "c").is_empty());
     }
 
     #[test]

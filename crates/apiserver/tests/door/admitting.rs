@@ -222,3 +222,149 @@ async fn a_default_priority_class_is_the_only_one() {
     assert_eq!(second.code, 403, "{}", second.json());
     assert_eq!(world.post(PODS, &pod("p")).await.at("/spec/priority"), 5);
 }
+
+#[tokio::test]
+async fn a_namespace_is_made_for_who_needs_it() {
+    let world = World::start_admitting(&["NamespaceAutoProvision", "NamespaceExists"]).await;
+    let path = "/api/v1/namespaces/fresh/configmaps";
+    let dry = world.post(&format!("{path}?dryRun=All"), &config_map("a", json!({}))).await;
+    assert_eq!((dry.code, dry.at("/message")), (404, json!("namespaces \"fresh\" not found")));
+    assert_eq!(world.post(path, &config_map("a", json!({}))).await.code, 201);
+    assert_eq!(world.get("/api/v1/namespaces/fresh").await.at("/status/phase"), "Active");
+    let plain = World::start().await;
+    assert_eq!(plain.post(path, &config_map("a", json!({}))).await.code, 404);
+}
+
+#[tokio::test]
+async fn events_come_only_so_fast() {
+    let configuration = json!({
+        "apiVersion": "eventratelimit.admission.k8s.io/v1alpha1", "kind": "Configuration",
+        "limits": [{"type": "Namespace", "qps": 1, "burst": 2}],
+    });
+    let world = World::start_configured(&["EventRateLimit"], json!({"EventRateLimit": configuration})).await;
+    let event = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": "default"},
+            "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"}})
+    };
+    let events = "/api/v1/namespaces/default/events";
+    assert_eq!(world.post(events, &event("a")).await.code, 201);
+    assert_eq!(world.post(&format!("{events}?dryRun=All"), &event("b")).await.code, 201);
+    assert_eq!(world.post(events, &event("b")).await.code, 201);
+    let refused = world.post(events, &event("c")).await;
+    assert_eq!(
+        (refused.code, refused.at("/reason"), refused.at("/message")),
+        (
+            429,
+            json!("TooManyRequests"),
+            json!("Too many requests: limit reached on type Namespace for key default")
+        )
+    );
+    // Whatever else is written does not count.
+    assert_eq!(world.post(MAPS, &config_map("m", json!({}))).await.code, 201);
+}
+
+#[tokio::test]
+async fn tolerations_are_given_and_bounded() {
+    let configuration = json!({
+        "apiVersion": "podtolerationrestriction.admission.k8s.io/v1alpha1", "kind": "Configuration",
+        "default": [{"key": "ours", "operator": "Exists"}],
+        "whitelist": [{"key": "ours", "operator": "Exists"}, {"key": "node.kubernetes.io/not-ready", "operator": "Exists"},
+            {"key": "node.kubernetes.io/unreachable", "operator": "Exists"}],
+    });
+    let configuration = json!({"PodTolerationRestriction": configuration});
+    let plugins = &["PodTolerationRestriction", "LimitPodHardAntiAffinityTopology"];
+    let world = World::start_configured(plugins, configuration).await;
+    let made = world.post(PODS, &pod("a")).await;
+    assert_eq!(made.at("/spec/tolerations/0"), json!({"key": "ours", "operator": "Exists"}));
+    let mut greedy = pod("b");
+    greedy["spec"]["tolerations"] = json!([{"key": "theirs", "operator": "Exists"}]);
+    let refused = world.post(PODS, &greedy).await;
+    assert!(
+        refused.at("/message").as_str().is_some_and(|m| m.ends_with("conflict with its cluster whitelist")),
+        "{}",
+        refused.json()
+    );
+    let note = json!({"metadata": {"annotations": {
+        "scheduler.alpha.kubernetes.io/tolerationsWhitelist": "[]", "scheduler.alpha.kubernetes.io/defaultTolerations": "[]"}}});
+    assert_eq!(world.patch("merge", "/api/v1/namespaces/default", &note).await.code, 200);
+    assert_eq!(world.post(PODS, &greedy).await.code, 201);
+    let mut wide = pod("c");
+    wide["spec"]["affinity"] = json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "zone", "labelSelector": {}}]}});
+    assert_eq!(world.post(PODS, &wide).await.code, 403);
+}
+
+#[tokio::test]
+async fn pod_security_has_defaults_and_exemptions() {
+    let configuration = json!({
+        "apiVersion": "pod-security.admission.config.k8s.io/v1", "kind": "PodSecurityConfiguration",
+        "defaults": {"enforce": "baseline"},
+        "exemptions": {"usernames": ["trusted"], "namespaces": ["kube-system"], "runtimeClasses": ["sandboxed"]},
+    });
+    let world = World::start_configured(&[], json!({"PodSecurity": configuration})).await;
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+    world.post("/api/v1/namespaces/kube-system/serviceaccounts", &account).await;
+    let mut open = pod("a");
+    open["spec"]["hostNetwork"] = true.into();
+    let refused = world.post(PODS, &open).await;
+    assert!(
+        refused
+            .at("/message")
+            .as_str()
+            .is_some_and(|m| m.contains("violates PodSecurity \"baseline:latest\"")),
+        "{}",
+        refused.json()
+    );
+    assert_eq!(world.post("/api/v1/namespaces/kube-system/pods", &open).await.code, 201);
+    let trusted = world.as_user(User::new("trusted", ["system:masters"]));
+    assert_eq!(trusted.post(PODS, &open).await.code, 201);
+}
+
+#[tokio::test]
+async fn an_account_may_bound_the_secrets_of_its_pods() {
+    let world = World::start().await;
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "strict",
+        "annotations": {"kubernetes.io/enforce-mountable-secrets": "true"}}, "secrets": [{"name": "own"}]});
+    assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
+    let with = |name: &str, secret: &str| {
+        let mut pod = pod(name);
+        pod["spec"]["serviceAccountName"] = "strict".into();
+        pod["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": secret}}]);
+        pod
+    };
+    assert_eq!(world.post(PODS, &with("a", "own")).await.code, 201);
+    let refused = world.post(PODS, &with("b", "other")).await;
+    assert_eq!(
+        (refused.code, refused.at("/message")),
+        (
+            403,
+            json!(
+                "pods \"b\" is forbidden: volume with secret.secretName=\"other\" is not allowed because service account strict does not reference that secret"
+            )
+        )
+    );
+    let mut mirror = pod("c");
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    mirror["spec"]["serviceAccountName"] = "strict".into();
+    let refused = world.post(PODS, &mirror).await;
+    assert!(
+        refused
+            .at("/message")
+            .as_str()
+            .is_some_and(|m| m.ends_with("a mirror pod may not reference service accounts"))
+    );
+}
+
+#[tokio::test]
+async fn a_refusal_names_what_was_drawn() {
+    let world = World::start().await;
+    let range = json!({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "r"},
+        "spec": {"limits": [{"type": "Container", "max": {"cpu": "1"}}]}});
+    assert_eq!(world.post("/api/v1/namespaces/default/limitranges", &range).await.code, 201);
+    let mut drawn = sized("x", json!({"limits": {"cpu": "2"}}));
+    drawn["metadata"] = json!({"generateName": "web-"});
+    let refused = world.post(PODS, &drawn).await;
+    let message = refused.at("/message");
+    let name = message.as_str().and_then(|m| m.strip_prefix("pods \"web-")).and_then(|m| m.split_once('"'));
+    assert!(name.is_some_and(|(suffix, _)| suffix.len() == 5), "{message}");
+}

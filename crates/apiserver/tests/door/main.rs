@@ -9,5 +9,6 @@ mod network;
 mod parts;
 mod reading;
 mod servers;
+mod services;
 mod streams;
 mod writing;

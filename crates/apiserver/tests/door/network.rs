@@ -209,3 +209,30 @@ async fn a_watcher_that_leaves_is_forgotten() {
     };
     tokio::time::timeout(Duration::from_secs(10), gone).await.expect("the watch ends with its client");
 }
+
+#[tokio::test]
+async fn an_idle_connection_ends_and_a_watch_keeps_one() {
+    let idle_timeout = Duration::from_millis(300);
+    let network = Network::start(Serving { idle_timeout, ..Serving::default() }).await;
+    let mut quiet = network.http2::<Empty<Bytes>>().await;
+    assert_eq!(
+        quiet.send_request(network.get("/version")).await.expect("an answer").status(),
+        StatusCode::OK
+    );
+    let mut watching = network.http2::<Empty<Bytes>>().await;
+    let watch = network.get("/api/v1/namespaces/default/configmaps?watch=true");
+    let watch = watching.send_request(watch).await.expect("an answer");
+    // Closed by the server: the client's side becomes unusable.
+    let ended = async {
+        while quiet.ready().await.is_ok() {
+            tokio::task::yield_now().await
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the idle connection ends");
+    assert_eq!(network.world.post(MAPS, &config_map("a", json!({}))).await.code, 201);
+    let mut body = watch.into_body();
+    let frame = body.frame().await.expect("the watch goes on").expect("a frame");
+    assert!(frame.into_data().is_ok_and(|data| data.windows(5).any(|w| w == b"ADDED")));
+    network.world.stop().await;
+    network.serving.await.expect("the end");
+}

@@ -148,7 +148,8 @@ async fn documents_of_versions_come_as_json_and_protobuf() {
     let strategy = &schemas["io.k8s.api.apps.v1.DeploymentStrategy"]["properties"]["type"];
     assert_eq!(strategy["enum"], json!(["Recreate", "RollingUpdate"]));
     let time = &schemas["io.k8s.apimachinery.pkg.apis.meta.v1.Time"];
-    assert_eq!(time, &json!({"type": "string", "format": "date-time"}));
+    assert_eq!((&time["type"], &time["format"]), (&json!("string"), &json!("date-time")));
+    assert!(strategy["description"].as_str().is_some_and(|text| text.contains("(default)")), "{strategy}");
     // Everything that is referred to is there.
     let text = String::from_utf8_lossy(&json.bytes).into_owned();
     for reference in text.split("#/components/schemas/").skip(1) {
@@ -165,4 +166,113 @@ async fn documents_of_versions_come_as_json_and_protobuf() {
     assert_eq!(pinned.header("cache-control"), "public, immutable");
     let old = world.get(&format!("{path}?hash=0")).await;
     assert_eq!((old.code, old.header("location")), (301, format!("{path}?hash={hash}").as_str()));
+}
+
+#[tokio::test]
+async fn profiles_are_there_only_if_asked_for() {
+    let world = World::start().await;
+    assert_eq!(world.get("/debug/pprof/").await.code, 404);
+    let world = World::start_with(ferrite_apiserver::Serving { profiling: true, ..Default::default() }).await;
+    for (path, code) in
+        [("", 200), ("cmdline", 200), ("heap", 501), ("profile?seconds=1", 501), ("nothing", 404)]
+    {
+        assert_eq!(world.get(&format!("/debug/pprof/{path}")).await.code, code, "{path}");
+    }
+    let somebody = world.as_user(ferrite_apiserver::User::new("eve", ["g"]));
+    assert_eq!(somebody.get("/debug/pprof/cmdline").await.code, 403);
+}
+
+/// What a document lists and what validation accepts are told by different people: they must agree.
+#[tokio::test]
+async fn documents_list_every_value_that_is_accepted() {
+    let world = World::start().await;
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"},
+        "spec": {"containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 1}]}], "tolerations": [{}]},
+    });
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"ports": [{"port": 1}]},
+    });
+    let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": pod["spec"]});
+    let job = json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": {"template": template},
+    });
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"},
+        "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template},
+    });
+    let budget = json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "x"}, "spec": {},
+    });
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "x"},
+        "spec": {"accessModes": ["x"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    let request = json!({
+        "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "x"},
+        "spec": {"request": world.certificate_request(), "signerName": "example.com/s", "usages": ["x"]},
+    });
+    let hook = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "x"},
+        "webhooks": [{"name": "a.b.c", "clientConfig": {"url": "https://x"}, "admissionReviewVersions": ["v1"]}],
+    });
+    let namespaced = |root: &str, plural: &str| format!("{root}/namespaces/default/{plural}");
+    let (core, pods, services) =
+        ("/api/v1", namespaced("/api/v1", "pods"), namespaced("/api/v1", "services"));
+    let claims = namespaced(core, "persistentvolumeclaims");
+    let deployments = namespaced("/apis/apps/v1", "deployments");
+    let jobs = namespaced("/apis/batch/v1", "jobs");
+    let budgets = namespaced("/apis/policy/v1", "poddisruptionbudgets");
+    let requests = "/apis/certificates.k8s.io/v1/certificatesigningrequests".to_owned();
+    let hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations".to_owned();
+    for (path, object, field, type_) in [
+        (&pods, &pod, "/spec/restartPolicy", "core.v1.PodSpec"),
+        (&pods, &pod, "/spec/dnsPolicy", "core.v1.PodSpec"),
+        (&pods, &pod, "/spec/containers/0/imagePullPolicy", "core.v1.Container"),
+        (&pods, &pod, "/spec/containers/0/terminationMessagePolicy", "core.v1.Container"),
+        (&pods, &pod, "/spec/containers/0/ports/0/protocol", "core.v1.ContainerPort"),
+        (&pods, &pod, "/spec/tolerations/0/operator", "core.v1.Toleration"),
+        (&pods, &pod, "/spec/tolerations/0/effect", "core.v1.Toleration"),
+        (&services, &service, "/spec/type", "core.v1.ServiceSpec"),
+        (&services, &service, "/spec/sessionAffinity", "core.v1.ServiceSpec"),
+        (&services, &service, "/spec/internalTrafficPolicy", "core.v1.ServiceSpec"),
+        (&services, &service, "/spec/ipFamilyPolicy", "core.v1.ServiceSpec"),
+        (&services, &service, "/spec/ports/0/protocol", "core.v1.ServicePort"),
+        (&claims, &claim, "/spec/accessModes/0", "core.v1.PersistentVolumeClaimSpec"),
+        (&claims, &claim, "/spec/volumeMode", "core.v1.PersistentVolumeClaimSpec"),
+        (&deployments, &deployment, "/spec/strategy/type", "apps.v1.DeploymentStrategy"),
+        (&jobs, &job, "/spec/completionMode", "batch.v1.JobSpec"),
+        (&budgets, &budget, "/spec/unhealthyPodEvictionPolicy", "policy.v1.PodDisruptionBudgetSpec"),
+        (&requests, &request, "/spec/usages/0", "certificates.v1.CertificateSigningRequestSpec"),
+        (&hooks, &hook, "/webhooks/0/failurePolicy", "admissionregistration.v1.ValidatingWebhook"),
+        (&hooks, &hook, "/webhooks/0/matchPolicy", "admissionregistration.v1.ValidatingWebhook"),
+        (&hooks, &hook, "/webhooks/0/sideEffects", "admissionregistration.v1.ValidatingWebhook"),
+    ] {
+        let mut object = object.clone();
+        let (parent, name) = field.rsplit_once('/').expect("a pointer");
+        match object.pointer_mut(parent) {
+            Some(Value::Array(items)) => items[0] = "nonsense".into(),
+            Some(parent) => parent[name] = "nonsense".into(),
+            None => {
+                let (owner, child) = parent.rsplit_once('/').expect("a pointer");
+                object.pointer_mut(owner).expect("an owner")[child] = json!({name: "nonsense"});
+            }
+        }
+        let refusal = world.post(path, &object).await.at("/message").as_str().unwrap_or_default().to_owned();
+        let listed = refusal.split_once("supported values: ").map(|(_, listed)| listed.to_owned());
+        let listed = listed.unwrap_or_else(|| panic!("{field}: {refusal}"));
+        let root = match object["apiVersion"].as_str() {
+            Some("v1") => "api/v1".to_owned(),
+            version => format!("apis/{}", version.expect("a version")),
+        };
+        let name = if name == "0" { parent.rsplit('/').next().unwrap_or_default() } else { name };
+        let document = world.get(&format!("/openapi/v3/{root}")).await;
+        let schema = document.at(&format!("/components/schemas/io.k8s.api.{type_}/properties/{name}"));
+        let told = if schema["enum"].is_array() { &schema["enum"] } else { &schema["items"]["enum"] };
+        let told = told.as_array().unwrap_or_else(|| panic!("{type_}.{name}: {schema}"));
+        for value in listed.split('"').skip(1).step_by(2) {
+            assert!(told.contains(&json!(value)), "{type_}.{name}: {value:?} is not in {told:?}");
+        }
+    }
 }

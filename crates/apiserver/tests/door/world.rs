@@ -50,13 +50,25 @@ impl World {
 
     /// A server with more admission plugins than usual.
     pub async fn start_admitting(plugins: &[&str]) -> Self {
+        Self::start_configured(plugins, json!({})).await
+    }
+
+    /// The same, with configurations by the plugins' names.
+    pub async fn start_configured(plugins: &[&str], configurations: Value) -> Self {
         let enable = plugins.iter().map(|name| (*name).to_owned()).collect();
-        let admission = AdmissionPlugins { enable, disable: Vec::new() };
+        let configurations = configurations.as_object().expect("a map").clone().into_iter().collect();
+        let admission = AdmissionPlugins { enable, configurations, ..AdmissionPlugins::default() };
         let config = Config { admission, ..Self::config() };
         let world = Self::start_as(Store::memory(), config).await;
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
         assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
         world
+    }
+
+    /// A server whose Services have addresses of these ranges.
+    pub async fn start_ranges(ranges: &[&str]) -> Self {
+        let service_ranges = ranges.iter().map(|r| ferrite_api::Cidr::parse(r).expect("a range")).collect();
+        Self::start_as(Store::memory(), Config { service_ranges, ..Self::config() }).await
     }
 
     fn config() -> Config {

@@ -3,7 +3,8 @@ use std::sync::Arc;
 use ferrite_controllers::Config;
 use ferrite_pki::Authority;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota, Service};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::Api;
@@ -114,6 +115,41 @@ async fn what_is_approved_is_signed() {
         .eventually("the certificate", |all: &[Arc<CertificateSigningRequest>]| {
             let certificate = all.first()?.status.as_ref()?.certificate.as_ref()?;
             certificate.0.starts_with(b"-----BEGIN CERTIFICATE-----").then_some(())
+        })
+        .await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_range_of_addresses_stays_while_they_are_held() {
+    let config = Config { service_range_grace: std::time::Duration::ZERO, ..Config::default() };
+    let cluster = Cluster::start_with(&[], config).await;
+    let ranges: Api<ServiceCIDR> = Api::all(cluster.client.clone());
+    let range = json!({"metadata": {"name": "more"}, "spec": {"cidrs": ["10.77.0.0/24"]}});
+    ranges.create(&PostParams::default(), &serde_json::from_value(range).unwrap()).await.unwrap();
+    let ready = |status: &'static str| {
+        move |all: &[Arc<ServiceCIDR>]| {
+            let more = all.iter().find(|range| range.metadata.name.as_deref() == Some("more"))?;
+            let held = more
+                .metadata
+                .finalizers
+                .iter()
+                .flatten()
+                .any(|f| f == "networking.k8s.io/service-cidr-finalizer");
+            let conditions = more.status.as_ref()?.conditions.as_ref()?;
+            (held && conditions.iter().any(|c| c.type_ == "Ready" && c.status == status)).then_some(())
+        }
+    };
+    cluster.eventually("a range that is ready", ready("True")).await;
+    let service =
+        json!({"metadata": {"name": "s"}, "spec": {"clusterIP": "10.77.0.9", "ports": [{"port": 80}]}});
+    cluster.create::<Service>("default", service).await;
+    ranges.delete("more", &DeleteParams::default()).await.unwrap();
+    cluster.eventually("a range that cannot go", ready("False")).await;
+    cluster.api::<Service>("default").delete("s", &DeleteParams::default()).await.unwrap();
+    cluster
+        .eventually("a range that is gone", |all: &[Arc<ServiceCIDR>]| {
+            (!all.iter().any(|range| range.metadata.name.as_deref() == Some("more"))).then_some(())
         })
         .await;
     cluster.stop().await;

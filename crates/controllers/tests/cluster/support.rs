@@ -32,7 +32,7 @@ impl Cluster {
     pub async fn start_with(nodes: &[&str], config: Config) -> Self {
         let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::INFO).try_init();
         let server_config = ServerConfig {
-            service_network: ("10.96.0.0".parse().unwrap(), 16),
+            service_ranges: vec![ferrite_api::Cidr::parse("10.96.0.0/16").unwrap()],
             ..ServerConfig::new("192.0.2.1:6443".parse().unwrap())
         };
         let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), server_config).await.unwrap();

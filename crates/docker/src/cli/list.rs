@@ -134,13 +134,13 @@ fn row(engine: &Engine, view: &View, options: &Ps, now: i64) -> Value {
         "Labels": labels.join(","),
         "__labels": container.config.labels,
         "Mounts": mounts.join(","),
-        "Networks": container.host.network,
+        "Networks": engine.network_names(container).join(","),
         "LocalVolumes": container.mounts.iter().filter(|mount| !mount.name.is_empty()).count().to_string(),
         "Size": size,
     })
 }
 
-fn split_filters(filters: &[String], known: &[&str]) -> Result<Vec<(String, String)>, Failure> {
+pub(super) fn split_filters(filters: &[String], known: &[&str]) -> Result<Vec<(String, String)>, Failure> {
     filters
         .iter()
         .map(|filter| {
@@ -155,7 +155,7 @@ fn split_filters(filters: &[String], known: &[&str]) -> Result<Vec<(String, Stri
         .collect()
 }
 
-fn has_label(labels: &std::collections::BTreeMap<String, String>, wanted: &str) -> bool {
+pub(super) fn has_label(labels: &std::collections::BTreeMap<String, String>, wanted: &str) -> bool {
     match wanted.split_once('=') {
         Some((key, value)) => labels.get(key).is_some_and(|known| known == value),
         None => labels.contains_key(wanted),
@@ -189,7 +189,9 @@ fn matches(view: &View, key: &str, value: &str, all: &[View]) -> bool {
                     .trim_start_matches("sha256:")
                     .starts_with(value.trim_start_matches("sha256:"))
         }
-        "network" => container.host.network == value,
+        "network" => {
+            container.host.network == value || container.networks.iter().any(|joined| joined.network == value)
+        }
         "volume" => container.mounts.iter().any(|m| m.name == value || m.destination == value),
         "publish" | "expose" => container
             .config
@@ -208,7 +210,14 @@ impl Ps {
             "id", "name", "label", "status", "exited", "ancestor", "network", "volume", "publish", "expose",
             "since", "before",
         ];
-        let filters = split_filters(&self.filter, KNOWN)?;
+        let mut filters = split_filters(&self.filter, KNOWN)?;
+        for (_, value) in filters.iter_mut().filter(|(key, _)| key == "network") {
+            if let Ok(network) = engine.find_network(value)
+                && network.driver == "bridge"
+            {
+                *value = network.id;
+            }
+        }
         let last = if self.latest { 1 } else { self.last };
         let by_state = filters.iter().any(|(key, _)| matches!(key.as_str(), "status" | "exited"));
         let all = engine.list()?;

@@ -12,6 +12,7 @@ mod container;
 mod exec;
 mod image;
 mod list;
+mod network;
 mod options;
 mod run;
 mod stats;
@@ -111,6 +112,9 @@ enum Command {
     /// Manage volumes
     #[command(subcommand)]
     Volume(system::VolumeCommand),
+    /// Manage networks
+    #[command(subcommand)]
+    Network(network::NetworkCommand),
     /// Display system-wide information
     Info(system::Format),
     /// Show the version information
@@ -182,6 +186,10 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
         complain!("docker: containers need root: run it with sudo");
         return ExitCode::FAILURE;
     }
+    if matches!(cli.command, Command::Ended { .. }) {
+        // While there is one thread: a control group is left thread by thread.
+        ferrite_runtime::standalone::leave_groups();
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(16)
@@ -233,6 +241,9 @@ fn wrong_usage(error: &clap::Error, words: &[String]) -> ExitCode {
 
 async fn run(cli: Cli) -> Outcome {
     let engine = Engine::open(Paths::new(&cli.data_dir))?;
+    if !matches!(cli.command, Command::Ended { .. } | Command::Restore) {
+        engine.mend_restarts()?;
+    }
     match cli.command {
         Command::Run(run) => run.run(&engine).await,
         Command::Create(create) => create.run(&engine).await,
@@ -264,6 +275,7 @@ async fn run(cli: Cli) -> Outcome {
         Command::Tag(tag) => tag.run(&engine).await,
         Command::Rmi(rmi) => rmi.run(&engine).await,
         Command::Volume(volume) => volume.run(&engine),
+        Command::Network(network) => network.run(&engine).await,
         Command::Info(format) => system::info(&engine, &format),
         Command::Version(format) => system::version(&format),
         Command::Restore => {

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::engine::{CreateRequest, VolumeRequest};
 use crate::ports::{parse_binding, parse_exposed};
-use crate::record::{Config, Device, HostConfig, Ulimit};
+use crate::record::{Config, Device, HostConfig, Joined, Ulimit};
 use crate::restart::RestartPolicy;
 use crate::units::parse_bytes;
 
@@ -56,12 +56,15 @@ pub struct ContainerOptions {
     /// Expose a port or a range of ports
     #[arg(long)]
     expose: Vec<String>,
-    /// Connect a container to a network: bridge, host, none or container:<name|id>
-    #[arg(long, visible_alias = "net", default_value = "default")]
-    network: String,
+    /// Connect a container to a network: its name, bridge, host, none or container:<name|id>
+    #[arg(long, visible_alias = "net")]
+    network: Vec<String>,
     /// Add network-scoped alias for the container
     #[arg(long, visible_alias = "net-alias")]
     network_alias: Vec<String>,
+    /// IPv4 address (e.g., 172.30.100.104)
+    #[arg(long)]
+    ip: Option<std::net::Ipv4Addr>,
     /// Add a custom host-to-IP mapping (host:ip)
     #[arg(long)]
     add_host: Vec<String>,
@@ -155,12 +158,15 @@ pub struct ContainerOptions {
     /// Sysctl options
     #[arg(long)]
     sysctl: Vec<String>,
-    /// PID namespace to use: host
+    /// PID namespace to use: host or container:<name|id>
     #[arg(long, default_value = "")]
     pid: String,
-    /// IPC mode to use: host or private
+    /// IPC mode to use: host, private, shareable, none or container:<name|id>
     #[arg(long, default_value = "")]
     ipc: String,
+    /// UTS namespace to use: host
+    #[arg(long, default_value = "")]
+    uts: String,
     /// Pull image before running: always, missing or never
     #[arg(long, default_value = "missing", value_parser = ["always", "missing", "never"])]
     pub pull: String,
@@ -217,17 +223,16 @@ impl ContainerOptions {
         if let Some(path) = tmpfs.keys().find(|path| !path.starts_with('/')) {
             return Err(format!("invalid mount path: '{path}' mount path must be absolute"));
         }
-        if !self.network_alias.is_empty() {
-            return Err(
-                "network-scoped alias is supported only for containers in user defined networks".into()
-            );
-        }
+        let (network, networks) = self.networks()?;
         let publishes = self.publish_all || !self.publish.is_empty();
-        if self.network == "host" && publishes {
+        if network == "host" && publishes {
             complain!("WARNING: Published ports are discarded when using host network mode");
         }
-        if self.network.starts_with("container:") && !self.hostname.is_empty() {
+        if network.starts_with("container:") && !self.hostname.is_empty() {
             return Err("conflicting options: hostname and the network mode".into());
+        }
+        if self.uts == "host" && !self.hostname.is_empty() {
+            return Err("conflicting options: hostname and the UTS mode".into());
         }
         let ports: Vec<_> =
             self.publish.iter().map(|port| parse_binding(port)).collect::<Result<Vec<_>, _>>()?.concat();
@@ -235,22 +240,14 @@ impl ContainerOptions {
         if self.rm && restart != RestartPolicy::No {
             return Err("Conflicting options: --restart and --rm".into());
         }
-        for (option, value, allowed) in [
-            ("--pid", &self.pid, &["", "host"][..]),
-            ("--ipc", &self.ipc, &["", "host", "private", "shareable"]),
-        ] {
-            if !allowed.contains(&value.as_str()) {
-                return Err(format!("{option}: invalid mode {value:?}"));
-            }
-        }
         let size = |text: &Option<String>| text.as_deref().map_or(Ok(0), parse_bytes);
         let memory_swap = match self.memory_swap.as_deref() {
             Some("-1") => -1,
             _ => size(&self.memory_swap)?,
         };
         let host = HostConfig {
-            network: self.network.clone(),
-            ports: if self.network == "host" { Vec::new() } else { ports },
+            ports: if network == "host" { Vec::new() } else { ports },
+            network,
             publish_all: self.publish_all,
             auto_remove: self.rm,
             restart,
@@ -258,7 +255,8 @@ impl ContainerOptions {
             privileged: self.privileged,
             read_only: self.read_only,
             pid: self.pid.clone(),
-            ipc: if self.ipc == "host" { "host".into() } else { String::new() },
+            ipc: self.ipc.clone(),
+            uts: self.uts.clone(),
             memory: size(&self.memory)?,
             memory_swap,
             nano_cpus: self.cpus.as_deref().map_or(Ok(0), parse_cpus)?,
@@ -314,15 +312,79 @@ impl ContainerOptions {
                 .map(|program| if program.is_empty() { Vec::new() } else { vec![program.clone()] }),
             host,
             mounts,
+            networks,
         })
     }
+
+    /// The network the container is made for, and all it is to be on.
+    fn networks(&self) -> Result<(String, Vec<Joined>), String> {
+        let mut all = self.network.iter().map(|text| parse_network(text)).collect::<Result<Vec<_>, _>>()?;
+        if all.is_empty() {
+            all.push(Joined { network: "default".into(), ..Default::default() });
+        }
+        for joined in &mut all {
+            if joined.network == "default" {
+                joined.network = "bridge".into();
+            }
+        }
+        let alone = |joined: &Joined| {
+            matches!(joined.network.as_str(), "host" | "none") || joined.network.starts_with("container:")
+        };
+        if all.len() > 1
+            && let Some(joined) = all.iter().find(|joined| alone(joined))
+        {
+            return Err(format!("conflicting options: {} and other networks", joined.network));
+        }
+        let first = &mut all[0];
+        if !(self.network_alias.is_empty() && self.ip.is_none()) {
+            if alone(first) {
+                return Err(
+                    "network-scoped alias is supported only for containers in user defined networks".into()
+                );
+            }
+            first.aliases.extend(self.network_alias.iter().cloned());
+            first.ip = self.ip.or(first.ip);
+        }
+        let mode = first.network.clone();
+        if alone(first) {
+            all.clear();
+        }
+        Ok((mode, all))
+    }
+}
+
+/// A network's name, or `name=…,alias=…,ip=…`.
+pub fn parse_network(text: &str) -> Result<Joined, String> {
+    if !text.contains('=') {
+        return Ok(Joined { network: text.to_owned(), ..Default::default() });
+    }
+    let mut joined = Joined::default();
+    for field in text.split(',') {
+        let (key, value) = field.split_once('=').unwrap_or((field, ""));
+        match key {
+            "name" => joined.network = value.to_owned(),
+            "alias" => joined.aliases.push(value.to_owned()),
+            "ip" => joined.ip = Some(value.parse().map_err(|_| format!("invalid IP address: {value}"))?),
+            _ => {
+                return Err(format!(
+                    "invalid argument \"{text}\" for \"--network\" flag: invalid field {key}"
+                ));
+            }
+        }
+    }
+    if joined.network.is_empty() {
+        return Err(format!(
+            "invalid argument \"{text}\" for \"--network\" flag: network name/id is required"
+        ));
+    }
+    Ok(joined)
 }
 
 fn host_env(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-fn split_label(text: &str) -> (String, String) {
+pub fn split_label(text: &str) -> (String, String) {
     let (key, value) = text.split_once('=').unwrap_or((text, ""));
     (key.to_owned(), value.to_owned())
 }
@@ -563,6 +625,17 @@ mod tests {
         );
         for bad in ["type=bind,src=/a", "type=x,target=/a", "what=1", "type=bind,target=/b"] {
             assert!(parse_mount(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn networks() {
+        let joined = parse_network("name=own,alias=a,alias=b,ip=10.1.0.5").unwrap();
+        assert_eq!((joined.network.as_str(), joined.aliases.len()), ("own", 2));
+        assert_eq!(joined.ip, "10.1.0.5".parse().ok());
+        assert_eq!(parse_network("own").unwrap().network, "own");
+        for bad in ["alias=a", "name=a,ip=x", "name=a,what=1"] {
+            assert!(parse_network(bad).is_err(), "{bad}");
         }
     }
 

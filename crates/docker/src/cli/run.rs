@@ -1,7 +1,7 @@
 //! `run`, `create`, `start` and `attach`.
 
 use clap::Args;
-use ferrite_runtime::standalone::Task;
+use ferrite_runtime::standalone::{Ending, Task};
 
 use super::image::pull_for_run;
 use super::options::ContainerOptions;
@@ -172,20 +172,11 @@ struct Foreground<'a> {
 impl Foreground<'_> {
     async fn start(self) -> Outcome {
         let (theirs, ours) = pipes(self.wanted)?;
-        self.engine.start(self.id, Some(theirs)).await.map_err(|error| failed(&error))?;
-        let task = match self.engine.find(self.id) {
-            Ok(view) => view.state.task,
-            // It is gone already; its output waits for us in the pipes.
-            Err(_) => None,
-        };
+        let (task, ending) =
+            self.engine.start(self.id, Some(theirs)).await.map_err(|error| failed(&error))?;
         let keys = self.wanted.stdin.then_some(self.keys);
         let session = Session::start(ours, self.tty, keys.filter(|_| self.tty));
-        let Some(task) = task else {
-            session.wait().await;
-            let code = self.engine.find(self.id).map_or(0, |view| view.state.exit_code);
-            return Ok(code as u8);
-        };
-        follow(self.engine, self.id, &task, session, self.tty, self.sig_proxy).await
+        follow(self.engine, self.id, (&task, ending), session, self.tty, self.sig_proxy).await
     }
 }
 
@@ -193,7 +184,7 @@ impl Foreground<'_> {
 async fn follow(
     engine: &Engine,
     id: &str,
-    task: &Task,
+    (task, ending): (&Task, Ending),
     session: Session,
     tty: bool,
     sig_proxy: bool,
@@ -219,7 +210,7 @@ async fn follow(
         return Ok(0);
     }
     // Output may end before the program does.
-    let ended = engine.wait_settled(id, task);
+    let ended = engine.wait_settled(id, ending);
     let signals = async {
         if sig_proxy && !tty {
             let _ = forward_signals(task).await;
@@ -237,7 +228,7 @@ impl Start {
     pub async fn run(self, engine: &Engine) -> Outcome {
         if !self.attach && !self.interactive {
             return super::each(&self.containers, async |name| {
-                engine.start(name, None).await.map(|()| name.clone())
+                engine.start(name, None).await.map(|_| name.clone())
             })
             .await;
         }
@@ -269,8 +260,9 @@ impl Attach {
         let wanted = Wanted { stdin: !self.no_stdin && config.open_stdin, stdout: true, stderr: !config.tty };
         let keys = parse_keys(&self.detach_keys)?;
         let (theirs, ours) = pipes(wanted)?;
+        let ending = task.ending().await;
         task.attach(theirs).await.map_err(EngineError::from)?;
         let session = Session::start(ours, config.tty, Some(keys).filter(|_| config.tty));
-        follow(engine, &view.container.id, &task, session, config.tty, self.sig_proxy).await
+        follow(engine, &view.container.id, (&task, ending), session, config.tty, self.sig_proxy).await
     }
 }

@@ -15,7 +15,7 @@ pub struct Inspect {
     #[arg(short, long)]
     format: Option<String>,
     /// Return JSON for specified type
-    #[arg(long = "type", value_parser = ["container", "image", "volume"])]
+    #[arg(long = "type", value_parser = ["container", "image", "volume", "network"])]
     kind: Option<String>,
     /// Display total file sizes if the type is container
     #[arg(short, long)]
@@ -83,7 +83,7 @@ fn volume_json(volume: &crate::engine::Volume) -> Value {
 }
 
 /// Prints what was found, in a list or each by a template, and complains about what was not.
-fn show_found(found: &[Value], missing: &[String], format: Option<&str>) -> Outcome {
+pub(super) fn show_found(found: &[Value], missing: &[String], format: Option<&str>) -> Outcome {
     match format {
         None => say(&serde_json::to_string_pretty(&found).unwrap_or_default())?,
         Some(format) => {
@@ -121,13 +121,15 @@ impl Inspect {
                 Err(error) => Err(error),
             };
             let volume = || engine.find_volume(name).ok().map(|volume| volume_json(&volume));
+            let network = || engine.inspect_network(name).ok();
             let value = match kind {
                 Some("container") => container()?,
                 Some("image") => image()?,
                 Some("volume") => volume(),
+                Some("network") => network(),
                 _ => match container()? {
                     Some(value) => Some(value),
-                    None => image()?.or_else(volume),
+                    None => image()?.or_else(network).or_else(volume),
                 },
             };
             match value {

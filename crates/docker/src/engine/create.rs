@@ -9,7 +9,7 @@ use ferrite_runtime::image::{ImageRecord, ImageView};
 use super::{Engine, EngineError, Result, blocking};
 use crate::names;
 use crate::ports::parse_exposed;
-use crate::record::{Config, Container, HostConfig, MountKind, MountPoint, State};
+use crate::record::{Config, Container, HostConfig, Joined, MountKind, MountPoint, State};
 use crate::units;
 
 /// Less than this no program starts in.
@@ -25,6 +25,8 @@ pub struct CreateRequest {
     pub entrypoint: Option<Vec<String>>,
     pub host: HostConfig,
     pub mounts: Vec<VolumeRequest>,
+    /// By name or id; with none the container is on `host.network`.
+    pub networks: Vec<Joined>,
 }
 
 /// `-v` or `--mount`.
@@ -41,7 +43,7 @@ pub struct VolumeRequest {
     pub copy: bool,
 }
 
-fn new_id() -> String {
+pub(super) fn new_id() -> String {
     rand::random::<[u8; 32]>().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -131,6 +133,16 @@ fn check(host: &HostConfig) -> Result<()> {
     if host.shm_size < 0 {
         return fail("SHM size can not be less than 0");
     }
+    for (option, mode, allowed) in [
+        ("pid", &host.pid, &["", "host"][..]),
+        ("ipc", &host.ipc, &["", "host", "private", "shareable", "none"]),
+        ("uts", &host.uts, &["", "host"]),
+    ] {
+        let target = mode.strip_prefix("container:").is_some_and(|name| !name.is_empty() && option != "uts");
+        if !allowed.contains(&mode.as_str()) && !target {
+            return Err(EngineError::Invalid(format!("invalid {} mode: {mode}", option.to_uppercase())));
+        }
+    }
     let shares = host.network.starts_with("container:");
     if shares && !host.ports.is_empty() {
         return fail("conflicting options: port publishing and the container type network mode");
@@ -162,14 +174,23 @@ impl Engine {
                 request.name
             )));
         }
-        request.host.network = match request.host.network.as_str() {
-            "" | "default" | "bridge" => "bridge".into(),
-            "host" => "host".into(),
-            "none" => "none".into(),
-            other => match other.strip_prefix("container:") {
-                Some(target) => format!("container:{}", self.find(target)?.container.id),
-                None => return Err(EngineError::Invalid(format!("network {other} not found"))),
-            },
+        let named = |mode: &str| -> Result<String> {
+            match mode.strip_prefix("container:") {
+                Some(target) => Ok(format!("container:{}", self.find(target)?.container.id)),
+                None => Ok(mode.to_owned()),
+            }
+        };
+        let host = &mut request.host;
+        for mode in [&mut host.network, &mut host.pid, &mut host.ipc] {
+            *mode = named(mode)?;
+        }
+        if matches!(host.network.as_str(), "" | "default") {
+            host.network = "bridge".into();
+        }
+        request.networks = if host.is_on_networks() {
+            self.resolve_networks(&host.network, request.networks)?
+        } else {
+            Vec::new()
         };
         // Between looking an image up and having recorded who uses it nobody may remove it.
         let _lock = self.registry_lock().await?;
@@ -197,7 +218,7 @@ impl Engine {
         let id = new_id();
         let mut config = merge(request, &image)?;
         if config.hostname.is_empty() {
-            config.hostname = if request.host.network == "host" {
+            config.hostname = if request.host.network == "host" || request.host.uts == "host" {
                 nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default()
             } else {
                 id[..12].to_owned()
@@ -213,6 +234,7 @@ impl Engine {
             config,
             host: request.host.clone(),
             mounts: Vec::new(),
+            networks: request.networks.clone(),
         };
         container.mounts = self.make_mounts(request, &container)?;
         let directory = self.directory(&id);
@@ -333,6 +355,9 @@ mod tests {
                     ..good.clone()
                 },
             ),
+            ("PID mode", HostConfig { pid: "container:".into(), ..good.clone() }),
+            ("IPC mode", HostConfig { ipc: "what".into(), ..good.clone() }),
+            ("UTS mode", HostConfig { uts: "container:a".into(), ..good.clone() }),
             ("add-host", HostConfig { extra_hosts: vec!["a:b".into()], ..good.clone() }),
         ];
         for (want, host) in rows {

@@ -1,6 +1,6 @@
 //! A container in the words of the container runtime interface, and what it has no words for. Pure.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ferrite_cri::{MASKED_PATHS, READONLY_PATHS, v1};
 use oci_spec::runtime::{LinuxPids, Mount, PosixRlimitBuilder, PosixRlimitType, Spec};
@@ -14,6 +14,8 @@ pub(super) fn namespaces(host: &HostConfig) -> v1::NamespaceOption {
     let network = if host.network == "host" { Node } else { Pod };
     let pid = match host.pid.as_str() {
         "host" => Node,
+        // The runtime is told which one.
+        other if other.starts_with("container:") => Pod,
         // A first process that reaps, and the program below it.
         _ if host.init => Pod,
         _ => Container,
@@ -41,7 +43,8 @@ pub(super) fn resources(host: &HostConfig) -> v1::LinuxContainerResources {
     }
 }
 
-pub(super) fn security(host: &HostConfig) -> Result<v1::LinuxContainerSecurityContext> {
+/// `groups`: the numbers of `group_add`.
+pub(super) fn security(host: &HostConfig, groups: Vec<i64>) -> Result<v1::LinuxContainerSecurityContext> {
     use v1::security_profile::ProfileType;
     let profile = |kind: ProfileType, path: &str| v1::SecurityProfile {
         profile_type: kind.into(),
@@ -59,13 +62,9 @@ pub(super) fn security(host: &HostConfig) -> Result<v1::LinuxContainerSecurityCo
         seccomp: Some(profile(ProfileType::RuntimeDefault, "")),
         masked_paths: MASKED_PATHS.iter().map(|path| (*path).to_owned()).collect(),
         readonly_paths: READONLY_PATHS.iter().map(|path| (*path).to_owned()).collect(),
+        supplemental_groups: groups,
         ..Default::default()
     };
-    for group in &host.group_add {
-        let number =
-            group.parse().map_err(|_| EngineError::Invalid(format!("Unable to find group {group}")))?;
-        security.supplemental_groups.push(number);
-    }
     for option in &host.security_opt {
         let (key, value) = option.split_once([':', '=']).unwrap_or((option, "true"));
         match (key, value) {
@@ -84,6 +83,19 @@ pub(super) fn security(host: &HostConfig) -> Result<v1::LinuxContainerSecurityCo
         }
     }
     Ok(security)
+}
+
+/// The numbers of groups given by number or by their name in `/etc/group`.
+pub(super) fn groups(wanted: &[String], file: &str) -> Result<Vec<i64>> {
+    let find = |name: &String| {
+        let named = file.lines().find_map(|line| {
+            let mut fields = line.split(':');
+            (fields.next() == Some(name)).then(|| fields.nth(1)?.trim().parse::<u32>().ok())?
+        });
+        let number = named.or_else(|| name.parse().ok());
+        number.map(i64::from).ok_or_else(|| EngineError::Invalid(format!("Unable to find group {name}")))
+    };
+    wanted.iter().map(find).collect()
 }
 
 fn rlimit(name: &str) -> Option<PosixRlimitType> {
@@ -134,6 +146,7 @@ pub(super) fn adjust(spec: &mut Spec, host: &HostConfig) {
     let mut mounts: Vec<Mount> = mounts
         .into_iter()
         .filter(|mount| !host.tmpfs.contains_key(&mount.destination().display().to_string()))
+        .filter(|mount| host.ipc != "none" || mount.destination() != Path::new("/dev/shm"))
         .collect();
     for (path, options) in &host.tmpfs {
         let mut all = vec!["nosuid".to_owned(), "nodev".to_owned()];
@@ -199,8 +212,18 @@ mod tests {
         assert_eq!((resources.cpu_quota, resources.cpu_period), (50_000, 100_000));
         assert_eq!(resources.memory_swap_limit_in_bytes, 128 << 20);
         let host = HostConfig { security_opt: vec!["no-new-privileges".into()], ..Default::default() };
-        assert!(security(&host).unwrap().no_new_privs);
+        assert!(security(&host, Vec::new()).unwrap().no_new_privs);
         let host = HostConfig { security_opt: vec!["nonsense".into()], ..Default::default() };
-        assert!(security(&host).is_err());
+        assert!(security(&host, Vec::new()).is_err());
+    }
+
+    #[test]
+    fn group_names() {
+        let file = "root:x:0:\nvideo:x:44:a,b\n7:x:70:\nbad:x:-1:\n";
+        let list = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
+        assert_eq!(groups(&list(&["video", "1000", "7"]), file).unwrap(), [44, 1000, 70], "names go first");
+        for unknown in ["audio", "bad", "-1", ""] {
+            assert!(groups(&list(&[unknown]), file).is_err(), "{unknown:?}");
+        }
     }
 }

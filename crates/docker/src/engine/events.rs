@@ -55,6 +55,21 @@ impl Engine {
         });
     }
 
+    pub(super) fn note_network(&self, network: &super::Network, action: &str, container: Option<&str>) {
+        let mut attributes = BTreeMap::from([
+            ("name".to_owned(), network.name.clone()),
+            ("type".to_owned(), network.driver.clone()),
+        ]);
+        attributes.extend(container.map(|id| ("container".to_owned(), id.to_owned())));
+        self.append(&Event {
+            time: units::now(),
+            kind: "network".into(),
+            action: action.into(),
+            id: network.id.clone(),
+            attributes,
+        });
+    }
+
     fn append(&self, event: &Event) {
         let path = self.paths.events();
         let result = serde_json::to_vec(event).map_err(io::Error::from).and_then(|mut line| {

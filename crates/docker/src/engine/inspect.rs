@@ -2,11 +2,51 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Engine, Result, View};
-use crate::record::{MountKind, Status};
+use super::networks::hardware_address;
+use super::{Engine, Network, Result, View};
+use crate::record::{Container, Joined, MountKind, Status};
 use crate::units::rfc3339;
 
 impl Engine {
+    /// A container's networks by name, with its address on each while it runs.
+    fn inspect_endpoints(&self, container: &Container, runs: bool) -> Result<Value> {
+        let mut networks = Map::new();
+        let now = if runs { self.endpoints_of(&container.id)? } else { Vec::new() };
+        let mut add = |network: &Network, joined: Option<&Joined>| {
+            let endpoint = now.iter().find(|(known, _)| known.id == network.id).map(|(_, endpoint)| endpoint);
+            let address = endpoint.and_then(|endpoint| endpoint.address);
+            let place = self.gateway_on(network).filter(|_| address.is_some());
+            let aliases = joined.map(|joined| &joined.aliases).filter(|aliases| !aliases.is_empty());
+            let names = [container.name.clone(), container.id[..12.min(container.id.len())].to_owned()];
+            let names = (!network.is_predefined()).then(|| {
+                let own = names.iter().cloned();
+                own.chain(aliases.into_iter().flatten().cloned()).collect::<Vec<_>>()
+            });
+            let wanted = joined.and_then(|joined| joined.ip).map(|ip| json!({"IPv4Address": ip.to_string()}));
+            networks.insert(
+                network.name.clone(),
+                json!({
+                    "IPAMConfig": wanted, "Links": null, "Aliases": aliases, "DNSNames": names,
+                    "NetworkID": network.id, "EndpointID": "",
+                    "Gateway": place.map(|(gateway, _)| gateway.to_string()).unwrap_or_default(),
+                    "IPAddress": address.map(|address| address.to_string()).unwrap_or_default(),
+                    "IPPrefixLen": place.map_or(0, |(_, range)| range.prefix()), "IPv6Gateway": "",
+                    "GlobalIPv6Address": "", "GlobalIPv6PrefixLen": 0,
+                    "MacAddress": address.map(hardware_address).unwrap_or_default(), "DriverOpts": null,
+                }),
+            );
+        };
+        for joined in &container.networks {
+            if let Ok(network) = self.find_network(&joined.network) {
+                add(&network, Some(joined));
+            }
+        }
+        if matches!(container.host.network.as_str(), "host" | "none") {
+            add(&self.find_network(&container.host.network)?, None);
+        }
+        Ok(Value::Object(networks))
+    }
+
     /// `inspect` of a container.
     pub fn inspect(&self, name: &str) -> Result<Value> {
         let View { container, state } = self.find(name)?;
@@ -15,19 +55,6 @@ impl Engine {
         let directory = self.directory(&container.id);
         let file = |name: &str| directory.join(name).display().to_string();
         let task = state.task.as_ref();
-        let ip = task.and_then(|task| task.ips.first().cloned()).unwrap_or_default();
-        let connected = !ip.is_empty();
-        let (gateway, prefix) = match self.gateway().filter(|_| connected) {
-            Some((gateway, range)) => (gateway.to_string(), range.prefix()),
-            None => (String::new(), 0),
-        };
-        let mac = ip.parse::<std::net::Ipv4Addr>().map_or_else(
-            |_| String::new(),
-            |ip| {
-                let [a, b, c, d] = ip.octets();
-                format!("0a:58:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
-            },
-        );
         let mut ports = Map::new();
         for (port, protocol) in &config.exposed {
             ports.insert(format!("{port}/{protocol}"), Value::Null);
@@ -56,16 +83,9 @@ impl Engine {
                 }));
             }
         }
-        let endpoint = json!({
-            "IPAMConfig": null, "Links": null, "Aliases": null, "NetworkID": "", "EndpointID": "",
-            "Gateway": gateway, "IPAddress": ip, "IPPrefixLen": prefix, "IPv6Gateway": "",
-            "GlobalIPv6Address": "", "GlobalIPv6PrefixLen": 0, "MacAddress": mac, "DriverOpts": null,
-        });
-        let networks = if host.network.starts_with("container:") {
-            json!({})
-        } else {
-            json!({host.network.as_str(): endpoint})
-        };
+        let networks = self.inspect_endpoints(&container, state.status.runs())?;
+        // What a container on the default network alone has always shown here.
+        let first = &networks[host.network.as_str()];
         let exposed: Map<String, Value> =
             config.exposed.iter().map(|(port, protocol)| (format!("{port}/{protocol}"), json!({}))).collect();
         let volumes: Map<String, Value> =
@@ -128,6 +148,7 @@ impl Engine {
             "GroupAdd": list(&host.group_add),
             "IpcMode": if host.ipc.is_empty() { "private" } else { &host.ipc },
             "PidMode": host.pid,
+            "UTSMode": host.uts,
             "Privileged": host.privileged,
             "PublishAllPorts": host.publish_all,
             "ReadonlyRootfs": host.read_only,
@@ -178,10 +199,10 @@ impl Engine {
             "Bridge": "",
             "SandboxKey": task.map(|task| task.network_namespace()),
             "Ports": ports,
-            "Gateway": gateway,
-            "IPAddress": ip,
-            "IPPrefixLen": prefix,
-            "MacAddress": mac,
+            "Gateway": if host.network == "bridge" { first["Gateway"].clone() } else { "".into() },
+            "IPAddress": if host.network == "bridge" { first["IPAddress"].clone() } else { "".into() },
+            "IPPrefixLen": if host.network == "bridge" { first["IPPrefixLen"].clone() } else { 0.into() },
+            "MacAddress": if host.network == "bridge" { first["MacAddress"].clone() } else { "".into() },
             "Networks": networks,
         });
         Ok(json!({

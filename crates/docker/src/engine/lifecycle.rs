@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use ferrite_runtime::standalone::{Exit, Task, signal_from_name};
+use ferrite_runtime::standalone::{Ending, Exit, Task, signal_from_name};
 
 use super::{Engine, EngineError, Result, View};
 use crate::names;
@@ -145,6 +145,9 @@ impl Engine {
         let (_lock, mut view) = self.locked(&id).await?;
         let old = std::mem::replace(&mut view.container.name, new.to_owned());
         view.container.write(&self.directory(&id)).map_err(EngineError::io("record container"))?;
+        let turn = self.turn().await?;
+        let networks: Vec<_> = self.endpoints_of(&id)?.into_iter().map(|(network, _)| network).collect();
+        self.refresh_hosts(&turn, &networks)?;
         self.note(&view.container, "rename", &[("oldName", format!("/{old}"))]);
         Ok(())
     }
@@ -152,24 +155,27 @@ impl Engine {
     /// Waits until a container does not run; answers its exit code.
     pub async fn wait(&self, name: &str) -> Result<i32> {
         let id = self.find(name)?.container.id;
-        let state = match self.view(&id) {
-            Ok(view) => view.state,
+        // While it is locked nobody clears away how it ended.
+        let (lock, view) = match self.locked(&id).await {
+            Ok(locked) => locked,
             // Gone since: it ended without anybody having asked for its code in time.
             Err(EngineError::NoSuchContainer(_)) => return Ok(0),
             Err(error) => return Err(error),
         };
-        match (state.status, state.task) {
+        match (view.state.status, view.state.task) {
             (Status::Running | Status::Paused, Some(task)) => {
-                Ok(task.wait().await.map_or(LOST, |exit: Exit| exit.code))
+                let ending = task.ending().await;
+                drop(lock);
+                Ok(ending.wait().await.map_or(LOST, |exit| exit.code))
             }
-            _ => Ok(state.exit_code),
+            _ => Ok(view.state.exit_code),
         }
     }
 
     /// Waits for the end of this very run and until everything that follows from it is done. Answers how
     /// it ended.
-    pub async fn wait_settled(&self, id: &str, task: &Task) -> Result<Option<Exit>> {
-        let exit = task.wait().await;
+    pub async fn wait_settled(&self, id: &str, ending: Ending) -> Result<Option<Exit>> {
+        let exit = ending.wait().await;
         self.settle(id).await?;
         Ok(exit)
     }
@@ -225,10 +231,15 @@ impl Engine {
             }
         }
         self.clear_doomed();
+        self.clear_groups();
+        Ok(())
+    }
+
+    /// Without containers there are no control groups.
+    pub(super) fn clear_groups(&self) {
         if self.list().is_ok_and(|all| all.is_empty()) {
             ferrite_runtime::standalone::remove_empty_groups(&self.paths.cgroup());
         }
-        Ok(())
     }
 
     /// Finishes removals that were interrupted.

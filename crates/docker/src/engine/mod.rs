@@ -2,13 +2,16 @@
 
 mod create;
 mod describe;
+mod ending;
 mod events;
 pub(crate) mod files;
+mod hosts;
 mod images;
 mod inspect;
 mod lifecycle;
 mod logs;
 mod network;
+mod networks;
 mod start;
 mod volumes;
 
@@ -26,8 +29,10 @@ use crate::record::{self, Container, Lock, State};
 pub use create::{CreateRequest, VolumeRequest};
 pub use events::{Event, Follow};
 pub use files::{Change, ChangeKind};
+pub use hosts::Endpoint;
 pub use images::{ImageSummary, Pulled, Removed, familiar};
 pub use logs::LogLine;
+pub use networks::{Network, NetworkRequest};
 pub use start::start_failure_code;
 pub use volumes::Volume;
 
@@ -41,6 +46,8 @@ pub enum EngineError {
     NoSuchImage(String),
     #[error("get {0}: no such volume")]
     NoSuchVolume(String),
+    #[error("network {0} not found")]
+    NoSuchNetwork(String),
     /// The object is not in a state for that, or the name is taken.
     #[error("{0}")]
     Conflict(String),

@@ -1,17 +1,22 @@
-//! The `bridge` network: one bridge per engine, opened for as long as a change takes.
+//! A container's way to its networks: a bridge for each, opened for as long as a change takes.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use ferrite_cri::with_causes;
-use ferrite_network::{Attachment, Bridge, BridgeConfig, Cidr, NetworkError, PodNetwork, PodRef};
+use ferrite_network::{
+    Attachment, Bridge, BridgeConfig, Cidr, Isolation, NetworkError, PodNetwork, PodRef, Port,
+};
 
+use super::hosts::{Endpoint, base_hosts};
+use super::networks::Network;
 use super::{Engine, EngineError, Result, blocking};
-use crate::record::{self, Container, Lock};
+use crate::record::{self, Container, Joined, Lock};
 
 const MTU: u32 = 1500;
-/// What [`subnet`] chose is kept here.
+/// What [`Engine::subnet`] chose is kept here.
 const SUBNET: &str = "subnet";
 
 /// The ranges docker tries, in its order.
@@ -20,10 +25,11 @@ fn candidates() -> impl Iterator<Item = (Ipv4Addr, u8)> {
     large.chain((0..=240).step_by(16).map(|third| (Ipv4Addr::new(192, 168, third, 0), 20)))
 }
 
-/// The first range that overlaps no route of the host. `routes` is `/proc/net/route`.
-fn free_range(routes: &str) -> Option<Cidr> {
+/// The first range that overlaps no route of the host and none that is `taken`. `routes` is
+/// `/proc/net/route`.
+fn free_range(routes: &str, taken: &[Cidr]) -> Option<Cidr> {
     let number = |text: &str| u32::from_str_radix(text, 16).ok().map(u32::from_be);
-    let taken: Vec<Cidr> = routes
+    let routed: Vec<Cidr> = routes
         .lines()
         .skip(1)
         .filter_map(|line| {
@@ -35,63 +41,203 @@ fn free_range(routes: &str) -> Option<Cidr> {
         .collect();
     candidates()
         .filter_map(|(address, prefix)| Cidr::new(address, prefix).ok())
-        .find(|range| !taken.iter().any(|known| known.covers(*range) || range.covers(*known)))
+        .find(|range| !routed.iter().chain(taken).any(|known| overlap(*known, *range)))
+}
+
+pub(super) fn overlap(a: Cidr, b: Cidr) -> bool {
+    a.covers(b) || b.covers(a)
+}
+
+fn gateway_of(range: Cidr) -> Option<Ipv4Addr> {
+    range.nth(1)
+}
+
+fn internal(error: &NetworkError) -> EngineError {
+    EngineError::Internal(with_causes(error))
 }
 
 impl Engine {
-    /// The containers' range, chosen when the first of them starts.
-    pub(super) fn subnet(&self) -> Result<Cidr> {
-        let directory = self.paths.network();
-        std::fs::create_dir_all(&directory).map_err(EngineError::io("create network state"))?;
-        let path = directory.join(SUBNET);
-        if let Some(known) = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()) {
-            return Ok(known);
-        }
+    /// A range for a new network.
+    pub(super) fn new_range(&self) -> Result<Cidr> {
         let routes = std::fs::read_to_string("/proc/self/net/route").unwrap_or_default();
-        let range = free_range(&routes)
-            .ok_or_else(|| EngineError::Internal("could not find an available IPv4 address pool".into()))?;
-        record::write(&path, range.to_string().as_bytes()).map_err(EngineError::io("record the network"))?;
-        Ok(range)
-    }
-
-    /// The gateway of the bridge, once there is one.
-    pub(super) fn gateway(&self) -> Option<(Ipv4Addr, Cidr)> {
-        let text = std::fs::read_to_string(self.paths.network().join(SUBNET)).ok()?;
-        let range: Cidr = text.trim().parse().ok()?;
-        Some((range.nth(1)?, range))
-    }
-
-    /// Opens the bridge for one change; others wait.
-    async fn bridge(&self) -> Result<(Lock, std::sync::Arc<Bridge>)> {
-        let engine = self.clone();
-        let (lock, range) = blocking(move || {
-            let directory = engine.paths.network();
-            std::fs::create_dir_all(&directory).map_err(EngineError::io("create network state"))?;
-            let lock = record::lock(&directory.join("turn")).map_err(EngineError::io("lock the network"))?;
-            Ok((lock, engine.subnet()?))
+        let mut taken: Vec<Cidr> = self.user_networks()?.iter().filter_map(|n| n.subnet).collect();
+        taken.extend(self.default_range());
+        free_range(&routes, &taken).ok_or_else(|| {
+            EngineError::Internal(
+                "could not find an available, non-overlapping IPv4 address pool among the defaults to assign to \
+                 the network"
+                    .into(),
+            )
         })
-        .await?;
+    }
+
+    /// The default network's range, once it has one.
+    pub(super) fn default_range(&self) -> Option<Cidr> {
+        std::fs::read_to_string(self.paths.network().join(SUBNET)).ok()?.trim().parse().ok()
+    }
+
+    /// The gateway of the default network, once there is one.
+    pub(super) fn gateway(&self) -> Option<Ipv4Addr> {
+        gateway_of(self.default_range()?)
+    }
+
+    /// The gateway and range of any network.
+    pub(super) fn gateway_on(&self, network: &Network) -> Option<(Ipv4Addr, Cidr)> {
+        let range = if network.is_predefined() { self.default_range()? } else { network.subnet? };
+        Some((gateway_of(range)?, range))
+    }
+
+    /// Held by whoever changes networks or who is on them; others wait.
+    pub(super) async fn turn(&self) -> Result<Lock> {
+        let directory = self.paths.network();
+        blocking(move || {
+            std::fs::create_dir_all(&directory).map_err(EngineError::io("create network state"))?;
+            record::lock(&directory.join("turn")).map_err(EngineError::io("lock the network"))
+        })
+        .await
+    }
+
+    /// Opens a network's bridge for one change.
+    pub(super) async fn bridge(&self, turn: &Lock, network: &Network) -> Result<Arc<Bridge>> {
+        if !network.is_predefined() && !forwarding() {
+            // Whoever turns forwarding on turns it off when it goes. The default network never goes.
+            Box::pin(self.open_bridge(turn, &self.default_network())).await?;
+        }
+        Box::pin(self.open_bridge(turn, network)).await
+    }
+
+    async fn open_bridge(&self, _turn: &Lock, network: &Network) -> Result<Arc<Bridge>> {
+        let range = match network.subnet {
+            Some(range) => range,
+            None => self.choose_default_range()?,
+        };
         let config = BridgeConfig {
-            name: self.paths.bridge(),
+            name: network.link(&self.paths),
             pod_cidr: range,
             cluster_cidr: range,
             service_cidr: None,
-            state: self.paths.network().join("bridge"),
+            state: self.network_directory(network).join("bridge"),
             mtu: MTU,
         };
-        let bridge =
-            Bridge::open(config).await.map_err(|error| EngineError::Internal(with_causes(&error)))?;
-        Ok((lock, bridge))
+        let bridge = Bridge::open(config).await.map_err(|error| internal(&error))?;
+        let isolation = if network.internal { Isolation::Internal } else { Isolation::Incoming };
+        if let Err(error) = bridge.isolate(isolation).await {
+            // A network that must not be left is none without this; others only lose a wall between them.
+            if network.internal {
+                return Err(internal(&error));
+            }
+            tracing::warn!(error = with_causes(&error), network = network.name, "it is not set apart");
+        }
+        Ok(bridge)
+    }
+
+    pub(super) fn choose_default_range(&self) -> Result<Cidr> {
+        if let Some(known) = self.default_range() {
+            return Ok(known);
+        }
+        let range = self.new_range()?;
+        record::write(&self.paths.network().join(SUBNET), range.to_string().as_bytes())
+            .map_err(EngineError::io("record the network"))?;
+        Ok(range)
+    }
+
+    /// The networks a container is to be on, the first of them first.
+    fn networks_of(&self, container: &Container) -> Result<Vec<(Network, Joined)>> {
+        if !container.host.is_on_networks() {
+            return Ok(Vec::new());
+        }
+        let mut wanted = container.networks.clone();
+        if wanted.is_empty() {
+            // It has left them all: a start begins with the one it was made for.
+            let network = self.find_network(&container.host.network)?;
+            wanted.push(Joined { network: network.id, ..Default::default() });
+        }
+        wanted.into_iter().map(|joined| Ok((self.find_network(&joined.network)?, joined))).collect()
+    }
+
+    /// Puts a container's namespace on a network.
+    pub(super) async fn join(
+        &self,
+        turn: &Lock,
+        container: &Container,
+        netns: &Path,
+        (network, joined): (&Network, &Joined),
+        (link, default_route): (String, bool),
+    ) -> Result<Ipv4Addr> {
+        let mut endpoint = Endpoint { container: container.id.clone(), link: link.clone(), address: None };
+        // Before anything is made, so that what a killed command leaves is found.
+        self.write_endpoint(turn, network, &endpoint)?;
+        let bridge = self.bridge(turn, network).await?;
+        let pod =
+            PodRef { namespace: "docker".into(), name: container.name.clone(), uid: container.id.clone() };
+        let port = Port { link, address: joined.ip, default_route };
+        let address = Box::pin(bridge.attach_port(&owner(container, network), netns, &pod, &port))
+            .await
+            .map_err(|error| internal(&error))?;
+        endpoint.address = Some(address);
+        self.write_endpoint(turn, network, &endpoint)?;
+        Ok(address)
+    }
+
+    /// Takes a container off a network, whatever of it is there.
+    pub(super) async fn leave(
+        &self,
+        turn: &Lock,
+        container: &Container,
+        netns: &Path,
+        network: &Network,
+    ) -> Result<()> {
+        let bridge = self.bridge(turn, network).await?;
+        bridge.detach(&owner(container, network), netns).await.map_err(|error| internal(&error))?;
+        self.remove_endpoint(turn, network, &container.id)
+    }
+
+    async fn leave_all(&self, turn: &Lock, container: &Container, netns: &Path) -> Result<()> {
+        let networks: Vec<Network> =
+            self.endpoints_of(&container.id)?.into_iter().map(|(network, _)| network).collect();
+        for network in &networks {
+            self.leave(turn, container, netns, network).await?;
+        }
+        self.refresh_hosts(turn, &networks)
+    }
+
+    async fn join_all(&self, container: &Container, netns: &Path) -> Result<Vec<IpAddr>> {
+        let turn = self.turn().await?;
+        let wanted = self.networks_of(container)?;
+        let way_out = wanted.iter().position(|(network, _)| !network.internal);
+        let mut addresses = Vec::new();
+        for (index, (network, joined)) in wanted.iter().enumerate() {
+            let port = (format!("eth{index}"), way_out == Some(index));
+            match self.join(&turn, container, netns, (network, joined), port).await {
+                Ok(address) => addresses.push(address.into()),
+                Err(error) => {
+                    self.leave_all(&turn, container, netns).await?;
+                    return Err(error);
+                }
+            }
+        }
+        // The file a running container had stays the same one: it is mounted.
+        std::fs::write(self.hosts_path(container), base_hosts(container, self.gateway()))
+            .map_err(EngineError::io("write /etc/hosts"))?;
+        self.refresh_hosts_of(&turn, container)?;
+        let networks: Vec<Network> = wanted.into_iter().map(|(network, _)| network).collect();
+        self.refresh_hosts(&turn, &networks)?;
+        Ok(addresses)
     }
 }
 
-/// A container's way to its network.
+fn forwarding() -> bool {
+    std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").is_ok_and(|text| text.trim() != "0")
+}
+
+/// The name of a container's reservation on a network.
+fn owner(container: &Container, network: &Network) -> String {
+    format!("{}.{}", container.id, &network.id[..12.min(network.id.len())])
+}
+
+/// A container's networks, as its runtime asks for them.
 pub(super) struct ContainerNetwork {
     pub(super) engine: Engine,
-    /// `none` has only a loopback interface.
-    pub(super) connected: bool,
-    /// Written once the address is known.
-    pub(super) hosts: PathBuf,
     pub(super) container: Container,
 }
 
@@ -103,31 +249,21 @@ fn failed(error: &EngineError) -> NetworkError {
 impl PodNetwork for ContainerNetwork {
     async fn attach(
         &self,
-        sandbox: &str,
+        _: &str,
         netns: &Path,
-        pod: &PodRef,
+        _: &PodRef,
     ) -> std::result::Result<Attachment, NetworkError> {
-        let mut ips = Vec::new();
-        if self.connected {
-            let (_lock, bridge) = self.engine.bridge().await.map_err(|error| failed(&error))?;
-            ips = bridge.attach(sandbox, netns, pod).await?.ips;
-        }
-        let gateway = self.engine.gateway().map(|(gateway, _)| gateway.to_string());
-        let text = hosts_file(&self.container, ips.first().map(ToString::to_string).as_deref(), gateway);
-        std::fs::write(&self.hosts, text).map_err(|source| NetworkError::State {
-            path: self.hosts.clone(),
-            what: "write",
-            source,
-        })?;
+        let ips =
+            Box::pin(self.engine.join_all(&self.container, netns)).await.map_err(|error| failed(&error))?;
         Ok(Attachment { ips })
     }
 
-    async fn detach(&self, sandbox: &str, netns: &Path) -> std::result::Result<(), NetworkError> {
-        if !self.connected {
-            return Ok(());
-        }
-        let (_lock, bridge) = self.engine.bridge().await.map_err(|error| failed(&error))?;
-        bridge.detach(sandbox, netns).await
+    async fn detach(&self, _: &str, netns: &Path) -> std::result::Result<(), NetworkError> {
+        let left = async {
+            let turn = self.engine.turn().await?;
+            self.engine.leave_all(&turn, &self.container, netns).await
+        };
+        Box::pin(left).await.map_err(|error| failed(&error))
     }
 
     fn ready(&self) -> std::result::Result<(), String> {
@@ -135,23 +271,9 @@ impl PodNetwork for ContainerNetwork {
     }
 }
 
-/// `/etc/hosts` of a container with that address.
-pub(super) fn hosts_file(container: &Container, address: Option<&str>, gateway: Option<String>) -> String {
-    let mut text = String::from(
-        "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\n\
-         ff00::0\tip6-mcastprefix\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n",
-    );
-    for entry in &container.host.extra_hosts {
-        if let Some((name, address)) = entry.split_once([':', '=']) {
-            let host = gateway.clone().unwrap_or_else(|| "127.0.0.1".into());
-            let address = if address == "host-gateway" { host } else { address.to_owned() };
-            text.push_str(&format!("{address}\t{name}\n"));
-        }
-    }
-    if let Some(address) = address {
-        text.push_str(&format!("{address}\t{}\n", container.config.hostname));
-    }
-    text
+/// Where a running container's network namespace is pinned.
+pub(super) fn namespace_of(view: &super::View) -> Option<PathBuf> {
+    view.state.task.as_ref().filter(|task| task.runs()).map(|task| task.network_namespace())
 }
 
 #[cfg(test)]
@@ -164,24 +286,16 @@ mod tests {
         let default = "eth0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
         let docker0 = "docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n";
         let wide = "vpn0\t000010AC\t00000000\t0001\t0\t0\t0\t0000F0FF\t0\t0\t0\n";
-        for (routes, want) in [
-            (String::new(), "172.17.0.0/16"),
-            (format!("{head}{default}"), "172.17.0.0/16"),
-            (format!("{head}{default}{docker0}"), "172.18.0.0/16"),
-            (format!("{head}{wide}"), "192.168.0.0/20"),
+        for (routes, taken, want) in [
+            (String::new(), "", "172.17.0.0/16"),
+            (format!("{head}{default}"), "", "172.17.0.0/16"),
+            (format!("{head}{default}{docker0}"), "", "172.18.0.0/16"),
+            (format!("{head}{default}{docker0}"), "172.18.4.0/24", "172.19.0.0/16"),
+            (format!("{head}{wide}"), "", "192.168.0.0/20"),
         ] {
-            assert_eq!(free_range(&routes).map(|range| range.to_string()).as_deref(), Some(want), "{routes}");
-        }
-    }
-
-    #[test]
-    fn hosts() {
-        let mut container = Container::default();
-        container.config.hostname = "abc".into();
-        container.host.extra_hosts = vec!["db:10.0.0.1".into(), "up:host-gateway".into()];
-        let text = hosts_file(&container, Some("172.17.0.2"), Some("172.17.0.1".into()));
-        for line in ["10.0.0.1\tdb\n", "172.17.0.1\tup\n", "172.17.0.2\tabc\n", "127.0.0.1\tlocalhost\n"] {
-            assert!(text.contains(line), "{text}");
+            let taken: Vec<Cidr> = taken.parse().into_iter().collect();
+            let range = free_range(&routes, &taken).map(|range| range.to_string());
+            assert_eq!(range.as_deref(), Some(want), "{routes}");
         }
     }
 }

@@ -1,25 +1,23 @@
-//! Starting, and what follows an end.
+//! Starting.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use ferrite_cri::{v1, with_causes};
-use ferrite_runtime::standalone::{Streams, Task};
-use ferrite_runtime::{Extras, ImageConfigView, Rootfs, RootfsError, Runtime};
+use ferrite_runtime::standalone::{Ending, Streams, Task, open_layers, read_text};
+use ferrite_runtime::{Extras, ImageConfigView, JoinIpc, Rootfs, RootfsError, Runtime};
 
-use super::describe::{adjust, namespaces, resolver, resources, security};
-use super::network::{ContainerNetwork, hosts_file};
+use super::describe::{adjust, groups, namespaces, resolver, resources, security};
+use super::hosts::HOSTS;
+use super::network::ContainerNetwork;
 use super::{Engine, EngineError, Result, View};
 use crate::proxy::{self, Listener};
-use crate::record::{Container, LOST, Lock, State, Status};
-use crate::restart::{self, Ended};
+use crate::record::{Container, Lock, Status};
 use crate::units;
 
 /// Where the writable layer is, below a container's directory.
 pub(super) const LAYER: &str = "layer";
-const HOSTS: &str = "hosts";
 
 /// The image a container was made from, as its record has it: the image's name may mean another by now.
 struct RecordedImage(Container);
@@ -63,6 +61,14 @@ impl ferrite_cri::ImageService for RecordedImage {
     }
 }
 
+/// Namespaces of others that a container joins.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) network: Option<PathBuf>,
+    pub(super) pid: Option<PathBuf>,
+    pub(super) ipc: Option<JoinIpc>,
+}
+
 /// The exit code docker gives a start that failed.
 pub fn start_failure_code(message: &str) -> i32 {
     let has = |text: &str| message.contains(text);
@@ -76,7 +82,7 @@ pub fn start_failure_code(message: &str) -> i32 {
 }
 
 impl Engine {
-    fn runtime_config(&self, container: &Container, join: Option<PathBuf>) -> ferrite_runtime::Config {
+    fn runtime_config(&self, container: &Container, shared: Shared) -> ferrite_runtime::Config {
         let directory = self.directory(&container.id);
         let host = container.host.clone();
         let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
@@ -93,18 +99,16 @@ impl Engine {
             run: self.paths.container_run(&container.id),
             cgroup_parent: self.paths.cgroup(),
             supervisor: PathBuf::from("/proc/self/exe"),
-            network: Arc::new(ContainerNetwork {
-                engine: self.clone(),
-                connected: host.network == "bridge",
-                hosts: directory.join(HOSTS),
-                container: container.clone(),
-            }),
+            network: Arc::new(ContainerNetwork { engine: self.clone(), container: container.clone() }),
             images: Arc::new(RecordedImage(container.clone())),
             handlers: Default::default(),
             streaming_address: ([127, 0, 0, 1], 0).into(),
             extras: Extras {
                 writable: Some(directory.join(LAYER)),
-                join_network: join,
+                join_network: shared.network,
+                join_pid: shared.pid,
+                join_ipc: shared.ipc,
+                host_uts: host.uts == "host",
                 on_exit,
                 shm_size: u64::try_from(host.shm_size).ok().filter(|size| *size > 0),
                 adjust: Some(Arc::new(move |spec| adjust(spec, &host))),
@@ -113,8 +117,8 @@ impl Engine {
     }
 
     /// The container's runtime, whose records hold at most one sandbox.
-    async fn runtime(&self, container: &Container, join: Option<PathBuf>) -> Result<Arc<Runtime>> {
-        Runtime::open(self.runtime_config(container, join))
+    pub(super) async fn runtime(&self, container: &Container, shared: Shared) -> Result<Arc<Runtime>> {
+        Runtime::open(self.runtime_config(container, shared))
             .await
             .map_err(|error| EngineError::Internal(with_causes(&error)))
     }
@@ -175,7 +179,7 @@ impl Engine {
         if !mounts.iter().any(|mount| mount.container_path == "/etc/hosts") {
             mounts.push(v1::Mount {
                 container_path: "/etc/hosts".into(),
-                host_path: self.directory(&container.id).join(HOSTS).display().to_string(),
+                host_path: self.hosts_path(container).display().to_string(),
                 ..Default::default()
             });
         }
@@ -202,21 +206,21 @@ impl Engine {
             tty: config.tty,
             linux: Some(v1::LinuxContainerConfig {
                 resources: Some(resources(&container.host)),
-                security_context: Some(security(&container.host)?),
+                security_context: Some(security(&container.host, self.groups(container)?)?),
             }),
             ..Default::default()
         })
     }
 
     /// Starts a container that does not run, with whoever is to be attached from its first byte on. A
-    /// running one is left alone.
-    pub async fn start(&self, name: &str, attach: Option<Streams>) -> Result<()> {
+    /// running one is left alone. Answers this run and its end, which may have come already.
+    pub async fn start(&self, name: &str, attach: Option<Streams>) -> Result<(Task, Ending)> {
         let id = self.find(name)?.container.id;
         self.settle(&id).await?;
         let (lock, view) = self.locked(&id).await?;
-        match view.state.status {
-            Status::Running => return Ok(()),
-            Status::Paused => {
+        match (view.state.status, &view.state.task) {
+            (Status::Running, Some(task)) => return Ok((task.clone(), task.ending().await)),
+            (Status::Paused, _) => {
                 return Err(EngineError::Conflict(
                     "cannot start a paused container, try unpause instead".into(),
                 ));
@@ -224,20 +228,25 @@ impl Engine {
             _ => {}
         }
         let container = view.container.clone();
-        let started = self.start_locked(&lock, view, attach, 0).await;
-        if started.is_err() && container.host.auto_remove {
-            self.remove_locked(lock, &container, true)?;
+        match self.start_locked(&lock, view, attach, 0).await {
+            // Watched for while it is locked: nobody has cleared away how it ended yet.
+            Ok(task) => Ok((task.clone(), task.ending().await)),
+            Err(error) => {
+                if container.host.auto_remove {
+                    self.remove_locked(lock, &container, true)?;
+                }
+                Err(error)
+            }
         }
-        started
     }
 
-    async fn start_locked(
+    pub(super) async fn start_locked(
         &self,
         lock: &Lock,
         mut view: View,
         attach: Option<Streams>,
         restarts: u32,
-    ) -> Result<()> {
+    ) -> Result<Task> {
         let id = view.container.id.clone();
         let outcome = self.launch(lock, &view.container, attach).await;
         let state = &mut view.state;
@@ -250,6 +259,7 @@ impl Engine {
                 state.oom_killed = false;
                 state.exit_code = 0;
                 state.started_at = units::now();
+                state.waiter = None;
                 state.ports = listeners.iter().map(|listener| listener.port.clone()).collect();
                 state.task = Some(task.clone());
                 self.save(&id, state)?;
@@ -261,7 +271,7 @@ impl Engine {
                     }
                     self.save(&id, state)?;
                 }
-                Ok(())
+                Ok(task)
             }
             Err(error) => {
                 let text = error.to_string();
@@ -282,34 +292,16 @@ impl Engine {
         attach: Option<Streams>,
     ) -> Result<(Task, Vec<Listener>)> {
         let host = &container.host;
-        let listeners = if host.network == "bridge" { self.listen(container)? } else { Vec::new() };
+        let listeners = if host.is_on_networks() { self.listen(container)? } else { Vec::new() };
         let directory = self.directory(&container.id);
-        let mut join = None;
         let mut container = container.clone();
-        if let Some(target) = host.network.strip_prefix("container:") {
-            let target = self.find(target)?;
-            let task = target.state.task.filter(|_| target.state.status.runs()).ok_or_else(|| {
-                EngineError::Conflict(format!(
-                    "cannot join network of a non running container: {}",
-                    target.container.id
-                ))
-            })?;
-            container.config.hostname = target.container.config.hostname.clone();
-            match target.container.host.network.as_str() {
-                "host" => container.host.network = "host".into(),
-                _ => join = Some(task.network_namespace()),
-            }
-            let hosts = self.directory(&target.container.id).join(HOSTS);
-            std::fs::copy(hosts, directory.join(HOSTS)).map_err(EngineError::io("write /etc/hosts"))?;
-        } else if host.network == "host" {
+        let shared = self.share(&mut container)?;
+        if host.network == "host" {
             std::fs::copy("/etc/hosts", directory.join(HOSTS))
                 .map_err(EngineError::io("write /etc/hosts"))?;
-        } else {
-            let text = hosts_file(&container, None, None);
-            std::fs::write(directory.join(HOSTS), text).map_err(EngineError::io("write /etc/hosts"))?;
         }
         prepare_root(&directory.join(LAYER)).map_err(EngineError::io("prepare the container's layer"))?;
-        let runtime = self.runtime(&container, join).await?;
+        let runtime = self.runtime(&container, shared).await?;
         // Left by somebody who was killed in the middle.
         runtime.stop_everything().await?;
         let started = runtime
@@ -322,6 +314,68 @@ impl Engine {
             EngineError::Start(format!("failed to create task for container: failed to start: {text}"))
         })?;
         Ok((task, listeners))
+    }
+
+    /// What the container shares with others, which must run for it. What they share with the host the
+    /// container does too.
+    fn share(&self, container: &mut Container) -> Result<Shared> {
+        let running = |what: &str, target: &str| -> Result<(Container, Task)> {
+            let target = self.find(target)?;
+            match target.state.task.filter(|_| target.state.status.runs()) {
+                Some(task) => Ok((target.container, task)),
+                None => Err(EngineError::Conflict(format!(
+                    "cannot join {what} of a non running container: {}",
+                    target.container.id
+                ))),
+            }
+        };
+        let mut shared = Shared::default();
+        if let Some(target) = container.host.network.clone().strip_prefix("container:") {
+            let (target, task) = running("network", target)?;
+            container.config.hostname = target.config.hostname.clone();
+            match target.host.network.as_str() {
+                "host" => container.host.network = "host".into(),
+                _ => shared.network = Some(task.network_namespace()),
+            }
+            if container.host.network == "host" {
+                std::fs::copy(self.hosts_path(&target), self.directory(&container.id).join(HOSTS))
+                    .map_err(EngineError::io("write /etc/hosts"))?;
+            }
+        }
+        if let Some(target) = container.host.pid.clone().strip_prefix("container:") {
+            let (target, task) = running("PID", target)?;
+            match target.host.pid.as_str() {
+                "host" => container.host.pid = "host".into(),
+                _ => shared.pid = Some(task.namespace("pid")),
+            }
+        }
+        if let Some(target) = container.host.ipc.clone().strip_prefix("container:") {
+            let (target, task) = running("IPC", target)?;
+            match target.host.ipc.as_str() {
+                "host" => container.host.ipc = "host".into(),
+                "shareable" => shared.ipc = Some(task.ipc()),
+                _ => {
+                    return Err(EngineError::Conflict(format!(
+                        "can't join IPC of container {}: non-shareable IPC (hint: use IpcMode:shareable for the donor \
+                         container)",
+                        target.id
+                    )));
+                }
+            }
+        }
+        Ok(shared)
+    }
+
+    /// The numbers of the groups the container's user is in besides its own.
+    fn groups(&self, container: &Container) -> Result<Vec<i64>> {
+        let wanted = &container.host.group_add;
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let layer = self.directory(&container.id).join(LAYER);
+        let root =
+            open_layers(&container.lowers, &layer).map_err(EngineError::io("open the container's layers"))?;
+        groups(wanted, &read_text(&root, Path::new("/etc/group")))
     }
 
     /// Takes the ports of the host before anything runs: a taken one is an error of the start.
@@ -354,109 +408,6 @@ impl Engine {
             })
         });
         each.collect()
-    }
-
-    /// Notes that a container has ended, if it has: clears its traces, and decides what comes next. Whoever
-    /// sees the end first does it; for others there is nothing left to do.
-    pub(super) async fn settle(&self, id: &str) -> Result<Option<State>> {
-        let (lock, mut view) = match self.locked(id).await {
-            Ok(found) => found,
-            Err(EngineError::NoSuchContainer(_)) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let ended = view.state.status.runs() && !view.state.task.as_ref().is_some_and(Task::runs);
-        if !ended {
-            return Ok(Some(view.state));
-        }
-        let exit = view.state.task.as_ref().and_then(Task::exit);
-        let ran_ms =
-            exit.as_ref().map_or(0, |exit| (exit.finished_at - exit.started_at).max(0) as u64 / 1_000_000);
-        self.clear(&view.container, &mut view.state).await?;
-        let state = &mut view.state;
-        match exit {
-            Some(exit) => state.note_exit(exit.code, exit.finished_at, exit.oom_killed),
-            None => state.note_exit(LOST, units::now(), false),
-        }
-        if state.oom_killed {
-            self.note(&view.container, "oom", &[]);
-        }
-        self.note(&view.container, "die", &[("exitCode", state.exit_code.to_string())]);
-        let ended = Ended {
-            code: state.exit_code,
-            by_hand: state.by_hand,
-            restarts: state.restart_count,
-            last_delay_ms: state.restart_delay_ms,
-            ran_ms,
-        };
-        match restart::next_start(view.container.host.restart, ended) {
-            Some(delay) => {
-                state.status = Status::Restarting;
-                state.restart_delay_ms = delay;
-                state.restart_at = units::now() + delay as i64 * 1_000_000;
-            }
-            None => state.status = Status::Exited,
-        }
-        self.save(id, state)?;
-        if view.container.host.auto_remove {
-            self.remove_locked(lock, &view.container, true)?;
-            return Ok(None);
-        }
-        Ok(Some(view.state))
-    }
-
-    /// Takes away what an ended container had of the machine.
-    async fn clear(&self, container: &Container, state: &mut State) -> Result<()> {
-        if let Some(proxy) = state.proxy.take() {
-            proxy::end(&proxy);
-        }
-        let joined = container.host.network.starts_with("container:");
-        let runtime = self.runtime(container, joined.then(|| PathBuf::from("/proc/self/ns/net"))).await?;
-        let cleared = runtime.stop_everything().await;
-        runtime.close().await;
-        cleared?;
-        let _ = std::fs::remove_dir_all(self.paths.container_run(&container.id));
-        state.task = None;
-        state.ports.clear();
-        Ok(())
-    }
-
-    /// What a container's supervisor has us do when the container has ended: settle it, and start it again
-    /// if its policy says so.
-    pub async fn ended(&self, id: &str) -> Result<()> {
-        loop {
-            let Some(state) = self.settle(id).await? else { return Ok(()) };
-            if state.status != Status::Restarting {
-                return Ok(());
-            }
-            let wait = Duration::from_nanos(u64::try_from(state.restart_at - units::now()).unwrap_or(0));
-            tokio::time::sleep(wait).await;
-            let (lock, view) = match self.locked(id).await {
-                Ok(found) => found,
-                Err(EngineError::NoSuchContainer(_)) => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            // Meanwhile somebody may have stopped it, or started it by hand.
-            if view.state.status != Status::Restarting || view.state.restart_at != state.restart_at {
-                return Ok(());
-            }
-            let (policy, restarts) = (view.container.host.restart, view.state.restart_count + 1);
-            if self.start_locked(&lock, view, None, restarts).await.is_ok() {
-                return Ok(());
-            }
-            let mut view = self.view(id)?;
-            let ended = Ended {
-                code: view.state.exit_code,
-                by_hand: false,
-                restarts,
-                last_delay_ms: view.state.restart_delay_ms,
-                ran_ms: 0,
-            };
-            let Some(delay) = restart::next_start(policy, ended) else { return Ok(()) };
-            view.state.status = Status::Restarting;
-            view.state.restart_delay_ms = delay;
-            view.state.restart_at = units::now() + delay as i64 * 1_000_000;
-            self.save(id, &view.state)?;
-        }
     }
 }
 

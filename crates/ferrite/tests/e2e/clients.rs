@@ -31,7 +31,7 @@ fn the_python_client() {
 }
 
 /// Runs a task with a client that knows nothing but the kubeconfig.
-fn with_kube_rs<F, T>(world: &World, task: impl FnOnce(Client) -> F + Send + 'static) -> T
+pub fn with_kube_rs<F, T>(world: &World, task: impl FnOnce(Client) -> F + Send + 'static) -> T
 where
     F: Future<Output = T>,
     T: Send + 'static,
@@ -48,7 +48,7 @@ where
     })
 }
 
-fn object<K: serde::de::DeserializeOwned>(value: Value) -> K {
+pub fn object<K: serde::de::DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
 }
 

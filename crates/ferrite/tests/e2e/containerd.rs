@@ -171,9 +171,13 @@ spec:
     assert_eq!(world.kubectl(&["logs", "-f", "short"]), "done\n");
     world.kubectl(&["delete", "pod", "short"]);
 
-    // The cluster goes and comes back: the same container goes on.
+    // The cluster goes and comes back, without being told again where its pods are: the same container goes on.
     world.kill();
-    world.up();
+    let moved = ["up", "--container-runtime-endpoint", "unix:///run/other.sock"];
+    let refused = world.ferrite(&moved).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains(&containerd.socket()), "{said}");
+    world.start_again();
     let again = world.wait_ready("box");
     assert_eq!(container_status(&again)["containerID"], container_status(&pod)["containerID"]);
     let down = world.down(&[]);

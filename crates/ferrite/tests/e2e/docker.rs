@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 /// An engine of its own, removed with everything it made.
-struct Engine {
-    netns: Netns,
+pub(crate) struct Engine {
+    pub(crate) netns: Netns,
     dir: tempfile::TempDir,
 }
 
 impl Engine {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         assert!(nix::unistd::geteuid().is_root(), "the end-to-end tests run containers and need root");
         Self { netns: Netns::new(), dir: tempfile::Builder::new().prefix("fd").tempdir().unwrap() }
     }
 
     /// An engine that has an image called `web`.
-    fn with_image() -> Self {
+    pub(crate) fn with_image() -> Self {
         let engine = Self::new();
         let archive = engine.path("web.tar");
         web_image(&archive, "web:latest", "hello");
@@ -28,30 +28,30 @@ impl Engine {
         engine
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         // A bound for everything: what hangs must not hang the suite.
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", "120"]).arg(ferrite());
         self.finish(command, arguments)
     }
 
-    fn finish(&self, mut command: Command, arguments: &[&str]) -> Command {
+    pub(crate) fn finish(&self, mut command: Command, arguments: &[&str]) -> Command {
         command.args(["docker", "--data-dir"]).arg(self.path("d")).args(arguments);
         command.env("HOME", self.dir.path()).stdin(Stdio::null());
         self.netns.enter(&mut command);
         command
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
         self.command(arguments).output().unwrap()
     }
 
     /// What a command that must succeed prints.
-    fn ok(&self, arguments: &[&str]) -> String {
+    pub(crate) fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         assert!(
@@ -65,24 +65,33 @@ impl Engine {
     }
 
     /// The exit code and the complaint of a command that must fail.
-    fn fails(&self, arguments: &[&str]) -> (i32, String) {
+    pub(crate) fn fails(&self, arguments: &[&str]) -> (i32, String) {
         let output = self.run(arguments);
         assert!(!output.status.success(), "{arguments:?} did not fail");
         (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    fn inspect(&self, name: &str, template: &str) -> String {
+    pub(crate) fn inspect(&self, name: &str, template: &str) -> String {
         self.ok(&["inspect", "-f", template, name]).trim_end().to_owned()
     }
 
-    fn wait_for(&self, name: &str, template: &str, want: &str) {
+    pub(crate) fn wait_for(&self, name: &str, template: &str, want: &str) {
         eventually(&format!("{name}: {template} is {want}"), || {
             (self.inspect(name, template) == want).then_some(())
         });
     }
 
+    /// The control groups this engine has.
+    pub(crate) fn groups(&self) -> Vec<PathBuf> {
+        let name = ferrite_docker::Paths::new(&self.path("d")).cgroup();
+        let root = Path::new("/sys/fs/cgroup");
+        let below = std::fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+        let places = below.chain([root.to_owned()]).map(|mount| mount.join(name.trim_start_matches('/')));
+        places.filter(|group| group.exists()).collect()
+    }
+
     /// What is left of this engine on the machine.
-    fn traces(&self) -> Vec<String> {
+    pub(crate) fn traces(&self) -> Vec<String> {
         let data = self.path("d").display().to_string();
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
         let mut traces: Vec<String> =
@@ -107,6 +116,7 @@ impl Drop for Engine {
         }
         if !std::thread::panicking() {
             eventually("everything is gone", || self.traces().is_empty().then_some(()));
+            eventually("its control groups are gone", || self.groups().is_empty().then_some(()));
         }
     }
 }

@@ -83,6 +83,7 @@ fn verbs_on_pods() {
     let world = World::start();
     rollouts(&world);
     into_pods(&world);
+    onto_nodes(&world);
     drains(&world);
 }
 
@@ -176,7 +177,14 @@ fn outputs(world: &World) {
             ("get --raw /apis/apps/v1", "\"APIResourceList\""),
             ("get ingress", "front   <none>   a.example             80, 443"),
             ("get cronjob", "often   */5 * * * *"),
+            ("explain pod", "Containers that run together on one node"),
             ("explain pod.spec.containers.image", "FIELD: image <string>"),
+            ("explain pod.spec.restartPolicy", "ENUM:\n    Always\n    Never\n    OnFailure\n"),
+            ("explain pod.spec.containers", "  name\t<string> -required-\n    Name, unique within the pod"),
+            (
+                "explain deployment.spec.strategy",
+                "  enum: Recreate, RollingUpdate\n    RollingUpdate (default)",
+            ),
             ("explain deployment --recursive", "    maxSurge\t<IntOrString>"),
             ("explain horizontalpodautoscaler --api-version=autoscaling/v1", "VERSION:    v1"),
             ("api-resources", "deployments                         deploy       apps/v1"),
@@ -411,6 +419,9 @@ fn rollouts(world: &World) {
             ("rollout history deployment/web", "4         <none>"),
             ("rollout pause deployment/web", "paused"),
             ("rollout resume deployment/web", "resumed"),
+            ("rollout restart deployment/web", "restarted"),
+            ("rollout status deployment/web", "successfully rolled out"),
+            ("rollout history deployment/web", "5         <none>"),
             ("wait --for=condition=Available deployment/web --timeout=30s", "condition met"),
             ("scale deployment/web --replicas=1 --current-replicas=2", "scaled"),
             ("events --for deployment/web", "ScalingReplicaSet"),
@@ -480,6 +491,21 @@ spec:
     world.wait_ready("copy");
     run(world, &[("describe pod box", "Ephemeral Containers:"), ("describe pod copy", "look:")]);
     world.kubectl(&["delete", "pod", "box", "copy", "--now"]);
+}
+
+/// A pod in the node's own namespaces, with the node's root at hand.
+fn onto_nodes(world: &World) {
+    let file = world.write("on-the-node.txt", "seen from the pod\n");
+    let seen = format!("/host{}", file.display());
+    let debug = ["debug", "node/node", "-q", "--profile=general", "--image=ferrite.test/box:v1"];
+    world.kubectl(&[&debug, ["--", "cat", &seen].as_slice()].concat());
+    let pods = world.kubectl(&["get", "pods", "-o", "name"]);
+    let name = pods.lines().find_map(|l| l.strip_prefix("pod/").filter(|n| n.starts_with("node-debugger-")));
+    let name = name.unwrap_or_else(|| panic!("no debugger in {pods}"));
+    world.watch(&["pod", name], |pod| pod["status"]["phase"] == "Succeeded");
+    assert_eq!(world.kubectl(&["logs", name]), "seen from the pod\n");
+    world.kubectl(&["delete", "pod", name, "--now"]);
+    world.kubectl(&["wait", "--for=delete", &format!("pod/{name}"), "--timeout=30s"]);
 }
 
 /// Eviction asks the budget; without one, what is left goes.

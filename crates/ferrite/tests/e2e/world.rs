@@ -117,6 +117,12 @@ impl World {
         self.up();
     }
 
+    /// Starts the cluster once more, without the options it was first started with.
+    pub fn start_again(&mut self) {
+        self.extra.clear();
+        self.up();
+    }
+
     /// Everything but the cluster.
     pub fn prepare(extra: &[&str]) -> Self {
         assert!(nix::unistd::geteuid().is_root(), "the end-to-end tests run containers and need root");

@@ -213,7 +213,11 @@ impl Inner {
             hostname: &self.hostname(&sandbox.config),
             cgroup: cgroup.clone(),
             rootfs: directory.join("rootfs"),
-            shm: if host_ipc(&sandbox.config) { "/dev/shm".into() } else { sandbox.run_dir.join(SHM) },
+            shm: match &self.config.extras.join_ipc {
+                _ if host_ipc(&sandbox.config) => "/dev/shm".into(),
+                Some(join) => join.shared_memory.clone(),
+                None => sandbox.run_dir.join(SHM),
+            },
             resolv_conf: own("resolv.conf"),
             hostname_file: own("hostname"),
             network_namespace: (!host_network(&sandbox.config)).then(|| sandbox.run_dir.join(NETNS)),

@@ -12,7 +12,7 @@ use super::client::{self, blocking};
 use super::records::{self, SandboxRecord};
 use super::state::{Sandbox, new_id};
 use super::{Inner, required};
-use crate::spec::{IdMap, map_file};
+use crate::spec::{IdMap, OwnNamespaces, check_sysctl, map_file};
 use crate::supervisor::Setup;
 use crate::supervisor::protocol::Request;
 use crate::supervisor::sandbox::{IDENTITY, NETNS, SETUP, SHM, USERNS, UserSetup, alive};
@@ -85,6 +85,7 @@ impl Inner {
             let message = "a pod with a user namespace cannot use the node's network";
             return Err(Error::new(Code::Unimplemented, message));
         }
+        self.check_sysctls(&config)?;
         let taken =
             self.index.read().sandboxes.values().any(|s| s.config.metadata.as_ref() == Some(&metadata));
         if taken {
@@ -151,8 +152,8 @@ impl Inner {
         let linux = config.linux.clone().unwrap_or_default();
         let setup = Setup {
             own_network: options.network() != NamespaceMode::Node,
-            own_ipc: options.ipc() != NamespaceMode::Node,
-            own_uts: options.network() != NamespaceMode::Node,
+            own_ipc: self.own_namespaces(config).ipc,
+            own_uts: self.own_namespaces(config).uts,
             shared_pid: options.pid() == NamespaceMode::Pod,
             hostname: self.hostname(config),
             sysctls: linux.sysctls,
@@ -163,12 +164,35 @@ impl Inner {
             }),
             cgroup: self.supervisors_cgroup(),
             join_network: self.config.extras.join_network.clone(),
+            join_pid: self.config.extras.join_pid.clone(),
+            join_ipc: self.config.extras.join_ipc.as_ref().map(|join| join.namespace.clone()),
             on_exit: self.config.extras.on_exit.clone(),
             shm_size: self.config.extras.shm_size,
         };
         sys::write_atomic(&sandbox.run_dir.join(SETUP), &serde_json::to_vec(&setup)?, false)?;
         self.cgroups.create(&self.supervisors_cgroup())?;
         self.spawner.spawn(&sandbox.run_dir)
+    }
+
+    /// The namespaces the sandbox shares with nobody.
+    fn own_namespaces(&self, config: &PodSandboxConfig) -> OwnNamespaces {
+        let (options, extras) = (namespace_options(config), &self.config.extras);
+        let network = options.network() != NamespaceMode::Node;
+        OwnNamespaces {
+            network: network && extras.join_network.is_none(),
+            ipc: options.ipc() != NamespaceMode::Node && extras.join_ipc.is_none(),
+            uts: network && !extras.host_uts,
+        }
+    }
+
+    /// A setting of a namespace that is not the pod's own would change somebody else's.
+    fn check_sysctls(&self, config: &PodSandboxConfig) -> Result<()> {
+        let own = self.own_namespaces(config);
+        let names = config.linux.iter().flat_map(|linux| linux.sysctls.keys());
+        for name in names {
+            check_sysctl(name, own)?;
+        }
+        Ok(())
     }
 
     /// Whether the sandbox has its network from ours.

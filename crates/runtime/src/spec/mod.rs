@@ -7,6 +7,7 @@ mod idmap;
 mod mounts;
 mod seccomp;
 mod signal;
+mod sysctl;
 mod user;
 
 use std::collections::{BTreeMap, HashSet};
@@ -26,6 +27,7 @@ pub use idmap::map_file;
 pub use mounts::{IMAGE_MOUNT, is_image};
 pub use seccomp::{compile, default_profile, parse_profile};
 pub use signal::{signal_from_cri, signal_from_name};
+pub use sysctl::{Own as OwnNamespaces, check_sysctl};
 pub use user::{Identity, IdentityRequest, resolve as resolve_identity};
 
 use crate::rootfs::ImageConfigView;
@@ -49,6 +51,8 @@ pub enum SpecError {
     Cdi { name: String, message: String },
     #[error("control file {0:?} given by name: {1}")]
     Unified(String, &'static str),
+    #[error("sysctl {0:?} is {1}")]
+    Sysctl(String, &'static str),
     #[error("user namespace: {0}")]
     UserNamespace(String),
     #[error("working directory {0:?} must be absolute")]

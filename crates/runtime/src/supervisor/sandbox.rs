@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Context, SetupError};
 use super::hook::ExitHook;
-use super::server::Server;
+use super::server::{PodPid, Server};
 use super::{child, protocol};
 use crate::cgroup::Layout;
 use crate::sys::{self, Forked};
@@ -34,6 +34,12 @@ pub struct Setup {
     /// The network namespace to join instead of making one.
     #[serde(default)]
     pub join_network: Option<PathBuf>,
+    /// The PID namespace containers share instead of one with a first process of ours.
+    #[serde(default)]
+    pub join_pid: Option<PathBuf>,
+    /// The IPC namespace to join instead of making one.
+    #[serde(default)]
+    pub join_ipc: Option<PathBuf>,
     /// What to run when a container has ended.
     #[serde(default)]
     pub on_exit: Vec<String>,
@@ -97,10 +103,16 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     if setup.own_uts && !setup.hostname.is_empty() {
         nix::unistd::sethostname(&setup.hostname).with(|| format!("set hostname {:?}", setup.hostname))?;
     }
-    if let Some(path) = &setup.join_network {
-        let what = || format!("join network namespace {}", path.display());
+    let join = |kind: &str, path: &Path, flag| {
+        let what = || format!("join {kind} namespace {}", path.display());
         let namespace = std::fs::File::open(path).with(what)?;
-        nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).with(what)?;
+        nix::sched::setns(namespace, flag).with(what)
+    };
+    if let Some(path) = &setup.join_ipc {
+        join("IPC", path, CloneFlags::CLONE_NEWIPC)?;
+    }
+    if let Some(path) = &setup.join_network {
+        join("network", path, CloneFlags::CLONE_NEWNET)?;
     } else if setup.own_network {
         raise_loopback().context("raise the loopback interface")?;
     }
@@ -121,7 +133,14 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
         mount(Some("shm"), &shm, Some("tmpfs"), options, Some(data.as_str()))
             .context("mount shared memory")?;
     }
-    let pod_pid = if setup.shared_pid { Some(start_pod_init(directory)?) } else { None };
+    let pod_pid = match &setup.join_pid {
+        Some(path) => {
+            let what = || format!("open PID namespace {}", path.display());
+            PodPid::Other(std::fs::File::open(path).with(what)?.into())
+        }
+        None if setup.shared_pid => PodPid::Own(start_pod_init(directory)?),
+        None => PodPid::None,
+    };
     let listener = protocol::listen(directory).context("listen")?;
     let identity = identity(std::process::id() as i32).unwrap_or_default();
     sys::write_atomic(&directory.join(IDENTITY), identity.as_bytes(), false).context("record identity")?;

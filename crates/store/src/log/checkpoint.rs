@@ -31,7 +31,7 @@ pub(crate) fn write(
     let Contents { snapshot, leases } = contents;
     let mut file = Sequential { file: disk.open(path, true)?, written: 0, synced: 0 };
     let salt = Salt::random();
-    file.write(&format::header(FileKind::Checkpoint, salt))?;
+    file.write(&format::header(FileKind::Checkpoint, format::Header { salt, reused: false }))?;
     let mut buffer = Vec::with_capacity(FRAME + FRAME / 4);
     put_frame(&mut buffer, salt, |out| {
         let Revision(revision) = snapshot.revision();

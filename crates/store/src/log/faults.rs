@@ -24,7 +24,7 @@ struct Plan {
     written: HashMap<PathBuf, u64>,
     /// The disk will lose power: how much of each file was synchronised.
     synced: HashMap<PathBuf, u64>,
-    allocate: Option<i32>,
+    fill: Option<i32>,
     writes: usize,
 }
 
@@ -92,10 +92,13 @@ impl DiskFile for FaultyFile {
         }
     }
 
-    fn allocate(&self, length: u64) -> io::Result<()> {
-        match self.plan.0.lock().unwrap().allocate {
-            Some(error) => Err(errno(error)),
-            None => self.inner.allocate(length),
+    fn fill(&self, start: u64, end: u64) -> io::Result<()> {
+        match self.plan.0.lock().unwrap().fill {
+            Some(error) => {
+                self.inner.fill(start, start + (end - start) / 2)?;
+                Err(errno(error))
+            }
+            None => self.inner.fill(start, end),
         }
     }
 }
@@ -421,11 +424,67 @@ async fn room_is_made_ahead_and_is_not_taken_for_data() {
     let length = std::fs::metadata(last_log(dir.path())).unwrap().len();
     assert!(length < 10_000, "{length}");
     // Where no room can be made, everything goes on as before.
-    disk.set(|p| p.allocate = Some(libc::EOPNOTSUPP));
+    disk.set(|p| p.fill = Some(libc::ENOSPC));
     let store = open(&disk, dir.path(), roomy).unwrap();
     store.commit(put("a", "last")).await.unwrap();
     drop(store);
     assert_eq!(value(&open(&disk, dir.path(), roomy).unwrap(), "a").as_deref(), Some("last"));
+}
+
+#[tokio::test]
+async fn an_old_log_is_written_over_and_what_is_left_of_it_is_nothing() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let roomy = LogOptions { ahead: 1 << 16, min_log: 1 << 30, ..options() };
+    let store = open(&disk, dir.path(), roomy).unwrap();
+    for round in 0..3 {
+        for i in 0..20 {
+            store.commit(put(&format!("k{i}"), &format!("{round:0>200}"))).await.unwrap();
+        }
+        store.checkpoint().await.unwrap();
+    }
+    let last = |i: u32| put("a", &format!("{i:0>100}"));
+    for i in 0..3 {
+        store.commit(last(i)).await.unwrap();
+    }
+    // Three logs have ended and the fourth is written over one of them.
+    let log = last_log(dir.path());
+    assert_eq!(log, super::log_path(dir.path(), 3));
+    let running = std::fs::read(&log).unwrap();
+    let remains = b"00000000000000001";
+    assert!(running.windows(remains.len()).any(|w| w == remains));
+    let copy = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(dir.path()).unwrap().flatten() {
+        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+    }
+    let copied = copy.path().join(log.file_name().unwrap());
+    let recover = || super::recover(copy.path(), HistoryLimits::default());
+    let recovered = recover().unwrap();
+    let end = recovered.log_length as usize;
+    assert_eq!((recovered.revision.0, recovered.torn), (63, 0));
+
+    // A write that was cut off is told, wherever it ended.
+    store.commit(last(3)).await.unwrap();
+    let frame = std::fs::read(&log).unwrap()[end..].to_vec();
+    for cut in [4, 12, 50, 130] {
+        let mut torn = running.clone();
+        torn[end..end + cut].copy_from_slice(&frame[..cut]);
+        std::fs::write(&copied, &torn).unwrap();
+        let recovered = recover().unwrap();
+        assert_eq!(recovered.revision.0, 63);
+        assert!(recovered.torn > 0, "{cut} bytes");
+    }
+    // So is damage.
+    let mut damaged = running.clone();
+    damaged[30] ^= 1;
+    std::fs::write(&copied, &damaged).unwrap();
+    assert!(matches!(recover(), Err(OpenError::Corrupt(_))));
+
+    // It opens again, goes on, and leaves nothing that is not needed.
+    drop(store);
+    let store = open(&disk, dir.path(), roomy).unwrap();
+    assert_eq!(store.snapshot().revision().0, 64);
+    drop(store);
+    assert!(!dir.path().join(super::SPARE).exists());
 }
 
 proptest! {
@@ -434,7 +493,7 @@ proptest! {
     /// The power goes: of what was not synchronised any part may be there, or something else.
     #[test]
     fn a_power_loss_keeps_what_was_acknowledged(
-        commits in 1..40usize,
+        commits in 1..120usize,
         relaxed_every in 2..6usize,
         keep in any::<proptest::sample::Index>(),
         garbage in proptest::collection::vec(any::<u8>(), 0..300),
@@ -469,8 +528,8 @@ proptest! {
                 left.extend_from_slice(&garbage);
             }
             if ahead > 0 && path.ends_with(last_log(dir.path())) {
-                // The room that was made ahead stays.
-                left.resize(left.len().max(bytes.len()), 0);
+                // The room that was made ahead stays, be it zeros or what an older log has left.
+                left.extend_from_slice(bytes.get(left.len()..).unwrap_or_default());
             }
             std::fs::write(&path, left).unwrap();
         }

@@ -1,7 +1,7 @@
 //! The bytes on disk.
 //!
-//! A file is a 20-byte header (magic, format version, salt, crc32 of these) followed by frames. In a log, a frame is what one
-//! synchronisation made durable:
+//! A file is a 20-byte header (magic, format version u16, flags u16, salt, crc32 of these) followed by frames. In a log,
+//! a frame is what one synchronisation made durable:
 //!
 //! ```text
 //! magic u32 | length u32 | crc32 u32 (of salt, length and payload) | payload
@@ -10,7 +10,8 @@
 //! Because a frame is only written once the one before it is durable, a broken frame at the very end is a write
 //! that was cut off and never acknowledged, and a broken frame with a whole one behind it is damage. The salt is
 //! chosen anew for every file and is part of magic and checksum, so that no value a client stores can look like a
-//! frame, nor like many that have to be looked into.
+//! frame, nor like many that have to be looked into. A log may be written over an older one, whose blocks the file
+//! system then need not find again; what is left of that one behind the last frame has other salts and is nothing.
 //! Integers are little-endian.
 
 use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
@@ -21,7 +22,9 @@ use std::hash::BuildHasher;
 pub(crate) const HEADER: usize = 20;
 pub(crate) const FRAME_HEADER: usize = 12;
 const FRAME_MAGIC: u32 = 0x4652_4D31;
-const VERSION: u32 = 3;
+const VERSION: u16 = 3;
+/// The file is written over an older one.
+const REUSED: u16 = 1;
 /// No frame is longer: bounds what a damaged length can make us read.
 pub(crate) const MAX_FRAME: usize = 1 << 30;
 
@@ -59,28 +62,43 @@ impl Salt {
     }
 }
 
-pub(crate) fn header(kind: FileKind, salt: Salt) -> [u8; HEADER] {
+/// How a file begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub salt: Salt,
+    /// Behind the last frame there may be the remains of another file.
+    pub reused: bool,
+}
+
+pub(crate) fn header(kind: FileKind, header: Header) -> [u8; HEADER] {
+    let Header { salt, reused } = header;
     let mut out = [0; HEADER];
     out[..8].copy_from_slice(kind.magic());
-    out[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    out[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    out[10..12].copy_from_slice(&(if reused { REUSED } else { 0 }).to_le_bytes());
     out[12..16].copy_from_slice(&salt.0.to_le_bytes());
     let crc = crc32fast::hash(&out[..16]);
     out[16..].copy_from_slice(&crc.to_le_bytes());
     out
 }
 
-pub(crate) fn check_header(bytes: &[u8], kind: FileKind) -> Result<Salt, String> {
+pub(crate) fn check_header(bytes: &[u8], kind: FileKind) -> Result<Header, String> {
     if bytes.len() < HEADER || &bytes[..8] != kind.magic() {
         return Err("this is not a file of the store".into());
     }
-    let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+    let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    let (version, flags) = (half(8), half(10));
     if version != VERSION {
         return Err(format!("written in format {version}, this program reads format {VERSION}"));
     }
     if bytes[16..HEADER] != crc32fast::hash(&bytes[..16]).to_le_bytes() {
         return Err("the checksum of the header does not match".into());
     }
-    Ok(Salt(u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]])))
+    if flags & !REUSED != 0 {
+        return Err(format!("written with flags {flags:#x}, which this program does not know"));
+    }
+    let salt = Salt(u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]));
+    Ok(Header { salt, reused: flags & REUSED != 0 })
 }
 
 /// Appends a frame around what `payload` writes.
@@ -120,6 +138,11 @@ impl FrameHeader {
     pub fn fits(&self, salt: Salt, payload: &[u8]) -> bool {
         checksum(salt, self.length as u32, payload) == self.crc
     }
+}
+
+/// Whether a frame begins here, be it broken.
+pub(crate) fn begins_frame(bytes: &[u8], salt: Salt) -> bool {
+    bytes.starts_with(&salt.magic())
 }
 
 /// Whether a whole, intact frame starts anywhere in `bytes`.

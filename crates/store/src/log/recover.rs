@@ -1,6 +1,8 @@
 //! Reading back what is on disk. Changes nothing, so it also serves to look at a store another process holds.
 
-use super::format::{self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Item, LeaseRecord, Record, Salt};
+use super::format::{
+    self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Header, Item, LeaseRecord, Record, Salt,
+};
 use super::{CorruptError, checkpoint_path, log_path, numbered};
 use crate::entry::{Entry, Revision};
 use crate::history::{Change, History, HistoryLimits};
@@ -119,6 +121,7 @@ struct Frames<'a> {
     length: u64,
     at: u64,
     salt: Salt,
+    reused: bool,
 }
 
 /// What comes next in a file.
@@ -131,7 +134,7 @@ enum Next {
 
 /// What is behind the last whole frame of a log.
 enum Rest {
-    /// Zeros: allocated ahead and never written.
+    /// Made ahead and never written: zeros, or what is left of the log this one is written over.
     Room,
     /// A write that was cut off.
     CutOff,
@@ -151,8 +154,8 @@ impl<'a> Frames<'a> {
         let mut file = BufReader::with_capacity(256 << 10, file);
         let mut header = [0; HEADER];
         file.read_exact(&mut header).map_err(io)?;
-        let salt = format::check_header(&header, kind).map_err(|p| corrupt(path, 0, p))?;
-        Ok(Some(Self { path, file, length, at: HEADER as u64, salt }))
+        let Header { salt, reused } = format::check_header(&header, kind).map_err(|p| corrupt(path, 0, p))?;
+        Ok(Some(Self { path, file, length, at: HEADER as u64, salt, reused }))
     }
 
     fn io(&self, source: io::Error) -> OpenError {
@@ -201,6 +204,7 @@ impl<'a> Frames<'a> {
         Ok(match rest.iter().all(|byte| *byte == 0) {
             true => Rest::Room,
             false if format::contains_frame(&rest[1..], self.salt) => Rest::Frames,
+            false if self.reused && !format::begins_frame(&rest, self.salt) => Rest::Room,
             false => Rest::CutOff,
         })
     }

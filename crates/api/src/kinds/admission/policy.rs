@@ -2,14 +2,12 @@
 
 use super::matching::{FAILURE_POLICIES, default_matching, validate_conditions, validate_match_resources};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
-    clear_status, default_field, ensure_object, keep, list, object, object_mut, present, text,
-};
+use crate::kinds::access::{default_field, ensure_object, list, object, object_mut, present, text};
 use crate::kinds::cell;
 use crate::kinds::check::{complaints, one_of_if_set};
 use crate::kinds::row::{NAME, number, shown};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, qualified_name};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use jiff::Timestamp;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -31,12 +29,8 @@ impl Strategy for Policies {
         }
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::Alone
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

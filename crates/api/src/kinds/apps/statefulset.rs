@@ -2,8 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    clear_status, default_field, default_text, ensure_object, int, keep, list, list_mut, map, object,
-    present, text,
+    default_field, default_text, ensure_object, int, keep, list, list_mut, map, object, present, text,
 };
 use crate::kinds::cell;
 use crate::kinds::check::{at_most_whole, int_or_percent, is_zero_share, named_if_set, not_negative};
@@ -12,7 +11,7 @@ use crate::kinds::go;
 use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::workload;
 use crate::meta_validation::dns1123_label;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -53,16 +52,8 @@ impl Strategy for StatefulSets {
         }
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::WithMetadata
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

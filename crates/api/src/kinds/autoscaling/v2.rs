@@ -2,14 +2,12 @@
 
 use super::rules::validate_spec;
 use crate::field::{FieldErrors, Path};
-use crate::kinds::access::{
-    clear_status, default_field, ensure_object, int, keep, list, list_mut, object_mut, present, text,
-};
+use crate::kinds::access::{default_field, ensure_object, int, list, list_mut, object_mut, present, text};
 use crate::kinds::cell;
 use crate::kinds::check::not_negative;
 use crate::kinds::row::{NAME, shown};
 use crate::quantity::canonicalise;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::{NONE, UNKNOWN};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -40,16 +38,8 @@ impl Strategy for HorizontalPodAutoscalers {
         }
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::WithMetadata
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

@@ -4,11 +4,11 @@ use super::job::default_job_template;
 use super::job_rules::validate_job_template;
 use super::schedule;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{clear_status, default_field, default_text, ensure_object, keep, present, text};
+use crate::kinds::access::{default_field, default_text, ensure_object, present, text};
 use crate::kinds::check::{not_negative, one_of};
 use crate::kinds::row::{NAME, boolean, number, shown, wide};
 use crate::kinds::{cell, workload};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::{NONE, since};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -28,16 +28,8 @@ impl Strategy for CronJobs {
         default_job_template(ensure_object(ensure_object(spec, "jobTemplate"), "spec"));
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::WithMetadata
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

@@ -1,15 +1,13 @@
 //! ReplicationControllers.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
-    clear_status, default_field, ensure_object, int, keep, map, object, present, text,
-};
+use crate::kinds::access::{default_field, ensure_object, int, map, object, present, text};
 use crate::kinds::cell;
 use crate::kinds::check::not_negative;
 use crate::kinds::row::{NAME, number, shown, wide};
 use crate::kinds::workload;
 use crate::meta_validation::long_name;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -34,16 +32,8 @@ impl Strategy for ReplicationControllers {
         }
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::WithMetadata
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

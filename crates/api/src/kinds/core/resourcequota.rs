@@ -1,7 +1,7 @@
 //! ResourceQuotas.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{clear_status, ensure_object, keep, list, map, strings, text};
+use crate::kinds::access::{ensure_object, list, map, strings, text};
 use crate::kinds::cell;
 use crate::kinds::check::{IMMUTABLE, NOT_NEGATIVE};
 use crate::kinds::pod::defaults::default_resource_list;
@@ -10,7 +10,7 @@ use crate::kinds::pod::resources::{
 };
 use crate::kinds::row::{NAME, shown};
 use crate::quantity::Quantity;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -32,16 +32,8 @@ impl Strategy for ResourceQuotas {
         }
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::WithMetadata
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

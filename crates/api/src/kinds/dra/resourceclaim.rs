@@ -2,12 +2,12 @@
 
 use super::claim::{default_claim, validate_claim};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{clear_status, ensure_object, keep, list, present, text};
+use crate::kinds::access::{ensure_object, list, present, text};
 use crate::kinds::check::{IMMUTABLE, complaints};
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_subdomain, validate_annotations, validate_labels};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use jiff::Timestamp;
 use serde_json::Value;
 use std::collections::HashSet;
@@ -21,12 +21,8 @@ impl Strategy for ResourceClaims {
         default_claim(ensure_object(object, "spec"));
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::Alone
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

@@ -2,14 +2,12 @@
 
 use super::validate_conditions;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{
-    clear_status, default_int, ensure_object, flag, int, keep, list, object, present, strings, text,
-};
+use crate::kinds::access::{default_int, ensure_object, flag, int, list, object, present, strings, text};
 use crate::kinds::check::complaints;
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -28,12 +26,8 @@ impl Strategy for FlowSchemas {
         ensure_object(spec, "priorityLevelConfiguration");
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::Alone
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

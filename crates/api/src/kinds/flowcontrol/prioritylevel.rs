@@ -3,11 +3,11 @@
 use super::validate_conditions;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    clear_status, default_field, default_int, ensure_object, int, keep, object, object_mut, present, text,
+    default_field, default_int, ensure_object, int, object, object_mut, present, text,
 };
 use crate::kinds::cell;
 use crate::kinds::row::{NAME, shown};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -37,12 +37,8 @@ impl Strategy for PriorityLevels {
         }
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::Alone
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

@@ -1,12 +1,12 @@
 //! Ingresses.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{clear_status, ensure_object, int, keep, list, object, strings, text};
+use crate::kinds::access::{ensure_object, int, list, object, strings, text};
 use crate::kinds::cell;
 use crate::kinds::check::{complaints, ip, port};
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, path_segment, port_name, wildcard_subdomain};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -24,16 +24,8 @@ impl Strategy for Ingresses {
         ensure_object(object, "spec");
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::WithMetadata
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

@@ -1,11 +1,11 @@
 //! ServiceCIDRs: the ranges services get their addresses from.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{clear_status, ensure_object, keep, strings};
+use crate::kinds::access::{ensure_object, strings};
 use crate::kinds::cell;
 use crate::kinds::check::{Cidr, IMMUTABLE, NOT_A_CIDR};
 use crate::kinds::row::{NAME, shown};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -16,16 +16,8 @@ impl Strategy for ServiceCidrs {
         ensure_object(object, "spec");
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
-    }
-
-    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "spec");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::WithMetadata
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
@@ -58,7 +50,7 @@ impl Strategy for ServiceCidrs {
                     "must not have bits set beyond the prefix length",
                 )),
                 Some(parsed) => {
-                    let canonical = format!("{}/{}", parsed.address, parsed.bits);
+                    let canonical = parsed.to_string();
                     if canonical != *range {
                         errors.push(FieldError::invalid(
                             &path,

@@ -3,6 +3,8 @@
 mod update;
 mod validate;
 
+pub use validate::validate_cluster_ips;
+
 use super::access::{
     default_field, default_text, ensure_object, int, keep, list, list_mut, map, strings, text,
 };
@@ -38,9 +40,14 @@ impl Strategy for Services {
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
+        if text(&new["spec"], "type") != "LoadBalancer"
+            && let Some(balancer) = new.pointer_mut("/status/loadBalancer")
+        {
+            *balancer = json!({});
+        }
         let spec = ensure_object(new, "spec");
-        update::normalise_cluster_ips(spec, Some(&old["spec"]));
         update::keep_allocations(spec, &old["spec"]);
+        update::normalise_cluster_ips(spec, Some(&old["spec"]));
     }
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {

@@ -44,32 +44,35 @@ pub(super) fn normalise_cluster_ips(spec: &mut Value, old: Option<&Value>) {
 pub(super) fn keep_allocations(spec: &mut Value, old: &Value) {
     drop_what_the_type_forbids(spec, old);
     if needs_cluster_ip(spec) && needs_cluster_ip(old) {
-        if text(spec, "clusterIP").is_empty() && list(spec, "clusterIPs").is_empty() {
+        if text(spec, "clusterIP").is_empty() {
             keep(spec, old, "clusterIP");
         }
-        if list(spec, "clusterIPs").is_empty() && text(spec, "clusterIP") == text(old, "clusterIP") {
+        if list(spec, "clusterIPs").is_empty() {
             keep(spec, old, "clusterIPs");
         }
-        for key in ["ipFamilies", "ipFamilyPolicy"] {
-            if !present(spec, key) {
-                keep(spec, old, key);
-            }
+        if !present(spec, "ipFamilyPolicy") {
+            keep(spec, old, "ipFamilyPolicy");
         }
     }
     if needs_node_ports(spec) && needs_node_ports(old) {
-        for port in list_mut(spec, "ports").filter(|p| int(p, "nodePort") == 0) {
-            let same = |o: &&Value| {
-                int(o, "port") == int(port, "port") && text(o, "protocol") == text(port, "protocol")
-            };
-            if let Some(number) = list(old, "ports").iter().find(same).map(|o| int(o, "nodePort"))
-                && number != 0
-            {
-                port["nodePort"] = number.into();
-            }
-        }
+        keep_node_ports(spec, old);
     }
     if needs_health_port(spec) && needs_health_port(old) && int(spec, "healthCheckNodePort") == 0 {
         keep(spec, old, "healthCheckNodePort");
+    }
+}
+
+/// Ports are known by their names: whatever else has changed about one, its number on the nodes stays, unless
+/// another port of the service has it now.
+fn keep_node_ports(spec: &mut Value, old: &Value) {
+    let numbers = |spec: &Value| list(spec, "ports").iter().map(|p| int(p, "nodePort")).collect::<Vec<_>>();
+    let used = numbers(spec);
+    for port in list_mut(spec, "ports").filter(|p| p.is_object() && int(p, "nodePort") == 0) {
+        let same = |o: &&Value| text(o, "name") == text(port, "name");
+        let number = list(old, "ports").iter().rfind(same).map_or(0, |o| int(o, "nodePort"));
+        if number != 0 && !used.contains(&number) {
+            port["nodePort"] = number.into();
+        }
     }
 }
 
@@ -115,6 +118,8 @@ mod tests {
         let mut spec = json!({"type": "NodePort", "externalTrafficPolicy": "Cluster",
             "ports": [{"port": 80, "protocol": "TCP"}]});
         keep_allocations(&mut spec, &old);
+        // The families follow from the addresses; who gives them out decides.
+        spec["ipFamilies"] = old["ipFamilies"].clone();
         assert_eq!(spec, old);
     }
 

@@ -2,7 +2,7 @@
 
 use super::{is_externally_accessible, is_headless};
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{int, list, map, present, strings, text};
+use crate::kinds::access::{int, list, present, strings, text};
 use crate::kinds::check::{
     IMMUTABLE, PROTOCOLS, cidr, complaints, endpoint_address, ip, one_of, one_of_if_set, port,
     port_number_or_name,
@@ -40,7 +40,7 @@ pub(super) fn validate(service: &Value) -> FieldErrors {
     errors.extend(validate_labels(&spec["selector"], &path.child("selector")));
     errors.extend(one_of(spec, "sessionAffinity", &path, &["ClientIP", "None"]));
     errors.extend(validate_affinity(spec, &path.child("sessionAffinityConfig")));
-    errors.extend(validate_cluster_ips(spec, kind, &path));
+    errors.extend(validate_cluster_ips(spec));
     for (index, address) in strings(spec, "externalIPs").into_iter().enumerate() {
         let path = path.child("externalIPs").index(index);
         match ip(address, &path) {
@@ -160,66 +160,74 @@ fn validate_affinity(spec: &Value, path: &Path) -> FieldErrors {
     }
 }
 
-fn validate_cluster_ips(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
+/// What is wrong with a service's addresses, their families and its policy about them, taken together.
+pub fn validate_cluster_ips(spec: &Value) -> FieldErrors {
+    if text(spec, "type") == "ExternalName" {
+        return Vec::new();
+    }
+    let path = Path::new("spec");
+    let addresses_path = path.child("clusterIPs");
+    let (addresses, single) = (strings(spec, "clusterIPs"), text(spec, "clusterIP"));
     let mut errors = Vec::new();
-    if kind == "ExternalName" {
+    let mut refuse = |why: &str| {
+        errors.push(FieldError::invalid(&addresses_path, addresses.clone(), why));
+    };
+    match addresses.first() {
+        Some(first) if !single.is_empty() && *first != single => refuse("first value must match `clusterIP`"),
+        Some(_) if single.is_empty() => refuse("must be empty when `clusterIP` is not specified"),
+        None if !single.is_empty() => errors.push(FieldError::required(&addresses_path, "")),
+        _ => {}
+    }
+    errors.extend(validate_families(spec, &path));
+    let mut well_formed = true;
+    for (index, address) in addresses.iter().enumerate() {
+        let found = match *address {
+            "None" if index == 0 && addresses.len() == 1 => Vec::new(),
+            "None" if index == 0 => {
+                let why = "'None' must be the first and only value";
+                vec![FieldError::invalid(&addresses_path, addresses.clone(), why)]
+            }
+            address => ip(address, &addresses_path.index(index)).err().unwrap_or_default(),
+        };
+        well_formed &= found.is_empty();
+        errors.extend(found);
+    }
+    if addresses.len() > 2 {
+        errors.push(FieldError::invalid(&addresses_path, addresses.clone(), "may only hold up to 2 values"));
+    }
+    if !well_formed {
         return errors;
     }
-    let families = list(spec, "ipFamilies");
-    for (index, family) in families.iter().filter_map(Value::as_str).enumerate() {
-        let path = path.child("ipFamilies").index(index);
-        if !matches!(family, "IPv4" | "IPv6") {
-            errors.push(FieldError::not_supported(&path, family, &["IPv4", "IPv6"]));
-        }
-        if families[..index].iter().any(|f| f == family) {
-            errors.push(FieldError::duplicate(&path, family));
-        }
+    let is_v6 = |address: &str| address.contains(':');
+    if addresses.len() > 1 && addresses.iter().all(|a| is_v6(a) == is_v6(addresses[0])) {
+        let why = "may specify no more than one IP for each IP family";
+        errors.push(FieldError::invalid(&addresses_path, addresses.clone(), why));
     }
-    errors.extend(one_of_if_set(
-        spec,
-        "ipFamilyPolicy",
-        path,
-        &["PreferDualStack", "RequireDualStack", "SingleStack"],
-    ));
-    let policy = spec["ipFamilyPolicy"].as_str().unwrap_or("SingleStack");
-    let decided_elsewhere = is_headless(spec) && map(spec, "selector").is_none_or(serde_json::Map::is_empty);
-    if policy == "SingleStack" && families.len() > 1 && !decided_elsewhere {
-        errors.push(FieldError::invalid(
-            &path.child("ipFamilyPolicy"),
-            policy,
-            "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified",
-        ));
-    }
-    let addresses = strings(spec, "clusterIPs");
-    if addresses.len() > 2 {
-        errors.push(FieldError::invalid(
-            &path.child("clusterIPs"),
-            addresses.clone(),
-            "may only hold up to 2 values",
-        ));
-    }
-    for (index, address) in addresses.iter().enumerate() {
-        let path = path.child("clusterIPs").index(index);
-        if *address == "None" {
-            if addresses.len() > 1 {
-                errors.push(FieldError::invalid(
-                    &path,
-                    *address,
-                    "may not be set to 'None' when multiple values are specified",
-                ));
+    if addresses != ["None"] {
+        for (index, (address, family)) in addresses.iter().zip(strings(spec, "ipFamilies")).enumerate() {
+            if matches!(family, "IPv4" | "IPv6") && is_v6(address) != (family == "IPv6") {
+                let article = format!("expected an {family} value as indicated by `ipFamilies[{index}]`");
+                errors.push(FieldError::invalid(&addresses_path.index(index), *address, article));
             }
-        } else if !address.is_empty() {
-            errors.extend(ip(address, &path).err().unwrap_or_default());
         }
     }
-    let single = text(spec, "clusterIP");
-    if !single.is_empty() && addresses.first().is_some_and(|first| *first != single) {
-        errors.push(FieldError::invalid(
-            &path.child("clusterIPs"),
-            addresses,
-            "first value must match `clusterIP`",
-        ));
+    errors
+}
+
+fn validate_families(spec: &Value, path: &Path) -> FieldErrors {
+    let families = strings(spec, "ipFamilies");
+    let mut errors = Vec::new();
+    for (index, family) in families.iter().enumerate() {
+        let path = path.child("ipFamilies").index(index);
+        if !matches!(*family, "IPv4" | "IPv6") {
+            errors.push(FieldError::not_supported(&path, *family, &["IPv4", "IPv6"]));
+        }
+        if families[..index].contains(family) {
+            errors.push(FieldError::duplicate(&path, *family));
+        }
     }
+    const POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"];
+    errors.extend(one_of_if_set(spec, "ipFamilyPolicy", path, POLICIES));
     errors
 }
 
@@ -310,19 +318,7 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
     let path = Path::new("spec");
     let (new_spec, old_spec) = (&new["spec"], &old["spec"]);
     let (new_kind, old_kind) = (text(new_spec, "type"), text(old_spec, "type"));
-    if new_kind != "ExternalName" && old_kind != "ExternalName" {
-        let (is, was) = (strings(new_spec, "clusterIPs"), strings(old_spec, "clusterIPs"));
-        if let (Some(is_first), Some(was_first)) = (is.first(), was.first())
-            && !was_first.is_empty()
-            && is_first != was_first
-        {
-            errors.push(FieldError::invalid(
-                &path.child("clusterIPs").index(0),
-                is.clone(),
-                "may not change once set",
-            ));
-        }
-    }
+    errors.extend(validate_stack_change(new_spec, old_spec));
     if new_kind == "LoadBalancer"
         && old_kind == "LoadBalancer"
         && new_spec["loadBalancerClass"] != old_spec["loadBalancerClass"]
@@ -340,6 +336,52 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
         errors.push(FieldError::forbidden(&path.child("healthCheckNodePort"), IMMUTABLE));
     }
     errors.extend(validate(new));
+    errors
+}
+
+/// Addresses and families of a service stay; a second one may come and go, the latter only if asked for.
+fn validate_stack_change(new: &Value, old: &Value) -> FieldErrors {
+    let is_external = |spec: &Value| text(spec, "type") == "ExternalName";
+    let headless = |spec: &Value| strings(spec, "clusterIPs") == ["None"];
+    if is_external(new) || is_external(old) || (headless(new) && headless(old)) {
+        return Vec::new();
+    }
+    let mut errors = validate_kept(new, old, "clusterIPs", "clusterIP");
+    if !headless(new) && !headless(old) {
+        errors.extend(validate_kept(new, old, "ipFamilies", "ipFamily"));
+    }
+    errors
+}
+
+/// `key` lists what may grow to two and shrink to one; what stays does not change. `one` names one of them.
+fn validate_kept(new: &Value, old: &Value, key: &str, one: &str) -> FieldErrors {
+    const FIXED: &str = "may not change once set";
+    let path = Path::new("spec").child(key);
+    let (is, was) = (strings(new, key), strings(old, key));
+    let mut errors = Vec::new();
+    if is.len() == was.len() {
+        for index in (0..is.len()).filter(|index| is[*index] != was[*index]) {
+            // As upstream: a family that changed is always told as the first.
+            let index = if key == "ipFamilies" { 0 } else { index };
+            errors.push(FieldError::invalid(&path.index(index), is.clone(), FIXED));
+        }
+        return errors;
+    }
+    if is.is_empty() {
+        let why = format!("primary {one} can not be unset");
+        errors.push(FieldError::invalid(&path.index(0), is.clone(), why));
+    }
+    if let (Some(first), Some(before)) = (is.first(), was.first())
+        && first != before
+    {
+        // As upstream: both lists are told by the addresses.
+        errors.push(FieldError::invalid(&path.index(0), strings(new, "clusterIPs"), FIXED));
+    }
+    let policy = text(new, "ipFamilyPolicy");
+    if is.len() == 1 && was.len() > 1 && policy != "SingleStack" {
+        let why = format!("must be set to 'SingleStack' when releasing the secondary {one}");
+        errors.push(FieldError::invalid(&Path::new("spec").child("ipFamilyPolicy"), policy, why));
+    }
     errors
 }
 

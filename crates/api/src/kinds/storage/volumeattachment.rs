@@ -1,14 +1,14 @@
 //! VolumeAttachments.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{clear_status, ensure_object, keep, map, present, text};
+use crate::kinds::access::{ensure_object, map, present, text};
 use crate::kinds::check::{IMMUTABLE, complaints, required};
 use crate::kinds::core::persistentvolume;
 use crate::kinds::row::{NAME, boolean, shown};
 use crate::kinds::volume_source::validate_driver_name;
 use crate::kinds::{cell, go};
 use crate::meta_validation::dns1123_subdomain;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, StatusUse, Strategy};
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -23,12 +23,8 @@ impl Strategy for VolumeAttachments {
         ensure_object(ensure_object(object, "spec"), "source");
     }
 
-    fn prepare_create(&self, object: &mut Value) {
-        clear_status(object);
-    }
-
-    fn prepare_update(&self, new: &mut Value, old: &Value) {
-        keep(new, old, "status");
+    fn status_use(&self) -> StatusUse {
+        StatusUse::Alone
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

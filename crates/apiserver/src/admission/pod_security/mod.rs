@@ -3,15 +3,46 @@
 mod checks;
 mod policy;
 
-use super::{Attributes, Operation, Plugin};
+use super::{Attributes, Operation, Plugin, config};
 use crate::registry::View;
 use checks::Violation;
 use ferrite_api::{Status, meta};
 use policy::{Level, Policy, Rule};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-pub(super) struct PodSecurity;
+pub(super) const NAME: &str = "PodSecurity";
+
+/// What holds where no label says otherwise, and who is not looked at.
+#[derive(Default)]
+struct PodSecurity {
+    defaults: Policy,
+    exempt: Exemptions,
+}
+
+#[derive(Default)]
+struct Exemptions {
+    users: BTreeSet<String>,
+    namespaces: BTreeSet<String>,
+    runtime_classes: BTreeSet<String>,
+}
+
+pub(super) fn make(configuration: Option<&Value>) -> Result<Box<dyn Plugin>, String> {
+    let Some(configuration) = configuration else { return Ok(Box::new(PodSecurity::default())) };
+    config::check_kind(configuration, "pod-security.admission.config.k8s.io", "PodSecurityConfiguration")?;
+    let exempt = |key: &str| {
+        let list = configuration["exemptions"][key].as_array();
+        list.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    Ok(Box::new(PodSecurity {
+        defaults: Policy::read(&configuration["defaults"])?,
+        exempt: Exemptions {
+            users: exempt("usernames"),
+            namespaces: exempt("namespaces"),
+            runtime_classes: exempt("runtimeClasses"),
+        },
+    }))
+}
 
 /// Pods that are looked at when a namespace's level changes, as upstream.
 const MAX_PODS: usize = 3000;
@@ -34,7 +65,7 @@ const TEMPLATES: [(&str, &str, &str); 8] = [
 
 impl Plugin for PodSecurity {
     fn name(&self) -> &'static str {
-        "PodSecurity"
+        NAME
     }
 
     fn validate(
@@ -46,14 +77,18 @@ impl Plugin for PodSecurity {
         let Some(object) = object else { return Ok(()) };
         let (group, plural) = (&*attributes.resource.group, &*attributes.resource.plural);
         match (group, plural) {
-            ("", "namespaces") if attributes.subresource.is_none() => namespace(view, attributes, object),
+            ("", "namespaces") if attributes.subresource.is_none() => {
+                self.namespace(view, attributes, object)
+            }
             ("", "pods") if !attributes.subresource.is_some_and(|s| HARMLESS.contains(&s)) => {
-                pod(view, attributes, object)
+                self.pod(view, attributes, object)
             }
             _ if attributes.subresource.is_none() => {
                 let template = TEMPLATES.iter().find(|row| (row.0, row.1) == (group, plural));
-                if let Some(template) = template.and_then(|row| object.pointer(row.2)) {
-                    warn(attributes, &policy_of(view, attributes.namespace), template);
+                if let Some(template) = template.and_then(|row| object.pointer(row.2))
+                    && !self.exempt.holds(attributes, template)
+                {
+                    warn(attributes, &self.policy_of(view, attributes.namespace), template);
                 }
                 Ok(())
             }
@@ -62,18 +97,61 @@ impl Plugin for PodSecurity {
     }
 }
 
-fn policy_of(view: &View, namespace: &str) -> Policy {
-    let namespace = view.get("", "namespaces", "", namespace).unwrap_or_default();
-    Policy::of(&namespace).0
+impl Exemptions {
+    /// Whether a pod is none of the plugin's business.
+    fn holds(&self, attributes: &Attributes<'_>, pod: &Value) -> bool {
+        let class = pod["spec"]["runtimeClassName"].as_str();
+        self.namespaces.contains(attributes.namespace)
+            || self.users.contains(&attributes.user.name)
+            || class.is_some_and(|class| self.runtime_classes.contains(class))
+    }
 }
 
-fn pod(view: &View, attributes: &Attributes<'_>, pod: &Value) -> Result<(), Status> {
+impl PodSecurity {
+    fn policy_of(&self, view: &View, namespace: &str) -> Policy {
+        let namespace = view.get("", "namespaces", "", namespace).unwrap_or_default();
+        Policy::of(&namespace, &self.defaults).0
+    }
+
+    fn pod(&self, view: &View, attributes: &Attributes<'_>, pod: &Value) -> Result<(), Status> {
+        if self.exempt.holds(attributes, pod) {
+            return Ok(());
+        }
+        check_pod(attributes, pod, || self.policy_of(view, attributes.namespace))
+    }
+
+    /// Labels must name levels and versions; a stricter level is told of the pods that it would not have let in.
+    fn namespace(&self, view: &View, attributes: &Attributes<'_>, namespace: &Value) -> Result<(), Status> {
+        let (new, errors) = Policy::of(namespace, &self.defaults);
+        let before = attributes.old.map(|old| Policy::of(old, &self.defaults));
+        if !errors.is_empty() && before.as_ref().is_none_or(|(_, old)| *old != errors) {
+            return Err(Status::invalid("", "Namespace", attributes.name, &errors));
+        }
+        let Some((old, _)) = before else { return Ok(()) };
+        let relaxed = new.enforce.version == old.enforce.version && new.enforce.level <= old.enforce.level;
+        let exempt = self.exempt.namespaces.contains(attributes.name);
+        if new.enforce.level == Level::Privileged || relaxed || exempt {
+            return Ok(());
+        }
+        let pods: Vec<Value> = view.objects("", "pods", attributes.name).take(MAX_PODS).collect();
+        for warning in existing(attributes.name, new.enforce, &pods) {
+            attributes.warn(warning);
+        }
+        Ok(())
+    }
+}
+
+fn check_pod(
+    attributes: &Attributes<'_>,
+    pod: &Value,
+    policy: impl FnOnce() -> Policy,
+) -> Result<(), Status> {
     if attributes.operation == Operation::Update
         && attributes.old.is_some_and(|old| !is_significant(pod, old))
     {
         return Ok(());
     }
-    let policy = policy_of(view, attributes.namespace);
+    let policy = policy();
     let violations = checks::run(policy.enforce, pod);
     if !violations.is_empty() {
         return Err(attributes.forbid(format!(
@@ -111,25 +189,6 @@ fn is_significant(new: &Value, old: &Value) -> bool {
                 n["image"] != o["image"] || annotation(new) != annotation(old)
             })
     })
-}
-
-/// Labels must name levels and versions; a stricter level is told of the pods that it would not have let in.
-fn namespace(view: &View, attributes: &Attributes<'_>, namespace: &Value) -> Result<(), Status> {
-    let (new, errors) = Policy::of(namespace);
-    let before = attributes.old.map(Policy::of);
-    if !errors.is_empty() && before.as_ref().is_none_or(|(_, old)| *old != errors) {
-        return Err(Status::invalid("", "Namespace", attributes.name, &errors));
-    }
-    let Some((old, _)) = before else { return Ok(()) };
-    let relaxed = new.enforce.version == old.enforce.version && new.enforce.level <= old.enforce.level;
-    if new.enforce.level == Level::Privileged || relaxed {
-        return Ok(());
-    }
-    let pods: Vec<Value> = view.objects("", "pods", attributes.name).take(MAX_PODS).collect();
-    for warning in existing(attributes.name, new.enforce, &pods) {
-        attributes.warn(warning);
-    }
-    Ok(())
 }
 
 /// What to say of pods that a level would refuse: one line per kind of violation.

@@ -33,8 +33,14 @@ impl fmt::Display for Rule {
     }
 }
 
+impl Default for Rule {
+    fn default() -> Self {
+        Self { level: Level::Privileged, version: None }
+    }
+}
+
 /// What holds in a namespace. Audit has no listener here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Policy {
     pub enforce: Rule,
     pub warn: Rule,
@@ -43,8 +49,9 @@ pub(super) struct Policy {
 const DOMAIN: &str = "pod-security.kubernetes.io";
 
 impl Policy {
-    /// The policy of a namespace, and what is wrong with its labels: wrong ones enforce the strictest level.
-    pub fn of(namespace: &Value) -> (Self, Vec<FieldError>) {
+    /// The policy of a namespace, and what is wrong with its labels: wrong ones enforce the strictest level. What no
+    /// label says is as in `defaults`.
+    pub fn of(namespace: &Value, defaults: &Self) -> (Self, Vec<FieldError>) {
         let mut errors = Vec::new();
         let label = |name: &str| {
             namespace["metadata"]["labels"].get(format!("{DOMAIN}/{name}")).and_then(Value::as_str)
@@ -73,14 +80,39 @@ impl Policy {
         // Read for its errors only.
         read("audit", Level::Privileged);
         let (warn_level, warn_version) = read("warn", Level::Privileged);
-        let enforce =
-            Rule { level: enforce_level.unwrap_or(Level::Privileged), version: enforce_version.flatten() };
+        let enforce = Rule {
+            level: enforce_level.unwrap_or(defaults.enforce.level),
+            version: enforce_version.unwrap_or(defaults.enforce.version),
+        };
         // As upstream: who sets only what is enforced is warned of it where it is not enforced yet.
+        let fallback = if enforce_level.is_some() { enforce } else { defaults.warn };
         let warn = match warn_level {
-            Some(level) => Rule { level, version: warn_version.flatten() },
-            None => Rule { level: enforce.level, version: warn_version.unwrap_or(enforce.version) },
+            Some(level) => Rule { level, version: warn_version.unwrap_or(defaults.warn.version) },
+            None => Rule { level: fallback.level, version: warn_version.unwrap_or(fallback.version) },
         };
         (Self { enforce, warn }, errors)
+    }
+}
+
+impl Policy {
+    /// The `defaults` of a configuration.
+    pub fn read(defaults: &Value) -> Result<Self, String> {
+        let text = |key: &str| defaults[key].as_str().filter(|text| !text.is_empty());
+        let rule = |mode: &str| -> Result<Rule, String> {
+            let wrong = |key: &str, text: &str| format!("defaults.{key}: {text:?} is not known");
+            let key = format!("{mode}-version");
+            let level = match text(mode) {
+                None => Level::Privileged,
+                Some(text) => level(text).ok_or_else(|| wrong(mode, text))?,
+            };
+            let version = match text(&key) {
+                None => None,
+                Some(text) => version(text).ok_or_else(|| wrong(&key, text))?,
+            };
+            Ok(Rule { level, version })
+        };
+        rule("audit")?;
+        Ok(Self { enforce: rule("enforce")?, warn: rule("warn")? })
     }
 }
 
@@ -117,7 +149,7 @@ mod tests {
                 .iter()
                 .map(|(k, v)| (format!("{DOMAIN}/{k}"), v.clone()))
                 .collect();
-            Policy::of(&json!({"metadata": {"labels": labels}}))
+            Policy::of(&json!({"metadata": {"labels": labels}}), &Policy::default())
         };
         for (labels, enforce, warn, wrong) in [
             (json!({}), "privileged:latest", "privileged:latest", 0),
@@ -138,5 +170,29 @@ mod tests {
             let shown = (policy.enforce.to_string(), policy.warn.to_string(), errors.len());
             assert_eq!(shown, (enforce.into(), warn.into(), wrong), "{labels}");
         }
+    }
+
+    #[test]
+    fn what_no_label_says_is_configured() {
+        let defaults = json!({"enforce": "baseline", "enforce-version": "v1.30", "warn": "restricted"});
+        let defaults = Policy::read(&defaults).unwrap();
+        for (labels, enforce, warn) in [
+            (json!({}), "baseline:v1.30", "restricted:latest"),
+            (
+                json!({"pod-security.kubernetes.io/enforce": "privileged"}),
+                "privileged:v1.30",
+                "privileged:v1.30",
+            ),
+            (json!({"pod-security.kubernetes.io/warn": "baseline"}), "baseline:v1.30", "baseline:latest"),
+        ] {
+            let policy = Policy::of(&json!({"metadata": {"labels": labels}}), &defaults).0;
+            assert_eq!(
+                (policy.enforce.to_string(), policy.warn.to_string()),
+                (enforce.into(), warn.into()),
+                "{labels}"
+            );
+        }
+        assert!(Policy::read(&json!({"enforce": "some"})).is_err());
+        assert!(Policy::read(&json!({"audit-version": "1"})).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Ends: signals sent and received, processes reaped, exit records written.
 
-use super::{Problem, Server};
+use super::{PodPid, Problem, Server};
 use crate::supervisor::protocol::{self, EXIT_RECORD, Event, Exit, PidNamespace, Reply};
 use crate::sys;
 
@@ -43,8 +43,8 @@ impl Server {
                 self.connections.remove(&exec.connection);
                 self.cgroups.remove_if_empty(&exec.group);
                 let _ = exec.container;
-            } else if Some(pid) == self.pod_pid {
-                self.pod_pid = None;
+            } else if Some(pid) == self.pod_pid.own() {
+                self.pod_pid = PodPid::None;
             } else {
                 self.container_ended(pid, code);
             }
@@ -127,7 +127,7 @@ impl Server {
                 self.kill_group(&group);
             }
         }
-        if let Some(pid) = self.pod_pid {
+        if let Some(pid) = self.pod_pid.own() {
             // SAFETY: our own child; with it goes its whole namespace.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }

@@ -7,7 +7,7 @@ use nix::sched::{CloneFlags, setns};
 
 use super::container::{Attached, Container, Output};
 use super::requests::Role;
-use super::{Problem, Server, internal, open_pidfd, pipe, set_nonblocking, status_pair};
+use super::{PodPid, Problem, Server, internal, open_pidfd, pipe, set_nonblocking, status_pair};
 use crate::supervisor::log::{LineSplitter, LogFile};
 use crate::supervisor::protocol::{Event, Exec, Failure, PidNamespace, Reply, Start};
 use crate::supervisor::{child, handler};
@@ -28,6 +28,10 @@ pub(super) struct ExecProcess {
     pub(super) connection: u64,
     pub(super) container: String,
     pub(super) group: String,
+}
+
+fn pid_namespace(pid: i32) -> io::Result<OwnedFd> {
+    Ok(std::fs::File::open(format!("/proc/{pid}/ns/pid"))?.into())
 }
 
 impl Server {
@@ -68,16 +72,22 @@ impl Server {
                 None
             }
             PidNamespace::Host => None,
-            PidNamespace::Pod => Some(self.pod_pid.ok_or_else(|| {
-                (Failure::Start, "the pod's containers do not share a PID namespace".to_owned())
-            })?),
-            PidNamespace::Target(target) => Some(self.running(target)?.pid),
+            PidNamespace::Pod => Some(match &self.pod_pid {
+                PodPid::Own(pid) => pid_namespace(*pid).map_err(internal)?,
+                PodPid::Other(namespace) => namespace.try_clone().map_err(internal)?,
+                PodPid::None => {
+                    let message = "the pod's containers do not share a PID namespace";
+                    return Err((Failure::Start, message.to_owned()));
+                }
+            }),
+            PidNamespace::Target(target) => Some(pid_namespace(self.running(target)?.pid).map_err(internal)?),
         };
         let group = match &start.handler {
             None => self.cgroups.open_unified(&start.cgroup).map_err(internal)?,
             Some(_) => None,
         };
         let (parent_end, child_end) = status_pair().map_err(internal)?;
+        let joined = joined.as_ref().map(AsFd::as_fd);
         let forked = self.fork_into(flags, joined, group.as_ref().map(AsFd::as_fd)).map_err(internal)?;
         let pid = match forked {
             Forked::Child => {
@@ -124,16 +134,15 @@ impl Server {
         Ok(())
     }
 
-    /// Forks into the PID namespace of process `joined`. Joining changes only where children are born, so
+    /// Forks into the PID namespace `joined`. Joining changes only where children are born, so
     /// the supervisor can go back at once.
     pub(super) fn fork_into(
         &self,
         flags: u64,
-        joined: Option<i32>,
+        joined: Option<BorrowedFd<'_>>,
         cgroup: Option<BorrowedFd<'_>>,
     ) -> io::Result<Forked> {
-        if let Some(target) = joined {
-            let namespace = std::fs::File::open(format!("/proc/{target}/ns/pid"))?;
+        if let Some(namespace) = joined {
             setns(namespace, CloneFlags::CLONE_NEWPID)?;
         }
         // SAFETY: the supervisor is single-threaded.
@@ -159,7 +168,10 @@ impl Server {
         let group = self.cgroups.create_exec(&cgroup, &exec.exec).map_err(internal)?;
         let (parent_end, child_end) = status_pair().map_err(internal)?;
         let unified = self.cgroups.open_unified(&group).map_err(internal)?;
-        let forked = self.fork_into(0, Some(pid), unified.as_ref().map(AsFd::as_fd)).map_err(|error| {
+        let forked = pid_namespace(pid).and_then(|namespace| {
+            self.fork_into(0, Some(namespace.as_fd()), unified.as_ref().map(AsFd::as_fd))
+        });
+        let forked = forked.map_err(|error| {
             self.cgroups.remove_if_empty(&group);
             match error.raw_os_error() {
                 // The namespace's first process has ended; we have not been told yet.

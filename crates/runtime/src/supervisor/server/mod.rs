@@ -25,8 +25,7 @@ pub struct Server {
     listener: UnixListener,
     signals: OwnedFd,
     cgroups: Layout,
-    /// First process of the PID namespace the containers share.
-    pod_pid: Option<i32>,
+    pod_pid: PodPid,
     hook: Option<ExitHook>,
     own_pid_namespace: OwnedFd,
     directory: PathBuf,
@@ -36,6 +35,26 @@ pub struct Server {
     execs: BTreeMap<i32, ExecProcess>,
     next: u64,
     stopping: bool,
+}
+
+/// The PID namespace the pod's containers can share.
+#[derive(Debug)]
+pub enum PodPid {
+    None,
+    /// One whose first process is ours.
+    Own(i32),
+    /// Somebody else's.
+    Other(OwnedFd),
+}
+
+impl PodPid {
+    /// Our first process in it.
+    fn own(&self) -> Option<i32> {
+        match self {
+            Self::Own(pid) => Some(*pid),
+            _ => None,
+        }
+    }
 }
 
 /// What a polled descriptor stands for.
@@ -65,7 +84,7 @@ impl Server {
     pub fn new(
         listener: UnixListener,
         cgroups: Layout,
-        pod_pid: Option<i32>,
+        pod_pid: PodPid,
         hook: Option<ExitHook>,
         directory: PathBuf,
     ) -> io::Result<Self> {

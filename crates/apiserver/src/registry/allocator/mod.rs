@@ -1,0 +1,239 @@
+//! Addresses and ports of Services: who gets which.
+
+mod families;
+mod ports;
+mod ranges;
+
+use super::{View, addresses};
+use families::{Family, listed, text};
+use ferrite_api::field::{FieldError, Path};
+use ferrite_api::resource::Resource;
+use ferrite_api::{Cidr, Status, address_number, meta};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Hands out cluster addresses and node ports, each to one Service.
+pub(crate) struct ServiceAllocator {
+    /// The ranges the server was told, the primary family's first.
+    configured: Vec<Cidr>,
+    ports: RangeInclusive<u16>,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Default)]
+struct Taken {
+    addresses: BTreeSet<IpAddr>,
+    ports: BTreeSet<u16>,
+}
+
+/// What was reserved for a write. Given back unless the write happened.
+pub(crate) struct Allocation<'a> {
+    allocator: Option<&'a ServiceAllocator>,
+    addresses: Vec<IpAddr>,
+    ports: Vec<u16>,
+}
+
+impl Allocation<'_> {
+    pub fn none() -> Self {
+        Self { allocator: None, addresses: Vec::new(), ports: Vec::new() }
+    }
+
+    pub fn keep(mut self) {
+        self.allocator = None;
+    }
+}
+
+impl Drop for Allocation<'_> {
+    fn drop(&mut self) {
+        if let Some(allocator) = self.allocator {
+            let mut taken = allocator.taken();
+            self.addresses.iter().for_each(|a| {
+                taken.addresses.remove(a);
+            });
+            self.ports.iter().for_each(|p| {
+                taken.ports.remove(p);
+            });
+        }
+    }
+}
+
+fn is_service(resource: &Resource) -> bool {
+    resource.group.is_empty() && resource.plural == "services"
+}
+
+impl ServiceAllocator {
+    /// `existing` are the Services already stored: what they hold is taken.
+    pub fn new<'a>(
+        configured: Vec<Cidr>,
+        ports: RangeInclusive<u16>,
+        existing: impl Iterator<Item = &'a Value>,
+    ) -> Self {
+        let mut taken = Taken::default();
+        for service in existing {
+            taken.addresses.extend(addresses::of(service));
+            taken.ports.extend(ports::held(service));
+        }
+        Self { configured, ports, taken: Mutex::new(taken) }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The families the cluster has, the primary one first.
+    fn families(&self) -> Vec<Family> {
+        self.configured
+            .iter()
+            .map(|range| if range.address.is_ipv4() { Family::V4 } else { Family::V6 })
+            .collect()
+    }
+
+    /// The first address of the primary range: the API server's own Service.
+    pub fn first_address(&self) -> Option<IpAddr> {
+        let range = self.configured.first()?;
+        Some(range.address_of(address_number(range.ends().0).0.saturating_add(1)))
+    }
+
+    /// Fills in what a Service needs and reserves it. Other resources need nothing.
+    pub fn allocate(
+        &self,
+        view: &View,
+        resource: &Resource,
+        object: &mut Value,
+        old: Option<&Value>,
+    ) -> Result<Allocation<'_>, Status> {
+        if !is_service(resource) {
+            return Ok(Allocation::none());
+        }
+        let mut allocation = Allocation { allocator: Some(self), addresses: Vec::new(), ports: Vec::new() };
+        let name = meta::name(object).to_owned();
+        let old = old.map(|old| &old["spec"]);
+        let spec = &mut object["spec"];
+        if text(spec, "type") == "ExternalName" || !spec.is_object() {
+            return Ok(allocation);
+        }
+        let invalid = |errors: &[FieldError]| Status::invalid("", "Service", &name, errors);
+        if !old.is_some_and(|old| families::is_settled(spec, old)) {
+            families::settle(spec, old, &self.families()).map_err(|errors| invalid(&errors))?;
+            self.give_addresses(view, spec, old, &name, &mut allocation).map_err(|e| invalid(&[e]))?;
+        }
+        let mut taken = self.taken();
+        let mut giving =
+            ports::Giving { range: &self.ports, taken: &mut taken.ports, given: &mut allocation.ports };
+        let given = ports::give(spec, old, &name, &mut giving);
+        // What was given goes back when the allocation ends, which needs the lock.
+        drop(taken);
+        given.map(|()| allocation)
+    }
+
+    /// Gives a Service one address of each of its families: a new one all, one that gained a family the second.
+    fn give_addresses(
+        &self,
+        view: &View,
+        spec: &mut Value,
+        old: Option<&Value>,
+        name: &str,
+        allocation: &mut Allocation<'_>,
+    ) -> Result<(), FieldError> {
+        let families = listed(spec, "ipFamilies");
+        let mut addresses = listed(spec, "clusterIPs");
+        let is_headless = |addresses: &[String]| addresses.first().is_some_and(|a| a == "None");
+        let first = match old.filter(|old| text(old, "type") != "ExternalName") {
+            _ if is_headless(&addresses) => return Ok(()),
+            None => 0,
+            Some(old) if is_headless(&listed(old, "clusterIPs")) => return Ok(()),
+            Some(old) if listed(old, "ipFamilies").len() == 1 && families.len() == 2 => 1,
+            Some(_) => return Ok(()),
+        };
+        addresses.resize(addresses.len().max(families.len()), String::new());
+        for index in first..families.len() {
+            let path = Path::new("spec").child("clusterIPs");
+            let refused = |why: String| FieldError::invalid(&path, json!(addresses), why);
+            let given = match addresses[index].as_str() {
+                "" => {
+                    let family = if families[index] == "IPv6" { Family::V6 } else { Family::V4 };
+                    let next = self.next_address(view, family, name, allocation);
+                    next.map_err(|why| refused(format!("failed to allocate IP: {why}")))?.to_string()
+                }
+                asked => {
+                    self.take_address(view, asked, allocation)
+                        .map_err(|why| refused(format!("failed to allocate IP {asked}: {why}")))?;
+                    asked.to_owned()
+                }
+            };
+            addresses[index] = given;
+        }
+        spec["clusterIP"] = addresses.first().cloned().into();
+        spec["clusterIPs"] = addresses.into();
+        Ok(())
+    }
+
+    fn next_address(
+        &self,
+        view: &View,
+        family: Family,
+        name: &str,
+        allocation: &mut Allocation<'_>,
+    ) -> Result<IpAddr, String> {
+        let ranges = ranges::usable(view, &self.configured, family);
+        let mut taken = self.taken();
+        let free = ranges
+            .into_iter()
+            .flat_map(ranges::candidates)
+            .filter(|a| !taken.addresses.contains(a))
+            .find(|a| !addresses::is_held(view, *a))
+            .ok_or("range is full")?;
+        if name.is_empty() {
+            // As upstream: the record of the address is made first, and it must name its Service.
+            return Err(format!(
+                "IPAddress.networking.k8s.io \"{free}\" is invalid: spec.parentRef.name: Required value"
+            ));
+        }
+        taken.addresses.insert(free);
+        allocation.addresses.push(free);
+        Ok(free)
+    }
+
+    /// Reserves an address that was asked for.
+    fn take_address(
+        &self,
+        view: &View,
+        asked: &str,
+        allocation: &mut Allocation<'_>,
+    ) -> Result<(), &'static str> {
+        const ELSEWHERE: &str = "the provided network does not match the current range";
+        let address: IpAddr = asked.parse().map_err(|_| ELSEWHERE)?;
+        let ranges = ranges::usable(view, &self.configured, Family::of(asked));
+        if !ranges.iter().any(|range| range.contains_host(address)) {
+            return Err(ELSEWHERE);
+        }
+        if addresses::is_held(view, address) || !self.taken().addresses.insert(address) {
+            return Err("provided IP is already allocated");
+        }
+        allocation.addresses.push(address);
+        Ok(())
+    }
+
+    /// The Service has changed: what it no longer holds is free again.
+    pub fn release_unused(&self, resource: &Resource, old: &Value, new: &Value) {
+        if is_service(resource) {
+            let addresses: BTreeSet<IpAddr> = addresses::of(new).collect();
+            let ports: BTreeSet<u16> = ports::held(new).collect();
+            let mut taken = self.taken();
+            addresses::of(old).filter(|a| !addresses.contains(a)).for_each(|a| {
+                taken.addresses.remove(&a);
+            });
+            ports::held(old).filter(|p| !ports.contains(p)).for_each(|p| {
+                taken.ports.remove(&p);
+            });
+        }
+    }
+
+    /// The Service is gone: what it held is free again.
+    pub fn release(&self, resource: &Resource, object: &Value) {
+        self.release_unused(resource, object, &Value::Null);
+    }
+}

@@ -1,0 +1,267 @@
+//! What callers and the writer share: the head, who waits for it, and what readers see.
+
+use crate::entry::Revision;
+use crate::head::{Applied, State};
+use crate::history::{Change, History};
+use crate::leases::Leases;
+use crate::log::Recovered;
+use crate::replica::Snapshot;
+use crate::store::StoreError;
+use crate::txn::{Outcome, Txn};
+use crate::watch::Subscriber;
+use std::ops::{Deref, DerefMut};
+use std::sync::{
+    Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
+use std::time::Instant;
+use tokio::sync::{Notify, oneshot, watch};
+
+/// Where the fate of a transaction is told. The caller may have gone away; it happens all the same.
+pub(crate) type Done = oneshot::Sender<Result<Outcome, StoreError>>;
+
+/// What readers see. Replaced as a whole under a short write lock.
+#[derive(Debug)]
+pub(crate) struct Published {
+    pub snapshot: Snapshot,
+    pub leases: Leases,
+    pub history: History,
+    /// How often a remote store has gone back to an earlier revision: positions from before mean nothing any more.
+    pub epoch: u64,
+}
+
+/// Everything numbered, and what is to become of it.
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub state: State,
+    pub pending: Vec<Pending>,
+    /// Somebody asks for a checkpoint now.
+    pub wishes: Vec<oneshot::Sender<Result<(), StoreError>>>,
+    /// Set once the log can no longer be trusted or the store is closing; refuses every further commit.
+    pub refused: Option<StoreError>,
+    /// Empty; kept for its room.
+    taken: Vec<Submitted>,
+}
+
+impl Head {
+    /// Whether there is something for the writer to do.
+    pub fn has_work(&self) -> bool {
+        !self.pending.is_empty() || !self.wishes.is_empty() || self.refused.is_some()
+    }
+}
+
+/// A numbered transaction on its way to the disk.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub applied: Applied,
+    pub done: Done,
+}
+
+/// A transaction that is not numbered yet.
+#[derive(Debug)]
+struct Submitted {
+    txn: Txn,
+    done: Done,
+}
+
+/// What comes in for the head and its writer. Locked for moments only.
+#[derive(Debug, Default)]
+struct Inbox {
+    submitted: Vec<Submitted>,
+    /// The writer sleeps. While it works it looks again by itself.
+    asleep: bool,
+}
+
+/// The state of a store.
+///
+/// Transactions are numbered under the lock of the head. Many writers would queue up for it one by one, each going
+/// to sleep and being woken. Instead they leave their transactions in the inbox, and whoever gets the head numbers
+/// all that are there; who does not get it can rely on its holder, who looks into the inbox again after letting go.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    inbox: Mutex<Inbox>,
+    work: Condvar,
+    head: Mutex<Head>,
+    published: RwLock<Published>,
+    pub subscribers: Mutex<Vec<Subscriber>>,
+    /// Rings when a lease was granted or renewed.
+    pub leased: Notify,
+    /// The published revision, for those who wait for one that comes from elsewhere.
+    pub reached: watch::Sender<Revision>,
+}
+
+impl Shared {
+    pub fn new(recovered: Recovered) -> Self {
+        let Recovered { map, revision, leases, mut history, .. } = recovered;
+        history.mark(Instant::now(), revision);
+        let snapshot = Snapshot { map: map.clone(), revision };
+        Self {
+            inbox: Mutex::default(),
+            work: Condvar::new(),
+            head: Mutex::new(Head {
+                state: State { map, revision, leases: leases.clone() },
+                pending: Vec::new(),
+                wishes: Vec::new(),
+                refused: None,
+                taken: Vec::new(),
+            }),
+            published: RwLock::new(Published { snapshot, leases, history, epoch: 0 }),
+            subscribers: Mutex::new(Vec::new()),
+            leased: Notify::new(),
+            reached: watch::Sender::new(revision),
+        }
+    }
+
+    /// Leaves a transaction to be numbered.
+    pub fn submit(&self, txn: Txn, done: Done) {
+        self.inbox().submitted.push(Submitted { txn, done });
+        self.number();
+    }
+
+    /// Takes the head, with everything numbered that has come in.
+    pub fn head(&self) -> HeadGuard<'_> {
+        // A panic while the head was locked would have been a bug in pure code; the state is still whole
+        // because every change to it is made after the last point that can fail.
+        let mut head = self.head.lock().unwrap_or_else(PoisonError::into_inner);
+        self.number_all(&mut head);
+        HeadGuard { shared: self, head: Some(head) }
+    }
+
+    /// Numbers what was submitted, unless somebody has the head who will see to it.
+    fn number(&self) {
+        while !self.inbox().submitted.is_empty() {
+            let mut head = match self.head.try_lock() {
+                Ok(head) => head,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            self.number_all(&mut head);
+            let work = head.has_work();
+            drop(head);
+            if work {
+                self.wake();
+            }
+        }
+    }
+
+    fn number_all(&self, head: &mut Head) {
+        std::mem::swap(&mut self.inbox().submitted, &mut head.taken);
+        for Submitted { txn, done } in head.taken.drain(..) {
+            let applied = match &head.refused {
+                Some(refusal) => Err(refusal.clone()),
+                None => head.state.commit(&txn),
+            };
+            match applied {
+                Ok(applied) => head.pending.push(Pending { applied, done }),
+                Err(error) => drop(done.send(Err(error))),
+            }
+        }
+    }
+
+    /// Wakes the writer if it sleeps.
+    fn wake(&self) {
+        if std::mem::take(&mut self.inbox().asleep) {
+            self.work.notify_one();
+        }
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn published(&self) -> RwLockReadGuard<'_, Published> {
+        self.published.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn published_mut(&self) -> RwLockWriteGuard<'_, Published> {
+        self.published.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.head().refused == Some(StoreError::Closed)
+    }
+
+    pub fn ring(&self, changes: &[Change]) {
+        if changes.is_empty() {
+            return;
+        }
+        let mut subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
+        subscribers.retain(|s| match s.bell.upgrade() {
+            None => false,
+            Some(bell) => {
+                if changes.iter().any(|c| c.key.as_bytes().starts_with(&s.prefix)) {
+                    bell.notify_one();
+                }
+                true
+            }
+        });
+    }
+
+    pub fn ring_all(&self) {
+        let subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
+        subscribers.iter().filter_map(|s| s.bell.upgrade()).for_each(|bell| bell.notify_one());
+    }
+}
+
+/// The head, held. Letting go of it wakes the writer where there is something to do, and numbers what has come in
+/// meanwhile.
+pub(crate) struct HeadGuard<'a> {
+    shared: &'a Shared,
+    /// Always there but while it is being given up.
+    head: Option<MutexGuard<'a, Head>>,
+}
+
+impl HeadGuard<'_> {
+    /// Gives the head up and sleeps until there is work or the time has come. May return early.
+    pub fn sleep(mut self, until: Option<Instant>) -> Self {
+        let shared = self.shared;
+        let mut inbox = shared.inbox();
+        if !inbox.submitted.is_empty() {
+            drop(inbox);
+            drop(self);
+            return shared.head();
+        }
+        inbox.asleep = true;
+        // Given up while the inbox is held: whoever submits after this finds the head free, and the writer asleep.
+        self.head = None;
+        while inbox.asleep {
+            let Some(until) = until else {
+                inbox = shared.work.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                inbox.asleep = false;
+                break;
+            }
+            inbox = shared.work.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(inbox);
+        shared.head()
+    }
+}
+
+impl Deref for HeadGuard<'_> {
+    type Target = Head;
+
+    fn deref(&self) -> &Head {
+        self.head.as_ref().expect("held until it is dropped")
+    }
+}
+
+impl DerefMut for HeadGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Head {
+        self.head.as_mut().expect("held until it is dropped")
+    }
+}
+
+impl Drop for HeadGuard<'_> {
+    fn drop(&mut self) {
+        let Some(head) = self.head.take() else { return };
+        let work = head.has_work();
+        drop(head);
+        if work {
+            self.shared.wake();
+        }
+        self.shared.number();
+    }
+}
