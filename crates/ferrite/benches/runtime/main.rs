@@ -3,7 +3,8 @@
 //!
 //! `cargo bench -p ferrite --bench runtime` prints a table; parts can be chosen: `-- pull start pod exec memory`.
 //! Everything happens in namespaces of its own (network, mounts, processes), so that whatever is left when the run
-//! ends badly ends with it. Columns of what is not installed stay empty.
+//! ends badly ends with it. Columns of what is not installed stay empty. ext4 is slow to use inodes again that were
+//! given back less than five minutes ago: pulls measured soon after an earlier run has cleaned up are slower for all.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
