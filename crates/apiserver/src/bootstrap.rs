@@ -120,12 +120,13 @@ async fn change(
     server.registry.update(&update).await.map(drop)
 }
 
-/// Brings the server's Service and its range back when somebody deletes them.
+/// Brings the server's Service and its range back when somebody deletes them, and records of addresses that are held.
 pub(crate) async fn keep(server: &ApiServer) {
     let stopping = server.stopping();
-    let kept = future::join(
+    let kept = future::join3(
         keep_one(server, ("", "services", "default"), || services(server)),
         keep_one(server, ("networking.k8s.io", "servicecidrs", ""), || service_range(server)),
+        server.registry.keep_addresses(),
     );
     tokio::select! {
         _ = kept => {}

@@ -7,7 +7,7 @@ use crate::http::{self, Answer, Body, BoxError};
 use crate::metrics::{Metrics, RequestKind};
 use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
 use crate::options::{Query, go_duration};
-use crate::registry::{Registry, ServiceAllocator, Table, stored};
+use crate::registry::{Registry, ServiceAllocator, Table};
 use crate::request::{self, Health, Route, Verb};
 use crate::subresource::token::Rejected;
 use crate::{
@@ -157,9 +157,8 @@ impl ApiServer {
         let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
         let table = Arc::new(Table::new(served));
-        let services = existing_services(&store, &table);
         let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
-        let allocator = ServiceAllocator::new(ranges, config.node_ports.clone(), services.iter());
+        let allocator = ServiceAllocator::new(ranges, config.node_ports.clone());
         let admission = Chain::new(&config.admission).map_err(Status::internal)?;
         let registry =
             Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
@@ -595,13 +594,6 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
         answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     answer
-}
-
-fn existing_services(store: &Store, table: &Table) -> Vec<serde_json::Value> {
-    let Some(resource) = table.find("", "v1", "services") else { return Vec::new() };
-    let prefix = stored::prefix(resource);
-    let snapshot = store.snapshot();
-    snapshot.range(prefix.as_bytes(), None).filter_map(|(_, entry)| stored::decode(resource, entry)).collect()
 }
 
 /// The in-process client side of a server, with a fixed identity.

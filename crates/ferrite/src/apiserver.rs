@@ -302,3 +302,30 @@ impl Running {
         self.storage.stop().await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_have_one_range_of_each_family() {
+        for (text, first) in [
+            ("10.96.0.0/12", Some("10.96.0.1")),
+            ("10.96.3.4/16", Some("10.96.0.1")),
+            ("fd00::/108", Some("fd00::1")),
+            ("10.0.0.0/24,fd00::/112", Some("10.0.0.1")),
+            ("fd00::/112, 10.0.0.0/24", Some("fd00::1")),
+            ("10.0.0.0/24,10.1.0.0/24", None),
+            ("10.0.0.0/24,fd00::/112,fd01::/112", None),
+            ("10.0.0.0/30", None),
+            ("10.0.0.0/4", None),
+            ("fd00::/48", None),
+            ("fd00::/128", None),
+            ("", None),
+            ("10.0.0.0", None),
+        ] {
+            let ranges = parse_service_ranges(text);
+            assert_eq!(ranges.map(|r| r.first_address().to_string()).ok().as_deref(), first, "{text}");
+        }
+    }
+}

@@ -6,8 +6,6 @@ use crate::registry::View;
 use base64::Engine;
 use ferrite_api::Status;
 use serde_json::{Value, json};
-use x509_parser::certification_request::X509CertificationRequest;
-use x509_parser::prelude::FromDer;
 
 const GROUP: &str = "certificates.k8s.io";
 const REQUESTS: &str = "certificatesigningrequests";
@@ -54,66 +52,55 @@ fn may(view: &View, attributes: &Attributes<'_>, verb: &str, signer: &str) -> bo
     })
 }
 
-/// Approving and denying needs the right over the signer that would sign.
-pub(super) struct CertificateApproval;
-
-impl Plugin for CertificateApproval {
-    fn name(&self) -> &'static str {
-        "CertificateApproval"
-    }
-
-    fn validate(
-        &self,
-        view: &View,
-        attributes: &Attributes<'_>,
-        object: Option<&Value>,
-    ) -> Result<(), Status> {
-        let Some(object) = object.filter(|_| attributes.is_sub(GROUP, REQUESTS, Some("approval"))) else {
-            return Ok(());
-        };
-        let signer = signer(attributes.old.unwrap_or(object));
-        match may(view, attributes, "approve", signer) {
-            true => Ok(()),
-            false => Err(attributes
-                .forbid(format!("user not permitted to approve requests with signerName {signer:?}"))),
-        }
-    }
+/// A write that needs a right over the signer it is about.
+pub(super) struct OverSigner {
+    name: &'static str,
+    verb: &'static str,
+    /// What the user wanted, in a refusal.
+    wanted: &'static str,
+    /// The signer, if the write is one of those.
+    signer: for<'a> fn(&Attributes<'a>, &'a Value) -> Option<&'a str>,
 }
+
+/// Approving and denying needs the right over the signer that would sign.
+pub(super) static CERTIFICATE_APPROVAL: OverSigner = OverSigner {
+    name: "CertificateApproval",
+    verb: "approve",
+    wanted: "approve requests with",
+    signer: |attributes, object| {
+        let decides = attributes.is_sub(GROUP, REQUESTS, Some("approval"));
+        decides.then(|| signer(attributes.old.unwrap_or(object)))
+    },
+};
 
 /// So does writing a certificate, or that there will be none.
-pub(super) struct CertificateSigning;
-
-impl Plugin for CertificateSigning {
-    fn name(&self) -> &'static str {
-        "CertificateSigning"
-    }
-
-    fn validate(
-        &self,
-        view: &View,
-        attributes: &Attributes<'_>,
-        object: Option<&Value>,
-    ) -> Result<(), Status> {
-        let (Some(new), Some(old), true) =
-            (object, attributes.old, attributes.is_sub(GROUP, REQUESTS, Some("status")))
-        else {
-            return Ok(());
-        };
+pub(super) static CERTIFICATE_SIGNING: OverSigner = OverSigner {
+    name: "CertificateSigning",
+    verb: "sign",
+    wanted: "sign requests with",
+    signer: |attributes, new| {
+        let old = attributes.old.filter(|_| attributes.is_sub(GROUP, REQUESTS, Some("status")))?;
         let same = |key: &str| new["status"].get(key) == old["status"].get(key);
-        let signer = signer(old);
-        if (same("certificate") && same("conditions")) || may(view, attributes, "sign", signer) {
-            return Ok(());
-        }
-        Err(attributes.forbid(format!("user not permitted to sign requests with signerName {signer:?}")))
-    }
-}
+        (!same("certificate") || !same("conditions")).then(|| signer(old))
+    },
+};
 
 /// Trust bundles of a signer are written by those who may speak for it.
-pub(super) struct ClusterTrustBundleAttest;
+pub(super) static CLUSTER_TRUST_BUNDLE_ATTEST: OverSigner = OverSigner {
+    name: "ClusterTrustBundleAttest",
+    verb: "attest",
+    wanted: "attest for",
+    signer: |attributes, object| {
+        attributes
+            .is(GROUP, "clustertrustbundles")
+            .then(|| signer(object))
+            .filter(|signer| !signer.is_empty())
+    },
+};
 
-impl Plugin for ClusterTrustBundleAttest {
+impl Plugin for OverSigner {
     fn name(&self) -> &'static str {
-        "ClusterTrustBundleAttest"
+        self.name
     }
 
     fn validate(
@@ -122,14 +109,11 @@ impl Plugin for ClusterTrustBundleAttest {
         attributes: &Attributes<'_>,
         object: Option<&Value>,
     ) -> Result<(), Status> {
-        let Some(object) = object.filter(|_| attributes.is(GROUP, "clustertrustbundles")) else {
-            return Ok(());
-        };
-        let signer = signer(object);
-        if signer.is_empty() || may(view, attributes, "attest", signer) {
+        let Some(signer) = object.and_then(|object| (self.signer)(attributes, object)) else { return Ok(()) };
+        if may(view, attributes, self.verb, signer) {
             return Ok(());
         }
-        Err(attributes.forbid(format!("user not permitted to attest for signerName {signer:?}")))
+        Err(attributes.forbid(format!("user not permitted to {} signerName {signer:?}", self.wanted)))
     }
 }
 
@@ -162,8 +146,5 @@ impl Plugin for CertificateSubjectRestriction {
 /// The organisations a request wants to be certified for. `encoded` is a PEM in base64.
 fn organizations(encoded: &str) -> Option<Vec<String>> {
     let pem = base64::engine::general_purpose::STANDARD.decode(encoded).ok()?;
-    let (_, pem) = x509_parser::pem::parse_x509_pem(&pem).ok()?;
-    let (_, request) = X509CertificationRequest::from_der(&pem.contents).ok()?;
-    let subject = &request.certification_request_info.subject;
-    Some(subject.iter_organization().filter_map(|o| o.as_str().ok()).map(str::to_owned).collect())
+    ferrite_pki::Request::parse(&pem).map(|request| request.organizations)
 }

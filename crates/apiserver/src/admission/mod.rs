@@ -141,11 +141,14 @@ pub(crate) trait Plugin: Send + Sync {
     }
 }
 
+/// Makes a plugin of its configuration, if there is one; or says what is wrong with it.
+type Make = fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>;
+
 /// How a plugin comes about.
 enum Made {
     Ready(&'static dyn Plugin),
     /// From its configuration, under its name.
-    From(&'static str, fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>),
+    From(&'static str, Make),
 }
 
 /// A plugin, and whether it works without being asked for.
@@ -180,11 +183,7 @@ const fn off(plugin: &'static dyn Plugin) -> Row {
     Row { made: Made::Ready(plugin), default: false }
 }
 
-const fn made(
-    name: &'static str,
-    default: bool,
-    make: fn(Option<&Value>) -> Result<Box<dyn Plugin>, String>,
-) -> Row {
+const fn made(name: &'static str, default: bool, make: Make) -> Row {
     Row { made: Made::From(name, make), default }
 }
 
@@ -199,7 +198,7 @@ const PLUGINS: &[Row] = &[
     on(&taint_nodes::TaintNodesByCondition),
     off(&always_pull_images::AlwaysPullImages),
     made(pod_security::NAME, true, pod_security::make),
-    off(&pod_node_selector::PodNodeSelector),
+    made(pod_node_selector::NAME, false, pod_node_selector::make),
     on(&priority::Priority),
     on(&default_tolerations::DefaultTolerationSeconds),
     made(toleration_restriction::NAME, false, toleration_restriction::make),
@@ -210,9 +209,9 @@ const PLUGINS: &[Row] = &[
     off(&owner_references::OwnerReferencesPermissionEnforcement),
     on(&claim_resize::PersistentVolumeClaimResize),
     on(&runtime_class::RuntimeClass),
-    on(&certificates::CertificateApproval),
-    on(&certificates::CertificateSigning),
-    on(&certificates::ClusterTrustBundleAttest),
+    on(&certificates::CERTIFICATE_APPROVAL),
+    on(&certificates::CERTIFICATE_SIGNING),
+    on(&certificates::CLUSTER_TRUST_BUNDLE_ATTEST),
     on(&certificates::CertificateSubjectRestriction),
     on(&default_class::DefaultIngressClass),
     off(&deny_external_ips::DenyServiceExternalIPs),

@@ -4,26 +4,57 @@ use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
-pub(super) struct PodNodeSelector;
-
+pub(super) const NAME: &str = "PodNodeSelector";
 const ANNOTATION: &str = "scheduler.alpha.kubernetes.io/node-selector";
+const CLUSTER: &str = "clusterDefaultNodeSelector";
+
+/// What holds in namespaces that say nothing themselves, and what their pods may select at all.
+#[derive(Default)]
+struct PodNodeSelector {
+    default: String,
+    /// By namespace.
+    allowed: BTreeMap<String, Map<String, Value>>,
+}
+
+pub(super) fn make(configuration: Option<&Value>) -> Result<Box<dyn Plugin>, String> {
+    let mut plugin = PodNodeSelector::default();
+    let told = configuration.map(|c| &c["podNodeSelectorPluginConfig"]).and_then(Value::as_object);
+    if configuration.is_some() && told.is_none() {
+        return Err("the configuration must have podNodeSelectorPluginConfig".into());
+    }
+    for (key, text) in told.into_iter().flatten() {
+        let text = text.as_str().ok_or_else(|| format!("{key} must be a list of labels"))?;
+        let selector = parse(text)?;
+        match key.as_str() {
+            CLUSTER => plugin.default = text.to_owned(),
+            _ => drop(plugin.allowed.insert(key.clone(), selector)),
+        }
+    }
+    Ok(Box::new(plugin))
+}
+
+impl PodNodeSelector {
+    /// What the namespace adds to its pods' selectors.
+    fn wanted(&self, view: &View, attributes: &Attributes<'_>) -> Result<Map<String, Value>, Status> {
+        let namespace = view.get("", "namespaces", "", attributes.namespace).unwrap_or_default();
+        let own = namespace["metadata"]["annotations"].get(ANNOTATION).and_then(Value::as_str);
+        parse(own.unwrap_or(&self.default)).map_err(|why| attributes.forbid(why))
+    }
+}
 
 impl Plugin for PodNodeSelector {
     fn name(&self) -> &'static str {
-        "PodNodeSelector"
+        NAME
     }
 
     fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
         if !attributes.creates("pods") {
             return Ok(());
         }
-        let namespace = view.get("", "namespaces", "", attributes.namespace).unwrap_or_default();
-        let Some(text) = namespace["metadata"]["annotations"].get(ANNOTATION).and_then(Value::as_str) else {
-            return Ok(());
-        };
-        let wanted = parse(text).map_err(|why| attributes.forbid(why))?;
-        let Some(spec) = object["spec"].as_object_mut() else { return Ok(()) };
+        let wanted = self.wanted(view, attributes)?;
+        let Some(spec) = object["spec"].as_object_mut().filter(|_| !wanted.is_empty()) else { return Ok(()) };
         let Some(given) = spec.entry("nodeSelector").or_insert_with(|| json!({})).as_object_mut() else {
             return Ok(());
         };
@@ -34,6 +65,25 @@ impl Plugin for PodNodeSelector {
         }
         given.extend(wanted);
         Ok(())
+    }
+
+    fn validate(
+        &self,
+        _view: &View,
+        attributes: &Attributes<'_>,
+        object: Option<&Value>,
+    ) -> Result<(), Status> {
+        let allowed = self.allowed.get(attributes.namespace);
+        let (Some(pod), Some(allowed)) = (object.filter(|_| attributes.creates("pods")), allowed) else {
+            return Ok(());
+        };
+        let mut given = pod["spec"]["nodeSelector"].as_object().into_iter().flatten();
+        match given.all(|(key, value)| allowed.get(key) == Some(value)) {
+            true => Ok(()),
+            false => {
+                Err(attributes.forbid("pod node label selector labels conflict with its namespace whitelist"))
+            }
+        }
     }
 }
 

@@ -1,26 +1,38 @@
-//! IPAddresses of Services: the record, open to everybody, of which address is whose.
+//! Records of what Services hold: an IPAddress, open to everybody, for each address, and a key for each port on the
+//! nodes.
 //!
-//! It is written and removed in the transaction that writes or removes the Service, so the two never disagree, and
-//! two servers on one store cannot hand out the same address.
+//! They are written and removed in the transaction that writes or removes the Service, so the two never disagree, and
+//! two servers on one store cannot hand out the same address or port.
 
+use super::allocator::held_ports;
 use super::{Registry, Table, View, metadata, store_status, stored};
 use crate::managed;
 use crate::options::WriteOptions;
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
-use ferrite_store::{Compare, Key, Op, Txn};
+use ferrite_store::{Change, Compare, Key, Op, Txn, WatchEnd};
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::LazyLock;
 
 const FAMILY: &str = "ipaddress.kubernetes.io/ip-family";
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
 
+/// The resource of the records. They are kept even where it is not served.
 fn resource(table: &Table) -> Option<&Resource> {
-    table.find("networking.k8s.io", "v1", "ipaddresses").map(|resource| &**resource)
+    static UNSERVED: LazyLock<Option<Resource>> =
+        LazyLock::new(|| ferrite_api::kinds::built_in().into_iter().find(|row| row.plural == "ipaddresses"));
+    let served = table.find("networking.k8s.io", "v1", "ipaddresses").map(|resource| &**resource);
+    served.or_else(|| UNSERVED.as_ref())
 }
 
-fn is_service(resource: &Resource) -> bool {
+fn port_key(port: u16) -> Key {
+    Key::from(&format!("/registry/ranges/servicenodeports/{port}"))
+}
+
+pub(super) fn is_service(resource: &Resource) -> bool {
     resource.group.is_empty() && resource.plural == "services"
 }
 
@@ -37,6 +49,11 @@ pub(super) fn of(service: &Value) -> impl Iterator<Item = IpAddr> {
 /// Whether somebody holds the address.
 pub(super) fn is_held(view: &View, address: IpAddr) -> bool {
     key(&view.table, address).is_some_and(|key| view.snapshot.get(key.as_bytes()).is_some())
+}
+
+/// Whether somebody holds the port.
+pub(super) fn is_port_held(view: &View, port: u16) -> bool {
+    view.snapshot.get(port_key(port).as_bytes()).is_some()
 }
 
 /// The address of a Service as an object.
@@ -83,11 +100,17 @@ impl Registry {
                 txn = txn.then(Op::Delete { key });
             }
         }
+        let ports =
+            |service: Option<&Value>| service.into_iter().flat_map(held_ports).collect::<BTreeSet<_>>();
+        let (ports_before, ports) = (ports(old), ports(new));
+        for port in ports_before.difference(&ports) {
+            txn = txn.then(Op::Delete { key: port_key(*port) });
+        }
         let Some(service) = new else { return txn };
         for address in of(service).filter(|a| !has(old, a)) {
             txn = self.claim(txn, address, service);
         }
-        txn
+        ports.difference(&ports_before).fold(txn, |txn, port| claim_port(txn, *port, service))
     }
 
     fn claim(&self, txn: Txn, address: IpAddr, service: &Value) -> Txn {
@@ -97,12 +120,56 @@ impl Registry {
         txn.when(Compare::Absent(key.clone())).then(Op::put(key, value))
     }
 
-    /// Whether a write failed because an address it wanted has been taken meanwhile.
+    /// Whether a write failed because an address or a port it wanted has been taken meanwhile.
     pub(super) fn lost_address(&self, resource: &Resource, service: &Value) -> bool {
-        is_service(resource) && of(service).any(|address| is_held(&self.view(), address))
+        let view = self.view();
+        let lost =
+            || of(service).any(|a| is_held(&view, a)) || held_ports(service).any(|p| is_port_held(&view, p));
+        is_service(resource) && lost()
     }
 
-    /// Records the addresses of Services that were written without.
+    /// Makes the record of an address again that is deleted while its Service holds it. Ends when the store closes.
+    pub async fn keep_addresses(&self) {
+        let Some(records) = resource(&self.table) else { return };
+        let prefix = stored::prefix(records);
+        let mut position = self.store.snapshot().revision();
+        loop {
+            let lost = match self.store.watch(prefix.as_bytes(), position) {
+                Ok(mut watch) => loop {
+                    match watch.next().await {
+                        Ok(changes) => self.restore(records, &changes).await,
+                        Err(end) => break end,
+                    }
+                },
+                Err(end) => end,
+            };
+            if lost == WatchEnd::Closed {
+                return;
+            }
+            // Too much has happened to be told one by one.
+            position = self.store.snapshot().revision();
+            if let Err(status) = self.repair_addresses().await {
+                tracing::warn!(error = status.message, "cannot record the addresses of Services");
+            }
+        }
+    }
+
+    async fn restore(&self, records: &Resource, changes: &[Change]) {
+        let Some(services) = self.table.find("", "v1", "services") else { return };
+        let removed = changes.iter().filter(|change| change.entry.is_none());
+        for record in removed.filter_map(|change| stored::decode(records, change.previous.as_deref()?)) {
+            let parent = |key: &str| record["spec"]["parentRef"][key].as_str().unwrap_or_default();
+            let Ok(service) = self.read(services, parent("namespace"), parent("name")) else { continue };
+            let name = meta::name(&record).parse::<IpAddr>().ok();
+            for address in of(&service).filter(|address| Some(*address) == name) {
+                if let Err(error) = self.store.commit(self.claim(Txn::default(), address, &service)).await {
+                    tracing::warn!(%address, %error, "cannot record an address again");
+                }
+            }
+        }
+    }
+
+    /// Records what Services hold that were written without.
     pub async fn repair_addresses(&self) -> Result<(), Status> {
         let view = self.view();
         let Some(services) = self.table.find("", "v1", "services") else { return Ok(()) };
@@ -116,7 +183,19 @@ impl Registry {
                     .await
                     .map_err(store_status)?;
             }
+            let ports: BTreeSet<u16> =
+                held_ports(&service).filter(|port| !is_port_held(&view, *port)).collect();
+            for port in ports {
+                let claim = claim_port(Txn::default(), port, &service);
+                self.store.commit(claim).await.map_err(store_status)?;
+            }
         }
         Ok(())
     }
+}
+
+fn claim_port(txn: Txn, port: u16, service: &Value) -> Txn {
+    let key = port_key(port);
+    let owner = format!("{}/{}", meta::namespace(service), meta::name(service));
+    txn.when(Compare::Absent(key.clone())).then(Op::put(key, owner.into()))
 }

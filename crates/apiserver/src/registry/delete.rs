@@ -86,7 +86,6 @@ impl Registry {
                     match self.commit(resource, "delete", txn).await? {
                         Outcome::Committed { .. } => {
                             stored::set_version(&mut new, revision);
-                            self.services.release(resource, &old);
                             Deleted::Gone(*new)
                         }
                         // Somebody wrote in between: the marked object is deleted in the next round.
@@ -97,10 +96,7 @@ impl Registry {
                     stored::set_version(&mut new, revision);
                     Deleted::Marked(*new)
                 }
-                _ => {
-                    self.services.release(resource, &old);
-                    Deleted::Gone(old)
-                }
+                _ => Deleted::Gone(old),
             });
         }
         Err(Status::conflict(

@@ -69,11 +69,6 @@ impl Registry {
             match self.commit(resource, "update", txn).await? {
                 Outcome::Committed { revision } => {
                     allocation.keep();
-                    if finished {
-                        self.services.release(resource, &old);
-                    } else {
-                        self.services.release_unused(resource, &old, &new);
-                    }
                     stored::set_version(&mut new, revision);
                     return Ok(new);
                 }

@@ -368,3 +368,26 @@ async fn a_refusal_names_what_was_drawn() {
     let name = message.as_str().and_then(|m| m.strip_prefix("pods \"web-")).and_then(|m| m.split_once('"'));
     assert!(name.is_some_and(|(suffix, _)| suffix.len() == 5), "{message}");
 }
+
+#[tokio::test]
+async fn nodes_are_chosen_for_namespaces() {
+    let told = json!({"podNodeSelectorPluginConfig": {"clusterDefaultNodeSelector": "pool=shared", "default": "pool=shared,disk=ssd"}});
+    let world = World::start_configured(&["PodNodeSelector"], json!({"PodNodeSelector": told})).await;
+    let selecting = |name: &str, selector: Value| {
+        let mut pod = pod(name);
+        pod["spec"]["nodeSelector"] = selector;
+        pod
+    };
+    let made = world.post(PODS, &selecting("a", json!({"disk": "ssd"}))).await;
+    assert_eq!((made.code, made.at("/spec/nodeSelector")), (201, json!({"disk": "ssd", "pool": "shared"})));
+    for (selector, why) in [
+        (json!({"pool": "own"}), "pod node label selector conflicts with its namespace node label selector"),
+        (json!({"disk": "hdd"}), "pod node label selector labels conflict with its namespace whitelist"),
+    ] {
+        let refused = world.post(PODS, &selecting("b", selector)).await;
+        assert_eq!(
+            (refused.code, refused.at("/message")),
+            (403, json!(format!("pods \"b\" is forbidden: {why}")))
+        );
+    }
+}

@@ -27,6 +27,17 @@ fn addresses(reply: &Reply) -> Vec<String> {
     texts(&reply.at("/spec/clusterIPs"))
 }
 
+/// Waits until a watch tells of something that came.
+async fn next_added(world: &World, watch: &str) {
+    let mut events = http_body_util::BodyExt::into_data_stream(world.open(watch).await.into_body());
+    let mut seen = String::new();
+    while !seen.contains("\"ADDED\"") {
+        let piece =
+            futures_util::StreamExt::next(&mut events).await.expect("it comes back").expect("a piece");
+        seen.push_str(&String::from_utf8_lossy(&piece));
+    }
+}
+
 async fn recorded(world: &World) -> Vec<String> {
     let list = world.get(ADDRESSES).await.at("/items");
     let names = list.as_array().into_iter().flatten().map(|item| item["metadata"]["name"].clone());
@@ -170,17 +181,22 @@ async fn the_servers_own_objects_come_back() {
         );
         let before = world.get(&path).await.at("/metadata/uid");
         assert_eq!(world.delete(&path).await.code, 200);
-        let mut events = http_body_util::BodyExt::into_data_stream(world.open(&watch).await.into_body());
-        let mut seen = String::new();
-        while !seen.contains("\"ADDED\"") {
-            let piece =
-                futures_util::StreamExt::next(&mut events).await.expect("it comes back").expect("a piece");
-            seen.push_str(&String::from_utf8_lossy(&piece));
-        }
+        next_added(&world, &watch).await;
         let after = world.get(&path).await;
         assert_eq!(after.code, 200);
         assert_ne!(after.at("/metadata/uid"), before);
     }
+}
+
+#[tokio::test]
+async fn an_address_that_is_held_stays_recorded() {
+    let world = World::start_ranges(&["10.0.0.0/24"]).await;
+    assert_eq!(world.post(SERVICES, &service("a", json!({"clusterIP": "10.0.0.7"}))).await.code, 201);
+    let version = world.version().await;
+    assert_eq!(world.delete(&format!("{ADDRESSES}/10.0.0.7")).await.code, 200);
+    next_added(&world, &format!("{ADDRESSES}?watch=true&resourceVersion={version}&timeoutSeconds=20")).await;
+    let record = world.get(&format!("{ADDRESSES}/10.0.0.7")).await;
+    assert_eq!((record.code, record.at("/spec/parentRef/name")), (200, json!("a")));
 }
 
 #[tokio::test]
@@ -192,4 +208,64 @@ async fn a_dry_run_holds_nothing() {
         assert_eq!((tried.code, tried.at("/spec/ports/0/nodePort")), (201, json!(30007)));
     }
     assert_eq!(world.post(SERVICES, &wanted).await.code, 201);
+}
+
+#[tokio::test]
+async fn a_port_on_the_nodes_is_one_services() {
+    let world = World::start_ranges(&["10.0.0.0/24"]).await;
+    let node = |name: &str, ports: Value| service(name, json!({"type": "NodePort", "ports": ports}));
+    let both =
+        json!([{"name": "u", "port": 53, "protocol": "UDP"}, {"name": "t", "port": 53, "protocol": "TCP"}]);
+    let first = world.post(SERVICES, &node("a", both)).await;
+    let port = first.at("/spec/ports/0/nodePort");
+    assert_eq!((first.code, &first.at("/spec/ports/1/nodePort")), (201, &port));
+    let wanted = || json!([{"port": 80, "nodePort": port}]);
+    let refused = world.post(SERVICES, &node("b", wanted())).await;
+    assert_eq!(
+        refused.at("/details/causes/0/message"),
+        format!("Invalid value: {port}: provided port is already allocated")
+    );
+
+    // What becomes of it when its Service needs it no longer.
+    let plain = json!({"spec": {"type": "ClusterIP"}});
+    let path = format!("{SERVICES}/a");
+    let changed = world.patch("merge", &path, &plain).await;
+    assert_eq!((changed.code, changed.at("/spec/ports/0/nodePort")), (200, Value::Null));
+    assert_eq!(world.post(SERVICES, &node("b", wanted())).await.code, 201);
+    assert_eq!(world.delete(&format!("{SERVICES}/b")).await.code, 200);
+
+    let local = json!({"spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": port}});
+    let balanced = world.patch("merge", &path, &local).await;
+    assert_eq!(
+        (balanced.code, &balanced.at("/spec/healthCheckNodePort")),
+        (200, &port),
+        "{}",
+        balanced.json()
+    );
+    assert_eq!(world.post(SERVICES, &node("b", wanted())).await.code, 422);
+    let cluster = json!({"spec": {"externalTrafficPolicy": "Cluster"}});
+    let dropped = world.patch("merge", &path, &cluster).await;
+    assert_eq!((dropped.code, dropped.at("/spec/healthCheckNodePort")), (200, Value::Null));
+    assert_eq!(world.post(SERVICES, &node("b", wanted())).await.code, 201);
+}
+
+#[tokio::test]
+async fn what_is_held_is_known_to_another_server_of_the_store() {
+    let store = std::sync::Arc::new(ferrite_store::Store::memory());
+    let (one, two) = (World::share(&store).await, World::share(&store).await);
+    let asked = service(
+        "a",
+        json!({"type": "NodePort", "clusterIP": "10.0.0.9", "ports": [{"port": 80, "nodePort": 30001}]}),
+    );
+    assert_eq!(one.post(SERVICES, &asked).await.code, 201);
+    let other = service("b", json!({"clusterIP": "10.0.0.9"}));
+    assert_eq!(two.post(SERVICES, &other).await.code, 422);
+    let same_port = service("b", json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 30001}]}));
+    assert_eq!(two.post(SERVICES, &same_port).await.code, 422);
+    assert_eq!(one.delete(&format!("{SERVICES}/a")).await.code, 200);
+    let again = service(
+        "b",
+        json!({"type": "NodePort", "clusterIP": "10.0.0.9", "ports": [{"port": 80, "nodePort": 30001}]}),
+    );
+    assert_eq!(two.post(SERVICES, &again).await.code, 201);
 }

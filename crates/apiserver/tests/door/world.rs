@@ -80,8 +80,17 @@ impl World {
         }
     }
 
+    /// One of several servers on a store.
+    pub async fn share(store: &Arc<Store>) -> Self {
+        Self::start_shared(Arc::clone(store), Self::config()).await
+    }
+
     async fn start_as(store: Store, config: Config) -> Self {
-        let server = ApiServer::start(Arc::new(store), config).await.expect("the server starts");
+        Self::start_shared(Arc::new(store), config).await
+    }
+
+    async fn start_shared(store: Arc<Store>, config: Config) -> Self {
+        let server = ApiServer::start(store, config).await.expect("the server starts");
         let door = server.door(User::new("admin", ["system:masters"]));
         Self { server, door }
     }

@@ -9,27 +9,29 @@ use families::{Family, listed, text};
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Cidr, Status, address_number, meta};
+pub(super) use ports::held as held_ports;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Hands out cluster addresses and node ports, each to one Service.
+/// Hands out cluster addresses and node ports, each to one Service. Who has which is recorded with the Services.
 pub(crate) struct ServiceAllocator {
     /// The ranges the server was told, the primary family's first.
     configured: Vec<Cidr>,
     ports: RangeInclusive<u16>,
-    taken: Mutex<Taken>,
+    reserved: Mutex<Reserved>,
 }
 
+/// What writes that are under way have been given, before the store knows.
 #[derive(Default)]
-struct Taken {
+struct Reserved {
     addresses: BTreeSet<IpAddr>,
     ports: BTreeSet<u16>,
 }
 
-/// What was reserved for a write. Given back unless the write happened.
+/// What was reserved for a write. Ends with it: then the store's records tell whose it is, or it is free again.
 pub(crate) struct Allocation<'a> {
     allocator: Option<&'a ServiceAllocator>,
     addresses: Vec<IpAddr>,
@@ -41,46 +43,31 @@ impl Allocation<'_> {
         Self { allocator: None, addresses: Vec::new(), ports: Vec::new() }
     }
 
-    pub fn keep(mut self) {
-        self.allocator = None;
-    }
+    /// The write has happened.
+    pub fn keep(self) {}
 }
 
 impl Drop for Allocation<'_> {
     fn drop(&mut self) {
         if let Some(allocator) = self.allocator {
-            let mut taken = allocator.taken();
+            let mut reserved = allocator.reserved();
             self.addresses.iter().for_each(|a| {
-                taken.addresses.remove(a);
+                reserved.addresses.remove(a);
             });
             self.ports.iter().for_each(|p| {
-                taken.ports.remove(p);
+                reserved.ports.remove(p);
             });
         }
     }
-}
-
-fn is_service(resource: &Resource) -> bool {
-    resource.group.is_empty() && resource.plural == "services"
 }
 
 impl ServiceAllocator {
-    /// `existing` are the Services already stored: what they hold is taken.
-    pub fn new<'a>(
-        configured: Vec<Cidr>,
-        ports: RangeInclusive<u16>,
-        existing: impl Iterator<Item = &'a Value>,
-    ) -> Self {
-        let mut taken = Taken::default();
-        for service in existing {
-            taken.addresses.extend(addresses::of(service));
-            taken.ports.extend(ports::held(service));
-        }
-        Self { configured, ports, taken: Mutex::new(taken) }
+    pub fn new(configured: Vec<Cidr>, ports: RangeInclusive<u16>) -> Self {
+        Self { configured, ports, reserved: Mutex::default() }
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reserved(&self) -> MutexGuard<'_, Reserved> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The families the cluster has, the primary one first.
@@ -105,7 +92,7 @@ impl ServiceAllocator {
         object: &mut Value,
         old: Option<&Value>,
     ) -> Result<Allocation<'_>, Status> {
-        if !is_service(resource) {
+        if !addresses::is_service(resource) {
             return Ok(Allocation::none());
         }
         let mut allocation = Allocation { allocator: Some(self), addresses: Vec::new(), ports: Vec::new() };
@@ -120,12 +107,16 @@ impl ServiceAllocator {
             families::settle(spec, old, &self.families()).map_err(|errors| invalid(&errors))?;
             self.give_addresses(view, spec, old, &name, &mut allocation).map_err(|e| invalid(&[e]))?;
         }
-        let mut taken = self.taken();
-        let mut giving =
-            ports::Giving { range: &self.ports, taken: &mut taken.ports, given: &mut allocation.ports };
+        let mut reserved = self.reserved();
+        let mut giving = ports::Giving {
+            range: &self.ports,
+            held: &|port| addresses::is_port_held(view, port),
+            reserved: &mut reserved.ports,
+            given: &mut allocation.ports,
+        };
         let given = ports::give(spec, old, &name, &mut giving);
         // What was given goes back when the allocation ends, which needs the lock.
-        drop(taken);
+        drop(reserved);
         given.map(|()| allocation)
     }
 
@@ -179,11 +170,11 @@ impl ServiceAllocator {
         allocation: &mut Allocation<'_>,
     ) -> Result<IpAddr, String> {
         let ranges = ranges::usable(view, &self.configured, family);
-        let mut taken = self.taken();
+        let mut reserved = self.reserved();
         let free = ranges
             .into_iter()
             .flat_map(ranges::candidates)
-            .filter(|a| !taken.addresses.contains(a))
+            .filter(|a| !reserved.addresses.contains(a))
             .find(|a| !addresses::is_held(view, *a))
             .ok_or("range is full")?;
         if name.is_empty() {
@@ -192,7 +183,7 @@ impl ServiceAllocator {
                 "IPAddress.networking.k8s.io \"{free}\" is invalid: spec.parentRef.name: Required value"
             ));
         }
-        taken.addresses.insert(free);
+        reserved.addresses.insert(free);
         allocation.addresses.push(free);
         Ok(free)
     }
@@ -210,30 +201,10 @@ impl ServiceAllocator {
         if !ranges.iter().any(|range| range.contains_host(address)) {
             return Err(ELSEWHERE);
         }
-        if addresses::is_held(view, address) || !self.taken().addresses.insert(address) {
+        if addresses::is_held(view, address) || !self.reserved().addresses.insert(address) {
             return Err("provided IP is already allocated");
         }
         allocation.addresses.push(address);
         Ok(())
-    }
-
-    /// The Service has changed: what it no longer holds is free again.
-    pub fn release_unused(&self, resource: &Resource, old: &Value, new: &Value) {
-        if is_service(resource) {
-            let addresses: BTreeSet<IpAddr> = addresses::of(new).collect();
-            let ports: BTreeSet<u16> = ports::held(new).collect();
-            let mut taken = self.taken();
-            addresses::of(old).filter(|a| !addresses.contains(a)).for_each(|a| {
-                taken.addresses.remove(&a);
-            });
-            ports::held(old).filter(|p| !ports.contains(p)).for_each(|p| {
-                taken.ports.remove(&p);
-            });
-        }
-    }
-
-    /// The Service is gone: what it held is free again.
-    pub fn release(&self, resource: &Resource, object: &Value) {
-        self.release_unused(resource, object, &Value::Null);
     }
 }

@@ -8,10 +8,13 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// Ports being given out in one write: who else has which, and what the write has got so far.
+/// Ports being given out in one write: what others have, and what the write has got so far.
 pub(super) struct Giving<'a> {
     pub range: &'a RangeInclusive<u16>,
-    pub taken: &'a mut BTreeSet<u16>,
+    /// Whether a stored Service has a port.
+    pub held: &'a dyn Fn(u16) -> bool,
+    /// What this and other writes have got.
+    pub reserved: &'a mut BTreeSet<u16>,
     pub given: &'a mut Vec<u16>,
 }
 
@@ -23,7 +26,7 @@ impl Giving<'_> {
                 "provided port is not in the valid range. The range of valid ports is {first}-{last}"
             ));
         };
-        if !self.taken.insert(port) {
+        if (self.held)(port) || !self.reserved.insert(port) {
             return Err("provided port is already allocated".into());
         }
         self.given.push(port);
@@ -37,9 +40,9 @@ impl Giving<'_> {
         let free = from_somewhere(upper, last)
             .chain(from_somewhere(first, upper - 1))
             .filter_map(|port| u16::try_from(port).ok())
-            .find(|port| !self.taken.contains(port))
+            .find(|port| !self.reserved.contains(port) && !(self.held)(*port))
             .ok_or("range is full")?;
-        self.taken.insert(free);
+        self.reserved.insert(free);
         self.given.push(free);
         Ok(free.into())
     }
@@ -163,7 +166,7 @@ fn give_health_port(spec: &mut Value, giving: &mut Giving<'_>) -> Result<(), Sta
 }
 
 /// Every port a Service holds on the nodes, the one for health checks included.
-pub(super) fn held(service: &Value) -> impl Iterator<Item = u16> {
+pub(in crate::registry) fn held(service: &Value) -> impl Iterator<Item = u16> {
     let spec = &service["spec"];
     ports(spec)
         .map(|p| number(p, "nodePort"))
@@ -179,9 +182,12 @@ mod tests {
 
     /// The ports given in a range of a hundred where 30001 is somebody else's, or what was refused.
     fn given(mut spec: Value, old: Option<Value>) -> Result<Value, String> {
-        let (mut taken, mut got) = (BTreeSet::from([30001]), Vec::new());
-        taken.extend(old.iter().flat_map(|spec| held(&json!({"spec": spec})).collect::<Vec<_>>()));
-        let mut giving = Giving { range: &(30000..=30099), taken: &mut taken, given: &mut got };
+        let own: Vec<u16> =
+            old.iter().flat_map(|spec| held(&json!({"spec": spec})).collect::<Vec<_>>()).collect();
+        let held = |port: u16| port == 30001 || own.contains(&port);
+        let (mut reserved, mut got) = (BTreeSet::new(), Vec::new());
+        let mut giving =
+            Giving { range: &(30000..=30099), held: &held, reserved: &mut reserved, given: &mut got };
         give(&mut spec, old.as_ref(), "s", &mut giving)
             .map_err(|status| status.message.clone())
             .map(|()| spec)
