@@ -57,7 +57,8 @@ async fn life() {
     let sandbox = world.sandbox().await;
     let id = world.start(&sandbox, shell("a", "trap 'exit 3' TERM; while :; do sleep 0.1; done")).await;
     // The container is in a group of its own, sees it as its root, and cannot write there.
-    assert_eq!(world.exec_out(&id, "cat /proc/1/cgroup").await, "0::/\n");
+    // The kernel lists the other hierarchies as long as anybody has them mounted.
+    assert!(world.exec_out(&id, "cat /proc/1/cgroup").await.lines().any(|line| line == "0::/"));
     assert!(world.exec_out(&id, "cat /sys/fs/cgroup/cgroup.procs").await.lines().any(|pid| pid == "1"));
     let said = world.exec_out(&id, "echo 1 > /sys/fs/cgroup/cgroup.freeze").await;
     assert!(said.contains("Read-only file system"), "{said}");

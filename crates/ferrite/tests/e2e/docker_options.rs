@@ -28,7 +28,7 @@ fn namespaces_of_others() {
     let hosts = std::fs::read_link("/proc/self/ns/ipc").unwrap().display().to_string();
     assert_eq!(spaces(&["--ipc", "host"]).trim_end(), hosts);
     assert_ne!(spaces(&[]), donors);
-    assert_eq!(engine.ok(&["run", "--rm", "--ipc", "none", "web", "ls", "/dev"]).contains("shm"), false);
+    assert!(!engine.ok(&["run", "--rm", "--ipc", "none", "web", "ls", "/dev"]).contains("shm"));
 
     let name = nix::unistd::gethostname().unwrap().into_string().unwrap();
     let uts = engine.ok(&["run", "--rm", "--uts", "host", "web", "busybox", "hostname"]);
