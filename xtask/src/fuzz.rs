@@ -29,16 +29,33 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     }
     let corpus = Path::new(DIRECTORY).join("corpus").join(target);
     fs::create_dir_all(&corpus).map_err(|e| format!("cannot make {}: {e}", corpus.display()))?;
-    let status = Command::new("cargo")
-        .args(["run", "--profile", "fuzz", "--package", "ferrite-fuzz", "--target-dir", DIRECTORY, "--"])
+    if !succeeds(&mut cargo("build"))? {
+        return Err("the fuzzer cannot be built: it needs a C++ compiler".into());
+    }
+    let mut hunt = cargo("run");
+    hunt.arg("--")
         .args([&corpus, &Path::new(SEEDS).join(target)])
         .args([format!("-max_total_time={seconds}"), format!("-rss_limit_mb={MEMORY_MIB}")])
         .args(["-timeout=10".to_owned(), format!("-artifact_prefix={DIRECTORY}/{target}-")])
-        .env("RUSTFLAGS", FLAGS)
-        .env("FERRITE_FUZZ", target)
-        .status()
-        .map_err(|e| format!("cannot run cargo: {e}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{target} broke: the input is in {DIRECTORY}")) }
+        .env("FERRITE_FUZZ", target);
+    if succeeds(&mut hunt)? {
+        Ok(())
+    } else {
+        Err(format!("{target} broke: the input is {DIRECTORY}/{target}-…; keep it in {SEEDS}/{target}"))
+    }
+}
+
+fn cargo(command: &str) -> Command {
+    let mut cargo = Command::new("cargo");
+    cargo
+        .arg(command)
+        .args(["--profile", "fuzz", "--package", "ferrite-fuzz", "--target-dir", DIRECTORY])
+        .env("RUSTFLAGS", FLAGS);
+    cargo
+}
+
+fn succeeds(command: &mut Command) -> Result<bool, String> {
+    command.status().map(|status| status.success()).map_err(|e| format!("cannot run cargo: {e}"))
 }
 
 /// Every target has its seeds in a directory of its name.

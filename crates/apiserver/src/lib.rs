@@ -10,6 +10,8 @@ mod call;
 mod compress;
 mod discovery;
 mod encode;
+#[doc(hidden)]
+pub mod fuzzing;
 mod gather;
 mod health;
 mod http;

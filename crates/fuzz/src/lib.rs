@@ -25,4 +25,5 @@ pub const TARGETS: &[Target] = &[
     nodes::SPDY,
     nodes::LAYER,
     nodes::REFERENCE,
+    nodes::PAGE,
 ];

@@ -1,6 +1,7 @@
-//! What reaches a node: streams, layers, image names.
+//! What reaches a node, or comes from one: streams, layers, image names, pages.
 
 use crate::Target;
+use ferrite_apiserver::fuzzing::page;
 use ferrite_runtime::{fuzzing, image::Reference};
 
 pub const SPDY: Target = Target {
@@ -24,5 +25,15 @@ pub const REFERENCE: Target = Target {
         let Ok(reference) = text.parse::<Reference>() else { return };
         let again: Reference = reference.to_string().parse().expect("what we wrote reads");
         assert_eq!(again.to_string(), reference.to_string());
+    },
+};
+
+pub const PAGE: Target = Target {
+    name: "page",
+    run: |bytes| {
+        // Longer tags pass as they are as soon as they turn out to be, which depends on the pieces.
+        if bytes.len() < 4096 {
+            assert_eq!(page(bytes, 1), page(bytes, bytes.len()), "a page is rewritten differently in pieces");
+        }
     },
 };

@@ -3,6 +3,7 @@
 // Helpers of tests may unwrap as tests do.
 #![allow(clippy::unwrap_used)]
 
+mod docker_registry;
 mod image_fixtures;
 mod world;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 use ferrite_cri::RuntimeService;
 use ferrite_cri::v1::*;
 use ferrite_runtime::Runtime;
+use ferrite_runtime::image::{Auth, Platform, RegistryConfig};
 use image_fixtures::{TestImage, quiet, store, tar};
 use rand::RngExt;
 use world::{Images, World, configuration, shell, traces};
@@ -22,6 +24,8 @@ use world::{Images, World, configuration, shell, traces};
 /// Where the victim works; its presence makes this process the victim.
 const DIRECTORY: &str = "FERRITE_CRASH_DIRECTORY";
 const GROUP: &str = "FERRITE_CRASH_GROUP";
+/// Where images are pulled from.
+const REGISTRY: &str = "FERRITE_CRASH_REGISTRY";
 const ROUNDS: usize = 12;
 
 /// What the victim says on its standard output before it may be killed again.
@@ -172,5 +176,63 @@ async fn no_image_is_half_there() {
             }
         }
         assert_eq!(image_fixtures::count(root.path().join("images/ingest")), 0, "round {round}");
+    }
+}
+
+/// Large enough for a pull to be under way when it is killed.
+fn pulled_images() -> [TestImage; 2] {
+    let mut state = 1u64;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as u8
+    })
+    .take(4 << 20)
+    .collect();
+    let shared: Vec<(String, &[u8])> = (0..4).map(|n| (format!("shared/{n}"), &noise[n << 20..])).collect();
+    let shared: Vec<(&str, &[u8])> = shared.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
+    [b"1", b"2"]
+        .map(|version| TestImage::new(vec![tar(&shared), tar(&[("version", version)])], image_fixtures::gzip))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pull_leaves_anything_behind() {
+    let pull = async |store: &std::sync::Arc<ferrite_runtime::image::ImageStore>, name: &str| {
+        let reference = name.parse().unwrap();
+        store.pull(&reference, Auth::Anonymous, &Platform::host(), &RegistryConfig::default(), quiet()).await
+    };
+    if let (Ok(directory), Ok(registry)) = (std::env::var(DIRECTORY), std::env::var(REGISTRY)) {
+        let store = store(Path::new(&directory));
+        say("ready");
+        for round in 0.. {
+            let name = format!("{registry}/app:{}", round % 2);
+            let _ = store.remove(&name, &HashSet::new());
+            store.collect(&HashSet::new()).unwrap();
+            pull(&store, &name).await.unwrap();
+            say(&format!("pulled {name}"));
+        }
+    }
+    let Some(registry) = docker_registry::Registry::start(false) else { return };
+    let images = pulled_images();
+    for (tag, image) in images.iter().enumerate() {
+        registry.push("app", image, &tag.to_string());
+    }
+    let root = tempfile::tempdir().unwrap();
+    for round in 0..ROUNDS * 2 {
+        let mut command = victim("no_pull_leaves_anything_behind", root.path(), "");
+        command.env(REGISTRY, registry.address.to_string());
+        tokio::task::spawn_blocking(|| kill_at_random(command, Duration::from_millis(400))).await.unwrap();
+
+        let store = store(root.path());
+        for (tag, image) in images.iter().enumerate() {
+            let record = pull(&store, &format!("{}/app:{tag}", registry.address)).await.unwrap();
+            assert_eq!(record.id, image.id(), "round {round}");
+            let layers = store.lower_dirs(&record.id.to_string());
+            assert_eq!(std::fs::read_dir(layers[1].join("shared")).unwrap().count(), 4, "round {round}");
+        }
+        store.collect(&HashSet::new()).unwrap();
+        let count = |name: &str| image_fixtures::count(root.path().join("images").join(name));
+        assert_eq!(count("layers"), 3, "round {round}: two of their own and one they share");
+        assert_eq!(count("blobs/sha256"), 4, "round {round}: a manifest and a configuration each");
+        assert_eq!(count("ingest"), 0, "round {round}");
     }
 }

@@ -30,14 +30,7 @@ async fn life(handler: &str) {
             s.seccomp = Some(SecurityProfile::default());
         });
     let id = world.create(&sandbox, config).await;
-    match world.try_start(&id).await {
-        Ok(_) => {}
-        Err(error) if error.message.contains("hybrid mode not supported") => {
-            eprintln!("SKIPPED: {handler} does not work with this machine's control groups: {error}");
-            return;
-        }
-        Err(error) => panic!("{error}"),
-    }
+    world.try_start(&id).await.unwrap();
     let pid = world.pid(&id).await;
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
     assert!(!String::from_utf8_lossy(&command).contains(handler), "the process is the container's own");
@@ -69,16 +62,49 @@ async fn life(handler: &str) {
     let error = world.try_start(&id).await.unwrap_err();
     assert!(error.message.contains("/no/such") || error.message.contains("no such file"), "{error}");
     assert_eq!(world.status(&id).await.reason, "StartError");
-    // What is not supported is refused.
-    let config = secure(shell("d", "true"), |s| {
-        s.namespace_options = Some(NamespaceOption { pid: NamespaceMode::Pod.into(), ..own_pid() });
-    });
-    let request = CreateContainerRequest {
-        pod_sandbox_id: sandbox.clone(),
-        config: Some(config),
-        sandbox_config: None,
+    // Another container's processes.
+    let target = world.start(&sandbox, shell("d", "exec sleep 2000")).await;
+    let seeing = |name: &str, options: NamespaceOption| {
+        secure(shell(name, "ps; echo done"), |s| s.namespace_options = Some(options))
     };
-    assert_eq!(world.runtime().create_container(request).await.unwrap_err().code, Code::Unimplemented);
+    let options = NamespaceOption {
+        pid: NamespaceMode::Target.into(),
+        target_id: target.clone(),
+        ..Default::default()
+    };
+    let (_, output) = world.run(&sandbox, seeing("e", options)).await;
+    assert!(output.contains("sleep 2000") && output.contains("done"), "{output}");
+    // An image as a volume.
+    let mut config = shell("f", "cat /image/etc/group; touch /image/x 2>/dev/null || echo read-only");
+    config.mounts.push(Mount {
+        container_path: "/image".into(),
+        image: Some(ImageSpec { image: "busybox".into(), ..Default::default() }),
+        ..Default::default()
+    });
+    let (status, output) = world.run(&sandbox, config).await;
+    assert_eq!(status.exit_code, 0, "{output}");
+    assert!(output.contains("web:x:102:") && output.ends_with("read-only\n"), "{output}");
+    // The pod's processes.
+    let mut pod = world.sandbox_config();
+    pod.metadata.as_mut().unwrap().attempt = 1;
+    let shared = NamespaceOption { pid: NamespaceMode::Pod.into(), ..Default::default() };
+    pod.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options = Some(shared.clone());
+    let request = RunPodSandboxRequest { config: Some(pod), runtime_handler: handler.to_owned() };
+    let second = world.runtime().run_pod_sandbox(request).await.unwrap().pod_sandbox_id;
+    let sleeper = secure(shell("g", "exec sleep 3000"), |s| s.namespace_options = Some(shared.clone()));
+    world.start(&second, sleeper).await;
+    let (_, output) = world.run(&second, seeing("h", shared)).await;
+    assert!(output.contains("sleep 3000"), "{output}");
+    world.runtime().remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: second }).await.unwrap();
+    // What is not supported is refused.
+    let mut pod = world.sandbox_config();
+    pod.metadata.as_mut().unwrap().attempt = 2;
+    let map = |_| IdMapping { host_id: 100_000, container_id: 0, length: 65_536 };
+    let user = UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![map(())], gids: vec![map(())] };
+    let options = NamespaceOption { userns_options: Some(user), ..own_pid() };
+    pod.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options = Some(options);
+    let request = RunPodSandboxRequest { config: Some(pod), runtime_handler: handler.to_owned() };
+    assert_eq!(world.runtime().run_pod_sandbox(request).await.unwrap_err().code, Code::Unimplemented);
     world.runtime().remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await.unwrap();
     let state = world.config.run.join("oci").join(handler);
     let left: Vec<_> = std::fs::read_dir(&state).into_iter().flatten().flatten().collect();

@@ -363,3 +363,75 @@ async fn mounts_propagate_as_asked() {
     assert!(shared.join("back/y").exists(), "a mount made in the container is on the node");
     assert_eq!(world.exec_out(&slave, "ls /s/back").await, "y\n");
 }
+
+/// A 32-bit program that writes "32" and ends with the error of `add_key(0, 0, 0, 0, 0)` as its code.
+#[cfg(target_arch = "x86_64")]
+fn program_of_32_bits() -> Vec<u8> {
+    const BASE: u32 = 0x0804_8000;
+    const HEADERS: u32 = 52 + 32;
+    let code: &[u8] = &[
+        0xb8, 4, 0, 0, 0, // mov eax, write
+        0xbb, 1, 0, 0, 0, // mov ebx, 1
+        0xb9, 0, 0, 0, 0, // mov ecx, text
+        0xba, 3, 0, 0, 0, // mov edx, 3
+        0xcd, 0x80, // int 0x80
+        0xb8, 0x1e, 1, 0, 0, // mov eax, add_key
+        0x31, 0xdb, // xor ebx, ebx
+        0x31, 0xc9, // xor ecx, ecx
+        0x31, 0xd2, // xor edx, edx
+        0x31, 0xf6, // xor esi, esi
+        0x31, 0xff, // xor edi, edi
+        0xcd, 0x80, // int 0x80
+        0xf7, 0xd8, // neg eax
+        0x89, 0xc3, // mov ebx, eax
+        0xb8, 1, 0, 0, 0, // mov eax, exit
+        0xcd, 0x80, // int 0x80
+    ];
+    let mut code = code.to_vec();
+    let text = BASE + HEADERS + code.len() as u32;
+    code[11..15].copy_from_slice(&text.to_le_bytes());
+    code.extend(b"32\n");
+    let mut file = vec![0x7f, b'E', b'L', b'F', 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let words = |file: &mut Vec<u8>, words: &[u32]| file.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+    let halves =
+        |file: &mut Vec<u8>, halves: &[u16]| file.extend(halves.iter().flat_map(|h| h.to_le_bytes()));
+    halves(&mut file, &[2, 3]);
+    words(&mut file, &[1, BASE + HEADERS, 52, 0, 0]);
+    halves(&mut file, &[52, 32, 1, 0, 0, 0]);
+    let size = HEADERS + code.len() as u32;
+    words(&mut file, &[1, 0, BASE, BASE, size, size, 5, 0x1000]);
+    file.extend(code);
+    file
+}
+
+#[tokio::test]
+#[cfg(target_arch = "x86_64")]
+async fn a_program_of_32_bits_is_filtered_too() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::with(|root, _| {
+        let path = root.join("bin/short");
+        std::fs::write(&path, program_of_32_bits()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    })
+    .await;
+    let sandbox = world.sandbox().await;
+    let profile = world.directory.path().join("profile.json");
+    let text = r#"{"defaultAction":"SCMP_ACT_ALLOW","architectures":["SCMP_ARCH_X86_64"],"syscalls":[]}"#;
+    std::fs::write(&profile, text.replace("[]", r#"[{"names":["mkdir"],"action":"SCMP_ACT_ERRNO"}]"#))
+        .unwrap();
+    use security_profile::ProfileType::{Localhost, RuntimeDefault, Unconfined};
+    for (name, kind, code, said) in [
+        ("free", Unconfined, libc::EFAULT, "32\n"),
+        ("confined", RuntimeDefault, libc::EPERM, "32\n"),
+        ("unlisted", Localhost, 128 + libc::SIGSYS, ""),
+    ] {
+        let config = secure(container(name, &["/bin/short"]), |s| {
+            s.seccomp = Some(SecurityProfile {
+                profile_type: kind.into(),
+                localhost_ref: profile.display().to_string(),
+            });
+        });
+        let (status, output) = world.run(&sandbox, config).await;
+        assert_eq!((status.exit_code, output.as_str()), (code, said), "{name}");
+    }
+}

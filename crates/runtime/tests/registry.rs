@@ -5,7 +5,7 @@
 mod docker_registry;
 mod image_fixtures;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
@@ -191,8 +191,18 @@ async fn credentials_and_the_kubelets_distinctions() {
     assert!(images.list_images(ListImagesRequest::default()).await.unwrap().images.is_empty());
 }
 
-/// What the test's own server was asked and answers.
+/// What the test's own server answers to a path and where a range starts.
 type Handler = dyn Fn(&str, Option<u64>) -> Vec<u8> + Send + Sync;
+
+/// What the test's own server was asked.
+#[derive(Default)]
+struct Asked {
+    path: String,
+    range: Option<u64>,
+    authorization: String,
+    /// The fields of a form.
+    body: String,
+}
 
 /// A registry that answers as the test says. It ends with the value.
 struct Fake {
@@ -204,6 +214,10 @@ struct Fake {
 impl Fake {
     /// `handler` gets the path and where a range starts, and returns the whole response.
     fn start(handler: Arc<Handler>) -> Self {
+        Self::answering(Arc::new(move |asked: &Asked| handler(&asked.path, asked.range)))
+    }
+
+    fn answering(handler: Arc<dyn Fn(&Asked) -> Vec<u8> + Send + Sync>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -211,23 +225,36 @@ impl Fake {
         let stop = thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
-                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-                let Some(Ok(first)) = lines.next() else { continue };
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let mut first = String::new();
+                if reader.read_line(&mut first).unwrap_or(0) == 0 {
+                    continue;
+                }
                 if first.starts_with("STOP") {
                     return;
                 }
                 let path = first.split(' ').nth(1).unwrap().to_owned();
-                let mut range = None;
-                for line in lines.map_while(Result::ok).take_while(|line| !line.is_empty()) {
-                    if let Some(value) = line.to_ascii_lowercase().strip_prefix("range: bytes=") {
-                        range = value.trim_end_matches('-').parse().ok();
+                let mut asked = Asked { path: path.clone(), ..Default::default() };
+                let mut length = 0;
+                for line in reader.by_ref().lines().map_while(Result::ok).take_while(|line| !line.is_empty())
+                {
+                    let (name, value) = line.split_once(": ").unwrap_or((&line, ""));
+                    match name.to_ascii_lowercase().as_str() {
+                        "range" => {
+                            asked.range =
+                                value.trim_start_matches("bytes=").trim_end_matches('-').parse().ok();
+                        }
+                        "authorization" => asked.authorization = value.to_owned(),
+                        "content-length" => length = value.parse().unwrap(),
+                        _ => {}
                     }
                 }
-                log.lock().unwrap().push(match range {
+                reader.take(length).read_to_string(&mut asked.body).unwrap();
+                log.lock().unwrap().push(match asked.range {
                     Some(start) => format!("{path} from {start}"),
                     None => path.clone(),
                 });
-                let _ = stream.write_all(&handler(&path, range));
+                let _ = stream.write_all(&handler(&asked));
             }
         });
         Self { address, requests, stop: Some(stop) }
@@ -431,7 +458,7 @@ async fn garbage_collection_leaves_a_running_pull_alone() {
     );
 }
 
-/// A token with a line break fits in no header; the client underneath would not survive it.
+/// A token with a line break fits in no header.
 #[tokio::test]
 async fn a_token_that_is_none() {
     let root = tempfile::tempdir().unwrap();
@@ -451,6 +478,105 @@ async fn a_token_that_is_none() {
     *own.lock().unwrap() = Some(fake.address);
     let error = pull(&store(root.path()), &fake.name(), Auth::Anonymous).await.unwrap_err();
     assert!(matches!(error, ImageError::Registry { .. } | ImageError::Unauthorized { .. }), "{error}");
+}
+
+/// A registry that wants the token `good` from a token server of its own.
+fn with_tokens(image: TestImage, token: impl Fn(&Asked) -> Vec<u8> + Send + Sync + 'static) -> Fake {
+    let own = Arc::new(Mutex::new(None::<SocketAddr>));
+    let address = Arc::clone(&own);
+    let fake = Fake::answering(Arc::new(move |asked| {
+        if asked.path.starts_with("/token") {
+            return token(asked);
+        }
+        if asked.authorization != "Bearer good" {
+            let realm = format!("http://{}/token", address.lock().unwrap().unwrap());
+            return format!(
+                "HTTP/1.1 401 Unauthorized\r\nConnection: close\r\nContent-Length: 0\r\n\
+                 WWW-Authenticate: Basic realm=\"x\"\r\nWWW-Authenticate: Bearer realm=\"{realm}\",service=\"s\"\r\n\r\n"
+            )
+            .into_bytes();
+        }
+        let last = asked.path.rsplit('/').next().unwrap();
+        let blobs = image.packed.iter().chain([&image.config]);
+        match blobs.into_iter().find(|blob| Digest::of(blob).to_string() == last) {
+            _ if asked.path.contains("/manifests/") => respond("200 OK", &image.manifest()),
+            Some(blob) => respond("200 OK", blob),
+            None => respond("404 Not Found", b""),
+        }
+    }));
+    *own.lock().unwrap() = Some(fake.address);
+    fake
+}
+
+#[tokio::test]
+async fn tokens_from_a_token_server() {
+    let image = || TestImage::plain(vec![tar(&[("etc/motd", b"hello")])]);
+    let identity = |asked: &Asked| {
+        let mut fields: Vec<&str> = asked.body.split('&').collect();
+        fields.sort_unstable();
+        let want = [
+            "client_id=ferrite",
+            "grant_type=refresh_token",
+            "refresh_token=secret%3D",
+            "scope=repository%3Afake%3Apull",
+            "service=s",
+        ];
+        match fields == want {
+            true => respond("200 OK", b"{\"access_token\":\"good\",\"expires_in\":300}"),
+            false => respond("401 Unauthorized", b"{\"details\":\"incorrect\"}"),
+        }
+    };
+    let basic = |asked: &Asked| match asked.authorization == "Basic dXNlcjpzZWNyZXQ="
+        && asked.path == "/token?scope=repository%3Afake%3Apull&service=s"
+    {
+        true => respond("200 OK", b"{\"token\":\"good\"}"),
+        false => respond("401 Unauthorized", b"no"),
+    };
+    let named = Auth::Basic { username: "user".into(), password: "secret".into() };
+    type Server = fn(&Asked) -> Vec<u8>;
+    let rows: [(&str, Auth, Server, bool); 6] = [
+        ("an identity token", Auth::Identity("secret=".into()), identity, true),
+        ("another one", Auth::Identity("other".into()), identity, false),
+        ("a name and a password", named.clone(), basic, true),
+        ("nobody", Auth::Anonymous, basic, false),
+        ("a registry's own token", Auth::Bearer("good".into()), basic, true),
+        ("a wrong one", Auth::Bearer("bad".into()), basic, false),
+    ];
+    for (name, auth, server, good) in rows {
+        let root = tempfile::tempdir().unwrap();
+        let fake = with_tokens(image(), server);
+        let pulled = pull(&store(root.path()), &fake.name(), auth).await;
+        match pulled {
+            Ok(_) => assert!(good, "{name}"),
+            Err(error) => {
+                assert!(!good, "{name}: {error}");
+                assert!(matches!(error, ImageError::Unauthorized { .. }), "{name}: {error}");
+                assert!(!error.to_string().contains("secret"), "{error}");
+            }
+        }
+        let asked = fake.requests.lock().unwrap().iter().filter(|path| path.starts_with("/token")).count();
+        assert!(asked <= 1, "{name}: one token is enough for a pull");
+    }
+}
+
+/// What never ends is not read to its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_without_bounds() {
+    let endless = |head: &str| {
+        let mut answer = format!("HTTP/1.1 200 OK\r\nConnection: close\r\n{head}\r\n").into_bytes();
+        answer.resize(answer.len() + (6 << 20), b' ');
+        answer
+    };
+    for head in ["", "Content-Length: 99999999999\r\n"] {
+        let root = tempfile::tempdir().unwrap();
+        let fake = Fake::start(Arc::new(move |_, _| endless(head)));
+        let error = pull(&store(root.path()), &fake.name(), Auth::Anonymous).await.unwrap_err();
+        assert!(matches!(error, ImageError::Limit { what: "size of a manifest", .. }), "{head}: {error}");
+    }
+    let root = tempfile::tempdir().unwrap();
+    let fake = with_tokens(TestImage::plain(vec![tar(&[("a", b"")])]), move |_| endless(""));
+    let error = pull(&store(root.path()), &fake.name(), Auth::Anonymous).await.unwrap_err();
+    assert!(matches!(error, ImageError::Limit { .. }), "{error}");
 }
 
 #[tokio::test]

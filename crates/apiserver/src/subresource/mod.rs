@@ -9,6 +9,8 @@ mod proxy;
 mod scale;
 pub(crate) mod token;
 
+pub(crate) use proxy::rewrite_page;
+
 use crate::call::Call;
 use crate::http::Answer;
 use crate::request::Verb;

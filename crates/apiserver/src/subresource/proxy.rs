@@ -16,6 +16,8 @@ use rand::seq::IndexedRandom;
 use serde_json::Value;
 use std::net::IpAddr;
 
+pub(crate) use html::rewrite_page;
+
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let place = match &*call.resource.plural {
         "services" => service(call)?,

@@ -340,7 +340,15 @@ fn credentials(registry: &str) -> Auth {
 fn from_config(text: &str, registry: &str) -> Option<Auth> {
     let config: Value = serde_json::from_str(text).ok()?;
     let key = if registry == "docker.io" { "https://index.docker.io/v1/" } else { registry };
-    let encoded = config.get("auths")?.get(key)?.get("auth")?.as_str()?;
+    let entry = config.get("auths")?.get(key)?;
+    let token = |name: &str| entry.get(name).and_then(Value::as_str).filter(|token| !token.is_empty());
+    if let Some(token) = token("identitytoken") {
+        return Some(Auth::Identity(token.to_owned()));
+    }
+    if let Some(token) = token("registrytoken") {
+        return Some(Auth::Bearer(token.to_owned()));
+    }
+    let encoded = entry.get("auth")?.as_str()?;
     let decoded = base64::engine::general_purpose::STANDARD.decode(encoded).ok()?;
     let text = String::from_utf8(decoded).ok()?;
     let (username, password) = text.split_once(':')?;
@@ -368,6 +376,8 @@ mod tests {
         let want = Auth::Basic { username: "user".into(), password: "secret".into() };
         assert_eq!(from_config(text, "r:5000"), Some(want));
         assert_eq!(from_config(text, "other"), None);
+        let text = r#"{"auths":{"r:5000":{"auth":"eDo=","identitytoken":"t"}}}"#;
+        assert_eq!(from_config(text, "r:5000"), Some(Auth::Identity("t".into())));
         assert_eq!(from_config("{", "r:5000"), None);
     }
 }

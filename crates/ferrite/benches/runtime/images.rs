@@ -1,5 +1,7 @@
 //! The images of the run, made here: nothing is fetched from anywhere.
 
+use std::io::Write;
+
 use crate::docker_registry::Registry;
 use crate::image_fixtures::{TestImage, gzip, tar};
 
@@ -49,7 +51,12 @@ pub fn large() -> TestImage {
     let medium = layer("usr/lib", 40, || random.half(MIB + MIB / 4));
     let noise = layer("opt/data", 4, || random.noise(12 * MIB));
     let text = layer("opt/text", 12, || random.text(3 * MIB));
-    TestImage::new(vec![base, small, medium, noise, text], gzip)
+    TestImage::new(vec![base, small, medium, noise, text], |layer| {
+        // As image builders pack: the fixtures' quick packing makes archives that are quick to unpack, too.
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(layer).unwrap();
+        encoder.finish().unwrap()
+    })
 }
 
 fn layer(dir: &str, files: usize, mut content: impl FnMut() -> Vec<u8>) -> Vec<u8> {
@@ -79,7 +86,7 @@ impl Random {
     fn text(&mut self, length: usize) -> Vec<u8> {
         let mut text = Vec::with_capacity(length + 16);
         while text.len() < length {
-            let word = (self.next() % 4096).wrapping_mul(0x2545_f491_4f6c_dd1d);
+            let word = (self.next() % 1024).wrapping_mul(0x2545_f491_4f6c_dd1d);
             let letters = 2 + (word >> 60) as usize % 8;
             text.extend(word.to_le_bytes().iter().take(letters).map(|byte| b'a' + byte % 26));
             text.push(if word % 11 == 0 { b'\n' } else { b' ' });

@@ -3,7 +3,8 @@
 //!
 //! `cargo bench -p ferrite --bench runtime` prints a table; parts can be chosen: `-- pull start pod exec memory`.
 //! Everything happens in namespaces of its own (network, mounts, processes), so that whatever is left when the run
-//! ends badly ends with it. Columns of what is not installed stay empty.
+//! ends badly ends with it. Columns of what is not installed stay empty. ext4 is slow to use inodes again that were
+//! given back less than five minutes ago: pulls measured soon after an earlier run has cleaned up are slower for all.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
@@ -56,14 +57,19 @@ fn isolate(parts: &[String]) -> ExitCode {
         .env(INSIDE, dir.path())
         .status()
         .unwrap();
-    // In an empty network: nothing of this machine's is looked at.
-    let down = Command::new("unshare")
-        .args(["--net", "--", env!("CARGO_BIN_EXE_ferrite"), "down", "--data-dir"])
-        .arg(dir.path().join(sides::DATA))
-        .output()
-        .unwrap();
-    if !down.status.success() {
-        eprintln!("{}", String::from_utf8_lossy(&down.stderr));
+    let rounds = std::fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.path());
+    let rounds = rounds
+        .filter(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(measure::ROUND)));
+    for runtime in rounds.chain([dir.path().to_owned()]) {
+        // In an empty network: nothing of this machine's is looked at.
+        let down = Command::new("unshare")
+            .args(["--net", "--", env!("CARGO_BIN_EXE_ferrite"), "down", "--data-dir"])
+            .arg(runtime.join(sides::DATA))
+            .output()
+            .unwrap();
+        if !down.status.success() {
+            eprintln!("{}", String::from_utf8_lossy(&down.stderr));
+        }
     }
     sides::remove_groups(GROUP);
     if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -77,13 +83,13 @@ fn measure_all(dir: &std::path::Path, wanted: &dyn Fn(&str) -> bool) -> ExitCode
     drop(large);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
+        let mut table = Table::begin();
+        if wanted("pull") {
+            measure::pull(&mut table, dir, &pushed).await;
+        }
         let ours = Ferrite::start(dir).await;
         let theirs = Containerd::start(dir, &pushed.pause).await;
         let sides = measure::Sides { ours: &ours.side, theirs: theirs.as_ref().map(|c| &c.side) };
-        let mut table = Table::begin();
-        if wanted("pull") {
-            measure::pull(&mut table, &sides, &pushed).await;
-        }
         sides.pull_small(&pushed.app).await;
         let runc = runc::Runc::new(dir);
         if wanted("start") {

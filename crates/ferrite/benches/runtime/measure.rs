@@ -1,13 +1,16 @@
 //! What is measured. The runtimes take turns, so that all of them see the same machine.
 
+use std::path::Path;
 use std::time::Instant;
 
 use crate::images::Pushed;
 use crate::runc::Runc;
-use crate::sides::{Network, Side};
+use crate::sides::{Containerd, Ferrite, Network, Side};
 use crate::table::{Table, Times};
 
 const PULLS: usize = 5;
+/// Begins the name of the directory of each round of pulls.
+pub const ROUND: &str = "pull-";
 const STARTS: usize = 40;
 const EXECS: usize = 60;
 const PODS: usize = 100;
@@ -34,24 +37,29 @@ impl Sides<'_> {
     }
 }
 
-pub async fn pull(table: &mut Table, sides: &Sides<'_>, pushed: &Pushed) {
+/// Every round has runtimes of its own on directories of their own, and nothing is removed in between: file systems
+/// are slow to use again what was given back to them a moment ago.
+pub async fn pull(table: &mut Table, dir: &Path, pushed: &Pushed) {
     let (packed, unpacked) = pushed.large_size;
     println!("image of {} MB, {} MB compressed", unpacked / 1_000_000, packed / 1_000_000);
-    let (mut pulled, mut durable) = (sides.times(), sides.times());
+    let (mut pulled, mut durable) = (Vec::new(), Vec::new());
     for round in 0..=PULLS {
+        let dir = dir.join(format!("{ROUND}{round}"));
+        std::fs::create_dir(&dir).unwrap();
+        let (ours, theirs) = (Ferrite::start(&dir).await, Containerd::start(&dir, &pushed.pause).await);
+        let sides = Sides { ours: &ours.side, theirs: theirs.as_ref().map(|c| &c.side) };
+        // The first round warms the registry's cache.
+        if round < 2 {
+            (pulled, durable) = (sides.times(), sides.times());
+        }
         for (number, side) in sides.all().enumerate() {
             // What the other one has left to write is not this one's to wait for.
             nix::unistd::sync();
             let begin = Instant::now();
             side.pull(&pushed.large).await;
-            let done = begin.elapsed();
+            pulled[number].add(begin.elapsed());
             nix::unistd::sync();
-            // The first round warms the registry's cache.
-            if round > 0 {
-                pulled[number].add(done);
-                durable[number].add(begin.elapsed());
-            }
-            side.remove_image(&pushed.large).await;
+            durable[number].add(begin.elapsed());
         }
     }
     table.times("pull and unpack", &pulled[0], pulled.get(1), None);

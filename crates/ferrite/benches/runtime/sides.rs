@@ -51,10 +51,6 @@ impl Side {
         self.client.pull_image(request).await.unwrap();
     }
 
-    pub async fn remove_image(&self, image: &str) {
-        self.client.remove_image(RemoveImageRequest { image: Some(spec(image)) }).await.unwrap();
-    }
-
     fn sandbox_config(&self, name: &str, network: Network) -> PodSandboxConfig {
         PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {

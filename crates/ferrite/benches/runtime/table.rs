@@ -8,7 +8,7 @@ pub struct Table;
 impl Table {
     pub fn begin() -> Self {
         println!("load average {}", load());
-        println!("{:<52} {:>10} {:>10} {:>10} {:>8}", "", "ferrite", "containerd", "runc", "ratio");
+        println!("{:<60} {:>10} {:>10} {:>10} {:>8}", "", "ferrite", "containerd", "runc", "ratio");
         Self
     }
 
@@ -16,7 +16,7 @@ impl Table {
     pub fn row(&mut self, what: &str, ours: f64, containerd: Option<f64>, runc: Option<f64>) {
         let cell = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.1}"));
         let ratio = containerd.map_or("-".into(), |theirs| format!("{:.1}x", theirs / ours));
-        println!("{what:<52} {ours:>10.1} {:>10} {:>10} {ratio:>8}", cell(containerd), cell(runc));
+        println!("{what:<60} {ours:>10.1} {:>10} {:>10} {ratio:>8}", cell(containerd), cell(runc));
     }
 
     /// The rows of times: middle and tail.

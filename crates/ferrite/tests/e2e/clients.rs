@@ -41,7 +41,9 @@ where
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let kubeconfig = kube::config::Kubeconfig::read_from(file).unwrap();
-            let config = Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+            let mut config = Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+            // The tests want to see refusals, not to try again.
+            config.default_retry = false;
             let client = Client::try_from(config).unwrap();
             tokio::time::timeout(PATIENCE, task(client)).await.expect("the clients' work ends in time")
         })

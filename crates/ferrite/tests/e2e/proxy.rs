@@ -37,6 +37,8 @@ async fn answer(mut request: Request<Incoming>) -> http::Result<Response<Full<By
         "/teapot" => made.status(418).body("short and stout".into()),
         "/socket" => {
             let key = request.headers()[header::SEC_WEBSOCKET_KEY].clone();
+            // The client wants one of those it knows.
+            let protocols = request.headers()[header::SEC_WEBSOCKET_PROTOCOL].to_str().unwrap().to_owned();
             let upgrade = hyper::upgrade::on(&mut request);
             tokio::spawn(async move {
                 let raw = TokioIo::new(upgrade.await.unwrap());
@@ -49,6 +51,7 @@ async fn answer(mut request: Request<Incoming>) -> http::Result<Response<Full<By
                 .header("connection", "Upgrade")
                 .header("upgrade", "websocket")
                 .header("sec-websocket-accept", derive_accept_key(key.as_bytes()))
+                .header("sec-websocket-protocol", protocols.split(',').next().unwrap_or_default().trim())
                 .body(Full::default())
         }
         _ => {

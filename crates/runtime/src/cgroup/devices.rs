@@ -160,20 +160,66 @@ mod tests {
     use super::*;
     use std::os::unix::process::CommandExt;
 
-    fn rule(
-        allow: bool,
-        typ: LinuxDeviceType,
-        major: Option<i64>,
-        minor: Option<i64>,
-        access: &str,
-    ) -> LinuxDeviceCgroup {
-        let mut rule = LinuxDeviceCgroup::default();
-        rule.set_allow(allow)
-            .set_typ(Some(typ))
-            .set_major(major)
-            .set_minor(minor)
-            .set_access(Some(access.to_owned()));
-        rule
+    use crate::spec::device_rule as rule;
+
+    /// What a program answers, by the kernel's rules for the instructions it has.
+    fn answer(program: &[Instruction], kind: i32, access: i32, major: i32, minor: i32) -> i64 {
+        let context = [access << 16 | kind, major, minor];
+        let mut registers = [0i64; 11];
+        let mut at = 0;
+        loop {
+            let Instruction { code, registers: which, offset, immediate } = program[at];
+            let (to, from) = (usize::from(which & 15), usize::from(which >> 4));
+            at += 1;
+            let mut skip = |condition: bool| {
+                if condition {
+                    at = at.checked_add_signed(offset.into()).unwrap();
+                }
+            };
+            match code {
+                LOAD => registers[to] = i64::from(context[offset as usize / 4]),
+                MOVE => registers[to] = immediate.into(),
+                COPY => registers[to] = registers[from],
+                AND => registers[to] &= i64::from(immediate),
+                SHIFT_RIGHT => registers[to] >>= immediate,
+                SKIP_UNLESS => skip(registers[to] != i64::from(immediate)),
+                SKIP_UNLESS_EQUAL => skip(registers[to] != registers[from]),
+                EXIT => return registers[0],
+                other => panic!("instruction {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn answers() {
+        let (read, write, make) = (2, 4, 1);
+        let rules = [
+            rule(false, LinuxDeviceType::A, None, None, "rwm"),
+            rule(true, LinuxDeviceType::C, None, None, "m"),
+            rule(true, LinuxDeviceType::C, Some(1), Some(3), "rwm"),
+            rule(true, LinuxDeviceType::C, Some(1), Some(5), "r"),
+            rule(true, LinuxDeviceType::C, Some(136), None, "rw"),
+            rule(true, LinuxDeviceType::B, Some(8), Some(-1), "r"),
+        ];
+        let program = program(&rules).unwrap();
+        for (kind, access, major, minor, want) in [
+            (CHARACTER, read | write, 1, 3, 1),
+            (CHARACTER, read, 1, 5, 1),
+            (CHARACTER, write, 1, 5, 0),
+            (CHARACTER, read | write, 1, 5, 0),
+            (CHARACTER, make, 9, 9, 1),
+            (CHARACTER, make | read, 9, 9, 0),
+            (CHARACTER, read | write, 136, 77, 1),
+            (CHARACTER, read, 137, 77, 0),
+            (BLOCK, read, 8, 1, 1),
+            (BLOCK, write, 8, 1, 0),
+            (BLOCK, make, 8, 1, 0),
+            (BLOCK, read, 1, 3, 0),
+        ] {
+            assert_eq!(answer(&program, kind, access, major, minor), want, "{kind} {access} {major}:{minor}");
+        }
+        let nothing = super::program(&rules[..1]).unwrap();
+        assert_eq!(answer(&nothing, CHARACTER, read, 1, 3), 0);
     }
 
     #[test]

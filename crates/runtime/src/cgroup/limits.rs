@@ -66,6 +66,9 @@ fn v1(resources: &LinuxResources) -> Vec<Setting> {
         let file = format!("hugetlb.{}.limit_in_bytes", huge.page_size());
         out.push(optional("hugetlb", file, huge.limit()));
     }
+    if let Some(weight) = resources.block_io().as_ref().and_then(|io| io.weight()).filter(|v| *v > 0) {
+        out.push(optional("blkio", "blkio.weight", weight));
+    }
     for rule in resources.devices().iter().flatten() {
         let kind = match rule.typ() {
             None | Some(LinuxDeviceType::A) => "a",
@@ -119,6 +122,9 @@ fn v2(resources: &LinuxResources) -> Vec<Setting> {
     for huge in resources.hugepage_limits().iter().flatten() {
         out.push(optional("hugetlb", format!("hugetlb.{}.max", huge.page_size()), huge.limit()));
     }
+    if let Some(weight) = resources.block_io().as_ref().and_then(|io| io.weight()).filter(|v| *v > 0) {
+        out.push(optional("io", "io.weight", io_weight(weight)));
+    }
     // Last: who writes files by name means to override what was derived.
     let mut unified: Vec<_> = resources.unified().iter().flatten().collect();
     unified.sort();
@@ -128,9 +134,22 @@ fn v2(resources: &LinuxResources) -> Vec<Setting> {
     out
 }
 
-/// CPU shares (2..262144) as weight (1..10000), by the conversion the OCI runtimes agreed on.
+/// CPU shares (2..262144) as weight (1..10000), by the conversion the OCI runtimes agreed on: the smallest,
+/// the largest and the default (1024) are each other's.
 fn weight(shares: u64) -> u64 {
-    1 + ((shares.clamp(2, 262_144) - 2) * 9999) / 262_142
+    match shares {
+        0..=2 => 1,
+        262_144.. => 10_000,
+        _ => {
+            let power = (shares as f64).log2();
+            10f64.powf((power * power + 125.0 * power) / 612.0 - 7.0 / 34.0).ceil() as u64
+        }
+    }
+}
+
+/// Weight of input and output on version 1 (10..1000) as that of version 2 (1..10000).
+fn io_weight(weight: u16) -> u64 {
+    1 + (u64::from(weight.clamp(10, 1000)) - 10) * 9999 / 990
 }
 
 #[cfg(test)]
@@ -162,7 +181,7 @@ mod tests {
         );
         assert_eq!(
             show(&Layout::V2("/c".into())),
-            "cpu.weight=4 cpu.max=50000 100000 memory.max=67108864 memory.swap.max=0 pids.max=100"
+            "cpu.weight=17 cpu.max=50000 100000 memory.max=67108864 memory.swap.max=0 pids.max=100"
         );
     }
 
@@ -187,8 +206,22 @@ mod tests {
 
     #[test]
     fn weights() {
-        for (shares, expected) in [(0, 1), (2, 1), (1024, 39), (262_144, 10_000), (1 << 30, 10_000)] {
+        for (shares, expected) in [
+            (0, 1),
+            (2, 1),
+            (3, 2),
+            (102, 17),
+            (512, 59),
+            (1024, 100),
+            (2048, 174),
+            (262_143, 10_000),
+            (262_144, 10_000),
+            (1 << 30, 10_000),
+        ] {
             assert_eq!(weight(shares), expected, "{shares}");
+        }
+        for (weight, expected) in [(0, 1), (10, 1), (500, 4950), (1000, 10_000)] {
+            assert_eq!(io_weight(weight), expected, "{weight}");
         }
     }
 }

@@ -423,4 +423,121 @@ mod tests {
         assert_eq!(Layout::parse(named), Some(Layout::V2("/sys/fs/cgroup/unified".into())));
         assert_eq!(Layout::parse("22 27 0:21 / /proc rw - proc proc rw\n"), None);
     }
+
+    fn all_limits() -> oci_spec::runtime::LinuxResources {
+        use oci_spec::runtime::{
+            LinuxBlockIo, LinuxCpu, LinuxHugepageLimit, LinuxMemory, LinuxPids, LinuxResources,
+        };
+        let mut cpu = LinuxCpu::default();
+        cpu.set_shares(Some(1024)).set_quota(Some(50_000)).set_period(Some(100_000));
+        cpu.set_cpus(Some("0-1".into())).set_mems(Some("0".into()));
+        let mut memory = LinuxMemory::default();
+        memory.set_limit(Some(64 << 20)).set_swap(Some(96 << 20));
+        let mut pids = LinuxPids::default();
+        pids.set_limit(100);
+        let mut huge = LinuxHugepageLimit::default();
+        huge.set_page_size("2MB".into()).set_limit(4 << 20);
+        let mut io = LinuxBlockIo::default();
+        io.set_weight(Some(500));
+        let mut all = LinuxResources::default();
+        all.set_cpu(Some(cpu))
+            .set_memory(Some(memory))
+            .set_pids(Some(pids))
+            .set_hugepage_limits(Some(vec![huge]))
+            .set_block_io(Some(io))
+            .set_unified(Some([("memory.high".to_owned(), "1000".to_owned())].into()))
+            .set_devices(None);
+        all
+    }
+
+    #[test]
+    fn unified_files() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::V2(root.path().to_owned());
+        fs::write(root.path().join("cgroup.controllers"), "cpu memory\n").unwrap();
+        layout.create("/a/b").unwrap();
+        layout.create("/a/b").unwrap();
+        let enabled = fs::read_to_string(root.path().join("cgroup.subtree_control")).unwrap();
+        assert_eq!(enabled, "+memory", "each is asked for by itself; a plain file keeps the last");
+        let group = root.path().join("a/b");
+        let passed_over = layout.apply("/a/b", &settings(&layout, &all_limits())).unwrap();
+        assert!(passed_over.is_empty(), "{passed_over:?}");
+        for (file, want) in [
+            ("cpu.weight", "100"),
+            ("cpu.max", "50000 100000"),
+            ("cpuset.cpus", "0-1"),
+            ("cpuset.mems", "0"),
+            ("memory.max", "67108864"),
+            ("memory.swap.max", "33554432"),
+            ("memory.high", "1000"),
+            ("pids.max", "100"),
+            ("hugetlb.2MB.max", "4194304"),
+            ("io.weight", "4950"),
+        ] {
+            assert_eq!(fs::read_to_string(group.join(file)).unwrap(), want, "{file}");
+        }
+        layout.freeze("/a/b", true).unwrap();
+        assert_eq!(fs::read_to_string(group.join("cgroup.freeze")).unwrap(), "1");
+        fs::write(group.join("memory.events"), "low 0\noom 3\noom_kill 2\n").unwrap();
+        assert_eq!(layout.oom_kills("/a/b"), 2);
+        fs::create_dir(group.join("exec")).unwrap();
+        fs::write(group.join("cgroup.procs"), "11\n").unwrap();
+        fs::write(group.join("exec/cgroup.procs"), "12\n0\n").unwrap();
+        assert_eq!(layout.processes("/a/b"), [11, 12], "0 is a process of another namespace");
+        // What the kernel does not take is an error, or said if the pod can do without.
+        let gone = layout.apply("/no/such", &settings(&layout, &all_limits()));
+        assert!(gone.unwrap_err().to_string().contains("cpu.weight"));
+    }
+
+    /// On the real kernel, wherever the unified hierarchy is mounted; its limits are those it has.
+    #[test]
+    fn a_unified_group_lives_and_dies() {
+        use std::os::unix::process::CommandExt;
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let mount = mounts.lines().find(|l| l.split(' ').nth(2) == Some("cgroup2"));
+        let Some(mount) = mount.and_then(|line| line.split(' ').nth(1)) else {
+            eprintln!("SKIPPED: no cgroup2 hierarchy is mounted");
+            return;
+        };
+        let layout = Layout::V2(mount.into());
+        let parent = format!("/ferrite-test-unified-{}", std::process::id());
+        struct Remove(Layout, String);
+        impl Drop for Remove {
+            fn drop(&mut self) {
+                self.0.kill(&self.1);
+                let _ = self.0.remove(&self.1);
+            }
+        }
+        let _remove = Remove(layout.clone(), parent.clone());
+        let group = format!("{parent}/pod/container");
+        layout.create(&group).unwrap();
+        let controllers =
+            fs::read_to_string(below(Path::new(mount), &group).join("cgroup.controllers")).unwrap();
+        let available: Vec<Setting> = settings(&layout, &all_limits())
+            .into_iter()
+            .filter(|setting| controllers.split_whitespace().any(|known| known == setting.controller))
+            .collect();
+        let passed_over = layout.apply(&group, &available).unwrap();
+        assert!(passed_over.is_empty(), "{controllers}: {passed_over:?}");
+
+        let (inside, exec) = (layout.clone(), layout.create_exec(&group, "exec").unwrap());
+        let mut command = std::process::Command::new("/bin/sleep");
+        command.arg("1000");
+        let place = exec.clone();
+        // SAFETY: only opens and writes a file between fork and exec.
+        unsafe { command.pre_exec(move || inside.join(&place)) };
+        let mut child = command.spawn().unwrap();
+        let pid = child.id() as i32;
+        assert_eq!(layout.processes(&parent), [pid]);
+        layout.freeze(&group, true).unwrap();
+        layout.freeze(&group, false).unwrap();
+        layout.remove_if_empty(&exec);
+        assert_eq!(layout.processes(&group), [pid], "a group with a process stays");
+        let waiter = std::thread::spawn(move || child.wait().unwrap());
+        assert!(layout.kill(&parent));
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(waiter.join().unwrap().signal(), Some(libc::SIGKILL));
+        layout.remove(&parent).unwrap();
+        assert!(!below(Path::new(mount), &parent).exists());
+    }
 }

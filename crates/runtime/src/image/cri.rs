@@ -137,17 +137,15 @@ fn auth(config: Option<AuthConfig>, registry: &str) -> Result<Auth> {
     if !config.server_address.is_empty() && !is_for(&config.server_address, registry) {
         return Ok(Auth::Anonymous);
     }
+    // Whoever has one also has a user name, that of nobody, and no password.
+    if !config.identity_token.is_empty() {
+        return Ok(Auth::Identity(config.identity_token));
+    }
     if !config.username.is_empty() {
         return Ok(Auth::Basic { username: config.username, password: config.password });
     }
     if !config.registry_token.is_empty() {
         return Ok(Auth::Bearer(config.registry_token));
-    }
-    if !config.identity_token.is_empty() {
-        return Err(Error::new(
-            Code::Unimplemented,
-            "identity tokens are not supported; use a user name and a password",
-        ));
     }
     if config.auth.is_empty() {
         return Ok(Auth::Anonymous);
@@ -203,7 +201,10 @@ mod tests {
             (AuthConfig { auth: "dTpwOng=".into(), ..Default::default() }, Some(basic("u", "p:x"))),
             (AuthConfig { auth: "!".into(), ..Default::default() }, None),
             (AuthConfig { registry_token: "t".into(), ..Default::default() }, Some(Auth::Bearer("t".into()))),
-            (AuthConfig { identity_token: "t".into(), ..Default::default() }, None),
+            (
+                AuthConfig { identity_token: "t".into(), ..Default::default() },
+                Some(Auth::Identity("t".into())),
+            ),
             (
                 AuthConfig {
                     username: "u".into(),

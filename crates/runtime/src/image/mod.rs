@@ -1,9 +1,9 @@
 //! Images: references, blobs, unpacked layers, archives, registries.
 //!
 //! [`ImageStore`] is the door. Beneath it, in the order an image meets them: [`reference`] normalises the
-//! name, [`pull`] (by way of [`arriving`]) or [`archive`] brings the bytes into [`content`], [`layer`] unpacks
-//! them with [`extract`] into directories that overlayfs uses as lower layers, and [`index`] remembers which name
-//! means which image. [`cri`] speaks the kubelet's messages.
+//! name, [`pull`] (over [`registry`], by way of [`arriving`]) or [`archive`] brings the bytes into [`content`],
+//! [`layer`] unpacks them with [`extract`] into directories that overlayfs uses as lower layers, and [`index`]
+//! remembers which name means which image. [`cri`] speaks the kubelet's messages.
 
 mod archive;
 mod arriving;
@@ -20,6 +20,7 @@ mod platform;
 mod pull;
 mod reference;
 mod registries;
+mod registry;
 mod service;
 mod store;
 pub(crate) mod tar_reader;

@@ -3,36 +3,23 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read};
 use std::net::IpAddr;
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
-use oci_client::Reference as RegistryReference;
-use oci_client::client::{
-    BlobResponse, Certificate, CertificateEncoding, Client, ClientConfig, ClientProtocol,
-};
-use oci_client::errors::{OciDistributionError, OciErrorCode};
-use oci_client::secrets::RegistryAuth;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use oci_spec::image::ImageIndex;
 use serde::Deserialize;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::arriving::{Arriving, Piece};
 use super::digest::chain_ids;
-use super::registries::{Endpoint, HostSettings};
+use super::registries::HostSettings;
+use super::registry::Registry;
 use super::store::{MAX_METADATA, NewImage, parse_config, parse_manifest};
 use super::tar_reader::read_error;
 use super::{Digest, ImageError, ImageRecord, ImageStore, Platform, Reference};
 
-/// Manifests and indexes in both dialects.
-const ACCEPTED: &[&str] = &[
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-];
 /// Layers downloaded and unpacked at the same time, as Docker's default.
 const PARALLEL_LAYERS: usize = 3;
 /// Pieces of a blob that wait to be read.
@@ -50,6 +37,8 @@ pub enum Auth {
     Basic { username: String, password: String },
     /// A token for the registry itself.
     Bearer(String),
+    /// A token for the registry's token server, which gives those for the registry.
+    Identity(String),
 }
 
 impl std::fmt::Debug for Auth {
@@ -58,6 +47,7 @@ impl std::fmt::Debug for Auth {
             Self::Anonymous => "Anonymous",
             Self::Basic { .. } => "Basic(redacted)",
             Self::Bearer(_) => "Bearer(redacted)",
+            Self::Identity(_) => "Identity(redacted)",
         })
     }
 }
@@ -126,15 +116,6 @@ impl Flights {
 struct Versioned {
     schema_version: u32,
     manifests: Option<serde::de::IgnoredAny>,
-}
-
-/// One pull's connection.
-struct Registry {
-    client: Client,
-    auth: RegistryAuth,
-    /// Whom we talk to: the registry of the name, or a mirror of it.
-    host: String,
-    reference: Reference,
 }
 
 impl ImageStore {
@@ -320,7 +301,7 @@ impl Registry {
             let (host, mirror) = (endpoint.host.clone(), endpoint.mirror);
             let found = async {
                 let registry = Self::connect(reference.clone(), endpoint, auth, config).await?;
-                let manifest = registry.manifest(platform).await?;
+                let manifest = registry.resolve(platform).await?;
                 Ok((registry, manifest))
             };
             match found.await {
@@ -336,102 +317,38 @@ impl Registry {
         Err(failed.unwrap_or_else(|| ImageError::NotFound(reference.to_string())))
     }
 
-    async fn connect(
-        reference: Reference,
-        endpoint: Endpoint,
-        auth: Auth,
-        config: &RegistryConfig,
-    ) -> Result<Self, ImageError> {
-        let Endpoint { host, settings, .. } = endpoint;
-        let plain = is_loopback(&host) || settings.plain_http;
-        let certificates = settings
-            .ca_certificates
-            .into_iter()
-            .map(|data| Certificate { encoding: CertificateEncoding::Pem, data });
-        let client = ClientConfig {
-            protocol: match plain {
-                true => ClientProtocol::HttpsExcept(vec![host.clone()]),
-                false => ClientProtocol::Https,
-            },
-            accept_invalid_certificates: settings.skip_verify,
-            extra_root_certificates: certificates.collect(),
-            connect_timeout: Some(config.connect_timeout),
-            read_timeout: Some(config.read_timeout),
-            user_agent: concat!("ferrite/", env!("CARGO_PKG_VERSION")),
-            ..ClientConfig::default()
-        };
-        let message = {
-            // Reads the machine's certificates, and panics where there is no TLS to be had at all.
-            let made = tokio::task::spawn_blocking(move || {
-                let _ = rustls::crypto::ring::default_provider().install_default();
-                Client::try_from(client)
-            });
-            match made.await {
-                Ok(Ok(client)) => {
-                    let auth = match auth {
-                        Auth::Anonymous => RegistryAuth::Anonymous,
-                        Auth::Basic { username, password } => RegistryAuth::Basic(username, password),
-                        Auth::Bearer(token) => RegistryAuth::Bearer(token),
-                    };
-                    return Ok(Self { client, auth, host, reference });
-                }
-                Ok(Err(error)) => with_causes(&error),
-                Err(error) => error.to_string(),
-            }
-        };
-        Err(ImageError::Registry { reference: reference.to_string(), message })
-    }
-
-    fn at(&self, digest: Option<&Digest>) -> RegistryReference {
-        let (registry, repository) = (self.host.clone(), self.reference.repository().to_owned());
-        match (digest.or(self.reference.digest()), self.reference.tag()) {
-            (Some(digest), _) => RegistryReference::with_digest(registry, repository, digest.to_string()),
-            (None, tag) => {
-                RegistryReference::with_tag(registry, repository, tag.unwrap_or("latest").to_owned())
-            }
-        }
-    }
-
     /// What the name means at the registry, and the manifest for `platform`.
-    async fn manifest(&self, platform: &Platform) -> Result<(Digest, Vec<u8>), ImageError> {
-        let mut wanted: Option<Digest> = self.reference.digest().cloned();
+    async fn resolve(&self, platform: &Platform) -> Result<(Digest, Vec<u8>), ImageError> {
+        let reference = self.reference();
+        let mut wanted: Option<Digest> = reference.digest().cloned();
         let mut top = None;
         for _ in 0..MAX_INDEX_DEPTH {
-            let at = self.at(wanted.as_ref());
-            let answer = self.client.pull_manifest_raw(&at, &self.auth, ACCEPTED);
-            let (bytes, _) = self.guard(answer).await?;
-            if bytes.len() as u64 > MAX_METADATA {
-                return Err(ImageError::Limit {
-                    what: "size of a manifest or configuration",
-                    limit: MAX_METADATA,
-                });
-            }
+            let bytes = self.manifest(wanted.as_ref()).await?;
             let actual = Digest::of(&bytes);
             if let Some(expected) = wanted
                 && expected != actual
             {
                 return Err(ImageError::Corrupt {
-                    what: format!("manifest of {}", self.reference),
+                    what: format!("manifest of {reference}"),
                     expected,
                     actual,
                 });
             }
             let top = top.get_or_insert(actual).clone();
-            let fail = |error: serde_json::Error| {
-                ImageError::invalid(format!("manifest of {}", self.reference), error)
-            };
+            let fail =
+                |error: serde_json::Error| ImageError::invalid(format!("manifest of {reference}"), error);
             let versioned: Versioned = serde_json::from_slice(&bytes).map_err(fail)?;
             if versioned.schema_version != 2 {
-                let text = format!("manifest schema {} of {}", versioned.schema_version, self.reference);
+                let text = format!("manifest schema {} of {}", versioned.schema_version, reference);
                 return Err(ImageError::Unsupported(text));
             }
             if versioned.manifests.is_none() {
-                return Ok((top, bytes.to_vec()));
+                return Ok((top, bytes));
             }
             let index: ImageIndex = serde_json::from_slice(&bytes).map_err(fail)?;
-            wanted = Some(platform.choose(&self.reference.to_string(), &index)?);
+            wanted = Some(platform.choose(&reference.to_string(), &index)?);
         }
-        Err(ImageError::invalid(format!("index of {}", self.reference), "it is nested too deeply"))
+        Err(ImageError::invalid(format!("index of {reference}"), "it is nested too deeply"))
     }
 
     /// Sends a blob from `offset` on to the writer's queue. A closed queue means that the writer failed
@@ -444,37 +361,16 @@ impl Registry {
         pieces: &mpsc::Sender<Piece>,
         progress: Option<&Progress>,
     ) -> Result<(), ImageError> {
-        let name = digest.to_string();
-        let (at, name) = (self.at(None), name.as_str());
-        self.client.store_auth_if_needed(at.resolve_registry(), &self.auth).await;
         let mut done = offset;
         if offset < size || size == 0 || offset == 0 {
-            let answer = async {
-                match offset {
-                    0 => self.client.pull_blob_stream(&at, name).await.map(BlobResponse::Full),
-                    _ => self.client.pull_blob_stream_partial(&at, name, offset, None).await,
+            let mut blob = self.blob(digest, offset).await?;
+            if !blob.partial {
+                done = 0;
+                if offset > 0 && pieces.send(Piece::Restart).await.is_err() {
+                    return Ok(());
                 }
-            };
-            let mut body = match self.guard(answer).await? {
-                BlobResponse::Partial(body) => body,
-                BlobResponse::Full(body) => {
-                    done = 0;
-                    if offset > 0 && pieces.send(Piece::Restart).await.is_err() {
-                        return Ok(());
-                    }
-                    body
-                }
-            };
-            while let Some(bytes) = body.next().await {
-                let bytes = match bytes {
-                    Ok(bytes) => bytes,
-                    // All bytes came and the client dislikes their digest: the writer says so better.
-                    Err(_) if done == size => break,
-                    Err(error) => {
-                        let reference = self.reference.to_string();
-                        return Err(ImageError::Unreachable { reference, message: with_causes(&error) });
-                    }
-                };
+            }
+            while let Some(bytes) = self.next(&mut blob).await? {
                 done += bytes.len() as u64;
                 if done > size {
                     return Err(ImageError::Limit { what: "announced size of a blob", limit: size });
@@ -490,86 +386,10 @@ impl Registry {
         let _ = pieces.send(Piece::End).await;
         Ok(())
     }
-
-    /// The client panics on some answers that only a broken or hostile server gives (a token that fits in
-    /// no header); that is the server's failure, not this program's.
-    async fn guard<T>(
-        &self,
-        call: impl Future<Output = Result<T, OciDistributionError>>,
-    ) -> Result<T, ImageError> {
-        match AssertUnwindSafe(call).catch_unwind().await {
-            Ok(answer) => answer.map_err(|error| self.explain(error)),
-            Err(_) => Err(ImageError::Registry {
-                reference: self.reference.to_string(),
-                message: "its answer makes no sense".into(),
-            }),
-        }
-    }
-
-    /// The registry's answer in the kubelet's distinctions.
-    fn explain(&self, error: OciDistributionError) -> ImageError {
-        let reference = self.reference.to_string();
-        let message = with_causes(&error);
-        match &error {
-            OciDistributionError::UnauthorizedError { .. }
-            | OciDistributionError::AuthenticationFailure(_) => {
-                ImageError::Unauthorized { reference, message }
-            }
-            OciDistributionError::ImageManifestNotFoundError(_) => ImageError::NotFound(reference),
-            OciDistributionError::RegistryError { envelope, .. } => {
-                let has =
-                    |codes: &[OciErrorCode]| envelope.errors.iter().any(|error| codes.contains(&error.code));
-                use OciErrorCode as C;
-                if has(&[
-                    C::ManifestUnknown,
-                    C::NameUnknown,
-                    C::NotFound,
-                    C::BlobUnknown,
-                    C::ManifestBlobUnknown,
-                ]) {
-                    ImageError::NotFound(reference)
-                } else if has(&[C::Unauthorized, C::Denied]) {
-                    ImageError::Unauthorized { reference, message }
-                } else {
-                    ImageError::Registry { reference, message }
-                }
-            }
-            OciDistributionError::ServerError { code: 404, .. } => ImageError::NotFound(reference),
-            OciDistributionError::ServerError { code: 401 | 403, .. } => {
-                ImageError::Unauthorized { reference, message }
-            }
-            OciDistributionError::ServerError { code: 500.., .. } | OciDistributionError::IoError(_) => {
-                ImageError::Unreachable { reference, message }
-            }
-            OciDistributionError::RequestError(request)
-                if request.is_connect()
-                    || request.is_timeout()
-                    || request.is_request()
-                    || request.is_body() =>
-            {
-                ImageError::Unreachable { reference, message }
-            }
-            _ => ImageError::Registry { reference, message },
-        }
-    }
-}
-
-/// An error and what it came from, in one line; bounded, since registries put pages into their answers.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text.chars().filter(|c| !c.is_control()).take(1024).collect()
 }
 
 /// Whether a registry is on this machine: nobody in between, so no TLS.
-fn is_loopback(registry: &str) -> bool {
+pub(super) fn is_loopback(registry: &str) -> bool {
     let host = match registry.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => registry.split(':').next().unwrap_or_default(),

@@ -17,7 +17,7 @@ use super::records::{self, ContainerRecord};
 use super::sandbox::{host_ipc, host_network, user_map};
 use super::state::Sandbox;
 use crate::rootfs::ImageConfigView;
-use crate::spec::{self, IdMap, Identity, IdentityRequest};
+use crate::spec::{self, GivenDevice, IdMap, Identity, IdentityRequest};
 use crate::supervisor::bundle::{BUNDLE, Bundle, CONFIG, ImageVolume};
 use crate::supervisor::protocol::PidNamespace;
 use crate::supervisor::sandbox::{NETNS, SHM, USERNS};
@@ -38,6 +38,10 @@ fn refuse_unsupported(config: &ContainerConfig, map: Option<&IdMap>) -> Result<(
     Ok(())
 }
 
+/// Changes with what the compiler makes of the same profile.
+const SECCOMP_COMPILER: &str = "2";
+/// Reading, writing and making a node.
+const ALL_ACCESS: &str = "rwm";
 /// Directories of device descriptions; what is in a later one wins.
 const CDI_DIRECTORIES: &[&str] = &["/etc/cdi", "/var/run/cdi"];
 /// Largest device description we read.
@@ -68,7 +72,7 @@ fn add_cdi_devices(
     config: &mut ContainerConfig,
     identity: &mut Identity,
     registry: &spec::CdiRegistry,
-) -> Result<Vec<LinuxDevice>> {
+) -> Result<Vec<GivenDevice>> {
     let names: Vec<String> = config.cdi_devices.iter().map(|device| device.name.clone()).collect();
     let edits = registry.edits(&names)?;
     for entry in &edits.env {
@@ -90,6 +94,7 @@ fn add_cdi_devices(
     }
     let mut nodes = Vec::new();
     for node in &edits.device_nodes {
+        let access = if node.permissions.is_empty() { ALL_ACCESS } else { &node.permissions };
         let host = if node.host_path.is_empty() { &node.path } else { &node.host_path };
         let found =
             look_at_device(Path::new(host), Path::new(&node.path)).map_err(failed("look at device"))?;
@@ -101,7 +106,7 @@ fn add_cdi_devices(
         if let Some(gid) = node.gid {
             device.set_gid(Some(gid));
         }
-        nodes.push(device);
+        nodes.push(GivenDevice { node: device, access: access.to_owned() });
     }
     Ok(nodes)
 }
@@ -179,21 +184,6 @@ impl Inner {
         let config = &edited;
         let volumes = self.image_volumes(config)?;
         let handler = self.handler_of(sandbox)?;
-        if handler.is_some() {
-            let unsupported = |what: &str| {
-                let name = sandbox.record().runtime_handler;
-                Err(Error::new(
-                    Code::Unimplemented,
-                    format!("{what} are not supported with the runtime {name:?}"),
-                ))
-            };
-            if !volumes.is_empty() {
-                return unsupported("image volumes");
-            }
-            if matches!(pid, PidNamespace::Pod | PidNamespace::Target(_)) {
-                return unsupported("shared PID namespaces");
-            }
-        }
         let cgroup = format!("{}/{id}", sandbox.cgroup_parent(&self.config.cgroup_parent));
         for mount in config.mounts.iter().filter(|mount| !spec::is_image(mount)) {
             // As other runtimes do: a missing host path becomes a directory.
@@ -292,27 +282,11 @@ impl Inner {
         config.mounts.iter().filter(|mount| spec::is_image(mount)).map(find).collect()
     }
 
-    /// The AppArmor profile to apply. Where the kernel has no AppArmor containers run without; a profile
-    /// that is not loaded is an error, as upstream.
-    fn apparmor_profile(&self, security: &LinuxContainerSecurityContext) -> Result<Option<String>> {
-        let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
-        let loaded = enabled
-            .is_ok_and(|text| text.starts_with('Y'))
-            .then(|| std::fs::read_to_string("/sys/kernel/security/apparmor/profiles").unwrap_or_default());
-        let wanted = apparmor_wanted(security);
-        if loaded.is_none() && wanted != Wanted::Nothing {
-            self.warn_once("this machine has no AppArmor");
-        }
-        let chosen = choose_profile(&wanted, loaded.as_deref())?;
-        if chosen.is_none() && loaded.is_some() && wanted == Wanted::Default {
-            self.warn_once(&format!("AppArmor profile {DEFAULT_APPARMOR} is not loaded"));
-        }
-        Ok(chosen)
-    }
-
     /// Programs are shared by every container with the same profile and named by what they contain.
     fn seccomp_programs(&self, profile: &oci_spec::runtime::LinuxSeccomp) -> Result<Vec<PathBuf>> {
-        let text = serde_json::to_vec(profile).map_err(|error| Error::internal(error.to_string()))?;
+        let mut text = serde_json::to_vec(profile).map_err(|error| Error::internal(error.to_string()))?;
+        // Programs of an earlier compiler are not ours.
+        text.extend(SECCOMP_COMPILER.as_bytes());
         let digest = ring::digest::digest(&ring::digest::SHA256, &text);
         let name: String = digest.as_ref()[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let directory = self.config.root.join("seccomp").join(name);
@@ -388,49 +362,6 @@ fn read_from_layers(lowers: &[PathBuf], path: &Path) -> String {
     String::new()
 }
 
-/// The profile `RuntimeDefault` means; whoever packages us loads it.
-const DEFAULT_APPARMOR: &str = "ferrite-default";
-
-#[derive(Debug, PartialEq, Eq)]
-enum Wanted {
-    Nothing,
-    Default,
-    Named(String),
-}
-
-fn apparmor_wanted(security: &LinuxContainerSecurityContext) -> Wanted {
-    if security.privileged {
-        return Wanted::Nothing;
-    }
-    if let Some(profile) = &security.apparmor {
-        return match profile.profile_type() {
-            ProfileType::RuntimeDefault => Wanted::Default,
-            ProfileType::Unconfined => Wanted::Nothing,
-            ProfileType::Localhost => Wanted::Named(profile.localhost_ref.clone()),
-        };
-    }
-    // The older field, with the words annotations used.
-    match security.apparmor_profile.as_str() {
-        "" | "unconfined" => Wanted::Nothing,
-        "runtime/default" => Wanted::Default,
-        name => Wanted::Named(name.strip_prefix("localhost/").unwrap_or(name).to_owned()),
-    }
-}
-
-/// `loaded` lists the kernel's profiles, one per line with its mode; `None` when it has no AppArmor.
-fn choose_profile(wanted: &Wanted, loaded: Option<&str>) -> Result<Option<String>> {
-    let Some(loaded) = loaded else { return Ok(None) };
-    let has = |name: &str| {
-        loaded.lines().any(|line| line.rsplit_once(" (").map_or(line, |(profile, _)| profile) == name)
-    };
-    match wanted {
-        Wanted::Nothing => Ok(None),
-        Wanted::Default => Ok(has(DEFAULT_APPARMOR).then(|| DEFAULT_APPARMOR.to_owned())),
-        Wanted::Named(name) if has(name) => Ok(Some(name.clone())),
-        Wanted::Named(name) => Err(Error::invalid(format!("AppArmor profile {name:?} is not loaded"))),
-    }
-}
-
 fn seccomp_profile(
     security: &LinuxContainerSecurityContext,
 ) -> Result<Option<oci_spec::runtime::LinuxSeccomp>> {
@@ -454,20 +385,27 @@ fn seccomp_profile(
 }
 
 /// The devices a container asked for, or every device of the node for a privileged one.
-fn devices(config: &ContainerConfig, privileged: bool) -> io::Result<Vec<LinuxDevice>> {
-    let mut found = Vec::new();
+fn devices(config: &ContainerConfig, privileged: bool) -> io::Result<Vec<GivenDevice>> {
+    let mut given = Vec::new();
+    let mut give = |nodes: Vec<LinuxDevice>, access: &str| {
+        given.extend(nodes.into_iter().map(|node| GivenDevice { node, access: access.to_owned() }));
+    };
     if privileged {
+        let mut found = Vec::new();
         collect_devices(Path::new("/dev"), Path::new("/dev"), 0, &mut found)?;
+        give(found, ALL_ACCESS);
     }
     for device in &config.devices {
         let (host, inside) = (Path::new(&device.host_path), Path::new(&device.container_path));
-        if let Some(device) = look_at_device(host, inside)? {
-            found.push(device);
+        let mut found = Vec::new();
+        if let Some(node) = look_at_device(host, inside)? {
+            found.push(node);
         } else if host.is_dir() {
             collect_devices(host, inside, 0, &mut found)?;
         }
+        give(found, if device.permissions.is_empty() { ALL_ACCESS } else { &device.permissions });
     }
-    Ok(found)
+    Ok(given)
 }
 
 fn look_at_device(host: &Path, inside: &Path) -> io::Result<Option<LinuxDevice>> {
@@ -517,7 +455,7 @@ fn collect_devices(host: &Path, inside: &Path, depth: u32, found: &mut Vec<Linux
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferrite_cri::v1::{CdiDevice, SecurityProfile};
+    use ferrite_cri::v1::CdiDevice;
 
     #[test]
     fn the_mount_that_holds_a_path() {
@@ -537,30 +475,6 @@ mod tests {
     }
 
     #[test]
-    fn apparmor_profiles() {
-        let loaded = "ferrite-default (enforce)\nmy (odd) name (complain)\n";
-        let named = |name: &str| Wanted::Named(name.to_owned());
-        let some = |name: &str| Ok(Some(name.to_owned()));
-        assert_eq!(choose_profile(&Wanted::Default, Some(loaded)), some("ferrite-default"));
-        assert_eq!(choose_profile(&Wanted::Default, Some("")), Ok(None));
-        assert_eq!(choose_profile(&named("my (odd) name"), Some(loaded)), some("my (odd) name"));
-        assert!(choose_profile(&named("other"), Some(loaded)).is_err());
-        assert_eq!(choose_profile(&named("other"), None), Ok(None), "no AppArmor: go on");
-        let security = LinuxContainerSecurityContext {
-            apparmor: Some(SecurityProfile { profile_type: 2, localhost_ref: "x".into() }),
-            ..Default::default()
-        };
-        assert_eq!(apparmor_wanted(&security), named("x"));
-        assert_eq!(
-            apparmor_wanted(&LinuxContainerSecurityContext { privileged: true, ..security }),
-            Wanted::Nothing
-        );
-        let old =
-            LinuxContainerSecurityContext { apparmor_profile: "localhost/y".into(), ..Default::default() };
-        assert_eq!(apparmor_wanted(&old), named("y"));
-    }
-
-    #[test]
     fn cdi_devices_change_the_container() {
         let directory = tempfile::tempdir().unwrap();
         let text = r#"{"cdiVersion":"0.6.0","kind":"test.org/dev","devices":[{"name":"a","containerEdits":{
@@ -575,8 +489,8 @@ mod tests {
         };
         let mut identity = Identity::default();
         let nodes = add_cdi_devices(&mut config, &mut identity, &registry).unwrap();
-        assert_eq!(nodes[0].path(), Path::new("/dev/mynull"));
-        assert_eq!((nodes[0].major(), nodes[0].minor(), nodes[0].gid()), (1, 3, Some(44)));
+        assert_eq!(nodes[0].node.path(), Path::new("/dev/mynull"));
+        assert_eq!((nodes[0].node.major(), nodes[0].node.minor(), nodes[0].node.gid()), (1, 3, Some(44)));
         assert_eq!(config.envs[0].value, b"1");
         assert!(config.mounts[0].readonly);
         assert_eq!(identity.groups, [44]);

@@ -1,5 +1,6 @@
 //! CRI over supervisors: records, decisions and the calls of the kubelet.
 
+mod apparmor;
 mod bundle;
 pub(crate) mod client;
 mod container;

@@ -49,6 +49,9 @@ pub struct Node {
     /// Where the node is on the host; empty: the same path.
     #[serde(default)]
     pub host_path: String,
+    /// Some of `rwm`; empty: all.
+    #[serde(default)]
+    pub permissions: String,
     pub uid: Option<u32>,
     pub gid: Option<u32>,
 }

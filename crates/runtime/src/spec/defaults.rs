@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use oci_spec::runtime::{LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType};
 
+use super::GivenDevice;
+
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 const CHARACTER_DEVICES: &[(&str, i64, i64)] = &[
@@ -16,7 +18,7 @@ const CHARACTER_DEVICES: &[(&str, i64, i64)] = &[
 ];
 
 /// The device nodes to make: the usual ones and those asked for.
-pub fn devices(extra: &[LinuxDevice]) -> Vec<LinuxDevice> {
+pub fn devices(extra: &[GivenDevice]) -> Vec<LinuxDevice> {
     let mut all: Vec<LinuxDevice> = CHARACTER_DEVICES
         .iter()
         .map(|(path, major, minor)| {
@@ -30,15 +32,15 @@ pub fn devices(extra: &[LinuxDevice]) -> Vec<LinuxDevice> {
             device
         })
         .collect();
-    for device in extra {
-        if !all.iter().any(|known| known.path() == device.path()) {
-            all.push(device.clone());
+    for GivenDevice { node, .. } in extra {
+        if !all.iter().any(|known| known.path() == node.path()) {
+            all.push(node.clone());
         }
     }
     all
 }
 
-fn rule(
+pub fn rule(
     allow: bool,
     typ: LinuxDeviceType,
     major: Option<i64>,
@@ -55,7 +57,7 @@ fn rule(
 }
 
 /// Which devices may be opened: everything may be made (`mknod`), few may be used.
-pub fn device_rules(extra: &[LinuxDevice], privileged: bool) -> Vec<LinuxDeviceCgroup> {
+pub fn device_rules(extra: &[GivenDevice], privileged: bool) -> Vec<LinuxDeviceCgroup> {
     use LinuxDeviceType::{A, B, C};
     if privileged {
         return vec![rule(true, A, None, None, "rwm")];
@@ -72,8 +74,8 @@ pub fn device_rules(extra: &[LinuxDevice], privileged: bool) -> Vec<LinuxDeviceC
     rules.push(rule(true, C, Some(5), Some(1), "rwm"));
     rules.push(rule(true, C, Some(5), Some(2), "rwm"));
     rules.push(rule(true, C, Some(136), None, "rwm"));
-    for device in extra {
-        rules.push(rule(true, device.typ(), Some(device.major()), Some(device.minor()), "rwm"));
+    for GivenDevice { node, access } in extra {
+        rules.push(rule(true, node.typ(), Some(node.major()), Some(node.minor()), access));
     }
     rules
 }

@@ -22,6 +22,8 @@ use oci_spec::runtime::{
 pub use capabilities::{all_capabilities, capabilities, capability_number};
 pub use cdi::Registry as CdiRegistry;
 pub use defaults::PATH;
+#[cfg(test)]
+pub use defaults::rule as device_rule;
 pub use idmap::IdMap;
 pub use idmap::map_file;
 pub use mounts::{IMAGE_MOUNT, is_image};
@@ -59,6 +61,14 @@ pub enum SpecError {
     WorkingDir(String),
 }
 
+/// A device of the host, as the container sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GivenDevice {
+    pub node: LinuxDevice,
+    /// What may be done with it: some of `rwm`.
+    pub access: String,
+}
+
 /// Everything the description of one container depends on.
 pub struct Input<'a> {
     pub config: &'a ContainerConfig,
@@ -77,7 +87,7 @@ pub struct Input<'a> {
     pub own_pid: bool,
     pub cgroup_v2: bool,
     /// Devices asked for, or all of the host's when privileged.
-    pub devices: Vec<LinuxDevice>,
+    pub devices: Vec<GivenDevice>,
     /// The pod's user namespace: where it is pinned, and whose identities it has.
     pub user_namespace: Option<(PathBuf, IdMap)>,
     /// The profile AppArmor is to confine the container with.
@@ -239,7 +249,7 @@ fn check_unified(resources: &LinuxContainerResources, v2: bool) -> Result<(), Sp
 /// Limits in OCI's words.
 pub fn resources_of(
     resources: &LinuxContainerResources,
-    devices: &[LinuxDevice],
+    devices: &[GivenDevice],
     privileged: bool,
 ) -> LinuxResources {
     let positive = |value: i64| (value > 0).then_some(value);

@@ -3,10 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use oci_spec::runtime::{
-    LinuxSeccomp, LinuxSeccompAction as Action, LinuxSeccompArg, LinuxSeccompArgBuilder,
+    Arch, LinuxSeccomp, LinuxSeccompAction as Action, LinuxSeccompArg, LinuxSeccompArgBuilder,
     LinuxSeccompOperator as Operator, LinuxSyscall,
 };
-use serde_json::{Value, json};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    sock_filter,
+};
+use serde_json::json;
+
+mod x86;
 
 use super::SpecError;
 
@@ -41,6 +47,16 @@ syncfs sysinfo tee tgkill time timer_create timer_delete timer_getoverrun timer_
 timerfd_create timerfd_gettime timerfd_settime times tkill truncate umask uname unlink unlinkat utime utimensat
 utimes vfork vmsplice wait4 waitid write writev arch_prctl modify_ldt uretprobe process_vm_readv
 process_vm_writev ptrace";
+
+/// The same calls as 32-bit programs have them.
+const ALLOWED_32: &str = "
+chown32 clock_adjtime64 clock_getres_time64 clock_gettime64 clock_nanosleep_time64 fadvise64_64 fchown32 fcntl64
+fstat64 fstatat64 fstatfs64 ftruncate64 futex_time64 getegid32 geteuid32 getgid32 getgroups32 getresgid32
+getresuid32 getuid32 io_pgetevents_time64 ipc lchown32 _llseek lstat64 mmap2 mq_timedreceive_time64
+mq_timedsend_time64 _newselect ppoll_time64 pselect6_time64 recvmmsg_time64 rt_sigtimedwait_time64
+sched_rr_get_interval_time64 semtimedop_time64 sendfile64 setfsgid32 setfsuid32 setgid32 setgroups32 setregid32
+setresgid32 setresuid32 setreuid32 setuid32 sigprocmask sigreturn socketcall stat64 statfs64 timer_gettime64
+timer_settime64 timerfd_gettime64 timerfd_settime64 truncate64 ugetrlimit utimensat_time64 waitpid";
 
 /// Calls that make sense only with a capability, by its number.
 const WITH_CAPABILITY: &[(u32, &str)] = &[
@@ -96,7 +112,7 @@ fn argument(index: usize, op: Operator, value: u64, value_two: Option<u64>) -> L
 
 /// The profile `RuntimeDefault` means, for a container with these capabilities (by number).
 pub fn default_profile(capabilities: &BTreeSet<u32>) -> LinuxSeccomp {
-    let names: Vec<&str> = ALLOWED.split_whitespace().collect();
+    let names: Vec<&str> = ALLOWED.split_whitespace().chain(ALLOWED_32.split_whitespace()).collect();
     let mut rules = vec![rule(&names, Action::ScmpActAllow, None, None)];
     rules.push(rule(
         &["socket"],
@@ -121,6 +137,9 @@ pub fn default_profile(capabilities: &BTreeSet<u32>) -> LinuxSeccomp {
         rules.push(rule(&["clone3"], Action::ScmpActErrno, Some(libc::ENOSYS as u32), None));
     }
     let mut profile = LinuxSeccomp::default();
+    if cfg!(target_arch = "x86_64") {
+        profile.set_architectures(Some(vec![Arch::ScmpArchX86_64, Arch::ScmpArchX86, Arch::ScmpArchX32]));
+    }
     profile
         .set_default_action(Action::ScmpActErrno)
         .set_default_errno_ret(Some(libc::EPERM as u32))
@@ -138,88 +157,159 @@ pub fn parse_profile(bytes: &[u8]) -> Result<LinuxSeccomp, SpecError> {
 /// A program knows two outcomes, so every action besides "allow" and the default gets a program of its
 /// own; the kernel takes the strictest of their answers. Names this kernel interface does not know are
 /// passed over, as upstream does.
+///
+/// Calls of 32-bit programs go by the same names and other numbers; they are filtered if the profile lists
+/// their architecture, and the program is killed if it does not.
 pub fn compile(profile: &LinuxSeccomp) -> Result<Vec<Vec<u8>>, SpecError> {
+    let architectures = profile.architectures().as_deref().unwrap_or_default();
+    let x86 = cfg!(target_arch = "x86_64") && architectures.contains(&Arch::ScmpArchX86);
     let default = action(profile.default_action(), profile.default_errno_ret())?;
-    let allow = json!("allow");
-    let mut groups: BTreeMap<String, (Value, Vec<Value>)> = BTreeMap::new();
+    let mut groups: BTreeMap<String, (SeccompAction, Vec<Entry<'_>>)> = BTreeMap::new();
     let mut permitted = Vec::new();
     for syscall in profile.syscalls().iter().flatten() {
         let outcome = action(syscall.action(), syscall.errno_ret())?;
-        for name in syscall.names().iter().filter(|name| is_known(name)) {
-            let entry = filter(name, syscall.args().as_deref().unwrap_or_default());
-            permitted.push(entry.clone());
-            if outcome != allow && outcome != default {
+        for name in syscall.names() {
+            let entry = Entry { name, args: syscall.args().as_deref().unwrap_or_default() };
+            permitted.push(entry);
+            if outcome != SeccompAction::Allow && outcome != default {
                 let group =
-                    groups.entry(outcome.to_string()).or_insert_with(|| (outcome.clone(), Vec::new()));
+                    groups.entry(format!("{outcome:?}")).or_insert_with(|| (outcome.clone(), Vec::new()));
                 group.1.push(entry);
             }
         }
     }
     let mut programs = Vec::new();
-    if default != allow {
-        programs.push(program(&default, &allow, permitted)?);
+    if default != SeccompAction::Allow {
+        programs.push(program(&default, &SeccompAction::Allow, &permitted, x86)?);
     }
-    for (outcome, filters) in groups.into_values() {
-        programs.push(program(&allow, &outcome, filters)?);
+    for (outcome, entries) in groups.into_values() {
+        programs.push(program(&SeccompAction::Allow, &outcome, &entries, x86)?);
     }
     Ok(programs)
 }
 
-fn action(action: Action, errno: Option<u32>) -> Result<Value, SpecError> {
+/// A call and the conditions on its arguments.
+#[derive(Clone, Copy)]
+struct Entry<'a> {
+    name: &'a str,
+    args: &'a [LinuxSeccompArg],
+}
+
+fn action(action: Action, errno: Option<u32>) -> Result<SeccompAction, SpecError> {
     Ok(match action {
-        Action::ScmpActAllow => json!("allow"),
-        Action::ScmpActErrno => json!({ "errno": errno.unwrap_or(libc::EPERM as u32) }),
-        Action::ScmpActKill | Action::ScmpActKillThread => json!("kill_thread"),
-        Action::ScmpActKillProcess => json!("kill_process"),
-        Action::ScmpActTrap => json!("trap"),
-        Action::ScmpActTrace => json!({ "trace": errno.unwrap_or(0) }),
-        Action::ScmpActLog => json!("log"),
+        Action::ScmpActAllow => SeccompAction::Allow,
+        Action::ScmpActErrno => SeccompAction::Errno(errno.unwrap_or(libc::EPERM as u32)),
+        Action::ScmpActKill | Action::ScmpActKillThread => SeccompAction::KillThread,
+        Action::ScmpActKillProcess => SeccompAction::KillProcess,
+        Action::ScmpActTrap => SeccompAction::Trap,
+        Action::ScmpActTrace => SeccompAction::Trace(errno.unwrap_or(0)),
+        Action::ScmpActLog => SeccompAction::Log,
         other => return Err(SpecError::Seccomp(format!("action {other} is not supported"))),
     })
 }
 
-fn filter(name: &str, args: &[LinuxSeccompArg]) -> Value {
-    let conditions: Vec<Value> = args
-        .iter()
-        .map(|argument| {
-            let (op, value) = match argument.op() {
-                Operator::ScmpCmpNe => (json!("ne"), argument.value()),
-                Operator::ScmpCmpLt => (json!("lt"), argument.value()),
-                Operator::ScmpCmpLe => (json!("le"), argument.value()),
-                Operator::ScmpCmpEq => (json!("eq"), argument.value()),
-                Operator::ScmpCmpGe => (json!("ge"), argument.value()),
-                Operator::ScmpCmpGt => (json!("gt"), argument.value()),
-                Operator::ScmpCmpMaskedEq => {
-                    (json!({ "masked_eq": argument.value() }), argument.value_two().unwrap_or(0))
-                }
-            };
-            json!({ "index": argument.index(), "type": "qword", "op": op, "val": value })
-        })
-        .collect();
-    if conditions.is_empty() {
-        json!({ "syscall": name })
-    } else {
-        json!({ "syscall": name, "args": conditions })
-    }
+fn conditions(args: &[LinuxSeccompArg]) -> Result<Vec<SeccompCondition>, SpecError> {
+    let condition = |argument: &LinuxSeccompArg| {
+        let (op, value) = match argument.op() {
+            Operator::ScmpCmpNe => (SeccompCmpOp::Ne, argument.value()),
+            Operator::ScmpCmpLt => (SeccompCmpOp::Lt, argument.value()),
+            Operator::ScmpCmpLe => (SeccompCmpOp::Le, argument.value()),
+            Operator::ScmpCmpEq => (SeccompCmpOp::Eq, argument.value()),
+            Operator::ScmpCmpGe => (SeccompCmpOp::Ge, argument.value()),
+            Operator::ScmpCmpGt => (SeccompCmpOp::Gt, argument.value()),
+            Operator::ScmpCmpMaskedEq => {
+                (SeccompCmpOp::MaskedEq(argument.value()), argument.value_two().unwrap_or(0))
+            }
+        };
+        let index = u8::try_from(argument.index()).unwrap_or(u8::MAX);
+        SeccompCondition::new(index, SeccompCmpArgLen::Qword, op, value).map_err(failed)
+    };
+    args.iter().map(condition).collect()
 }
 
-fn compile_json(document: &Value) -> Result<seccompiler::BpfMap, String> {
-    let arch = std::env::consts::ARCH.try_into().map_err(|error| format!("{error}"))?;
-    seccompiler::compile_from_json(document.to_string().as_bytes(), arch).map_err(|error| error.to_string())
+fn failed(error: impl std::fmt::Display) -> SpecError {
+    SpecError::Seccomp(error.to_string())
 }
 
-fn is_known(name: &str) -> bool {
+/// The number a call has on this machine, as the compiler knows it.
+fn native_number(name: &str) -> Option<i64> {
+    let arch = std::env::consts::ARCH.try_into().ok()?;
     let single = json!({ "f": { "mismatch_action": "allow", "match_action": "log", "filter": [{ "syscall": name }] } });
-    compile_json(&single).is_ok()
+    let programs = seccompiler::compile_from_json(single.to_string().as_bytes(), arch).ok()?;
+    // Its only comparison after that of the architecture is with the call's number.
+    let compared = |i: &&sock_filter| i.code == BPF_JMP_JEQ;
+    programs.get("f")?.iter().filter(compared).nth(1).map(|instruction| i64::from(instruction.k))
 }
 
-fn program(mismatch: &Value, matched: &Value, filters: Vec<Value>) -> Result<Vec<u8>, SpecError> {
-    let document =
-        json!({ "f": { "mismatch_action": mismatch, "match_action": matched, "filter": filters } });
-    let programs = compile_json(&document).map_err(SpecError::Seccomp)?;
-    let program = programs.get("f").ok_or_else(|| SpecError::Seccomp("no program came out".into()))?;
-    let mut bytes = Vec::with_capacity(program.len() * 8);
-    for instruction in program {
+/// A program for calls by their numbers.
+fn filter(
+    (mismatch, matched): (&SeccompAction, &SeccompAction),
+    entries: &[Entry<'_>],
+    number: impl Fn(&str) -> Option<i64>,
+) -> Result<BpfProgram, SpecError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    let mut always = BTreeSet::new();
+    for entry in entries {
+        let Some(number) = number(entry.name) else { continue };
+        let known = rules.entry(number).or_default();
+        match entry.args {
+            [] => drop(always.insert(number)),
+            args => known.push(SeccompRule::new(conditions(args)?).map_err(failed)?),
+        }
+    }
+    for number in always {
+        rules.insert(number, Vec::new());
+    }
+    let arch = std::env::consts::ARCH.try_into().map_err(failed)?;
+    let filter = SeccompFilter::new(rules, mismatch.clone(), matched.clone(), arch).map_err(failed)?;
+    filter.try_into().map_err(failed)
+}
+
+/// Where the kernel says which call it is, and whose.
+const DATA_NUMBER: u32 = 0;
+const DATA_ARCHITECTURE: u32 = 4;
+const AUDIT_ARCH_I386: u32 = 0x4000_0003;
+/// The bit of x32's calls. They are on hardly any machine, and nowhere with a filter of ours.
+const X32_BIT: u32 = 0x4000_0000;
+const BPF_LOAD: u16 = 0x20;
+const BPF_JMP_JEQ: u16 = 0x15;
+const BPF_JMP_JGE: u16 = 0x35;
+const BPF_JMP: u16 = 0x05;
+const BPF_RETURN: u16 = 0x06;
+/// The compiler's programs begin with a look at the architecture.
+const LOOK_AT_ARCHITECTURE: usize = 3;
+
+fn program(
+    mismatch: &SeccompAction,
+    matched: &SeccompAction,
+    entries: &[Entry<'_>],
+    x86: bool,
+) -> Result<Vec<u8>, SpecError> {
+    let outcomes = (mismatch, matched);
+    let native = filter(outcomes, entries, native_number)?;
+    let of = |code, jt, jf, k| sock_filter { code, jt, jf, k };
+    let mut whole = Vec::new();
+    if cfg!(target_arch = "x86_64") {
+        whole.extend([
+            of(BPF_LOAD, 0, 0, DATA_NUMBER),
+            of(BPF_JMP_JGE, 0, 1, X32_BIT),
+            of(BPF_RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        ]);
+    }
+    if x86 {
+        let native_length = u32::try_from(native.len()).map_err(failed)?;
+        whole.extend([
+            of(BPF_LOAD, 0, 0, DATA_ARCHITECTURE),
+            of(BPF_JMP_JEQ, 0, 1, AUDIT_ARCH_I386),
+            of(BPF_JMP, 0, 0, native_length),
+        ]);
+    }
+    whole.extend(native);
+    if x86 {
+        whole.extend(filter(outcomes, entries, x86::number)?.into_iter().skip(LOOK_AT_ARCHITECTURE));
+    }
+    let mut bytes = Vec::with_capacity(whole.len() * 8);
+    for instruction in whole {
         bytes.extend(instruction.code.to_le_bytes());
         bytes.extend([instruction.jt, instruction.jf]);
         bytes.extend(instruction.k.to_le_bytes());
@@ -247,5 +337,91 @@ mod tests {
             "syscalls":[{"names":["mkdir","no_such_call"],"action":"SCMP_ACT_ERRNO","errnoRet":1}]}"#;
         assert_eq!(compile(&parse_profile(profile).unwrap()).unwrap().len(), 1);
         assert!(matches!(parse_profile(b"{}"), Err(SpecError::Seccomp(_))));
+    }
+
+    /// What a program answers, by the kernel's rules for the instructions the compiler uses.
+    fn answer(program: &[u8], architecture: u32, number: u32, args: [u64; 6]) -> u32 {
+        let mut data = Vec::new();
+        data.extend(number.to_le_bytes());
+        data.extend(architecture.to_le_bytes());
+        data.extend(0u64.to_le_bytes());
+        data.extend(args.iter().flat_map(|argument| argument.to_le_bytes()));
+        let code: Vec<[u8; 8]> = program.chunks_exact(8).map(|c| c.try_into().unwrap()).collect();
+        let (mut at, mut accumulator) = (0, 0u32);
+        loop {
+            let [c0, c1, jt, jf, k @ ..] = code[at];
+            let k = u32::from_le_bytes(k);
+            at += 1;
+            let jump = |yes: bool| usize::from(if yes { jt } else { jf });
+            match u16::from_le_bytes([c0, c1]) {
+                BPF_LOAD => {
+                    let place = k as usize;
+                    accumulator = u32::from_le_bytes(data[place..place + 4].try_into().unwrap());
+                }
+                0x54 => accumulator &= k,
+                BPF_JMP => at += k as usize,
+                BPF_JMP_JEQ => at += jump(accumulator == k),
+                BPF_JMP_JGE => at += jump(accumulator >= k),
+                0x25 => at += jump(accumulator > k),
+                BPF_RETURN => return k,
+                other => panic!("instruction {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn every_architecture_is_filtered() {
+        const X86_64: u32 = 0xc000_003e;
+        const ARM: u32 = 0x4000_0028;
+        const ALLOW: u32 = 0x7fff_0000;
+        const REFUSED: u32 = 0x0005_0001;
+        const MISSING: u32 = 0x0005_0026;
+        const KILL: u32 = 0x8000_0000;
+        let none = [0; 6];
+        let confined = compile(&default_profile(&BTreeSet::new())).unwrap();
+        let vsock = [AF_VSOCK, 0, 0, 0, 0, 0];
+        let new_user = [0x1000_0000, 0, 0, 0, 0, 0];
+        for (what, architecture, number, args, want) in [
+            ("getpid", X86_64, 39, none, ALLOW),
+            ("getpid of 32 bits", AUDIT_ARCH_I386, 20, none, ALLOW),
+            ("mmap2 of 32 bits", AUDIT_ARCH_I386, 192, none, ALLOW),
+            ("add_key", X86_64, 248, none, REFUSED),
+            ("add_key of 32 bits", AUDIT_ARCH_I386, 286, none, REFUSED),
+            ("what only 64 bits have there", AUDIT_ARCH_I386, 149, none, REFUSED),
+            ("socket", X86_64, 41, none, ALLOW),
+            ("socket to machines", X86_64, 41, vsock, REFUSED),
+            ("socket to machines of 32 bits", AUDIT_ARCH_I386, 359, vsock, REFUSED),
+            ("clone", X86_64, 56, none, ALLOW),
+            ("clone with a namespace of 32 bits", AUDIT_ARCH_I386, 120, new_user, REFUSED),
+            ("getpid of x32", X86_64, 39 | X32_BIT, none, MISSING),
+            ("anything of another architecture", ARM, 20, none, KILL),
+        ] {
+            assert_eq!(answer(&confined[0], architecture, number, args), want, "{what}");
+        }
+        for architecture in [X86_64, AUDIT_ARCH_I386] {
+            assert_eq!(answer(&confined[1], architecture, 435, none), MISSING, "clone3");
+            assert_eq!(answer(&confined[1], architecture, 1, none), ALLOW);
+        }
+        // A profile that lists what is forbidden: no other interface may lead around it.
+        let profile = |architectures: &str| {
+            let text = format!(
+                r#"{{"defaultAction":"SCMP_ACT_ALLOW",{architectures}"syscalls":[{{"names":["mkdir"],"action":"SCMP_ACT_ERRNO"}}]}}"#
+            );
+            compile(&parse_profile(text.as_bytes()).unwrap()).unwrap().remove(0)
+        };
+        let listed = profile(r#""architectures":["SCMP_ARCH_X86_64","SCMP_ARCH_X86"],"#);
+        let unlisted = profile("");
+        for (program, architecture, number, want) in [
+            (&listed, X86_64, 83, REFUSED),
+            (&listed, AUDIT_ARCH_I386, 39, REFUSED),
+            (&listed, AUDIT_ARCH_I386, 83, ALLOW),
+            (&listed, X86_64, 83 | X32_BIT, MISSING),
+            (&unlisted, X86_64, 83, REFUSED),
+            (&unlisted, X86_64, 83 | X32_BIT, MISSING),
+            (&unlisted, AUDIT_ARCH_I386, 39, KILL),
+        ] {
+            assert_eq!(answer(program, architecture, number, none), want, "{architecture:#x} {number}");
+        }
     }
 }

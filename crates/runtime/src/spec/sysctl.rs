@@ -27,7 +27,7 @@ pub fn check_sysctl(name: &str, own: Own) -> Result<(), SpecError> {
     let fail = |why: &'static str| Err(SpecError::Sysctl(name.to_owned(), why));
     // Slashes part a name whose parts have dots in them; then its dots are no separators.
     let dotted = if name.contains('/') { name.replace('.', "_").replace('/', ".") } else { name.to_owned() };
-    if dotted.split('.').any(str::is_empty) {
+    if name.split('/').any(|part| matches!(part, "." | "..")) || dotted.split('.').any(str::is_empty) {
         return fail("not a name");
     }
     if IPC.contains(&dotted.as_str()) || dotted.starts_with("fs.mqueue.") {

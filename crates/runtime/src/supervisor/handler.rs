@@ -5,51 +5,76 @@
 //! that process when the runtime has gone, since it is the nearest subreaper.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Spec};
 
-use super::bundle::Bundle;
+use super::bundle::{Bundle, CONFIG};
 use super::child::{self, Streams};
 use super::error::{Context, SetupError};
 use super::mounts;
 use super::protocol::Handler;
 use crate::sys;
 
+/// The bundle the runtime sees, below ours.
+const OWN: &str = "oci";
 const PID_FILE: &str = "oci.pid";
 const LOG: &str = "oci.log";
 const CONSOLE: &str = "console.sock";
 
-/// Has the container made and started; ends this process.
+/// Has the container made and started; ends this process. `pid` is where the PID namespace is that it is
+/// to be in, unless it has one of its own or the host's.
 pub fn container(
     handler: &Handler,
     id: &str,
     bundle: &Path,
+    pid: Option<PathBuf>,
     streams: Streams<'_>,
     status: BorrowedFd<'_>,
 ) -> ! {
     let terminal = streams.is_none();
     child::settle(streams, status);
-    match make(handler, id, bundle, terminal) {
+    match make(handler, id, bundle, pid, terminal) {
         // SAFETY: leaves without running anything of the supervisor's.
         Ok(()) => unsafe { libc::_exit(0) },
         Err(error) => child::fail(&error),
     }
 }
 
-fn make(handler: &Handler, id: &str, directory: &Path, terminal: bool) -> Result<(), SetupError> {
-    let (bundle, _) = Bundle::read(directory).context("read the container's description")?;
+fn make(
+    handler: &Handler,
+    id: &str,
+    directory: &Path,
+    pid: Option<PathBuf>,
+    terminal: bool,
+) -> Result<(), SetupError> {
+    let (bundle, mut spec) = Bundle::read(directory).context("read the container's description")?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
         .context("make mounts private")?;
+    hide_controllers_beside()?;
+    if let Some(pid) = pid {
+        join_pid(&mut spec, pid);
+    }
+    let place = directory.join(OWN);
+    std::fs::create_dir_all(&place).context("make the runtime's bundle")?;
+    show_images(&bundle, &mut spec, &place)?;
+    let text = serde_json::to_vec(&spec).map_err(io::Error::from).context("describe the container")?;
+    sys::write_atomic(&place.join(CONFIG), &text, false).context("describe the container")?;
     mounts::mount_root(&bundle, None)?;
     // A socket's path is limited to a hundred characters, which a bundle's alone may have.
     let place = std::fs::File::open(directory).context("open the bundle")?;
     let console = PathBuf::from(format!("/proc/{}/fd/{}/{CONSOLE}", std::process::id(), place.as_raw_fd()));
     let mut create = command(handler, directory);
-    create.arg("create").arg("--bundle").arg(directory).arg("--pid-file").arg(directory.join(PID_FILE));
+    create
+        .arg("create")
+        .arg("--bundle")
+        .arg(directory.join(OWN))
+        .arg("--pid-file")
+        .arg(directory.join(PID_FILE));
     let listener = if terminal {
         let listener = UnixListener::bind(&console).context("listen for the terminal")?;
         create.arg("--console-socket").arg(&console);
@@ -73,6 +98,51 @@ fn make(handler: &Handler, id: &str, directory: &Path, terminal: bool) -> Result
     run(start.arg("start").arg(id), directory, handler, "start")
 }
 
+/// In hybrid layouts the containers' controllers are on version 1. Some runtimes refuse to work at all when
+/// the unified hierarchy beside them has a controller left; in this mount namespace it has not.
+fn hide_controllers_beside() -> Result<(), SetupError> {
+    const UNIFIED: &str = "/sys/fs/cgroup/unified";
+    let controllers = std::fs::read_to_string(format!("{UNIFIED}/cgroup.controllers")).unwrap_or_default();
+    if controllers.trim().is_empty() {
+        return Ok(());
+    }
+    umount2(UNIFIED, MntFlags::MNT_DETACH).context("hide the unified hierarchy")
+}
+
+fn join_pid(spec: &mut Spec, path: PathBuf) {
+    let mut namespace = LinuxNamespace::default();
+    namespace.set_typ(LinuxNamespaceType::Pid).set_path(Some(path));
+    if let Some(linux) = spec.linux_mut() {
+        let mut namespaces = linux.namespaces().clone().unwrap_or_default();
+        namespaces.retain(|known| known.typ() != LinuxNamespaceType::Pid);
+        namespaces.push(namespace);
+        linux.set_namespaces(Some(namespaces));
+    }
+}
+
+/// Puts the images that are to be mounted somewhere up at `place`, and has them bound from there: mounts of
+/// that type are ours.
+fn show_images(bundle: &Bundle, spec: &mut Spec, place: &Path) -> Result<(), SetupError> {
+    let mut all = spec.mounts().clone().unwrap_or_default();
+    let images = all.iter_mut().filter(|entry| entry.typ().as_deref() == Some(crate::spec::IMAGE_MOUNT));
+    for (number, entry) in images.enumerate() {
+        let source = mounts::image_volume(bundle, entry, None)?;
+        let target = place.join(format!("image-{number}"));
+        let what = || format!("show an image at {}", target.display());
+        match source.directory {
+            true => std::fs::create_dir_all(&target).with(what)?,
+            false => std::fs::write(&target, "").with(what)?,
+        }
+        let handle = nix::fcntl::open(&target, nix::fcntl::OFlag::O_PATH, nix::sys::stat::Mode::empty());
+        sys::attach_mount(source.mount.as_fd(), handle.with(what)?.as_fd()).with(what)?;
+        let mut options = vec!["rbind".to_owned(), "rprivate".to_owned()];
+        options.extend(entry.options().iter().flatten().cloned());
+        entry.set_typ(Some("bind".to_owned())).set_source(Some(target)).set_options(Some(options));
+    }
+    spec.set_mounts(Some(all));
+    Ok(())
+}
+
 fn command(handler: &Handler, directory: &Path) -> Command {
     let mut command = Command::new(&handler.binary);
     command.arg("--root").arg(&handler.root).arg("--log").arg(directory.join(LOG));
@@ -94,7 +164,6 @@ fn run(command: &mut Command, directory: &Path, handler: &Handler, what: &str) -
 
 /// The runtime sends the master of the terminal it made; the supervisor gets it.
 fn forward_terminal(listener: &UnixListener) -> io::Result<()> {
-    use std::os::fd::AsFd;
     let (socket, _) = listener.accept()?;
     let (mut buffer, mut fds) = ([0; 4096], Vec::new());
     sys::receive_with_fds(socket.as_fd(), &mut buffer, &mut fds)?;

@@ -5,7 +5,7 @@
 
 mod overlay;
 
-pub use overlay::mount_root;
+pub use overlay::{image_volume, mount_root};
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 
 use nix::sched::{CloneFlags, setns};
 
@@ -30,8 +31,12 @@ pub(super) struct ExecProcess {
     pub(super) group: String,
 }
 
+fn pid_namespace_path(pid: i32) -> PathBuf {
+    format!("/proc/{pid}/ns/pid").into()
+}
+
 fn pid_namespace(pid: i32) -> io::Result<OwnedFd> {
-    Ok(std::fs::File::open(format!("/proc/{pid}/ns/pid"))?.into())
+    Ok(std::fs::File::open(pid_namespace_path(pid))?.into())
 }
 
 impl Server {
@@ -65,6 +70,8 @@ impl Server {
         }
         let mut flags = libc::CLONE_NEWNS as u64;
         let joined = match &start.pid {
+            // It joins by itself.
+            PidNamespace::Pod | PidNamespace::Target(_) if start.handler.is_some() => None,
             // An OCI runtime makes the namespace itself.
             PidNamespace::Own if start.handler.is_some() => None,
             PidNamespace::Own => {
@@ -82,6 +89,11 @@ impl Server {
             }),
             PidNamespace::Target(target) => Some(pid_namespace(self.running(target)?.pid).map_err(internal)?),
         };
+        let shared = match (&start.handler, &start.pid) {
+            (Some(_), PidNamespace::Pod) => self.pod_pid.own().map(pid_namespace_path),
+            (Some(_), PidNamespace::Target(target)) => Some(pid_namespace_path(self.running(target)?.pid)),
+            _ => None,
+        };
         let group = match &start.handler {
             None => self.cgroups.open_unified(&start.cgroup).map_err(internal)?,
             Some(_) => None,
@@ -96,7 +108,8 @@ impl Server {
                     [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()]
                 });
                 if let Some(handler) = &start.handler {
-                    handler::container(handler, &start.id, &start.bundle, borrowed, child_end.as_fd());
+                    let (id, bundle) = (&start.id, &start.bundle);
+                    handler::container(handler, id, bundle, shared, borrowed, child_end.as_fd());
                 }
                 child::container(&start.bundle, &start.cgroup, &self.cgroups, borrowed, child_end.as_fd())
             }
