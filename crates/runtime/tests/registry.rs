@@ -194,6 +194,9 @@ async fn credentials_and_the_kubelets_distinctions() {
 /// What the test's own server answers to a path and where a range starts.
 type Handler = dyn Fn(&str, Option<u64>) -> Vec<u8> + Send + Sync;
 
+/// What it answers to whatever it was asked.
+type Answer = dyn Fn(&Asked) -> Vec<u8> + Send + Sync;
+
 /// What the test's own server was asked.
 #[derive(Default)]
 struct Asked {
@@ -217,7 +220,7 @@ impl Fake {
         Self::answering(Arc::new(move |asked: &Asked| handler(&asked.path, asked.range)))
     }
 
-    fn answering(handler: Arc<dyn Fn(&Asked) -> Vec<u8> + Send + Sync>) -> Self {
+    fn answering(handler: Arc<Answer>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let requests = Arc::new(Mutex::new(Vec::new()));

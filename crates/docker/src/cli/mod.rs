@@ -242,7 +242,7 @@ fn wrong_usage(error: &clap::Error, words: &[String]) -> ExitCode {
 async fn run(cli: Cli) -> Outcome {
     let engine = Engine::open(Paths::new(&cli.data_dir))?;
     if !matches!(cli.command, Command::Ended { .. } | Command::Restore) {
-        engine.mend_restarts()?;
+        engine.mend_restarts();
     }
     match cli.command {
         Command::Run(run) => run.run(&engine).await,

@@ -151,16 +151,17 @@ impl Engine {
     }
 
     /// Containers that are to be started again and have nobody left who will: a process that waits can be
-    /// killed. Each gets a new one.
-    pub fn mend_restarts(&self) -> Result<()> {
-        for view in self.list()? {
+    /// killed. Each gets a new one. That one cannot be had is said, and no reason to fail.
+    pub fn mend_restarts(&self) {
+        for view in self.list().unwrap_or_default() {
             let waits = view.state.waiter.as_deref().is_some_and(|waiter| process_alive(waiter).is_some());
-            if view.state.status == Status::Restarting && !waits {
-                self.spawn_waiter(&view.container.id)
-                    .map_err(EngineError::io("start who restarts the container"))?;
+            if view.state.status == Status::Restarting
+                && !waits
+                && let Err(error) = self.spawn_waiter(&view.container.id)
+            {
+                tracing::warn!(container = view.container.name, %error, "nobody starts it again");
             }
         }
-        Ok(())
     }
 
     fn spawn_waiter(&self, id: &str) -> std::io::Result<()> {

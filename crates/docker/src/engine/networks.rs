@@ -213,11 +213,22 @@ impl Engine {
 
     /// Removes a network nobody is on.
     pub async fn remove_network(&self, name: &str) -> Result<Network> {
+        // Whoever has ended without anybody having noted it is on no network. Before the lock: settling
+        // takes the container's first.
+        for endpoint in self.endpoints(&self.find_network(name)?) {
+            self.settle(&endpoint.container).await?;
+        }
         let turn = self.turn().await?;
         let network = self.find_network(name)?;
         if network.is_predefined() {
             let text = format!("{} is a pre-defined network and cannot be removed", network.name);
             return Err(EngineError::Conflict(text));
+        }
+        for endpoint in self.endpoints(&network) {
+            // Left by a removal that was interrupted; its link goes with the bridge.
+            if !self.directory(&endpoint.container).exists() {
+                self.remove_endpoint(&turn, &network, &endpoint.container)?;
+            }
         }
         let endpoints = self.endpoints(&network);
         if !endpoints.is_empty() {

@@ -248,7 +248,7 @@ impl Engine {
         restarts: u32,
     ) -> Result<Task> {
         let id = view.container.id.clone();
-        let outcome = self.launch(lock, &view.container, attach).await;
+        let outcome = Box::pin(self.launch(lock, &view.container, attach)).await;
         let state = &mut view.state;
         state.by_hand = false;
         state.restart_count = restarts;

@@ -112,14 +112,12 @@ fn was_not_sent(status: &Status) -> bool {
     if status.message() == "etcdserver: no leader" {
         return true;
     }
-    let mut source: Option<&(dyn std::error::Error + 'static)> = std::error::Error::source(status);
-    while let Some(error) = source {
-        if error.is::<tonic::ConnectError>() {
-            return true;
-        }
-        source = error.source();
-    }
-    false
+    let source = std::error::Error::source(status);
+    std::iter::successors(source, |error| error.source()).any(|error| {
+        // No connection, or one that turned out to have ended while nobody used it.
+        error.is::<tonic::ConnectError>()
+            || error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled)
+    })
 }
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
