@@ -89,7 +89,7 @@ impl Random {
             let word = (self.next() % 1024).wrapping_mul(0x2545_f491_4f6c_dd1d);
             let letters = 2 + (word >> 60) as usize % 8;
             text.extend(word.to_le_bytes().iter().take(letters).map(|byte| b'a' + byte % 26));
-            text.push(if word % 11 == 0 { b'\n' } else { b' ' });
+            text.push(if word.is_multiple_of(11) { b'\n' } else { b' ' });
         }
         text.truncate(length);
         text
