@@ -100,26 +100,24 @@ fn publish(shared: &Shared, batch: Vec<Pending>, contents: &Contents) -> Option<
         changes.append(&mut pending.applied.changes);
         answers.push((pending.done, pending.applied.outcome));
     }
-    let history_ends = {
+    let (history_ends, past) = {
         let mut published = shared.published_mut();
         let now = Instant::now();
         if !changes.is_empty() {
             changes.iter().for_each(|c| published.history.push(c.clone()));
             published.history.mark(now, contents.snapshot.revision());
         }
-        let old = std::mem::replace(&mut published.snapshot, contents.snapshot.clone());
-        let old_leases = std::mem::replace(&mut published.leases, contents.leases.clone());
-        let history_ends = published.history.expire(now);
-        drop(published);
-        // What only the old state held is freed after the lock, not under it.
-        drop((old, old_leases));
-        history_ends
+        let snapshot = std::mem::replace(&mut published.snapshot, contents.snapshot.clone());
+        let leases = std::mem::replace(&mut published.leases, contents.leases.clone());
+        (published.history.expire(now), (snapshot, leases))
     };
     shared.ring(&changes);
     for (done, outcome) in answers {
         // The caller may have gone away; the change is made all the same.
         let _ = done.send(Ok(outcome));
     }
+    // What only the past held is freed while others read and prepare what comes next.
+    drop(past);
     history_ends
 }
 
