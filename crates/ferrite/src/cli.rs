@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::apiserver::{BoxError, Running, ServerOptions};
+use crate::cluster::start_scheduler;
 use crate::image::Image;
 use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
@@ -67,14 +68,23 @@ enum Command {
     /// Run the API server alone, with its embedded store.
     KubeApiserver {
         #[command(flatten)]
-        data: DataDir,
-        #[command(flatten)]
-        server: Box<ServerOptions>,
-        /// Address other machines reach this server at.
-        #[arg(long, value_name = "IP")]
-        advertise_address: Option<IpAddr>,
+        place: ServerPlace,
         /// Controllers to run beside it, by upstream's names: `*` is all, `-name` all but that one.
         #[arg(long, value_delimiter = ',', allow_hyphen_values = true, value_name = "NAMES")]
+        controllers: Vec<String>,
+    },
+    /// Run a control plane without a node: API server, controllers and scheduler.
+    Server {
+        #[command(flatten)]
+        place: ServerPlace,
+        /// Controllers to run, by upstream's names: `*` is all, `-name` all but that one.
+        #[arg(
+            long,
+            value_delimiter = ',',
+            allow_hyphen_values = true,
+            value_name = "NAMES",
+            default_value = "*"
+        )]
         controllers: Vec<String>,
     },
     /// Run the container runtime alone, for crictl and for any kubelet.
@@ -109,25 +119,8 @@ impl Cli {
                 println!("Kubernetes {}", ferrite_apiserver::KUBERNETES_VERSION);
                 Ok(ExitCode::SUCCESS)
             }
-            Command::KubeApiserver { data, server, advertise_address, controllers } => {
-                let paths = data.paths();
-                block_on(async move {
-                    let advertise = match advertise_address {
-                        Some(address) => address,
-                        None => ferrite_network::node_address().await?.unwrap_or(Ipv4Addr::LOCALHOST.into()),
-                    };
-                    let running = Running::start(&paths, &server, advertise).await?;
-                    running.write_admin_kubeconfig(&paths)?;
-                    let scope = ferrite_client::Scope::new();
-                    running.start_controllers(&controllers, &scope)?;
-                    println!("serving {}", running.url);
-                    println!("export KUBECONFIG={}", paths.admin_kubeconfig().display());
-                    interrupted().await?;
-                    scope.shutdown().await;
-                    running.stop().await;
-                    Ok(ExitCode::SUCCESS)
-                })
-            }
+            Command::KubeApiserver { place, controllers } => block_on(place.serve(&controllers, false)),
+            Command::Server { place, controllers } => block_on(place.serve(&controllers, true)),
             Command::Runtime(runtime) => block_on(runtime.run()),
             Command::Store(command) => block_on(command.run()),
             Command::Snapshot(command) => command.run(),
@@ -137,6 +130,42 @@ impl Cli {
                 Ok(ExitCode::SUCCESS)
             }
         }
+    }
+}
+
+/// A server without a node: where it keeps its files and how it is reached.
+#[derive(Debug, Args)]
+pub struct ServerPlace {
+    #[command(flatten)]
+    data: DataDir,
+    #[command(flatten)]
+    server: Box<ServerOptions>,
+    /// Address other machines reach this server at.
+    #[arg(long, value_name = "IP")]
+    advertise_address: Option<IpAddr>,
+}
+
+impl ServerPlace {
+    /// Serves until told to stop.
+    async fn serve(self, controllers: &[String], scheduler: bool) -> Result<ExitCode, BoxError> {
+        let paths = self.data.paths();
+        let advertise = match self.advertise_address {
+            Some(address) => address,
+            None => ferrite_network::node_address().await?.unwrap_or(Ipv4Addr::LOCALHOST.into()),
+        };
+        let running = Running::start(&paths, &self.server, advertise).await?;
+        running.write_admin_kubeconfig(&paths)?;
+        let scope = ferrite_client::Scope::new();
+        running.start_controllers(controllers, &scope)?;
+        if scheduler {
+            start_scheduler(&running, &scope)?;
+        }
+        println!("serving {}", running.url);
+        println!("export KUBECONFIG={}", paths.admin_kubeconfig().display());
+        interrupted().await?;
+        scope.shutdown().await;
+        running.stop().await;
+        Ok(ExitCode::SUCCESS)
     }
 }
 

@@ -246,7 +246,8 @@ fn start_controllers(api: &Running, scope: &Scope) -> Result<(), BoxError> {
     Ok(())
 }
 
-fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {
+/// Starts the scheduler beside an API server.
+pub fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {
     let client = api.client("system:kube-scheduler", &[]);
     ferrite_scheduler::start(&SchedulerContext {
         informers: Informers::new(client.clone(), scope.clone()),
