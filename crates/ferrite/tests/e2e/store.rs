@@ -11,7 +11,11 @@ struct Server(Child);
 
 impl Server {
     fn try_start(world: &World, extra: &[&str]) -> Result<Self, String> {
-        let mut command = command(world, &["kube-apiserver", "--bind-address", "127.0.0.1"]);
+        Self::try_run(world, "kube-apiserver", extra)
+    }
+
+    fn try_run(world: &World, subcommand: &str, extra: &[&str]) -> Result<Self, String> {
+        let mut command = command(world, &[subcommand, "--bind-address", "127.0.0.1"]);
         let mut child = command.args(extra).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         if lines.by_ref().any(|line| line.starts_with("serving")) {
@@ -172,4 +176,19 @@ fn the_etcd_api_is_served_to_those_with_a_certificate_for_it() {
         let refused = etcdctl(other.clone(), &["get", "/registry/namespaces/default"]);
         assert!(!refused.status.success(), "{other:?}: {}", text(&refused));
     }
+}
+
+#[test]
+fn a_control_plane_without_a_node() {
+    let world = World::prepare(&[]);
+    let server = Server::try_run(&world, "server", &[]).unwrap();
+    kubectl(&world, &["create", "deployment", "a", "--image=x"]);
+    let made = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        !kubectl(&world, &["get", "pods", "-l", "app=a", "-o", "name"]).trim().is_empty()
+    });
+    assert!(made, "controllers run");
+    let unscheduled = ["wait", "pod", "-l", "app=a", "--for=condition=PodScheduled=false", "--timeout=30s"];
+    kubectl(&world, &unscheduled);
+    server.stop();
 }
