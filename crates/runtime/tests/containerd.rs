@@ -30,28 +30,8 @@ impl Containerd {
     fn start(pause: &str) -> Option<Self> {
         let directory = tempfile::Builder::new().prefix("ferrite-containerd-").tempdir().unwrap();
         let root = directory.path().display();
-        // The plugins left out would touch what belongs to the machine's own containerd.
-        let config = format!(
-            r#"
-version = 2
-root = "{root}/root"
-state = "{root}/state"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.aufs",
-  "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper",
-  "io.containerd.internal.v1.opt", "io.containerd.tracing.processor.v1.otlp"]
-[grpc]
-address = "{root}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{pause}"
-disable_tcp_service = true
-stream_server_address = "127.0.0.1"
-stream_server_port = "0"
-restrict_oom_score_adj = true
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{root}/cni"
-conf_dir = "{root}/cni"
-"#
-        );
+        let config =
+            include_str!("containerd.toml").replace("ROOT", &root.to_string()).replace("PAUSE", pause);
         std::fs::write(directory.path().join("config.toml"), config).unwrap();
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
         let spawned = Command::new("containerd")

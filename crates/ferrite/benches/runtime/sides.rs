@@ -206,28 +206,9 @@ impl Containerd {
         let root = dir.join("c");
         std::fs::create_dir(&root).unwrap();
         let shown = root.display();
-        // The plugins left out would touch what belongs to the machine's own containerd.
-        let config = format!(
-            r#"
-version = 2
-root = "{shown}/root"
-state = "{shown}/state"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.aufs",
-  "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper",
-  "io.containerd.internal.v1.opt", "io.containerd.tracing.processor.v1.otlp"]
-[grpc]
-address = "{shown}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{pause}"
-disable_tcp_service = true
-stream_server_address = "127.0.0.1"
-stream_server_port = "0"
-restrict_oom_score_adj = true
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{shown}/cni"
-conf_dir = "{shown}/cni"
-"#
-        );
+        let config = include_str!("../../../runtime/tests/containerd.toml")
+            .replace("ROOT", &shown.to_string())
+            .replace("PAUSE", pause);
         std::fs::write(root.join("config.toml"), config).unwrap();
         let log = std::fs::File::create(root.join("log")).unwrap();
         let mut command = Command::new("containerd");

@@ -18,28 +18,9 @@ impl Containerd {
     fn start(netns: &Netns) -> Self {
         let dir = tempfile::Builder::new().prefix("fc").tempdir().unwrap();
         let root = dir.path().display();
-        // The plugins left out would touch what belongs to the machine's own containerd.
-        let config = format!(
-            r#"
-version = 2
-root = "{root}/root"
-state = "{root}/state"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.aufs",
-  "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper",
-  "io.containerd.internal.v1.opt", "io.containerd.tracing.processor.v1.otlp"]
-[grpc]
-address = "{root}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{PAUSE}"
-disable_tcp_service = true
-stream_server_address = "127.0.0.1"
-stream_server_port = "0"
-restrict_oom_score_adj = true
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{root}/cni"
-conf_dir = "{root}/cni"
-"#
-        );
+        let config = include_str!("../../../runtime/tests/containerd.toml")
+            .replace("ROOT", &root.to_string())
+            .replace("PAUSE", PAUSE);
         std::fs::write(dir.path().join("config.toml"), config).unwrap();
         // containerd says that its network is not ready without a configuration; pods here use the node's network.
         std::fs::create_dir(dir.path().join("cni")).unwrap();

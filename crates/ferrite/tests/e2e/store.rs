@@ -183,11 +183,10 @@ fn a_control_plane_without_a_node() {
     let world = World::prepare(&[]);
     let server = Server::try_run(&world, "server", &[]).unwrap();
     kubectl(&world, &["create", "deployment", "a", "--image=x"]);
-    let made = (0..100).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        !kubectl(&world, &["get", "pods", "-l", "app=a", "-o", "name"]).trim().is_empty()
+    eventually("controllers run", || {
+        let pods = kubectl(&world, &["get", "pods", "-l", "app=a", "-o", "name"]);
+        (!pods.trim().is_empty()).then_some(())
     });
-    assert!(made, "controllers run");
     let unscheduled = ["wait", "pod", "-l", "app=a", "--for=condition=PodScheduled=false", "--timeout=30s"];
     kubectl(&world, &unscheduled);
     server.stop();
