@@ -1,6 +1,7 @@
 //! What an object of each resource counts for.
 
 use super::amounts::{Amounts, Side, amounts, list, pod_total};
+use super::limited::Limited;
 use super::scopes;
 use crate::kinds::pod::resources::is_native;
 use crate::quantity::{Format, Quantity};
@@ -80,6 +81,14 @@ const PLAIN: [&str; 7] = [
 const CLASS: &str = ".storageclass.storage.k8s.io/";
 const DEVICES: &str = ".deviceclass.resource.k8s.io/devices";
 
+/// Under which key quotas count the objects of a resource.
+pub(super) fn count_key(group: &str, plural: &str) -> String {
+    match group {
+        "" => format!("count/{plural}"),
+        group => format!("count/{plural}.{group}"),
+    }
+}
+
 /// How objects of a namespaced resource are counted. None for those that are not.
 pub fn evaluator(group: &str, plural: &str) -> Option<Evaluator> {
     // As upstream: events come and go by themselves, and reviews are never stored.
@@ -87,13 +96,9 @@ pub fn evaluator(group: &str, plural: &str) -> Option<Evaluator> {
     if passing || matches!(group, "authentication.k8s.io" | "authorization.k8s.io") {
         return None;
     }
-    let count = match group {
-        "" => format!("count/{plural}"),
-        group => format!("count/{plural}.{group}"),
-    };
     let plain = PLAIN.into_iter().find(|name| group.is_empty() && *name == plural);
     let rules = RULES.iter().find(|rules| rules.group == group && rules.plural == plural);
-    Some(Evaluator { count, plain, rules })
+    Some(Evaluator { count: count_key(group, plural), plain, rules })
 }
 
 impl Evaluator {
@@ -109,8 +114,17 @@ impl Evaluator {
 
     /// Whether a quota that limits `hard` is about the object.
     pub fn matches(&self, quota: &Value, hard: &Amounts, object: &Value) -> bool {
-        let covers = |scope: &scopes::Scope| self.rules.is_some_and(|rules| (rules.in_scope)(scope, object));
-        hard.keys().any(|name| self.tracks(name)) && scopes::of(quota).iter().all(covers)
+        hard.keys().any(|name| self.tracks(name))
+            && scopes::of(quota).iter().all(|scope| self.is_in(scope, object))
+    }
+
+    pub(super) fn is_in(&self, scope: &scopes::Scope, object: &Value) -> bool {
+        self.rules.is_some_and(|rules| (rules.in_scope)(scope, object))
+    }
+
+    /// Whether objects of this resource are meant.
+    pub(super) fn is_limited_by(&self, limited: &Limited) -> bool {
+        limited.count == self.count
     }
 
     /// What an object counts for.

@@ -4,14 +4,18 @@
 
 pub mod amounts;
 mod evaluators;
+mod limited;
 mod scopes;
 #[cfg(test)]
 mod tests;
 
 pub use evaluators::{Evaluator, evaluator};
+pub use limited::Limited;
 
 use amounts::{Amounts, amounts};
+use scopes::Scope;
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// Why a request does not fit a quota.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,17 +28,23 @@ pub enum QuotaError {
     Negative(String),
     #[error("exceeded quota: {quota}, requested: {requested}, used: {used}, limited: {limited}")]
     Exceeded { quota: String, requested: String, used: String, limited: String },
+    #[error("insufficient quota to consume: {0}")]
+    Uncovered(String),
+    #[error("insufficient quota to match these scopes: [{0}]")]
+    UncoveredScopes(String),
 }
 
-/// Counts an object that is written against the quotas of its namespace. Answers the new usage of those that
-/// change, by their place in `quotas`.
+/// Counts an object that is written against the quotas of its namespace, which have to cover what is `limited`.
+/// Answers the new usage of those that change, by their place in `quotas`.
 pub fn charge(
     evaluator: &Evaluator,
+    limited: &[Limited],
     quotas: &[Value],
     object: &Value,
     old: Option<&Value>,
 ) -> Result<Vec<(usize, Amounts)>, QuotaError> {
     let mut interesting = Vec::new();
+    let mut covered = BTreeSet::new();
     for (index, quota) in quotas.iter().enumerate() {
         let hard = amounts(&quota["status"]["hard"]);
         if !evaluator.matches(quota, &hard, object) {
@@ -49,9 +59,16 @@ pub fn charge(
         if tracked.iter().any(|resource| !used.contains_key(*resource)) {
             return Err(QuotaError::NotCounted { quota: name, resources: tracked.join(",") });
         }
+        covered.extend(tracked.into_iter().map(str::to_owned));
         interesting.push((index, name, hard, used));
     }
     let mut delta = evaluator.usage(object);
+    let own = limited.iter().filter(|limited| evaluator.is_limited_by(limited));
+    let uncovered: BTreeSet<String> = own
+        .flat_map(|limited| limited.names(&delta))
+        .filter(|name| !covered.contains(*name))
+        .map(str::to_owned)
+        .collect();
     let negative: Vec<&str> =
         delta.iter().filter(|(_, amount)| amount.is_negative()).map(|(name, _)| name.as_str()).collect();
     if !negative.is_empty() {
@@ -64,6 +81,16 @@ pub fn charge(
         }
     }
     delta.retain(|_, amount| !amount.is_zero());
+    if delta.is_empty() {
+        return Ok(Vec::new());
+    }
+    if !uncovered.is_empty() {
+        return Err(QuotaError::Uncovered(uncovered.into_iter().collect::<Vec<_>>().join(",")));
+    }
+    let scopes = uncovered_scopes(evaluator, limited, quotas, object);
+    if !scopes.is_empty() {
+        return Err(QuotaError::UncoveredScopes(scopes.join(" ")));
+    }
     let mut changed = Vec::new();
     for (index, quota, hard, used) in interesting {
         let mut requested = delta.clone();
@@ -87,6 +114,23 @@ pub fn charge(
         changed.push((index, sum));
     }
     Ok(changed)
+}
+
+/// The scopes of `limited` that the object is in, and that no quota asks for which it is in.
+fn uncovered_scopes(
+    evaluator: &Evaluator,
+    limited: &[Limited],
+    quotas: &[Value],
+    object: &Value,
+) -> Vec<String> {
+    let is_in = |scope: &&Scope| evaluator.is_in(scope, object);
+    let wanted: Vec<&Scope> = limited.iter().flat_map(Limited::scopes).filter(is_in).collect();
+    if wanted.is_empty() {
+        return Vec::new();
+    }
+    let asked: Vec<Scope> = quotas.iter().flat_map(scopes::of).filter(|scope| is_in(&scope)).collect();
+    let uncovered = wanted.into_iter().filter(|scope| !asked.iter().any(|other| scope.is_like(other)));
+    uncovered.map(ToString::to_string).collect()
 }
 
 /// What objects use of a quota, counted anew: zero for what none of them uses.

@@ -3,6 +3,7 @@
 use super::amounts::list;
 use crate::kinds::pod::resources::qos_class;
 use serde_json::Value;
+use std::fmt;
 
 /// One condition of a quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,21 +15,40 @@ pub(super) struct Scope {
 
 /// The conditions of a quota. All have to hold.
 pub(super) fn of(quota: &Value) -> Vec<Scope> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let plain = list(&quota["spec"], "scopes").iter().map(|name| Scope {
         name: text(name),
         operator: "Exists".into(),
         values: Vec::new(),
     });
-    let selected = list(&quota["spec"]["scopeSelector"], "matchExpressions").iter().map(|term| Scope {
-        name: text(&term["scopeName"]),
-        operator: text(&term["operator"]),
-        values: list(term, "values").iter().map(text).collect(),
-    });
+    let selected = list(&quota["spec"]["scopeSelector"], "matchExpressions").iter().map(Scope::of_term);
     plain.chain(selected).collect()
 }
 
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// As Go prints a requirement: clients see it in refusals.
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{{{} {} [{}]}}", self.name, self.operator, self.values.join(" "))
+    }
+}
+
 impl Scope {
+    /// A requirement on one scope, as selectors have it.
+    pub fn of_term(term: &Value) -> Self {
+        Self {
+            name: text(&term["scopeName"]),
+            operator: text(&term["operator"]),
+            values: list(term, "values").iter().map(text).collect(),
+        }
+    }
+
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+
     fn selects(&self, value: &str) -> bool {
         let listed = self.values.iter().any(|v| v == value);
         match self.operator.as_str() {

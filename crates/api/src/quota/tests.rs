@@ -47,7 +47,7 @@ fn a_pod_is_refused_charged_or_none_of_the_quotas_business() {
         (quota(json!({}), json!({"secrets": "0"}), json!({"secrets": "0"})), cpu("1"), Ok(None)),
     ];
     for (quota, pod, expected) in rows {
-        let found = charge(&pods, &[quota], &pod, None).map_err(|e| e.to_string());
+        let found = charge(&pods, &[], &[quota], &pod, None).map_err(|e| e.to_string());
         match (found, expected) {
             (Ok(changed), Ok(Some((name, amount)))) => {
                 assert_eq!(changed[0].1[name].to_string(), amount, "{pod}");
@@ -115,11 +115,16 @@ fn an_update_costs_the_difference() {
     let services = evaluator("", "services").unwrap();
     let service = |kind: &str| json!({"spec": {"type": kind, "ports": [{"port": 1}]}});
     let quota = quota(json!({}), json!({"services.nodeports": "1"}), json!({"services.nodeports": "1"}));
-    let found =
-        charge(&services, std::slice::from_ref(&quota), &service("ClusterIP"), Some(&service("NodePort")))
-            .unwrap();
+    let found = charge(
+        &services,
+        &[],
+        std::slice::from_ref(&quota),
+        &service("ClusterIP"),
+        Some(&service("NodePort")),
+    )
+    .unwrap();
     assert_eq!(found[0].1["services.nodeports"].to_string(), "0");
-    assert!(charge(&services, &[quota], &service("NodePort"), Some(&service("ClusterIP"))).is_err());
+    assert!(charge(&services, &[], &[quota], &service("NodePort"), Some(&service("ClusterIP"))).is_err());
 }
 
 #[test]
@@ -163,4 +168,43 @@ fn counting_anew_leaves_no_resource_out() {
     let used = recount(&quota, &hard, [(&pods, &a), (&pods, &done)]);
     let shown: Vec<String> = used.iter().map(|(n, a)| format!("{n}={a}")).collect();
     assert_eq!(shown, ["pods=1", "requests.cpu=1", "secrets=0"]);
+}
+
+#[test]
+fn what_is_limited_needs_a_quota_that_covers_it() {
+    let pods = evaluator("", "pods").unwrap();
+    let limited = |entry: Value| vec![Limited::parse(&entry).unwrap()];
+    let by_name = limited(json!({"resource": "pods", "matchContains": ["requests.cpu", "gpu"]}));
+    let by_scope = limited(json!({"resource": "pods",
+        "matchScopes": [{"scopeName": "PriorityClass", "operator": "In", "values": ["high", "higher"]}]}));
+    let elsewhere = limited(json!({"resource": "pods", "apiGroup": "other", "matchContains": ["cpu"]}));
+    let important = json!({"spec": {"priorityClassName": "high", "containers": []}});
+    let plain = pod(json!({"requests": {"cpu": "1"}}));
+    let cpu = quota(json!({}), json!({"requests.cpu": "2"}), json!({"requests.cpu": "0"}));
+    let count = quota(json!({}), json!({"pods": "2"}), json!({"pods": "0"}));
+    let high = quota(
+        json!({"scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "Exists"}]}}),
+        json!({"pods": "2"}),
+        json!({"pods": "0"}),
+    );
+    let consume = Some("insufficient quota to consume: requests.cpu");
+    let scopes = Some("insufficient quota to match these scopes: [{PriorityClass In [high higher]}]");
+    let rows = [
+        (&by_name, vec![], &plain, consume),
+        (&by_name, vec![count.clone()], &plain, consume),
+        (&by_name, vec![cpu], &plain, None),
+        (&by_name, vec![], &important, None),
+        (&elsewhere, vec![], &plain, None),
+        (&by_scope, vec![], &plain, None),
+        (&by_scope, vec![], &important, scopes),
+        (&by_scope, vec![count], &important, scopes),
+        (&by_scope, vec![high], &important, None),
+    ];
+    for (limited, quotas, pod, expected) in rows {
+        let found = charge(&pods, limited, &quotas, pod, None).err().map(|e| e.to_string());
+        assert_eq!(found.as_deref(), expected, "{limited:?} {quotas:?} {pod}");
+    }
+    // What uses no more than before needs nobody's leave.
+    assert_eq!(charge(&pods, &by_name, &[], &plain, Some(&plain)), Ok(Vec::new()));
+    assert!(Limited::parse(&json!({"matchContains": ["cpu"]})).is_err());
 }

@@ -216,7 +216,7 @@ const PLUGINS: &[Row] = &[
     on(&default_class::DefaultIngressClass),
     off(&deny_external_ips::DenyServiceExternalIPs),
     on(&pod_topology::PodTopologyLabels),
-    on(&resource_quota::ResourceQuota),
+    made(resource_quota::NAME, true, resource_quota::make),
 ];
 
 /// Plugins turned on beside, or off of, those that upstream turns on, and how they are configured.

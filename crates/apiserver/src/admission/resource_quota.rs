@@ -1,21 +1,40 @@
 //! Quotas: a write that would use more than its namespace may is refused; one that fits is charged in the same
 //! transaction, so that usage is never behind what is stored.
 
+use super::config::check_kind;
 use super::{Attributes, Charges, Operation, Plugin};
 use crate::managed;
 use crate::options::WriteOptions;
 use crate::registry::{View, stored};
-use ferrite_api::quota::{charge, evaluator};
+use ferrite_api::quota::{Limited, QuotaError, charge, evaluator};
 use ferrite_api::{Status, meta};
 use ferrite_store::{Compare, LeaseId, Op};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-pub(super) struct ResourceQuota;
+pub(super) const NAME: &str = "ResourceQuota";
+
+#[derive(Default)]
+struct ResourceQuota {
+    /// What may only be used where a quota covers it.
+    limited: Vec<Limited>,
+}
+
+pub(super) fn make(configuration: Option<&Value>) -> Result<Box<dyn Plugin>, String> {
+    let Some(configuration) = configuration else { return Ok(Box::new(ResourceQuota::default())) };
+    check_kind(configuration, "apiserver.config.k8s.io", "ResourceQuotaConfiguration").or_else(|why| {
+        check_kind(configuration, "resourcequota.admission.k8s.io", "Configuration").map_err(|_| why)
+    })?;
+    let entries = configuration["limitedResources"].as_array().into_iter().flatten().enumerate();
+    let limited = entries
+        .map(|(n, entry)| Limited::parse(entry).map_err(|why| format!("limitedResources[{n}].{why}")))
+        .collect::<Result<_, _>>()?;
+    Ok(Box::new(ResourceQuota { limited }))
+}
 
 impl Plugin for ResourceQuota {
     fn name(&self) -> &'static str {
-        "ResourceQuota"
+        NAME
     }
 
     fn charge(&self, view: &View, attributes: &Attributes<'_>, object: &Value) -> Result<Charges, Status> {
@@ -36,11 +55,18 @@ impl Plugin for ResourceQuota {
         }
         let (revisions, quotas): (Vec<_>, Vec<Value>) =
             view.entries("", "resourcequotas", attributes.namespace).unzip();
-        let Some(resource) = view.resource("", "resourcequotas").filter(|_| !quotas.is_empty()) else {
+        if quotas.is_empty() && self.limited.is_empty() {
             return Ok(charges);
-        };
-        let changed = charge(&evaluator, &quotas, object, attributes.old)
-            .map_err(|refused| attributes.forbid(refused.to_string()))?;
+        }
+        let Some(resource) = view.resource("", "resourcequotas") else { return Ok(charges) };
+        let changed =
+            charge(&evaluator, &self.limited, &quotas, object, attributes.old).map_err(|refused| {
+                match refused {
+                    // As upstream: this one is no refusal but a bare error.
+                    QuotaError::UncoveredScopes(_) => Status::new(500, "", refused.to_string()),
+                    _ => attributes.forbid(refused.to_string()),
+                }
+            })?;
         for (index, used) in changed {
             let old = &quotas[index];
             let mut new = old.clone();

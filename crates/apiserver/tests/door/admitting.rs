@@ -264,6 +264,36 @@ async fn events_come_only_so_fast() {
 }
 
 #[tokio::test]
+async fn what_is_limited_is_had_only_under_a_quota() {
+    let configuration = json!({
+        "apiVersion": "apiserver.config.k8s.io/v1", "kind": "ResourceQuotaConfiguration",
+        "limitedResources": [
+            {"resource": "configmaps", "matchContains": ["count/configmaps"]},
+            {"resource": "pods", "matchScopes": [{"scopeName": "BestEffort", "operator": "Exists"}]},
+        ],
+    });
+    let world = World::start_configured(&[], json!({"ResourceQuota": configuration})).await;
+    let refused = world.post(MAPS, &config_map("a", json!({}))).await;
+    assert_eq!(
+        (refused.code, refused.at("/message")),
+        (403, json!("configmaps \"a\" is forbidden: insufficient quota to consume: count/configmaps"))
+    );
+    let refused = world.post(PODS, &pod("a")).await;
+    assert_eq!(
+        (refused.code, refused.at("/reason"), refused.at("/message")),
+        (500, json!(null), json!("insufficient quota to match these scopes: [{BestEffort Exists []}]"))
+    );
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"},
+        "spec": {"hard": {"count/configmaps": "1"}},
+    });
+    assert_eq!(world.post(QUOTAS, &quota).await.code, 201);
+    let counted = json!({"status": {"hard": {"count/configmaps": "1"}, "used": {"count/configmaps": "0"}}});
+    assert_eq!(world.patch("merge", &format!("{QUOTAS}/q/status"), &counted).await.code, 200);
+    assert_eq!(world.post(MAPS, &config_map("a", json!({}))).await.code, 201);
+}
+
+#[tokio::test]
 async fn tolerations_are_given_and_bounded() {
     let configuration = json!({
         "apiVersion": "podtolerationrestriction.admission.k8s.io/v1alpha1", "kind": "Configuration",
