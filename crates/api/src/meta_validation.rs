@@ -65,6 +65,22 @@ pub fn dns1123_subdomain(name: &str) -> Vec<String> {
     problems
 }
 
+/// As [`dns1123_subdomain`], for names whose labels may begin with an underscore and have more inside.
+pub fn subdomain_with_underscores(name: &str) -> Vec<String> {
+    const FORMAT: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', \
+        '-' or '.', and must start and end with an alphanumeric character";
+    const REGEX: &str = "_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?(\\._?[a-z0-9]([-_a-z0-9]*[a-z0-9])?)*";
+    let mut problems = Vec::new();
+    if name.len() > 253 {
+        problems.push(max_characters(253));
+    }
+    let is_label = |label: &str| is_label(&label.strip_prefix('_').unwrap_or(label).replace('_', "-"));
+    if !name.split('.').all(is_label) {
+        problems.push(regex_error(FORMAT, REGEX, &["example.com"]));
+    }
+    problems
+}
+
 /// As [`dns1123_subdomain`], in the words of kinds whose names upstream checks by declaration.
 pub fn long_name(name: &str) -> Vec<String> {
     let mut problems = dns1123_subdomain(name);

@@ -59,20 +59,14 @@ impl Status {
             .with_details(group, resource, name)
     }
 
+    /// Validation failed where upstream has no words for it: the errors alone, with no reason.
+    pub fn bare(errors: &[FieldError]) -> Self {
+        Self::new(500, "", aggregate(errors))
+    }
+
     /// Validation failed. `kind` is the kind, not the resource, as upstream's.
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
-        // The message tells each thing once, the causes every time it was found.
-        let mut listed: Vec<String> = Vec::with_capacity(errors.len());
-        for text in errors.iter().map(ToString::to_string) {
-            if !listed.contains(&text) {
-                listed.push(text);
-            }
-        }
-        let text = match listed.as_slice() {
-            [] => String::from("<nil>"),
-            [one] => one.clone(),
-            many => format!("[{}]", many.join(", ")),
-        };
+        let text = aggregate(errors);
         let mut status =
             Self::new(422, "Invalid", format!("{} {name:?} is invalid: {text}", qualified(group, kind)))
                 .with_details(group, kind, name);
@@ -191,6 +185,21 @@ impl fmt::Display for Status {
 }
 
 impl std::error::Error for Status {}
+
+/// Errors in one message, each told once. Causes tell them every time they were found.
+fn aggregate(errors: &[FieldError]) -> String {
+    let mut listed: Vec<String> = Vec::with_capacity(errors.len());
+    for text in errors.iter().map(ToString::to_string) {
+        if !listed.contains(&text) {
+            listed.push(text);
+        }
+    }
+    match listed.as_slice() {
+        [] => String::from("<nil>"),
+        [one] => one.clone(),
+        many => format!("[{}]", many.join(", ")),
+    }
+}
 
 /// `deployments.apps`, or `pods` for the core group.
 fn qualified(group: &str, resource: &str) -> String {

@@ -2,6 +2,7 @@
 
 use super::access::{default_field, ensure_object, flag, keep, list, map, present, text};
 use super::check::{NOT_NEGATIVE, cidr, complaints};
+use super::go;
 use super::pod::defaults::default_resource_list;
 use super::pod::resources::{amounts, is_integer_resource};
 use super::pod::validate_taint_effect;
@@ -242,6 +243,7 @@ fn validate_taints(taints: &[Value], path: &Path) -> FieldErrors {
         if !seen.insert((key, effect)) {
             errors.push(
                 FieldError::duplicate(&path, taint.clone())
+                    .rendered_as(go::compact("Taint", taint))
                     .with_detail("taints must be unique by key and effect pair"),
             );
         }

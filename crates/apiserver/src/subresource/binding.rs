@@ -40,7 +40,8 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         errors.push(FieldError::required(&path.child("name"), ""));
     }
     if !errors.is_empty() {
-        return Err(Status::invalid("", "Binding", name, &errors));
+        // As upstream: bindings have no strategy of their own, and their faults are bare errors.
+        return Err(Status::bare(&errors));
     }
     let mut admitted = binding.clone();
     let registry = &call.server.registry;

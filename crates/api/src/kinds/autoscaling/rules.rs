@@ -39,8 +39,16 @@ pub(super) fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         ));
     }
     errors.extend(validate_reference(&spec["scaleTargetRef"], &path.child("scaleTargetRef")));
-    for (index, metric) in list(spec, "metrics").iter().enumerate() {
+    let metrics = list(spec, "metrics");
+    for (index, metric) in metrics.iter().enumerate() {
         errors.extend(validate_metric(metric, &path.child("metrics").index(index)));
+    }
+    // Nothing else can tell when there is work again.
+    if min == Some(0) && !metrics.iter().any(|metric| matches!(text(metric, "type"), "Object" | "External")) {
+        errors.push(FieldError::forbidden(
+            &path.child("metrics"),
+            "must specify at least one Object or External metric to support scaling to zero replicas",
+        ));
     }
     for direction in ["scaleUp", "scaleDown"] {
         if let Some(rules) = object(&spec["behavior"], direction) {

@@ -9,7 +9,9 @@ use super::{scheduling, security, volumes};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{flag, int, list, object, present, text};
 use crate::kinds::check::{NOT_NEGATIVE, complaints, ip, one_of};
-use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
+use crate::meta_validation::{
+    dns1123_label, dns1123_subdomain, qualified_name, subdomain_with_underscores, validate_labels,
+};
 use serde_json::Value;
 use std::collections::HashSet;
 
@@ -50,11 +52,9 @@ pub(super) fn validate_image_edges(image: &str, path: &Path) -> Option<FieldErro
 
 /// Validates a `PodSpec` wherever it occurs.
 pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
-    let mut errors = Vec::new();
-    let volume_list = list(spec, "volumes");
-    errors.extend(volumes::validate_volumes(volume_list, &path.child("volumes")));
+    let (sound, mut errors) = volumes::validate_volumes(list(spec, "volumes"), &path.child("volumes"));
     errors.extend(validate_resource_claims(list(spec, "resourceClaims"), &path.child("resourceClaims")));
-    let context = Context::of(spec);
+    let context = Context { volumes: sound, ..Context::of(spec) };
     let containers = list(spec, "containers");
     errors.extend(validate_containers(containers, &context, &path.child("containers")));
     errors.extend(validate_init_containers(
@@ -412,10 +412,10 @@ fn validate_dns_config(spec: &Value, path: &Path) -> FieldErrors {
     }
     for (index, search) in searches.iter().filter_map(Value::as_str).enumerate() {
         // A trailing dot makes a name absolute; a single dot is the root; underscores occur in service names.
-        let plain = search.strip_suffix('.').unwrap_or(search).replace('_', "-");
         if search != "." {
-            let problems = dns1123_subdomain(plain.trim_start_matches('-'));
-            errors.extend(complaints(&path.child("searches").index(index), search, problems));
+            let relative = search.strip_suffix('.').unwrap_or(search);
+            let path = path.child("searches").index(index);
+            errors.extend(complaints(&path, relative, subdomain_with_underscores(relative)));
         }
     }
     for (index, option) in list(config, "options").iter().enumerate() {

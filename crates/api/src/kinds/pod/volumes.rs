@@ -9,27 +9,35 @@ use crate::kinds::check::{complaints, one_of_if_set};
 use crate::kinds::core::persistentvolumeclaim::validate_claim_spec;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, validate_annotations, validate_labels};
 use serde_json::Value;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+
+/// A pod's volumes by name.
+pub(super) type Volumes<'a> = HashMap<&'a str, &'a Value>;
 
 const MODE_RANGE: &str = "must be a number between 0 and 0777 (octal), both inclusive";
 
-pub(super) fn validate_volumes(volumes: &[Value], path: &Path) -> FieldErrors {
+/// Also answers the volumes that can be mounted, by name: as upstream, one with a fault is as good as none.
+pub(super) fn validate_volumes<'a>(volumes: &'a [Value], path: &Path) -> (Volumes<'a>, FieldErrors) {
     let mut errors = Vec::new();
-    let mut names = HashSet::new();
+    let mut sound = Volumes::new();
     for (index, volume) in volumes.iter().enumerate() {
         let path = path.index(index);
-        errors.extend(validate_source(volume, &path));
         let name = text(volume, "name");
+        let mut own = validate_source(volume, &path);
         if name.is_empty() {
-            errors.push(FieldError::required(&path.child("name"), ""));
+            own.push(FieldError::required(&path.child("name"), ""));
         } else {
-            errors.extend(complaints(&path.child("name"), name, dns1123_label(name)));
+            own.extend(complaints(&path.child("name"), name, dns1123_label(name)));
         }
-        if !names.insert(name) {
-            errors.push(FieldError::duplicate(&path.child("name"), name));
+        if sound.contains_key(name) {
+            own.push(FieldError::duplicate(&path.child("name"), name));
         }
+        if own.is_empty() {
+            sound.insert(name, volume);
+        }
+        errors.append(&mut own);
     }
-    errors
+    (sound, errors)
 }
 
 fn validate_source(volume: &Value, path: &Path) -> FieldErrors {

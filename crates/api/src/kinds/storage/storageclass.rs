@@ -10,7 +10,7 @@ use crate::meta_validation::qualified_name;
 use crate::resource::{Column, Strategy};
 use jiff::Timestamp;
 use serde_json::Value;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 pub(in crate::kinds) struct StorageClasses;
 
@@ -72,12 +72,19 @@ impl Strategy for StorageClasses {
 
 fn validate_topologies(terms: &[Value], path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    let mut seen = HashSet::new();
+    // As upstream: the list of terms seen so far begins with an empty one for each, so that an empty term is
+    // never the first of its like.
+    let mut seen = vec![BTreeMap::new(); terms.len()];
     for (index, term) in terms.iter().enumerate() {
         let path = path.index(index);
-        if !seen.insert(term.to_string()) {
+        let expressions: BTreeMap<&str, BTreeSet<&str>> = list(term, "matchLabelExpressions")
+            .iter()
+            .map(|expression| (text(expression, "key"), strings(expression, "values").into_iter().collect()))
+            .collect();
+        for _ in seen.iter().filter(|other| **other == expressions) {
             errors.push(FieldError::duplicate(&path.child("matchLabelExpressions"), ""));
         }
+        seen.push(expressions);
         let mut keys = HashSet::new();
         for (index, expression) in list(term, "matchLabelExpressions").iter().enumerate() {
             let path = path.child("matchLabelExpressions").index(index);
