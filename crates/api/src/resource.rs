@@ -295,6 +295,16 @@ pub trait Strategy: Send + Sync + 'static {
         None
     }
 
+    /// Why an object of this name is never deleted by itself, if so.
+    fn undeletable(&self, _name: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// The kind looks at the preconditions of a delete itself, and words their failure in its own way.
+    fn checks_preconditions_itself(&self) -> bool {
+        false
+    }
+
     /// A delete answers the object as it was, not a Status.
     fn returns_deleted(&self) -> bool {
         false

@@ -138,8 +138,8 @@ impl Status {
         Self::new(410, "Gone", message)
     }
 
-    pub fn timeout(message: impl Into<String>) -> Self {
-        Self::new(504, "Timeout", message)
+    pub fn timeout(message: impl fmt::Display) -> Self {
+        Self::new(504, "Timeout", format!("Timeout: {message}"))
     }
 
     pub fn too_many_requests(message: impl Into<String>) -> Self {

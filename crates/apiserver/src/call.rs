@@ -13,7 +13,7 @@ use bytes::Bytes;
 use ferrite_api::codec::{Decoded, json, protobuf, yaml};
 use ferrite_api::resource::Resource;
 use ferrite_api::schema::{self, TypeRef};
-use ferrite_api::{Gvk, Status};
+use ferrite_api::{Gvk, Status, meta};
 use serde_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -96,6 +96,29 @@ impl Call {
         self.take_strict(&expected.kind, decoded, validation)
     }
 
+    /// A whole object that replaces another says where it belongs, and it is the place that the path names.
+    pub fn check_place(&self, object: &Value) -> Result<(), Status> {
+        let (name, namespace) = (meta::name(object), meta::namespace(object));
+        let (wanted, within) = (self.name(), self.namespace());
+        let refuse = |why: String| Err(Status::bad_request(why));
+        if name.is_empty() {
+            return refuse(format!(
+                "the name of the object ({wanted} based on URL) was undeterminable: name must be provided"
+            ));
+        }
+        if name != wanted {
+            return refuse(format!(
+                "the name of the object ({name}) does not match the name on the URL ({wanted})"
+            ));
+        }
+        if self.resource.is_namespaced() && !namespace.is_empty() && namespace != within {
+            return refuse(format!(
+                "the namespace of the object ({namespace}) does not match the namespace on the request ({within})"
+            ));
+        }
+        Ok(())
+    }
+
     /// Applies field validation to what a decoder found.
     pub fn take_strict(
         &mut self,
@@ -162,7 +185,7 @@ pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Dec
         }
     };
     let mut decoded = decoded;
-    if given.api_version() != expected.api_version() {
+    if given.api_version() != expected.api_version() && !given.is_as_good_as(expected) {
         return Err(Status::bad_request(format!(
             "the API version in the data ({}) does not match the expected API version ({})",
             given.api_version(),
@@ -199,6 +222,11 @@ impl Given {
             "{} in version {:?} cannot be handled as a {}: {why}",
             self.0.kind, self.0.version, expected.kind
         ))
+    }
+
+    /// As upstream: evictions are taken in an older version too, which says the same.
+    fn is_as_good_as(&self, expected: &Gvk) -> bool {
+        expected.kind == "Eviction" && (&*self.0.group, &*self.0.version) == ("policy", "v1beta1")
     }
 
     /// Whether the server knows the kind, and whether it can become the expected one.

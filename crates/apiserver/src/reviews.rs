@@ -53,6 +53,9 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
             review["status"] = json!({"userInfo": user_info(&call.user)});
         }
         "tokenreviews" => {
+            if review.pointer("/spec/token").and_then(Value::as_str).unwrap_or_default().is_empty() {
+                return Err(Status::bad_request("token is required for TokenReview in authentication"));
+            }
             crate::managed::on_write(resource, None, &mut review, options, None, Timestamp::now());
             review["status"] = token_status(call, &review);
         }

@@ -164,6 +164,7 @@ pub(crate) async fn provide_namespace(call: &Call, options: &WriteOptions) -> Re
 pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let object = call.read_object(options.field_validation).await?;
+    call.check_place(&object)?;
     let update = Update {
         write: call.write(&options),
         name: call.name(),
@@ -223,6 +224,9 @@ fn delete_write(call: &Call, options: &DeleteOptions) -> WriteOptions {
 
 async fn delete(call: &mut Call) -> Result<Answer, Status> {
     let options = delete_options(call).await?;
+    if let Some(why) = call.resource.strategy.undeletable(call.name()) {
+        return Err(Status::forbidden(&call.resource.group, &call.resource.plural, call.name(), why));
+    }
     let write_options = delete_write(call, &options);
     let deleted = call.server.registry.delete(&call.write(&write_options), call.name(), &options).await?;
     answer_deleted(call, deleted)

@@ -17,6 +17,10 @@ const FINALIZER: &str = "kubernetes";
 pub(super) struct Namespaces;
 
 impl Strategy for Namespaces {
+    fn checks_preconditions_itself(&self) -> bool {
+        true
+    }
+
     fn default(&self, object: &mut Value) {
         let name = crate::meta::name(object).to_owned();
         if !name.is_empty() {

@@ -21,6 +21,11 @@ impl Strategy for PriorityClasses {
         default_field(object, "preemptionPolicy", "PreemptLowerPriority");
     }
 
+    fn undeletable(&self, name: &str) -> Option<&'static str> {
+        let is_system = SYSTEM.iter().any(|(known, _)| *known == name);
+        is_system.then_some("this is a system priority class and cannot be deleted")
+    }
+
     fn validate(&self, object: &Value) -> FieldErrors {
         let (name, value) = (crate::meta::name(object), int(object, "value"));
         let mut errors = Vec::new();

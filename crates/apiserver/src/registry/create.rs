@@ -6,7 +6,8 @@ use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
 use ferrite_api::meta_validation::validate_metadata;
-use ferrite_store::{Compare, Lease, LeaseId, Op, Outcome, Txn};
+use ferrite_api::resource::Resource;
+use ferrite_store::{Compare, Entry, Lease, LeaseId, Op, Outcome, Txn};
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -16,6 +17,15 @@ const GENERATE_ATTEMPTS: usize = 8;
 const CHARGE_ATTEMPTS: usize = 256;
 const QUOTA_CONTENDED: &str = "too many others use the same quota at once; try again";
 const ADDRESS_TAKEN: &str = "another server has just given the address away; try again";
+
+/// The name is another object's, which may be on its way out.
+fn taken(resource: &Resource, name: &str, entry: &Entry) -> Status {
+    let mut status = Status::already_exists(&resource.group, &resource.plural, name);
+    if stored::decode(resource, entry).is_some_and(|existing| meta::is_deleting(&existing)) {
+        status.message = format!("object is being deleted: {}", status.message);
+    }
+    status
+}
 
 impl Registry {
     /// Creates an object that has been decoded. Answers it as stored, or as it would be.
@@ -67,6 +77,7 @@ impl Registry {
                 "the namespace of the provided object does not match the namespace sent on the request",
             ));
         }
+        let versioned = meta::str(&object, "resourceVersion").parse().is_ok_and(|version: u64| version != 0);
         strategy.default(&mut object);
         metadata::stamp_new(resource, &mut object, write.namespace, now);
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_GIVEN);
@@ -110,14 +121,17 @@ impl Registry {
 
         let key = stored::key(resource, write.namespace, &name);
         if write.options.dry_run {
-            if view.snapshot.get(key.as_bytes()).is_some() {
-                return Err(Status::already_exists(&resource.group, &resource.plural, &name));
-            }
-            return Ok(object);
+            return match view.snapshot.get(key.as_bytes()) {
+                Some(entry) => Err(taken(resource, &name, entry)),
+                None => Ok(object),
+            };
+        }
+        if versioned && !applied {
+            // As upstream: it is the store that refuses, and it has no words for a client.
+            return Err(Status::new(500, "", "resourceVersion should not be set on objects to be created"));
         }
         let lease = self.lease_for(resource, now).await?;
         let value = stored::encode(resource, &object);
-        let taken = || Status::already_exists(&resource.group, &resource.plural, &name);
         let outrun = |why| Status::conflict(&resource.group, &resource.plural, &name, why);
         for _ in 0..CHARGE_ATTEMPTS {
             let put = Op::Put { key: key.clone(), value: value.clone(), lease };
@@ -130,8 +144,8 @@ impl Registry {
             }
             // Somebody else has taken the name, the address, or of the same quota.
             view = self.view();
-            if view.snapshot.get(key.as_bytes()).is_some() {
-                return Err(taken());
+            if let Some(entry) = view.snapshot.get(key.as_bytes()) {
+                return Err(taken(resource, &name, entry));
             }
             if self.lost_address(resource, &object) {
                 return Err(outrun(ADDRESS_TAKEN));
@@ -142,11 +156,7 @@ impl Registry {
     }
 
     /// Events do not stay for ever: those written within one minute share a lease.
-    pub(super) async fn lease_for(
-        &self,
-        resource: &ferrite_api::resource::Resource,
-        now: Timestamp,
-    ) -> Result<LeaseId, Status> {
+    pub(super) async fn lease_for(&self, resource: &Resource, now: Timestamp) -> Result<LeaseId, Status> {
         const SHARED_FOR: u64 = 60;
         if resource.plural != "events" {
             return Ok(LeaseId::NONE);

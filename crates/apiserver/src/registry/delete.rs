@@ -114,8 +114,15 @@ fn check_preconditions(
     options: &DeleteOptions,
     old: &Value,
 ) -> Result<(), Status> {
-    // As upstream: this message names the kind where others name the resource.
+    // As upstream: namespaces have words of their own, and all others name the kind where other conflicts name the
+    // resource.
     let conflict = |what: &str, wanted: &str, found: &str, might: &str| {
+        if resource.strategy.checks_preconditions_itself() {
+            let why = format!(
+                "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"
+            );
+            return Status::conflict(&resource.group, &resource.plural, name, &why);
+        }
         Status::conflict(
             &resource.group,
             &resource.kind,

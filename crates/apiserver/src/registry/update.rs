@@ -31,6 +31,30 @@ const ATTEMPTS: usize = 16;
 const CONFLICT: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
+/// Why there is nothing to update: who replaces an object by its UID means another one.
+fn missing(update: &Update<'_>) -> Status {
+    let resource = update.write.resource;
+    let given = if update.replaces { (update.change)(&Value::Null) } else { Ok(Value::Null) };
+    given
+        .and_then(|new| check_uid(update, &new, ""))
+        .err()
+        .unwrap_or_else(|| Status::not_found(&resource.group, &resource.plural, update.name))
+}
+
+/// The UID of a whole object is a precondition.
+fn check_uid(update: &Update<'_>, new: &Value, stored_uid: &str) -> Result<(), Status> {
+    let (resource, uid) = (update.write.resource, meta::uid(new));
+    if uid.is_empty() || uid == stored_uid {
+        return Ok(());
+    }
+    let key = stored::key(resource, update.write.namespace, update.name);
+    let why = format!(
+        "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {stored_uid}",
+        String::from_utf8_lossy(key.as_bytes()),
+    );
+    Err(Status::conflict(&resource.group, &resource.plural, update.name, &why))
+}
+
 impl Registry {
     /// Changes a stored object. Answers it as stored, or as it would be.
     pub async fn update(&self, update: &Update<'_>) -> Result<Value, Status> {
@@ -38,10 +62,7 @@ impl Registry {
         let key = stored::key(resource, update.write.namespace, update.name);
         for _ in 0..ATTEMPTS {
             let view = self.view();
-            let entry = view
-                .snapshot
-                .get(key.as_bytes())
-                .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, update.name))?;
+            let Some(entry) = view.snapshot.get(key.as_bytes()) else { return Err(missing(update)) };
             let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
             self.check_preconditions(update, &new, &old)?;
@@ -97,14 +118,8 @@ impl Registry {
                 "the namespace of the provided object does not match the namespace sent on the request",
             ));
         }
-        let uid = meta::uid(new);
-        if update.replaces && !uid.is_empty() && uid != meta::uid(old) {
-            let key = stored::key(resource, update.write.namespace, update.name);
-            return Err(conflict(&format!(
-                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-                String::from_utf8_lossy(key.as_bytes()),
-                meta::uid(old)
-            )));
+        if update.replaces {
+            check_uid(update, new, meta::uid(old))?;
         }
         let version = meta::str(new, "resourceVersion");
         if version.is_empty() || version == "0" {

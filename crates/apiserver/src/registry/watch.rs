@@ -57,7 +57,8 @@ impl Registry {
         let initial = options.send_initial_events == Some(true);
         let wanted = options.resource_version.unwrap_or(0);
         let current = snapshot.revision();
-        if wanted > current.0 {
+        // As upstream: who wants to go on from a version that is still to come waits for what follows it.
+        if initial && wanted > current.0 {
             return Err(too_large(wanted, current));
         }
         // As upstream: without a version a watch begins with what is there, unless initial events are refused.

@@ -15,6 +15,9 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let binding = call.read_as(&Gvk::new("", "v1", "Binding"), options.field_validation).await?;
     let name = call.name().to_owned();
+    if meta::name(&binding) != name {
+        return Err(Status::bad_request("name in URL does not match name in Binding object"));
+    }
     bind(call, &name, &binding, &options).await
 }
 

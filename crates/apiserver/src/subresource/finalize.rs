@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let given = call.read_object(options.field_validation).await?;
+    call.check_place(&given)?;
     let version = meta::str(&given, "resourceVersion").to_owned();
     let change = |old: &Value| {
         let mut new = old.clone();

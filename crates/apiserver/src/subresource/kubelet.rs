@@ -32,10 +32,18 @@ const LOG_BOUNDS: [(&str, i64, &str); 3] = [
 
 fn check_log_options(call: &Call) -> Result<(), Status> {
     let mut errors = Vec::new();
+    let twice = call.query.get("sinceSeconds").is_some() && call.query.get("sinceTime").is_some();
     for (option, least, why) in LOG_BOUNDS {
-        if let Some(value) = call.query.integer(option)?.filter(|v| *v < least) {
+        if let Some(value) =
+            call.query.integer(option)?.filter(|v| *v < least && !(twice && option == "sinceSeconds"))
+        {
             errors.push(FieldError::invalid(&Path::new(option), value, why));
         }
+    }
+    if twice {
+        // As upstream: this one belongs to no field, and its path is empty brackets.
+        let why = "at most one of `sinceTime` or `sinceSeconds` may be specified";
+        errors.push(FieldError::forbidden(&Path::new("[]"), why));
     }
     match errors.as_slice() {
         [] => Ok(()),

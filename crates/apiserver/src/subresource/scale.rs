@@ -24,6 +24,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         Verb::Update => {
             let options = call.write_options()?;
             let scale = call.read_as(&gvk(), options.field_validation).await?;
+            call.check_place(&scale)?;
             write(call, &move |_| Ok(scale.clone())).await
         }
         _ => {

@@ -8,6 +8,7 @@ mod deleting;
 mod network;
 mod parts;
 mod reading;
+mod refusing;
 mod servers;
 mod services;
 mod streams;

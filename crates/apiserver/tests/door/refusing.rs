@@ -1,0 +1,194 @@
+//! Requests that upstream refuses, with the code, the reason and the words it has for them.
+
+use crate::world::*;
+use serde_json::{Value, json};
+
+/// Method, path, body; code, reason, message.
+type Row = (&'static str, String, Value, u16, &'static str, &'static str);
+
+#[tokio::test]
+async fn what_contradicts_itself_is_refused() {
+    let world = World::start().await;
+    let held = json!({"metadata": {"name": "held", "uid": "", "finalizers": ["example.com/hold"]}});
+    assert_eq!(world.post(MAPS, &held).await.code, 201);
+    assert_eq!(world.delete(&format!("{MAPS}/held")).await.code, 200);
+    assert_eq!(world.post(PODS, &pod("p")).await.code, 201);
+    let at = |name: &str| format!("{MAPS}/{name}");
+    let binding = |name: &str, target: Value| json!({"metadata": {"name": name}, "target": target});
+    let pods = |rest: &str| format!("{PODS}/p/{rest}");
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews".to_owned();
+    let class = "/apis/scheduling.k8s.io/v1/priorityclasses/system-node-critical".to_owned();
+    let rows: Vec<Row> = vec![
+        (
+            "PUT",
+            at("absent"),
+            json!({"metadata": {"name": "other"}}),
+            400,
+            "BadRequest",
+            "the name of the object (other) does not match the name on the URL (absent)",
+        ),
+        (
+            "PUT",
+            at("absent"),
+            json!({"metadata": {"name": "absent", "namespace": "other"}}),
+            400,
+            "BadRequest",
+            "the namespace of the object (other) does not match the namespace on the request (default)",
+        ),
+        (
+            "PUT",
+            at("absent"),
+            json!({"metadata": {}}),
+            400,
+            "BadRequest",
+            "the name of the object (absent based on URL) was undeterminable: name must be provided",
+        ),
+        (
+            "PUT",
+            at("absent"),
+            json!({"metadata": {"name": "absent", "uid": "u"}}),
+            409,
+            "Conflict",
+            "Operation cannot be fulfilled on configmaps \"absent\": StorageError: invalid object, Code: 4, Key: /registry/configmaps/default/absent, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: u, UID in object meta: ",
+        ),
+        (
+            "PUT",
+            at("absent"),
+            config_map("absent", json!({})),
+            404,
+            "NotFound",
+            "configmaps \"absent\" not found",
+        ),
+        (
+            "PUT",
+            "/api/v1/namespaces/default/finalize".into(),
+            json!({"metadata": {"name": "other"}}),
+            400,
+            "BadRequest",
+            "the name of the object (other) does not match the name on the URL (default)",
+        ),
+        (
+            "POST",
+            MAPS.into(),
+            json!({"metadata": {"name": "new", "resourceVersion": "5"}}),
+            500,
+            "",
+            "resourceVersion should not be set on objects to be created",
+        ),
+        (
+            "POST",
+            MAPS.into(),
+            held,
+            409,
+            "AlreadyExists",
+            "object is being deleted: configmaps \"held\" already exists",
+        ),
+        (
+            "POST",
+            pods("binding"),
+            binding("other", json!({"name": "n"})),
+            400,
+            "BadRequest",
+            "name in URL does not match name in Binding object",
+        ),
+        (
+            "POST",
+            pods("binding"),
+            binding("p", json!({"kind": "Pod"})),
+            500,
+            "",
+            "[target.kind: Unsupported value: \"Pod\": supported values: \"Node\", \"<empty>\", target.name: Required value]",
+        ),
+        (
+            "GET",
+            pods("log?sinceSeconds=0&sinceTime=2020-01-01T00:00:00Z"),
+            Value::Null,
+            422,
+            "Invalid",
+            "PodLogOptions \"p\" is invalid: []: Forbidden: at most one of `sinceTime` or `sinceSeconds` may be specified",
+        ),
+        (
+            "POST",
+            reviews,
+            json!({"spec": {}}),
+            400,
+            "BadRequest",
+            "token is required for TokenReview in authentication",
+        ),
+        (
+            "DELETE",
+            class,
+            Value::Null,
+            403,
+            "Forbidden",
+            "priorityclasses.scheduling.k8s.io \"system-node-critical\" is forbidden: this is a system priority class and cannot be deleted",
+        ),
+    ];
+    for (method, path, body, code, reason, message) in rows {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let reply = world.send(method, &path, &[("content-type", "application/json")], body.as_bytes()).await;
+        let text = |at: &str| reply.at(at).as_str().unwrap_or_default().to_owned();
+        assert_eq!(
+            (reply.code, &*text("/reason"), &*text("/message")),
+            (code, reason, message),
+            "{method} {path}"
+        );
+    }
+    // Neither of those is a fault when the request is only tried.
+    let tried = json!({"metadata": {"name": "new", "resourceVersion": "5"}});
+    assert_eq!(world.post(&format!("{MAPS}?dryRun=All"), &tried).await.code, 201);
+}
+
+#[tokio::test]
+async fn namespaces_have_words_of_their_own_for_preconditions() {
+    let world = World::start().await;
+    let delete = |path: &str, preconditions: Value| {
+        let (path, body) = (path.to_owned(), json!({"preconditions": preconditions}).to_string());
+        let world = &world;
+        async move { world.send("DELETE", &path, &[("content-type", "application/json")], body.as_bytes()).await }
+    };
+    let space = "/api/v1/namespaces/default";
+    let uid = world.get(space).await.at("/metadata/uid");
+    let reply = delete(space, json!({"uid": "u"})).await;
+    let why = format!(
+        "Operation cannot be fulfilled on namespaces \"default\": Precondition failed: UID in precondition: u, UID in object meta: {}",
+        uid.as_str().unwrap_or_default()
+    );
+    assert_eq!((reply.code, reply.at("/message")), (409, json!(why)));
+    world.post(MAPS, &config_map("a", json!({}))).await;
+    let reply = delete(&format!("{MAPS}/a"), json!({"uid": "u"})).await;
+    assert!(
+        reply
+            .at("/message")
+            .as_str()
+            .is_some_and(|m| m.starts_with("Operation cannot be fulfilled on ConfigMap \"a\"")),
+        "{}",
+        reply.json()
+    );
+}
+
+#[tokio::test]
+async fn an_eviction_may_be_of_the_older_version() {
+    let world = World::start().await;
+    assert_eq!(world.post(PODS, &pod("p")).await.code, 201);
+    let eviction = json!({"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": "p"}});
+    assert_eq!(world.post(&format!("{PODS}/p/eviction"), &eviction).await.code, 201);
+    assert!(world.get(&format!("{PODS}/p")).await.at("/metadata/deletionTimestamp").is_string());
+}
+
+#[tokio::test]
+async fn what_is_still_to_come_can_be_waited_for_but_not_listed() {
+    let world = World::start().await;
+    let listed = world.get(&format!("{MAPS}?resourceVersion=9999999")).await;
+    assert_eq!((listed.code, listed.at("/reason")), (504, json!("Timeout")));
+    assert!(
+        listed
+            .at("/message")
+            .as_str()
+            .is_some_and(|m| m.starts_with("Timeout: Too large resource version: 9999999, current: ")),
+        "{}",
+        listed.json()
+    );
+    let watched = world.get(&format!("{MAPS}?watch=1&resourceVersion=9999999&timeoutSeconds=1")).await;
+    assert_eq!((watched.code, watched.bytes.len()), (200, 0));
+}
