@@ -193,8 +193,8 @@ async fn a_request_that_takes_too_long_is_ended() {
     let world = World::start().await;
     tokio::time::pause();
     for (query, code, message) in [
-        ("", 504, "request did not complete within the allotted timeout"),
-        ("?timeout=5s", 504, "request did not complete within the allotted timeout"),
+        ("", 504, "Timeout: request did not complete within the allotted timeout"),
+        ("?timeout=5s", 504, "Timeout: request did not complete within the allotted timeout"),
         ("?timeout=x", 400, "invalid timeout specified in the request URL - time: invalid duration \"x\""),
     ] {
         let reply = world.begin("POST", &format!("{MAPS}{query}"), World::endless_body()).await;
