@@ -90,13 +90,10 @@ impl Status {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
-    pub fn method_not_allowed(group: &str, resource: &str, verb: &str) -> Self {
-        Self::new(
-            405,
-            "MethodNotAllowed",
-            format!("{verb} is not supported on resources of kind {:?}", qualified(group, resource)),
-        )
-        .with_details(group, resource, "")
+    /// No route of upstream's takes this method here.
+    pub fn not_allowed() -> Self {
+        Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+            .with_empty_details()
     }
 
     /// The same error with details that say nothing, as upstream sends with generic errors.

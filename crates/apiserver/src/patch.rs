@@ -10,11 +10,11 @@ use crate::options::{FieldValidation, WriteOptions};
 use crate::registry::Update;
 use ::http::header;
 use bytes::Bytes;
-use ferrite_api::codec::{Decoded, json, yaml};
+use ferrite_api::codec::{self, Decoded, yaml};
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::schema::TypeRef;
 use ferrite_api::{Gvk, Status, meta, patch};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::{Mutex, PoisonError};
 
 /// What the content type says the body is.
@@ -78,7 +78,7 @@ impl Kind {
         if let Some(why) = crate::call::kind_problem(&patched, gvk) {
             return Err(refused(why));
         }
-        let mut decoded = json::conform(type_, &patched)
+        let mut decoded = codec::json::conform(type_, &patched)
             .map_err(|e| refused(if self == Self::Strategic { e.unstructured() } else { e.to_string() }))?;
         ferrite_api::codec::normalise(type_, &mut decoded.value);
         decoded.value["kind"] = gvk.kind.clone().into();
@@ -117,16 +117,19 @@ async fn plain(
     options: &WriteOptions,
 ) -> Result<Value, Status> {
     let type_ = call.schema()?;
-    let document = parse(body)?;
+    // An object that is not there is missed before a patch is looked at.
+    let document = parse(kind, body, options.field_validation);
     let found = Mutex::new(Vec::new());
     let gvk = call.resource.gvk();
     let strict = options.field_validation == FieldValidation::Strict;
     let change = |old: &Value| {
-        let decoded = kind.patched(type_, &gvk, old, &document)?;
+        let Decoded { value: document, strict: complaints } = document.as_ref().map_err(Status::clone)?;
+        let mut decoded = kind.patched(type_, &gvk, old, document)?;
+        decoded.strict.splice(0..0, complaints.iter().cloned());
         if strict && let Some(why) = decoded.strict_error() {
             let mut patched = old.clone();
-            kind.apply_to(type_, &mut patched, &document)?;
-            return Err(kind.refused(type_, &patched, &document, why));
+            kind.apply_to(type_, &mut patched, document)?;
+            return Err(kind.refused(type_, &patched, document, why));
         }
         let errors = call.resource.strategy.validate_patch(&decoded.value);
         if !errors.is_empty() {
@@ -154,9 +157,43 @@ async fn plain(
     Ok(result)
 }
 
-/// The patch itself as a value.
-pub(crate) fn parse(body: &Bytes) -> Result<Value, Status> {
-    json::decode_any(body).map(|d| d.value).map_err(|e| Status::bad_request(e.to_string()))
+const NO_MERGE_PATCH: &str = "Invalid JSON Patch";
+
+/// The patch itself as a value, with what strict validation finds in it.
+///
+/// As upstream: unless told to ignore it, the server first looks whether the document is what a patch of its kind has
+/// to be, and says which of its own types it could not fill.
+pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Result<Decoded, Status> {
+    let looks = validation != FieldValidation::Ignore;
+    let refuse = |why: String| match kind {
+        Kind::Json | Kind::Merge if looks => Status::bad_request(format!("error decoding patch: {why}")),
+        Kind::Merge => Status::bad_request(NO_MERGE_PATCH),
+        _ => Status::bad_request(why),
+    };
+    let mut document = codec::json::decode_any(body).map_err(|e| refuse(e.to_string()))?;
+    let wanted = match (kind, &document.value) {
+        (Kind::Merge, Value::Null) => return Err(Status::bad_request(NO_MERGE_PATCH)),
+        // Nothing at all changes nothing.
+        (Kind::Json, Value::Null) => {
+            document.value = json!([]);
+            return Ok(document);
+        }
+        (_, Value::Null) => {
+            document.value = json!({});
+            return Ok(document);
+        }
+        (Kind::Json, Value::Array(_)) => return Ok(document),
+        (Kind::Json, _) if looks => "[]interface {}",
+        (Kind::Json, _) => "jsonpatch.Patch",
+        (_, Value::Object(_)) => return Ok(document),
+        // Such a patch is what the object becomes, and refused as that.
+        (Kind::Merge, Value::Array(_)) if !looks => return Ok(document),
+        _ => "map[string]interface {}",
+    };
+    Err(refuse(format!(
+        "json: cannot unmarshal {} into Go value of type {wanted}",
+        patch::json_name(&document.value)
+    )))
 }
 
 /// An applied configuration may leave out where it belongs, but not name another place.
@@ -188,11 +225,8 @@ fn check_applied(document: &Value, expected: &Gvk) -> Result<(), Status> {
             }
             return Ok(());
         }
-        Value::Array(_) => "array",
-        Value::String(_) => "string",
-        Value::Bool(_) => "bool",
-        Value::Number(_) => "number",
         Value::Null => return Err(Status::bad_request("invalid object type: /, Kind=")),
+        other => patch::json_name(other),
     };
     Err(Status::bad_request(format!(
         "error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
@@ -208,7 +242,7 @@ async fn apply(
 ) -> Result<(u16, Value), Status> {
     let gvk = call.resource.gvk();
     let document = yaml::to_json(body)
-        .and_then(|text| json::decode_any(text.as_bytes()))
+        .and_then(|text| codec::json::decode_any(text.as_bytes()))
         .map_err(|e| Status::bad_request(format!("error decoding YAML: {e}")))?
         .value;
     check_applied(&document, &gvk)?;

@@ -44,6 +44,31 @@ pub(crate) enum Route {
     Root,
 }
 
+impl Route {
+    /// Whether the path answers the method at all. As upstream: a document is only got, everything behind a proxy is
+    /// left to the far side, and objects of all namespaces can be looked at and nothing else.
+    pub fn takes(&self, method: &Method, verb: Option<Verb>, is_namespaced: bool) -> bool {
+        match self {
+            Self::Version | Self::CoreVersions | Self::Groups | Self::Group(_) | Self::Resources { .. } => {
+                method == Method::GET
+            }
+            Self::Resource(target) if target.subresource.as_deref() == Some("proxy") => true,
+            Self::Resource(target) => {
+                let (named, everywhere) =
+                    (target.name.is_some(), target.namespace.is_none() && is_namespaced);
+                method != Method::HEAD
+                    && match verb {
+                        Some(Verb::Get | Verb::List | Verb::Watch) => true,
+                        Some(Verb::Update | Verb::Patch | Verb::Delete) => named,
+                        Some(Verb::Create | Verb::DeleteCollection) => !everywhere,
+                        None => false,
+                    }
+            }
+            _ => true,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Health {
     Healthz,

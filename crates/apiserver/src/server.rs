@@ -340,7 +340,11 @@ impl ApiServer {
         let negotiated = negotiate::accept(accept);
         let representation = negotiated.as_ref().copied().unwrap_or(PLAIN_JSON);
         let for_errors = Representation { shape: Shape::AsIs, ..representation };
-        let Route::Resource(target) = route else {
+        let not_allowed = (Status::not_allowed(), for_errors);
+        let Route::Resource(target) = &route else {
+            if !route.takes(&parts.method, verb, false) {
+                return Err(not_allowed);
+            }
             return self.document(&route, &parts, &query, negotiated).map_err(|s| (s, for_errors));
         };
         let Some(resource) = self.registry.table.find(&target.group, &target.version, &target.resource)
@@ -353,15 +357,14 @@ impl ApiServer {
         {
             return Err((Status::no_such_path(), for_errors));
         }
+        if !route.takes(&parts.method, verb, resource.is_namespaced()) {
+            return Err(not_allowed);
+        }
+        let Route::Resource(target) = route else { return Err(not_allowed) };
         // Whoever may do everything may also ask the far side of a proxy for its options.
         let asks_options =
             parts.method == ::http::Method::OPTIONS && target.subresource.as_deref() == Some("proxy");
-        let Some(verb) = verb.or(asks_options.then_some(Verb::Get)) else {
-            return Err((
-                Status::method_not_allowed(&target.group, &target.resource, parts.method.as_str()),
-                for_errors,
-            ));
-        };
+        let Some(verb) = verb.or(asks_options.then_some(Verb::Get)) else { return Err(not_allowed) };
         let streams = matches!(
             target.subresource.as_deref(),
             Some("log" | "exec" | "attach" | "portforward" | "proxy")

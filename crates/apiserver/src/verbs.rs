@@ -61,7 +61,7 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
         return Box::pin(subresource::handle(call, &name)).await;
     }
     if !call.resource.verbs.contains(&call.verb.as_str()) {
-        return Err(not_allowed(call));
+        return Err(Status::not_allowed());
     }
     match call.verb {
         Verb::Get => get(call),
@@ -73,17 +73,6 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
         Verb::Delete => Box::pin(delete(call)).await,
         Verb::DeleteCollection => Box::pin(delete_collection(call)).await,
     }
-}
-
-pub(crate) fn not_allowed(call: &Call) -> Status {
-    let mut status = Status::new(
-        405,
-        "MethodNotAllowed",
-        "the server does not allow this method on the requested resource",
-    );
-    status.details = Some(Box::default());
-    tracing::debug!(verb = call.verb.as_str(), resource = %call.resource.plural, "method not allowed");
-    status
 }
 
 fn get(call: &Call) -> Result<Answer, Status> {
@@ -138,7 +127,7 @@ async fn send_pieces(first: Bytes, mut pieces: Pieces, sender: tokio::sync::mpsc
 
 async fn create(call: &mut Call) -> Result<Answer, Status> {
     if call.target.name.is_some() {
-        return Err(not_allowed(call));
+        return Err(Status::not_allowed());
     }
     let options = call.write_options()?;
     let object = call.read_object(options.field_validation).await?;

@@ -13,10 +13,8 @@ const MAX_COPIED: usize = 16 << 20;
 /// Applies `patch`, a list of operations; on an error the target is unspecified.
 pub fn json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     let operations = patch.as_array().ok_or_else(|| {
-        PatchError::Malformed(
-            "error decoding patch: json: cannot unmarshal object into Go value of type jsonpatch.Patch"
-                .into(),
-        )
+        let found = super::json_name(patch);
+        PatchError::Malformed(format!("json: cannot unmarshal {found} into Go value of type jsonpatch.Patch"))
     })?;
     if operations.len() > MAX_OPERATIONS {
         return Err(PatchError::TooManyOperations(operations.len()));
@@ -24,10 +22,10 @@ pub fn json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     let mut copied = 0;
     for operation in operations {
         if !operation.is_object() {
-            return Err(PatchError::Malformed(
-                "error decoding patch: json: cannot unmarshal value into Go value of type jsonpatch.Operation"
-                    .into(),
-            ));
+            let found = super::json_name(operation);
+            return Err(PatchError::Malformed(format!(
+                "json: cannot unmarshal {found} into Go value of type jsonpatch.Operation"
+            )));
         }
         apply(target, operation, &mut copied)?;
     }

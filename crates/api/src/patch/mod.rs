@@ -46,6 +46,18 @@ impl PatchError {
     }
 }
 
+/// What Go calls a JSON value that it cannot take.
+pub fn json_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
 /// A value as Go's `%v` prints it (`map[a:1 b:[x y]]`): upstream quotes patches so in its messages.
 pub fn go_format(value: &Value) -> String {
     let mut out = String::new();

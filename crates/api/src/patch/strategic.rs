@@ -15,10 +15,10 @@ type Object = Map<String, Value>;
 /// Merges `patch` into `target`, an object of `type_`.
 pub fn strategic_merge(type_: TypeRef, target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     let Value::Object(patch) = patch else {
-        return Err(PatchError::Malformed(
-            "error decoding patch: json: cannot unmarshal value into Go value of type map[string]interface {}"
-                .into(),
-        ));
+        let found = super::json_name(patch);
+        return Err(PatchError::Malformed(format!(
+            "json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+        )));
     };
     let original = std::mem::take(target);
     let original = match original {

@@ -216,6 +216,9 @@ fn parse_token(text: &str) -> Result<Option<Token>, Status> {
     if token.version != "meta.k8s.io/v1" {
         return Err(bad(&format!("server does not recognize this encoded version {}", token.version)));
     }
+    if token.revision == 0 {
+        return Err(bad("incorrect encoded start resourceVersion (version meta.k8s.io/v1)"));
+    }
     if token.start.is_empty() || token.start.split('/').any(|segment| segment == "..") {
         return Err(bad(&token.start));
     }

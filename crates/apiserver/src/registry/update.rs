@@ -106,6 +106,12 @@ impl Registry {
         let resource = update.write.resource;
         let conflict = |why: &str| Status::conflict(&resource.group, &resource.plural, update.name, why);
         let name = meta::name(new);
+        if name.is_empty() {
+            return Err(Status::bad_request(format!(
+                "the name of the object ({} based on URL) was undeterminable: name must be provided",
+                update.name
+            )));
+        }
         if name != update.name {
             return Err(Status::bad_request(format!(
                 "the name of the object ({name}) does not match the name on the URL ({})",

@@ -43,7 +43,7 @@ pub(crate) async fn handle(call: &mut Call, name: &str) -> Result<Answer, Status
         return Err(Status::no_such_path());
     };
     if !sub.verbs.contains(&call.verb.as_str()) {
-        return Err(verbs::not_allowed(call));
+        return Err(Status::not_allowed());
     }
     handler(call).await
 }
@@ -57,6 +57,6 @@ async fn part(call: &mut Call, name: &str) -> Result<Answer, Status> {
         }
         Verb::Update => verbs::update(call, Some(name)).await,
         Verb::Patch => patch::handle(call, Some(name)).await,
-        _ => Err(verbs::not_allowed(call)),
+        _ => Err(Status::not_allowed()),
     }
 }

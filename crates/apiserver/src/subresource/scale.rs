@@ -32,7 +32,8 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
             if kind == patch::Kind::Apply {
                 return apply(call).await;
             }
-            let document = patch::parse(&call.read_body().await?)?;
+            let validation = call.write_options()?.field_validation;
+            let document = patch::parse(kind, &call.read_body().await?, validation)?.value;
             let type_ = call::type_of(&gvk())?;
             let change = move |scale: &Value| {
                 let mut patched = scale.clone();

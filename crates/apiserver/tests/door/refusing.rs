@@ -140,6 +140,110 @@ async fn what_contradicts_itself_is_refused() {
 }
 
 #[tokio::test]
+async fn a_patch_has_the_shape_of_its_kind() {
+    let world = World::start().await;
+    assert_eq!(world.post(MAPS, &config_map("a", json!({"k": "v"}))).await.code, 201);
+    let refused = |code: u16, message: &'static str| (code, message);
+    let nothing = refused(200, "");
+    let rows = [
+        (
+            "json",
+            "",
+            "{}",
+            refused(
+                400,
+                "error decoding patch: json: cannot unmarshal object into Go value of type []interface {}",
+            ),
+        ),
+        (
+            "json",
+            "Ignore",
+            "{}",
+            refused(400, "json: cannot unmarshal object into Go value of type jsonpatch.Patch"),
+        ),
+        (
+            "json",
+            "",
+            "[1]",
+            refused(400, "json: cannot unmarshal number into Go value of type jsonpatch.Operation"),
+        ),
+        ("json", "", "[", refused(400, "error decoding patch: unexpected end of JSON input")),
+        ("json", "", "null", nothing),
+        (
+            "merge",
+            "",
+            "[]",
+            refused(
+                400,
+                "error decoding patch: json: cannot unmarshal array into Go value of type map[string]interface {}",
+            ),
+        ),
+        ("merge", "", "{", refused(400, "error decoding patch: unexpected end of JSON input")),
+        ("merge", "Ignore", "{", refused(400, "Invalid JSON Patch")),
+        ("merge", "", "null", refused(400, "Invalid JSON Patch")),
+        (
+            "merge",
+            "",
+            r#"{"metadata": null}"#,
+            refused(400, "the name of the object (a based on URL) was undeterminable: name must be provided"),
+        ),
+        (
+            "strategic-merge",
+            "",
+            "5",
+            refused(400, "json: cannot unmarshal number into Go value of type map[string]interface {}"),
+        ),
+        ("strategic-merge", "", "null", nothing),
+    ];
+    for (kind, validation, body, (code, message)) in rows {
+        let path = format!("{MAPS}/a?fieldValidation={validation}");
+        let content_type = format!("application/{kind}-patch+json");
+        let reply = world.send("PATCH", &path, &[("content-type", &content_type)], body.as_bytes()).await;
+        let told = reply.at("/message").as_str().unwrap_or_default().to_owned();
+        assert_eq!((reply.code, &*told), (code, message), "{kind} {validation} {body}");
+    }
+    let twice = r#"{"data": {"k": "1", "k": "2"}}"#;
+    let merge = [("content-type", "application/merge-patch+json")];
+    let warned = world.send("PATCH", &format!("{MAPS}/a"), &merge, twice.as_bytes()).await;
+    assert_eq!((warned.code, warned.header("warning")), (200, r#"299 - "duplicate field \"data.k\"""#));
+    let strict =
+        world.send("PATCH", &format!("{MAPS}/a?fieldValidation=Strict"), &merge, twice.as_bytes()).await;
+    assert_eq!(strict.code, 422);
+    // What is not there is missed first.
+    let missed = world.send("PATCH", &format!("{MAPS}/b"), &merge, b"[").await;
+    assert_eq!(missed.code, 404);
+}
+
+#[tokio::test]
+async fn not_every_path_takes_every_method() {
+    let world = World::start().await;
+    let rows = [
+        ("PUT", MAPS, 405),
+        ("PATCH", MAPS, 405),
+        ("POST", "/api/v1/configmaps", 405),
+        ("DELETE", "/api/v1/configmaps", 405),
+        ("GET", "/api/v1/configmaps", 200),
+        ("HEAD", MAPS, 405),
+        ("OPTIONS", MAPS, 405),
+        ("DELETE", "/api/v1", 405),
+        ("POST", "/version", 405),
+        ("GET", "/version", 200),
+        ("POST", "/healthz", 200),
+    ];
+    for (method, path, code) in rows {
+        let json = [("content-type", "application/merge-patch+json")];
+        let reply = world.send(method, path, &json, b"{}").await;
+        assert_eq!(reply.code, code, "{method} {path}: {}", reply.json());
+        if code == 405 {
+            assert_eq!(
+                reply.at("/message"),
+                "the server does not allow this method on the requested resource"
+            );
+        }
+    }
+}
+
+#[tokio::test]
 async fn namespaces_have_words_of_their_own_for_preconditions() {
     let world = World::start().await;
     let delete = |path: &str, preconditions: Value| {
