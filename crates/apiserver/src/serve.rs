@@ -12,6 +12,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use rand::RngExt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -29,6 +30,10 @@ const STREAM_WINDOW: u32 = 256 << 10;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// Where a request came from, among its extensions. Requests of this process come from nowhere.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub IpAddr);
+
 impl ApiServer {
     /// Serves connections until the server stops.
     pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Arc<rustls::ServerConfig>) {
@@ -40,10 +45,10 @@ impl ApiServer {
                 () = stopping.cancelled() => return,
             };
             match accepted {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     let server = Arc::clone(&self);
                     let acceptor = acceptor.clone();
-                    self.spawn(async move { server.connection(stream, acceptor).await });
+                    self.spawn(async move { server.connection(stream, peer.ip(), acceptor).await });
                 }
                 Err(error) => {
                     // Out of descriptors or a connection that died in the queue: others must still get in.
@@ -54,7 +59,7 @@ impl ApiServer {
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, acceptor: TlsAcceptor) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, peer: IpAddr, acceptor: TlsAcceptor) {
         // Small answers must not wait for larger ones.
         let _ = stream.set_nodelay(true);
         let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await else {
@@ -78,7 +83,8 @@ impl ApiServer {
         let busy_with = Arc::clone(&activity);
         let leave = Arc::new(Notify::new());
         let told = Arc::clone(&leave);
-        let service = service_fn(move |request: ::http::Request<Incoming>| {
+        let service = service_fn(move |mut request: ::http::Request<Incoming>| {
+            request.extensions_mut().insert(Peer(peer));
             let server = Arc::clone(&self);
             let user = user.clone();
             let busy = busy_with.begin();

@@ -7,6 +7,7 @@ use super::dial::{self, Place};
 use super::kubelet;
 use crate::call::Call;
 use crate::http::{Answer, BoxError};
+use crate::serve::Peer;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
@@ -80,6 +81,13 @@ async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Re
             headers.insert(name, value);
         }
     }
+    if let Some(Peer(peer)) = call.parts.extensions.get() {
+        let before = headers.get(FORWARDED_FOR).and_then(|v| v.to_str().ok());
+        let path = before.map_or_else(|| peer.to_string(), |before| format!("{before}, {peer}"));
+        if let Ok(value) = HeaderValue::from_str(&path) {
+            headers.insert(FORWARDED_FOR, value);
+        }
+    }
     let response = dial::send(call, place, request).await.map_err(|e| {
         let message = format!("error trying to reach service: {}", cause(place, &*e));
         Status::new(503, "ServiceUnavailable", message)
@@ -120,6 +128,7 @@ async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Re
     Ok(answer)
 }
 
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 
 /// What went wrong, worded as upstream's where people know the words.

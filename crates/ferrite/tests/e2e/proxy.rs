@@ -208,6 +208,7 @@ async fn passes(proxy: &Proxy, prefix: &str) {
         let headers = &told["headers"];
         assert_eq!(headers["x-asked"], "yes");
         assert_eq!(headers["x-forwarded-uri"], format!("{prefix}/a%2Fb/c"));
+        assert_eq!(headers["x-forwarded-for"], "127.0.0.1");
         assert!(headers["authorization"].is_null(), "{headers}");
     }
     let (code, headers, body) = proxy.send("HEAD", &format!("{prefix}/teapot"), "").await;
