@@ -4,23 +4,20 @@ use crate::entry::Revision;
 use crate::head::{Applied, State};
 use crate::history::{Change, History};
 use crate::leases::Leases;
-use crate::log::{Contents, Recovered};
+use crate::log::Recovered;
 use crate::replica::Snapshot;
 use crate::store::StoreError;
 use crate::txn::{Outcome, Txn};
 use crate::watch::Subscriber;
 use std::ops::{Deref, DerefMut};
 use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
 use std::time::Instant;
 use tokio::sync::{Notify, oneshot, watch};
 
 /// Where the fate of a transaction is told. The caller may have gone away; it happens all the same.
 pub(crate) type Done = oneshot::Sender<Result<Outcome, StoreError>>;
-
-/// Where the end of a checkpoint is told.
-pub(crate) type Wish = oneshot::Sender<Result<(), StoreError>>;
 
 /// What readers see. Replaced as a whole under a short write lock.
 #[derive(Debug)]
@@ -32,37 +29,23 @@ pub(crate) struct Published {
     pub epoch: u64,
 }
 
-impl Published {
-    /// Makes a change visible. The revision of the snapshot follows when all of them are.
-    pub fn show(&mut self, change: Change) {
-        let map = &mut self.snapshot.map;
-        match &change.entry {
-            Some(entry) => map.insert(change.key.clone(), Arc::clone(entry)),
-            None => map.remove(change.key.as_bytes()),
-        };
-        self.history.push(change);
-    }
-}
-
 /// Everything numbered, and what is to become of it.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub state: State,
     pub pending: Vec<Pending>,
     /// Somebody asks for a checkpoint now.
-    pub wishes: Vec<Wish>,
+    pub wishes: Vec<oneshot::Sender<Result<(), StoreError>>>,
     /// Set once the log can no longer be trusted or the store is closing; refuses every further commit.
     pub refused: Option<StoreError>,
-    /// As many transactions as the writer waits for. It is woken for fewer only when it has nothing to do at all.
-    pub enough: usize,
     /// Empty; kept for its room.
     taken: Vec<Submitted>,
 }
 
 impl Head {
-    /// Whether there is something the writer should do now.
+    /// Whether there is something for the writer to do.
     pub fn has_work(&self) -> bool {
-        self.pending.len() >= self.enough || !self.wishes.is_empty() || self.refused.is_some()
+        !self.pending.is_empty() || !self.wishes.is_empty() || self.refused.is_some()
     }
 }
 
@@ -110,16 +93,15 @@ impl Shared {
     pub fn new(recovered: Recovered) -> Self {
         let Recovered { map, revision, leases, mut history, .. } = recovered;
         history.mark(Instant::now(), revision);
-        let snapshot = Snapshot { map, revision };
+        let snapshot = Snapshot { map: map.clone(), revision };
         Self {
             inbox: Mutex::default(),
             work: Condvar::new(),
             head: Mutex::new(Head {
-                state: State::new(revision, leases.clone()),
+                state: State { map, revision, leases: leases.clone() },
                 pending: Vec::new(),
                 wishes: Vec::new(),
                 refused: None,
-                enough: 1,
                 taken: Vec::new(),
             }),
             published: RwLock::new(Published { snapshot, leases, history, epoch: 0 }),
@@ -152,13 +134,7 @@ impl Shared {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
-            // Readers are being shown something new. The writer, who does that, looks into the inbox afterwards.
-            let Ok(published) = self.published.try_read() else {
-                drop(head);
-                return self.wake();
-            };
-            self.number_over(&mut head, &published);
-            drop(published);
+            self.number_all(&mut head);
             let work = head.has_work();
             drop(head);
             if work {
@@ -168,18 +144,11 @@ impl Shared {
     }
 
     fn number_all(&self, head: &mut Head) {
-        if !self.inbox().submitted.is_empty() {
-            self.number_over(head, &self.published());
-        }
-    }
-
-    fn number_over(&self, head: &mut Head, published: &Published) {
         std::mem::swap(&mut self.inbox().submitted, &mut head.taken);
-        let mut view = head.state.over(&published.snapshot.map);
         for Submitted { txn, done } in head.taken.drain(..) {
             let applied = match &head.refused {
                 Some(refusal) => Err(refusal.clone()),
-                None => view.commit(txn),
+                None => head.state.commit(&txn),
             };
             match applied {
                 Ok(applied) => head.pending.push(Pending { applied, done }),
@@ -205,12 +174,6 @@ impl Shared {
 
     pub fn published_mut(&self) -> RwLockWriteGuard<'_, Published> {
         self.published.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// All that is published, for a checkpoint.
-    pub fn contents(&self) -> Contents {
-        let published = self.published();
-        Contents { snapshot: published.snapshot.clone(), leases: published.leases.clone() }
     }
 
     pub fn is_closed(&self) -> bool {

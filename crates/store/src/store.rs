@@ -1,7 +1,7 @@
 //! The store itself: numbering at the head, durability in the middle, publication at the end.
 
 use crate::entry::{Lease, LeaseId, Revision};
-use crate::head::{Applied, Draft, View};
+use crate::head::{Applied, Draft, State};
 use crate::history::HistoryLimits;
 use crate::leases::LeaseState;
 use crate::log::{self, Log, LogOptions};
@@ -153,7 +153,7 @@ impl Store {
     async fn run<T>(
         &self,
         size: usize,
-        apply: impl FnOnce(&mut View<'_>) -> Result<(T, Applied), StoreError>,
+        apply: impl FnOnce(&mut State) -> Result<(T, Applied), StoreError>,
     ) -> Result<(T, Outcome), StoreError> {
         let _turn = self.turn(size).await?;
         let (done, answer) = oneshot::channel();
@@ -162,10 +162,7 @@ impl Store {
             if let Some(refusal) = &head.refused {
                 return Err(refusal.clone());
             }
-            let (value, applied) = {
-                let published = self.shared.published();
-                apply(&mut head.state.over(&published.snapshot.map))?
-            };
+            let (value, applied) = apply(&mut head.state)?;
             head.pending.push(Pending { applied, done });
             value
         };
@@ -224,9 +221,9 @@ impl Store {
 
     /// Makes a lease with an identifier of the caller's choice, or any when that is none, for `ttl` seconds.
     pub async fn grant_for(&self, id: LeaseId, ttl: u64, expires_at: u64) -> Result<LeaseId, StoreError> {
-        let grant = |head: &mut View<'_>| {
-            let id = if id == LeaseId::NONE { head.leases().choose_id(now_seconds()) } else { id };
-            if head.leases().contains(id) {
+        let grant = |head: &mut State| {
+            let id = if id == LeaseId::NONE { head.leases.choose_id(now_seconds()) } else { id };
+            if head.leases.contains(id) {
                 return Err(StoreError::LeaseExists(id));
             }
             Ok((id, head.grant(Lease { id, expires_at }, ttl, Durability::Durable)))
@@ -238,8 +235,8 @@ impl Store {
 
     /// Moves the end of a lease, with relaxed durability. Answers the seconds it was granted for.
     pub async fn renew(&self, id: LeaseId, expires_at: impl FnOnce(u64) -> u64) -> Result<u64, StoreError> {
-        let renew = |head: &mut View<'_>| {
-            let ttl = head.leases().get(id).ok_or(StoreError::NoSuchLease(id))?.ttl;
+        let renew = |head: &mut State| {
+            let ttl = head.leases.get(id).ok_or(StoreError::NoSuchLease(id))?.ttl;
             let lease = Lease { id, expires_at: expires_at(ttl) };
             Ok((ttl, head.grant(lease, ttl, Durability::Relaxed)))
         };

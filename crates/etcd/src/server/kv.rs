@@ -278,7 +278,7 @@ fn put(draft: &mut Draft, request: PutRequest) -> Result<PutResponse, Refused> {
             lease = previous.lease;
         }
     }
-    draft.put(key.clone(), value, lease)?;
+    draft.put(key.clone(), &value, lease)?;
     let prev_kv = previous.filter(|_| request.prev_kv).map(|e| key_value(&key, &e));
     Ok(PutResponse { header: header(draft.revision()), prev_kv })
 }

@@ -15,7 +15,6 @@
 //! Integers are little-endian.
 
 use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
-use crate::history::Change;
 use crate::txn::Op;
 use bytes::{Buf, BufMut, Bytes};
 use std::hash::BuildHasher;
@@ -168,17 +167,9 @@ pub(crate) enum LeaseRecord {
     Revoked(LeaseId),
 }
 
-/// One transaction on its way into the log.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Record {
-    pub revision: Revision,
-    pub changes: Vec<Change>,
-    pub leases: Vec<LeaseRecord>,
-}
-
 /// One transaction as the log keeps it: its operations, not their results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Replay {
+pub(crate) struct Record {
     pub revision: Revision,
     pub ops: Vec<Op>,
     pub leases: Vec<LeaseRecord>,
@@ -187,7 +178,7 @@ pub(crate) struct Replay {
 /// What a frame of the log is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Item {
-    Replay(Replay),
+    Record(Record),
     /// Revisions up to this one may have been seen by readers without being in the log.
     Reserved(Revision),
 }
@@ -199,24 +190,20 @@ const OP_REVOKE: u8 = 4;
 const OP_RESERVE: u8 = 5;
 
 impl Record {
-    pub fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.leases.is_empty()
-    }
-
     pub fn put(&self, out: &mut Vec<u8>) {
         out.put_u64_le(self.revision.0);
-        out.put_u32_le((self.changes.len() + self.leases.len()) as u32);
-        for change in &self.changes {
-            match &change.entry {
-                Some(entry) => {
+        out.put_u32_le((self.ops.len() + self.leases.len()) as u32);
+        for op in &self.ops {
+            match op {
+                Op::Put { key, value, lease } => {
                     out.put_u8(OP_PUT);
-                    put_bytes(out, change.key.as_bytes());
-                    put_bytes(out, &entry.value);
-                    out.put_i64_le(entry.lease.0);
+                    put_bytes(out, key.as_bytes());
+                    put_bytes(out, value);
+                    out.put_i64_le(lease.0);
                 }
-                None => {
+                Op::Delete { key } => {
                     out.put_u8(OP_DELETE);
-                    put_bytes(out, change.key.as_bytes());
+                    put_bytes(out, key.as_bytes());
                 }
             }
         }
@@ -234,15 +221,15 @@ impl Record {
         }
     }
 
-    /// The bytes it takes in a frame, at most.
+    /// About the bytes it takes in a frame.
     pub fn size(&self) -> usize {
-        let change = |c: &Change| 17 + c.key.as_bytes().len() + c.entry.as_ref().map_or(0, |e| e.value.len());
-        12 + 25 * self.leases.len() + self.changes.iter().map(change).sum::<usize>()
+        let ops = self.ops.iter().map(|op| match op {
+            Op::Put { key, value, .. } => 17 + key.as_bytes().len() + value.len(),
+            Op::Delete { key } => 5 + key.as_bytes().len(),
+        });
+        12 + 25 * self.leases.len() + ops.sum::<usize>()
     }
 }
-
-/// The bytes a reservation takes.
-pub(crate) const RESERVED: usize = 13;
 
 pub(crate) fn put_reserved(out: &mut Vec<u8>, revision: Revision) {
     out.put_u64_le(revision.0);
@@ -254,7 +241,7 @@ impl Item {
     pub fn get(from: &mut Bytes) -> Option<Self> {
         let revision = Revision(from.try_get_u64_le().ok()?);
         let count = from.try_get_u32_le().ok()?;
-        let mut record = Replay { revision, ..Replay::default() };
+        let mut record = Record { revision, ..Record::default() };
         for _ in 0..count {
             match from.try_get_u8().ok()? {
                 OP_PUT => {
@@ -275,7 +262,7 @@ impl Item {
                 _ => return None,
             }
         }
-        Some(Self::Replay(record))
+        Some(Self::Record(record))
     }
 }
 

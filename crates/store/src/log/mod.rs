@@ -9,7 +9,6 @@
 //! A log that is no longer needed becomes `spare`, and the next log is written over it: to synchronise blocks that have
 //! been written before takes the file system half the time.
 
-mod blocks;
 pub(crate) mod checkpoint;
 pub(crate) mod disk;
 #[cfg(test)]
@@ -18,20 +17,18 @@ mod format;
 mod recover;
 
 pub(crate) use checkpoint::Contents;
-pub(crate) use disk::AppendError;
 pub(crate) use format::{LeaseRecord, Record};
 pub(crate) use recover::{Recovered, read_checkpoint_file, recover};
 
 use crate::entry::Revision;
 use crate::history::HistoryLimits;
 use crate::store::OpenError;
-use blocks::{BLOCK, Blocks};
 use disk::{Disk, DiskFile, RealDisk, sync_dir};
-use format::{FRAME_HEADER, FileKind, HEADER, Header, RESERVED, Salt, put_frame, put_reserved};
+use format::{FileKind, HEADER, Header, Salt, put_frame, put_reserved};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,6 +64,15 @@ impl Default for LogOptions {
     }
 }
 
+/// Why a batch is not durable.
+#[derive(Debug)]
+pub(crate) enum AppendError {
+    /// The file is as it was before: the batch can be given up and others may follow.
+    Undone(io::Error),
+    /// Nobody knows what is on the disk.
+    Unknown(io::Error),
+}
+
 /// Holds a directory against other processes for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct Held(#[expect(dead_code, reason = "held for its destructor")] Flock<File>);
@@ -94,8 +100,7 @@ pub(crate) struct Log {
     /// How long the file is: zeros follow what was written, or what an older log has left.
     allocated: u64,
     checkpoint_length: u64,
-    /// The end of the file, and what is about to follow it.
-    blocks: Blocks,
+    buffer: Vec<u8>,
     deferred: Deferred,
     /// Revisions up to this one may be shown without being written: recovery will not use them again.
     reserved: Revision,
@@ -112,6 +117,8 @@ struct Checkpointing {
 /// Called with the result of a checkpoint.
 pub(crate) type Notice = Box<dyn FnOnce(Result<(), String>) + Send>;
 
+/// The write buffer is given back when one large batch has blown it up.
+const KEEP_BUFFER: usize = 1 << 20;
 /// No more than this waits in memory, however long the window is.
 const MAX_DEFERRED: usize = 4 << 20;
 /// Revisions reserved at once for relaxed changes: one heartbeat a second for half an hour.
@@ -138,34 +145,32 @@ impl Log {
         let recovered = recover(dir, limits)?;
         let sequence = recovered.last_log;
         let path = log_path(dir, sequence);
-        let file = disk.open_log(&path, false).map_err(io)?;
+        let file = disk.open(&path, false).map_err(io)?;
         // What lies behind the last whole frame was never acknowledged.
         file.set_len(recovered.log_length).map_err(io)?;
-        let mut length = recovered.log_length;
-        if length == 0 {
-            let header = Header { salt: recovered.salt, reused: false };
-            file.write_all_at(&format::header(FileKind::Log, header), 0).map_err(io)?;
-            length = HEADER as u64;
-        }
-        file.sync().map_err(io)?;
-        let blocks = Blocks::after(&tail_of(&path, length).map_err(io)?);
-        let log = Self {
+        let mut log = Self {
             dir: dir.to_owned(),
             options,
             disk,
             sequence,
             file,
             salt: recovered.salt,
-            length,
-            allocated: length,
+            length: recovered.log_length,
+            allocated: recovered.log_length,
             checkpoint_length: recovered.checkpoint_length,
-            blocks,
+            buffer: Vec::new(),
             deferred: Deferred::default(),
             // What had been reserved is used up: the revision has been moved past it.
             reserved: Revision(0),
             checkpointing: None,
             _held: held,
         };
+        if log.length == 0 {
+            let header = Header { salt: log.salt, reused: false };
+            log.file.write_all_at(&format::header(FileKind::Log, header), 0).map_err(io)?;
+            log.length = HEADER as u64;
+        }
+        log.file.sync().map_err(io)?;
         sync_dir(dir).map_err(io)?;
         remove_before(dir, recovered.first_log);
         remove_spare(dir);
@@ -206,32 +211,29 @@ impl Log {
         let last = records.last().copied().or(self.deferred.records.last()).map(|r| r.revision);
         let reserved =
             last.filter(|r| reserve && r.0 + RESERVE / 2 > self.reserved.0).map(|r| Revision(r.0 + RESERVE));
-        let records = || self.deferred.records.iter().chain(records.iter().copied());
-        let size = records().map(Record::size).sum::<usize>() + FRAME_HEADER + RESERVED;
-        self.blocks.append(size, |out| {
-            put_frame(out, self.salt, |out| {
-                records().for_each(|r| r.put(out));
-                if let Some(reserved) = reserved {
-                    put_reserved(out, reserved);
-                }
-            });
+        self.buffer.clear();
+        let deferred = &self.deferred.records;
+        put_frame(&mut self.buffer, self.salt, |out| {
+            deferred.iter().chain(records.iter().copied()).for_each(|r| r.put(out));
+            if let Some(reserved) = reserved {
+                put_reserved(out, reserved);
+            }
         });
-        self.write_blocks()?;
+        self.write_buffer()?;
         self.deferred = Deferred::default();
         self.reserved = reserved.unwrap_or(self.reserved);
         Ok(())
     }
 
-    /// Makes room for what is about to be written up to `end`, and for more. Failing is no harm: writing makes the file
-    /// longer as well, and tells when there is no space.
-    fn make_room(&mut self, end: u64) {
+    /// Makes room for what is about to be written, and for more. Failing is no harm: writing makes the file longer
+    /// as well, and tells when there is no space.
+    fn make_room(&mut self) {
+        let end = self.length + self.buffer.len() as u64;
         if self.options.ahead == 0 || end <= self.allocated {
             return;
         }
-        let block = BLOCK as u64;
-        let target = (end + self.options.ahead).next_multiple_of(block);
-        let filled = self.file.fill(self.allocated.next_multiple_of(block), target);
-        self.allocated = target;
+        let filled = self.file.fill(end, end + self.options.ahead);
+        self.allocated = end + self.options.ahead;
         if let Err(error) = filled {
             tracing::debug!(%error, "no room was made ahead for the log");
             // Nobody knows how far it got. If this fails too, what is there is room all the same.
@@ -248,13 +250,9 @@ impl Log {
         Ok(())
     }
 
-    fn write_blocks(&mut self) -> Result<(), AppendError> {
-        let start = self.length - self.length % BLOCK as u64;
-        let end = start + self.blocks.whole().len() as u64;
-        self.make_room(end);
-        if let Err(error) = self.file.append(self.blocks.whole(), start) {
-            self.blocks.undo();
-            let AppendError::Undone(error) = error else { return Err(error) };
+    fn write_buffer(&mut self) -> Result<(), AppendError> {
+        self.make_room();
+        if let Err(error) = self.file.write_all_at(&self.buffer, self.length) {
             // The disk may be full, and this takes room that is not needed.
             remove_spare(&self.dir);
             self.allocated = self.length;
@@ -263,22 +261,25 @@ impl Log {
                 Err(_) => Err(AppendError::Unknown(error)),
             };
         }
-        self.length += self.blocks.written() as u64;
-        self.allocated = self.allocated.max(end);
+        // After a failed fdatasync the kernel may have dropped the dirty pages: a later success proves nothing.
+        self.file.sync().map_err(AppendError::Unknown)?;
+        self.length += self.buffer.len() as u64;
+        if self.buffer.capacity() > KEEP_BUFFER {
+            self.buffer = Vec::new();
+        }
         Ok(())
     }
 
     /// Writes what was deferred and gives back the revisions that were reserved and not used.
     pub fn close(&mut self, revision: Revision) -> Result<(), AppendError> {
         if self.has_deferred() || self.reserved > revision {
+            self.buffer.clear();
             let deferred = &self.deferred.records;
-            self.blocks.append(self.deferred.bytes, |out| {
-                put_frame(out, self.salt, |out| {
-                    deferred.iter().for_each(|r| r.put(out));
-                    put_reserved(out, revision);
-                });
+            put_frame(&mut self.buffer, self.salt, |out| {
+                deferred.iter().for_each(|r| r.put(out));
+                put_reserved(out, revision);
             });
-            self.write_blocks()?;
+            self.write_buffer()?;
             self.deferred = Deferred::default();
             self.reserved = revision;
         }
@@ -349,7 +350,7 @@ impl Log {
             put_frame(&mut bytes, salt, |out| put_reserved(out, self.reserved));
         }
         let made = (|| {
-            let file = self.disk.open_log(if reused { &spare } else { &path }, !reused)?;
+            let file = self.disk.open(if reused { &spare } else { &path }, !reused)?;
             file.write_all_at(&bytes, 0)?;
             file.sync()?;
             if reused {
@@ -363,7 +364,6 @@ impl Log {
                 self.file = file;
                 self.salt = salt;
                 self.length = bytes.len() as u64;
-                self.blocks = Blocks::after(&bytes);
                 self.allocated = if reused { room.max(self.length) } else { self.length };
                 self.sequence += 1;
                 Ok(())
@@ -431,14 +431,6 @@ pub(crate) fn start_log(path: &Path) -> io::Result<()> {
     let header = Header { salt: Salt::random(), reused: false };
     file.write_all_at(&format::header(FileKind::Log, header), 0)?;
     file.sync()
-}
-
-/// What a file of this length has behind its last full block.
-fn tail_of(path: &Path, length: u64) -> io::Result<Vec<u8>> {
-    let behind = length % BLOCK as u64;
-    let mut tail = vec![0; behind as usize];
-    File::open(path)?.read_exact_at(&mut tail, length - behind)?;
-    Ok(tail)
 }
 
 /// Takes the directory for this process.

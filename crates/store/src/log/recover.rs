@@ -1,7 +1,7 @@
 //! Reading back what is on disk. Changes nothing, so it also serves to look at a store another process holds.
 
 use super::format::{
-    self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Header, Item, LeaseRecord, Replay, Salt,
+    self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Header, Item, LeaseRecord, Record, Salt,
 };
 use super::{CorruptError, checkpoint_path, log_path, numbered};
 use crate::entry::{Entry, Revision};
@@ -268,7 +268,7 @@ fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision
             Next::Frame(mut payload) => {
                 while payload.has_remaining() {
                     match Item::get(&mut payload) {
-                        Some(Item::Replay(record)) => apply(record, into),
+                        Some(Item::Record(record)) => apply(record, into),
                         Some(Item::Reserved(revision)) => *reserved = revision,
                         None => {
                             return Err(
@@ -302,7 +302,7 @@ fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision
     Ok(())
 }
 
-fn apply(record: Replay, into: &mut Recovered) {
+fn apply(record: Record, into: &mut Recovered) {
     let revision = record.revision;
     for op in record.ops {
         let key = op.key().clone();
