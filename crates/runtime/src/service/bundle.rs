@@ -184,6 +184,10 @@ impl Inner {
         let config = &edited;
         let volumes = self.image_volumes(config)?;
         let handler = self.handler_of(sandbox)?;
+        if handler.is_some() && map.is_some() && pid == PidNamespace::Host {
+            let message = "a container in a user namespace cannot use the node's PID namespace under an OCI runtime: it could not mount /proc";
+            return Err(Error::new(Code::Unimplemented, message));
+        }
         let cgroup = format!("{}/{id}", sandbox.cgroup_parent(&self.config.cgroup_parent));
         for mount in config.mounts.iter().filter(|mount| !spec::is_image(mount)) {
             // As other runtimes do: a missing host path becomes a directory.

@@ -77,10 +77,6 @@ impl Inner {
         if !handler.is_empty() && !self.config.handlers.contains_key(&handler) {
             return Err(Error::invalid(format!("no runtime for {handler:?} is configured")));
         }
-        if !handler.is_empty() && user_map(&config)?.is_some() {
-            let message = format!("user namespaces are not supported with the runtime {handler:?}");
-            return Err(Error::new(Code::Unimplemented, message));
-        }
         if user_map(&config)?.is_some() && host_network(&config) {
             let message = "a pod with a user namespace cannot use the node's network";
             return Err(Error::new(Code::Unimplemented, message));
