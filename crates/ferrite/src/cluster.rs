@@ -44,6 +44,13 @@ pub struct ClusterOptions {
     /// then run there and have the network that runtime is configured for. It is remembered for the next start.
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
+    /// CredentialProviderConfig that names the kubelet's credential provider plugins: a JSON or YAML file, or a
+    /// directory of them.
+    #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// Directory of the credential provider plugins' programs.
+    #[arg(long, value_name = "DIR", requires = "image_credential_provider_config")]
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
 }
 
 /// The parts of a node that also exist without one running: what `down` removes.
@@ -315,6 +322,10 @@ async fn start_kubelet(
         server_address: SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         tls: Some(Arc::new(tls)),
         api_server: Some((service_ip, 443)),
+        image_credential_providers: options
+            .image_credential_provider_config
+            .clone()
+            .zip(options.image_credential_provider_bin_dir.clone()),
         ..ferrite_kubelet::Config::new(node_name, node_ip)
     };
     let client = api.client(&format!("system:node:{node_name}"), &["system:nodes"]);

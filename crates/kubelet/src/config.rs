@@ -53,6 +53,9 @@ pub struct Config {
     pub container_log_max_size: u64,
     /// How many files of a container's log are kept.
     pub container_log_max_files: usize,
+    /// Where the configuration of credential provider plugins is (a file or a directory), and where their
+    /// programs are. Without it only pull secrets open registries.
+    pub image_credential_providers: Option<(PathBuf, PathBuf)>,
 }
 
 impl Config {
@@ -82,6 +85,7 @@ impl Config {
             image_gc_low_threshold: 80,
             container_log_max_size: 10 << 20,
             container_log_max_files: 5,
+            image_credential_providers: None,
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::container::dns::{self, ClusterDns};
 use crate::container::env::ApiAddress;
-use crate::images::{ImageGc, Images};
+use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers};
 use crate::logs;
 use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
@@ -34,6 +34,8 @@ pub enum StartError {
     Runtime(#[source] ferrite_cri::Error),
     #[error("could not listen on {address}")]
     Listen { address: SocketAddr, source: io::Error },
+    #[error("could not register credential provider plugins")]
+    CredentialProviders(#[source] ConfigError),
 }
 
 /// A running kubelet. Its tasks belong to the scope it was started in and end with it; containers go on.
@@ -62,6 +64,12 @@ impl Kubelet {
                 .map_err(|source| StartError::Directory { path: path.clone(), source })?;
         }
         let clock = Clock::System;
+        let plugins = config
+            .image_credential_providers
+            .as_ref()
+            .map(|(config, programs)| Plugins::load(config, programs))
+            .transpose()
+            .map_err(StartError::CredentialProviders)?;
         let version = runtime.version(VersionRequest::default()).await.map_err(StartError::Runtime)?;
         let machine = Machine::read(&config.root_dir);
         let limits = Allocatable::of(&machine, &config).limits();
@@ -76,6 +84,9 @@ impl Kubelet {
         let resolv_conf = std::fs::read_to_string(&config.resolv_conf).unwrap_or_default();
         let config = Arc::new(config);
         let node_selector = ListSelector::fields(format!("metadata.name={}", config.node_name));
+        let volumes = Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits);
+        let accounts = Arc::new(ApiAccounts::new(client.clone(), volumes.tokens()));
+        let providers = plugins.map(|plugins| Arc::new(Providers::new(plugins, accounts, clock)));
         let context = Arc::new(Context {
             node_name: config.node_name.clone(),
             node_hostname: machine.hostname.clone(),
@@ -88,8 +99,9 @@ impl Kubelet {
             max_pods: config.max_pods,
             runtime_name: version.runtime_name,
             runtime: runtime.clone(),
-            images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone()),
-            volumes: Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits),
+            images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone())
+                .with_providers(providers),
+            volumes,
             objects,
             cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root),
             services: Informer::<Service>::start(

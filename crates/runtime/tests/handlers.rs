@@ -243,11 +243,19 @@ async fn users(handler: &str) {
     assert_eq!(status.exit_code, 0, "{output}");
     assert!(output.starts_with("101\r\n/dev/pts/") || output.starts_with("101\n/dev/pts/"), "{output:?}");
     // Another container's processes.
-    let target =
-        world.start(&sandbox, user_shell("d", "exec sleep 2000", NamespaceMode::Container)).await;
+    let target = world.start(&sandbox, user_shell("d", "exec sleep 2000", NamespaceMode::Container)).await;
     let mut config = user_shell("e", "ps; echo done", NamespaceMode::Target);
-    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options.as_mut().unwrap().target_id =
-        target;
+    config
+        .linux
+        .as_mut()
+        .unwrap()
+        .security_context
+        .as_mut()
+        .unwrap()
+        .namespace_options
+        .as_mut()
+        .unwrap()
+        .target_id = target;
     let (_, output) = world.run(&sandbox, config).await;
     assert!(output.contains("sleep 2000") && output.contains("done"), "{output}");
     // The node's processes are not for a pod like this.
