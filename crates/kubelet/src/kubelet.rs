@@ -15,7 +15,7 @@ use crate::probe::{Checker, ProbeContext};
 use crate::server;
 use crate::volumes::Volumes;
 use ferrite_client::{Events, Informer, ListSelector, Scope};
-use ferrite_cri::v1::VersionRequest;
+use ferrite_cri::v1::{CgroupDriver, RuntimeConfigRequest, VersionRequest};
 use ferrite_cri::{ImageService, RuntimeService};
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::{Api, Client};
@@ -71,6 +71,7 @@ impl Kubelet {
             .transpose()
             .map_err(StartError::CredentialProviders)?;
         let version = runtime.version(VersionRequest::default()).await.map_err(StartError::Runtime)?;
+        let driver = cgroup_driver(&*runtime, config.cgroup_driver).await;
         let machine = Machine::read(&config.root_dir);
         let limits = Allocatable::of(&machine, &config).limits();
         let recorder = Events::start(client.clone(), &scope).recorder("kubelet", Some(&config.node_name));
@@ -103,7 +104,7 @@ impl Kubelet {
                 .with_providers(providers),
             volumes,
             objects,
-            cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root),
+            cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root).with_driver(driver),
             services: Informer::<Service>::start(
                 Api::all(client.clone()),
                 ListSelector::everything(),
@@ -176,6 +177,17 @@ impl Kubelet {
     /// The name of the Node object.
     pub fn node_name(&self) -> &str {
         &self.context.node_name
+    }
+}
+
+/// What the runtime expects, as upstream has it since runtimes can tell; else what is configured.
+async fn cgroup_driver(runtime: &dyn RuntimeService, configured: CgroupDriver) -> CgroupDriver {
+    match runtime.runtime_config(RuntimeConfigRequest {}).await {
+        Ok(answer) => answer.linux.map_or(configured, |linux| linux.cgroup_driver()),
+        Err(error) => {
+            tracing::debug!(%error, driver = ?configured, "the runtime does not tell its cgroup driver");
+            configured
+        }
     }
 }
 

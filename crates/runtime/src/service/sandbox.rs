@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ferrite_cri::v1::{DnsConfig, NamespaceMode, NamespaceOption, PodSandboxConfig};
 use ferrite_cri::{Code, Error, Result, with_causes};
 use ferrite_network::PodRef;
+use ferrite_systemd::Slice;
 
 use super::client::{self, blocking};
 use super::records::{self, SandboxRecord};
@@ -82,6 +83,10 @@ impl Inner {
             return Err(Error::new(Code::Unimplemented, message));
         }
         self.check_sysctls(&config)?;
+        let parent = config.linux.as_ref().map(|linux| linux.cgroup_parent.as_str()).unwrap_or_default();
+        if Slice::is_slice(parent) {
+            Slice::parse(parent).map_err(|error| Error::invalid(format!("cgroup parent: {error}")))?;
+        }
         let taken =
             self.index.read().sandboxes.values().any(|s| s.config.metadata.as_ref() == Some(&metadata));
         if taken {
@@ -262,7 +267,9 @@ impl Inner {
         let group = sandbox.cgroup_parent(&self.config.cgroup_parent);
         blocking(move || {
             // The kubelet may still want the pod's group; it stays as long as anything is in it.
-            cgroups.remove_if_empty(&group);
+            if !Slice::is_slice(&group) {
+                cgroups.remove_if_empty(&group);
+            }
             remove_tree(&state_dir)
         })
         .await
