@@ -40,7 +40,8 @@ async fn life(handler: &str) {
     let pid = world.pid(&id).await;
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
     assert!(!String::from_utf8_lossy(&command).contains(handler), "the process is the container's own");
-    assert_eq!(world.exec_out(&id, "id -u; cat /proc/1/cmdline | tr '\\0' ' '").await, "101\nsleep 1000 ");
+    let script = "while ! tr '\\0' ' ' </proc/1/cmdline | grep -q '^sleep'; do :; done; id -u; cat /proc/1/cmdline | tr '\\0' ' '";
+    assert_eq!(world.exec_out(&id, script).await, "101\nsleep 1000 ");
     let stats = ContainerStatsRequest { container_id: id.clone() };
     let stats = world.runtime().container_stats(stats).await.unwrap().stats.unwrap();
     assert!(stats.memory.unwrap().usage_bytes.unwrap().value > 0);

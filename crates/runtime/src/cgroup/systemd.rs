@@ -119,8 +119,11 @@ impl Holder {
         // SAFETY: other threads may hold locks, so the child makes system calls only: it takes nothing, frees
         // nothing and leaves by `_exit`.
         match unsafe { sys::fork_with(0, None) }? {
+            // SAFETY: as above. Everything but the pipe's end is closed; one byte is there to be read into.
             Forked::Child => unsafe {
-                libc::syscall(libc::SYS_close_range, 0u32, (number - 1).max(0) as u32, 0u32);
+                if number > 0 {
+                    libc::syscall(libc::SYS_close_range, 0u32, number as u32 - 1, 0u32);
+                }
                 libc::syscall(libc::SYS_close_range, number as u32 + 1, u32::MAX, 0u32);
                 let mut byte = 0u8;
                 libc::read(number, (&raw mut byte).cast(), 1);

@@ -118,11 +118,15 @@ pub(super) async fn run(plugin: &PluginConfig, request: &Request<'_>) -> Result<
     let mut command = Command::new(&plugin.program);
     command.args(&plugin.args).envs(plugin.env.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own: what it started ends with it.
+    // A group of its own: what it started can be ended with it.
     command.process_group(0).kill_on_drop(true);
     let mut child = command.spawn().map_err(failed)?;
-    let group = Group(child.id());
+    let mut group = Group(child.id());
     let ended = tokio::time::timeout(TIME_LIMIT, talk(&mut child, &text)).await;
+    if ended.is_ok() {
+        // Its number may be somebody else's by now.
+        group.0 = None;
+    }
     drop(group);
     let Ok(ended) = ended else {
         return Err(ExecError::TimeOut { plugin: name, image });
@@ -141,14 +145,14 @@ pub(super) async fn run(plugin: &PluginConfig, request: &Request<'_>) -> Result<
     decode(&output, &plugin.api_version)
 }
 
-/// The processes of a plugin, ended with the value.
+/// The processes of a plugin that has not ended; they are ended with the value.
 struct Group(Option<u32>);
 
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(leader) = self.0.and_then(|pid| i32::try_from(pid).ok()) {
-            // SAFETY: a signal. The group is named after a child of ours that led it; no other group can have
-            // that name while a member of it lives, and without one the signal goes nowhere.
+            // SAFETY: a signal. The group is named after a child of ours that nobody has waited for yet, so it
+            // is still that one.
             unsafe { libc::kill(-leader, libc::SIGKILL) };
         }
     }
