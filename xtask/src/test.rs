@@ -11,6 +11,8 @@ const TOOLS: &[(&str, &str)] = &[
     ("etcd", "etcd-server"),
     ("etcdctl", "etcd-client"),
     ("runc", "runc"),
+    ("crun", "crun"),
+    ("/lib/systemd/systemd", "systemd"),
     ("containerd", "containerd"),
     ("openssl", "openssl"),
     ("/usr/lib/python3/dist-packages/kubernetes/__init__.py", "python3-kubernetes"),

@@ -23,6 +23,23 @@ use std::sync::Arc;
 /// The name of the image made from this very binary.
 pub const TOOLS_IMAGE: &str = "ferrite.local/tools:latest";
 
+/// Who makes control groups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum CgroupDriver {
+    #[default]
+    Cgroupfs,
+    Systemd,
+}
+
+impl From<CgroupDriver> for ferrite_cri::v1::CgroupDriver {
+    fn from(driver: CgroupDriver) -> Self {
+        match driver {
+            CgroupDriver::Cgroupfs => Self::Cgroupfs,
+            CgroupDriver::Systemd => Self::Systemd,
+        }
+    }
+}
+
 /// Options of a cluster on this machine.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ClusterOptions {
@@ -44,6 +61,17 @@ pub struct ClusterOptions {
     /// then run there and have the network that runtime is configured for. It is remembered for the next start.
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
+    /// Who makes control groups: the kubelet and the runtime themselves, or systemd when they ask it to. Another
+    /// runtime's own choice counts, if it tells.
+    #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
+    pub cgroup_driver: CgroupDriver,
+    /// CredentialProviderConfig that names the kubelet's credential provider plugins: a JSON or YAML file, or a
+    /// directory of them.
+    #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// Directory of the credential provider plugins' programs.
+    #[arg(long, value_name = "DIR", requires = "image_credential_provider_config")]
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
 }
 
 /// The parts of a node that also exist without one running: what `down` removes.
@@ -54,11 +82,13 @@ impl NodeParts {
         paths: &Paths,
         network: Arc<dyn ferrite_network::PodNetwork>,
         images: Arc<Images>,
+        driver: CgroupDriver,
     ) -> ferrite_runtime::Config {
         ferrite_runtime::Config {
             root: paths.runtime(),
             run: paths.run.join("runtime"),
             cgroup_parent: paths.cgroup(),
+            cgroup_driver: driver.into(),
             supervisor: PathBuf::from("/proc/self/exe"),
             network,
             images,
@@ -124,7 +154,9 @@ impl Cluster {
 
         let (embedded, services) = match &options.container_runtime_endpoint {
             None => {
-                let embedded = start_runtime(paths, &options.insecure_registry, &bridge, &scope).await?;
+                let embedded =
+                    start_runtime(paths, &options.insecure_registry, options.cgroup_driver, &bridge, &scope)
+                        .await?;
                 let services =
                     Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
                 progress.done("runtime", &paths.runtime().display().to_string());
@@ -263,12 +295,13 @@ pub fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {
 pub async fn start_runtime(
     paths: &Paths,
     insecure_registries: &[String],
+    driver: CgroupDriver,
     bridge: &Arc<Bridge>,
     scope: &Scope,
 ) -> Result<Embedded, BoxError> {
     let images = NodeParts::images(paths, insecure_registries)?;
     add_tools_image(&images).await?;
-    let config = NodeParts::runtime_config(paths, bridge.clone(), Arc::clone(&images));
+    let config = NodeParts::runtime_config(paths, bridge.clone(), Arc::clone(&images), driver);
     let runtime = Runtime::open(config).await?;
     let cri = ferrite_cri::grpc::Server::bind(&paths.cri_socket(), runtime.clone(), runtime.clone())?;
     scope.spawn_graceful(cri.serve(scope.token().clone()));
@@ -312,9 +345,14 @@ async fn start_kubelet(
         root_dir: paths.kubelet(),
         log_dir: paths.pod_logs(),
         cgroup_root: paths.cgroup(),
+        cgroup_driver: options.cgroup_driver.into(),
         server_address: SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         tls: Some(Arc::new(tls)),
         api_server: Some((service_ip, 443)),
+        image_credential_providers: options
+            .image_credential_provider_config
+            .clone()
+            .zip(options.image_credential_provider_bin_dir.clone()),
         ..ferrite_kubelet::Config::new(node_name, node_ip)
     };
     let client = api.client(&format!("system:node:{node_name}"), &["system:nodes"]);

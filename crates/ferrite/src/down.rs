@@ -1,7 +1,7 @@
 //! `ferrite down`: everything that `up` made goes away.
 
 use crate::apiserver::BoxError;
-use crate::cluster::NodeParts;
+use crate::cluster::{CgroupDriver, NodeParts};
 use crate::kubeconfig;
 use crate::paths::Paths;
 use crate::progress::Progress;
@@ -38,7 +38,9 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         remove_pods(endpoint, &paths.kubelet()).await?;
     }
     let images = NodeParts::images(paths, &[])?;
-    ferrite_runtime::destroy(NodeParts::runtime_config(paths, Arc::new(NoNetwork), images)).await?;
+    // Whichever driver it ran with: slices are found by their name.
+    let driver = CgroupDriver::default();
+    ferrite_runtime::destroy(NodeParts::runtime_config(paths, Arc::new(NoNetwork), images, driver)).await?;
     unmount_below(&paths.kubelet())?;
     progress.done("containers", "ended, unmounted, their cgroups removed");
     Bridge::purge(&paths.network()).await?;

@@ -2,7 +2,7 @@
 
 use crate::apiserver::{BoxError, Cidr};
 use crate::cli::{DataDir, interrupted};
-use crate::cluster::{start_network, start_runtime};
+use crate::cluster::{CgroupDriver, start_network, start_runtime};
 use crate::status::State;
 use crate::up::{check_machine, create_private};
 use ferrite_client::Scope;
@@ -19,6 +19,9 @@ pub struct RuntimeAlone {
     /// Registries (host or host:port) to talk to without TLS; loopback addresses always are.
     #[arg(long, value_name = "REGISTRY")]
     insecure_registry: Vec<String>,
+    /// Who kubelets are told makes control groups: themselves, or systemd when they ask it to.
+    #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
+    cgroup_driver: CgroupDriver,
 }
 
 impl RuntimeAlone {
@@ -30,7 +33,8 @@ impl RuntimeAlone {
         create_private(&paths)?;
         let bridge = start_network(&paths, &self.pod_cidr, None).await?;
         let scope = Scope::new();
-        let embedded = start_runtime(&paths, &self.insecure_registry, &bridge, &scope).await?;
+        let embedded =
+            start_runtime(&paths, &self.insecure_registry, self.cgroup_driver, &bridge, &scope).await?;
         println!("serving unix://{}", paths.cri_socket().display());
         interrupted().await?;
         scope.shutdown().await;

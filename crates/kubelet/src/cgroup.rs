@@ -1,7 +1,12 @@
 //! Pod cgroups: `<root>/kubepods[/burstable|/besteffort]/pod<uid>`, on cgroup v1 and v2.
+//!
+//! Where systemd owns the control groups, each of them is a slice that systemd is asked for:
+//! `<root>-kubepods-burstable-pod<uid>.slice`.
 
 use crate::container::resources::{self, PodResources};
 use crate::pod::model::QosClass;
+use ferrite_cri::v1::CgroupDriver;
+use ferrite_systemd::{Hierarchy, Limits, Manager, Slice};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +23,7 @@ pub(crate) struct Cgroups {
     layout: Layout,
     /// Without a leading slash.
     root: String,
+    driver: CgroupDriver,
 }
 
 #[derive(Debug, Clone)]
@@ -36,34 +42,111 @@ impl Cgroups {
             let mounted = V1_CONTROLLERS
                 .iter()
                 .map(|c| (c.to_string(), mount.join(c)))
-                .filter(|(_, path)| path.is_dir())
+                // An empty directory may stand where a controller could have been mounted.
+                .filter(|(_, path)| path.join("cgroup.procs").exists())
                 .collect();
             Layout::V1(mounted)
         };
-        Self { layout, root: root.trim_matches('/').to_string() }
+        Self { layout, root: root.trim_matches('/').to_string(), driver: CgroupDriver::Cgroupfs }
     }
 
-    /// The path a sandbox names as its parent.
+    /// The same, made by another driver.
+    pub(crate) fn with_driver(self, driver: CgroupDriver) -> Self {
+        Self { driver, ..self }
+    }
+
+    /// What a sandbox names as its parent: a path, or a slice.
     pub(crate) fn pod_path(&self, qos: QosClass, uid: &str) -> String {
+        match self.driver {
+            CgroupDriver::Cgroupfs => self.directory(qos, uid),
+            CgroupDriver::Systemd => self.slice(qos, uid).to_string(),
+        }
+    }
+
+    fn parts(&self, qos: QosClass, uid: &str) -> Vec<String> {
         let class = match qos {
             QosClass::Guaranteed => "",
-            QosClass::Burstable => "burstable/",
-            QosClass::BestEffort => "besteffort/",
+            QosClass::Burstable => "burstable",
+            QosClass::BestEffort => "besteffort",
         };
-        let root = if self.root.is_empty() { String::new() } else { format!("/{}", self.root) };
-        format!("{root}/kubepods/{class}pod{uid}")
+        let parts = self.root.split('/').chain(["kubepods", class]).filter(|part| !part.is_empty());
+        parts.map(str::to_owned).chain([format!("pod{uid}")]).collect()
+    }
+
+    fn slice(&self, qos: QosClass, uid: &str) -> Slice {
+        Slice::of(self.parts(qos, uid).iter().map(String::as_str))
+    }
+
+    /// Where the pod's cgroup is.
+    fn directory(&self, qos: QosClass, uid: &str) -> String {
+        match self.driver {
+            CgroupDriver::Cgroupfs => format!("/{}", self.parts(qos, uid).join("/")),
+            CgroupDriver::Systemd => self.slice(qos, uid).path(),
+        }
+    }
+
+    /// As [`Cgroups::ensure_pod`], for a task: systemd takes its time.
+    pub(crate) async fn ensure(&self, qos: QosClass, uid: &str, total: &PodResources) -> io::Result<()> {
+        if self.driver == CgroupDriver::Cgroupfs {
+            return self.ensure_pod(qos, uid, total);
+        }
+        let (cgroups, uid, total) = (self.clone(), uid.to_owned(), *total);
+        tokio::task::spawn_blocking(move || cgroups.ensure_pod(qos, &uid, &total)).await?
+    }
+
+    /// As [`Cgroups::remove_pod`], for a task.
+    pub(crate) async fn remove(&self, uid: &str) -> io::Result<()> {
+        if self.driver == CgroupDriver::Cgroupfs {
+            return self.remove_pod(uid);
+        }
+        let (cgroups, uid) = (self.clone(), uid.to_owned());
+        tokio::task::spawn_blocking(move || cgroups.remove_pod(&uid)).await?
+    }
+
+    fn systemd(&self) -> io::Result<Manager> {
+        let hierarchy = match self.layout {
+            Layout::V1(_) => Hierarchy::V1,
+            Layout::V2(_) => Hierarchy::Unified,
+        };
+        Ok(Manager::connect(hierarchy)?)
+    }
+
+    /// Has systemd make the pod's slice with the limits it knows.
+    fn ensure_slice(&self, qos: QosClass, uid: &str, shares: i64, total: &PodResources) -> io::Result<()> {
+        let mut manager = self.systemd()?;
+        let share = |shares: i64| Limits {
+            cpu_shares: u64::try_from(shares).ok(),
+            cpu_weight: u64::try_from(resources::cpu_weight(shares)).ok(),
+            ..Limits::default()
+        };
+        let slice = self.slice(qos, uid);
+        if let Some(class) = slice.parent().filter(|_| qos == QosClass::BestEffort) {
+            manager.ensure_slice(&class, &share(BEST_EFFORT_SHARES))?;
+        }
+        let limits = Limits {
+            memory: Some(total.memory_limit.unwrap_or(-1)),
+            cpu_quota: Some(total.cpu_limit.map(resources::cpu_quota).filter(|q| *q > 0).unwrap_or(-1)),
+            cpu_period: u64::try_from(resources::QUOTA_PERIOD).ok(),
+            ..share(shares)
+        };
+        Ok(manager.ensure_slice(&slice, &limits)?)
     }
 
     /// Makes the pod's cgroup with the limits of the pod as a whole. What exists is brought up to date.
     pub(crate) fn ensure_pod(&self, qos: QosClass, uid: &str, total: &PodResources) -> io::Result<()> {
-        let path = self.pod_path(qos, uid);
+        let path = self.directory(qos, uid);
         let relative = path.trim_start_matches('/');
         let shares = match qos {
             QosClass::BestEffort => BEST_EFFORT_SHARES,
             _ => resources::cpu_shares(total.cpu_request),
         };
         let quota = total.cpu_limit.map(resources::cpu_quota).filter(|q| *q > 0);
+        if self.driver == CgroupDriver::Systemd {
+            self.ensure_slice(qos, uid, shares, total)?;
+        }
         match &self.layout {
+            // systemd has done all there is to do on a hierarchy that is its alone.
+            Layout::V2(_) if self.driver == CgroupDriver::Systemd => Ok(()),
             Layout::V2(mount) => {
                 make_v2(mount, relative)?;
                 let dir = mount.join(relative);
@@ -105,8 +188,11 @@ impl Cgroups {
     /// Removes the pod's cgroup with what is below it. Processes in it were ended before.
     pub(crate) fn remove_pod(&self, uid: &str) -> io::Result<()> {
         for qos in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
-            let path = self.pod_path(qos, uid);
+            let path = self.directory(qos, uid);
             let relative = path.trim_start_matches('/');
+            if self.driver == CgroupDriver::Systemd && self.exists(relative) {
+                self.systemd()?.stop(&self.slice(qos, uid).to_string())?;
+            }
             match &self.layout {
                 Layout::V2(mount) => remove_tree(&mount.join(relative), 0)?,
                 Layout::V1(controllers) => {
@@ -117,6 +203,15 @@ impl Cgroups {
             }
         }
         Ok(())
+    }
+}
+
+impl Cgroups {
+    fn exists(&self, relative: &str) -> bool {
+        match &self.layout {
+            Layout::V2(mount) => mount.join(relative).exists(),
+            Layout::V1(controllers) => controllers.iter().any(|(_, mount)| mount.join(relative).exists()),
+        }
     }
 }
 
@@ -241,5 +336,44 @@ mod tests {
         cgroups.remove_pod("u").unwrap();
         assert!(!file.exists());
         drop(guard);
+    }
+
+    #[test]
+    fn pods_are_slices_where_systemd_is() {
+        use ferrite_systemd::testing::Machine;
+        if !Machine::is_inside() {
+            let Some(machine) = Machine::start(Hierarchy::V1) else { return };
+            return machine.run_again("cgroup::tests::pods_are_slices_where_systemd_is");
+        }
+        let mount = Path::new("/sys/fs/cgroup");
+        let cgroups = Cgroups::discover(mount, "").with_driver(CgroupDriver::Systemd);
+        let total = |memory| PodResources {
+            cpu_request: 500,
+            memory_request: 0,
+            cpu_limit: Some(1000),
+            memory_limit: Some(memory),
+            ephemeral_request: 0,
+        };
+        assert_eq!(cgroups.pod_path(QosClass::Burstable, "1-2"), "kubepods-burstable-pod1_2.slice");
+        let slice = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice";
+        let read = |file: &str| std::fs::read_to_string(mount.join(file)).unwrap().trim().to_owned();
+        for memory in [64 << 20, 96 << 20] {
+            cgroups.ensure_pod(QosClass::Burstable, "1-2", &total(memory)).unwrap();
+            assert_eq!(read(&format!("memory/{slice}/memory.limit_in_bytes")), memory.to_string());
+            let mut manager = cgroups.systemd().unwrap();
+            let unit = "kubepods-burstable-pod1_2.slice";
+            let told = manager.property(unit, "org.freedesktop.systemd1.Slice", "MemoryLimit").unwrap();
+            assert_eq!(told, Some(ferrite_systemd::Value::U64(memory as u64)), "systemd knows it, too");
+        }
+        assert_eq!(read(&format!("cpu/{slice}/cpu.shares")), "512");
+        assert_eq!(read(&format!("cpu/{slice}/cpu.cfs_quota_us")), "100000");
+        cgroups.ensure_pod(QosClass::BestEffort, "3", &total(1 << 20)).unwrap();
+        assert_eq!(read("cpu/kubepods.slice/kubepods-besteffort.slice/cpu.shares"), "2");
+        for uid in ["1-2", "3", "unknown"] {
+            cgroups.remove_pod(uid).unwrap();
+        }
+        for controller in ["memory", "cpuset", "systemd", "freezer"] {
+            assert!(!mount.join(controller).join(slice).exists(), "{controller}");
+        }
     }
 }

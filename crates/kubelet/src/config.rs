@@ -1,5 +1,6 @@
 //! Configuration of a kubelet, with the defaults of upstream's KubeletConfiguration.
 
+use ferrite_cri::v1::CgroupDriver;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -19,6 +20,8 @@ pub struct Config {
     pub log_dir: PathBuf,
     /// Below which cgroup pods live.
     pub cgroup_root: String,
+    /// Who makes cgroups, unless the runtime says which of both it expects.
+    pub cgroup_driver: CgroupDriver,
     /// Where the kubelet API listens. The port is published in the Node's status.
     pub server_address: SocketAddr,
     /// The kubelet API's TLS settings; they must require client certificates of the cluster's authority.
@@ -53,6 +56,9 @@ pub struct Config {
     pub container_log_max_size: u64,
     /// How many files of a container's log are kept.
     pub container_log_max_files: usize,
+    /// Where the configuration of credential provider plugins is (a file or a directory), and where their
+    /// programs are. Without it only pull secrets open registries.
+    pub image_credential_providers: Option<(PathBuf, PathBuf)>,
 }
 
 impl Config {
@@ -64,6 +70,7 @@ impl Config {
             root_dir: PathBuf::from("/var/lib/ferrite/kubelet"),
             log_dir: PathBuf::from("/var/log/pods"),
             cgroup_root: "/ferrite".into(),
+            cgroup_driver: CgroupDriver::Cgroupfs,
             server_address: SocketAddr::from(([0, 0, 0, 0], 10250)),
             tls: None,
             authorized_names: vec!["kube-apiserver-kubelet-client".into(), "kubernetes".into()],
@@ -82,6 +89,7 @@ impl Config {
             image_gc_low_threshold: 80,
             container_log_max_size: 10 << 20,
             container_log_max_files: 5,
+            image_credential_providers: None,
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::container::dns::{self, ClusterDns};
 use crate::container::env::ApiAddress;
-use crate::images::{ImageGc, Images};
+use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers};
 use crate::logs;
 use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
@@ -15,7 +15,7 @@ use crate::probe::{Checker, ProbeContext};
 use crate::server;
 use crate::volumes::Volumes;
 use ferrite_client::{Events, Informer, ListSelector, Scope};
-use ferrite_cri::v1::VersionRequest;
+use ferrite_cri::v1::{CgroupDriver, RuntimeConfigRequest, VersionRequest};
 use ferrite_cri::{ImageService, RuntimeService};
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::{Api, Client};
@@ -34,6 +34,8 @@ pub enum StartError {
     Runtime(#[source] ferrite_cri::Error),
     #[error("could not listen on {address}")]
     Listen { address: SocketAddr, source: io::Error },
+    #[error("could not register credential provider plugins")]
+    CredentialProviders(#[source] ConfigError),
 }
 
 /// A running kubelet. Its tasks belong to the scope it was started in and end with it; containers go on.
@@ -62,7 +64,14 @@ impl Kubelet {
                 .map_err(|source| StartError::Directory { path: path.clone(), source })?;
         }
         let clock = Clock::System;
+        let plugins = config
+            .image_credential_providers
+            .as_ref()
+            .map(|(config, programs)| Plugins::load(config, programs))
+            .transpose()
+            .map_err(StartError::CredentialProviders)?;
         let version = runtime.version(VersionRequest::default()).await.map_err(StartError::Runtime)?;
+        let driver = cgroup_driver(&*runtime, config.cgroup_driver).await;
         let machine = Machine::read(&config.root_dir);
         let limits = Allocatable::of(&machine, &config).limits();
         let recorder = Events::start(client.clone(), &scope).recorder("kubelet", Some(&config.node_name));
@@ -76,6 +85,9 @@ impl Kubelet {
         let resolv_conf = std::fs::read_to_string(&config.resolv_conf).unwrap_or_default();
         let config = Arc::new(config);
         let node_selector = ListSelector::fields(format!("metadata.name={}", config.node_name));
+        let volumes = Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits);
+        let accounts = Arc::new(ApiAccounts::new(client.clone(), volumes.tokens()));
+        let providers = plugins.map(|plugins| Arc::new(Providers::new(plugins, accounts, clock)));
         let context = Arc::new(Context {
             node_name: config.node_name.clone(),
             node_hostname: machine.hostname.clone(),
@@ -88,10 +100,11 @@ impl Kubelet {
             max_pods: config.max_pods,
             runtime_name: version.runtime_name,
             runtime: runtime.clone(),
-            images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone()),
-            volumes: Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits),
+            images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone())
+                .with_providers(providers),
+            volumes,
             objects,
-            cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root),
+            cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root).with_driver(driver),
             services: Informer::<Service>::start(
                 Api::all(client.clone()),
                 ListSelector::everything(),
@@ -164,6 +177,17 @@ impl Kubelet {
     /// The name of the Node object.
     pub fn node_name(&self) -> &str {
         &self.context.node_name
+    }
+}
+
+/// What the runtime expects, as upstream has it since runtimes can tell; else what is configured.
+async fn cgroup_driver(runtime: &dyn RuntimeService, configured: CgroupDriver) -> CgroupDriver {
+    match runtime.runtime_config(RuntimeConfigRequest {}).await {
+        Ok(answer) => answer.linux.map_or(configured, |linux| linux.cgroup_driver()),
+        Err(error) => {
+            tracing::debug!(%error, driver = ?configured, "the runtime does not tell its cgroup driver");
+            configured
+        }
     }
 }
 

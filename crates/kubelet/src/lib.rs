@@ -27,4 +27,5 @@ mod testing;
 mod volumes;
 
 pub use config::Config;
+pub use images::{ConfigError as CredentialProviderError, Plugins as CredentialProviderPlugins};
 pub use kubelet::{Kubelet, StartError};

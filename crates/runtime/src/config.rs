@@ -16,6 +16,9 @@ pub struct Config {
     /// Control group below which everything of this runtime lives, e.g. `/ferrite`. Removed by
     /// [`crate::destroy`].
     pub cgroup_parent: String,
+    /// Which form of control groups kubelets are told to ask for. Both are always understood: a parent that is
+    /// a slice is systemd's.
+    pub cgroup_driver: ferrite_cri::v1::CgroupDriver,
     /// The binary to run as supervisor; it must call [`crate::supervisor::main`] when started under the
     /// name [`crate::supervisor::NAME`]. Usually `/proc/self/exe`.
     pub supervisor: PathBuf,

@@ -220,7 +220,10 @@ pub unsafe fn fork_with(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Resul
     // SAFETY: clone_args is plain data for which all zeroes are valid.
     let mut args: libc::clone_args = unsafe { zeroed() };
     args.flags = flags;
-    args.exit_signal = libc::SIGCHLD as u64;
+    if flags & libc::CLONE_PARENT as u64 == 0 {
+        // A sibling has its parent's.
+        args.exit_signal = libc::SIGCHLD as u64;
+    }
     if let Some(cgroup) = cgroup {
         args.flags |= CLONE_INTO_CGROUP;
         args.cgroup = cgroup.as_raw_fd() as u64;

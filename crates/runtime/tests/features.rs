@@ -89,6 +89,25 @@ async fn a_pod_in_a_user_namespace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn processes_shared_in_a_user_namespace() {
+    let world = World::new().await;
+    let shared = NamespaceOption {
+        pid: NamespaceMode::Pod.into(),
+        userns_options: Some(user_namespace()),
+        ..Default::default()
+    };
+    let mut config = world.sandbox_config();
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().namespace_options =
+        Some(shared.clone());
+    let sandbox = world.run_sandbox(config).await;
+    let member = |name, script| secure(shell(name, script), |s| s.namespace_options = Some(shared.clone()));
+    let sleeper = world.start(&sandbox, member("a", "exec sleep 1000")).await;
+    let (_, output) = world.run(&sandbox, member("b", "ps; id -u")).await;
+    assert!(output.contains("sleep 1000") && output.ends_with("\n0\n"), "{output}");
+    assert_eq!(world.exec_out(&sleeper, "id -u").await, "0\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn user_namespaces_that_make_no_sense() {
     let world = World::new().await;
     let mut config = with_user(world.sandbox_config());

@@ -48,7 +48,8 @@ pub(super) fn decide(rbac: &Rbac, view: &View, node: &str, action: &Action) -> D
         | ("resource.k8s.io", "resourceclaims")
         | ("storage.k8s.io", "volumeattachments") => individual(view, node, action),
         ("", "serviceaccounts") => match (verb, subresource) {
-            ("create", "token") => related(view, node, action),
+            // Reading is for credential provider plugins, which are told annotations.
+            ("create", "token") | ("get", "") => related(view, node, action),
             ("create", _) => no("can only create token subresource of service accounts"),
             _ => no("can only create tokens for individual service accounts"),
         },

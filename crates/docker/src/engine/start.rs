@@ -98,6 +98,7 @@ impl Engine {
             root: directory.join("runtime"),
             run: self.paths.container_run(&container.id),
             cgroup_parent: self.paths.cgroup(),
+            cgroup_driver: ferrite_cri::v1::CgroupDriver::Cgroupfs,
             supervisor: PathBuf::from("/proc/self/exe"),
             network: Arc::new(ContainerNetwork { engine: self.clone(), container: container.clone() }),
             images: Arc::new(RecordedImage(container.clone())),

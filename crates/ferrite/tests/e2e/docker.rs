@@ -1,6 +1,7 @@
 //! Containers without a cluster, as a person at a shell has them.
 
 use crate::archive::web_image;
+use crate::registry::Registry;
 use crate::world::{Netns, eventually, ferrite, processes};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -531,102 +532,13 @@ fn images_travel() {
     assert_eq!(engine.inspect("other:1", "{{.Id}}"), id, "an image that travelled is the same");
 }
 
-/// Debian's registry, ended with the value.
-struct Registry {
-    child: Child,
-    address: std::net::SocketAddr,
-}
-
-impl Registry {
-    fn start(engine: &Engine) -> Option<Self> {
-        use std::io::BufRead;
-        let config = engine.path("registry.yml");
-        let data = engine.path("registry");
-        let text = format!(
-            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:0\n",
-            data.display()
-        );
-        std::fs::write(&config, text).unwrap();
-        let mut command = Command::new("docker-registry");
-        command.arg("serve").arg(&config).stdout(Stdio::null()).stderr(Stdio::piped());
-        engine.netns.enter(&mut command);
-        let Ok(mut child) = command.spawn() else {
-            eprintln!("SKIPPED: docker-registry is not installed (package docker-registry)");
-            return None;
-        };
-        let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
-        let address = loop {
-            let line = lines.next().expect("the registry ended").unwrap();
-            if let Some((_, rest)) = line.split_once("listening on ") {
-                break rest.split('"').next().unwrap().parse().unwrap();
-            }
-        };
-        std::thread::spawn(move || lines.for_each(drop));
-        Some(Self { child, address })
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn put(address: std::net::SocketAddr, method: &str, path: &str, kind: &str, body: &[u8]) -> String {
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    )
-    .unwrap();
-    stream.write_all(body).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.starts_with("HTTP/1.1 20"), "{method} {path}: {answer}");
-    answer
-}
-
 #[test]
 fn an_absent_image_is_pulled() {
     let engine = Engine::new();
-    let Some(registry) = Registry::start(&engine) else { return };
+    let Some(registry) = Registry::start(&engine.netns, &engine.path("registry"), false) else { return };
     let archive = engine.path("web.tar");
     web_image(&archive, "web:latest", "hello");
-    let mut blobs = std::collections::BTreeMap::new();
-    for entry in tar::Archive::new(std::fs::File::open(&archive).unwrap()).entries().unwrap() {
-        let mut entry = entry.unwrap();
-        let name = entry.path().unwrap().display().to_string();
-        let mut bytes = Vec::new();
-        entry.read_to_end(&mut bytes).unwrap();
-        blobs.insert(if name.len() > 60 { "config".to_owned() } else { name }, bytes);
-    }
-    let digest = |bytes: &[u8]| {
-        let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
-        let hex: String = digest.as_ref().iter().map(|b| format!("{b:02x}")).collect();
-        format!("sha256:{hex}")
-    };
-    let (config, layer) = (blobs["config"].clone(), blobs["layer.tar"].clone());
-    let manifest = serde_json::json!({
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest(&config), "size": config.len()},
-        "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest(&layer), "size": layer.len()}],
-    })
-    .to_string();
-    let (address, manifest_digest) = (registry.address, digest(manifest.as_bytes()));
-    engine.netns.run(move || {
-        for blob in [&config, &layer] {
-            let answer = put(address, "POST", "/v2/web/blobs/uploads/", "", b"");
-            let location =
-                answer.lines().find_map(|line| line.strip_prefix("Location: ")).unwrap().to_owned();
-            let place = location.split_once(&address.to_string()).map_or(location.as_str(), |(_, path)| path);
-            let path = format!("{place}&digest={}", digest(blob));
-            put(address, "PUT", &path, "application/octet-stream", blob);
-        }
-        let kind = "application/vnd.oci.image.manifest.v1+json";
-        put(address, "PUT", "/v2/web/manifests/latest", kind, manifest.as_bytes());
-    });
+    let (address, manifest_digest) = (registry.address, registry.push(&engine.netns, "web", &archive));
     let name = format!("{address}/web");
     let output = engine.run(&["run", "-d", "--name", "pulled", &name]);
     let complaint = String::from_utf8_lossy(&output.stderr);

@@ -58,7 +58,8 @@ impl Keyring {
                 password,
                 identity_token: entry.identity_token,
                 registry_token: entry.registry_token,
-                server_address: server.clone(),
+                // As upstream, without the address: a runtime would compare it with the registry's, and a
+                // pattern is equal to none.
                 ..AuthConfig::default()
             };
             self.entries.push((server, auth));
@@ -135,7 +136,9 @@ mod tests {
             ("a.b.example.com/x", vec![]),
             ("ghcr.io/x", vec![]),
         ] {
-            let got: Vec<String> = keyring.lookup(image).into_iter().map(|a| a.username).collect();
+            let got = keyring.lookup(image);
+            assert!(got.iter().all(|auth| auth.server_address.is_empty()), "{image}");
+            let got: Vec<String> = got.into_iter().map(|auth| auth.username).collect();
             assert_eq!(got, users, "{image}");
         }
     }

@@ -2,10 +2,13 @@
 
 mod credentials;
 mod gc;
+mod providers;
 mod reference;
 
 pub(crate) use credentials::Keyring;
 pub(crate) use gc::ImageGc;
+pub(crate) use providers::{ApiAccounts, Providers};
+pub use providers::{ConfigError, Plugins};
 
 use crate::clock::{self, Clock};
 use crate::container::security::ImageUser;
@@ -52,6 +55,8 @@ pub(crate) struct Images {
     clock: Clock,
     /// Told when an image came.
     changed: Arc<Notify>,
+    /// Plugins that know credentials.
+    providers: Option<Arc<Providers>>,
 }
 
 impl Images {
@@ -61,7 +66,12 @@ impl Images {
         clock: Clock,
         changed: Arc<Notify>,
     ) -> Self {
-        Self { service, recorder, clock, changed }
+        Self { service, recorder, clock, changed, providers: None }
+    }
+
+    /// The same, asking plugins for credentials.
+    pub(crate) fn with_providers(self, providers: Option<Arc<Providers>>) -> Self {
+        Self { providers, ..self }
     }
 
     /// Makes sure that the container's image is there, as its policy says. The error is what the container
@@ -120,7 +130,7 @@ impl Images {
             return Err(WaitingReason::new("ImagePullBackOff", format!("{message}: ErrImagePull: {why}")));
         }
         event(EventType::Normal, "Pulling", format!("Pulling image \"{image}\""));
-        match self.pull(&image, keyring, sandbox, container).await {
+        match self.pull(&image, pod, keyring, sandbox, container).await {
             Ok(reference) => {
                 state.failed.remove(container.name());
                 state.backoff.forget(&image);
@@ -162,6 +172,7 @@ impl Images {
     async fn pull(
         &self,
         image: &str,
+        pod: &Pod,
         keyring: &Keyring,
         sandbox: &PodSandboxConfig,
         container: &PodContainer,
@@ -175,7 +186,12 @@ impl Images {
             auth,
             sandbox_config: Some(sandbox.clone()),
         };
-        let credentials = keyring.lookup(image);
+        // As upstream: what the pod brings comes before what the node knows.
+        let mut credentials = keyring.lookup(image);
+        if let Some(providers) = &self.providers {
+            let (host, path) = reference::registry_path(image);
+            credentials.extend(providers.lookup(&format!("{host}/{path}"), pod).await);
+        }
         if credentials.is_empty() {
             return Ok(self.service.pull_image(request(None)).await?.image_ref);
         }

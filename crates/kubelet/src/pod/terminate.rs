@@ -36,7 +36,7 @@ impl Worker {
             ignore_missing(context.runtime.remove_pod_sandbox(request).await)?;
         }
         context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
-        context.cgroups.remove_pod(&self.id.uid).map_err(SyncError::Cgroup)?;
+        context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
         if let Desired::Present(_) = desired {
             self.delete_from_api().await;
         }

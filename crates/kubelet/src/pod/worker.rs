@@ -240,7 +240,7 @@ impl Worker {
                 return Err(error);
             }
         }
-        self.ensure_cgroup(pod)?;
+        self.ensure_cgroup(pod).await?;
         self.ensure_volumes(pod).await?;
         let probes = self.probes.results();
         let actions = decide::decide(&Inputs {
@@ -316,12 +316,12 @@ impl Worker {
     }
 
     /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
-    fn ensure_cgroup(&mut self, pod: &Pod) -> Result<(), SyncError> {
+    async fn ensure_cgroup(&mut self, pod: &Pod) -> Result<(), SyncError> {
         let total = pod_resources(pod);
         if self.cgroup_of == Some(total) {
             return Ok(());
         }
-        let made = self.context.cgroups.ensure_pod(model::qos_class(pod), &self.id.uid, &total);
+        let made = self.context.cgroups.ensure(model::qos_class(pod), &self.id.uid, &total).await;
         made.map_err(|e| {
             let message = format!("unable to ensure pod container exists: {e}");
             self.context.event(pod, EventType::Warning, "FailedCreatePodContainer", message);
@@ -484,7 +484,7 @@ impl Worker {
         self.publish(pod, &runtime, true, true);
         if !self.finished {
             context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
-            context.cgroups.remove_pod(&self.id.uid).map_err(SyncError::Cgroup)?;
+            context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
             self.finished = true;
         }
         Ok(())

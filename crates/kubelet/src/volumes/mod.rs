@@ -8,6 +8,7 @@ mod token;
 
 #[cfg(test)]
 pub(crate) use kernel::remove_tree;
+pub(crate) use token::Tokens;
 
 use crate::container::expand::expand;
 use crate::container::fields::NodeLimits;
@@ -61,13 +62,18 @@ pub(crate) struct PodVolumes {
 pub(crate) struct Volumes {
     root: PathBuf,
     objects: Arc<Objects>,
-    tokens: token::Tokens,
+    tokens: Arc<Tokens>,
     node: NodeLimits,
 }
 
 impl Volumes {
     pub(crate) fn new(root: PathBuf, client: kube::Client, objects: Arc<Objects>, node: NodeLimits) -> Self {
-        Self { root, objects, tokens: token::Tokens::new(client), node }
+        Self { root, objects, tokens: Arc::new(Tokens::new(client)), node }
+    }
+
+    /// The pods' service account tokens.
+    pub(crate) fn tokens(&self) -> Arc<Tokens> {
+        self.tokens.clone()
     }
 
     pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {

@@ -136,7 +136,7 @@ fn v2(resources: &LinuxResources) -> Vec<Setting> {
 
 /// CPU shares (2..262144) as weight (1..10000), by the conversion the OCI runtimes agreed on: the smallest,
 /// the largest and the default (1024) are each other's.
-fn weight(shares: u64) -> u64 {
+pub(super) fn weight(shares: u64) -> u64 {
     match shares {
         0..=2 => 1,
         262_144.. => 10_000,

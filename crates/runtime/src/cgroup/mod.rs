@@ -5,6 +5,7 @@
 mod devices;
 mod limits;
 mod stats;
+pub mod systemd;
 
 use std::fs;
 use std::io;
@@ -137,6 +138,11 @@ impl Layout {
         }
     }
 
+    /// Whether the group is there, on any hierarchy.
+    pub fn exists(&self, path: &str) -> bool {
+        !path.trim_matches('/').is_empty() && self.mounts().iter().any(|mount| below(mount, path).exists())
+    }
+
     /// Writes limits. What the kernel lacks and the pod can do without (swap accounting, huge pages) is
     /// passed over and answered, for somebody to say so.
     pub fn apply(&self, path: &str, settings: &[Setting]) -> io::Result<Vec<String>> {
@@ -257,6 +263,7 @@ impl Layout {
 
     /// Removes the group and everything below it from every hierarchy. Absent groups are fine.
     pub fn remove(&self, path: &str) -> io::Result<()> {
+        self.forget_scope(path);
         let mut result = Ok(());
         for mount in self.mounts().into_iter().chain(self.beside().as_deref()) {
             if let Err(error) = remove_tree(&below(mount, path), 0) {
@@ -266,8 +273,27 @@ impl Layout {
         result
     }
 
+    /// In hybrid layouts systemd looks at the unified hierarchy to know whether a scope is in use, where we put
+    /// nobody. The container's first process stands for all of it; one that has ended needs no scope.
+    pub fn show_to_systemd(&self, path: &str, pid: i32) {
+        if let Some(unified) = self.beside() {
+            let _ = fs::write(below(&unified, path).join("cgroup.procs"), pid.to_string());
+        }
+    }
+
+    /// A group that systemd made is systemd's to end. What it leaves, or all where it does not answer, is
+    /// removed as any other.
+    fn forget_scope(&self, path: &str) {
+        if let Some(scope) = systemd::Scope::of(path)
+            && let Err(error) = scope.stop(self)
+        {
+            tracing::warn!(path, %error, "systemd did not end a scope");
+        }
+    }
+
     /// Removes the group where it has neither processes nor children; keeps it where it has.
     pub fn remove_if_empty(&self, path: &str) {
+        self.forget_scope(path);
         for mount in self.mounts().into_iter().chain(self.beside().as_deref()) {
             let _ = fs::remove_dir(below(mount, path));
         }

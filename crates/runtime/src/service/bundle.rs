@@ -16,6 +16,7 @@ use super::container::{failed, image_error, security_of};
 use super::records::{self, ContainerRecord};
 use super::sandbox::{host_ipc, host_network, user_map};
 use super::state::Sandbox;
+use crate::cgroup;
 use crate::rootfs::ImageConfigView;
 use crate::spec::{self, GivenDevice, IdMap, Identity, IdentityRequest};
 use crate::supervisor::bundle::{BUNDLE, Bundle, CONFIG, ImageVolume};
@@ -184,7 +185,12 @@ impl Inner {
         let config = &edited;
         let volumes = self.image_volumes(config)?;
         let handler = self.handler_of(sandbox)?;
-        let cgroup = format!("{}/{id}", sandbox.cgroup_parent(&self.config.cgroup_parent));
+        if handler.is_some() && map.is_some() && pid == PidNamespace::Host {
+            let message = "a container in a user namespace cannot use the node's PID namespace under an OCI runtime: it could not mount /proc";
+            return Err(Error::new(Code::Unimplemented, message));
+        }
+        let parent = sandbox.cgroup_parent(&self.config.cgroup_parent);
+        let cgroup = cgroup::systemd::container_path(&parent, id);
         for mount in config.mounts.iter().filter(|mount| !spec::is_image(mount)) {
             // As other runtimes do: a missing host path becomes a directory.
             let path = Path::new(&mount.host_path);

@@ -118,19 +118,30 @@ impl Inner {
             (self.cgroups.clone(), container.bundle.clone(), record.cgroup.clone());
         let prepared = blocking(move || {
             let spec: oci_spec::runtime::Spec = serde_json::from_slice(&std::fs::read(bundle.join(CONFIG))?)?;
+            let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
+            let scope = cgroup::systemd::Scope::of(&group);
+            let holder = scope.map(|scope| scope.start(&cgroups, resources)).transpose()?;
             cgroups.create(&group)?;
             let mut warnings = Vec::new();
-            if let Some(resources) = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref()) {
+            if let Some(resources) = resources {
                 warnings = cgroups.apply(&group, &cgroup::settings(&cgroups, resources))?;
                 cgroups.restrict_devices(&group, resources.devices().as_deref().unwrap_or_default())?;
             }
-            Ok(warnings)
+            Ok((warnings, holder))
         })
         .await;
         let outcome = match prepared {
-            Ok(warnings) => {
+            Ok((warnings, holder)) => {
                 warnings.iter().for_each(|warning| self.warn_once(warning));
-                ask(&sandbox.run_dir, Request::Start(start), fds).await
+                let asked = ask(&sandbox.run_dir, Request::Start(start), fds).await;
+                if holder.is_some()
+                    && let Ok((Reply::Started { pid, .. }, ..)) = &asked
+                {
+                    self.cgroups.show_to_systemd(&record.cgroup, *pid);
+                }
+                // The container's own process is in the scope now.
+                drop(holder);
+                asked
             }
             Err(error) => Err(io::Error::other(format!("prepare control group: {error}"))),
         };
@@ -319,6 +330,9 @@ impl Inner {
             let mut changed = spec::resources_of(&resources, &[], privileged);
             changed.set_devices(None);
             if running {
+                if let Some(scope) = cgroup::systemd::Scope::of(&group) {
+                    scope.update(&cgroups, &changed)?;
+                }
                 let mut settings = cgroup::settings(&cgroups, &changed);
                 let applied = cgroups.apply(&group, &settings);
                 if applied.is_err() {

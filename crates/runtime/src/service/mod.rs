@@ -446,7 +446,7 @@ impl RuntimeService for Runtime {
     }
 
     async fn runtime_config(&self, _request: RuntimeConfigRequest) -> Result<RuntimeConfigResponse> {
-        let linux = LinuxRuntimeConfiguration { cgroup_driver: CgroupDriver::Cgroupfs.into() };
+        let linux = LinuxRuntimeConfiguration { cgroup_driver: self.inner.config.cgroup_driver.into() };
         Ok(RuntimeConfigResponse { linux: Some(linux) })
     }
 

@@ -41,13 +41,14 @@ impl Inner {
             condition("NetworkReady", self.config.network.ready(), "NetworkPluginNotReady"),
         ];
         let features = RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: true };
+        // Whether an OCI runtime can make mounts below a mount read-only differs between them.
+        let under_handlers =
+            RuntimeHandlerFeatures { recursive_read_only_mounts: false, user_namespaces: true };
         StatusResponse {
             status: Some(RuntimeStatus { conditions }),
             info: BTreeMap::new(),
             runtime_handlers: std::iter::once((String::new(), features))
-                .chain(
-                    self.config.handlers.keys().map(|name| (name.clone(), RuntimeHandlerFeatures::default())),
-                )
+                .chain(self.config.handlers.keys().map(|name| (name.clone(), under_handlers)))
                 .map(|(name, features)| RuntimeHandler { name, features: Some(features) })
                 .collect(),
             features: Some(RuntimeFeatures {

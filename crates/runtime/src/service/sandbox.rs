@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ferrite_cri::v1::{DnsConfig, NamespaceMode, NamespaceOption, PodSandboxConfig};
 use ferrite_cri::{Code, Error, Result, with_causes};
 use ferrite_network::PodRef;
+use ferrite_systemd::Slice;
 
 use super::client::{self, blocking};
 use super::records::{self, SandboxRecord};
@@ -77,15 +78,15 @@ impl Inner {
         if !handler.is_empty() && !self.config.handlers.contains_key(&handler) {
             return Err(Error::invalid(format!("no runtime for {handler:?} is configured")));
         }
-        if !handler.is_empty() && user_map(&config)?.is_some() {
-            let message = format!("user namespaces are not supported with the runtime {handler:?}");
-            return Err(Error::new(Code::Unimplemented, message));
-        }
         if user_map(&config)?.is_some() && host_network(&config) {
             let message = "a pod with a user namespace cannot use the node's network";
             return Err(Error::new(Code::Unimplemented, message));
         }
         self.check_sysctls(&config)?;
+        let parent = config.linux.as_ref().map(|linux| linux.cgroup_parent.as_str()).unwrap_or_default();
+        if Slice::is_slice(parent) {
+            Slice::parse(parent).map_err(|error| Error::invalid(format!("cgroup parent: {error}")))?;
+        }
         let taken =
             self.index.read().sandboxes.values().any(|s| s.config.metadata.as_ref() == Some(&metadata));
         if taken {
@@ -266,7 +267,9 @@ impl Inner {
         let group = sandbox.cgroup_parent(&self.config.cgroup_parent);
         blocking(move || {
             // The kubelet may still want the pod's group; it stays as long as anything is in it.
-            cgroups.remove_if_empty(&group);
+            if !Slice::is_slice(&group) {
+                cgroups.remove_if_empty(&group);
+            }
             remove_tree(&state_dir)
         })
         .await

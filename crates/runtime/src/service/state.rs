@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::records::{ContainerRecord, SandboxRecord};
+use crate::cgroup::systemd::parent_path;
 use crate::supervisor::protocol::Exit;
 
 /// Exit code of a container nobody saw end.
@@ -63,7 +64,7 @@ impl Sandbox {
     /// The group its containers' groups are made in.
     pub fn cgroup_parent(&self, default: &str) -> String {
         let given = self.config.linux.as_ref().map(|linux| linux.cgroup_parent.as_str()).unwrap_or_default();
-        if given.is_empty() { format!("{default}/{}", self.id) } else { given.to_owned() }
+        if given.is_empty() { format!("{default}/{}", self.id) } else { parent_path(given) }
     }
 }
 

@@ -10,7 +10,8 @@ use nix::mount::{MntFlags, umount2};
 use super::sandbox::{end_supervisor, remove_tree};
 use super::{OpenError, records};
 use crate::Config;
-use crate::cgroup::Layout;
+use crate::cgroup::{self, Layout};
+use ferrite_systemd::Slice;
 
 /// How long a supervisor may take to end after it was told or killed.
 const PATIENCE_MS: i32 = 30_000;
@@ -68,6 +69,14 @@ pub async fn destroy(config: Config) -> io::Result<()> {
             // Whatever escaped its supervisor is still in our groups.
             cgroups.kill(&config.cgroup_parent);
             cgroups.remove(&config.cgroup_parent)?;
+            let slice = Slice::of(config.cgroup_parent.split('/'));
+            if cgroups.exists(&slice.path()) {
+                cgroups.kill(&slice.path());
+                if let Err(error) = cgroup::systemd::stop_slice(&cgroups, &slice) {
+                    tracing::warn!(%slice, %error, "systemd did not end a slice");
+                }
+                cgroups.remove(&slice.path())?;
+            }
         }
         unmount_below(&config.run)?;
         unmount_below(&config.root)?;

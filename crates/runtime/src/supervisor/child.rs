@@ -16,7 +16,7 @@ use super::protocol::Exec;
 use super::userns::{self, UserNamespace};
 use super::{mounts, process};
 use crate::cgroup::Layout;
-use crate::sys::{self, Beneath};
+use crate::sys::{self, Beneath, Forked};
 
 /// First byte of a message on the status socket.
 pub const FAILED: u8 = b'E';
@@ -162,7 +162,7 @@ fn set_up_exec(
 }
 
 /// Gives the pipes we made to the container's user: opening `/dev/stdout` asks for permission anew.
-fn give_streams(uid: u32, gid: u32) {
+pub fn give_streams(uid: u32, gid: u32) {
     for number in 0..3 {
         // SAFETY: the standard streams are open.
         let stream = unsafe { BorrowedFd::borrow_raw(number) };
@@ -316,24 +316,51 @@ pub fn fail(error: &SetupError) -> ! {
 /// It holds nothing a container could use: no root file system but an empty one, no capabilities, no
 /// descriptors.
 pub fn pod_init(empty: &Path) -> ! {
-    reset_signals();
-    sys::close_all_but_stdio();
-    let isolate = || -> Result<(), SetupError> {
-        use nix::mount::{MntFlags, MsFlags, mount, umount2};
-        unshare(CloneFlags::CLONE_NEWNS).context("mount namespace")?;
-        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
-            .context("private mounts")?;
-        mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::MS_RDONLY, Some("size=4k"))
-            .context("empty root")?;
-        nix::unistd::chdir(empty).context("enter")?;
-        nix::unistd::pivot_root(".", ".").context("pivot_root")?;
-        umount2(".", MntFlags::MNT_DETACH).context("leave the host's root")?;
-        Ok(())
-    };
-    if isolate().is_err() {
+    if isolate(empty).is_err() {
         // SAFETY: nothing has been started; the supervisor sees the namespace end.
         unsafe { libc::_exit(1) };
     }
+    reap_forever()
+}
+
+/// As [`pod_init`], for a pod with a user namespace, to which the PID namespace is to belong: it is made by a
+/// process that has joined it, and its first process is the supervisor's child all the same. Its number goes
+/// to `tell`.
+pub fn pod_init_in(empty: &Path, user: &OwnedFd, tell: BorrowedFd<'_>) -> ! {
+    let isolated = isolate(empty).and_then(|()| {
+        setns(user, CloneFlags::CLONE_NEWUSER).context("join the pod's user namespace")?;
+        userns::become_root()
+    });
+    if isolated.is_ok()
+        // SAFETY: freshly forked from a single-threaded process.
+        && let Ok(forked) = unsafe { sys::fork_with((libc::CLONE_NEWPID | libc::CLONE_PARENT) as u64, None) }
+    {
+        match forked {
+            Forked::Child => reap_forever(),
+            Forked::Parent { pid } => {
+                let _ = nix::unistd::write(tell, &pid.to_ne_bytes());
+            }
+        }
+    }
+    // SAFETY: leaves without running anything of the supervisor's; who reads sees the end.
+    unsafe { libc::_exit(1) }
+}
+
+/// Leaves the host's file systems for an empty one.
+fn isolate(empty: &Path) -> Result<(), SetupError> {
+    use nix::mount::{MntFlags, MsFlags, mount, umount2};
+    unshare(CloneFlags::CLONE_NEWNS).context("mount namespace")?;
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        .context("private mounts")?;
+    mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::MS_RDONLY, Some("size=4k")).context("empty root")?;
+    nix::unistd::chdir(empty).context("enter")?;
+    nix::unistd::pivot_root(".", ".").context("pivot_root")?;
+    umount2(".", MntFlags::MNT_DETACH).context("leave the host's root")
+}
+
+fn reap_forever() -> ! {
+    reset_signals();
+    sys::close_all_but_stdio();
     let _ = caps::clear(None, caps::CapSet::Effective);
     let _ = caps::clear(None, caps::CapSet::Permitted);
     // SAFETY: signals are blocked so that sigwait receives them; statuses are discarded on purpose.

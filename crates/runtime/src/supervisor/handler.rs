@@ -4,6 +4,8 @@
 //! standard streams, names its first process to the supervisor and lets it start. The supervisor adopts
 //! that process when the runtime has gone, since it is the nearest subreaper.
 
+mod stage;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
@@ -18,7 +20,9 @@ use super::child::{self, Streams};
 use super::error::{Context, SetupError};
 use super::mounts;
 use super::protocol::Handler;
+use super::userns::UserNamespace;
 use crate::sys;
+use stage::Stage;
 
 /// The bundle the runtime sees, below ours.
 const OWN: &str = "oci";
@@ -52,7 +56,9 @@ fn make(
     pid: Option<PathBuf>,
     terminal: bool,
 ) -> Result<(), SetupError> {
-    let (bundle, mut spec) = Bundle::read(directory).context("read the container's description")?;
+    let (mut bundle, mut spec) = Bundle::read(directory).context("read the container's description")?;
+    let user = UserNamespace::of(&spec)?;
+    let mut sources = stage::copy_binds(&spec, user.as_ref())?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
         .context("make mounts private")?;
     hide_controllers_beside()?;
@@ -61,10 +67,25 @@ fn make(
     }
     let place = directory.join(OWN);
     std::fs::create_dir_all(&place).context("make the runtime's bundle")?;
-    show_images(&bundle, &mut spec, &place)?;
+    stage::mount_images(&bundle, &mut spec, &mut sources, user.as_ref())?;
+    let stage = match &user {
+        None => Stage { directory: place.clone() },
+        Some(_) => Stage::cover(&[directory, &handler.root, &handler.binary])?,
+    };
+    stage.show_all(sources, &mut spec)?;
+    if let Some(user) = &user {
+        bundle.rootfs = stage.rootfs()?;
+        if let Some(root) = spec.root_mut() {
+            root.set_path(bundle.rootfs.clone());
+        }
+        if !terminal && let Some(process) = spec.process() {
+            let (uid, gid) = user.host(process.user().uid(), process.user().gid());
+            child::give_streams(uid, gid);
+        }
+    }
     let text = serde_json::to_vec(&spec).map_err(io::Error::from).context("describe the container")?;
     sys::write_atomic(&place.join(CONFIG), &text, false).context("describe the container")?;
-    mounts::mount_root(&bundle, None)?;
+    mounts::mount_root(&bundle, user.as_ref())?;
     // A socket's path is limited to a hundred characters, which a bundle's alone may have.
     let place = std::fs::File::open(directory).context("open the bundle")?;
     let console = PathBuf::from(format!("/proc/{}/fd/{}/{CONSOLE}", std::process::id(), place.as_raw_fd()));
@@ -118,29 +139,6 @@ fn join_pid(spec: &mut Spec, path: PathBuf) {
         namespaces.push(namespace);
         linux.set_namespaces(Some(namespaces));
     }
-}
-
-/// Puts the images that are to be mounted somewhere up at `place`, and has them bound from there: mounts of
-/// that type are ours.
-fn show_images(bundle: &Bundle, spec: &mut Spec, place: &Path) -> Result<(), SetupError> {
-    let mut all = spec.mounts().clone().unwrap_or_default();
-    let images = all.iter_mut().filter(|entry| entry.typ().as_deref() == Some(crate::spec::IMAGE_MOUNT));
-    for (number, entry) in images.enumerate() {
-        let source = mounts::image_volume(bundle, entry, None)?;
-        let target = place.join(format!("image-{number}"));
-        let what = || format!("show an image at {}", target.display());
-        match source.directory {
-            true => std::fs::create_dir_all(&target).with(what)?,
-            false => std::fs::write(&target, "").with(what)?,
-        }
-        let handle = nix::fcntl::open(&target, nix::fcntl::OFlag::O_PATH, nix::sys::stat::Mode::empty());
-        sys::attach_mount(source.mount.as_fd(), handle.with(what)?.as_fd()).with(what)?;
-        let mut options = vec!["rbind".to_owned(), "rprivate".to_owned()];
-        options.extend(entry.options().iter().flatten().cloned());
-        entry.set_typ(Some("bind".to_owned())).set_source(Some(target)).set_options(Some(options));
-    }
-    spec.set_mounts(Some(all));
-    Ok(())
 }
 
 fn command(handler: &Handler, directory: &Path) -> Command {

@@ -98,7 +98,7 @@ fn make_working_directory(root: BorrowedFd<'_>, path: &Path, user: Option<&UserN
     Ok(())
 }
 
-fn is_bind(entry: &Mount) -> bool {
+pub fn is_bind(entry: &Mount) -> bool {
     entry.typ().as_deref() == Some("bind")
         || entry.options().iter().flatten().any(|option| option == "bind" || option == "rbind")
 }
@@ -109,7 +109,7 @@ pub struct Source {
     pub directory: bool,
 }
 
-fn copy_source(entry: &Mount, user: Option<&UserNamespace>) -> Result<Source, SetupError> {
+pub fn copy_source(entry: &Mount, user: Option<&UserNamespace>) -> Result<Source, SetupError> {
     let path = entry
         .source()
         .as_deref()

@@ -1,7 +1,7 @@
 //! Making the sandbox: namespaces, hostname, sysctls, shared memory, control socket.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
@@ -138,7 +138,7 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
             let what = || format!("open PID namespace {}", path.display());
             PodPid::Other(std::fs::File::open(path).with(what)?.into())
         }
-        None if setup.shared_pid => PodPid::Own(start_pod_init(directory)?),
+        None if setup.shared_pid => PodPid::Own(start_pod_init(directory, setup.user.is_some())?),
         None => PodPid::None,
     };
     let listener = protocol::listen(directory).context("listen")?;
@@ -223,19 +223,42 @@ fn raise_loopback() -> std::io::Result<()> {
     Ok(())
 }
 
-fn start_pod_init(directory: &Path) -> Result<i32, SetupError> {
+fn start_pod_init(directory: &Path, in_user_namespace: bool) -> Result<i32, SetupError> {
     let empty = directory.join(EMPTY);
     std::fs::create_dir_all(&empty).context("make empty directory")?;
+    const WHAT: &str = "start the pod's first process";
+    if in_user_namespace {
+        return start_pod_init_in(&directory.join(USERNS), &empty).context(WHAT);
+    }
     // SAFETY: the supervisor is single-threaded.
-    match unsafe { sys::fork_with(libc::CLONE_NEWPID as u64, None) }
-        .context("start the pod's first process")?
-    {
+    match unsafe { sys::fork_with(libc::CLONE_NEWPID as u64, None) }.context(WHAT)? {
         Forked::Child => {
             leave_standard_streams();
             child::pod_init(&empty)
         }
         Forked::Parent { pid } => Ok(pid),
     }
+}
+
+fn start_pod_init_in(user: &Path, empty: &Path) -> std::io::Result<i32> {
+    use std::io::Read;
+    let user = OwnedFd::from(std::fs::File::open(user)?);
+    let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+    // SAFETY: the supervisor is single-threaded.
+    let between = match unsafe { sys::fork_with(0, None) }? {
+        Forked::Child => {
+            leave_standard_streams();
+            child::pod_init_in(empty, &user, write.as_fd())
+        }
+        Forked::Parent { pid } => pid,
+    };
+    drop(write);
+    let mut number = [0; 4];
+    let read = std::fs::File::from(read).read_exact(&mut number);
+    // SAFETY: our own child, which ends by itself and was not waited for before.
+    unsafe { libc::waitpid(between, std::ptr::null_mut(), 0) };
+    read?;
+    Ok(i32::from_ne_bytes(number))
 }
 
 /// After the answer has been given nobody listens: standard streams become /dev/null.

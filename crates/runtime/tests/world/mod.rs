@@ -58,6 +58,7 @@ pub fn configuration(directory: &Path, cgroup_parent: String, images: Images) ->
         root: directory.join("lib"),
         run: directory.join("run"),
         cgroup_parent,
+        cgroup_driver: CgroupDriver::Cgroupfs,
         supervisor: env!("CARGO_BIN_EXE_ferrite-supervisor").into(),
         network: Arc::new(NoNetwork),
         images: Arc::new(images),
