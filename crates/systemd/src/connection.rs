@@ -117,7 +117,7 @@ impl Connection {
         loop {
             let message = self.receive()?;
             match message.kind {
-                Kind::Signal => self.signals.push(message),
+                Kind::Signal if message.member == "JobRemoved" => self.signals.push(message),
                 Kind::Return if message.reply_serial == Some(serial) => return Ok(message.body),
                 Kind::Error if message.reply_serial == Some(serial) => {
                     let text = Reader::new(&message.body).text().unwrap_or_default().to_owned();
