@@ -85,6 +85,12 @@ async fn a_node_reads_what_its_pods_use() {
     assert_eq!(node.get(&format!("{MAPS}/used")).await.code, 200);
     assert_eq!(node.get(&format!("{MAPS}/other")).await.code, 403);
     assert_eq!(node.get(MAPS).await.code, 403);
+    // Credential provider plugins are told of the pods' accounts, and of no others.
+    let accounts = "/api/v1/namespaces/default/serviceaccounts";
+    let other = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "other"}});
+    assert_eq!(world.post(accounts, &other).await.code, 201);
+    assert_eq!(node.get(&format!("{accounts}/default")).await.code, 200);
+    assert_eq!(node.get(&format!("{accounts}/other")).await.code, 403);
 }
 
 #[tokio::test]
