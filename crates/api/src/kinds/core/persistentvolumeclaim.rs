@@ -111,14 +111,7 @@ impl Strategy for PersistentVolumeClaims {
                 "metadata.annotations[{CLASS_ANNOTATION}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
             ));
         }
-        for kind in ["requests", "limits"] {
-            let amount = amounts(&object["spec"]["resources"], kind).get("storage").copied();
-            if let Some(amount) = amount.filter(|a| !a.is_integer()) {
-                warnings.push(format!(
-                    "spec.resources.{kind}[storage]: fractional byte value \"{amount}\" is invalid, must be an integer"
-                ));
-            }
-        }
+        warnings.extend(claim_spec_warnings(&object["spec"], &Path::new("spec")));
         warnings
     }
 
@@ -203,6 +196,20 @@ fn copy_data_source(spec: &mut Value) {
         }
         _ => {}
     }
+}
+
+/// Bytes are not divided.
+pub(in crate::kinds) fn claim_spec_warnings(spec: &Value, path: &Path) -> Vec<String> {
+    ["requests", "limits"]
+        .into_iter()
+        .filter_map(|kind| {
+            let amount = *amounts(&spec["resources"], kind).get("storage")?;
+            let place = path.child("resources").child(kind).key("storage");
+            (!amount.is_integer()).then(|| {
+                format!("{place}: fractional byte value \"{amount}\" is invalid, must be an integer")
+            })
+        })
+        .collect()
 }
 
 /// Validates a claim's specification, also in templates of claims.

@@ -1,5 +1,7 @@
 mod behaviour;
 mod hostile;
+mod pod_life;
+mod pods;
 mod validation;
 mod wider;
 
