@@ -1,4 +1,5 @@
 mod behaviour;
+mod further;
 mod hostile;
 mod pod_life;
 mod pods;
