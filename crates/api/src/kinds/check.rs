@@ -74,6 +74,11 @@ pub fn ip(value: &str, path: &Path) -> Result<IpAddr, FieldErrors> {
     }
 }
 
+/// Reads an address as Go's lenient reader does, which takes leading zeros.
+pub fn lenient_ip(value: &str) -> Option<IpAddr> {
+    value.parse().ok().or_else(|| without_leading_zeros(value))
+}
+
 fn is_mapped(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
 }

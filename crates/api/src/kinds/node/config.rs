@@ -2,7 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{object, text};
-use crate::kinds::check::complaints;
+use crate::kinds::check::named;
 use crate::kinds::go;
 use crate::meta_validation::{config_map_key, dns1123_label, dns1123_subdomain};
 use serde_json::Value;
@@ -43,13 +43,8 @@ fn validate_reference(reference: &Value, reported: bool, path: &Path) -> FieldEr
             _ => {}
         }
     }
-    let checks: [(&str, fn(&str) -> Vec<String>); 3] =
-        [("namespace", dns1123_label), ("name", dns1123_subdomain), ("kubeletConfigKey", config_map_key)];
-    for (key, check) in checks {
-        match text(reference, key) {
-            "" => errors.push(FieldError::required(&path.child(key), "")),
-            value => errors.extend(complaints(&path.child(key), value, check(value))),
-        }
-    }
+    errors.extend(named(reference, "namespace", path, dns1123_label));
+    errors.extend(named(reference, "name", path, dns1123_subdomain));
+    errors.extend(named(reference, "kubeletConfigKey", path, config_map_key));
     errors
 }
