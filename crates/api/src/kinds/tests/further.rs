@@ -231,3 +231,42 @@ fn services() {
         assert_eq!(tell(changes.clone()), messages, "{changes}");
     }
 }
+
+#[test]
+fn workloads_and_networks() {
+    let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}}}});
+    let set = |claim: &Value| {
+        json!({"spec": {"volumeClaimTemplates": [claim], "template": {"spec": {"hostname": "Not.A.Label",
+            "containers": [{"name": "c", "image": "i", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}}}})
+    };
+    for (kind, changes, messages) in [
+        ("StatefulSet", set(&claim), vec![]),
+        (
+            "StatefulSet",
+            set(&with(claim.clone(), json!({"spec": {"accessModes": []}}))),
+            vec![
+                "spec.volumeClaimTemplates[0].spec.accessModes: Required value: at least 1 access mode is required",
+            ],
+        ),
+        (
+            "StatefulSet",
+            with(set(&claim), json!({"spec": {"volumeClaimTemplates": []}})),
+            vec!["spec.template.spec.containers[0].volumeMounts[0].name: Not found: \"data\""],
+        ),
+        (
+            "NetworkPolicy",
+            json!({"spec": {"ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.1/8", "except": ["11.0.0.0/16"]}}]}]}}),
+            vec![
+                "spec.ingress[0].from[0].ipBlock.cidr: Invalid value: \"10.0.0.1/8\": must not have bits set beyond the prefix length",
+                "spec.ingress[0].from[0].ipBlock.except[0]: Invalid value: \"11.0.0.0/16\": must be a strict subset of `cidr`",
+            ],
+        ),
+    ] {
+        assert_eq!(errors_with(kind, &changes), messages, "{changes}");
+    }
+    assert_eq!(
+        status_errors("VolumeAttachment", &json!({"status": {"attachError": {"errorCode": -1}}})),
+        ["status.attachError.errorCode: Invalid value: -1: must be between 0 and 2147483647, inclusive"]
+    );
+}
