@@ -262,6 +262,19 @@ fn workloads_and_networks() {
                 "spec.ingress[0].from[0].ipBlock.except[0]: Invalid value: \"11.0.0.0/16\": must be a strict subset of `cidr`",
             ],
         ),
+        (
+            "RuntimeClass",
+            json!({"overhead": {"podFixed": {"example.com/x": "500m"}}}),
+            vec!["overhead.limits[example.com/x]: Invalid value: \"500m\": must be an integer"],
+        ),
+        (
+            "Job",
+            json!({"spec": {"completionMode": "Indexed", "completions": 100_001, "parallelism": 10_001, "backoffLimitPerIndex": 1}}),
+            vec![
+                "spec.maxFailedIndexes: Required value: must be specified when completions is above 100000",
+                "spec.parallelism: Invalid value: 10001: must be less than or equal to 10000 when completions are above 100000 and used with backoff limit per index",
+            ],
+        ),
     ] {
         assert_eq!(errors_with(kind, &changes), messages, "{changes}");
     }
