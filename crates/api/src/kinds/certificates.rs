@@ -1,5 +1,7 @@
 //! CertificateSigningRequests.
 
+mod pem;
+
 use super::access::{
     clear_status, ensure_object, keep, keep_metadata, list, list_mut, present, strings, text,
 };
@@ -201,7 +203,7 @@ fn stamp_conditions(status: &mut Value, old: &Value) {
 fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let request = STANDARD.decode(text(spec, "request")).unwrap_or_default();
-    if pem_type(&request).as_deref() != Some("CERTIFICATE REQUEST") {
+    if pem::blocks(&request).first().is_none_or(|block| block.kind != "CERTIFICATE REQUEST") {
         errors.push(FieldError::invalid(
             &path.child("request"),
             spec["request"].clone(),
@@ -241,14 +243,6 @@ fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         ));
     }
     errors
-}
-
-/// The type of the first PEM block.
-fn pem_type(bytes: &[u8]) -> Option<String> {
-    let text = std::str::from_utf8(bytes).ok()?;
-    let (_, rest) = text.split_once("-----BEGIN ")?;
-    let (kind, rest) = rest.split_once("-----")?;
-    rest.contains(&format!("-----END {kind}-----")).then(|| kind.to_owned())
 }
 
 /// Who signs: a domain and a path.
@@ -360,20 +354,31 @@ fn validate_lasting(new: &Value, old: &Value, may_decide: bool) -> FieldErrors {
 }
 
 fn validate_certificate(encoded: &str) -> Option<FieldError> {
-    let path = Path::new("status").child("certificate");
     let bytes = STANDARD.decode(encoded).unwrap_or_default();
-    match pem_type(&bytes).as_deref() {
-        _ if bytes.is_empty() => None,
-        Some("CERTIFICATE") => None,
-        Some(other) => Some(FieldError::invalid(
-            &path,
-            "<certificate data>",
-            format!("only CERTIFICATE PEM blocks are allowed, found {other:?}"),
-        )),
-        None => Some(FieldError::invalid(
-            &path,
-            "<certificate data>",
-            "must contain at least one CERTIFICATE PEM block",
-        )),
+    let wrong = |why: String| {
+        let path = Path::new("status").child("certificate");
+        Some(FieldError::invalid(&path, "<certificate data>", why))
+    };
+    if bytes.is_empty() {
+        return None;
     }
+    let blocks = pem::blocks(&bytes);
+    if blocks.is_empty() {
+        return wrong("must contain at least one CERTIFICATE PEM block".to_owned());
+    }
+    for block in blocks {
+        if block.kind != "CERTIFICATE" {
+            return wrong(format!("only CERTIFICATE PEM blocks are allowed, found {:?}", block.kind));
+        }
+        if block.has_headers {
+            return wrong("no PEM block headers are permitted".to_owned());
+        }
+        if block.content.is_empty() {
+            return wrong("found CERTIFICATE PEM block containing 0 certificates".to_owned());
+        }
+        if !pem::is_sequences(&block.content) {
+            return wrong("x509: malformed certificate".to_owned());
+        }
+    }
+    None
 }

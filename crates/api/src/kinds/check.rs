@@ -63,9 +63,45 @@ pub fn port(number: i64, path: &Path) -> Option<FieldError> {
 
 pub const NOT_AN_IP: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
 
-/// Reads an address; a complaint when it is none.
+/// Reads an address; a complaint when it is none, or is written in a way that some read otherwise.
 pub fn ip(value: &str, path: &Path) -> Result<IpAddr, FieldErrors> {
-    value.parse().map_err(|_| vec![FieldError::invalid(path, value, NOT_AN_IP)])
+    let wrong = |why: &str| Err(vec![FieldError::invalid(path, value, why)]);
+    match value.parse() {
+        Ok(address) if is_mapped(address) => wrong("must not be an IPv4-mapped IPv6 address"),
+        Ok(address) => Ok(address),
+        Err(_) if without_leading_zeros(value).is_some() => wrong("must not have leading 0s"),
+        Err(_) => wrong(NOT_AN_IP),
+    }
+}
+
+/// Reads an address as Go's lenient reader does, which takes leading zeros.
+pub fn lenient_ip(value: &str) -> Option<IpAddr> {
+    value.parse().ok().or_else(|| without_leading_zeros(value))
+}
+
+fn is_mapped(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some())
+}
+
+/// An address of four decimal numbers, some with leading zeros, which some take for octal.
+fn without_leading_zeros(value: &str) -> Option<IpAddr> {
+    let parts: Vec<&str> = value.split('.').collect();
+    let octet = |part: &&str| {
+        let digits = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        digits.then(|| part.parse::<u8>().ok()).flatten()
+    };
+    let octets: Vec<u8> = parts.iter().map_while(octet).collect();
+    let octets: [u8; 4] = octets.try_into().ok().filter(|_| parts.len() == 4)?;
+    Some(IpAddr::from(octets))
+}
+
+/// What is said of an address that could be written better.
+pub fn ip_warning(value: &str, path: &Path) -> Option<String> {
+    let address: IpAddr = value.parse().ok()?;
+    let canonical = address.to_string();
+    (address.is_ipv6() && canonical != value).then(|| {
+        format!("{path}: IPv6 address {value:?} should be in RFC 5952 canonical format ({canonical:?})")
+    })
 }
 
 /// An address that other machines cannot reach, or reach more than one of, is no endpoint.
@@ -109,8 +145,8 @@ pub fn duplicates<'a>(items: &'a [Value], key: &str, path: &Path) -> FieldErrors
         .collect()
 }
 
-/// Conditions on labels and fields of nodes.
-pub fn node_selector_term(term: &Value, path: &Path) -> FieldErrors {
+/// Conditions on labels and fields of nodes. Values that no label has do no harm where they are only preferred.
+pub fn node_selector_term(term: &Value, preferred: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     for (index, requirement) in list(term, "matchExpressions").iter().enumerate() {
         let path = path.child("matchExpressions").index(index);
@@ -137,7 +173,7 @@ pub fn node_selector_term(term: &Value, path: &Path) -> FieldErrors {
         }
         let key = text(requirement, "key");
         errors.extend(complaints(&path.child("key"), key, qualified_name(key)));
-        for (index, value) in values.iter().filter_map(Value::as_str).enumerate() {
+        for (index, value) in values.iter().filter_map(Value::as_str).enumerate().filter(|_| !preferred) {
             errors.extend(complaints(&path.child("values").index(index), value, label_value(value)));
         }
     }
@@ -234,9 +270,25 @@ pub fn named_if_set(
 
 pub const NOT_A_CIDR: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
 
-/// Reads a range; a complaint when it is none.
+/// Reads a range; a complaint when it is none, or is written in a way that some read otherwise.
 pub fn cidr(value: &str, path: &Path) -> Result<Cidr, FieldErrors> {
-    Cidr::parse(value).ok_or_else(|| vec![FieldError::invalid(path, value, NOT_A_CIDR)])
+    let wrong = |why: &str| Err(vec![FieldError::invalid(path, value, why)]);
+    let padded = |bits: &str| bits.len() > 1 && bits.starts_with('0');
+    match Cidr::parse(value) {
+        None if value.split_once('/').is_some_and(|(address, bits)| {
+            without_leading_zeros(address).is_some() && bits.parse::<u8>().is_ok_and(|bits| bits <= 32)
+        }) =>
+        {
+            wrong("must not have leading 0s in IP or prefix length")
+        }
+        None => wrong(NOT_A_CIDR),
+        Some(_) if value.split_once('/').is_some_and(|(_, bits)| padded(bits)) => {
+            wrong("must not have leading 0s in IP or prefix length")
+        }
+        Some(range) if is_mapped(range.address) => wrong("must not have an IPv4-mapped IPv6 address"),
+        Some(range) if !range.is_canonical() => wrong("must not have bits set beyond the prefix length"),
+        Some(range) => Ok(range),
+    }
 }
 
 /// Whether a count or share is nothing.
@@ -250,8 +302,7 @@ pub fn is_zero_share(value: &Value) -> bool {
 /// Complaints about an address that names an object: its one canonical form.
 pub fn strict_ip(value: &str) -> Vec<String> {
     if let Ok(address) = value.parse::<IpAddr>() {
-        let mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
-        if mapped {
+        if is_mapped(address) {
             return vec!["must not be an IPv4-mapped IPv6 address".to_owned()];
         }
         let canonical = address.to_string();
@@ -261,14 +312,7 @@ pub fn strict_ip(value: &str) -> Vec<String> {
             vec![format!("must be in canonical form ({canonical:?})")]
         };
     }
-    // Go's lenient reader takes leading zeros, which some take for octal.
-    let parts: Vec<&str> = value.split('.').collect();
-    let octet = |part: &&str| {
-        !part.is_empty()
-            && part.bytes().all(|b| b.is_ascii_digit())
-            && part.parse::<u32>().is_ok_and(|n| n < 256)
-    };
-    if parts.len() == 4 && parts.iter().all(octet) {
+    if without_leading_zeros(value).is_some() {
         return vec!["must not have leading 0s".to_owned()];
     }
     vec![NOT_AN_IP.to_owned()]

@@ -1,7 +1,7 @@
 //! Endpoints, the older form of EndpointSlices.
 
 use super::access::{default_text, int, list, list_mut, text};
-use super::check::{PROTOCOLS, complaints, endpoint_address, ip, one_of, port};
+use super::check::{PROTOCOLS, complaints, endpoint_address, ip, lenient_ip, one_of, port};
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name};
@@ -58,20 +58,20 @@ fn validate_subset(subset: &Value, path: &Path) -> FieldErrors {
         for (index, address) in list(subset, kind).iter().enumerate() {
             let path = path.child(kind).index(index);
             let value = text(address, "ip");
-            match ip(value, &path.child("ip")) {
-                Ok(parsed) => errors.extend(endpoint_address(parsed, value, &path.child("ip"))),
-                Err(found) => {
-                    errors.extend(found);
-                    // Found once as an address and once more as an endpoint's.
-                    errors.push(FieldError::invalid(&path.child("ip"), value, "must be a valid IP address"));
-                }
-            }
+            errors.extend(ip(value, &path.child("ip")).err().unwrap_or_default());
             let host = text(address, "hostname");
             if !host.is_empty() {
                 errors.extend(complaints(&path.child("hostname"), host, dns1123_label(host)));
             }
             if let Some(node) = address["nodeName"].as_str() {
                 errors.extend(complaints(&path.child("nodeName"), node, dns1123_subdomain(node)));
+            }
+            // Looked at once as an address and once more as an endpoint's.
+            match lenient_ip(value) {
+                Some(parsed) => errors.extend(endpoint_address(parsed, value, &path.child("ip"))),
+                None => {
+                    errors.push(FieldError::invalid(&path.child("ip"), value, "must be a valid IP address"));
+                }
             }
         }
     }

@@ -1,7 +1,9 @@
 //! EndpointSlices.
 
 use super::access::{default_field, ensure_object, list, list_mut, map, strings, text};
-use super::check::{IMMUTABLE, PROTOCOLS, complaints, duplicates, endpoint_address, ip, one_of, port};
+use super::check::{
+    IMMUTABLE, PROTOCOLS, complaints, duplicates, endpoint_address, ip, ip_warning, one_of, port,
+};
 use super::endpoints::first_few;
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
@@ -50,7 +52,14 @@ impl Strategy for EndpointSlices {
         if text(object, "addressType") == "FQDN" {
             return vec!["spec.addressType: FQDN endpoints are deprecated".to_owned()];
         }
-        Vec::new()
+        let mut warnings = Vec::new();
+        for (index, endpoint) in list(object, "endpoints").iter().enumerate() {
+            let path = Path::new("endpoints").index(index).child("addresses");
+            for (index, address) in strings(endpoint, "addresses").into_iter().enumerate() {
+                warnings.extend(ip_warning(address, &path.index(index)));
+            }
+        }
+        warnings
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {

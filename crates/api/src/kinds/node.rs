@@ -1,6 +1,8 @@
 //! Nodes.
 
-use super::access::{default_field, ensure_object, flag, keep, list, map, present, text};
+mod config;
+
+use super::access::{default_field, ensure_object, flag, keep, list, map, present, strings, text};
 use super::check::{NOT_NEGATIVE, cidr, complaints};
 use super::go;
 use super::pod::defaults::default_resource_list;
@@ -61,8 +63,15 @@ impl Strategy for Nodes {
 
     fn validate(&self, object: &Value) -> FieldErrors {
         let spec = &object["spec"];
-        let mut errors = validate_taints(list(spec, "taints"), &taints_path());
+        let mut errors = validate_annotations(&object["metadata"]);
+        errors.extend(validate_taints(list(spec, "taints"), &taints_path()));
         errors.extend(validate_amounts(&object["status"]));
+        if let Some(swap) = object["status"]["nodeInfo"]["swap"]["capacity"].as_i64().filter(|s| *s <= 0) {
+            // As upstream: swap is named at the metadata.
+            let path = Path::new("metadata").child("nodeSwapStatus").child("capacity");
+            errors.push(FieldError::invalid(&path, swap, "must be greater than zero"));
+        }
+        errors.extend(validate_features(&object["status"]));
         errors.extend(validate_pod_cidrs(spec, &Path::new("spec").child("podCIDRs")));
         errors
     }
@@ -171,7 +180,9 @@ fn taints_path() -> Path {
 
 fn validate_change(new: &Value, old: &Value) -> FieldErrors {
     let (is, was, path) = (&new["spec"], &old["spec"], Path::new("spec"));
-    let mut errors = validate_amounts(&new["status"]);
+    let mut errors = validate_annotations(&new["metadata"]);
+    errors.extend(validate_amounts(&new["status"]));
+    errors.extend(validate_features(&new["status"]));
     let addresses = list(&new["status"], "addresses");
     for (index, address) in addresses.iter().enumerate() {
         if addresses[..index].contains(address) {
@@ -200,9 +211,89 @@ fn validate_change(new: &Value, old: &Value) -> FieldErrors {
             "node updates may not change providerID except from \"\" to valid",
         ));
     }
+    errors.extend(config::validate(new));
     errors.extend(validate_taints(list(is, "taints"), &taints_path()));
     if text(is, "externalID") != text(was, "externalID") {
         errors.push(FieldError::forbidden(&path.child("externalID"), "may not be updated"));
+    }
+    errors
+}
+
+/// What a node's agent can do: names in their order, each once.
+fn validate_features(status: &Value) -> FieldErrors {
+    const MAX: usize = 253;
+    let path = Path::new("status").child("declaredFeatures");
+    let features = strings(status, "declaredFeatures");
+    let sound = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name.split('/').all(|s| !s.is_empty() && s.bytes().all(|b| b.is_ascii_alphanumeric()))
+    };
+    let mut errors = Vec::new();
+    for (index, feature) in features.iter().enumerate() {
+        let mut wrong = |index: usize, value: &str, why: String| {
+            errors.push(FieldError::invalid(&path.index(index), value, why));
+        };
+        if feature.len() > MAX {
+            let why = format!("invalid feature name {feature:?}: must be no more than {MAX} characters");
+            wrong(index, feature, why);
+        } else if !sound(feature) {
+            let why = format!(
+                "invalid feature name {feature:?}: must start with an UpperCamelCase segment, with subsequent segments \
+                 separated by '/' (e.g., MyFeature or MyFeature/mySubFeature), and contain only alphanumeric characters \
+                 and slashes"
+            );
+            wrong(index, feature, why);
+        }
+        match features.get(index + 1) {
+            Some(next) if next < feature => {
+                wrong(index + 1, next, "list must be sorted alphabetically".to_owned());
+            }
+            Some(next) if next == feature => {
+                errors.push(FieldError::duplicate(&path.index(index + 1), *next));
+            }
+            _ => {}
+        }
+    }
+    errors
+}
+
+/// Taints and pods to avoid, as they were written before they were fields.
+fn validate_annotations(metadata: &Value) -> FieldErrors {
+    const TAINTS: &str = "scheduler.alpha.kubernetes.io/taints";
+    const AVOID: &str = "scheduler.alpha.kubernetes.io/preferAvoidPods";
+    let path = Path::new("metadata").child("annotations");
+    let mut errors = Vec::new();
+    let written = |key: &str| metadata["annotations"][key].as_str().filter(|value| !value.is_empty());
+    if let Some(value) = written(TAINTS) {
+        match crate::codec::json::decode_any(value.as_bytes()) {
+            Err(error) => errors.push(FieldError::invalid(&path, TAINTS, error.to_string())),
+            Ok(decoded) => errors.extend(validate_taints(
+                decoded.value.as_array().map(Vec::as_slice).unwrap_or_default(),
+                &path.child(TAINTS),
+            )),
+        }
+    }
+    if let Some(value) = written(AVOID) {
+        match crate::codec::json::decode_any(value.as_bytes()) {
+            Err(error) => {
+                errors.push(FieldError::invalid(&path.child("AvoidPods"), AVOID, error.to_string()));
+            }
+            Ok(decoded) => {
+                for (index, entry) in list(&decoded.value, "preferAvoidPods").iter().enumerate() {
+                    let path = path.child(AVOID).index(index).child("PodSignature");
+                    let controller = &entry["podSignature"]["podController"];
+                    if !controller.is_object() {
+                        errors.push(FieldError::required(&path, ""));
+                    } else if !flag(controller, "controller") {
+                        errors.push(FieldError::invalid(
+                            &path.child("PodController").child("Controller"),
+                            false,
+                            "must point to a controller",
+                        ));
+                    }
+                }
+            }
+        }
     }
     errors
 }

@@ -3,7 +3,7 @@
 use super::access::{list, object, object_mut, text};
 use super::check::{IMMUTABLE, complaints};
 use super::pod::defaults::default_resource_list;
-use super::pod::resources::amounts;
+use super::pod::resources::validate_resources;
 use super::pod::validate_tolerations;
 use super::row::{NAME, shown};
 use super::{cell, go};
@@ -11,7 +11,8 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, validate_labels};
 use crate::resource::{Column, Strategy};
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::collections::HashSet;
 
 pub(super) struct RuntimeClasses;
 
@@ -30,14 +31,8 @@ impl Strategy for RuntimeClasses {
         };
         if let Some(overhead) = self::object(object, "overhead") {
             // As upstream: the pod's fixed share is checked as if it were limits.
-            let path = Path::new("overhead").child("limits");
-            for (name, amount) in amounts(overhead, "podFixed") {
-                let path = path.key(&name);
-                errors.extend(super::pod::resources::validate_container_resource_name(&name, &path));
-                if amount.is_negative() {
-                    errors.push(FieldError::invalid(&path, amount.to_string(), super::check::NOT_NEGATIVE));
-                }
-            }
+            let limits = json!({"limits": overhead["podFixed"]});
+            errors.extend(validate_resources(&limits, &HashSet::new(), &Path::new("overhead")));
         }
         if let Some(scheduling) = self::object(object, "scheduling") {
             errors.extend(validate_scheduling(scheduling, &Path::new("scheduling")));

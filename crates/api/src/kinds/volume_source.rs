@@ -156,7 +156,6 @@ pub fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
             errors.extend(secret_name(source, "secretRef", path));
         }
         "fc" => errors.extend(validate_fibre_channel(source, path)),
-        "iscsi" => errors.extend(validate_iscsi(source, path)),
         "csi" => {
             errors.extend(validate_driver_name(text(source, "driver"), &path.child("driver")));
             errors.extend(secret_name(source, "nodePublishSecretRef", path));
@@ -287,20 +286,68 @@ fn validate_fibre_channel(source: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_iscsi(source: &Value, path: &Path) -> FieldErrors {
+/// The longest name made of a volume's and its portal's.
+pub const ISCSI_NAME_MAX: usize = 64;
+pub const PORTAL_TOO_LONG: &str = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters \
+    if iscsi.initiatorName is specified.";
+
+/// What is wrong with the name of a target or initiator; `kinds` is the complaint of one of neither kind.
+fn iscsi_name_problem(name: &str, kinds: &'static str) -> Option<&'static str> {
+    // Any one character stands behind the prefix: so it does upstream, where a point was meant.
+    let of_digits = |prefix: &str, digits: usize| {
+        let mut rest = name.strip_prefix(prefix).unwrap_or_default().chars();
+        rest.next().is_some_and(|c| c != '\n')
+            && rest.clone().count() == digits
+            && rest.all(|c| c.is_ascii_alphanumeric())
+    };
+    let sound = if name.starts_with("iqn") {
+        name.match_indices("iqn.").any(|(at, _)| is_qualified(&name[at + "iqn.".len()..]))
+    } else if name.starts_with("eui") {
+        of_digits("eui", 16)
+    } else if name.starts_with("naa") {
+        of_digits("naa", 32)
+    } else {
+        return Some(kinds);
+    };
+    (!sound).then_some("must be valid format")
+}
+
+/// `2024-01.com.example:storage`: since when the domain is somebody's, the domain, and what he calls it.
+fn is_qualified(name: &str) -> bool {
+    let bytes = name.as_bytes();
+    let is_date = bytes.len() > 8
+        && bytes[..8].iter().enumerate().all(|(index, byte)| match index {
+            4 => *byte == b'-',
+            7 => *byte == b'.',
+            _ => byte.is_ascii_digit(),
+        });
+    let Some((domain, own)) = is_date.then(|| name[8..].split_once(':')).flatten() else { return false };
+    !domain.is_empty()
+        && domain.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.'))
+        && !own.is_empty()
+        && !own.contains([',', ';', '*', '&', '$', '|', ' ', '\t', '\n', '\r', '\x0c'])
+}
+
+/// A target of a pod's volume, or of the PersistentVolume whose name is given.
+pub fn validate_iscsi(source: &Value, volume: Option<&str>, path: &Path) -> FieldErrors {
+    let kinds = match volume {
+        Some(_) => "must be valid format",
+        None => "must be valid format starting with iqn, eui, or naa",
+    };
     let mut errors = Vec::new();
-    if text(source, "targetPortal").is_empty() {
+    let portal = text(source, "targetPortal");
+    if portal.is_empty() {
         errors.push(FieldError::required(&path.child("targetPortal"), ""));
     }
-    let name = text(source, "iqn");
-    if name.is_empty() {
-        errors.push(FieldError::required(&path.child("iqn"), ""));
-    } else if !["iqn", "eui", "naa"].iter().any(|prefix| name.starts_with(prefix)) {
-        errors.push(FieldError::invalid(
-            &path.child("iqn"),
-            name,
-            "must be valid format starting with iqn, eui, or naa",
-        ));
+    if volume.is_some_and(|v| present(source, "initiatorName") && v.len() + 1 + portal.len() > ISCSI_NAME_MAX)
+    {
+        errors.push(FieldError::invalid(&path.child("targetportal"), portal, PORTAL_TOO_LONG));
+    }
+    match text(source, "iqn") {
+        "" => errors.push(FieldError::required(&path.child("iqn"), "")),
+        name => errors.extend(
+            iscsi_name_problem(name, kinds).map(|p| FieldError::invalid(&path.child("iqn"), name, p)),
+        ),
     }
     let lun = int(source, "lun");
     if !(0..=255).contains(&lun) {
@@ -310,11 +357,12 @@ fn validate_iscsi(source: &Value, path: &Path) -> FieldErrors {
     if chap && !source["secretRef"].is_object() {
         errors.push(FieldError::required(&path.child("secretRef"), ""));
     }
-    errors.extend(secret_name(source, "secretRef", path));
-    if let Some(initiator) = source["initiatorName"].as_str()
-        && !["iqn", "eui", "naa"].iter().any(|prefix| initiator.starts_with(prefix))
-    {
-        errors.push(FieldError::invalid(&path.child("initiatorname"), initiator, "must be valid format"));
+    errors.extend(volume.and_then(|_| secret_name(source, "secretRef", path)));
+    if let Some(initiator) = source["initiatorName"].as_str() {
+        errors.extend(
+            iscsi_name_problem(initiator, kinds)
+                .map(|p| FieldError::invalid(&path.child("initiatorname"), initiator, p)),
+        );
     }
     errors
 }

@@ -82,8 +82,11 @@ pub fn labels_do_not_match(labels: &Value, path: &Path) -> FieldError {
 pub fn validate_pod_template(template: &Value, path: &Path) -> FieldErrors {
     let mut errors = validate_labels(&template["metadata"]["labels"], &path.child("labels"));
     errors.extend(validate_annotations(&template["metadata"]["annotations"], &path.child("annotations")));
-    let (spec, path) = (&template["spec"], path.child("spec"));
-    errors.extend(super::pod::validate_spec(spec, &path));
+    let (metadata, spec) = (&template["metadata"], &template["spec"]);
+    errors.extend(super::pod::validate_annotations(metadata, None, spec, &path.child("annotations")));
+    let path = path.child("spec");
+    errors.extend(super::pod::validate_spec(spec, None, &path));
+    errors.extend(super::pod::validate_profiles_match(metadata, spec, &path));
     if !list(spec, "ephemeralContainers").is_empty() {
         errors.push(FieldError::forbidden(
             &path.child("ephemeralContainers"),
@@ -95,7 +98,7 @@ pub fn validate_pod_template(template: &Value, path: &Path) -> FieldErrors {
 
 /// Warnings about the pods a template makes.
 pub fn template_warnings(template: &Value, path: &str) -> Vec<String> {
-    super::pod::warnings(&template["spec"], &Path::new(path).child("spec"))
+    super::pod::warnings(template, &Path::new(path))
 }
 
 /// Pods that `kind` replaces when they end neither end on their own nor have a deadline.

@@ -2,11 +2,12 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    default_field, default_text, ensure_object, int, keep, list, list_mut, map, object, present, text,
+    default_field, default_text, ensure_object, int, keep, list, list_mut, map, object, object_mut, present,
+    remove, text,
 };
 use crate::kinds::cell;
 use crate::kinds::check::{at_most_whole, int_or_percent, is_zero_share, named_if_set, not_negative};
-use crate::kinds::core::persistentvolumeclaim::default_claim_spec;
+use crate::kinds::core::persistentvolumeclaim::{default_claim_spec, validate_claim_spec};
 use crate::kinds::go;
 use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::workload;
@@ -57,11 +58,11 @@ impl Strategy for StatefulSets {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        validate_spec(&object["spec"], &Path::new("spec"))
+        validate_spec(&object["spec"], true, &Path::new("spec"))
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        let mut errors = self.validate(new);
+        let mut errors = validate_spec(&new["spec"], false, &Path::new("spec"));
         let mut kept = new["spec"].clone();
         for key in MUTABLE {
             keep(&mut kept, &old["spec"], key);
@@ -137,7 +138,26 @@ impl Strategy for StatefulSets {
     }
 }
 
-fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
+/// The template as its pods will be: with the claims made for each of them, and named by the controller.
+fn as_made(spec: &Value) -> Value {
+    let mut template = spec["template"].clone();
+    let claims: Vec<&str> =
+        list(spec, "volumeClaimTemplates").iter().map(|claim| text(&claim["metadata"], "name")).collect();
+    let Some(pod) = object_mut(&mut template, "spec") else { return template };
+    remove(pod, "hostname");
+    remove(pod, "subdomain");
+    if !claims.is_empty() {
+        let others = list(pod, "volumes").iter().filter(|volume| !claims.contains(&text(volume, "name")));
+        let made =
+            claims.iter().map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+        let volumes: Vec<Value> = made.chain(others.cloned()).collect();
+        pod["volumes"] = volumes.into();
+    }
+    template
+}
+
+/// What cannot change any more is looked at only when it is `new`.
+fn validate_spec(spec: &Value, new: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     match text(spec, "podManagementPolicy") {
         "OrderedReady" | "Parallel" => {}
@@ -158,10 +178,16 @@ fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
             }
         }
     }
+    for (index, claim) in list(spec, "volumeClaimTemplates").iter().enumerate().filter(|_| new) {
+        let path = path.child("volumeClaimTemplates").index(index).child("spec");
+        errors.extend(validate_claim_spec(&claim["spec"], &path));
+    }
     errors.extend(not_negative(spec, "replicas", path));
     errors.extend(not_negative(spec, "minReadySeconds", path));
     errors.extend(not_negative(&spec["ordinals"], "start", &path.child("ordinals")));
-    errors.extend(named_if_set(spec, "serviceName", path, dns1123_label));
+    if new {
+        errors.extend(named_if_set(spec, "serviceName", path, dns1123_label));
+    }
 
     let (selector, selector_path) = (&spec["selector"], path.child("selector"));
     let invalid = |why: &str| {
@@ -178,7 +204,7 @@ fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
             errors.push(invalid("empty selector is invalid for statefulset"));
         }
     }
-    let (template, template_path) = (&spec["template"], path.child("template"));
+    let (template, template_path) = (&as_made(spec), path.child("template"));
     match LabelSelector::from_value(selector) {
         Err(_) => errors.push(invalid("")),
         Ok(selector) => {

@@ -126,6 +126,15 @@ fn validate_completion_mode(spec: &Value, path: &Path) -> FieldErrors {
             }
             let many = number("completions").is_some_and(|c| c > MANY_COMPLETIONS);
             if many && present(spec, "backoffLimitPerIndex") {
+                if failed.is_none() {
+                    errors.push(FieldError::required(
+                        &path.child("maxFailedIndexes"),
+                        format!("must be specified when completions is above {MANY_COMPLETIONS}"),
+                    ));
+                }
+                let mut complain = |key: &str, value: i64, why: String| {
+                    errors.push(FieldError::invalid(&path.child(key), value, why));
+                };
                 for (key, value) in [("parallelism", number("parallelism")), ("maxFailedIndexes", failed)] {
                     if let Some(value) = value.filter(|v| *v > PARALLELISM_OF_MANY_MAX) {
                         complain(
@@ -137,12 +146,6 @@ fn validate_completion_mode(spec: &Value, path: &Path) -> FieldErrors {
                             ),
                         );
                     }
-                }
-                if failed.is_none() {
-                    errors.push(FieldError::required(
-                        &path.child("maxFailedIndexes"),
-                        format!("must be specified when completions is above {MANY_COMPLETIONS}"),
-                    ));
                 }
             }
             if number("completions").is_none() {

@@ -4,13 +4,14 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
     default_field, default_text, ensure_object, keep, list, map, object, object_mut, present, remove, text,
 };
-use crate::kinds::check::{complaints, immutable, named_if_set, one_of_if_set};
+use crate::kinds::check::{complaints, immutable, named, named_if_set, one_of_if_set};
 use crate::kinds::pod::defaults::default_resource_list;
 use crate::kinds::pod::resources::amounts;
 use crate::kinds::pod::validate_node_selector;
 use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::volume_source::{
-    access_modes_cell, default_source, validate_access_modes, validate_source, validate_volume_mode,
+    access_modes_cell, default_source, validate_access_modes, validate_iscsi, validate_source,
+    validate_volume_mode,
 };
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
@@ -90,7 +91,7 @@ impl Strategy for PersistentVolumes {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        validate_spec(&object["spec"], &Path::new("spec"))
+        validate_spec(&object["spec"], crate::meta::name(object), &Path::new("spec"))
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
@@ -248,7 +249,7 @@ pub(in crate::kinds) fn validate_inline(spec: &Value, path: &Path) -> FieldError
     if present(spec, "nodeAffinity") {
         errors.push(forbid("nodeAffinity", NOT_INLINE));
     }
-    errors.extend(validate_one_source(spec, false, path));
+    errors.extend(validate_one_source(spec, "", false, path));
     if !text(spec, "storageClassName").is_empty() {
         errors.push(forbid("storageClassName", NOT_INLINE));
     }
@@ -259,7 +260,7 @@ pub(in crate::kinds) fn validate_inline(spec: &Value, path: &Path) -> FieldError
     errors
 }
 
-fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
+fn validate_spec(spec: &Value, name: &str, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     if list(spec, "accessModes").is_empty() {
         errors.push(FieldError::required(&path.child("accessModes"), ""));
@@ -283,8 +284,9 @@ fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
             None => errors.push(FieldError::required(&path, "must specify required node constraints")),
         }
     }
-    errors.extend(validate_one_source(spec, affinity.is_some(), path));
-    let root = object(spec, "hostPath").is_some_and(|h| text(h, "path").trim_end_matches('/').is_empty());
+    errors.extend(validate_one_source(spec, name, affinity.is_some(), path));
+    let is_root = |path: &str| path.starts_with('/') && path.split('/').all(|p| matches!(p, "" | "." | ".."));
+    let root = object(spec, "hostPath").is_some_and(|h| is_root(text(h, "path")));
     if root && policy == "Recycle" {
         errors.push(FieldError::forbidden(
             &path.child("persistentVolumeReclaimPolicy"),
@@ -331,7 +333,7 @@ fn validate_capacity(spec: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_one_source(spec: &Value, has_affinity: bool, path: &Path) -> FieldErrors {
+fn validate_one_source(spec: &Value, name: &str, has_affinity: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let mut given = 0;
     for kind in SOURCES.iter().filter(|kind| present(spec, kind)) {
@@ -346,6 +348,7 @@ fn validate_one_source(spec: &Value, has_affinity: bool, path: &Path) -> FieldEr
         let path_of = path.child(if *kind == "gcePersistentDisk" { "persistentDisk" } else { kind });
         match *kind {
             "csi" => errors.extend(validate_csi(source, &path_of)),
+            "iscsi" => errors.extend(validate_iscsi(source, Some(name), &path_of)),
             "azureFile" => {
                 errors.extend(validate_source(kind, source, &path_of));
                 if source["secretNamespace"].as_str() == Some("") {
@@ -401,13 +404,8 @@ fn validate_csi(source: &Value, path: &Path) -> FieldErrors {
     ] {
         let Some(reference) = object(source, key) else { continue };
         let path = path.child(key);
-        for part in ["name", "namespace"] {
-            if text(reference, part).is_empty() {
-                errors.push(FieldError::required(&path.child(part), ""));
-            }
-        }
-        errors.extend(named_if_set(reference, "name", &path, dns1123_subdomain));
-        errors.extend(named_if_set(reference, "namespace", &path, dns1123_label));
+        errors.extend(named(reference, "name", &path, dns1123_subdomain));
+        errors.extend(named(reference, "namespace", &path, dns1123_label));
     }
     errors
 }

@@ -2,16 +2,16 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    default_field, default_text, ensure_object, keep, list, map, object, present, text,
+    default_field, default_text, ensure_object, keep, list, map, object, present, remove, text,
 };
 use crate::kinds::cell;
 use crate::kinds::check::{IMMUTABLE, complaints, immutable, named_if_set};
 use crate::kinds::go;
 use crate::kinds::pod::defaults::default_resource_list;
-use crate::kinds::pod::resources::amounts;
+use crate::kinds::pod::resources::{amounts, is_native};
 use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::volume_source::{access_modes_cell, validate_access_modes, validate_volume_mode};
-use crate::meta_validation::dns1123_subdomain;
+use crate::meta_validation::{dns1123_subdomain, qualified_name};
 use crate::quantity::Quantity;
 use crate::resource::{Column, Strategy};
 use crate::selector::validate_label_selector;
@@ -37,6 +37,7 @@ impl Strategy for PersistentVolumeClaims {
     fn prepare_create(&self, object: &mut Value) {
         object["status"] = json!({"phase": "Pending"});
         let spec = ensure_object(object, "spec");
+        drop_foreign_source(spec);
         drop_unknown_source(spec);
         copy_data_source(spec);
     }
@@ -44,6 +45,9 @@ impl Strategy for PersistentVolumeClaims {
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
         let spec = ensure_object(new, "spec");
+        if !present(&old["spec"], "dataSourceRef") {
+            drop_foreign_source(spec);
+        }
         if !present(&old["spec"], "dataSource") {
             drop_unknown_source(spec);
         }
@@ -75,6 +79,7 @@ impl Strategy for PersistentVolumeClaims {
         if list(&new["spec"], "accessModes").is_empty() {
             errors.push(FieldError::required(&Path::new("Spec").child("accessModes"), ""));
         }
+        errors.extend(negative_amounts(&new["status"], "capacity", &path));
         for (name, state) in map(&new["status"], "allocatedResourceStatuses").into_iter().flatten() {
             const STATES: &[&str] = &[
                 "ControllerResizeInProgress",
@@ -83,24 +88,19 @@ impl Strategy for PersistentVolumeClaims {
                 "NodeResizeInfeasible",
                 "NodeResizePending",
             ];
+            let path = path.child("allocatedResourceStatuses");
+            errors.extend(resource_key(name, &path));
             if !state.as_str().is_some_and(|state| STATES.contains(&state)) {
                 let mut states = STATES.to_vec();
                 states.sort_unstable();
-                let path = path.child("allocatedResourceStatuses");
                 errors.push(FieldError::not_supported(&path, name.as_str(), &states));
             }
         }
-        for key in ["capacity", "allocatedResources"] {
-            for (name, amount) in amounts(&new["status"], key) {
-                if amount.is_negative() {
-                    errors.push(FieldError::invalid(
-                        &path.child(key).key(&name),
-                        amount.value(),
-                        "must be a valid resource quantity",
-                    ));
-                }
-            }
+        let allocated = path.child("allocatedResources");
+        for (name, _) in amounts(&new["status"], "allocatedResources") {
+            errors.extend(resource_key(&name, &allocated));
         }
+        errors.extend(negative_amounts(&new["status"], "allocatedResources", &path));
         errors
     }
 
@@ -111,14 +111,7 @@ impl Strategy for PersistentVolumeClaims {
                 "metadata.annotations[{CLASS_ANNOTATION}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
             ));
         }
-        for kind in ["requests", "limits"] {
-            let amount = amounts(&object["spec"]["resources"], kind).get("storage").copied();
-            if let Some(amount) = amount.filter(|a| !a.is_integer()) {
-                warnings.push(format!(
-                    "spec.resources.{kind}[storage]: fractional byte value \"{amount}\" is invalid, must be an integer"
-                ));
-            }
-        }
+        warnings.extend(claim_spec_warnings(&object["spec"], &Path::new("spec")));
         warnings
     }
 
@@ -188,7 +181,7 @@ fn drop_unknown_source(spec: &mut Value) {
         )
     });
     if !known {
-        crate::kinds::access::remove(spec, "dataSource");
+        remove(spec, "dataSource");
     }
 }
 
@@ -198,11 +191,53 @@ fn copy_data_source(spec: &mut Value) {
     match (source, reference) {
         (Some(source), None) => spec["dataSourceRef"] = source,
         (None, Some(mut reference)) if text(&reference, "namespace").is_empty() => {
-            crate::kinds::access::remove(&mut reference, "namespace");
+            remove(&mut reference, "namespace");
             spec["dataSource"] = reference;
         }
         _ => {}
     }
+}
+
+/// Claims in other namespaces are a feature that is off: a source there is as if it had not been said.
+fn drop_foreign_source(spec: &mut Value) {
+    if !text(&spec["dataSourceRef"], "namespace").is_empty() {
+        remove(spec, "dataSourceRef");
+    }
+}
+
+/// What a claim has amounts of: of its own names only `storage`.
+fn resource_key(name: &str, path: &Path) -> FieldErrors {
+    let mut errors = complaints(path, name, qualified_name(name));
+    if errors.is_empty() && is_native(name) && name != "storage" {
+        errors.push(FieldError::not_supported(path, name, &["storage"]));
+    }
+    errors
+}
+
+fn negative_amounts(status: &Value, key: &str, path: &Path) -> FieldErrors {
+    let path = path.child(key);
+    let known = |name: &str| key == "capacity" || resource_key(name, &path).is_empty();
+    amounts(status, key)
+        .into_iter()
+        .filter(|(name, amount)| amount.is_negative() && known(name))
+        .map(|(name, amount)| {
+            FieldError::invalid(&path.key(&name), amount.value(), "must be a valid resource quantity")
+        })
+        .collect()
+}
+
+/// Bytes are not divided.
+pub(in crate::kinds) fn claim_spec_warnings(spec: &Value, path: &Path) -> Vec<String> {
+    ["requests", "limits"]
+        .into_iter()
+        .filter_map(|kind| {
+            let amount = *amounts(&spec["resources"], kind).get("storage")?;
+            let place = path.child("resources").child(kind).key("storage");
+            (!amount.is_integer()).then(|| {
+                format!("{place}: fractional byte value \"{amount}\" is invalid, must be an integer")
+            })
+        })
+        .collect()
 }
 
 /// Validates a claim's specification, also in templates of claims.

@@ -10,7 +10,7 @@ use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const PRECEDENCE: i64 = 1000;
 const PRECEDENCE_MAX: i64 = 10_000;
@@ -66,6 +66,19 @@ impl Strategy for FlowSchemas {
         for (index, rule) in list(spec, "rules").iter().enumerate() {
             errors.extend(validate_rule(rule, &path.child("rules").index(index)));
         }
+        let name = crate::meta::name(object);
+        if mandatory(name)
+            .is_some_and(|fixed| go::compact("FlowSchemaSpec", &fixed) != go::compact("FlowSchemaSpec", spec))
+        {
+            errors.push(
+                FieldError::invalid(
+                    &path,
+                    spec.clone(),
+                    format!("spec of '{name}' must equal the fixed value"),
+                )
+                .rendered_as(go::compact("FlowSchemaSpec", spec)),
+            );
+        }
         errors.extend(validate_conditions(&object["status"]));
         errors
     }
@@ -105,6 +118,34 @@ impl Strategy for FlowSchemas {
             cell::age(object, now),
             dangling.into(),
         ]
+    }
+}
+
+/// The schemas without which some request would belong to no level.
+fn mandatory(name: &str) -> Option<Value> {
+    let schema = |precedence: i64, method: Value, groups: &[&str]| {
+        let subjects: Vec<Value> =
+            groups.iter().map(|group| json!({"kind": "Group", "group": {"name": group}})).collect();
+        json!({
+            "priorityLevelConfiguration": {"name": name},
+            "matchingPrecedence": precedence,
+            "distinguisherMethod": method,
+            "rules": [{
+                "subjects": subjects,
+                "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "clusterScope": true,
+                    "namespaces": ["*"]}],
+                "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+            }],
+        })
+    };
+    match name {
+        "exempt" => Some(schema(1, Value::Null, &["system:masters"])),
+        "catch-all" => Some(schema(
+            PRECEDENCE_MAX,
+            json!({"type": "ByUser"}),
+            &["system:unauthenticated", "system:authenticated"],
+        )),
+        _ => None,
     }
 }
 

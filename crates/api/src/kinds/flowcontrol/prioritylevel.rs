@@ -5,12 +5,12 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
     default_field, default_int, ensure_object, int, object, object_mut, present, text,
 };
-use crate::kinds::cell;
 use crate::kinds::row::{NAME, shown};
+use crate::kinds::{cell, go};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const SHARES: i64 = 30;
 const QUEUES_MAX: i64 = 10_000_000;
@@ -57,6 +57,7 @@ impl Strategy for PriorityLevels {
             }
             errors.extend(validate_kind(spec, kind, &path));
         }
+        errors.extend(validate_mandatory(crate::meta::name(object), spec, &path));
         errors.extend(validate_conditions(&object["status"]));
         errors
     }
@@ -100,6 +101,25 @@ impl Strategy for PriorityLevels {
             cell::age(object, now),
         ]
     }
+}
+
+/// The levels that are always there stay as they are; what the exempt one lends is the administrator's affair.
+fn validate_mandatory(name: &str, spec: &Value, path: &Path) -> Option<FieldError> {
+    let (fixed, why) = match name {
+        "exempt" => (
+            json!({"type": "Exempt", "exempt": spec["exempt"]}),
+            "spec of 'exempt' except the 'spec.exempt' field must equal the fixed value",
+        ),
+        "catch-all" => (
+            json!({"type": "Limited", "limited": {"nominalConcurrencyShares": 5, "lendablePercent": 0,
+                "limitResponse": {"type": "Reject"}}}),
+            "spec of 'catch-all' must equal the fixed value",
+        ),
+        _ => return None,
+    };
+    let shown = go::compact("PriorityLevelConfigurationSpec", spec);
+    (go::compact("PriorityLevelConfigurationSpec", &fixed) != shown)
+        .then(|| FieldError::invalid(path, spec.clone(), why).rendered_as(shown))
 }
 
 fn validate_kind(spec: &Value, kind: &str, path: &Path) -> FieldErrors {

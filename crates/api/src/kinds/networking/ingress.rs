@@ -3,7 +3,7 @@
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, int, list, object, strings, text};
 use crate::kinds::cell;
-use crate::kinds::check::{complaints, ip, port};
+use crate::kinds::check::{complaints, ip, lenient_ip, port};
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, path_segment, port_name, wildcard_subdomain};
 use crate::resource::{Column, StatusUse, Strategy};
@@ -11,7 +11,6 @@ use crate::table::NONE;
 use jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 /// How many hosts a cell names.
@@ -129,8 +128,8 @@ fn address_cell(balancer: &Value) -> String {
 }
 
 fn not_an_address(host: &str, path: &Path) -> Option<FieldError> {
-    host.parse::<IpAddr>()
-        .is_ok()
+    lenient_ip(host)
+        .is_some()
         .then(|| FieldError::invalid(path, host, "must be a DNS name, not an IP address"))
 }
 

@@ -133,23 +133,19 @@ fn validate_peer(peer: &Value, path: &Path) -> FieldErrors {
 }
 
 fn validate_block(block: &Value, path: &Path) -> FieldErrors {
-    let whole = match text(block, "cidr") {
-        "" => return vec![FieldError::required(&path.child("cidr"), "")],
-        value => match cidr(value, &path.child("cidr")) {
-            Ok(range) => range,
-            Err(errors) => return errors,
-        },
-    };
-    let mut errors = Vec::new();
+    let value = text(block, "cidr");
+    if value.is_empty() {
+        return vec![FieldError::required(&path.child("cidr"), "")];
+    }
+    // What is badly written may still be understood.
+    let mut errors = cidr(value, &path.child("cidr")).err().unwrap_or_default();
+    let Some(whole) = Cidr::parse(value) else { return errors };
     for (index, except) in strings(block, "except").into_iter().enumerate() {
         let path = path.child("except").index(index);
         let strictly_within = |part: Cidr| whole.contains(part) && part.bits > whole.bits;
-        match cidr(except, &path) {
-            Ok(part) if !strictly_within(part) => {
-                errors.push(FieldError::invalid(&path, except, "must be a strict subset of `cidr`"));
-            }
-            Ok(_) => {}
-            Err(found) => errors.extend(found),
+        errors.extend(cidr(except, &path).err().unwrap_or_default());
+        if Cidr::parse(except).is_some_and(|part| !strictly_within(part)) {
+            errors.push(FieldError::invalid(&path, except, "must be a strict subset of `cidr`"));
         }
     }
     errors

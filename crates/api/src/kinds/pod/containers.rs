@@ -2,6 +2,7 @@
 
 use super::resources::validate_resources;
 use super::security;
+use super::spec::validate_image_edges;
 use super::{env, handlers, mounts};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, present, text};
@@ -45,8 +46,17 @@ pub(super) fn validate_ephemeral_containers(
     context: &Context,
     path: &Path,
 ) -> FieldErrors {
-    const WITHOUT: [&str; 6] =
-        ["ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle", "resizePolicy"];
+    const WITHOUT: [&str; 9] = [
+        "ports",
+        "resources",
+        "resizePolicy",
+        "restartPolicy",
+        "restartPolicyRules",
+        "livenessProbe",
+        "readinessProbe",
+        "startupProbe",
+        "lifecycle",
+    ];
     let mut errors = Vec::new();
     let others: HashSet<&str> = ["containers", "initContainers"]
         .iter()
@@ -57,6 +67,7 @@ pub(super) fn validate_ephemeral_containers(
     for (index, container) in containers.iter().enumerate() {
         let path = path.index(index);
         errors.extend(validate_common(container, context, &path));
+        errors.extend(validate_image_edges(text(container, "image"), &path.child("image")));
         let name = text(container, "name");
         if !names.insert(name) {
             errors.push(FieldError::duplicate(&path.child("name"), name));
@@ -69,12 +80,14 @@ pub(super) fn validate_ephemeral_containers(
             errors.push(FieldError::forbidden(&path.child(key), "cannot be set for an Ephemeral Container"));
         };
         for key in WITHOUT {
-            if present(container, key) {
+            let empty = match &container[key] {
+                Value::Object(fields) => key == "resources" && fields.is_empty(),
+                Value::Array(entries) => entries.is_empty(),
+                other => other.is_null(),
+            };
+            if !empty {
                 without(key);
             }
-        }
-        if container["resources"].as_object().is_some_and(|r| !r.is_empty()) {
-            without("resources");
         }
         for (index, mount) in list(container, "volumeMounts").iter().enumerate() {
             for key in ["subPath", "subPathExpr"] {

@@ -2,7 +2,7 @@
 
 use crate::kinds::access::{
     default_field, default_int, default_text, ensure_object, flag, int, list_mut, map, object_mut, present,
-    text,
+    remove, text,
 };
 use crate::kinds::core::persistentvolumeclaim::default_claim_spec;
 use crate::kinds::volume_source::default_source;
@@ -34,6 +34,7 @@ pub fn default_pod(spec: &mut Value) {
 
 /// Defaults of a `PodSpec` wherever it occurs.
 pub fn default_spec(spec: &mut Value) {
+    drop_disabled(spec);
     default_text(spec, "dnsPolicy", "ClusterFirst");
     default_text(spec, "restartPolicy", "Always");
     default_field(spec, "securityContext", json!({}));
@@ -53,6 +54,25 @@ pub fn default_spec(spec: &mut Value) {
     }
     if let Some(resources) = object_mut(spec, "resources") {
         default_resources(resources);
+    }
+}
+
+/// What belongs to features that are off is as if it had not been said.
+fn drop_disabled(spec: &mut Value) {
+    remove(spec, "schedulingGroup");
+    for volume in list_mut(spec, "volumes") {
+        let Some(projected) = object_mut(volume, "projected") else { continue };
+        for source in list_mut(projected, "sources") {
+            remove(source, "clusterTrustBundle");
+            remove(source, "podCertificate");
+        }
+    }
+    for kind in ["initContainers", "containers"] {
+        for container in list_mut(spec, kind) {
+            if let Some(lifecycle) = object_mut(container, "lifecycle") {
+                remove(lifecycle, "stopSignal");
+            }
+        }
     }
 }
 

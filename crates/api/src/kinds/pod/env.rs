@@ -2,8 +2,9 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, present, text};
-use crate::kinds::check::complaints;
-use crate::meta_validation::{config_map_key, dns1123_subdomain, qualified_name};
+use crate::kinds::check::{complaints, named};
+use crate::kinds::volume_source::no_steps_back;
+use crate::meta_validation::{config_map_key, dns1123_label, dns1123_subdomain, qualified_name};
 use crate::quantity::Quantity;
 use serde_json::Value;
 
@@ -88,10 +89,11 @@ fn validate_value_from(variable: &Value, path: &Path) -> FieldErrors {
             "resourceFieldRef" => errors.extend(validate_resource_ref(reference, false, &path)),
             "configMapKeyRef" | "secretKeyRef" => errors.extend(validate_key_ref(reference, &path)),
             _ => {
-                for key in ["key", "volumeName", "path"] {
-                    if text(reference, key).is_empty() {
-                        errors.push(FieldError::required(&path.child(key), ""));
-                    }
+                errors.extend(named(reference, "key", &path, env_name));
+                errors.extend(named(reference, "volumeName", &path, dns1123_label));
+                match text(reference, "path") {
+                    "" => errors.push(FieldError::required(&path.child("path"), "")),
+                    place => errors.extend(no_steps_back(place, &path.child("path"))),
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! Pods.
 
+mod annotations;
 mod containers;
 pub mod defaults;
 mod env;
@@ -11,11 +12,14 @@ pub mod resources;
 mod scheduling;
 mod security;
 mod spec;
+mod status;
 mod subresource;
 mod update;
 mod volumes;
 mod warnings;
+mod windows;
 
+pub use annotations::{validate_annotations, validate_profiles_match};
 pub use scheduling::{validate_node_selector, validate_taint_effect, validate_tolerations};
 pub use spec::validate_spec;
 pub use warnings::warnings;
@@ -24,7 +28,7 @@ use super::access::{
     default_text, ensure_object, flag, int, keep, keep_metadata, list, list_mut, object_mut, present, text,
 };
 use super::row::{NAME, shown, wide};
-use crate::field::{FieldErrors, Path};
+use crate::field::FieldErrors;
 use crate::resource::{Column, Deletion, Strategy};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -53,6 +57,7 @@ impl Strategy for Pods {
         }
         object["status"] = status;
         merge_label_keys(object);
+        annotations::fill_app_armor_fields(object);
     }
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
@@ -75,6 +80,7 @@ impl Strategy for Pods {
         if !class.is_empty() {
             default_text(ensure_object(new, "status"), "qosClass", class);
         }
+        status::keep_observed_generations(new, old);
     }
 
     /// As upstream: pods are updated often, and seldom by people.
@@ -107,7 +113,7 @@ impl Strategy for Pods {
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {
-        warnings::warnings(&object["spec"], &Path::new("spec"))
+        warnings::pod_warnings(object)
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {

@@ -2,8 +2,8 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, map, text};
-use crate::kinds::check::NOT_NEGATIVE;
-use crate::meta_validation::qualified_name;
+use crate::kinds::check::{NOT_NEGATIVE, complaints};
+use crate::meta_validation::{dns1123_label, qualified_name};
 use crate::quantity::Quantity;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
@@ -149,6 +149,7 @@ pub fn validate_resources(resources: &Value, claims: &HashSet<&str>, path: &Path
     let (limits_path, requests_path) = (path.child("limits"), path.child("requests"));
     for (name, amount) in &limits {
         errors.extend(validate_amount(name, *amount, &limits_path.key(name)));
+        errors.extend(indivisible_pages(name, *amount, &limits_path.key(name)));
     }
     for (name, amount) in &requests {
         errors.extend(validate_amount(name, *amount, &requests_path.key(name)));
@@ -169,21 +170,50 @@ pub fn validate_resources(resources: &Value, claims: &HashSet<&str>, path: &Path
             )),
             _ => {}
         }
+        errors.extend(indivisible_pages(name, *amount, &requests_path.key(name)));
     }
     let any = |wanted: fn(&str) -> bool| limits.keys().chain(requests.keys()).any(|name| wanted(name));
     if any(is_hugepages) && !any(|name| matches!(name, "cpu" | "memory")) {
         errors.push(FieldError::forbidden(path, "HugePages require cpu or memory"));
     }
-    for (index, claim) in list(resources, "claims").iter().enumerate() {
-        let path = path.child("claims").index(index);
-        let name = text(claim, "name");
+    errors.extend(validate_claims(list(resources, "claims"), claims, &path.child("claims")));
+    errors
+}
+
+/// Claims of the pod that a container uses: each whole, or some of its requests.
+fn validate_claims(used: &[Value], claims: &HashSet<&str>, path: &Path) -> FieldErrors {
+    const KNOWN: &str = "must be one of the names in pod.spec.resourceClaims";
+    let mut errors = Vec::new();
+    let mut names: HashSet<String> = HashSet::new();
+    for (index, claim) in used.iter().enumerate() {
+        let path = path.index(index);
+        let (name, request) = (text(claim, "name"), text(claim, "request"));
         if name.is_empty() {
             errors.push(FieldError::required(&path, ""));
-        } else if !claims.contains(name) {
-            let why = if claims.is_empty() {
-                "must be one of the names in pod.spec.resourceClaims which is empty"
-            } else {
-                "must be one of the names in pod.spec.resourceClaims"
+            continue;
+        }
+        if names.contains(name) {
+            errors.push(FieldError::duplicate(&path, name));
+        } else {
+            let mut key = name.to_owned();
+            if !request.is_empty() {
+                errors.extend(complaints(&path.child("request"), request, dns1123_label(request)));
+                key = format!("{name}/{request}");
+            }
+            if names.contains(&key) {
+                errors.push(FieldError::duplicate(&path, key.as_str()));
+            } else if request.is_empty() {
+                let parts = names.iter().filter(|n| n.split_once('/').is_some_and(|(n, _)| n == name));
+                errors.extend(parts.map(|_| FieldError::duplicate(&path, name)));
+            }
+            names.insert(key);
+        }
+        if !claims.contains(name) {
+            let mut known: Vec<&str> = claims.iter().copied().collect();
+            known.sort_unstable();
+            let why = match known.is_empty() {
+                true => format!("{KNOWN} which is empty"),
+                false => format!("{KNOWN}: {}", known.join(", ")),
             };
             errors.push(FieldError::not_found(&path, name).with_detail(why));
         }
@@ -200,6 +230,20 @@ fn validate_amount(name: &str, amount: Quantity, path: &Path) -> FieldErrors {
         errors.push(FieldError::invalid(path, amount.to_string(), "must be an integer"));
     }
     errors
+}
+
+/// Huge pages are had whole.
+fn indivisible_pages(name: &str, amount: Quantity, path: &Path) -> Option<FieldError> {
+    let size = name.strip_prefix("hugepages-")?;
+    let whole = Quantity::parse(size)
+        .is_ok_and(|size| size.value() > 0 && amount.value() % size.value() == 0 && !amount.is_negative());
+    (!whole).then(|| {
+        FieldError::invalid(
+            path,
+            amount.to_string(),
+            format!("{amount} is not positive integer multiple of {name}"),
+        )
+    })
 }
 
 /// A name that is standard or has a prefix.

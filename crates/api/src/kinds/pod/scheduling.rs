@@ -1,15 +1,15 @@
 //! Validation of what a pod says about where it may run.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::kinds::access::{int, list, present, text};
+use crate::kinds::access::{int, list, map, present, strings, text};
 use crate::kinds::check::{complaints, node_selector_term, one_of_if_set};
 use crate::meta_validation::{dns1123_label, label_value, qualified_name};
 use crate::selector::validate_label_selector;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::HashSet;
 
-const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
-const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
+pub(super) const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+pub(super) const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
 pub(super) fn validate_affinity(affinity: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
@@ -32,7 +32,7 @@ fn validate_node_affinity(affinity: &Value, path: &Path) -> FieldErrors {
     for (index, preferred) in list(affinity, PREFERRED).iter().enumerate() {
         let path = path.child(PREFERRED).index(index);
         errors.extend(validate_weight(preferred, &path));
-        errors.extend(node_selector_term(&preferred["preference"], &path.child("preference")));
+        errors.extend(node_selector_term(&preferred["preference"], true, &path.child("preference")));
     }
     errors
 }
@@ -44,7 +44,11 @@ pub fn validate_node_selector(selector: &Value, path: &Path) -> FieldErrors {
     if terms.is_empty() {
         return vec![FieldError::required(&path, "must have at least one node selector term")];
     }
-    terms.iter().enumerate().flat_map(|(index, term)| node_selector_term(term, &path.index(index))).collect()
+    terms
+        .iter()
+        .enumerate()
+        .flat_map(|(index, term)| node_selector_term(term, false, &path.index(index)))
+        .collect()
 }
 
 fn validate_weight(preferred: &Value, path: &Path) -> Option<FieldError> {
@@ -87,19 +91,48 @@ fn validate_pod_affinity_term(term: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
+/// Keys whose values the pod's own labels give. They have become part of the selector by now.
 fn validate_label_keys(term: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     for kind in ["matchLabelKeys", "mismatchLabelKeys"] {
-        let keys = list(term, kind);
+        let keys = strings(term, kind);
         if !keys.is_empty() && !present(term, "labelSelector") {
             errors.push(FieldError::forbidden(
                 &path.child(kind),
                 "must not be specified when labelSelector is not set",
             ));
+            continue;
         }
-        for (index, key) in keys.iter().filter_map(Value::as_str).enumerate() {
+        for (index, key) in keys.into_iter().enumerate() {
             errors.extend(complaints(&path.child(kind).index(index), key, qualified_name(key)));
         }
+    }
+    let matched = strings(term, "matchLabelKeys");
+    let mut seen: HashSet<&str> = map(&term["labelSelector"], "matchLabels")
+        .into_iter()
+        .flat_map(Map::keys)
+        .map(String::as_str)
+        .collect();
+    for expression in list(&term["labelSelector"], "matchExpressions") {
+        let key = text(expression, "key");
+        if !seen.insert(key)
+            && let Some(index) = matched.iter().rposition(|matched| *matched == key)
+        {
+            // As upstream: the index is named without its list.
+            errors.push(FieldError::invalid(
+                &path.index(index),
+                key,
+                "exists in both matchLabelKeys and labelSelector",
+            ));
+        }
+    }
+    let mismatched = strings(term, "mismatchLabelKeys");
+    for (index, key) in matched.iter().enumerate().filter(|(_, key)| mismatched.contains(key)) {
+        errors.push(FieldError::invalid(
+            &path.child("matchLabelKeys").index(index),
+            *key,
+            "exists in both matchLabelKeys and mismatchLabelKeys",
+        ));
     }
     errors
 }
@@ -173,8 +206,6 @@ pub(super) fn validate_spread(constraints: &[Value], path: &Path) -> FieldErrors
         let (key, action) = (text(constraint, "topologyKey"), text(constraint, "whenUnsatisfiable"));
         if key.is_empty() {
             errors.push(FieldError::required(&path.child("topologyKey"), "can not be empty"));
-        } else {
-            errors.extend(complaints(&path.child("topologyKey"), key, qualified_name(key)));
         }
         if !matches!(action, "DoNotSchedule" | "ScheduleAnyway") {
             errors.push(FieldError::not_supported(

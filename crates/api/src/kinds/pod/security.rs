@@ -1,5 +1,6 @@
 //! Validation of security contexts.
 
+use super::windows::validate_options;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{flag, list, present, text};
 use crate::kinds::check::one_of_if_set;
@@ -7,7 +8,7 @@ use serde_json::Value;
 use std::collections::HashSet;
 
 /// The longest path there is.
-const APP_ARMOR_MAX: usize = 4095;
+pub(super) const APP_ARMOR_MAX: usize = 4095;
 const ID_RANGE: &str = "must be between 0 and 2147483647, inclusive";
 
 fn id(context: &Value, key: &str, path: &Path) -> Option<FieldError> {
@@ -37,9 +38,10 @@ pub(super) fn validate_pod(spec: &Value, path: &Path) -> FieldErrors {
     errors.extend(validate_sysctls(spec, &path.child("sysctls")));
     errors.extend(one_of_if_set(context, "fsGroupChangePolicy", path, &["Always", "OnRootMismatch"]));
     errors.extend(validate_seccomp(context, path));
+    errors.extend(validate_options(context, path));
+    errors.extend(validate_app_armor(context, path));
     errors.extend(one_of_if_set(context, "supplementalGroupsPolicy", path, &["Merge", "Strict"]));
     errors.extend(one_of_if_set(context, "seLinuxChangePolicy", path, &["MountOption", "Recursive"]));
-    errors.extend(validate_app_armor(context, path));
     errors
 }
 
@@ -108,6 +110,7 @@ pub(super) fn validate_container(context: &Value, host_users: bool, path: &Path)
             "`hostUsers` must be false to use `Unmasked`",
         ));
     }
+    errors.extend(validate_seccomp(context, path));
     if present(context, "allowPrivilegeEscalation") && !flag(context, "allowPrivilegeEscalation") {
         let mut conflict = |why: &str| {
             errors.push(FieldError::invalid(path, context.clone(), why).rendered_as(render(context)));
@@ -115,11 +118,11 @@ pub(super) fn validate_container(context: &Value, host_users: bool, path: &Path)
         if flag(context, "privileged") {
             conflict("cannot set `allowPrivilegeEscalation` to false and `privileged` to true");
         }
-        if list(&context["capabilities"], "add").iter().any(|c| c == "CAP_SYS_ADMIN") {
+        for _ in list(&context["capabilities"], "add").iter().filter(|c| *c == "CAP_SYS_ADMIN") {
             conflict("cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN");
         }
     }
-    errors.extend(validate_seccomp(context, path));
+    errors.extend(validate_options(context, path));
     errors.extend(validate_app_armor(context, path));
     errors
 }

@@ -1,23 +1,24 @@
 //! Validation of a pod's specification.
 
-use super::containers::{Context, validate_containers, validate_init_containers};
-use super::defaults::is_pod_level_resource;
-use super::resources::{
-    amounts, requests_of_containers, validate_container_resource_name, validate_resources,
+use super::annotations::{validate_annotations, validate_profiles_match};
+use super::containers::{
+    Context, validate_containers, validate_ephemeral_containers, validate_init_containers,
 };
-use super::{scheduling, security, volumes};
+use super::defaults::is_pod_level_resource;
+use super::resources::{amounts, requests_of_containers, validate_resources};
+use super::{scheduling, security, volumes, windows};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{flag, int, list, object, present, text};
-use crate::kinds::check::{NOT_NEGATIVE, complaints, ip, one_of};
+use crate::kinds::check::{complaints, ip, one_of};
 use crate::meta_validation::{
     dns1123_label, dns1123_subdomain, qualified_name, subdomain_with_underscores, validate_labels,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::HashSet;
 
 /// Validates a pod that is to be created.
 pub fn validate_pod(pod: &Value) -> FieldErrors {
-    let mut errors = validate_pod_common(pod);
+    let mut errors = validate_pod_common(pod, None);
     let (spec, path) = (&pod["spec"], Path::new("spec"));
     if !list(spec, "ephemeralContainers").is_empty() {
         errors.push(FieldError::forbidden(&path.child("ephemeralContainers"), "cannot be set on create"));
@@ -28,13 +29,19 @@ pub fn validate_pod(pod: &Value) -> FieldErrors {
             "cannot be set until all schedulingGates have been cleared",
         ));
     }
+    errors.extend(validate_profiles_match(&pod["metadata"], spec, &path));
     errors
 }
 
-/// What holds for a pod whenever it is written.
-pub(super) fn validate_pod_common(pod: &Value) -> FieldErrors {
-    let (spec, path) = (&pod["spec"], Path::new("spec"));
-    let mut errors = validate_spec(spec, &path);
+/// What holds for a pod whenever it is written: for the first time, or over an `old` one.
+pub(super) fn validate_pod_common(pod: &Value, old: Option<&Value>) -> FieldErrors {
+    let (metadata, spec, path) = (&pod["metadata"], &pod["spec"], Path::new("spec"));
+    let annotations = Path::new("metadata").child("annotations");
+    let mut errors = validate_annotations(metadata, old.map(|old| &old["metadata"]), spec, &annotations);
+    errors.extend(validate_spec(spec, Some(text(metadata, "name")).filter(|n| !n.is_empty()), &path));
+    if text(spec, "serviceAccountName").is_empty() {
+        errors.extend(tokens_of_nobody(spec, &path.child("volumes")));
+    }
     for kind in ["containers", "initContainers"] {
         for (index, container) in list(spec, kind).iter().enumerate() {
             let path = path.child(kind).index(index).child("image");
@@ -50,9 +57,26 @@ pub(super) fn validate_image_edges(image: &str, path: &Path) -> Option<FieldErro
         .then(|| FieldError::invalid(path, image, "must not have leading or trailing whitespace"))
 }
 
-/// Validates a `PodSpec` wherever it occurs.
-pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
-    let (sound, mut errors) = volumes::validate_volumes(list(spec, "volumes"), &path.child("volumes"));
+/// A token is somebody's.
+fn tokens_of_nobody(spec: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for (index, volume) in list(spec, "volumes").iter().enumerate() {
+        let path = path.index(index).child("projected").child("sources");
+        for (index, source) in list(&volume["projected"], "sources").iter().enumerate() {
+            if present(source, "serviceAccountToken") {
+                errors.push(FieldError::forbidden(
+                    &path.index(index).child("serviceAccountToken"),
+                    "must not be specified when serviceAccountName is not set",
+                ));
+            }
+        }
+    }
+    errors
+}
+
+/// Validates a `PodSpec` wherever it occurs; `pod` is the name of the pod it is of, if it is of one that has a name.
+pub fn validate_spec(spec: &Value, pod: Option<&str>, path: &Path) -> FieldErrors {
+    let (sound, mut errors) = volumes::validate_volumes(list(spec, "volumes"), pod, &path.child("volumes"));
     errors.extend(validate_resource_claims(list(spec, "resourceClaims"), &path.child("resourceClaims")));
     let context = Context { volumes: sound, ..Context::of(spec) };
     let containers = list(spec, "containers");
@@ -62,6 +86,12 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         containers,
         &context,
         &path.child("initContainers"),
+    ));
+    errors.extend(validate_ephemeral_containers(
+        list(spec, "ephemeralContainers"),
+        spec,
+        &context,
+        &path.child("ephemeralContainers"),
     ));
     errors.extend(validate_pod_resources(spec, path));
     if flag(spec, "hostNetwork") {
@@ -93,7 +123,7 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         list(spec, "topologySpreadConstraints"),
         &path.child("topologySpreadConstraints"),
     ));
-    errors.extend(validate_host_process(spec, path));
+    errors.extend(windows::validate_host_process(spec, path));
     errors.extend(validate_host_users(spec, path));
     errors.extend(validate_hostname_override(spec, &path.child("hostnameOverride")));
     errors.extend(validate_names(spec, path));
@@ -119,10 +149,16 @@ pub fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
     if present(spec, "preemptionPolicy") {
         errors.extend(one_of(spec, "preemptionPolicy", path, &["PreemptLowerPriority", "Never"]));
     }
-    errors.extend(validate_overhead(spec, &path.child("overhead")));
+    // As upstream: what running the pod costs is looked at as if it were limits of a container.
+    let overhead = json!({"limits": spec["overhead"]});
+    errors.extend(validate_resources(&overhead, &HashSet::new(), &path.child("overhead")));
     if let Some(os) = spec.get("os").filter(|o| o.is_object()) {
-        errors.extend(one_of(os, "name", &path.child("os"), &["linux", "windows"]));
-        errors.extend(super::os::validate_os(spec, path));
+        let path_of = path.child("os");
+        match text(os, "name") {
+            "" => errors.push(FieldError::required(&path_of.child("name"), "cannot be empty")),
+            "linux" | "windows" => errors.extend(super::os::validate_os(spec, path)),
+            name => errors.push(FieldError::not_supported(&path_of, name, &["linux", "windows"])),
+        }
     }
     errors.extend(validate_file_keys(spec, path));
     errors
@@ -169,19 +205,6 @@ fn validate_file_keys(spec: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-/// What running the pod costs beside its containers.
-fn validate_overhead(spec: &Value, path: &Path) -> FieldErrors {
-    let mut errors = Vec::new();
-    for (name, amount) in amounts(spec, "overhead") {
-        let path = path.child("limits").key(&name);
-        errors.extend(validate_container_resource_name(&name, &path));
-        if amount.is_negative() {
-            errors.push(FieldError::invalid(&path, amount.to_string(), NOT_NEGATIVE));
-        }
-    }
-    errors
-}
-
 /// Claims a pod's containers may use, by the name the pod gives them.
 fn validate_resource_claims(claims: &[Value], path: &Path) -> FieldErrors {
     const ONE: &str = "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`";
@@ -193,10 +216,10 @@ fn validate_resource_claims(claims: &[Value], path: &Path) -> FieldErrors {
         if name.is_empty() {
             errors.push(FieldError::required(&path.child("name"), ""));
         } else {
-            if !names.insert(name) {
-                errors.push(FieldError::duplicate(&path.child("name"), name));
+            match names.insert(name) {
+                false => errors.push(FieldError::duplicate(&path.child("name"), name)),
+                true => errors.extend(complaints(&path.child("name"), name, dns1123_label(name))),
             }
-            errors.extend(complaints(&path.child("name"), name, dns1123_label(name)));
         }
         let sources = ["resourceClaimName", "resourceClaimTemplateName"];
         let given: Vec<&str> = sources.into_iter().filter(|key| present(claim, key)).collect();
@@ -294,23 +317,6 @@ fn validate_host_ports(spec: &Value, path: &Path) -> FieldErrors {
         }
     }
     errors
-}
-
-/// Containers that are processes of a Windows host are on its network.
-fn validate_host_process(spec: &Value, path: &Path) -> Option<FieldError> {
-    let is_host_process = |context: &Value| flag(&context["windowsOptions"], "hostProcess");
-    let any = is_host_process(&spec["securityContext"])
-        || ["containers", "initContainers"]
-            .iter()
-            .flat_map(|kind| list(spec, kind))
-            .any(|container| is_host_process(&container["securityContext"]));
-    (any && !flag(spec, "hostNetwork")).then(|| {
-        FieldError::invalid(
-            &path.child("hostNetwork"),
-            false,
-            "hostNetwork must be true if pod contains any hostProcess containers",
-        )
-    })
 }
 
 /// With users of its own a pod cannot share the host's namespaces.

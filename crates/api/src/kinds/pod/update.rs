@@ -1,6 +1,6 @@
 //! What may change in a pod once it exists.
 
-use super::scheduling;
+use super::{annotations, scheduling, status};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, int, keep, list, list_mut, map, object, present, remove, text};
 use crate::kinds::check::{IMMUTABLE, complaints, ip};
@@ -13,7 +13,8 @@ const UPDATABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].imag
     set to 1 if it was previously negative)";
 
 pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
-    let mut errors = super::spec::validate_pod_common(new);
+    let mut errors = super::spec::validate_pod_common(new, Some(old));
+    errors.extend(annotations::validate_update(new, old, &Path::new("metadata").child("annotations")));
     let path = Path::new("spec");
     let (new, old) = (&new["spec"], &old["spec"]);
     for (kind, what) in [("containers", "containers"), ("initContainers", "containers")] {
@@ -114,7 +115,7 @@ fn validate_gated(new: &Value, old: &Value, path: &Path) -> FieldErrors {
         errors.push(FieldError::invalid(
             &path.child("nodeSelector"),
             new["nodeSelector"].clone(),
-            "additions only to spec.nodeSelector are allowed (no mutations or deletions)",
+            "only additions to spec.nodeSelector are allowed (no mutations or deletions)",
         ));
     }
     let terms = |spec: &Value| list(&spec["affinity"]["nodeAffinity"][TERMS], "nodeSelectorTerms").to_vec();
@@ -197,7 +198,7 @@ pub(super) fn validate_status_update(new: &Value, old: &Value) -> FieldErrors {
     const WHOLE: &str = "must be a non-negative integer";
     let path = Path::new("status");
     let (is, was) = (&new["status"], &old["status"]);
-    let mut errors = Vec::new();
+    let mut errors = annotations::validate_update(new, old, &Path::new("metadata").child("annotations"));
     for (index, condition) in list(is, "conditions").iter().enumerate() {
         let path = path.child("conditions").index(index);
         let generation = int(condition, "observedGeneration");
@@ -234,6 +235,7 @@ pub(super) fn validate_status_update(new: &Value, old: &Value) -> FieldErrors {
         errors.extend(validate_transitions(is, was, &old["spec"], statuses, containers, &path));
     }
     errors.extend(validate_claim_statuses(new, &path.child("resourceClaimStatuses")));
+    errors.extend(status::validate_extended_claim(new, &path));
     errors.extend(validate_addresses(is, "podIPs", &path));
     if let Some(first) = list(is, "hostIPs").first() {
         let address = text(first, "ip");
@@ -243,6 +245,8 @@ pub(super) fn validate_status_update(new: &Value, old: &Value) -> FieldErrors {
         }
         errors.extend(validate_addresses(is, "hostIPs", &path));
     }
+    errors.extend(status::validate_users(new, &path));
+    errors.extend(status::validate_allocated(new, &path));
     errors
 }
 

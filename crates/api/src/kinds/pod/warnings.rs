@@ -1,10 +1,15 @@
 //! What a client is told about a valid specification: fields that are deprecated, do nothing, or hide others.
 
+use super::annotations::{APP_ARMOR, SECCOMP_CONTAINER, SECCOMP_POD, app_armor_annotations, containers};
+use super::scheduling::{PREFERRED, REQUIRED};
 use crate::field::Path;
-use crate::kinds::access::{int, list, map, present, text};
+use crate::kinds::access::{int, list, map, object, present, strings, text};
+use crate::kinds::check::ip_warning;
+use crate::kinds::core::persistentvolumeclaim::claim_spec_warnings;
+use crate::meta_validation::dns1123_label;
 use crate::quantity::Quantity;
 use serde_json::{Map, Value};
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 /// Labels of nodes that have newer names, and since when.
 const OLD_LABELS: &[(&str, &str, &str)] = &[
@@ -30,36 +35,178 @@ const OLD_VOLUMES: &[(&str, &str)] = &[
 
 const NULL_SELECTOR: &str = "a null labelSelector results in matching no pod";
 
-/// Warnings about a specification, of a pod or of a template.
-pub fn warnings(spec: &Value, path: &Path) -> Vec<String> {
+/// Annotations that do nothing any more.
+const OLD_ANNOTATIONS: &[(&str, &str)] = &[
+    (
+        "scheduler.alpha.kubernetes.io/critical-pod",
+        "non-functional in v1.16+; use the \"priorityClassName\" field instead",
+    ),
+    ("security.alpha.kubernetes.io/sysctls", "non-functional in v1.11+; use the \"sysctls\" field instead"),
+    (
+        "security.alpha.kubernetes.io/unsafe-sysctls",
+        "non-functional in v1.11+; use the \"sysctls\" field instead",
+    ),
+];
+const OLD_SECCOMP: &str = "non-functional in v1.27+; use the \"seccompProfile\" field instead";
+const OLD_APP_ARMOR: &str = "deprecated since v1.30; use the \"appArmorProfile\" field instead";
+
+/// Warnings about a pod that was made.
+pub(super) fn pod_warnings(pod: &Value) -> Vec<String> {
+    let (metadata, spec) = (&pod["metadata"], &pod["spec"]);
+    let mut warnings = Vec::new();
+    if spec["os"]["name"] != "windows" {
+        let said = app_armor_annotations(metadata, spec).filter(|(_, _, same)| !same);
+        warnings.extend(said.map(|(key, _, _)| format!("metadata.annotations[{key}]: {OLD_APP_ARMOR}")));
+    }
+    let problems = dns1123_label(crate::meta::name(pod));
+    if !problems.is_empty() {
+        warnings.push(format!(
+            "metadata.name: this is used in the Pod's hostname, which can result in surprising behavior; a DNS label \
+             is recommended: [{}]",
+            problems.join(" ")
+        ));
+    }
+    warnings.extend(warnings_of(pod, &Path::default()));
+    warnings
+}
+
+/// Warnings about a template of pods.
+pub fn warnings(template: &Value, path: &Path) -> Vec<String> {
+    warnings_of(template, path)
+}
+
+fn warnings_of(pod: &Value, root: &Path) -> Vec<String> {
+    let (metadata, spec, path) = (&pod["metadata"], &pod["spec"], &root.child("spec"));
+    let is_template = *root != Path::default();
+    let annotation_path = |key: &str| root.child("metadata").child("annotations").key(key);
+    let has = |key: &str| present(&metadata["annotations"], key);
     let mut warnings = node_label_warnings(spec, path);
     for (index, constraint) in list(spec, "topologySpreadConstraints").iter().enumerate() {
+        let path = path.child("topologySpreadConstraints").index(index);
+        let key = text(constraint, "topologyKey");
+        if let Some(why) = old_label(key) {
+            warnings.push(format!("{}: {key} is {why}", path.child("topologyKey")));
+        }
         if !present(constraint, "labelSelector") {
-            let place = path.child("topologySpreadConstraints").index(index).child("labelSelector");
-            warnings.push(format!("{place}: {NULL_SELECTOR}"));
+            warnings.push(format!("{}: {NULL_SELECTOR}", path.child("labelSelector")));
         }
     }
-    warnings.extend(repetition_warnings(spec, path));
+    for (key, why) in OLD_ANNOTATIONS.iter().filter(|(key, _)| has(key)) {
+        warnings.push(format!("{}: {why}", annotation_path(key)));
+    }
     for (index, volume) in list(spec, "volumes").iter().enumerate() {
+        let path = path.child("volumes").index(index);
         for (kind, when) in OLD_VOLUMES {
             let key = if *kind == "storageOS" { "storageos" } else { kind };
+            if *kind == "cephfs" {
+                let claim = &volume["ephemeral"]["volumeClaimTemplate"];
+                let path = path.child("ephemeral").child("volumeClaimTemplate").child("spec");
+                warnings.extend(claim_spec_warnings(&claim["spec"], &path));
+            }
             if present(volume, key) {
-                warnings.push(format!("{}: {when}", path.child("volumes").index(index).child(kind)));
+                warnings.push(format!("{}: {when}", path.child(kind)));
             }
         }
     }
-    for kind in ["initContainers", "containers"] {
-        for (index, container) in list(spec, kind).iter().enumerate() {
-            warnings.extend(container_warnings(container, &path.child(kind).index(index)));
-        }
+    warnings.extend(token_path_warnings(spec, &path.child("volumes")));
+    warnings.extend(repetition_warnings(spec, path));
+    for name in ["memory", "ephemeral-storage"] {
+        warnings.extend(fractional(&spec["overhead"][name], &path.child("overhead").key(name)));
     }
+    if object(&spec["securityContext"], "seccompProfile").is_none() && has(SECCOMP_POD) {
+        warnings.push(format!("{}: {OLD_SECCOMP}", annotation_path(SECCOMP_POD)));
+    }
+    for (container, place) in containers(spec) {
+        let context = &container["securityContext"];
+        let seccomp = format!("{SECCOMP_CONTAINER}{}", text(container, "name"));
+        if object(context, "seccompProfile").is_none() && has(&seccomp) {
+            warnings.push(format!("{}: {OLD_SECCOMP}", annotation_path(&seccomp)));
+        }
+        let app_armor = format!("{APP_ARMOR}{}", text(container, "name"));
+        let has_field = object(&spec["securityContext"], "appArmorProfile").is_some()
+            || object(context, "appArmorProfile").is_some();
+        if is_template && !has_field && has(&app_armor) {
+            warnings.push(format!("{}: {OLD_APP_ARMOR}", annotation_path(&app_armor)));
+        }
+        warnings.extend(container_warnings(container, &place.under(path)));
+    }
+    warnings.extend(port_warnings(spec, path));
     if int(spec, "terminationGracePeriodSeconds") < 0 {
         warnings.push(format!(
             "{}: must be >= 0; negative values are invalid and will be treated as 1",
             path.child("terminationGracePeriodSeconds")
         ));
     }
+    warnings.extend(affinity_warnings(&spec["affinity"], &path.child("affinity")));
+    let servers = path.child("dnsConfig").child("nameservers");
+    for (index, server) in strings(&spec["dnsConfig"], "nameservers").into_iter().enumerate() {
+        warnings.extend(ip_warning(server, &servers.index(index)));
+    }
+    for (index, alias) in list(spec, "hostAliases").iter().enumerate() {
+        let place = path.child("hostAliases").index(index).child("ip");
+        warnings.extend(ip_warning(text(alias, "ip"), &place));
+    }
     warnings
+}
+
+/// Terms that select no pod.
+fn affinity_warnings(affinity: &Value, path: &Path) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for kind in ["podAffinity", "podAntiAffinity"] {
+        let (affinity, path) = (&affinity[kind], path.child(kind));
+        for (index, term) in list(affinity, REQUIRED).iter().enumerate() {
+            if !present(term, "labelSelector") {
+                let place = path.child(REQUIRED).index(index).child("labelSelector");
+                warnings.push(format!("{place}: {NULL_SELECTOR}"));
+            }
+        }
+        for (index, term) in list(affinity, PREFERRED).iter().enumerate() {
+            if !present(&term["podAffinityTerm"], "labelSelector") {
+                let place =
+                    path.child(PREFERRED).index(index).child("podAffinityTerm").child("labelSelector");
+                warnings.push(format!("{place}: {NULL_SELECTOR}"));
+            }
+        }
+    }
+    warnings
+}
+
+/// Files of a projected volume that the token of the service account replaces.
+fn token_path_warnings(spec: &Value, path: &Path) -> Vec<String> {
+    let sources = |volume: &Value| list(&volume["projected"], "sources").to_vec();
+    let volumes = list(spec, "volumes");
+    let tokens: Vec<String> = volumes
+        .iter()
+        .flat_map(sources)
+        .filter_map(|source| Some(text(object(&source, "serviceAccountToken")?, "path").to_owned()))
+        .collect();
+    let mut warnings = Vec::new();
+    for (index, volume) in volumes.iter().enumerate() {
+        let path = path.index(index).child("projected").child("sources");
+        for source in sources(volume) {
+            for (kind, shown) in
+                [("configMap", "configMap"), ("secret", "secrets"), ("downwardAPI", "downwardAPI")]
+            {
+                for (index, item) in list(&source[kind], "items").iter().enumerate() {
+                    let place = text(item, "path");
+                    if tokens.iter().any(|token| token == place) {
+                        warnings.push(format!(
+                            "{}: has duplicated path with ServiceAccountToken {place:?}",
+                            path.child(shown).index(index)
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    warnings
+}
+
+/// Bytes are not divided.
+fn fractional(amount: &Value, place: &Path) -> Option<String> {
+    let quantity = Quantity::parse(amount.as_str()?).ok()?;
+    (!quantity.is_integer())
+        .then(|| format!("{place}: fractional byte value {amount} is invalid, must be an integer"))
 }
 
 fn old_label(key: &str) -> Option<String> {
@@ -74,22 +221,24 @@ fn node_label_warnings(spec: &Value, path: &Path) -> Vec<String> {
             warnings.push(format!("{}: {why}", path.child("nodeSelector").key(key)));
         }
     }
-    let mut terms = |terms: &[&Value], path: &Path| {
-        for (index, term) in terms.iter().enumerate() {
-            for (expression_index, expression) in list(term, "matchExpressions").iter().enumerate() {
-                if let Some(why) = old_label(text(expression, "key")) {
-                    let place =
-                        path.index(index).child("matchExpressions").index(expression_index).child("key");
-                    warnings.push(format!("{place}: {} is {why}", text(expression, "key")));
-                }
+    let mut terms = |term: &Value, path: &Path| {
+        for (index, expression) in list(term, "matchExpressions").iter().enumerate() {
+            if let Some(why) = old_label(text(expression, "key")) {
+                let place = path.child("matchExpressions").index(index).child("key");
+                warnings.push(format!("{place}: {} is {why}", text(expression, "key")));
             }
         }
     };
-    const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
     let required = &spec["affinity"]["nodeAffinity"][REQUIRED];
     let required_path =
         path.child("affinity").child("nodeAffinity").child(REQUIRED).child("nodeSelectorTerms");
-    terms(&list(required, "nodeSelectorTerms").iter().collect::<Vec<_>>(), &required_path);
+    for (index, term) in list(required, "nodeSelectorTerms").iter().enumerate() {
+        terms(term, &required_path.index(index));
+    }
+    let preferred_path = path.child("affinity").child("nodeAffinity").child(PREFERRED);
+    for (index, term) in list(&spec["affinity"]["nodeAffinity"], PREFERRED).iter().enumerate() {
+        terms(&term["preference"], &preferred_path.index(index).child("preference"));
+    }
     warnings
 }
 
@@ -113,49 +262,62 @@ fn repetition_warnings(spec: &Value, path: &Path) -> Vec<String> {
 
 fn container_warnings(container: &Value, path: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
-    for amounts in ["limits", "requests"] {
-        for (name, amount) in map(&container["resources"], amounts).into_iter().flatten() {
-            let fractional =
-                amount.as_str().and_then(|a| Quantity::parse(a).ok()).is_some_and(|q| !q.is_integer());
-            if matches!(name.as_str(), "memory" | "ephemeral-storage") && fractional {
-                let place = path.child("resources").child(amounts).key(name);
-                warnings
-                    .push(format!("{place}: fractional byte value {amount} is invalid, must be an integer"));
-            }
+    for name in ["memory", "ephemeral-storage"] {
+        for amounts in ["limits", "requests"] {
+            let place = path.child("resources").child(amounts).key(name);
+            warnings.extend(fractional(&container["resources"][amounts][name], &place));
         }
     }
-    let mut names: HashMap<&str, usize> = HashMap::new();
+    let mut names: HashSet<&str> = HashSet::new();
     for (index, variable) in list(container, "env").iter().enumerate() {
-        let name = text(variable, "name");
+        let (name, value) = (text(variable, "name"), text(variable, "value"));
         // A variable may be built upon the one it replaces.
-        let refers = text(variable, "value").contains(&format!("$({name})"));
-        if names.insert(name, index).is_some() && !refers {
+        let reference = format!("$({name})");
+        let builds = !present(variable, "valueFrom") && value.contains(&reference) && value != reference;
+        if !names.insert(name) && !builds {
             warnings.push(format!(
                 "{}: hides previous definition of {name:?}, which may be dropped when using apply",
                 path.child("env").index(index)
             ));
         }
     }
-    for (index, port) in list(container, "ports").iter().enumerate() {
-        let place = path.child("ports").index(index);
-        if int(port, "hostPort") == 0 && !text(port, "hostIP").is_empty() {
-            warnings.push(format!(
-                "{place}: hostIP set without hostPort: {{Name:{} HostPort:0 ContainerPort:{} Protocol:{} HostIP:{}}}",
-                text(port, "name"),
-                int(port, "containerPort"),
-                text(port, "protocol"),
-                text(port, "hostIP"),
-            ));
-        }
-        let same = |other: &Value| {
-            ["containerPort", "hostPort"].iter().all(|key| int(other, key) == int(port, key))
-                && ["protocol", "hostIP"].iter().all(|key| text(other, key) == text(port, key))
-        };
-        if let Some(first) = list(container, "ports")[..index].iter().position(same) {
-            warnings.push(format!(
-                "{place}: duplicate port definition with {}",
-                path.child("ports").index(first)
-            ));
+    warnings
+}
+
+/// Ports that stand twice, in whichever containers.
+fn port_warnings(spec: &Value, path: &Path) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let mut earlier: Vec<(&Value, Path)> = Vec::new();
+    for (container, place) in containers(spec) {
+        for (index, port) in list(container, "ports").iter().enumerate() {
+            let place = place.under(path).child("ports").index(index);
+            let (address, number) = (text(port, "hostIP"), int(port, "hostPort"));
+            if number == 0 && !address.is_empty() {
+                warnings.push(format!(
+                    "{place}: hostIP set without hostPort: {{Name:{} HostPort:0 ContainerPort:{} Protocol:{} HostIP:{address}}}",
+                    text(port, "name"),
+                    int(port, "containerPort"),
+                    text(port, "protocol"),
+                ));
+            }
+            let same_port = |other: &Value| {
+                int(other, "containerPort") == int(port, "containerPort")
+                    && text(other, "protocol") == text(port, "protocol")
+            };
+            for (other, other_place) in earlier.iter().filter(|(other, _)| same_port(other)) {
+                let (other_address, other_number) = (text(other, "hostIP"), int(other, "hostPort"));
+                let how = if address == other_address && number == other_number {
+                    "duplicate"
+                } else if number == 0 || other_number == 0 {
+                    "overlapping"
+                } else if number == other_number && address.is_empty() != other_address.is_empty() {
+                    "dangerously ambiguous"
+                } else {
+                    continue;
+                };
+                warnings.push(format!("{place}: {how} port definition with {other_place}"));
+            }
+            earlier.push((port, place));
         }
     }
     warnings

@@ -2,6 +2,7 @@
 
 mod update;
 mod validate;
+mod warnings;
 
 pub use validate::validate_cluster_ips;
 
@@ -67,10 +68,7 @@ impl Strategy for Services {
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {
-        if list(&object["spec"], "externalIPs").is_empty() {
-            return Vec::new();
-        }
-        vec!["spec.externalIPs is deprecated and may no longer be implemented in some clusters".to_owned()]
+        warnings::warnings(object)
     }
 
     fn validate_name(&self, name: &str) -> Vec<String> {

@@ -265,7 +265,7 @@ fn validate_balancer(spec: &Value, kind: &str, path: &Path) -> FieldErrors {
             errors.push(FieldError::forbidden(&path.child(key), ONLY_BALANCERS));
         }
     }
-    if let Some(class) = spec["loadBalancerClass"].as_str() {
+    if let Some(class) = spec["loadBalancerClass"].as_str().filter(|_| kind == "LoadBalancer") {
         errors.extend(complaints(&path.child("loadBalancerClass"), class, qualified_name(class)));
     }
     errors

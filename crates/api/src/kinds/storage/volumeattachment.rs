@@ -126,6 +126,13 @@ fn validate_status(status: &Value) -> FieldErrors {
             // As upstream: the limit it names is another one's.
             errors.push(FieldError::too_long(&path.child(key).child("message"), METADATA_MAX));
         }
+        if let Some(code) = status[key]["errorCode"].as_i64().filter(|code| *code < 0) {
+            errors.push(FieldError::invalid(
+                &path.child(key).child("errorCode"),
+                code,
+                "must be between 0 and 2147483647, inclusive",
+            ));
+        }
     }
     errors
 }

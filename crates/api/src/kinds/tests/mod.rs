@@ -1,5 +1,8 @@
 mod behaviour;
+mod further;
 mod hostile;
+mod pod_life;
+mod pods;
 mod validation;
 mod wider;
 
