@@ -4,10 +4,10 @@ use crate::entry::Revision;
 use crate::head::{Applied, State};
 use crate::history::{Change, History};
 use crate::leases::Leases;
-use crate::log::Recovered;
+use crate::log::{Made, Recovered};
 use crate::replica::Snapshot;
 use crate::store::StoreError;
-use crate::txn::{Outcome, Txn};
+use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::Subscriber;
 use std::ops::{Deref, DerefMut};
 use std::sync::{
@@ -33,7 +33,7 @@ pub(crate) struct Published {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub state: State,
-    pub pending: Vec<Pending>,
+    pub batch: Batch,
     /// Somebody asks for a checkpoint now.
     pub wishes: Vec<oneshot::Sender<Result<(), StoreError>>>,
     /// Set once the log can no longer be trusted or the store is closing; refuses every further commit.
@@ -45,7 +45,29 @@ pub(crate) struct Head {
 impl Head {
     /// Whether there is something for the writer to do.
     pub fn has_work(&self) -> bool {
-        !self.pending.is_empty() || !self.wishes.is_empty() || self.refused.is_some()
+        !self.batch.pending.is_empty() || !self.wishes.is_empty() || self.refused.is_some()
+    }
+}
+
+/// Transactions that go to the disk together.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub pending: Vec<Pending>,
+    /// Of all of them, in order.
+    pub changes: Vec<Change>,
+}
+
+impl Batch {
+    /// What the log has to keep of each, and how soon.
+    pub fn made(&self) -> impl Iterator<Item = (Made<'_>, Durability)> {
+        let mut changes = &self.changes[..];
+        self.pending.iter().filter_map(move |Pending { applied, .. }| {
+            let record = applied.record.as_ref()?;
+            let own;
+            (own, changes) = changes.split_at(record.changes);
+            let made = Made { revision: record.revision, changes: own, leases: &record.leases };
+            Some((made, applied.durability))
+        })
     }
 }
 
@@ -99,7 +121,7 @@ impl Shared {
             work: Condvar::new(),
             head: Mutex::new(Head {
                 state: State { map, revision, leases: leases.clone() },
-                pending: Vec::new(),
+                batch: Batch::default(),
                 wishes: Vec::new(),
                 refused: None,
                 taken: Vec::new(),
@@ -145,13 +167,14 @@ impl Shared {
 
     fn number_all(&self, head: &mut Head) {
         std::mem::swap(&mut self.inbox().submitted, &mut head.taken);
-        for Submitted { txn, done } in head.taken.drain(..) {
-            let applied = match &head.refused {
+        let Head { state, batch: Batch { pending, changes }, refused, taken, .. } = head;
+        for Submitted { txn, done } in taken.drain(..) {
+            let applied = match refused {
                 Some(refusal) => Err(refusal.clone()),
-                None => head.state.commit(&txn),
+                None => state.commit(txn, changes),
             };
             match applied {
-                Ok(applied) => head.pending.push(Pending { applied, done }),
+                Ok(applied) => pending.push(Pending { applied, done }),
                 Err(error) => drop(done.send(Err(error))),
             }
         }

@@ -2,12 +2,13 @@
 
 use crate::entry::{Lease, LeaseId, Revision};
 use crate::head::{Applied, Draft, State};
+use crate::history::Change;
 use crate::history::HistoryLimits;
 use crate::leases::LeaseState;
 use crate::log::{self, Log, LogOptions};
 use crate::remote::{Feed, Remote};
 use crate::replica::Snapshot;
-use crate::shared::{Pending, Shared};
+use crate::shared::{Batch, Head, Pending, Shared};
 use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::{Subscriber, Watch, WatchEnd};
 use crate::writer::write_loop;
@@ -153,7 +154,7 @@ impl Store {
     async fn run<T>(
         &self,
         size: usize,
-        apply: impl FnOnce(&mut State) -> Result<(T, Applied), StoreError>,
+        apply: impl FnOnce(&mut State, &mut Vec<Change>) -> Result<(T, Applied), StoreError>,
     ) -> Result<(T, Outcome), StoreError> {
         let _turn = self.turn(size).await?;
         let (done, answer) = oneshot::channel();
@@ -162,8 +163,9 @@ impl Store {
             if let Some(refusal) = &head.refused {
                 return Err(refusal.clone());
             }
-            let (value, applied) = apply(&mut head.state)?;
-            head.pending.push(Pending { applied, done });
+            let Head { state, batch: Batch { pending, changes }, .. } = &mut *head;
+            let (value, applied) = apply(state, changes)?;
+            pending.push(Pending { applied, done });
             value
         };
         let outcome = answer.await.unwrap_or(Err(StoreError::Closed))?;
@@ -197,8 +199,8 @@ impl Store {
         }
         let mut refused = None;
         let made = self
-            .run(size, |head| {
-                head.transact(make).map_err(|error| {
+            .run(size, |head, changes| {
+                head.transact(changes, make).map_err(|error| {
                     refused = Some(error);
                     StoreError::Closed
                 })
@@ -221,7 +223,7 @@ impl Store {
 
     /// Makes a lease with an identifier of the caller's choice, or any when that is none, for `ttl` seconds.
     pub async fn grant_for(&self, id: LeaseId, ttl: u64, expires_at: u64) -> Result<LeaseId, StoreError> {
-        let grant = |head: &mut State| {
+        let grant = |head: &mut State, _: &mut Vec<Change>| {
             let id = if id == LeaseId::NONE { head.leases.choose_id(now_seconds()) } else { id };
             if head.leases.contains(id) {
                 return Err(StoreError::LeaseExists(id));
@@ -235,7 +237,7 @@ impl Store {
 
     /// Moves the end of a lease, with relaxed durability. Answers the seconds it was granted for.
     pub async fn renew(&self, id: LeaseId, expires_at: impl FnOnce(u64) -> u64) -> Result<u64, StoreError> {
-        let renew = |head: &mut State| {
+        let renew = |head: &mut State, _: &mut Vec<Change>| {
             let ttl = head.leases.get(id).ok_or(StoreError::NoSuchLease(id))?.ttl;
             let lease = Lease { id, expires_at: expires_at(ttl) };
             Ok((ttl, head.grant(lease, ttl, Durability::Relaxed)))
@@ -252,7 +254,7 @@ impl Store {
             self.reach(outcome.revision()).await?;
             return Ok(outcome);
         }
-        let ((), outcome) = self.run(0, |head| Ok(((), head.revoke(id)?))).await?;
+        let ((), outcome) = self.run(0, |head, changes| Ok(((), head.revoke(id, changes)?))).await?;
         Ok(outcome)
     }
 
@@ -294,7 +296,7 @@ impl Store {
                 continue;
             }
             for lease in leases.iter().take_while(|lease| lease.expires_at <= now) {
-                match self.run(0, |head| Ok(((), head.expire(lease.id, now)?))).await {
+                match self.run(0, |head, changes| Ok(((), head.expire(lease.id, now, changes)?))).await {
                     Ok(_) | Err(StoreError::NoSuchLease(_)) => {}
                     Err(error @ (StoreError::Closed | StoreError::Failed(_))) => {
                         tracing::debug!(%error, "leases are no longer ended");

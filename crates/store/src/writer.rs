@@ -1,18 +1,21 @@
 //! The one thread that makes changes durable and publishes them.
 
-use crate::log::{self, Contents, Log, Record};
-use crate::replica::Snapshot;
-use crate::shared::{Pending, Shared};
+use crate::entry::Revision;
+use crate::leases::Leases;
+use crate::log::{self, Contents, Log, Made};
+use crate::shared::{Batch, Pending, Published, Shared};
 use crate::store::StoreError;
 use crate::txn::Durability;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Takes all that is pending, makes it durable with one synchronisation, publishes it, answers. Between batches it
 /// writes what was deferred when its time has come, and lets history grow old.
 pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
     let mut history_ends: Option<Instant> = None;
+    let mut batch = Batch::default();
     loop {
-        let (mut batch, snapshot, leases, wishes, closing) = {
+        let (revision, leases, wishes, closing) = {
             let mut head = shared.head();
             loop {
                 let flush_at = log.as_ref().and_then(Log::flush_at);
@@ -22,25 +25,20 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
                 }
                 head = head.sleep(wake);
             }
-            let state = &head.state;
-            let snapshot = Snapshot { map: state.map.clone(), revision: state.revision };
-            let leases = state.leases.clone();
-            let closing = head.refused.is_some();
-            (std::mem::take(&mut head.pending), snapshot, leases, std::mem::take(&mut head.wishes), closing)
+            std::mem::swap(&mut head.batch, &mut batch);
+            let (revision, leases) = (head.state.revision, head.state.leases.clone());
+            (revision, leases, std::mem::take(&mut head.wishes), head.refused.is_some())
         };
-        let contents = Contents { snapshot, leases };
         let flush =
             !wishes.is_empty() || log.as_ref().and_then(Log::flush_at).is_some_and(|at| at <= Instant::now());
-        match log.as_mut().map_or(Ok(()), |log| persist(log, &mut batch, flush)) {
-            Ok(()) => {
-                history_ends = publish(shared, batch, &contents);
-            }
+        match log.as_mut().map_or(Ok(()), |log| persist(log, &batch, flush)) {
+            Ok(()) => history_ends = publish(shared, &mut batch, revision, leases),
             Err(error) => {
                 let error = refusal(error);
                 if let Some(log) = &mut log {
                     log.postpone(Instant::now());
                 }
-                fail(shared, batch, &error);
+                fail(shared, std::mem::take(&mut batch), &error);
                 wishes.into_iter().for_each(|wish| drop(wish.send(Err(error.clone()))));
                 if closing || matches!(error, StoreError::Failed(_)) {
                     // Not one byte more into a log whose end nobody knows.
@@ -57,12 +55,16 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
                         let _ = wish.send(result.clone().map_err(StoreError::Write));
                     }
                 });
+                let contents = {
+                    let published = shared.published();
+                    Contents { snapshot: published.snapshot.clone(), leases: published.leases.clone() }
+                };
                 log.checkpoint(contents, Some(notice));
             }
         } else {
             wishes.into_iter().for_each(|wish| drop(wish.send(Ok(()))));
         }
-        if closing && shared.head().pending.is_empty() {
+        if closing && shared.head().batch.pending.is_empty() {
             if let Some(log) = &mut log {
                 let revision = shared.published().snapshot.revision;
                 if let Err(error) = log.close(revision) {
@@ -75,11 +77,10 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
 }
 
 /// Brings a batch to the disk, or puts it off where it may be.
-fn persist(log: &mut Log, batch: &mut [Pending], flush: bool) -> Result<(), log::AppendError> {
-    let records: Vec<&Record> = batch.iter().filter_map(|p| p.applied.record.as_ref()).collect();
-    let written = || batch.iter().filter(|p| p.applied.record.is_some());
-    let durable = written().any(|p| p.applied.durability == Durability::Durable);
-    let relaxed = written().any(|p| p.applied.durability == Durability::Relaxed);
+fn persist(log: &mut Log, batch: &Batch, flush: bool) -> Result<(), log::AppendError> {
+    let records: Vec<Made<'_>> = batch.made().map(|(made, _)| made).collect();
+    let durable = batch.made().any(|(_, durability)| durability == Durability::Durable);
+    let relaxed = batch.made().any(|(_, durability)| durability == Durability::Relaxed);
     let Some(last) = records.last() else {
         // Nothing new, but the window of something old may be over.
         return if flush && log.has_deferred() { log.append(&[], true) } else { Ok(()) };
@@ -88,35 +89,41 @@ fn persist(log: &mut Log, batch: &mut [Pending], flush: bool) -> Result<(), log:
         let reserve = relaxed || log.has_deferred();
         return log.append(&records, reserve);
     }
-    log.defer(batch.iter_mut().filter_map(|p| p.applied.record.take()), Instant::now());
+    log.defer(&records, Instant::now());
     Ok(())
 }
 
 /// Shows a batch to readers and answers those who made it. Answers when history has to be looked at again.
-fn publish(shared: &Shared, batch: Vec<Pending>, contents: &Contents) -> Option<Instant> {
-    let mut changes = Vec::with_capacity(batch.len());
-    let mut answers = Vec::with_capacity(batch.len());
-    for mut pending in batch {
-        changes.append(&mut pending.applied.changes);
-        answers.push((pending.done, pending.applied.outcome));
-    }
-    let (history_ends, past) = {
+///
+/// What readers see is a map of its own, not the head's: as long as nobody holds a snapshot its nodes are changed in
+/// place, where a shared one had to be copied for each batch.
+fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Leases) -> Option<Instant> {
+    let mut past = Vec::new();
+    let history_ends = {
         let mut published = shared.published_mut();
         let now = Instant::now();
-        if !changes.is_empty() {
-            changes.iter().for_each(|c| published.history.push(c.clone()));
-            published.history.mark(now, contents.snapshot.revision());
+        let Published { snapshot, history, .. } = &mut *published;
+        for change in &batch.changes {
+            match &change.entry {
+                Some(entry) => drop(snapshot.map.insert(change.key.clone(), Arc::clone(entry))),
+                None => drop(snapshot.map.remove(change.key.as_bytes())),
+            }
+            history.push_keeping(change.clone(), &mut past);
         }
-        let snapshot = std::mem::replace(&mut published.snapshot, contents.snapshot.clone());
-        let leases = std::mem::replace(&mut published.leases, contents.leases.clone());
-        (published.history.expire(now), (snapshot, leases))
+        if !batch.changes.is_empty() {
+            history.mark(now, revision);
+        }
+        snapshot.revision = revision;
+        published.leases = leases;
+        published.history.expire(now)
     };
-    shared.ring(&changes);
-    for (done, outcome) in answers {
+    shared.ring(&batch.changes);
+    for Pending { applied, done } in batch.pending.drain(..) {
         // The caller may have gone away; the change is made all the same.
-        let _ = done.send(Ok(outcome));
+        let _ = done.send(Ok(applied.outcome));
     }
     // What only the past held is freed while others read and prepare what comes next.
+    batch.changes.clear();
     drop(past);
     history_ends
 }
@@ -130,7 +137,7 @@ fn refusal(error: log::AppendError) -> StoreError {
 
 /// The batch did not reach the disk: everything that was numbered since the last published state is undone,
 /// because later transactions were compared with it.
-fn fail(shared: &Shared, batch: Vec<Pending>, error: &StoreError) {
+fn fail(shared: &Shared, batch: Batch, error: &StoreError) {
     tracing::error!(%error, "the store could not write");
     let mut head = shared.head();
     {
@@ -142,9 +149,9 @@ fn fail(shared: &Shared, batch: Vec<Pending>, error: &StoreError) {
     if matches!(error, StoreError::Failed(_)) {
         head.refused.get_or_insert(error.clone());
     }
-    let undone = std::mem::take(&mut head.pending);
+    let undone = std::mem::take(&mut head.batch);
     drop(head);
-    for pending in batch.into_iter().chain(undone) {
+    for pending in batch.pending.into_iter().chain(undone.pending) {
         let _ = pending.done.send(Err(error.clone()));
     }
 }

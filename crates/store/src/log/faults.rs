@@ -73,6 +73,27 @@ impl DiskFile for FaultyFile {
         }
     }
 
+    fn write_blocks(&self, blocks: &[u8], offset: u64, durable: bool) -> io::Result<()> {
+        let mut plan = self.plan.0.lock().unwrap();
+        let end = offset + blocks.len() as u64;
+        if let Some((length, error)) = plan.write {
+            plan.writes += 1;
+            plan.written.insert(self.path.clone(), end);
+            self.inner.write_all_at(&blocks[..length.min(blocks.len())], offset)?;
+            return Err(errno(error));
+        }
+        self.inner.write_blocks(blocks, offset, durable)?;
+        plan.writes += 1;
+        plan.written.insert(self.path.clone(), end);
+        if durable {
+            if let Some(error) = plan.sync {
+                return Err(errno(error));
+            }
+            plan.synced.insert(self.path.clone(), end);
+        }
+        Ok(())
+    }
+
     fn sync(&self) -> io::Result<()> {
         let mut plan = self.plan.0.lock().unwrap();
         if let Some(error) = plan.sync {
@@ -333,7 +354,7 @@ async fn a_flipped_bit_is_found_wherever_it_is() {
                 Err(OpenError::Corrupt(error)) => {
                     assert_eq!(&error.path, file);
                     assert!(
-                        error.offset <= at as u64 || at < super::HEADER,
+                        error.offset <= at as u64 || at < super::format::HEADER,
                         "{error} although byte {at} was changed"
                     );
                 }
@@ -376,7 +397,7 @@ async fn a_value_that_looks_like_a_frame_is_only_a_value() {
     store.commit(put("a", "1")).await.unwrap();
     let log = super::log_path(dir.path(), 0);
     // What a client could know of the format: a frame as an earlier file had it.
-    let frame = std::fs::read(&log).unwrap()[super::HEADER..].to_vec();
+    let frame = std::fs::read(&log).unwrap()[super::format::HEADER..].to_vec();
     let txn = Txn::default().then(Op::put(Key::from("b"), Bytes::from(frame)));
     drop(store);
     std::fs::remove_file(&log).unwrap();
@@ -395,7 +416,7 @@ fn last_log(dir: &Path) -> PathBuf {
 #[tokio::test]
 async fn room_is_made_ahead_and_is_not_taken_for_data() {
     let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
-    let roomy = LogOptions { ahead: 10_000, ..options() };
+    let roomy = LogOptions { ahead: 10_000, min_log: 1 << 30, ..options() };
     let store = open(&disk, dir.path(), roomy).unwrap();
     for i in 0..3 {
         store.commit(put("a", &i.to_string())).await.unwrap();

@@ -147,6 +147,7 @@ async fn a_torn_tail_is_dropped_and_damage_is_reported() {
     let whole = std::fs::read(&log).unwrap();
 
     std::fs::write(&log, &whole[..whole.len() - 3]).unwrap();
+    let open = |dir| Store::open(dir, LogOptions::default(), HistoryLimits::default()).unwrap();
     let store = open(dir.path());
     assert_eq!(value(&store.snapshot(), "a").as_deref(), Some("2"));
     store.commit(put("a", "4")).await.unwrap();
@@ -200,7 +201,8 @@ async fn a_lease_renewed_in_time_is_not_ended() {
         .commit(Txn::default().then(Op::Put { key: Key::from("a"), value: "1".into(), lease: id }))
         .await
         .unwrap();
-    let end = async |now| store.run(0, |head| Ok(((), head.expire(id, now)?))).await.unwrap().1;
+    let end =
+        async |now| store.run(0, |head, changes| Ok(((), head.expire(id, now, changes)?))).await.unwrap().1;
     // Whoever saw that it ends at 100 comes after somebody who renewed it.
     store.renew(id, |ttl| 100 + ttl).await.unwrap();
     assert_eq!(end(100).await, Outcome::Committed { revision: Revision(1) });
