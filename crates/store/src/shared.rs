@@ -1,6 +1,6 @@
 //! What callers and the writer share: the head, who waits for it, and what readers see.
 
-use crate::entry::Revision;
+use crate::entry::{Entry, Revision};
 use crate::head::{Applied, State};
 use crate::history::{Change, History};
 use crate::leases::Leases;
@@ -11,13 +11,17 @@ use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::Subscriber;
 use std::ops::{Deref, DerefMut};
 use std::sync::{
-    Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
 use std::time::Instant;
 use tokio::sync::{Notify, oneshot, watch};
 
+/// What became of a transaction, and something that its caller frees: a value that history has given up for it. One
+/// thread that frees what many others have allocated is slow, and stands in their way.
+pub(crate) type Answer = (Result<Outcome, StoreError>, Option<Arc<Entry>>);
+
 /// Where the fate of a transaction is told. The caller may have gone away; it happens all the same.
-pub(crate) type Done = oneshot::Sender<Result<Outcome, StoreError>>;
+pub(crate) type Done = oneshot::Sender<Answer>;
 
 /// What readers see. Replaced as a whole under a short write lock.
 #[derive(Debug)]
@@ -175,7 +179,7 @@ impl Shared {
             };
             match applied {
                 Ok(applied) => pending.push(Pending { applied, done }),
-                Err(error) => drop(done.send(Err(error))),
+                Err(error) => drop(done.send((Err(error), None))),
             }
         }
     }

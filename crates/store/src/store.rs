@@ -8,7 +8,7 @@ use crate::leases::LeaseState;
 use crate::log::{self, Log, LogOptions};
 use crate::remote::{Feed, Remote};
 use crate::replica::Snapshot;
-use crate::shared::{Batch, Head, Pending, Shared};
+use crate::shared::{Answer, Batch, Head, Pending, Shared};
 use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::{Subscriber, Watch, WatchEnd};
 use crate::writer::write_loop;
@@ -168,8 +168,7 @@ impl Store {
             pending.push(Pending { applied, done });
             value
         };
-        let outcome = answer.await.unwrap_or(Err(StoreError::Closed))?;
-        Ok((value, outcome))
+        Ok((value, told(answer).await?))
     }
 
     /// Commits a transaction. When it answers, the outcome is visible to every reader and, unless the transaction
@@ -183,7 +182,7 @@ impl Store {
         let _turn = self.turn(txn.size()).await?;
         let (done, answer) = oneshot::channel();
         self.shared.submit(txn, done);
-        answer.await.unwrap_or(Err(StoreError::Closed))
+        told(answer).await
     }
 
     /// Lets `make` read the newest state and write to it as one transaction, whatever its conditions are. `size`
@@ -426,6 +425,13 @@ impl Store {
             leases: published.leases.len(),
         }
     }
+}
+
+/// Waits for what became of a transaction.
+async fn told(answer: oneshot::Receiver<Answer>) -> Result<Outcome, StoreError> {
+    let Ok((outcome, past)) = answer.await else { return Err(StoreError::Closed) };
+    drop(past);
+    outcome
 }
 
 impl Drop for Store {

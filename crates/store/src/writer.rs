@@ -118,13 +118,12 @@ fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Lease
         published.history.expire(now)
     };
     shared.ring(&batch.changes);
+    batch.changes.clear();
+    let mut past = past.into_iter();
     for Pending { applied, done } in batch.pending.drain(..) {
         // The caller may have gone away; the change is made all the same.
-        let _ = done.send(Ok(applied.outcome));
+        let _ = done.send((Ok(applied.outcome), past.next().and_then(|change| change.previous)));
     }
-    // What only the past held is freed while others read and prepare what comes next.
-    batch.changes.clear();
-    drop(past);
     history_ends
 }
 
@@ -152,6 +151,6 @@ fn fail(shared: &Shared, batch: Batch, error: &StoreError) {
     let undone = std::mem::take(&mut head.batch);
     drop(head);
     for pending in batch.pending.into_iter().chain(undone.pending) {
-        let _ = pending.done.send(Err(error.clone()));
+        let _ = pending.done.send((Err(error.clone()), None));
     }
 }
