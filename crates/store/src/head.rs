@@ -98,16 +98,22 @@ impl Draft {
 
     /// Writes a key with a lease that exists and a value that keeps nothing else in memory.
     fn put_own(&mut self, key: Key, value: Bytes, lease: LeaseId) -> Arc<Entry> {
-        let previous = self.get(key.as_bytes()).cloned();
-        let entry = Arc::new(Entry {
-            value,
-            created: previous.as_ref().map_or(self.next, |p| p.created),
-            modified: self.next,
-            version: previous.as_ref().map_or(1, |p| p.version + 1),
-            lease,
-        });
+        let mut entry = Entry { value, created: self.next, modified: self.next, version: 1, lease };
+        let (entry, previous) = match self.state.map.get_mut(key.as_bytes()) {
+            // One search for both.
+            Some(place) => {
+                (entry.created, entry.version) = (place.created, place.version + 1);
+                let entry = Arc::new(entry);
+                let previous = std::mem::replace(place, Arc::clone(&entry));
+                (entry, Some(previous))
+            }
+            None => {
+                let entry = Arc::new(entry);
+                self.state.map.insert(key.clone(), Arc::clone(&entry));
+                (entry, None)
+            }
+        };
         self.state.leases.reattach(&key, previous.as_ref(), Some(&entry));
-        self.state.map.insert(key.clone(), Arc::clone(&entry));
         self.changes.push(Change { revision: self.next, key, entry: Some(Arc::clone(&entry)), previous });
         entry
     }

@@ -51,6 +51,18 @@ impl Head {
     pub fn has_work(&self) -> bool {
         !self.batch.pending.is_empty() || !self.wishes.is_empty() || self.refused.is_some()
     }
+
+    fn number(&mut self, Submitted { txn, done }: Submitted) {
+        let Batch { pending, changes } = &mut self.batch;
+        let applied = match &self.refused {
+            Some(refusal) => Err(refusal.clone()),
+            None => self.state.commit(txn, changes),
+        };
+        match applied {
+            Ok(applied) => pending.push(Pending { applied, done }),
+            Err(error) => drop(done.send((Err(error), None))),
+        }
+    }
 }
 
 /// Transactions that go to the disk together.
@@ -137,9 +149,18 @@ impl Shared {
         }
     }
 
-    /// Leaves a transaction to be numbered.
+    /// Numbers a transaction, or leaves it to who has the head.
     pub fn submit(&self, txn: Txn, done: Done) {
-        self.inbox().submitted.push(Submitted { txn, done });
+        let submitted = Submitted { txn, done };
+        if let Some(mut head) = self.try_head() {
+            self.number_all(&mut head);
+            head.number(submitted);
+            if !self.let_go(head) {
+                return;
+            }
+        } else {
+            self.inbox().submitted.push(submitted);
+        }
         self.number();
     }
 
@@ -154,41 +175,39 @@ impl Shared {
 
     /// Numbers what was submitted, unless somebody has the head who will see to it.
     fn number(&self) {
-        while !self.inbox().submitted.is_empty() {
-            let mut head = match self.head.try_lock() {
-                Ok(head) => head,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
+        while let Some(mut head) = self.try_head() {
             self.number_all(&mut head);
-            let work = head.has_work();
-            drop(head);
-            if work {
-                self.wake();
+            if !self.let_go(head) {
+                return;
             }
         }
+    }
+
+    fn try_head(&self) -> Option<MutexGuard<'_, Head>> {
+        match self.head.try_lock() {
+            Ok(head) => Some(head),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Gives the head up and wakes the writer if there is something to do. Answers whether more has come in, by
+    /// somebody who relied on the head being held.
+    fn let_go(&self, head: MutexGuard<'_, Head>) -> bool {
+        let work = head.has_work();
+        drop(head);
+        let mut inbox = self.inbox();
+        if work && std::mem::take(&mut inbox.asleep) {
+            self.work.notify_one();
+        }
+        !inbox.submitted.is_empty()
     }
 
     fn number_all(&self, head: &mut Head) {
         std::mem::swap(&mut self.inbox().submitted, &mut head.taken);
-        let Head { state, batch: Batch { pending, changes }, refused, taken, .. } = head;
-        for Submitted { txn, done } in taken.drain(..) {
-            let applied = match refused {
-                Some(refusal) => Err(refusal.clone()),
-                None => state.commit(txn, changes),
-            };
-            match applied {
-                Ok(applied) => pending.push(Pending { applied, done }),
-                Err(error) => drop(done.send((Err(error), None))),
-            }
-        }
-    }
-
-    /// Wakes the writer if it sleeps.
-    fn wake(&self) {
-        if std::mem::take(&mut self.inbox().asleep) {
-            self.work.notify_one();
-        }
+        let mut taken = std::mem::take(&mut head.taken);
+        taken.drain(..).for_each(|submitted| head.number(submitted));
+        head.taken = taken;
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -284,11 +303,8 @@ impl DerefMut for HeadGuard<'_> {
 impl Drop for HeadGuard<'_> {
     fn drop(&mut self) {
         let Some(head) = self.head.take() else { return };
-        let work = head.has_work();
-        drop(head);
-        if work {
-            self.shared.wake();
+        if self.shared.let_go(head) {
+            self.shared.number();
         }
-        self.shared.number();
     }
 }

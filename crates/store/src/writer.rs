@@ -104,9 +104,10 @@ fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Lease
         let now = Instant::now();
         let Published { snapshot, history, .. } = &mut *published;
         for change in &batch.changes {
-            match &change.entry {
-                Some(entry) => drop(snapshot.map.insert(change.key.clone(), Arc::clone(entry))),
-                None => drop(snapshot.map.remove(change.key.as_bytes())),
+            match (&change.entry, snapshot.map.get_mut(change.key.as_bytes())) {
+                (Some(entry), Some(place)) => *place = Arc::clone(entry),
+                (Some(entry), None) => drop(snapshot.map.insert(change.key.clone(), Arc::clone(entry))),
+                (None, _) => drop(snapshot.map.remove(change.key.as_bytes())),
             }
             history.push_keeping(change.clone(), &mut past);
         }
