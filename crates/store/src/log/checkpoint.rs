@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Entries are framed in pieces of about this size.
-const FRAME: usize = 1 << 20;
+const FRAME: usize = 256 << 10;
 /// Where it has to go through the page cache it is written back in steps of this size, so that the log's own
 /// synchronisations never wait behind all of it.
 const SYNC_EVERY: u64 = 8 << 20;
