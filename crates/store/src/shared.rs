@@ -49,7 +49,12 @@ pub(crate) struct Head {
 impl Head {
     /// Whether there is something for the writer to do.
     pub fn has_work(&self) -> bool {
-        !self.batch.pending.is_empty() || !self.wishes.is_empty() || self.refused.is_some()
+        !self.batch.pending.is_empty() || self.is_urgent()
+    }
+
+    /// Whether the writer should not wait for more.
+    pub fn is_urgent(&self) -> bool {
+        !self.wishes.is_empty() || self.refused.is_some()
     }
 
     fn number(&mut self, Submitted { txn, done }: Submitted) {
@@ -105,8 +110,8 @@ struct Submitted {
 #[derive(Debug, Default)]
 struct Inbox {
     submitted: Vec<Submitted>,
-    /// The writer sleeps. While it works it looks again by itself.
-    asleep: bool,
+    /// The writer sleeps until so many are pending. While it works it looks again by itself.
+    asleep: Option<usize>,
 }
 
 /// The state of a store.
@@ -194,10 +199,10 @@ impl Shared {
     /// Gives the head up and wakes the writer if there is something to do. Answers whether more has come in, by
     /// somebody who relied on the head being held.
     fn let_go(&self, head: MutexGuard<'_, Head>) -> bool {
-        let work = head.has_work();
+        let (pending, urgent) = (head.batch.pending.len(), head.is_urgent());
         drop(head);
         let mut inbox = self.inbox();
-        if work && std::mem::take(&mut inbox.asleep) {
+        if inbox.asleep.take_if(|wanted| urgent || pending >= *wanted).is_some() {
             self.work.notify_one();
         }
         !inbox.submitted.is_empty()
@@ -257,8 +262,9 @@ pub(crate) struct HeadGuard<'a> {
 }
 
 impl HeadGuard<'_> {
-    /// Gives the head up and sleeps until there is work or the time has come. May return early.
-    pub fn sleep(mut self, until: Option<Instant>) -> Self {
+    /// Gives the head up and sleeps until so many transactions are pending, something is urgent, or the time has come.
+    /// May return early.
+    pub fn sleep(mut self, wanted: usize, until: Option<Instant>) -> Self {
         let shared = self.shared;
         let mut inbox = shared.inbox();
         if !inbox.submitted.is_empty() {
@@ -266,17 +272,17 @@ impl HeadGuard<'_> {
             drop(self);
             return shared.head();
         }
-        inbox.asleep = true;
+        inbox.asleep = Some(wanted);
         // Given up while the inbox is held: whoever submits after this finds the head free, and the writer asleep.
         self.head = None;
-        while inbox.asleep {
+        while inbox.asleep.is_some() {
             let Some(until) = until else {
                 inbox = shared.work.wait(inbox).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                inbox.asleep = false;
+                inbox.asleep = None;
                 break;
             }
             inbox = shared.work.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;

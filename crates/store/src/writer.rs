@@ -1,6 +1,7 @@
 //! The one thread that makes changes durable and publishes them.
 
 use crate::entry::Revision;
+use crate::gather::Gather;
 use crate::leases::Leases;
 use crate::log::{self, Contents, Log, Made};
 use crate::shared::{Batch, Pending, Published, Shared};
@@ -14,16 +15,24 @@ use std::time::Instant;
 pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
     let mut history_ends: Option<Instant> = None;
     let mut batch = Batch::default();
+    let mut gather = Gather::default();
     loop {
         let (revision, leases, wishes, closing) = {
             let mut head = shared.head();
+            if let Some(wait) = gather.wait(head.batch.pending.len()) {
+                let until = Instant::now() + wait.longest;
+                while head.batch.pending.len() < wait.wanted && !head.is_urgent() && Instant::now() < until {
+                    head = head.sleep(wait.wanted, Some(until));
+                }
+                gather.came(wait, head.batch.pending.len());
+            }
             loop {
                 let flush_at = log.as_ref().and_then(Log::flush_at);
                 let wake = [flush_at, history_ends].into_iter().flatten().min();
                 if head.has_work() || wake.is_some_and(|at| at <= Instant::now()) {
                     break;
                 }
-                head = head.sleep(wake);
+                head = head.sleep(1, wake);
             }
             std::mem::swap(&mut head.batch, &mut batch);
             let (revision, leases) = (head.state.revision, head.state.leases.clone());
@@ -31,8 +40,12 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
         };
         let flush =
             !wishes.is_empty() || log.as_ref().and_then(Log::flush_at).is_some_and(|at| at <= Instant::now());
+        let (begun, count) = (Instant::now(), batch.pending.len());
         match log.as_mut().map_or(Ok(()), |log| persist(log, &batch, flush)) {
-            Ok(()) => history_ends = publish(shared, &mut batch, revision, leases),
+            Ok(()) => {
+                gather.answered(count, begun.elapsed());
+                history_ends = publish(shared, &mut batch, revision, leases);
+            }
             Err(error) => {
                 let error = refusal(error);
                 if let Some(log) = &mut log {
