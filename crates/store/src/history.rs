@@ -66,8 +66,8 @@ impl History {
         self.push_keeping(change, &mut Vec::new());
     }
 
-    /// Adds a change. What has to be forgotten for it goes to `past`: to free it takes longer than all the rest.
-    pub fn push_keeping(&mut self, change: Change, past: &mut Vec<Change>) {
+    /// Adds a change. Values that have to be forgotten for it go to `past`: to free them takes longer than all the rest.
+    pub fn push_keeping(&mut self, change: Change, past: &mut Vec<Arc<Entry>>) {
         debug_assert!(self.changes.back().is_none_or(|last| last.revision <= change.revision));
         self.bytes += change.cost();
         self.changes.push_back(change);
@@ -125,10 +125,10 @@ impl History {
         self.take_through(revision, &mut Vec::new());
     }
 
-    fn take_through(&mut self, revision: Revision, past: &mut Vec<Change>) {
+    fn take_through(&mut self, revision: Revision, past: &mut Vec<Arc<Entry>>) {
         while let Some(front) = self.changes.pop_front_if(|c| c.revision <= revision) {
             self.bytes -= front.cost();
-            past.push(front);
+            past.extend(front.previous);
         }
         self.compacted = self.compacted.max(revision);
     }

@@ -1,7 +1,8 @@
 //! The one thread that makes changes durable and publishes them.
 
-use crate::entry::Revision;
+use crate::entry::{Entry, Revision};
 use crate::gather::Gather;
+use crate::history::Change;
 use crate::leases::Leases;
 use crate::log::{self, Contents, Log, Made};
 use crate::shared::{Batch, Pending, Published, Shared};
@@ -106,39 +107,66 @@ fn persist(log: &mut Log, batch: &Batch, flush: bool) -> Result<(), log::AppendE
     Ok(())
 }
 
+/// So many transactions are shown and answered at a time: the first clients go on while the last are still being
+/// served, and readers never wait long.
+const TOGETHER: usize = 16;
+
 /// Shows a batch to readers and answers those who made it. Answers when history has to be looked at again.
 ///
 /// What readers see is a map of its own, not the head's: as long as nobody holds a snapshot its nodes are changed in
 /// place, where a shared one had to be copied for each batch.
 fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Leases) -> Option<Instant> {
+    let Batch { pending, changes } = batch;
+    // Leases are shown as they are after the whole batch, and nobody may see half of it.
+    let leased = pending.iter().any(|p| p.applied.record.as_ref().is_some_and(|r| !r.leases.is_empty()));
+    let together = if leased { pending.len() } else { TOGETHER };
     let mut past = Vec::new();
+    let mut unseen = &changes[..];
+    while pending.len() > together {
+        let count =
+            pending[..together].iter().filter_map(|p| p.applied.record.as_ref()).map(|r| r.changes).sum();
+        let seen;
+        (seen, unseen) = unseen.split_at(count);
+        show(&mut shared.published_mut(), seen, &mut past);
+        answer(pending.drain(..together), &mut past);
+    }
     let history_ends = {
         let mut published = shared.published_mut();
-        let now = Instant::now();
-        let Published { snapshot, history, .. } = &mut *published;
-        for change in &batch.changes {
-            match (&change.entry, snapshot.map.get_mut(change.key.as_bytes())) {
-                (Some(entry), Some(place)) => *place = Arc::clone(entry),
-                (Some(entry), None) => drop(snapshot.map.insert(change.key.clone(), Arc::clone(entry))),
-                (None, _) => drop(snapshot.map.remove(change.key.as_bytes())),
-            }
-            history.push_keeping(change.clone(), &mut past);
-        }
-        if !batch.changes.is_empty() {
-            history.mark(now, revision);
-        }
-        snapshot.revision = revision;
+        show(&mut published, unseen, &mut past);
+        published.snapshot.revision = revision;
         published.leases = leases;
+        let now = Instant::now();
+        if !changes.is_empty() {
+            published.history.mark(now, revision);
+        }
         published.history.expire(now)
     };
-    shared.ring(&batch.changes);
-    batch.changes.clear();
-    let mut past = past.into_iter();
-    for Pending { applied, done } in batch.pending.drain(..) {
-        // The caller may have gone away; the change is made all the same.
-        let _ = done.send((Ok(applied.outcome), past.next().and_then(|change| change.previous)));
-    }
+    shared.ring(changes);
+    answer(pending.drain(..), &mut past);
+    changes.clear();
     history_ends
+}
+
+/// Shows changes to readers.
+fn show(published: &mut Published, changes: &[Change], past: &mut Vec<Arc<Entry>>) {
+    let Published { snapshot, history, .. } = published;
+    for change in changes {
+        match (&change.entry, snapshot.map.get_mut(change.key.as_bytes())) {
+            (Some(entry), Some(place)) => *place = Arc::clone(entry),
+            (Some(entry), None) => drop(snapshot.map.insert(change.key.clone(), Arc::clone(entry))),
+            (None, _) => drop(snapshot.map.remove(change.key.as_bytes())),
+        }
+        history.push_keeping(change.clone(), past);
+        snapshot.revision = change.revision;
+    }
+}
+
+/// Answers those who made changes that are shown, and gives each something of the past.
+fn answer(pending: impl Iterator<Item = Pending>, past: &mut Vec<Arc<Entry>>) {
+    for Pending { applied, done } in pending {
+        // The caller may have gone away; the change is made all the same.
+        let _ = done.send((Ok(applied.outcome), past.pop()));
+    }
 }
 
 fn refusal(error: log::AppendError) -> StoreError {
