@@ -18,8 +18,8 @@ const MOST_SKIPPED: u32 = 64;
 /// What is known of those who may come back.
 #[derive(Debug, Default)]
 pub(crate) struct Gather {
-    /// How many the last batch answered.
-    answered: usize,
+    /// Who may be there together next: those the last batch answers, and those who waited already.
+    expected: usize,
     /// How long the last batch was with the disk.
     took: Duration,
     /// So many batches are taken as they are.
@@ -36,14 +36,14 @@ pub(crate) struct Wait {
 }
 
 impl Gather {
-    /// Notes that a batch was written and answered.
-    pub fn answered(&mut self, count: usize, took: Duration) {
-        (self.answered, self.took) = (count, took);
+    /// Notes that a batch was written and is about to be answered, while so many others wait already.
+    pub fn answering(&mut self, count: usize, waiting: usize, took: Duration) {
+        (self.expected, self.took) = (count + waiting, took);
     }
 
-    /// Whether to wait, with so many transactions there already.
+    /// Whether to wait, with so many transactions there by now.
     pub fn wait(&mut self, waiting: usize) -> Option<Wait> {
-        let wanted = waiting + std::mem::take(&mut self.answered);
+        let wanted = std::mem::take(&mut self.expected);
         let longest = (self.took / 2).min(LONGEST);
         if wanted <= waiting.max(1) || wanted > MOST || longest < SHORTEST {
             return None;
@@ -75,28 +75,31 @@ mod tests {
 
     #[test]
     fn waits_for_who_was_answered_if_that_can_pay() {
-        // Answered, time of the disk in microseconds, waiting already: how many to wait for.
+        // Answered, waiting before and after that, time of the disk in microseconds: how many to wait for.
         let rows = [
-            (0, 150, 0, None),
-            (0, 150, 5, None),
+            (0, 0, 0, 150, None),
+            (0, 5, 5, 150, None),
             // A single client is no company for itself.
-            (1, 150, 0, None),
-            (1, 150, 1, Some(2)),
-            (32, 150, 32, Some(64)),
-            (64, 150, 0, Some(64)),
-            (96, 150, 0, Some(96)),
+            (1, 0, 0, 150, None),
+            (1, 1, 1, 150, Some(2)),
+            (32, 32, 32, 150, Some(64)),
+            // Some are back already.
+            (32, 32, 40, 150, Some(64)),
+            (32, 32, 64, 150, None),
+            (64, 0, 0, 150, Some(64)),
+            (96, 0, 0, 150, Some(96)),
             // Too many to wait for.
-            (97, 150, 0, None),
-            (128, 300, 128, None),
+            (97, 0, 0, 150, None),
+            (128, 128, 128, 300, None),
             // Nothing was written: there is nothing to save.
-            (32, 0, 32, None),
-            (32, 30, 32, None),
+            (32, 32, 32, 0, None),
+            (32, 32, 32, 30, None),
         ];
-        for (answered, took, waiting, wanted) in rows {
+        for row in rows {
+            let (answered, before, after, took, wanted) = row;
             let mut gather = Gather::default();
-            gather.answered(answered, Duration::from_micros(took));
-            let wait = gather.wait(waiting);
-            assert_eq!(wait.map(|w| w.wanted), wanted, "{answered} answered, {waiting} waiting");
+            gather.answering(answered, before, Duration::from_micros(took));
+            assert_eq!(gather.wait(after).map(|w| w.wanted), wanted, "{row:?}");
         }
     }
 
@@ -104,7 +107,7 @@ mod tests {
     fn waits_no_longer_than_half_of_what_the_disk_takes() {
         for (took, longest) in [(150, 75), (1000, 500), (20_000, 1000)] {
             let mut gather = Gather::default();
-            gather.answered(4, Duration::from_micros(took));
+            gather.answering(4, 0, Duration::from_micros(took));
             assert_eq!(gather.wait(0).unwrap().longest, Duration::from_micros(longest));
         }
     }
@@ -112,7 +115,7 @@ mod tests {
     #[test]
     fn who_was_answered_is_expected_once() {
         let mut gather = Gather::default();
-        gather.answered(4, DISK);
+        gather.answering(4, 0, DISK);
         assert!(gather.wait(0).is_some());
         assert_eq!(gather.wait(0), None);
     }
@@ -123,7 +126,7 @@ mod tests {
         let mut waits = |came: usize, batches: usize| {
             let mut waits = Vec::new();
             for batch in 0..batches {
-                gather.answered(8, DISK);
+                gather.answering(8, 0, DISK);
                 if let Some(wait) = gather.wait(0) {
                     waits.push(batch);
                     gather.came(wait, came);

@@ -178,6 +178,11 @@ impl Shared {
         HeadGuard { shared: self, head: Some(head) }
     }
 
+    /// How many transactions wait for the writer.
+    pub fn waiting(&self) -> usize {
+        self.head().batch.pending.len()
+    }
+
     /// Numbers what was submitted, unless somebody has the head who will see to it.
     fn number(&self) {
         while let Some(mut head) = self.try_head() {

@@ -44,7 +44,7 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
         let (begun, count) = (Instant::now(), batch.pending.len());
         match log.as_mut().map_or(Ok(()), |log| persist(log, &batch, flush)) {
             Ok(()) => {
-                gather.answered(count, begun.elapsed());
+                gather.answering(count, shared.waiting(), begun.elapsed());
                 history_ends = publish(shared, &mut batch, revision, leases);
             }
             Err(error) => {
