@@ -249,3 +249,65 @@ fn alone(value: Bytes) -> Bytes {
 pub(crate) fn bounds<'a>(start: &'a [u8], end: Option<&'a [u8]>) -> (Bound<&'a [u8]>, Bound<&'a [u8]>) {
     (Bound::Included(start), end.map_or(Bound::Unbounded, Bound::Excluded))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(value: Bytes) -> Arc<Entry> {
+        let mut state = State { map: Map::new(), revision: Revision(0), leases: Leases::default() };
+        let put = Op::put(Key::from("a"), value);
+        state.commit(Txn::default().then(put), &mut Vec::new()).unwrap();
+        Arc::clone(state.map.get(&b"a"[..]).unwrap())
+    }
+
+    #[test]
+    fn a_value_keeps_nothing_else_in_memory() {
+        let large = Bytes::from(vec![7; 100_000]);
+        let tail = large.slice(99_000..);
+        // Nobody else has the large buffer, and it would live as long as its last hundredth.
+        drop(large);
+        let at = tail.as_ptr();
+        let entry = stored(tail);
+        assert_eq!(entry.value, vec![7; 1000]);
+        assert_ne!(entry.value.as_ptr(), at);
+
+        let mut roomy = Vec::with_capacity(10_000);
+        roomy.extend_from_slice(&[7; 1000]);
+        let at = roomy.as_ptr();
+        assert_ne!(stored(Bytes::from(roomy)).value.as_ptr(), at);
+
+        let shared = Bytes::from(vec![7; 1000]);
+        assert_ne!(stored(shared.clone()).value.as_ptr(), shared.as_ptr());
+    }
+
+    #[test]
+    fn a_value_that_is_alone_is_not_copied() {
+        let value = Bytes::from(vec![7; 1000]);
+        let at = value.as_ptr();
+        assert_eq!(stored(value).value.as_ptr(), at);
+    }
+
+    #[test]
+    fn changes_are_added_to_those_of_the_neighbours() {
+        let mut state = State { map: Map::new(), revision: Revision(0), leases: Leases::default() };
+        let mut changes = Vec::new();
+        let put = |key: &str| Op::put(Key::from(key), Bytes::from("1"));
+        let both = Txn::default().then(put("a")).then(put("b"));
+        let counts: Vec<_> = [both, Txn::default().then(put("a")), Txn::default()]
+            .map(|txn| state.commit(txn, &mut changes).unwrap().record.map(|r| (r.revision.0, r.changes)))
+            .into();
+        assert_eq!(counts, [Some((1, 2)), Some((2, 1)), None]);
+        let seen: Vec<_> = changes.iter().map(|c| (c.revision.0, c.previous.is_some())).collect();
+        assert_eq!(seen, [(1, false), (1, false), (2, true)]);
+        let (_, applied) = state
+            .transact(&mut changes, |draft| {
+                assert_eq!(draft.revision(), Revision(2));
+                draft.delete(&Key::from("a"));
+                assert_eq!(draft.revision(), Revision(3));
+                Ok::<_, StoreError>(())
+            })
+            .unwrap();
+        assert_eq!((applied.record.unwrap().changes, changes.len()), (1, 4));
+    }
+}

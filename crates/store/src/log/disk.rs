@@ -182,3 +182,47 @@ impl DiskFile for RealFile {
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_stay_aligned_however_they_grow() {
+        let mut blocks = Blocks::default();
+        let mut expected = Vec::new();
+        for round in 0..40u8 {
+            blocks.put(|out, _| out.extend_from_slice(&vec![round; 3000]));
+            expected.extend_from_slice(&vec![round; 3000]);
+            let slice = blocks.as_slice();
+            assert_eq!(slice.as_ptr().align_offset(BLOCK), 0);
+            assert_eq!(slice, expected);
+            if round % 7 == 0 {
+                let full = expected.len() / BLOCK * BLOCK;
+                blocks.drain(full);
+                expected.drain(..full);
+            }
+        }
+        blocks.pad();
+        expected.resize(expected.len().next_multiple_of(BLOCK), 0);
+        assert_eq!(blocks.as_slice(), expected);
+        blocks.clear(10);
+        assert_eq!(blocks.len(), 0);
+        blocks.put(|out, base| assert_eq!(out.len(), base));
+    }
+
+    #[test]
+    fn only_whole_blocks_are_written_past_the_page_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = RealDisk.open(&dir.path().join("f"), true).unwrap();
+        let mut blocks = Blocks::default();
+        blocks.clear(2 * BLOCK);
+        blocks.put(|out, _| out.extend_from_slice(&[1; 2 * BLOCK]));
+        let bytes = blocks.as_slice();
+        for (slice, offset) in [(&bytes[..100], 0), (&bytes[1..=BLOCK], 0), (&bytes[..BLOCK], 512)] {
+            let error = file.write_blocks(slice, offset, true).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        }
+        assert_eq!(std::fs::metadata(dir.path().join("f")).unwrap().len(), 0);
+    }
+}

@@ -1,5 +1,7 @@
 //! What the store does when the disk does not do what it should.
 
+mod blocks;
+
 use super::disk::{Disk, DiskFile, RealDisk};
 use super::{Log, LogOptions};
 use crate::store::{OpenError, StoreError};
@@ -26,6 +28,10 @@ struct Plan {
     synced: HashMap<PathBuf, u64>,
     fill: Option<i32>,
     writes: usize,
+    /// What was written past the page cache, from where to where.
+    blocks: Vec<(PathBuf, u64, u64)>,
+    /// Checkpoints cannot even be begun.
+    no_checkpoints: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -50,6 +56,9 @@ impl FaultyDisk {
 
 impl Disk for FaultyDisk {
     fn open(&self, path: &Path, truncate: bool) -> io::Result<Box<dyn DiskFile>> {
+        if self.0.lock().unwrap().no_checkpoints && path.ends_with("checkpoint.tmp") {
+            return Err(errno(libc::ENOSPC));
+        }
         let inner = RealDisk.open(path, truncate)?;
         Ok(Box::new(FaultyFile { path: path.to_owned(), inner, plan: self.clone() }))
     }
@@ -86,6 +95,7 @@ impl DiskFile for FaultyFile {
         plan.writes += 1;
         plan.written.insert(self.path.clone(), end);
         if durable {
+            plan.blocks.push((self.path.clone(), offset, end));
             if let Some(error) = plan.sync {
                 return Err(errno(error));
             }
