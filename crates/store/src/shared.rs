@@ -1,10 +1,10 @@
 //! What callers and the writer share: the head, who waits for it, and what readers see.
 
 use crate::entry::{Entry, Revision};
-use crate::head::{Applied, State};
+use crate::head::{Applied, Record, State};
 use crate::history::{Change, History};
 use crate::leases::Leases;
-use crate::log::{Made, Recovered};
+use crate::log::{Made, Records, Recovered};
 use crate::replica::Snapshot;
 use crate::store::StoreError;
 use crate::txn::{Durability, Outcome, Txn};
@@ -58,13 +58,12 @@ impl Head {
     }
 
     fn number(&mut self, Submitted { txn, done }: Submitted) {
-        let Batch { pending, changes } = &mut self.batch;
         let applied = match &self.refused {
             Some(refusal) => Err(refusal.clone()),
-            None => self.state.commit(txn, changes),
+            None => self.state.commit(txn, &mut self.batch.changes),
         };
         match applied {
-            Ok(applied) => pending.push(Pending { applied, done }),
+            Ok(applied) => self.batch.push(applied, done),
             Err(error) => drop(done.send((Err(error), None))),
         }
     }
@@ -76,19 +75,36 @@ pub(crate) struct Batch {
     pub pending: Vec<Pending>,
     /// Of all of them, in order.
     pub changes: Vec<Change>,
+    /// What the log has to keep of them; none without a log.
+    pub records: Option<Records>,
 }
 
 impl Batch {
-    /// What the log has to keep of each, and how soon.
-    pub fn made(&self) -> impl Iterator<Item = (Made<'_>, Durability)> {
-        let mut changes = &self.changes[..];
-        self.pending.iter().filter_map(move |Pending { applied, .. }| {
-            let record = applied.record.as_ref()?;
-            let own;
-            (own, changes) = changes.split_at(record.changes);
-            let made = Made { revision: record.revision, changes: own, leases: &record.leases };
-            Some((made, applied.durability))
-        })
+    pub fn new(log: bool) -> Self {
+        Self { records: log.then(Records::default), ..Self::default() }
+    }
+
+    /// Adds a transaction whose changes are the last.
+    pub fn push(&mut self, applied: Applied, done: Done) {
+        if let (Some(records), Some(Record { revision, changes, leases })) =
+            (&mut self.records, &applied.record)
+        {
+            let own = &self.changes[self.changes.len() - changes..];
+            records.push(&Made { revision: *revision, changes: own, leases });
+        }
+        self.pending.push(Pending { applied, done });
+    }
+
+    /// Whether one of them has to be durable, or may be later.
+    pub fn has(&self, durability: Durability) -> bool {
+        self.pending.iter().any(|p| p.applied.record.is_some() && p.applied.durability == durability)
+    }
+
+    /// Empties it but for its room.
+    pub fn clear(&mut self) {
+        self.pending.clear();
+        self.changes.clear();
+        self.records.iter_mut().for_each(Records::clear);
     }
 }
 
@@ -133,7 +149,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(recovered: Recovered) -> Self {
+    /// `log` says whether what is committed is to be written.
+    pub fn new(recovered: Recovered, log: bool) -> Self {
         let Recovered { map, revision, leases, mut history, .. } = recovered;
         history.mark(Instant::now(), revision);
         let snapshot = Snapshot { map: map.clone(), revision };
@@ -142,7 +159,7 @@ impl Shared {
             work: Condvar::new(),
             head: Mutex::new(Head {
                 state: State { map, revision, leases: leases.clone() },
-                batch: Batch::default(),
+                batch: Batch::new(log),
                 wishes: Vec::new(),
                 refused: None,
                 taken: Vec::new(),

@@ -8,7 +8,7 @@ use crate::leases::LeaseState;
 use crate::log::{self, Log, LogOptions};
 use crate::remote::{Feed, Remote};
 use crate::replica::Snapshot;
-use crate::shared::{Answer, Batch, Head, Pending, Shared};
+use crate::shared::{Answer, Head, Shared};
 use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::{Subscriber, Watch, WatchEnd};
 use crate::writer::write_loop;
@@ -120,7 +120,7 @@ impl Store {
     }
 
     pub(crate) fn start(recovered: log::Recovered, log: Option<Log>) -> Self {
-        let shared = Arc::new(Shared::new(recovered));
+        let shared = Arc::new(Shared::new(recovered, log.is_some()));
         let for_writer = Arc::clone(&shared);
         let writer = std::thread::Builder::new()
             .name("store-writer".into())
@@ -136,7 +136,7 @@ impl Store {
 
     /// A store whose changes are made elsewhere. The remote side gets a [`Feed`] for the replica.
     pub fn remote(limits: HistoryLimits, connect: impl FnOnce(Feed) -> Box<dyn Remote>) -> Self {
-        let shared = Arc::new(Shared::new(log::Recovered::empty(limits)));
+        let shared = Arc::new(Shared::new(log::Recovered::empty(limits), false));
         let engine = Engine::Remote(connect(Feed::new(Arc::clone(&shared))));
         Self { shared, engine, in_flight: Semaphore::new(IN_FLIGHT / UNIT) }
     }
@@ -163,9 +163,9 @@ impl Store {
             if let Some(refusal) = &head.refused {
                 return Err(refusal.clone());
             }
-            let Head { state, batch: Batch { pending, changes }, .. } = &mut *head;
-            let (value, applied) = apply(state, changes)?;
-            pending.push(Pending { applied, done });
+            let Head { state, batch, .. } = &mut *head;
+            let (value, applied) = apply(state, &mut batch.changes)?;
+            batch.push(applied, done);
             value
         };
         Ok((value, told(answer).await?))

@@ -4,7 +4,7 @@ use crate::entry::{Entry, Revision};
 use crate::gather::Gather;
 use crate::history::Change;
 use crate::leases::Leases;
-use crate::log::{self, Contents, Log, Made};
+use crate::log::{self, Contents, Log};
 use crate::shared::{Batch, Pending, Published, Shared};
 use crate::store::StoreError;
 use crate::txn::Durability;
@@ -15,7 +15,7 @@ use std::time::Instant;
 /// writes what was deferred when its time has come, and lets history grow old.
 pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
     let mut history_ends: Option<Instant> = None;
-    let mut batch = Batch::default();
+    let mut batch = Batch::new(log.is_some());
     let mut gather = Gather::default();
     loop {
         let (revision, leases, wishes, closing) = {
@@ -42,7 +42,7 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
         let flush =
             !wishes.is_empty() || log.as_ref().and_then(Log::flush_at).is_some_and(|at| at <= Instant::now());
         let (begun, count) = (Instant::now(), batch.pending.len());
-        match log.as_mut().map_or(Ok(()), |log| persist(log, &batch, flush)) {
+        match log.as_mut().map_or(Ok(()), |log| persist(log, &mut batch, flush)) {
             Ok(()) => {
                 gather.answering(count, shared.waiting(), begun.elapsed());
                 history_ends = publish(shared, &mut batch, revision, leases);
@@ -52,7 +52,7 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
                 if let Some(log) = &mut log {
                     log.postpone(Instant::now());
                 }
-                fail(shared, std::mem::take(&mut batch), &error);
+                fail(shared, &mut batch, &error);
                 wishes.into_iter().for_each(|wish| drop(wish.send(Err(error.clone()))));
                 if closing || matches!(error, StoreError::Failed(_)) {
                     // Not one byte more into a log whose end nobody knows.
@@ -91,19 +91,18 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
 }
 
 /// Brings a batch to the disk, or puts it off where it may be.
-fn persist(log: &mut Log, batch: &Batch, flush: bool) -> Result<(), log::AppendError> {
-    let records: Vec<Made<'_>> = batch.made().map(|(made, _)| made).collect();
-    let durable = batch.made().any(|(_, durability)| durability == Durability::Durable);
-    let relaxed = batch.made().any(|(_, durability)| durability == Durability::Relaxed);
+fn persist(log: &mut Log, batch: &mut Batch, flush: bool) -> Result<(), log::AppendError> {
+    let (durable, relaxed) = (batch.has(Durability::Durable), batch.has(Durability::Relaxed));
+    let Some(records) = &mut batch.records else { return Ok(()) };
     let Some(last) = records.last() else {
         // Nothing new, but the window of something old may be over.
-        return if flush && log.has_deferred() { log.append(&[], true) } else { Ok(()) };
+        return if flush && log.has_deferred() { log.append(records, true) } else { Ok(()) };
     };
-    if flush || durable || !log.may_defer(last.revision) {
+    if flush || durable || !log.may_defer(last) {
         let reserve = relaxed || log.has_deferred();
-        return log.append(&records, reserve);
+        return log.append(records, reserve);
     }
-    log.defer(&records, Instant::now());
+    log.defer(records, Instant::now());
     Ok(())
 }
 
@@ -116,7 +115,7 @@ const TOGETHER: usize = 16;
 /// What readers see is a map of its own, not the head's: as long as nobody holds a snapshot its nodes are changed in
 /// place, where a shared one had to be copied for each batch.
 fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Leases) -> Option<Instant> {
-    let Batch { pending, changes } = batch;
+    let Batch { pending, changes, .. } = batch;
     // Leases are shown as they are after the whole batch, and nobody may see half of it.
     let leased = pending.iter().any(|p| p.applied.record.as_ref().is_some_and(|r| !r.leases.is_empty()));
     let together = if leased { pending.len() } else { TOGETHER };
@@ -143,7 +142,7 @@ fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Lease
     };
     shared.ring(changes);
     answer(pending.drain(..), &mut past);
-    changes.clear();
+    batch.clear();
     history_ends
 }
 
@@ -178,7 +177,7 @@ fn refusal(error: log::AppendError) -> StoreError {
 
 /// The batch did not reach the disk: everything that was numbered since the last published state is undone,
 /// because later transactions were compared with it.
-fn fail(shared: &Shared, batch: Batch, error: &StoreError) {
+fn fail(shared: &Shared, batch: &mut Batch, error: &StoreError) {
     tracing::error!(%error, "the store could not write");
     let mut head = shared.head();
     {
@@ -190,9 +189,11 @@ fn fail(shared: &Shared, batch: Batch, error: &StoreError) {
     if matches!(error, StoreError::Failed(_)) {
         head.refused.get_or_insert(error.clone());
     }
-    let undone = std::mem::take(&mut head.batch);
+    let undone = std::mem::take(&mut head.batch.pending);
+    head.batch.clear();
     drop(head);
-    for pending in batch.pending.into_iter().chain(undone.pending) {
+    for pending in batch.pending.drain(..).chain(undone) {
         let _ = pending.done.send((Err(error.clone()), None));
     }
+    batch.clear();
 }

@@ -107,9 +107,9 @@ impl Blocks {
         self.bytes.truncate(self.start + length);
     }
 
-    /// Gives the memory back when it is more than `most`.
+    /// Gives the memory back when it is more than `most` and most of it was not needed.
     pub fn shrink(&mut self, most: usize) {
-        if self.bytes.capacity() > most {
+        if self.bytes.capacity() > most && self.len() < self.bytes.capacity() / 4 {
             *self = Self::default();
         }
     }
@@ -209,6 +209,20 @@ mod tests {
         blocks.clear(10);
         assert_eq!(blocks.len(), 0);
         blocks.put(|out, base| assert_eq!(out.len(), base));
+    }
+
+    #[test]
+    fn memory_that_was_not_needed_is_given_back() {
+        // Room, bytes in it, how much may be kept: whether it is.
+        for (room, used, most, kept) in
+            [(100_000, 90_000, 50_000, true), (100_000, 10, 50_000, false), (100_000, 10, 200_000, true)]
+        {
+            let mut blocks = Blocks::default();
+            blocks.clear(room);
+            blocks.put(|out, _| out.resize(out.len() + used, 1));
+            blocks.shrink(most);
+            assert_eq!(blocks.len() == used, kept, "{used} of {room}, {most} may stay");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,10 +23,10 @@ struct Plan {
     write: Option<(usize, i32)>,
     sync: Option<i32>,
     set_len: Option<i32>,
-    /// Where the last write to each file ended.
-    written: HashMap<PathBuf, u64>,
+    /// Where the last write to each file, known by its inode, ended.
+    written: HashMap<u64, u64>,
     /// The disk will lose power: how much of each file was synchronised.
-    synced: HashMap<PathBuf, u64>,
+    synced: HashMap<u64, u64>,
     fill: Option<i32>,
     writes: usize,
     /// What was written past the page cache, from where to where.
@@ -40,6 +41,8 @@ struct FaultyDisk(Arc<Mutex<Plan>>);
 #[derive(Debug)]
 struct FaultyFile {
     path: PathBuf,
+    /// Files are given other names while they are open.
+    inode: u64,
     inner: Box<dyn DiskFile>,
     plan: FaultyDisk,
 }
@@ -60,7 +63,15 @@ impl Disk for FaultyDisk {
             return Err(errno(libc::ENOSPC));
         }
         let inner = RealDisk.open(path, truncate)?;
-        Ok(Box::new(FaultyFile { path: path.to_owned(), inner, plan: self.clone() }))
+        let inode = std::fs::metadata(path)?.ino();
+        if truncate {
+            // It may have been another file's.
+            self.set(|p| {
+                p.written.remove(&inode);
+                p.synced.remove(&inode);
+            });
+        }
+        Ok(Box::new(FaultyFile { path: path.to_owned(), inode, inner, plan: self.clone() }))
     }
 }
 
@@ -72,7 +83,7 @@ impl DiskFile for FaultyFile {
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut plan = self.plan.0.lock().unwrap();
         plan.writes += 1;
-        plan.written.insert(self.path.clone(), offset + bytes.len() as u64);
+        plan.written.insert(self.inode, offset + bytes.len() as u64);
         match plan.write {
             Some((length, error)) => {
                 self.inner.write_all_at(&bytes[..length.min(bytes.len())], offset)?;
@@ -87,19 +98,19 @@ impl DiskFile for FaultyFile {
         let end = offset + blocks.len() as u64;
         if let Some((length, error)) = plan.write {
             plan.writes += 1;
-            plan.written.insert(self.path.clone(), end);
+            plan.written.insert(self.inode, end);
             self.inner.write_all_at(&blocks[..length.min(blocks.len())], offset)?;
             return Err(errno(error));
         }
         self.inner.write_blocks(blocks, offset, durable)?;
         plan.writes += 1;
-        plan.written.insert(self.path.clone(), end);
+        plan.written.insert(self.inode, end);
         if durable {
             plan.blocks.push((self.path.clone(), offset, end));
             if let Some(error) = plan.sync {
                 return Err(errno(error));
             }
-            plan.synced.insert(self.path.clone(), end);
+            plan.synced.insert(self.inode, end);
         }
         Ok(())
     }
@@ -110,8 +121,8 @@ impl DiskFile for FaultyFile {
             return Err(errno(error));
         }
         self.inner.sync()?;
-        if let Some(end) = plan.written.get(&self.path).copied() {
-            plan.synced.insert(self.path.clone(), end);
+        if let Some(end) = plan.written.get(&self.inode).copied() {
+            plan.synced.insert(self.inode, end);
         }
         Ok(())
     }
@@ -550,8 +561,10 @@ proptest! {
         let shown = store.snapshot().revision();
         drop(store);
         let synced = std::mem::take(&mut disk.0.lock().unwrap().synced);
-        for (path, length) in synced {
-            let Ok(bytes) = std::fs::read(&path) else { continue };
+        for file in std::fs::read_dir(dir.path()).unwrap().flatten() {
+            let path = file.path();
+            let Some(length) = synced.get(&file.metadata().unwrap().ino()).copied() else { continue };
+            let bytes = std::fs::read(&path).unwrap();
             let Some(tail) = bytes.get(length as usize..) else { continue };
             let kept = if tail.is_empty() { 0 } else { keep.index(tail.len()) };
             let mut left = bytes[..length as usize + kept].to_vec();

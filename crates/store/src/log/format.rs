@@ -132,6 +132,11 @@ pub(crate) fn put_frame(out: &mut Vec<u8>, salt: Salt, payload: impl FnOnce(&mut
     let start = out.len();
     out.extend_from_slice(&[0; FRAME_HEADER]);
     payload(out);
+    seal(out, start, salt);
+}
+
+/// Makes a frame of what was written behind the room for its header at `start`.
+pub(crate) fn seal(out: &mut [u8], start: usize, salt: Salt) {
     let length = (out.len() - start - FRAME_HEADER) as u32;
     out[start..start + 4].copy_from_slice(&salt.magic());
     out[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
@@ -265,13 +270,6 @@ impl Made<'_> {
                 }
             }
         }
-    }
-
-    /// The bytes it takes in a frame, at most.
-    pub fn size(&self) -> usize {
-        let value = |c: &Change| c.entry.as_ref().map_or(0, |e| e.value.len());
-        let changes = self.changes.iter().map(|c| 17 + c.key.as_bytes().len() + value(c));
-        ITEM_HEADER + 25 * self.leases.len() + changes.sum::<usize>()
     }
 }
 

@@ -25,7 +25,7 @@ use crate::entry::Revision;
 use crate::history::HistoryLimits;
 use crate::store::OpenError;
 use disk::{BLOCK, Blocks, Disk, DiskFile, RealDisk, sync_dir};
-use format::{FileKind, Header, Salt, put_blocks, put_follows, put_frame, put_reserved};
+use format::{FRAME_HEADER, FileKind, Header, Salt, put_blocks, put_follows, put_frame, put_reserved, seal};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -90,6 +90,38 @@ struct Deferred {
     since: Option<Instant>,
 }
 
+/// Transactions as the log keeps them, behind room for the header of a frame, and the revision of the last. Those who
+/// make them write them down, while the disk is busy with those before.
+#[derive(Debug)]
+pub(crate) struct Records(Blocks, Option<Revision>);
+
+impl Default for Records {
+    fn default() -> Self {
+        let mut records = Self(Blocks::default(), None);
+        records.clear();
+        records
+    }
+}
+
+impl Records {
+    pub fn clear(&mut self) {
+        self.0.shrink(KEEP_BUFFER);
+        self.0.clear(0);
+        self.0.put(|out, _| out.extend_from_slice(&[0; FRAME_HEADER]));
+        self.1 = None;
+    }
+
+    pub fn push(&mut self, made: &Made<'_>) {
+        self.0.put(|out, _| made.put(out));
+        self.1 = Some(made.revision);
+    }
+
+    /// The revision of the last one.
+    pub fn last(&self) -> Option<Revision> {
+        self.1
+    }
+}
+
 /// The open log.
 #[derive(Debug)]
 pub(crate) struct Log {
@@ -123,7 +155,7 @@ struct Checkpointing {
 /// Called with the result of a checkpoint.
 pub(crate) type Notice = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// The write buffer is given back when one large batch has blown it up.
+/// A larger write buffer is given back after a batch that did not need it.
 const KEEP_BUFFER: usize = 1 << 20;
 /// No more than this waits in memory, however long the window is.
 const MAX_DEFERRED: usize = 4 << 20;
@@ -194,11 +226,9 @@ impl Log {
     }
 
     /// Keeps records for later. The caller has asked [`Self::may_defer`].
-    pub fn defer(&mut self, records: &[Made<'_>], now: Instant) {
-        for record in records {
-            record.put(&mut self.deferred.records);
-            self.deferred.last = Some(record.revision);
-        }
+    pub fn defer(&mut self, records: &mut Records, now: Instant) {
+        self.deferred.records.extend_from_slice(&records.0.as_slice()[FRAME_HEADER..]);
+        self.deferred.last = records.1.or(self.deferred.last);
         self.deferred.since.get_or_insert(now);
     }
 
@@ -218,35 +248,35 @@ impl Log {
 
     /// Writes what was deferred and `records` as one frame and waits until it is durable. With `reserve`, relaxed
     /// changes may follow it without a write of their own.
-    pub fn append(&mut self, records: &[Made<'_>], reserve: bool) -> Result<(), AppendError> {
-        let last = records.last().map(|r| r.revision).or(self.deferred.last);
+    pub fn append(&mut self, records: &mut Records, reserve: bool) -> Result<(), AppendError> {
+        let last = records.1.or(self.deferred.last);
         let reserved =
             last.filter(|r| reserve && r.0 + RESERVE / 2 > self.reserved.0).map(|r| Revision(r.0 + RESERVE));
-        let deferred = std::mem::take(&mut self.deferred);
-        let size = deferred.records.len() + records.iter().map(Made::size).sum::<usize>();
-        let written = self.write_frame(size, |out| {
-            out.extend_from_slice(&deferred.records);
-            records.iter().for_each(|r| r.put(out));
-            if let Some(reserved) = reserved {
-                put_reserved(out, reserved);
-            }
-        });
-        if written.is_err() {
-            self.deferred = deferred;
-            return written;
+        std::mem::swap(&mut self.buffer, &mut records.0);
+        if self.has_deferred() {
+            let at = self.buffer.len() - FRAME_HEADER;
+            self.buffer.put(|out, _| {
+                out.extend_from_slice(&self.deferred.records);
+                // They came first.
+                let all = out.len() - at - self.deferred.records.len();
+                out[all..].rotate_left(at);
+            });
         }
+        if let Some(reserved) = reserved {
+            self.buffer.put(|out, _| put_reserved(out, reserved));
+        }
+        self.write_frame()?;
+        self.deferred = Deferred::default();
         self.reserved = reserved.unwrap_or(self.reserved);
         Ok(())
     }
 
-    /// Appends a frame with what `payload` writes, about `size` bytes, and waits until it is durable.
-    fn write_frame(&mut self, size: usize, payload: impl FnOnce(&mut Vec<u8>)) -> Result<(), AppendError> {
-        let (salt, blocks) = (self.salt, self.blocks);
-        self.buffer.clear(size);
-        self.buffer.put(|out, base| match blocks {
-            true => put_blocks(out, base, salt, payload),
-            false => put_frame(out, salt, payload),
-        });
+    /// Appends a frame with the payload that is in the buffer and waits until it is durable.
+    fn write_frame(&mut self) -> Result<(), AppendError> {
+        if self.blocks {
+            self.buffer.pad();
+        }
+        self.buffer.put(|out, base| seal(out, base, self.salt));
         self.write_buffer()
     }
 
@@ -318,11 +348,14 @@ impl Log {
     /// Writes what was deferred and gives back the revisions that were reserved and not used.
     pub fn close(&mut self, revision: Revision) -> Result<(), AppendError> {
         if self.has_deferred() || self.reserved > revision {
-            let deferred = std::mem::take(&mut self.deferred);
-            self.write_frame(deferred.records.len(), |out| {
-                out.extend_from_slice(&deferred.records);
+            self.buffer.clear(self.deferred.records.len());
+            self.buffer.put(|out, _| {
+                out.extend_from_slice(&[0; FRAME_HEADER]);
+                out.extend_from_slice(&self.deferred.records);
                 put_reserved(out, revision);
-            })?;
+            });
+            self.write_frame()?;
+            self.deferred = Deferred::default();
             self.reserved = revision;
         }
         remove_spare(&self.dir);

@@ -348,8 +348,7 @@ fn replay(
             }
             Next::End => break End::Exact,
             Next::Broken => match frames.rest()? {
-                // Whether a log had to end here, the next one tells.
-                Rest::Room if last || frames.header.blocks => break End::Room,
+                Rest::Room if last => break End::Room,
                 // Only the last log can have been cut off: it was whole and durable before the next was begun.
                 Rest::CutOff if last => {
                     into.torn = frames.length - frames.at;
@@ -361,6 +360,8 @@ fn replay(
                     );
                     break End::Room;
                 }
+                // The next one tells whether it had to end here. If so, it does not matter what is behind.
+                Rest::Room | Rest::CutOff if frames.header.blocks => break End::Room,
                 _ => return Err(corrupt(path, frames.at, "the checksum of a batch does not match").into()),
             },
         }
