@@ -543,7 +543,9 @@ proptest! {
     ) {
         let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let store = open(&disk, dir.path(), LogOptions { ahead, ..options() }).unwrap();
+        // About as many transactions to a log, whether they take a block each or not.
+        let min_log = if ahead > 0 { 96 << 10 } else { 4096 };
+        let store = open(&disk, dir.path(), LogOptions { ahead, min_log, ..options() }).unwrap();
         let mut acknowledged = 0;
         runtime.block_on(async {
             for i in 1..=commits {
