@@ -63,13 +63,18 @@ impl History {
     }
 
     pub fn push(&mut self, change: Change) {
+        self.push_keeping(change, &mut Vec::new());
+    }
+
+    /// Adds a change. Values that have to be forgotten for it go to `past`: to free them takes longer than all the rest.
+    pub fn push_keeping(&mut self, change: Change, past: &mut Vec<Arc<Entry>>) {
         debug_assert!(self.changes.back().is_none_or(|last| last.revision <= change.revision));
         self.bytes += change.cost();
         self.changes.push_back(change);
         while self.changes.len() > self.limits.changes || self.bytes > self.limits.bytes {
             let Some(front) = self.changes.front() else { break };
             let revision = front.revision;
-            self.drop_through(revision);
+            self.take_through(revision, past);
         }
     }
 
@@ -117,12 +122,13 @@ impl History {
 
     /// Forgets everything up to and including `revision`. All changes of one revision go together.
     pub fn drop_through(&mut self, revision: Revision) {
-        while let Some(front) = self.changes.front() {
-            if front.revision > revision {
-                break;
-            }
+        self.take_through(revision, &mut Vec::new());
+    }
+
+    fn take_through(&mut self, revision: Revision, past: &mut Vec<Arc<Entry>>) {
+        while let Some(front) = self.changes.pop_front_if(|c| c.revision <= revision) {
             self.bytes -= front.cost();
-            self.changes.pop_front();
+            past.extend(front.previous);
         }
         self.compacted = self.compacted.max(revision);
     }

@@ -12,6 +12,7 @@
 //! history, so a slow reader costs nothing and is ended with a reason once history has moved past it.
 
 mod entry;
+mod gather;
 mod head;
 mod history;
 mod leases;

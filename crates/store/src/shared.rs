@@ -1,23 +1,27 @@
 //! What callers and the writer share: the head, who waits for it, and what readers see.
 
-use crate::entry::Revision;
-use crate::head::{Applied, State};
+use crate::entry::{Entry, Revision};
+use crate::head::{Applied, Record, State};
 use crate::history::{Change, History};
 use crate::leases::Leases;
-use crate::log::Recovered;
+use crate::log::{Made, Records, Recovered};
 use crate::replica::Snapshot;
 use crate::store::StoreError;
-use crate::txn::{Outcome, Txn};
+use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::Subscriber;
 use std::ops::{Deref, DerefMut};
 use std::sync::{
-    Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
 use std::time::Instant;
 use tokio::sync::{Notify, oneshot, watch};
 
+/// What became of a transaction, and something that its caller frees: a value that history has given up for it. One
+/// thread that frees what many others have allocated is slow, and stands in their way.
+pub(crate) type Answer = (Result<Outcome, StoreError>, Option<Arc<Entry>>);
+
 /// Where the fate of a transaction is told. The caller may have gone away; it happens all the same.
-pub(crate) type Done = oneshot::Sender<Result<Outcome, StoreError>>;
+pub(crate) type Done = oneshot::Sender<Answer>;
 
 /// What readers see. Replaced as a whole under a short write lock.
 #[derive(Debug)]
@@ -33,7 +37,7 @@ pub(crate) struct Published {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub state: State,
-    pub pending: Vec<Pending>,
+    pub batch: Batch,
     /// Somebody asks for a checkpoint now.
     pub wishes: Vec<oneshot::Sender<Result<(), StoreError>>>,
     /// Set once the log can no longer be trusted or the store is closing; refuses every further commit.
@@ -45,7 +49,62 @@ pub(crate) struct Head {
 impl Head {
     /// Whether there is something for the writer to do.
     pub fn has_work(&self) -> bool {
-        !self.pending.is_empty() || !self.wishes.is_empty() || self.refused.is_some()
+        !self.batch.pending.is_empty() || self.is_urgent()
+    }
+
+    /// Whether the writer should not wait for more.
+    pub fn is_urgent(&self) -> bool {
+        !self.wishes.is_empty() || self.refused.is_some()
+    }
+
+    fn number(&mut self, Submitted { txn, done }: Submitted) {
+        let applied = match &self.refused {
+            Some(refusal) => Err(refusal.clone()),
+            None => self.state.commit(txn, &mut self.batch.changes),
+        };
+        match applied {
+            Ok(applied) => self.batch.push(applied, done),
+            Err(error) => drop(done.send((Err(error), None))),
+        }
+    }
+}
+
+/// Transactions that go to the disk together.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub pending: Vec<Pending>,
+    /// Of all of them, in order.
+    pub changes: Vec<Change>,
+    /// What the log has to keep of them; none without a log.
+    pub records: Option<Records>,
+}
+
+impl Batch {
+    pub fn new(log: bool) -> Self {
+        Self { records: log.then(Records::default), ..Self::default() }
+    }
+
+    /// Adds a transaction whose changes are the last.
+    pub fn push(&mut self, applied: Applied, done: Done) {
+        if let (Some(records), Some(Record { revision, changes, leases })) =
+            (&mut self.records, &applied.record)
+        {
+            let own = &self.changes[self.changes.len() - changes..];
+            records.push(&Made { revision: *revision, changes: own, leases });
+        }
+        self.pending.push(Pending { applied, done });
+    }
+
+    /// Whether one of them has to be durable, or may be later.
+    pub fn has(&self, durability: Durability) -> bool {
+        self.pending.iter().any(|p| p.applied.record.is_some() && p.applied.durability == durability)
+    }
+
+    /// Empties it but for its room.
+    pub fn clear(&mut self) {
+        self.pending.clear();
+        self.changes.clear();
+        self.records.iter_mut().for_each(Records::clear);
     }
 }
 
@@ -67,8 +126,8 @@ struct Submitted {
 #[derive(Debug, Default)]
 struct Inbox {
     submitted: Vec<Submitted>,
-    /// The writer sleeps. While it works it looks again by itself.
-    asleep: bool,
+    /// The writer sleeps until so many are pending. While it works it looks again by itself.
+    asleep: Option<usize>,
 }
 
 /// The state of a store.
@@ -90,7 +149,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(recovered: Recovered) -> Self {
+    /// `log` says whether what is committed is to be written.
+    pub fn new(recovered: Recovered, log: bool) -> Self {
         let Recovered { map, revision, leases, mut history, .. } = recovered;
         history.mark(Instant::now(), revision);
         let snapshot = Snapshot { map: map.clone(), revision };
@@ -99,7 +159,7 @@ impl Shared {
             work: Condvar::new(),
             head: Mutex::new(Head {
                 state: State { map, revision, leases: leases.clone() },
-                pending: Vec::new(),
+                batch: Batch::new(log),
                 wishes: Vec::new(),
                 refused: None,
                 taken: Vec::new(),
@@ -111,9 +171,18 @@ impl Shared {
         }
     }
 
-    /// Leaves a transaction to be numbered.
+    /// Numbers a transaction, or leaves it to who has the head.
     pub fn submit(&self, txn: Txn, done: Done) {
-        self.inbox().submitted.push(Submitted { txn, done });
+        let submitted = Submitted { txn, done };
+        if let Some(mut head) = self.try_head() {
+            self.number_all(&mut head);
+            head.number(submitted);
+            if !self.let_go(head) {
+                return;
+            }
+        } else {
+            self.inbox().submitted.push(submitted);
+        }
         self.number();
     }
 
@@ -126,42 +195,46 @@ impl Shared {
         HeadGuard { shared: self, head: Some(head) }
     }
 
+    /// How many transactions wait for the writer.
+    pub fn waiting(&self) -> usize {
+        self.head().batch.pending.len()
+    }
+
     /// Numbers what was submitted, unless somebody has the head who will see to it.
     fn number(&self) {
-        while !self.inbox().submitted.is_empty() {
-            let mut head = match self.head.try_lock() {
-                Ok(head) => head,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
+        while let Some(mut head) = self.try_head() {
             self.number_all(&mut head);
-            let work = head.has_work();
-            drop(head);
-            if work {
-                self.wake();
+            if !self.let_go(head) {
+                return;
             }
         }
+    }
+
+    fn try_head(&self) -> Option<MutexGuard<'_, Head>> {
+        match self.head.try_lock() {
+            Ok(head) => Some(head),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Gives the head up and wakes the writer if there is something to do. Answers whether more has come in, by
+    /// somebody who relied on the head being held.
+    fn let_go(&self, head: MutexGuard<'_, Head>) -> bool {
+        let (pending, urgent) = (head.batch.pending.len(), head.is_urgent());
+        drop(head);
+        let mut inbox = self.inbox();
+        if inbox.asleep.take_if(|wanted| urgent || pending >= *wanted).is_some() {
+            self.work.notify_one();
+        }
+        !inbox.submitted.is_empty()
     }
 
     fn number_all(&self, head: &mut Head) {
         std::mem::swap(&mut self.inbox().submitted, &mut head.taken);
-        for Submitted { txn, done } in head.taken.drain(..) {
-            let applied = match &head.refused {
-                Some(refusal) => Err(refusal.clone()),
-                None => head.state.commit(&txn),
-            };
-            match applied {
-                Ok(applied) => head.pending.push(Pending { applied, done }),
-                Err(error) => drop(done.send(Err(error))),
-            }
-        }
-    }
-
-    /// Wakes the writer if it sleeps.
-    fn wake(&self) {
-        if std::mem::take(&mut self.inbox().asleep) {
-            self.work.notify_one();
-        }
+        let mut taken = std::mem::take(&mut head.taken);
+        taken.drain(..).for_each(|submitted| head.number(submitted));
+        head.taken = taken;
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -211,8 +284,9 @@ pub(crate) struct HeadGuard<'a> {
 }
 
 impl HeadGuard<'_> {
-    /// Gives the head up and sleeps until there is work or the time has come. May return early.
-    pub fn sleep(mut self, until: Option<Instant>) -> Self {
+    /// Gives the head up and sleeps until so many transactions are pending, something is urgent, or the time has come.
+    /// May return early.
+    pub fn sleep(mut self, wanted: usize, until: Option<Instant>) -> Self {
         let shared = self.shared;
         let mut inbox = shared.inbox();
         if !inbox.submitted.is_empty() {
@@ -220,17 +294,17 @@ impl HeadGuard<'_> {
             drop(self);
             return shared.head();
         }
-        inbox.asleep = true;
+        inbox.asleep = Some(wanted);
         // Given up while the inbox is held: whoever submits after this finds the head free, and the writer asleep.
         self.head = None;
-        while inbox.asleep {
+        while inbox.asleep.is_some() {
             let Some(until) = until else {
                 inbox = shared.work.wait(inbox).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                inbox.asleep = false;
+                inbox.asleep = None;
                 break;
             }
             inbox = shared.work.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -257,11 +331,8 @@ impl DerefMut for HeadGuard<'_> {
 impl Drop for HeadGuard<'_> {
     fn drop(&mut self) {
         let Some(head) = self.head.take() else { return };
-        let work = head.has_work();
-        drop(head);
-        if work {
-            self.shared.wake();
+        if self.shared.let_go(head) {
+            self.shared.number();
         }
-        self.shared.number();
     }
 }

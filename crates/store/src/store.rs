@@ -2,12 +2,13 @@
 
 use crate::entry::{Lease, LeaseId, Revision};
 use crate::head::{Applied, Draft, State};
+use crate::history::Change;
 use crate::history::HistoryLimits;
 use crate::leases::LeaseState;
 use crate::log::{self, Log, LogOptions};
 use crate::remote::{Feed, Remote};
 use crate::replica::Snapshot;
-use crate::shared::{Pending, Shared};
+use crate::shared::{Answer, Head, Shared};
 use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::{Subscriber, Watch, WatchEnd};
 use crate::writer::write_loop;
@@ -119,7 +120,7 @@ impl Store {
     }
 
     pub(crate) fn start(recovered: log::Recovered, log: Option<Log>) -> Self {
-        let shared = Arc::new(Shared::new(recovered));
+        let shared = Arc::new(Shared::new(recovered, log.is_some()));
         let for_writer = Arc::clone(&shared);
         let writer = std::thread::Builder::new()
             .name("store-writer".into())
@@ -135,7 +136,7 @@ impl Store {
 
     /// A store whose changes are made elsewhere. The remote side gets a [`Feed`] for the replica.
     pub fn remote(limits: HistoryLimits, connect: impl FnOnce(Feed) -> Box<dyn Remote>) -> Self {
-        let shared = Arc::new(Shared::new(log::Recovered::empty(limits)));
+        let shared = Arc::new(Shared::new(log::Recovered::empty(limits), false));
         let engine = Engine::Remote(connect(Feed::new(Arc::clone(&shared))));
         Self { shared, engine, in_flight: Semaphore::new(IN_FLIGHT / UNIT) }
     }
@@ -153,7 +154,7 @@ impl Store {
     async fn run<T>(
         &self,
         size: usize,
-        apply: impl FnOnce(&mut State) -> Result<(T, Applied), StoreError>,
+        apply: impl FnOnce(&mut State, &mut Vec<Change>) -> Result<(T, Applied), StoreError>,
     ) -> Result<(T, Outcome), StoreError> {
         let _turn = self.turn(size).await?;
         let (done, answer) = oneshot::channel();
@@ -162,12 +163,12 @@ impl Store {
             if let Some(refusal) = &head.refused {
                 return Err(refusal.clone());
             }
-            let (value, applied) = apply(&mut head.state)?;
-            head.pending.push(Pending { applied, done });
+            let Head { state, batch, .. } = &mut *head;
+            let (value, applied) = apply(state, &mut batch.changes)?;
+            batch.push(applied, done);
             value
         };
-        let outcome = answer.await.unwrap_or(Err(StoreError::Closed))?;
-        Ok((value, outcome))
+        Ok((value, told(answer).await?))
     }
 
     /// Commits a transaction. When it answers, the outcome is visible to every reader and, unless the transaction
@@ -181,7 +182,7 @@ impl Store {
         let _turn = self.turn(txn.size()).await?;
         let (done, answer) = oneshot::channel();
         self.shared.submit(txn, done);
-        answer.await.unwrap_or(Err(StoreError::Closed))
+        told(answer).await
     }
 
     /// Lets `make` read the newest state and write to it as one transaction, whatever its conditions are. `size`
@@ -197,8 +198,8 @@ impl Store {
         }
         let mut refused = None;
         let made = self
-            .run(size, |head| {
-                head.transact(make).map_err(|error| {
+            .run(size, |head, changes| {
+                head.transact(changes, make).map_err(|error| {
                     refused = Some(error);
                     StoreError::Closed
                 })
@@ -221,7 +222,7 @@ impl Store {
 
     /// Makes a lease with an identifier of the caller's choice, or any when that is none, for `ttl` seconds.
     pub async fn grant_for(&self, id: LeaseId, ttl: u64, expires_at: u64) -> Result<LeaseId, StoreError> {
-        let grant = |head: &mut State| {
+        let grant = |head: &mut State, _: &mut Vec<Change>| {
             let id = if id == LeaseId::NONE { head.leases.choose_id(now_seconds()) } else { id };
             if head.leases.contains(id) {
                 return Err(StoreError::LeaseExists(id));
@@ -235,7 +236,7 @@ impl Store {
 
     /// Moves the end of a lease, with relaxed durability. Answers the seconds it was granted for.
     pub async fn renew(&self, id: LeaseId, expires_at: impl FnOnce(u64) -> u64) -> Result<u64, StoreError> {
-        let renew = |head: &mut State| {
+        let renew = |head: &mut State, _: &mut Vec<Change>| {
             let ttl = head.leases.get(id).ok_or(StoreError::NoSuchLease(id))?.ttl;
             let lease = Lease { id, expires_at: expires_at(ttl) };
             Ok((ttl, head.grant(lease, ttl, Durability::Relaxed)))
@@ -252,7 +253,7 @@ impl Store {
             self.reach(outcome.revision()).await?;
             return Ok(outcome);
         }
-        let ((), outcome) = self.run(0, |head| Ok(((), head.revoke(id)?))).await?;
+        let ((), outcome) = self.run(0, |head, changes| Ok(((), head.revoke(id, changes)?))).await?;
         Ok(outcome)
     }
 
@@ -294,7 +295,7 @@ impl Store {
                 continue;
             }
             for lease in leases.iter().take_while(|lease| lease.expires_at <= now) {
-                match self.run(0, |head| Ok(((), head.expire(lease.id, now)?))).await {
+                match self.run(0, |head, changes| Ok(((), head.expire(lease.id, now, changes)?))).await {
                     Ok(_) | Err(StoreError::NoSuchLease(_)) => {}
                     Err(error @ (StoreError::Closed | StoreError::Failed(_))) => {
                         tracing::debug!(%error, "leases are no longer ended");
@@ -424,6 +425,13 @@ impl Store {
             leases: published.leases.len(),
         }
     }
+}
+
+/// Waits for what became of a transaction.
+async fn told(answer: oneshot::Receiver<Answer>) -> Result<Outcome, StoreError> {
+    let Ok((outcome, past)) = answer.await else { return Err(StoreError::Closed) };
+    drop(past);
+    outcome
 }
 
 impl Drop for Store {

@@ -99,6 +99,8 @@ impl Txn {
     }
 
     pub fn then(mut self, op: Op) -> Self {
+        // Most have one operation, and a vector that grows by itself has room for four.
+        self.ops.reserve_exact(usize::from(self.ops.is_empty()));
         self.ops.push(op);
         self
     }

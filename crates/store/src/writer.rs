@@ -1,46 +1,58 @@
 //! The one thread that makes changes durable and publishes them.
 
-use crate::log::{self, Contents, Log, Record};
-use crate::replica::Snapshot;
-use crate::shared::{Pending, Shared};
+use crate::entry::{Entry, Revision};
+use crate::gather::Gather;
+use crate::history::Change;
+use crate::leases::Leases;
+use crate::log::{self, Contents, Log};
+use crate::shared::{Batch, Pending, Published, Shared};
 use crate::store::StoreError;
 use crate::txn::Durability;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Takes all that is pending, makes it durable with one synchronisation, publishes it, answers. Between batches it
 /// writes what was deferred when its time has come, and lets history grow old.
 pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
     let mut history_ends: Option<Instant> = None;
+    let mut batch = Batch::new(log.is_some());
+    let mut gather = Gather::default();
     loop {
-        let (mut batch, snapshot, leases, wishes, closing) = {
+        let (revision, leases, wishes, closing) = {
             let mut head = shared.head();
+            if let Some(wait) = gather.wait(head.batch.pending.len()) {
+                let until = Instant::now() + wait.longest;
+                while head.batch.pending.len() < wait.wanted && !head.is_urgent() && Instant::now() < until {
+                    head = head.sleep(wait.wanted, Some(until));
+                }
+                gather.came(wait, head.batch.pending.len());
+            }
             loop {
                 let flush_at = log.as_ref().and_then(Log::flush_at);
                 let wake = [flush_at, history_ends].into_iter().flatten().min();
                 if head.has_work() || wake.is_some_and(|at| at <= Instant::now()) {
                     break;
                 }
-                head = head.sleep(wake);
+                head = head.sleep(1, wake);
             }
-            let state = &head.state;
-            let snapshot = Snapshot { map: state.map.clone(), revision: state.revision };
-            let leases = state.leases.clone();
-            let closing = head.refused.is_some();
-            (std::mem::take(&mut head.pending), snapshot, leases, std::mem::take(&mut head.wishes), closing)
+            std::mem::swap(&mut head.batch, &mut batch);
+            let (revision, leases) = (head.state.revision, head.state.leases.clone());
+            (revision, leases, std::mem::take(&mut head.wishes), head.refused.is_some())
         };
-        let contents = Contents { snapshot, leases };
         let flush =
             !wishes.is_empty() || log.as_ref().and_then(Log::flush_at).is_some_and(|at| at <= Instant::now());
+        let (begun, count) = (Instant::now(), batch.pending.len());
         match log.as_mut().map_or(Ok(()), |log| persist(log, &mut batch, flush)) {
             Ok(()) => {
-                history_ends = publish(shared, batch, &contents);
+                gather.answering(count, shared.waiting(), begun.elapsed());
+                history_ends = publish(shared, &mut batch, revision, leases);
             }
             Err(error) => {
                 let error = refusal(error);
                 if let Some(log) = &mut log {
                     log.postpone(Instant::now());
                 }
-                fail(shared, batch, &error);
+                fail(shared, &mut batch, &error);
                 wishes.into_iter().for_each(|wish| drop(wish.send(Err(error.clone()))));
                 if closing || matches!(error, StoreError::Failed(_)) {
                     // Not one byte more into a log whose end nobody knows.
@@ -57,12 +69,16 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
                         let _ = wish.send(result.clone().map_err(StoreError::Write));
                     }
                 });
+                let contents = {
+                    let published = shared.published();
+                    Contents { snapshot: published.snapshot.clone(), leases: published.leases.clone() }
+                };
                 log.checkpoint(contents, Some(notice));
             }
         } else {
             wishes.into_iter().for_each(|wish| drop(wish.send(Ok(()))));
         }
-        if closing && shared.head().pending.is_empty() {
+        if closing && shared.head().batch.pending.is_empty() {
             if let Some(log) = &mut log {
                 let revision = shared.published().snapshot.revision;
                 if let Err(error) = log.close(revision) {
@@ -75,50 +91,81 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
 }
 
 /// Brings a batch to the disk, or puts it off where it may be.
-fn persist(log: &mut Log, batch: &mut [Pending], flush: bool) -> Result<(), log::AppendError> {
-    let records: Vec<&Record> = batch.iter().filter_map(|p| p.applied.record.as_ref()).collect();
-    let written = || batch.iter().filter(|p| p.applied.record.is_some());
-    let durable = written().any(|p| p.applied.durability == Durability::Durable);
-    let relaxed = written().any(|p| p.applied.durability == Durability::Relaxed);
+fn persist(log: &mut Log, batch: &mut Batch, flush: bool) -> Result<(), log::AppendError> {
+    let (durable, relaxed) = (batch.has(Durability::Durable), batch.has(Durability::Relaxed));
+    let Some(records) = &mut batch.records else { return Ok(()) };
     let Some(last) = records.last() else {
         // Nothing new, but the window of something old may be over.
-        return if flush && log.has_deferred() { log.append(&[], true) } else { Ok(()) };
+        return if flush && log.has_deferred() { log.append(records, true) } else { Ok(()) };
     };
-    if flush || durable || !log.may_defer(last.revision) {
+    if flush || durable || !log.may_defer(last) {
         let reserve = relaxed || log.has_deferred();
-        return log.append(&records, reserve);
+        return log.append(records, reserve);
     }
-    log.defer(batch.iter_mut().filter_map(|p| p.applied.record.take()), Instant::now());
+    log.defer(records, Instant::now());
     Ok(())
 }
 
+/// So many transactions are shown and answered at a time: the first clients go on while the last are still being
+/// served, and readers never wait long.
+const TOGETHER: usize = 16;
+
 /// Shows a batch to readers and answers those who made it. Answers when history has to be looked at again.
-fn publish(shared: &Shared, batch: Vec<Pending>, contents: &Contents) -> Option<Instant> {
-    let mut changes = Vec::with_capacity(batch.len());
-    let mut answers = Vec::with_capacity(batch.len());
-    for mut pending in batch {
-        changes.append(&mut pending.applied.changes);
-        answers.push((pending.done, pending.applied.outcome));
+///
+/// What readers see is a map of its own, not the head's: as long as nobody holds a snapshot its nodes are changed in
+/// place, where a shared one had to be copied for each batch.
+fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Leases) -> Option<Instant> {
+    let Batch { pending, changes, .. } = batch;
+    // Leases are shown as they are after the whole batch, and nobody may see half of it.
+    let leased = pending.iter().any(|p| p.applied.record.as_ref().is_some_and(|r| !r.leases.is_empty()));
+    let together = if leased { pending.len() } else { TOGETHER };
+    let mut past = Vec::new();
+    let mut unseen = &changes[..];
+    while pending.len() > together {
+        let count =
+            pending[..together].iter().filter_map(|p| p.applied.record.as_ref()).map(|r| r.changes).sum();
+        let seen;
+        (seen, unseen) = unseen.split_at(count);
+        show(&mut shared.published_mut(), seen, &mut past);
+        answer(pending.drain(..together), &mut past);
     }
-    let (history_ends, past) = {
+    let history_ends = {
         let mut published = shared.published_mut();
+        show(&mut published, unseen, &mut past);
+        published.snapshot.revision = revision;
+        published.leases = leases;
         let now = Instant::now();
         if !changes.is_empty() {
-            changes.iter().for_each(|c| published.history.push(c.clone()));
-            published.history.mark(now, contents.snapshot.revision());
+            published.history.mark(now, revision);
         }
-        let snapshot = std::mem::replace(&mut published.snapshot, contents.snapshot.clone());
-        let leases = std::mem::replace(&mut published.leases, contents.leases.clone());
-        (published.history.expire(now), (snapshot, leases))
+        published.history.expire(now)
     };
-    shared.ring(&changes);
-    for (done, outcome) in answers {
-        // The caller may have gone away; the change is made all the same.
-        let _ = done.send(Ok(outcome));
-    }
-    // What only the past held is freed while others read and prepare what comes next.
-    drop(past);
+    shared.ring(changes);
+    answer(pending.drain(..), &mut past);
+    batch.clear();
     history_ends
+}
+
+/// Shows changes to readers.
+fn show(published: &mut Published, changes: &[Change], past: &mut Vec<Arc<Entry>>) {
+    let Published { snapshot, history, .. } = published;
+    for change in changes {
+        match (&change.entry, snapshot.map.get_mut(change.key.as_bytes())) {
+            (Some(entry), Some(place)) => *place = Arc::clone(entry),
+            (Some(entry), None) => drop(snapshot.map.insert(change.key.clone(), Arc::clone(entry))),
+            (None, _) => drop(snapshot.map.remove(change.key.as_bytes())),
+        }
+        history.push_keeping(change.clone(), past);
+        snapshot.revision = change.revision;
+    }
+}
+
+/// Answers those who made changes that are shown, and gives each something of the past.
+fn answer(pending: impl Iterator<Item = Pending>, past: &mut Vec<Arc<Entry>>) {
+    for Pending { applied, done } in pending {
+        // The caller may have gone away; the change is made all the same.
+        let _ = done.send((Ok(applied.outcome), past.pop()));
+    }
 }
 
 fn refusal(error: log::AppendError) -> StoreError {
@@ -130,7 +177,7 @@ fn refusal(error: log::AppendError) -> StoreError {
 
 /// The batch did not reach the disk: everything that was numbered since the last published state is undone,
 /// because later transactions were compared with it.
-fn fail(shared: &Shared, batch: Vec<Pending>, error: &StoreError) {
+fn fail(shared: &Shared, batch: &mut Batch, error: &StoreError) {
     tracing::error!(%error, "the store could not write");
     let mut head = shared.head();
     {
@@ -142,9 +189,11 @@ fn fail(shared: &Shared, batch: Vec<Pending>, error: &StoreError) {
     if matches!(error, StoreError::Failed(_)) {
         head.refused.get_or_insert(error.clone());
     }
-    let undone = std::mem::take(&mut head.pending);
+    let undone = std::mem::take(&mut head.batch.pending);
+    head.batch.clear();
     drop(head);
-    for pending in batch.into_iter().chain(undone) {
-        let _ = pending.done.send(Err(error.clone()));
+    for pending in batch.pending.drain(..).chain(undone) {
+        let _ = pending.done.send((Err(error.clone()), None));
     }
+    batch.clear();
 }

@@ -1,5 +1,7 @@
 //! What the store does when the disk does not do what it should.
 
+mod blocks;
+
 use super::disk::{Disk, DiskFile, RealDisk};
 use super::{Log, LogOptions};
 use crate::store::{OpenError, StoreError};
@@ -9,6 +11,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,12 +23,16 @@ struct Plan {
     write: Option<(usize, i32)>,
     sync: Option<i32>,
     set_len: Option<i32>,
-    /// Where the last write to each file ended.
-    written: HashMap<PathBuf, u64>,
+    /// Where the last write to each file, known by its inode, ended.
+    written: HashMap<u64, u64>,
     /// The disk will lose power: how much of each file was synchronised.
-    synced: HashMap<PathBuf, u64>,
+    synced: HashMap<u64, u64>,
     fill: Option<i32>,
     writes: usize,
+    /// What was written past the page cache, from where to where.
+    blocks: Vec<(PathBuf, u64, u64)>,
+    /// Checkpoints cannot even be begun.
+    no_checkpoints: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -34,6 +41,8 @@ struct FaultyDisk(Arc<Mutex<Plan>>);
 #[derive(Debug)]
 struct FaultyFile {
     path: PathBuf,
+    /// Files are given other names while they are open.
+    inode: u64,
     inner: Box<dyn DiskFile>,
     plan: FaultyDisk,
 }
@@ -50,8 +59,19 @@ impl FaultyDisk {
 
 impl Disk for FaultyDisk {
     fn open(&self, path: &Path, truncate: bool) -> io::Result<Box<dyn DiskFile>> {
+        if self.0.lock().unwrap().no_checkpoints && path.ends_with("checkpoint.tmp") {
+            return Err(errno(libc::ENOSPC));
+        }
         let inner = RealDisk.open(path, truncate)?;
-        Ok(Box::new(FaultyFile { path: path.to_owned(), inner, plan: self.clone() }))
+        let inode = std::fs::metadata(path)?.ino();
+        if truncate {
+            // It may have been another file's.
+            self.set(|p| {
+                p.written.remove(&inode);
+                p.synced.remove(&inode);
+            });
+        }
+        Ok(Box::new(FaultyFile { path: path.to_owned(), inode, inner, plan: self.clone() }))
     }
 }
 
@@ -63,7 +83,7 @@ impl DiskFile for FaultyFile {
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut plan = self.plan.0.lock().unwrap();
         plan.writes += 1;
-        plan.written.insert(self.path.clone(), offset + bytes.len() as u64);
+        plan.written.insert(self.inode, offset + bytes.len() as u64);
         match plan.write {
             Some((length, error)) => {
                 self.inner.write_all_at(&bytes[..length.min(bytes.len())], offset)?;
@@ -73,14 +93,36 @@ impl DiskFile for FaultyFile {
         }
     }
 
+    fn write_blocks(&self, blocks: &[u8], offset: u64, durable: bool) -> io::Result<()> {
+        let mut plan = self.plan.0.lock().unwrap();
+        let end = offset + blocks.len() as u64;
+        if let Some((length, error)) = plan.write {
+            plan.writes += 1;
+            plan.written.insert(self.inode, end);
+            self.inner.write_all_at(&blocks[..length.min(blocks.len())], offset)?;
+            return Err(errno(error));
+        }
+        self.inner.write_blocks(blocks, offset, durable)?;
+        plan.writes += 1;
+        plan.written.insert(self.inode, end);
+        if durable {
+            plan.blocks.push((self.path.clone(), offset, end));
+            if let Some(error) = plan.sync {
+                return Err(errno(error));
+            }
+            plan.synced.insert(self.inode, end);
+        }
+        Ok(())
+    }
+
     fn sync(&self) -> io::Result<()> {
         let mut plan = self.plan.0.lock().unwrap();
         if let Some(error) = plan.sync {
             return Err(errno(error));
         }
         self.inner.sync()?;
-        if let Some(end) = plan.written.get(&self.path).copied() {
-            plan.synced.insert(self.path.clone(), end);
+        if let Some(end) = plan.written.get(&self.inode).copied() {
+            plan.synced.insert(self.inode, end);
         }
         Ok(())
     }
@@ -333,7 +375,7 @@ async fn a_flipped_bit_is_found_wherever_it_is() {
                 Err(OpenError::Corrupt(error)) => {
                     assert_eq!(&error.path, file);
                     assert!(
-                        error.offset <= at as u64 || at < super::HEADER,
+                        error.offset <= at as u64 || at < super::format::HEADER,
                         "{error} although byte {at} was changed"
                     );
                 }
@@ -376,7 +418,7 @@ async fn a_value_that_looks_like_a_frame_is_only_a_value() {
     store.commit(put("a", "1")).await.unwrap();
     let log = super::log_path(dir.path(), 0);
     // What a client could know of the format: a frame as an earlier file had it.
-    let frame = std::fs::read(&log).unwrap()[super::HEADER..].to_vec();
+    let frame = std::fs::read(&log).unwrap()[super::format::HEADER..].to_vec();
     let txn = Txn::default().then(Op::put(Key::from("b"), Bytes::from(frame)));
     drop(store);
     std::fs::remove_file(&log).unwrap();
@@ -395,7 +437,7 @@ fn last_log(dir: &Path) -> PathBuf {
 #[tokio::test]
 async fn room_is_made_ahead_and_is_not_taken_for_data() {
     let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
-    let roomy = LogOptions { ahead: 10_000, ..options() };
+    let roomy = LogOptions { ahead: 10_000, min_log: 1 << 30, ..options() };
     let store = open(&disk, dir.path(), roomy).unwrap();
     for i in 0..3 {
         store.commit(put("a", &i.to_string())).await.unwrap();
@@ -501,7 +543,9 @@ proptest! {
     ) {
         let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let store = open(&disk, dir.path(), LogOptions { ahead, ..options() }).unwrap();
+        // About as many transactions to a log, whether they take a block each or not.
+        let min_log = if ahead > 0 { 96 << 10 } else { 4096 };
+        let store = open(&disk, dir.path(), LogOptions { ahead, min_log, ..options() }).unwrap();
         let mut acknowledged = 0;
         runtime.block_on(async {
             for i in 1..=commits {
@@ -519,8 +563,10 @@ proptest! {
         let shown = store.snapshot().revision();
         drop(store);
         let synced = std::mem::take(&mut disk.0.lock().unwrap().synced);
-        for (path, length) in synced {
-            let Ok(bytes) = std::fs::read(&path) else { continue };
+        for file in std::fs::read_dir(dir.path()).unwrap().flatten() {
+            let path = file.path();
+            let Some(length) = synced.get(&file.metadata().unwrap().ino()).copied() else { continue };
+            let bytes = std::fs::read(&path).unwrap();
             let Some(tail) = bytes.get(length as usize..) else { continue };
             let kept = if tail.is_empty() { 0 } else { keep.index(tail.len()) };
             let mut left = bytes[..length as usize + kept].to_vec();

@@ -12,9 +12,14 @@
 //! chosen anew for every file and is part of magic and checksum, so that no value a client stores can look like a
 //! frame, nor like many that have to be looked into. A log may be written over an older one, whose blocks the file
 //! system then need not find again; what is left of that one behind the last frame has other salts and is nothing.
-//! Integers are little-endian.
+//!
+//! In a file of blocks, header and frames begin at multiples of 4096 bytes, so that they can be written past the page
+//! cache and no block that was acknowledged is ever written again. Behind the header there are zeros; zeros at the end
+//! of a frame's payload are part of it. Integers are little-endian.
 
+use super::disk::BLOCK;
 use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
+use crate::history::Change;
 use crate::txn::Op;
 use bytes::{Buf, BufMut, Bytes};
 use std::hash::BuildHasher;
@@ -25,6 +30,8 @@ const FRAME_MAGIC: u32 = 0x4652_4D31;
 const VERSION: u16 = 3;
 /// The file is written over an older one.
 const REUSED: u16 = 1;
+/// Header and frames are whole blocks.
+const BLOCKS: u16 = 2;
 /// No frame is longer: bounds what a damaged length can make us read.
 pub(crate) const MAX_FRAME: usize = 1 << 30;
 
@@ -68,14 +75,24 @@ pub(crate) struct Header {
     pub salt: Salt,
     /// Behind the last frame there may be the remains of another file.
     pub reused: bool,
+    /// Header and frames are whole blocks.
+    pub blocks: bool,
+}
+
+impl Header {
+    /// Where the first frame begins.
+    pub fn end(self) -> usize {
+        if self.blocks { BLOCK } else { HEADER }
+    }
 }
 
 pub(crate) fn header(kind: FileKind, header: Header) -> [u8; HEADER] {
-    let Header { salt, reused } = header;
+    let Header { salt, reused, blocks } = header;
+    let flags = if reused { REUSED } else { 0 } | if blocks { BLOCKS } else { 0 };
     let mut out = [0; HEADER];
     out[..8].copy_from_slice(kind.magic());
     out[8..10].copy_from_slice(&VERSION.to_le_bytes());
-    out[10..12].copy_from_slice(&(if reused { REUSED } else { 0 }).to_le_bytes());
+    out[10..12].copy_from_slice(&flags.to_le_bytes());
     out[12..16].copy_from_slice(&salt.0.to_le_bytes());
     let crc = crc32fast::hash(&out[..16]);
     out[16..].copy_from_slice(&crc.to_le_bytes());
@@ -94,11 +111,20 @@ pub(crate) fn check_header(bytes: &[u8], kind: FileKind) -> Result<Header, Strin
     if bytes[16..HEADER] != crc32fast::hash(&bytes[..16]).to_le_bytes() {
         return Err("the checksum of the header does not match".into());
     }
-    if flags & !REUSED != 0 {
+    if flags & !(REUSED | BLOCKS) != 0 {
         return Err(format!("written with flags {flags:#x}, which this program does not know"));
     }
     let salt = Salt(u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]));
-    Ok(Header { salt, reused: flags & REUSED != 0 })
+    Ok(Header { salt, reused: flags & REUSED != 0, blocks: flags & BLOCKS != 0 })
+}
+
+/// Appends a frame around what `payload` writes that fills whole blocks; `out` has had whole blocks since `base`.
+pub(crate) fn put_blocks(out: &mut Vec<u8>, base: usize, salt: Salt, payload: impl FnOnce(&mut Vec<u8>)) {
+    put_frame(out, salt, |out| {
+        payload(out);
+        let end = base + (out.len() - base).next_multiple_of(BLOCK);
+        out.resize(end, 0);
+    });
 }
 
 /// Appends a frame around what `payload` writes.
@@ -106,6 +132,11 @@ pub(crate) fn put_frame(out: &mut Vec<u8>, salt: Salt, payload: impl FnOnce(&mut
     let start = out.len();
     out.extend_from_slice(&[0; FRAME_HEADER]);
     payload(out);
+    seal(out, start, salt);
+}
+
+/// Makes a frame of what was written behind the room for its header at `start`.
+pub(crate) fn seal(out: &mut [u8], start: usize, salt: Salt) {
     let length = (out.len() - start - FRAME_HEADER) as u32;
     out[start..start + 4].copy_from_slice(&salt.magic());
     out[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
@@ -145,15 +176,21 @@ pub(crate) fn begins_frame(bytes: &[u8], salt: Salt) -> bool {
     bytes.starts_with(&salt.magic())
 }
 
-/// Whether a whole, intact frame starts anywhere in `bytes`.
-pub(crate) fn contains_frame(bytes: &[u8], salt: Salt) -> bool {
-    let magic = salt.magic();
-    bytes.windows(4).enumerate().filter(|(_, w)| *w == magic).any(|(at, _)| {
+/// Whether a whole, intact frame starts anywhere in `bytes` behind the first place where one can: at every block, or
+/// at every byte.
+pub(crate) fn contains_frame(bytes: &[u8], salt: Salt, blocks: bool) -> bool {
+    let step = if blocks { BLOCK } else { 1 };
+    (step..bytes.len()).step_by(step).filter(|at| begins_frame(&bytes[*at..], salt)).any(|at| {
         let rest = &bytes[at..];
         FrameHeader::read(rest, salt).is_some_and(|h| {
             rest.get(FRAME_HEADER..FRAME_HEADER + h.length).is_some_and(|payload| h.fits(salt, payload))
         })
     })
+}
+
+/// Whether only the zeros are left that fill a frame's last block. No item begins with so many.
+pub(crate) fn is_padding(payload: &[u8]) -> bool {
+    payload.iter().take(ITEM_HEADER).all(|byte| *byte == 0)
 }
 
 /// What happened to a lease.
@@ -165,6 +202,15 @@ pub(crate) enum LeaseRecord {
         ttl: u64,
     },
     Revoked(LeaseId),
+}
+
+/// A transaction on its way into the log.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Made<'a> {
+    pub revision: Revision,
+    /// One for each operation.
+    pub changes: &'a [Change],
+    pub leases: &'a [LeaseRecord],
 }
 
 /// One transaction as the log keeps it: its operations, not their results.
@@ -181,33 +227,38 @@ pub(crate) enum Item {
     Record(Record),
     /// Revisions up to this one may have been seen by readers without being in the log.
     Reserved(Revision),
+    /// The log before this one ended at this byte.
+    Follows(u64),
 }
 
+/// A number and how many operations follow, at least one.
+const ITEM_HEADER: usize = 12;
 const OP_PUT: u8 = 1;
 const OP_DELETE: u8 = 2;
 const OP_GRANT: u8 = 3;
 const OP_REVOKE: u8 = 4;
 const OP_RESERVE: u8 = 5;
+const OP_FOLLOWS: u8 = 6;
 
-impl Record {
+impl Made<'_> {
     pub fn put(&self, out: &mut Vec<u8>) {
         out.put_u64_le(self.revision.0);
-        out.put_u32_le((self.ops.len() + self.leases.len()) as u32);
-        for op in &self.ops {
-            match op {
-                Op::Put { key, value, lease } => {
+        out.put_u32_le((self.changes.len() + self.leases.len()) as u32);
+        for Change { key, entry, .. } in self.changes {
+            match entry {
+                Some(entry) => {
                     out.put_u8(OP_PUT);
                     put_bytes(out, key.as_bytes());
-                    put_bytes(out, value);
-                    out.put_i64_le(lease.0);
+                    put_bytes(out, &entry.value);
+                    out.put_i64_le(entry.lease.0);
                 }
-                Op::Delete { key } => {
+                None => {
                     out.put_u8(OP_DELETE);
                     put_bytes(out, key.as_bytes());
                 }
             }
         }
-        for lease in &self.leases {
+        for lease in self.leases {
             match *lease {
                 LeaseRecord::Granted { lease, ttl } => {
                     out.put_u8(OP_GRANT);
@@ -220,21 +271,20 @@ impl Record {
             }
         }
     }
-
-    /// About the bytes it takes in a frame.
-    pub fn size(&self) -> usize {
-        let ops = self.ops.iter().map(|op| match op {
-            Op::Put { key, value, .. } => 17 + key.as_bytes().len() + value.len(),
-            Op::Delete { key } => 5 + key.as_bytes().len(),
-        });
-        12 + 25 * self.leases.len() + ops.sum::<usize>()
-    }
 }
 
 pub(crate) fn put_reserved(out: &mut Vec<u8>, revision: Revision) {
-    out.put_u64_le(revision.0);
+    put_number(out, revision.0, OP_RESERVE);
+}
+
+pub(crate) fn put_follows(out: &mut Vec<u8>, length: u64) {
+    put_number(out, length, OP_FOLLOWS);
+}
+
+fn put_number(out: &mut Vec<u8>, number: u64, op: u8) {
+    out.put_u64_le(number);
     out.put_u32_le(1);
-    out.put_u8(OP_RESERVE);
+    out.put_u8(op);
 }
 
 impl Item {
@@ -259,6 +309,7 @@ impl Item {
                     record.leases.push(LeaseRecord::Revoked(LeaseId(from.try_get_i64_le().ok()?)));
                 }
                 OP_RESERVE => return Some(Self::Reserved(revision)),
+                OP_FOLLOWS => return Some(Self::Follows(revision.0)),
                 _ => return None,
             }
         }

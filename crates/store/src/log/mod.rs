@@ -7,7 +7,8 @@
 //! any instant leaves one whole chain. Every byte appended costs at most one byte of checkpoint.
 //!
 //! A log that is no longer needed becomes `spare`, and the next log is written over it: to synchronise blocks that have
-//! been written before takes the file system half the time.
+//! been written before takes the file system half the time. Whole blocks are written, past the page cache. What a log
+//! did not use of its file stays behind its end; the next one begins with where that was.
 
 pub(crate) mod checkpoint;
 pub(crate) mod disk;
@@ -17,14 +18,14 @@ mod format;
 mod recover;
 
 pub(crate) use checkpoint::Contents;
-pub(crate) use format::{LeaseRecord, Record};
+pub(crate) use format::{LeaseRecord, Made};
 pub(crate) use recover::{Recovered, read_checkpoint_file, recover};
 
 use crate::entry::Revision;
 use crate::history::HistoryLimits;
 use crate::store::OpenError;
-use disk::{Disk, DiskFile, RealDisk, sync_dir};
-use format::{FileKind, HEADER, Header, Salt, put_frame, put_reserved};
+use disk::{BLOCK, Blocks, Disk, DiskFile, RealDisk, sync_dir};
+use format::{FRAME_HEADER, FileKind, Header, Salt, put_blocks, put_follows, put_frame, put_reserved, seal};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -54,7 +55,8 @@ pub struct LogOptions {
     /// A change committed with [`Durability::Relaxed`](crate::Durability) is on disk after at most this long.
     pub relaxed_window: Duration,
     /// The log's file is filled with zeros in steps of this size before it is written to, and old logs are written over:
-    /// a synchronisation then only has to bring data to the disk, nothing about the file. Zero for never.
+    /// a synchronisation then only has to bring data to the disk, nothing about the file. Zero for never; frames then
+    /// follow each other without gaps.
     pub ahead: u64,
 }
 
@@ -80,10 +82,44 @@ pub(crate) struct Held(#[expect(dead_code, reason = "held for its destructor")] 
 /// Changes that are visible but not yet written.
 #[derive(Debug, Default)]
 struct Deferred {
-    records: Vec<Record>,
-    bytes: usize,
+    /// As the log keeps them.
+    records: Vec<u8>,
+    /// The revision of the last one.
+    last: Option<Revision>,
     /// When the first of them was made.
     since: Option<Instant>,
+}
+
+/// Transactions as the log keeps them, behind room for the header of a frame, and the revision of the last. Those who
+/// make them write them down, while the disk is busy with those before.
+#[derive(Debug)]
+pub(crate) struct Records(Blocks, Option<Revision>);
+
+impl Default for Records {
+    fn default() -> Self {
+        let mut records = Self(Blocks::default(), None);
+        records.clear();
+        records
+    }
+}
+
+impl Records {
+    pub fn clear(&mut self) {
+        self.0.shrink(KEEP_BUFFER);
+        self.0.clear(0);
+        self.0.put(|out, _| out.extend_from_slice(&[0; FRAME_HEADER]));
+        self.1 = None;
+    }
+
+    pub fn push(&mut self, made: &Made<'_>) {
+        self.0.put(|out, _| made.put(out));
+        self.1 = Some(made.revision);
+    }
+
+    /// The revision of the last one.
+    pub fn last(&self) -> Option<Revision> {
+        self.1
+    }
 }
 
 /// The open log.
@@ -96,11 +132,13 @@ pub(crate) struct Log {
     sequence: u64,
     file: Box<dyn DiskFile>,
     salt: Salt,
+    /// Frames are whole blocks.
+    blocks: bool,
     length: u64,
     /// How long the file is: zeros follow what was written, or what an older log has left.
     allocated: u64,
     checkpoint_length: u64,
-    buffer: Vec<u8>,
+    buffer: Blocks,
     deferred: Deferred,
     /// Revisions up to this one may be shown without being written: recovery will not use them again.
     reserved: Revision,
@@ -117,7 +155,7 @@ struct Checkpointing {
 /// Called with the result of a checkpoint.
 pub(crate) type Notice = Box<dyn FnOnce(Result<(), String>) + Send>;
 
-/// The write buffer is given back when one large batch has blown it up.
+/// A larger write buffer is given back after a batch that did not need it.
 const KEEP_BUFFER: usize = 1 << 20;
 /// No more than this waits in memory, however long the window is.
 const MAX_DEFERRED: usize = 4 << 20;
@@ -155,10 +193,11 @@ impl Log {
             sequence,
             file,
             salt: recovered.salt,
+            blocks: recovered.blocks,
             length: recovered.log_length,
             allocated: recovered.log_length,
             checkpoint_length: recovered.checkpoint_length,
-            buffer: Vec::new(),
+            buffer: Blocks::default(),
             deferred: Deferred::default(),
             // What had been reserved is used up: the revision has been moved past it.
             reserved: Revision(0),
@@ -166,9 +205,13 @@ impl Log {
             _held: held,
         };
         if log.length == 0 {
-            let header = Header { salt: log.salt, reused: false };
-            log.file.write_all_at(&format::header(FileKind::Log, header), 0).map_err(io)?;
-            log.length = HEADER as u64;
+            log.blocks = options.ahead > 0;
+            let header = Header { salt: log.salt, reused: false, blocks: log.blocks };
+            let mut bytes = format::header(FileKind::Log, header).to_vec();
+            bytes.resize(header.end(), 0);
+            log.file.write_all_at(&bytes, 0).map_err(io)?;
+            log.length = bytes.len() as u64;
+            log.allocated = log.length;
         }
         log.file.sync().map_err(io)?;
         sync_dir(dir).map_err(io)?;
@@ -179,15 +222,13 @@ impl Log {
 
     /// Whether changes up to `revision` may be shown before they are written.
     pub fn may_defer(&self, revision: Revision) -> bool {
-        revision <= self.reserved && self.deferred.bytes < MAX_DEFERRED
+        revision <= self.reserved && self.deferred.records.len() < MAX_DEFERRED
     }
 
     /// Keeps records for later. The caller has asked [`Self::may_defer`].
-    pub fn defer(&mut self, records: impl Iterator<Item = Record>, now: Instant) {
-        for record in records {
-            self.deferred.bytes += record.size();
-            self.deferred.records.push(record);
-        }
+    pub fn defer(&mut self, records: &mut Records, now: Instant) {
+        self.deferred.records.extend_from_slice(&records.0.as_slice()[FRAME_HEADER..]);
+        self.deferred.last = records.1.or(self.deferred.last);
         self.deferred.since.get_or_insert(now);
     }
 
@@ -207,22 +248,36 @@ impl Log {
 
     /// Writes what was deferred and `records` as one frame and waits until it is durable. With `reserve`, relaxed
     /// changes may follow it without a write of their own.
-    pub fn append(&mut self, records: &[&Record], reserve: bool) -> Result<(), AppendError> {
-        let last = records.last().copied().or(self.deferred.records.last()).map(|r| r.revision);
+    pub fn append(&mut self, records: &mut Records, reserve: bool) -> Result<(), AppendError> {
+        let last = records.1.or(self.deferred.last);
         let reserved =
             last.filter(|r| reserve && r.0 + RESERVE / 2 > self.reserved.0).map(|r| Revision(r.0 + RESERVE));
-        self.buffer.clear();
-        let deferred = &self.deferred.records;
-        put_frame(&mut self.buffer, self.salt, |out| {
-            deferred.iter().chain(records.iter().copied()).for_each(|r| r.put(out));
-            if let Some(reserved) = reserved {
-                put_reserved(out, reserved);
-            }
-        });
-        self.write_buffer()?;
+        std::mem::swap(&mut self.buffer, &mut records.0);
+        if self.has_deferred() {
+            let at = self.buffer.len() - FRAME_HEADER;
+            self.buffer.put(|out, _| {
+                out.extend_from_slice(&self.deferred.records);
+                // They came first.
+                let all = out.len() - at - self.deferred.records.len();
+                out[all..].rotate_left(at);
+            });
+        }
+        if let Some(reserved) = reserved {
+            self.buffer.put(|out, _| put_reserved(out, reserved));
+        }
+        self.write_frame()?;
         self.deferred = Deferred::default();
         self.reserved = reserved.unwrap_or(self.reserved);
         Ok(())
+    }
+
+    /// Appends a frame with the payload that is in the buffer and waits until it is durable.
+    fn write_frame(&mut self) -> Result<(), AppendError> {
+        if self.blocks {
+            self.buffer.pad();
+        }
+        self.buffer.put(|out, base| seal(out, base, self.salt));
+        self.write_buffer()
     }
 
     /// Makes room for what is about to be written, and for more. Failing is no harm: writing makes the file longer
@@ -232,8 +287,9 @@ impl Log {
         if self.options.ahead == 0 || end <= self.allocated {
             return;
         }
-        let filled = self.file.fill(end, end + self.options.ahead);
-        self.allocated = end + self.options.ahead;
+        let ahead = self.options.ahead.next_multiple_of(BLOCK as u64);
+        let filled = self.file.fill(end, end + ahead);
+        self.allocated = end + ahead;
         if let Err(error) = filled {
             tracing::debug!(%error, "no room was made ahead for the log");
             // Nobody knows how far it got. If this fails too, what is there is room all the same.
@@ -252,34 +308,53 @@ impl Log {
 
     fn write_buffer(&mut self) -> Result<(), AppendError> {
         self.make_room();
-        if let Err(error) = self.file.write_all_at(&self.buffer, self.length) {
-            // The disk may be full, and this takes room that is not needed.
-            remove_spare(&self.dir);
-            self.allocated = self.length;
-            return match self.file.set_len(self.length) {
-                Ok(()) => Err(AppendError::Undone(error)),
-                Err(_) => Err(AppendError::Unknown(error)),
-            };
+        let bytes = self.buffer.as_slice();
+        let written = match self.blocks {
+            true => self.file.write_blocks(bytes, self.length, true),
+            false => Err(io::ErrorKind::Unsupported.into()),
+        };
+        match written {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                if let Err(error) = self.file.write_all_at(bytes, self.length) {
+                    return Err(self.take_back(error));
+                }
+                // After a failed fdatasync the kernel may have dropped the dirty pages: a later success proves nothing.
+                self.file.sync().map_err(AppendError::Unknown)?;
+            }
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) =>
+            {
+                return Err(self.take_back(error));
+            }
+            Err(error) => return Err(AppendError::Unknown(error)),
         }
-        // After a failed fdatasync the kernel may have dropped the dirty pages: a later success proves nothing.
-        self.file.sync().map_err(AppendError::Unknown)?;
         self.length += self.buffer.len() as u64;
-        if self.buffer.capacity() > KEEP_BUFFER {
-            self.buffer = Vec::new();
-        }
+        self.buffer.shrink(KEEP_BUFFER);
         Ok(())
+    }
+
+    /// Cuts off what a failed write may have left.
+    fn take_back(&mut self, error: io::Error) -> AppendError {
+        // The disk may be full, and this takes room that is not needed.
+        remove_spare(&self.dir);
+        self.allocated = self.length;
+        match self.file.set_len(self.length).and_then(|()| self.file.sync()) {
+            Ok(()) => AppendError::Undone(error),
+            Err(_) => AppendError::Unknown(error),
+        }
     }
 
     /// Writes what was deferred and gives back the revisions that were reserved and not used.
     pub fn close(&mut self, revision: Revision) -> Result<(), AppendError> {
         if self.has_deferred() || self.reserved > revision {
-            self.buffer.clear();
-            let deferred = &self.deferred.records;
-            put_frame(&mut self.buffer, self.salt, |out| {
-                deferred.iter().for_each(|r| r.put(out));
+            self.buffer.clear(self.deferred.records.len());
+            self.buffer.put(|out, _| {
+                out.extend_from_slice(&[0; FRAME_HEADER]);
+                out.extend_from_slice(&self.deferred.records);
                 put_reserved(out, revision);
             });
-            self.write_buffer()?;
+            self.write_frame()?;
             self.deferred = Deferred::default();
             self.reserved = revision;
         }
@@ -296,12 +371,17 @@ impl Log {
         if self.checkpointing.as_ref().is_some_and(|c| c.thread.is_finished()) {
             self.finish_checkpoint();
         }
-        let limit = self.options.min_log.max(self.options.max_ratio.saturating_mul(self.checkpoint_length));
+        let limit = self.limit();
         if self.checkpointing.is_some() && self.length >= limit.saturating_mul(2) {
             // Writers are faster than the checkpoint: they have to wait, or the disk fills up.
             self.finish_checkpoint();
         }
         self.checkpointing.is_none() && self.length >= limit
+    }
+
+    /// How long a log may become before a checkpoint is due.
+    fn limit(&self) -> u64 {
+        self.options.min_log.max(self.options.max_ratio.saturating_mul(self.checkpoint_length))
     }
 
     /// Begins the next log, and a thread that writes the checkpoint it starts from. Nothing may be deferred. A
@@ -335,36 +415,56 @@ impl Log {
     }
 
     fn rotate(&mut self) -> io::Result<()> {
-        // Only the last log of a chain may end in zeros: in any other, they would be damage.
-        if self.allocated > self.length {
+        // A log whose successor does not say where it ended has to end with its last frame.
+        let blocks = self.options.ahead > 0;
+        if !(blocks && self.blocks) && self.allocated > self.length {
             self.give_room_back()?;
             self.file.sync()?;
         }
         let path = log_path(&self.dir, self.sequence + 1);
         let spare = self.dir.join(SPARE);
         let room = std::fs::metadata(&spare).map_or(0, |found| found.len());
-        let reused = room > 0 && self.options.ahead > 0;
+        let reused = room > 0 && blocks;
         let salt = Salt::random();
-        let mut bytes = format::header(FileKind::Log, Header { salt, reused }).to_vec();
-        if self.reserved > Revision(0) {
-            put_frame(&mut bytes, salt, |out| put_reserved(out, self.reserved));
-        }
-        let made = (|| {
-            let file = self.disk.open(if reused { &spare } else { &path }, !reused)?;
-            file.write_all_at(&bytes, 0)?;
-            file.sync()?;
-            if reused {
-                std::fs::rename(&spare, &path)?;
+        let header = Header { salt, reused, blocks };
+        self.buffer.clear(2 * BLOCK);
+        self.buffer.put(|out, base| {
+            out.extend_from_slice(&format::header(FileKind::Log, header));
+            if blocks {
+                out.resize(base + BLOCK, 0);
+                put_blocks(out, base, salt, |out| {
+                    put_follows(out, self.length);
+                    put_reserved(out, self.reserved);
+                });
+            } else if self.reserved > Revision(0) {
+                put_frame(out, salt, |out| put_reserved(out, self.reserved));
             }
+        });
+        let length = self.buffer.len() as u64;
+        // What was needed once, by a store that was larger, is not kept for ever.
+        let most = self.limit().saturating_mul(2).saturating_add(self.options.ahead);
+        let bytes = self.buffer.as_slice();
+        let made = (|| {
+            // It gets its name when it is whole: from then on the log before it has ended.
+            let file = self.disk.open(&spare, !reused)?;
+            let mut room = room;
+            if reused && room > most {
+                room = self.options.min_log.max(length);
+                file.set_len(room)?;
+            }
+            file.write_all_at(bytes, 0)?;
+            file.sync()?;
+            std::fs::rename(&spare, &path)?;
             sync_dir(&self.dir)?;
-            Ok(file)
+            Ok((file, room))
         })();
         match made {
-            Ok(file) => {
+            Ok((file, room)) => {
                 self.file = file;
                 self.salt = salt;
-                self.length = bytes.len() as u64;
-                self.allocated = if reused { room.max(self.length) } else { self.length };
+                self.blocks = blocks;
+                self.length = length;
+                self.allocated = if reused { room.max(length) } else { length };
                 self.sequence += 1;
                 Ok(())
             }
@@ -428,7 +528,7 @@ pub(crate) fn write_checkpoint(
 /// Begins an empty log.
 pub(crate) fn start_log(path: &Path) -> io::Result<()> {
     let file = RealDisk.open(path, true)?;
-    let header = Header { salt: Salt::random(), reused: false };
+    let header = Header { salt: Salt::random(), reused: false, blocks: false };
     file.write_all_at(&format::header(FileKind::Log, header), 0)?;
     file.sync()
 }

@@ -1,5 +1,6 @@
 //! Reading back what is on disk. Changes nothing, so it also serves to look at a store another process holds.
 
+use super::disk::BLOCK;
 use super::format::{
     self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Header, Item, LeaseRecord, Record, Salt,
 };
@@ -13,7 +14,7 @@ use crate::txn::Op;
 use bytes::{Buf, Bytes};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// What the files held.
@@ -28,6 +29,7 @@ pub(crate) struct Recovered {
     pub last_log: u64,
     /// Of the last log: its salt, and how long its intact part is.
     pub salt: Salt,
+    pub blocks: bool,
     pub log_length: u64,
     pub checkpoint_length: u64,
     /// Bytes of all logs.
@@ -46,6 +48,7 @@ impl Recovered {
             first_log: 0,
             last_log: 0,
             salt: Salt::random(),
+            blocks: false,
             log_length: 0,
             checkpoint_length: 0,
             logs_length: 0,
@@ -78,12 +81,15 @@ pub(crate) fn recover(dir: &Path, limits: HistoryLimits) -> Result<Recovered, Op
     recovered.last_log = last.unwrap_or(first);
     let mut reserved = Revision(0);
     // The chain has no holes: a missing part would silently undo what it held.
+    let mut before = None;
     for (expected, found) in (first..).zip(&logs) {
         if expected != *found {
             let problem = format!("the log is missing, although {} exists", log_path(dir, *found).display());
             return Err(corrupt(&log_path(dir, expected), 0, problem).into());
         }
-        replay(&log_path(dir, *found), Some(*found) == last, &mut recovered, &mut reserved)?;
+        let path = log_path(dir, *found);
+        let end = replay(&path, Some(*found) == last, before.take(), &mut recovered, &mut reserved)?;
+        before = Some(Before { path, at: recovered.log_length, end });
     }
     if has_checkpoint && logs.is_empty() {
         let problem = "the log that follows the checkpoint is missing";
@@ -120,8 +126,7 @@ struct Frames<'a> {
     file: BufReader<File>,
     length: u64,
     at: u64,
-    salt: Salt,
-    reused: bool,
+    header: Header,
 }
 
 /// What comes next in a file.
@@ -154,8 +159,19 @@ impl<'a> Frames<'a> {
         let mut file = BufReader::with_capacity(256 << 10, file);
         let mut header = [0; HEADER];
         file.read_exact(&mut header).map_err(io)?;
-        let Header { salt, reused } = format::check_header(&header, kind).map_err(|p| corrupt(path, 0, p))?;
-        Ok(Some(Self { path, file, length, at: HEADER as u64, salt, reused }))
+        let header = format::check_header(&header, kind).map_err(|p| corrupt(path, 0, p))?;
+        if header.blocks {
+            let mut filling = [0; BLOCK - HEADER];
+            match file.read_exact(&mut filling) {
+                Ok(()) if filling.iter().all(|byte| *byte == 0) => {}
+                Ok(()) => {
+                    return Err(corrupt(path, HEADER as u64, "the header is followed by something").into());
+                }
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+                Err(error) => return Err(io(error)),
+            }
+        }
+        Ok(Some(Self { path, file, length, at: header.end() as u64, header }))
     }
 
     fn io(&self, source: io::Error) -> OpenError {
@@ -183,13 +199,13 @@ impl<'a> Frames<'a> {
         }
         let mut header = [0; FRAME_HEADER];
         self.file.read_exact(&mut header).map_err(|e| self.io(e))?;
-        let Some(header) = FrameHeader::read(&header, self.salt) else { return Ok(Next::Broken) };
+        let Some(header) = FrameHeader::read(&header, self.header.salt) else { return Ok(Next::Broken) };
         if header.length as u64 > left - FRAME_HEADER as u64 {
             return Ok(Next::Broken);
         }
         let mut payload = vec![0; header.length];
         self.file.read_exact(&mut payload).map_err(|e| self.io(e))?;
-        if !header.fits(self.salt, &payload) {
+        if !header.fits(self.header.salt, &payload) {
             return Ok(Next::Broken);
         }
         self.at += (FRAME_HEADER + header.length) as u64;
@@ -201,10 +217,11 @@ impl<'a> Frames<'a> {
         let mut rest = vec![0; (self.length - self.at) as usize];
         std::os::unix::fs::FileExt::read_exact_at(self.file.get_ref(), &mut rest, self.at)
             .map_err(|e| self.io(e))?;
+        let Header { salt, reused, blocks } = self.header;
         Ok(match rest.iter().all(|byte| *byte == 0) {
             true => Rest::Room,
-            false if format::contains_frame(&rest[1..], self.salt) => Rest::Frames,
-            false if self.reused && !format::begins_frame(&rest, self.salt) => Rest::Room,
+            false if format::contains_frame(&rest, salt, blocks) => Rest::Frames,
+            false if reused && !format::begins_frame(&rest, salt) => Rest::Room,
             false => Rest::CutOff,
         })
     }
@@ -253,23 +270,74 @@ fn read_checkpoint(path: &Path, into: &mut Recovered) -> Result<(), OpenError> {
     Ok(())
 }
 
-fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision) -> Result<(), OpenError> {
+/// How a log ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// With its last frame.
+    Exact,
+    /// With room that was not used.
+    Room,
+}
+
+/// The log before the one that is read.
+struct Before {
+    path: PathBuf,
+    /// Where its last whole frame ended.
+    at: u64,
+    end: End,
+}
+
+impl Before {
+    /// It had to end at this byte.
+    fn check(&self, length: u64) -> Result<(), CorruptError> {
+        match self.at == length {
+            true => Ok(()),
+            false => Err(corrupt(&self.path, self.at, "the checksum of a batch does not match")),
+        }
+    }
+
+    /// The log after it does not say where it ended: its end has to speak for itself.
+    fn check_alone(&self) -> Result<(), CorruptError> {
+        match self.end {
+            End::Exact => Ok(()),
+            End::Room => Err(corrupt(&self.path, self.at, "the checksum of a batch does not match")),
+        }
+    }
+}
+
+fn replay(
+    path: &Path,
+    last: bool,
+    mut before: Option<Before>,
+    into: &mut Recovered,
+    reserved: &mut Revision,
+) -> Result<End, OpenError> {
     let Some(mut frames) = Frames::open(path, FileKind::Log)? else {
         if last {
+            before.map_or(Ok(()), |before| before.check_alone())?;
             // Cut off while it was made: nothing in it was ever acknowledged.
             into.log_length = 0;
             into.salt = Salt::random();
-            return Ok(());
+            into.blocks = false;
+            return Ok(End::Exact);
         }
         return Err(corrupt(path, 0, "the file is shorter than its header").into());
     };
-    loop {
+    let end = loop {
         match frames.next()? {
             Next::Frame(mut payload) => {
-                while payload.has_remaining() {
-                    match Item::get(&mut payload) {
+                while payload.has_remaining() && !(frames.header.blocks && format::is_padding(&payload)) {
+                    let item = Item::get(&mut payload);
+                    // It is the first that a log of blocks says.
+                    match (before.take(), &item) {
+                        (Some(before), Some(Item::Follows(length))) => before.check(*length)?,
+                        (Some(before), _) => before.check_alone()?,
+                        (None, _) => {}
+                    }
+                    match item {
                         Some(Item::Record(record)) => apply(record, into),
                         Some(Item::Reserved(revision)) => *reserved = revision,
+                        Some(Item::Follows(_)) => {}
                         None => {
                             return Err(
                                 corrupt(path, frames.at, "a record of the log does not read as one").into()
@@ -278,10 +346,10 @@ fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision
                     }
                 }
             }
-            Next::End => break,
-            // Only the last log can have been cut off: it was whole and durable before the next was begun.
+            Next::End => break End::Exact,
             Next::Broken => match frames.rest()? {
-                Rest::Room if last => break,
+                Rest::Room if last => break End::Room,
+                // Only the last log can have been cut off: it was whole and durable before the next was begun.
                 Rest::CutOff if last => {
                     into.torn = frames.length - frames.at;
                     tracing::info!(
@@ -290,16 +358,20 @@ fn replay(path: &Path, last: bool, into: &mut Recovered, reserved: &mut Revision
                         bytes = into.torn,
                         "the last write was cut off and had not been acknowledged: dropped"
                     );
-                    break;
+                    break End::Room;
                 }
+                // The next one tells whether it had to end here. If so, it does not matter what is behind.
+                Rest::Room | Rest::CutOff if frames.header.blocks => break End::Room,
                 _ => return Err(corrupt(path, frames.at, "the checksum of a batch does not match").into()),
             },
         }
-    }
+    };
+    before.map_or(Ok(()), |before| before.check_alone())?;
     into.log_length = frames.at;
     into.logs_length += frames.at;
-    into.salt = frames.salt;
-    Ok(())
+    into.salt = frames.header.salt;
+    into.blocks = frames.header.blocks;
+    Ok(end)
 }
 
 fn apply(record: Record, into: &mut Recovered) {

@@ -12,7 +12,7 @@ fn value(snapshot: &Snapshot, key: &str) -> Option<String> {
 }
 
 fn small() -> LogOptions {
-    LogOptions { min_log: 4096, ahead: 4096, ..LogOptions::default() }
+    LogOptions { min_log: 32 << 10, ahead: 4096, ..LogOptions::default() }
 }
 
 fn open(dir: &Path) -> Store {
@@ -129,10 +129,10 @@ async fn what_was_acknowledged_is_there_after_reopening() {
     assert_eq!(store.leases().len(), 1);
     store.revoke(lease).await.unwrap();
     assert_eq!(value(&store.snapshot(), "l"), None);
-    // Checkpoints keep the directory small: far less than the 500 records that were written.
+    // Checkpoints keep the directory small: far less than the 500 blocks that were written.
     let size: u64 =
         std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
-    assert!(size < 32 << 10, "{size}");
+    assert!(size < 256 << 10, "{size}");
 }
 
 #[tokio::test]
@@ -147,6 +147,7 @@ async fn a_torn_tail_is_dropped_and_damage_is_reported() {
     let whole = std::fs::read(&log).unwrap();
 
     std::fs::write(&log, &whole[..whole.len() - 3]).unwrap();
+    let open = |dir| Store::open(dir, LogOptions::default(), HistoryLimits::default()).unwrap();
     let store = open(dir.path());
     assert_eq!(value(&store.snapshot(), "a").as_deref(), Some("2"));
     store.commit(put("a", "4")).await.unwrap();
@@ -200,7 +201,8 @@ async fn a_lease_renewed_in_time_is_not_ended() {
         .commit(Txn::default().then(Op::Put { key: Key::from("a"), value: "1".into(), lease: id }))
         .await
         .unwrap();
-    let end = async |now| store.run(0, |head| Ok(((), head.expire(id, now)?))).await.unwrap().1;
+    let end =
+        async |now| store.run(0, |head, changes| Ok(((), head.expire(id, now, changes)?))).await.unwrap().1;
     // Whoever saw that it ends at 100 comes after somebody who renewed it.
     store.renew(id, |ttl| 100 + ttl).await.unwrap();
     assert_eq!(end(100).await, Outcome::Committed { revision: Revision(1) });
@@ -245,4 +247,43 @@ async fn a_remote_store_that_goes_back_ends_watches() {
     feed.reset([], Revision(5));
     assert!(matches!(watch.ready(), Err(WatchEnd::Compacted { .. })), "10 is yet to come again");
     assert!(store.watch(b"", Revision(5)).is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_is_answered_sees_the_change_and_all_before_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(dir.path(), LogOptions::default(), HistoryLimits::default()).unwrap());
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..100 {
+        let store = Arc::clone(&store);
+        tasks.spawn(async move {
+            for round in 0..20 {
+                let key = format!("{writer:03}");
+                let revision = store.commit(put(&key, &round.to_string())).await.unwrap().revision();
+                let snapshot = store.snapshot();
+                assert!(snapshot.revision() >= revision);
+                assert_eq!(snapshot.get(key.as_bytes()).unwrap().modified, revision);
+                let newest = snapshot.range(b"", None).map(|(_, e)| e.modified).max().unwrap();
+                assert_eq!(newest, snapshot.revision(), "a snapshot is whole");
+                let mut watch = store.watch(key.as_bytes(), Revision(revision.0 - 1)).unwrap();
+                assert_eq!(watch.ready().unwrap()[0].revision, revision);
+            }
+        });
+    }
+    tasks.join_all().await;
+    assert_eq!(store.snapshot().revision(), Revision(2000));
+}
+
+#[tokio::test]
+async fn a_snapshot_stays_as_it_was() {
+    let store = Store::memory();
+    for i in 0..100 {
+        store.commit(put(&format!("{i:03}"), "old")).await.unwrap();
+    }
+    let before = store.snapshot();
+    for i in 0..100 {
+        store.commit(put(&format!("{i:03}"), "new")).await.unwrap();
+    }
+    assert!(before.range(b"", None).all(|(_, e)| e.value == "old"));
+    assert!(store.snapshot().range(b"", None).all(|(_, e)| e.value == "new"));
 }
