@@ -13,7 +13,7 @@ impl Path {
     }
 
     pub fn child(&self, name: &str) -> Self {
-        if self.0.is_empty() { Self(name.to_owned()) } else { Self(format!("{}.{name}", self.0)) }
+        if self.0.is_empty() { Self(name.to_owned()) } else { Self([&self.0, ".", name].concat()) }
     }
 
     pub fn index(&self, index: usize) -> Self {
