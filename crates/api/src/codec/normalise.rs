@@ -97,7 +97,9 @@ impl Normaliser {
                 }
             }
             (Kind::Time, Value::String(text)) => {
-                if let Ok(time) = time::parse_time(text) {
+                if let Ok(time) = time::parse_time(text)
+                    && !scalar::is_canonical_time(text)
+                {
                     *text = scalar::format_time(time);
                 }
             }
