@@ -5,16 +5,22 @@ use ferrite_api::resource::Resource;
 use ferrite_store::{Entry, Key};
 use serde_json::Value;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// So many are kept. When there are more, it begins anew: who looks at so many has no favourites.
 const KEPT: usize = 256;
 /// What is larger is not kept.
 const LARGE: usize = 16 << 10;
 
-/// Decoded objects by key. Each goes with the entry that it was decoded from, and holds for no other.
+/// An object, with the entry that it was decoded from: it holds for no other.
+struct Decoded {
+    from: Arc<Entry>,
+    object: Arc<Value>,
+}
+
+/// Decoded objects by key.
 #[derive(Default)]
-pub(super) struct DecodedObjects(Mutex<HashMap<Key, (Arc<Entry>, Arc<Value>)>>);
+pub(super) struct DecodedObjects(Mutex<HashMap<Key, Decoded>>);
 
 impl DecodedObjects {
     /// The object that an entry holds. None when its value is not what we write.
@@ -24,21 +30,21 @@ impl DecodedObjects {
         if resource.storage.is_some() || entry.value.len() > LARGE {
             return decode();
         }
-        if let Some((from, object)) = self.lock().get(key)
-            && Arc::ptr_eq(from, entry)
+        if let Some(known) = self.lock().get(key)
+            && Arc::ptr_eq(&known.from, entry)
         {
-            return Some(Arc::clone(object));
+            return Some(Arc::clone(&known.object));
         }
         let object = decode()?;
         let mut kept = self.lock();
         if kept.len() >= KEPT {
             kept.clear();
         }
-        kept.insert(key.clone(), (Arc::clone(entry), Arc::clone(&object)));
+        kept.insert(key.clone(), Decoded { from: Arc::clone(entry), object: Arc::clone(&object) });
         Some(object)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, (Arc<Entry>, Arc<Value>)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Decoded>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
