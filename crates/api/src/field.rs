@@ -4,34 +4,123 @@ use serde_json::Value;
 use std::fmt;
 
 /// The path of a field, built while descending: `spec.containers[0].name`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Path(String);
+///
+/// Validation makes many and shows few, so that the usual ones live where they are made.
+#[derive(Clone)]
+pub struct Path(Text);
+
+/// Paths are seldom longer.
+const SHORT: usize = 62;
+
+#[derive(Clone)]
+enum Text {
+    Short { length: u8, bytes: [u8; SHORT] },
+    Long(String),
+}
 
 impl Path {
     pub fn new(root: &str) -> Self {
-        Self(root.to_owned())
+        Self::of(&[root])
     }
 
     pub fn child(&self, name: &str) -> Self {
-        if self.0.is_empty() { Self(name.to_owned()) } else { Self(format!("{}.{name}", self.0)) }
+        self.extended(if self.is_empty() { "" } else { "." }, name, "")
     }
 
     pub fn index(&self, index: usize) -> Self {
-        Self(format!("{}[{index}]", self.0))
+        let mut digits = [0; 20];
+        self.extended("[", decimal(index, &mut digits), "]")
     }
 
     pub fn key(&self, key: &str) -> Self {
-        Self(format!("{}[{key}]", self.0))
+        self.extended("[", key, "]")
     }
 
     pub fn as_str(&self) -> &str {
-        &self.0
+        match &self.0 {
+            // Only whole texts are ever put in.
+            Text::Short { .. } => std::str::from_utf8(self.as_bytes()).unwrap_or_default(),
+            Text::Long(text) => text,
+        }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Text::Short { length, bytes } => bytes.get(..usize::from(*length)).unwrap_or_default(),
+            Text::Long(text) => text.as_bytes(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.as_bytes().is_empty()
+    }
+
+    fn extended(&self, before: &str, name: &str, after: &str) -> Self {
+        let Text::Short { length, mut bytes } = self.0 else {
+            return Self::of(&[self.as_str(), before, name, after]);
+        };
+        let mut end = usize::from(length);
+        for part in [before, name, after] {
+            let Some(room) = bytes.get_mut(end..end + part.len()) else {
+                return Self::of(&[self.as_str(), before, name, after]);
+            };
+            room.copy_from_slice(part.as_bytes());
+            end += part.len();
+        }
+        // No more than SHORT, which is less than a byte holds.
+        Self(Text::Short { length: end as u8, bytes })
+    }
+
+    fn of(parts: &[&str]) -> Self {
+        let text = parts.concat();
+        let mut bytes = [0; SHORT];
+        match bytes.get_mut(..text.len()) {
+            Some(room) => {
+                room.copy_from_slice(text.as_bytes());
+                Self(Text::Short { length: text.len() as u8, bytes })
+            }
+            None => Self(Text::Long(text)),
+        }
+    }
+}
+
+/// A number in its digits, without going through a formatter.
+fn decimal(mut number: usize, digits: &mut [u8; 20]) -> &str {
+    let mut at = digits.len();
+    while at > 0 {
+        at -= 1;
+        digits[at] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    std::str::from_utf8(&digits[at..]).unwrap_or_default()
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Self::new("")
+    }
+}
+
+impl PartialEq for Path {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Path {}
+
+impl fmt::Debug for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Path").field(&self.as_str()).finish()
     }
 }
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_empty() { "<nil>" } else { &self.0 })
+        f.write_str(if self.is_empty() { "<nil>" } else { self.as_str() })
     }
 }
 
@@ -233,6 +322,21 @@ fn go_quote(text: &str) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn paths_are_as_long_as_they_need_to_be() {
+        let mut path = Path::default();
+        let mut text = String::new();
+        for step in 0..40 {
+            path = path.child("spéc").index(step * step * 1000).key("a/b");
+            let dot = if text.is_empty() { "" } else { "." };
+            text = format!("{text}{dot}spéc[{}][a/b]", step * step * 1000);
+            assert_eq!((path.as_str(), path.to_string()), (&*text, text.clone()));
+        }
+        assert_eq!(Path::new("a").index(usize::MAX).as_str(), format!("a[{}]", usize::MAX));
+        assert_eq!(Path::new(&text), path);
+        assert_ne!(Path::new("a"), Path::new("b"));
+    }
 
     #[test]
     fn errors_read_as_upstream_writes_them() {

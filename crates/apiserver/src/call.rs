@@ -10,7 +10,7 @@ use crate::request::{Target, Verb};
 use crate::server::ApiServer;
 use ::http::{HeaderValue, header, request::Parts};
 use bytes::Bytes;
-use ferrite_api::codec::{Decoded, json, protobuf, yaml};
+use ferrite_api::codec::{DecodeError, Decoded, json, protobuf, yaml};
 use ferrite_api::resource::Resource;
 use ferrite_api::schema::{self, TypeRef};
 use ferrite_api::{Gvk, Status, meta};
@@ -163,28 +163,52 @@ pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Dec
                 protobuf::decode_message(type_, envelope.raw).map_err(|e| given.refuse(expected, &e))?;
             (given, Decoded { value, strict: Vec::new() })
         }
-        Format::Json | Format::Yaml => {
-            let converted = match format {
-                Format::Yaml => yaml::to_json(bytes).map(String::into_bytes),
-                _ => Ok(Vec::new()),
-            };
-            let as_json = |e: &dyn std::fmt::Display| {
-                unrecognised(bytes, expected, &format!("couldn't get version/kind; json parse error: {e}"))
-            };
-            let converted = converted.map_err(|e| as_json(&e))?;
-            let text = if format == Format::Yaml { &converted } else { bytes };
-            let (api_version, kind) = json::type_meta(text).map_err(|e| as_json(&e))?;
-            let given = Given::new(&api_version, &kind, expected);
-            given.check(expected)?;
-            let decoded = match format {
-                Format::Yaml => yaml::decode(type_, bytes),
-                _ => json::decode(type_, bytes),
-            };
-            let decoded = decoded.map_err(|e| given.refuse(expected, &e))?;
-            (given, decoded)
+        Format::Json => given_and_decoded(bytes, bytes, expected, json::decode(type_, bytes))?,
+        Format::Yaml => {
+            let document = yaml::read(bytes).map_err(|e| unreadable(bytes, expected, &e))?;
+            given_and_decoded(bytes, document.json().as_bytes(), expected, document.decode(type_))?
         }
     };
-    let mut decoded = decoded;
+    finish(type_, expected, given, decoded)
+}
+
+/// As [`decode`], for YAML that has been read already.
+pub(crate) fn decode_yaml(
+    document: &yaml::Document,
+    bytes: &[u8],
+    expected: &Gvk,
+) -> Result<Decoded, Status> {
+    let type_ = type_of(expected)?;
+    let (given, decoded) =
+        given_and_decoded(bytes, document.json().as_bytes(), expected, document.decode(type_))?;
+    finish(type_, expected, given, decoded)
+}
+
+/// What a body says it is, checked, and what it was decoded to. `text` is the body as JSON.
+fn given_and_decoded(
+    bytes: &[u8],
+    text: &[u8],
+    expected: &Gvk,
+    decoded: Result<Decoded, DecodeError>,
+) -> Result<(Given, Decoded), Status> {
+    // Whether it is of another kind is told before what is wrong with it, so what cannot be decoded is read again.
+    let said = decoded.as_ref().ok().and_then(|decoded| {
+        let text = |key: &str| decoded.value.get(key).and_then(Value::as_str);
+        Some(Given::new(text("apiVersion")?, text("kind")?, expected))
+    });
+    let given = match said {
+        Some(given) => given,
+        None => {
+            let (api_version, kind) = json::type_meta(text).map_err(|e| unreadable(bytes, expected, &e))?;
+            Given::new(&api_version, &kind, expected)
+        }
+    };
+    given.check(expected)?;
+    let decoded = decoded.map_err(|e| given.refuse(expected, &e))?;
+    Ok((given, decoded))
+}
+
+fn finish(type_: TypeRef, expected: &Gvk, given: Given, mut decoded: Decoded) -> Result<Decoded, Status> {
     if given.api_version() != expected.api_version() && !given.is_as_good_as(expected) {
         return Err(Status::bad_request(format!(
             "the API version in the data ({}) does not match the expected API version ({})",
@@ -236,7 +260,7 @@ impl Given {
 
     fn problem(&self, expected: &Gvk) -> Option<String> {
         let Gvk { group, version, kind } = &self.0;
-        let known = schema::of(&self.0).is_some() || was_served(group, version, kind);
+        let known = self.0 == *expected || schema::of(&self.0).is_some() || was_served(group, version, kind);
         if !known {
             return Some(format!(
                 "no kind {} is registered for version {:?} in scheme {:?}",
@@ -326,6 +350,11 @@ fn unrecognised(bytes: &[u8], expected: &Gvk, why: &dyn std::fmt::Display) -> St
         "the object provided is unrecognized (must be of type {}): {why} ({beginning}{more})",
         expected.kind
     ))
+}
+
+/// The body is no JSON, or no object.
+fn unreadable(bytes: &[u8], expected: &Gvk, why: &dyn std::fmt::Display) -> Status {
+    unrecognised(bytes, expected, &format!("couldn't get version/kind; json parse error: {why}"))
 }
 
 /// Upstream is several servers in one, and each names the place where its kinds are known.

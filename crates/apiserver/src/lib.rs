@@ -16,6 +16,7 @@ mod gather;
 mod health;
 mod http;
 mod idle;
+mod ids;
 mod managed;
 mod metrics;
 mod negotiate;

@@ -5,9 +5,9 @@ mod render;
 use crate::call::Call;
 use crate::encode;
 use crate::http::Answer;
-use crate::negotiate::Format;
 use crate::options::{FieldValidation, WriteOptions};
 use crate::registry::Update;
+use crate::registry::stored::Written;
 use ::http::header;
 use bytes::Bytes;
 use ferrite_api::codec::{self, Decoded, yaml};
@@ -106,7 +106,7 @@ pub(crate) async fn handle(call: &mut Call, subresource: Option<&str>) -> Result
         Kind::Apply => apply(call, &body, subresource, &options).await?,
         kind => (200, plain(call, kind, &body, subresource, &options).await?),
     };
-    encode::object(code, &call.resource, &result, call.representation, call.include_object()?)
+    encode::written(code, &call.resource, &result, call.representation, call.include_object()?)
 }
 
 async fn plain(
@@ -115,7 +115,7 @@ async fn plain(
     body: &Bytes,
     subresource: Option<&str>,
     options: &WriteOptions,
-) -> Result<Value, Status> {
+) -> Result<Written, Status> {
     let type_ = call.schema()?;
     // An object that is not there is missed before a patch is looked at.
     let document = parse(kind, body, options.field_validation);
@@ -239,15 +239,13 @@ async fn apply(
     body: &Bytes,
     subresource: Option<&str>,
     options: &WriteOptions,
-) -> Result<(u16, Value), Status> {
+) -> Result<(u16, Written), Status> {
     let gvk = call.resource.gvk();
-    let document = yaml::to_json(body)
-        .and_then(|text| codec::json::decode_any(text.as_bytes()))
-        .map_err(|e| Status::bad_request(format!("error decoding YAML: {e}")))?
-        .value;
-    check_applied(&document, &gvk)?;
+    let unreadable = |e| Status::bad_request(format!("error decoding YAML: {e}"));
+    let document = yaml::read(body).map_err(unreadable)?;
     // What is applied is the document itself: a null owns its field, and an absent struct is not an empty one.
-    let mut applied = document;
+    let mut applied = codec::json::decode_any(document.json().as_bytes()).map_err(unreadable)?.value;
+    check_applied(&applied, &gvk)?;
     let name = call.name().to_owned();
     if meta::name(&applied).is_empty() {
         meta::set_str(&mut applied, "name", &name);
@@ -257,7 +255,7 @@ async fn apply(
     }
     // As upstream: what does not fit the schema is refused before anybody looks for unknown fields.
     crate::managed::check(&call.resource, &applied)?;
-    let decoded = crate::call::decode(Format::Yaml, body, &gvk)?;
+    let decoded = crate::call::decode_yaml(&document, body, &gvk)?;
     call.take_strict(&gvk.kind, decoded, options.field_validation)?;
     check_place(call, &applied)?;
     let registry = &call.server.registry;

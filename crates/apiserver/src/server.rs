@@ -20,7 +20,6 @@ use ferrite_pki::TokenSigner;
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
-use rand::RngExt;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -516,10 +515,9 @@ impl Asked {
     }
 }
 
-/// An identifier for the audit; it need not be hard to guess, so it costs no system call.
 fn new_audit_id() -> Option<HeaderValue> {
-    let id = uuid::Builder::from_random_bytes(rand::rng().random()).into_uuid();
-    HeaderValue::from_str(id.hyphenated().encode_lower(&mut uuid::Uuid::encode_buffer())).ok()
+    HeaderValue::from_str(crate::ids::random().hyphenated().encode_lower(&mut uuid::Uuid::encode_buffer()))
+        .ok()
 }
 
 /// When a request has to be done: after its own `timeout`, but not after the server's. What streams say is not read.

@@ -6,6 +6,7 @@ use crate::encode::list::Pieces;
 use crate::http::{Answer, Piece};
 use crate::negotiate::{Format, Representation, Shape};
 use crate::options::{DeleteOptions, ListOptions, WriteOptions};
+use crate::registry::stored::Written;
 use crate::registry::{Deleted, Registry, Selectors, Update};
 use crate::request::Verb;
 use crate::{patch, subresource, watching};
@@ -13,7 +14,7 @@ use ::http::{HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::{Gvk, Status, meta};
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
 pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
@@ -139,7 +140,7 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
     }
     provide_namespace(call, &options).await?;
     let created = call.server.registry.create(&call.write(&options), object).await?;
-    encode::object(201, &call.resource, &created, call.representation, call.include_object()?)
+    encode::written(201, &call.resource, &created, call.representation, call.include_object()?)
 }
 
 /// With `NamespaceAutoProvision`, a namespace is there for whoever creates something in it.
@@ -174,7 +175,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
         }
         other => other,
     }?;
-    encode::object(code, &call.resource, &result, call.representation, call.include_object()?)
+    encode::written(code, &call.resource, &result, call.representation, call.include_object()?)
 }
 
 /// Reads delete options from the body, which may be of any group's version.
@@ -279,7 +280,7 @@ pub(crate) async fn modify(
     subresource: &str,
     options: &WriteOptions,
     change: crate::registry::Change<'_>,
-) -> Result<Value, Status> {
+) -> Result<Written, Status> {
     registry
         .update(&Update {
             write: call.write(options),

@@ -38,49 +38,33 @@ impl Normaliser {
     }
 
     fn object(self, type_: TypeRef, map: &mut Map<String, Value>) {
+        // What is there is usually less than what could be.
+        map.retain(|name, value| type_.field(name).is_none_or(|field| self.keep(type_, field, value)));
         for field in type_.fields {
-            if field.name == "items" && type_.name.ends_with("List") && field.presence == Presence::Always {
-                self.items(&field.kind, map);
-                continue;
-            }
-            let keep = match map.get_mut(field.name) {
-                None => false,
-                Some(value) => {
-                    self.value(&field.kind, value);
-                    // A zero that is written anyway needs no replacing, but for lists in the store.
-                    let stays =
-                        field.presence.is_pointer() || field.presence == Presence::Always && !self.stored;
-                    !value.is_null() && (stays || !is_zero(field, value))
-                }
-            };
-            if keep {
-                continue;
-            }
             let written = match field.presence {
-                Presence::Always => Some(zero(&field.kind)),
-                Presence::Nullable => Some(Value::Null),
-                Presence::Pointer | Presence::OmitEmpty => None,
+                Presence::Always => zero,
+                Presence::Nullable => |_: &Kind| Value::Null,
+                Presence::Pointer | Presence::OmitEmpty => continue,
             };
-            if let Some(value) = written {
-                match map.get_mut(field.name) {
-                    Some(slot) => *slot = value,
-                    None => {
-                        map.insert(field.name.to_owned(), value);
-                    }
-                }
-            } else {
-                map.remove(field.name);
+            if !map.contains_key(field.name) {
+                let absent =
+                    if is_items(type_, field) { Value::Array(Vec::new()) } else { written(&field.kind) };
+                map.insert(field.name.to_owned(), absent);
             }
         }
     }
 
-    /// Upstream's list handlers make sure that clients never see `items: null`.
-    fn items(self, kind: &Kind, map: &mut Map<String, Value>) {
-        let items = map.entry("items").or_insert_with(|| Value::Array(Vec::new()));
-        if items.is_null() {
-            *items = Value::Array(Vec::new());
+    /// Normalises the value of a field. Whether it stays: it may have become the zero that is written anyway.
+    fn keep(self, type_: TypeRef, field: &Field, value: &mut Value) -> bool {
+        if is_items(type_, field) && value.is_null() {
+            *value = Value::Array(Vec::new());
         }
-        self.value(kind, items);
+        self.value(&field.kind, value);
+        // A zero that is written anyway needs no replacing, but for lists in the store.
+        let stays = field.presence.is_pointer()
+            || field.presence == Presence::Always && !self.stored
+            || is_items(type_, field);
+        !value.is_null() && (stays || !is_zero(field, value))
     }
 
     fn value(self, kind: &Kind, value: &mut Value) {
@@ -113,7 +97,9 @@ impl Normaliser {
                 }
             }
             (Kind::Time, Value::String(text)) => {
-                if let Ok(time) = time::parse_time(text) {
+                if let Ok(time) = time::parse_time(text)
+                    && !scalar::is_canonical_time(text)
+                {
                     *text = scalar::format_time(time);
                 }
             }
@@ -125,6 +111,11 @@ impl Normaliser {
             _ => {}
         }
     }
+}
+
+/// Upstream's list handlers make sure that clients never see `items: null`.
+fn is_items(type_: TypeRef, field: &Field) -> bool {
+    field.name == "items" && field.presence == Presence::Always && type_.name.ends_with("List")
 }
 
 fn is_zero(field: &Field, value: &Value) -> bool {

@@ -17,29 +17,39 @@ const MAX_YAML_DEPTH: usize = 64;
 
 /// Decodes an object of `type_`.
 pub fn decode(type_: TypeRef, bytes: &[u8]) -> Result<Decoded, DecodeError> {
-    let document = convert(bytes)?;
-    Ok(document.report(json::decode(type_, document.json.as_bytes())?))
+    read(bytes)?.decode(type_)
 }
 
 /// Decodes YAML of no known type.
 pub fn decode_any(bytes: &[u8]) -> Result<Decoded, DecodeError> {
-    let document = convert(bytes)?;
+    let document = read(bytes)?;
     Ok(document.report(json::decode_any(document.json.as_bytes())?))
 }
 
 /// The document as JSON text, keys in the order of the document and duplicates included.
 pub fn to_json(bytes: &[u8]) -> Result<String, DecodeError> {
-    convert(bytes).map(|document| document.json)
+    read(bytes).map(|document| document.json)
 }
 
-#[derive(Default)]
-struct Document {
+/// A document that has been read.
+#[derive(Debug, Default)]
+pub struct Document {
     json: String,
     /// Upstream's complaints about keys that come twice in a map.
     duplicates: Vec<String>,
 }
 
 impl Document {
+    /// The document as JSON text, keys in their order and duplicates included.
+    pub fn json(&self) -> &str {
+        &self.json
+    }
+
+    /// Decodes an object of `type_`.
+    pub fn decode(&self, type_: TypeRef) -> Result<Decoded, DecodeError> {
+        Ok(self.report(json::decode(type_, self.json.as_bytes())?))
+    }
+
     /// Upstream finds duplicates while it reads YAML and reports them in YAML's terms, before all else.
     fn report(&self, mut decoded: Decoded) -> Decoded {
         if !self.duplicates.is_empty() {
@@ -51,7 +61,8 @@ impl Document {
     }
 }
 
-fn convert(bytes: &[u8]) -> Result<Document, DecodeError> {
+/// Reads a document, to decode it as one thing or another.
+pub fn read(bytes: &[u8]) -> Result<Document, DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Yaml("invalid UTF-8".into()))?;
     let text = first_document(text);
     let mut document = Document::default();

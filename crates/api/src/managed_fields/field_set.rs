@@ -1,14 +1,14 @@
 //! Sets of field paths, and their form in `fieldsV1`.
 
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry as Slot;
+use std::borrow::Cow;
 use std::fmt;
 
 /// One step of a path. Keys and values hold canonical JSON text, so that they order and compare.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathElement {
-    Field(String),
+    /// A field by its name, which is the schema's own where there is one.
+    Field(Cow<'static, str>),
     /// An element of a keyed list, by its keys: `{"name":"c"}`.
     Key(String),
     /// An element of a set.
@@ -17,8 +17,18 @@ pub enum PathElement {
 }
 
 impl PathElement {
-    pub(super) fn key(keys: Map<String, Value>) -> Self {
-        Self::Key(Value::Object(keys).to_string())
+    /// `keys` are in order.
+    pub(super) fn key<'a>(keys: impl Iterator<Item = (&'a str, Cow<'a, Value>)>) -> Self {
+        let mut text = Vec::with_capacity(32);
+        for (name, value) in keys {
+            text.push(if text.is_empty() { b'{' } else { b',' });
+            // Writing to a vector does not fail, and JSON always serialises.
+            let _ = serde_json::to_writer(&mut text, name);
+            text.push(b':');
+            let _ = serde_json::to_writer(&mut text, &*value);
+        }
+        text.push(b'}');
+        Self::Key(String::from_utf8(text).unwrap_or_default())
     }
 
     pub(super) fn value(value: &Value) -> Self {
@@ -28,9 +38,9 @@ impl PathElement {
     /// `f:spec`, `k:{"name":"c"}`, `v:"x"`, `i:0`.
     fn encode(&self) -> String {
         match self {
-            Self::Field(name) => format!("f:{name}"),
-            Self::Key(keys) => format!("k:{keys}"),
-            Self::Value(value) => format!("v:{value}"),
+            Self::Field(name) => ["f:", name].concat(),
+            Self::Key(keys) => ["k:", keys].concat(),
+            Self::Value(value) => ["v:", value].concat(),
             Self::Index(index) => format!("i:{index}"),
         }
     }
@@ -39,7 +49,7 @@ impl PathElement {
         let json = |text: &str| crate::codec::json::decode_any(text.as_bytes()).ok().map(|d| d.value);
         let (kind, rest) = text.split_once(':')?;
         Some(match kind {
-            "f" => Self::Field(rest.to_owned()),
+            "f" => Self::Field(rest.to_owned().into()),
             "k" => Self::Key(json(rest).filter(Value::is_object)?.to_string()),
             "v" => Self::Value(json(rest)?.to_string()),
             "i" => Self::Index(rest.parse().ok()?),
@@ -81,7 +91,9 @@ impl Entry {
 /// A set of paths.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FieldSet {
-    pub(super) entries: BTreeMap<PathElement, Entry>,
+    /// In the order of their elements, each of which is there once. Objects are walked in that order, so that a set
+    /// is mostly built by adding to its end.
+    pub(super) entries: Vec<(PathElement, Entry)>,
 }
 
 impl FieldSet {
@@ -89,16 +101,37 @@ impl FieldSet {
         self.entries.is_empty()
     }
 
+    /// Where an element is, or where it belongs.
+    fn find(&self, element: &PathElement) -> Result<usize, usize> {
+        match self.entries.last() {
+            Some((last, _)) if last < element => Err(self.entries.len()),
+            _ => self.entries.binary_search_by(|(ours, _)| ours.cmp(element)),
+        }
+    }
+
+    pub(super) fn get(&self, element: &PathElement) -> Option<&Entry> {
+        self.find(element).ok().map(|at| &self.entries[at].1)
+    }
+
+    /// Puts what is below an element in its place; what is empty leaves no trace.
     pub(super) fn put(&mut self, element: PathElement, entry: Entry) {
-        if !entry.is_empty() {
-            self.entries.insert(element, entry);
+        if entry.is_empty() {
+            return;
+        }
+        match self.find(&element) {
+            Ok(at) => self.entries[at].1 = entry,
+            Err(at) => self.entries.insert(at, (element, entry)),
         }
     }
 
     /// Adds a path; the empty one is not a path.
     pub fn insert(&mut self, path: &[PathElement]) {
         if let Some((first, rest)) = path.split_first() {
-            let entry = self.entries.entry(first.clone()).or_default();
+            let at = self.find(first).unwrap_or_else(|at| {
+                self.entries.insert(at, (first.clone(), Entry::default()));
+                at
+            });
+            let entry = &mut self.entries[at].1;
             if rest.is_empty() {
                 entry.member = true;
             } else {
@@ -112,7 +145,7 @@ impl FieldSet {
         let mut set = Self::default();
         for path in paths {
             let path: Vec<PathElement> =
-                path.split('.').map(|name| PathElement::Field(name.to_owned())).collect();
+                path.split('.').map(|name| PathElement::Field(name.to_owned().into())).collect();
             set.insert(&path);
         }
         set
@@ -121,13 +154,14 @@ impl FieldSet {
     /// Adds the paths of `other`.
     #[must_use]
     pub fn union(mut self, other: Self) -> Self {
+        if self.is_empty() {
+            return other;
+        }
         for (element, theirs) in other.entries {
-            match self.entries.entry(element) {
-                Slot::Vacant(slot) => {
-                    slot.insert(theirs);
-                }
-                Slot::Occupied(mut slot) => {
-                    let ours = slot.get_mut();
+            match self.find(&element) {
+                Err(at) => self.entries.insert(at, (element, theirs)),
+                Ok(at) => {
+                    let ours = &mut self.entries[at].1;
                     ours.member |= theirs.member;
                     ours.below = std::mem::take(&mut ours.below).union(theirs.below);
                 }
@@ -162,10 +196,11 @@ impl FieldSet {
     /// Only what both have is looked at: what is taken away is usually small.
     fn subtract(&mut self, other: &Self, from: &dyn Fn(&mut Entry, &Entry)) {
         for (element, theirs) in &other.entries {
-            if let Some(ours) = self.entries.get_mut(element) {
+            if let Ok(at) = self.find(element) {
+                let ours = &mut self.entries[at].1;
                 from(ours, theirs);
                 if ours.is_empty() {
-                    self.entries.remove(element);
+                    self.entries.remove(at);
                 }
             }
         }
@@ -174,7 +209,7 @@ impl FieldSet {
     pub fn intersection(&self, other: &Self) -> Self {
         let mut out = Self::default();
         for (element, ours) in &self.entries {
-            if let Some(theirs) = other.entries.get(element) {
+            if let Some(theirs) = other.get(element) {
                 out.put(
                     element.clone(),
                     Entry {

@@ -229,8 +229,9 @@ pub fn apply(
     );
 
     let mut merged = walk::merge(node, Some(live), Some(config)).unwrap_or_else(|| blank.clone());
-    if let Some(former) = &former
-        && !former.set.is_empty()
+    let wanted = managers.0.get(&identity).map(|owned| &owned.set);
+    if let (Some(former), Some(wanted)) = (&former, wanted)
+        && !former.set.clone().difference(wanted).is_empty()
     {
         merged = prune(node, &merged, &managers, &former.set);
     }

@@ -2,7 +2,8 @@
 
 use super::field_set::PathElement;
 use crate::schema::{Field, Kind, Merge, TypeRef, named};
-use serde_json::{Map, Value};
+use serde_json::Value;
+use std::borrow::Cow;
 
 #[derive(Clone, Copy)]
 pub(super) enum Node {
@@ -65,6 +66,16 @@ impl Node {
         }
     }
 
+    /// The step to a member of a map, and the member's node.
+    pub(super) fn step(self, name: &str) -> (PathElement, Self) {
+        if let Self::Struct(type_) = self
+            && let Some(field) = type_.field(name)
+        {
+            return (PathElement::Field(field.name.into()), Self::of_field(field));
+        }
+        (PathElement::Field(name.to_owned().into()), self.member(name))
+    }
+
     /// The node of a list's element.
     pub(super) fn element(self) -> Self {
         match self {
@@ -91,17 +102,16 @@ impl Node {
         match self {
             Self::Set => Some(PathElement::value(item)),
             Self::Keyed { keys, item: type_ } => {
-                let mut found = Map::new();
-                for key in keys {
-                    let value = match item.get(key).filter(|v| !v.is_null()) {
-                        Some(value) => Some(value.clone()),
-                        None => type_.field(key).and_then(|f| serde_json::from_str(f.default).ok()),
-                    };
-                    if let Some(value) = value {
-                        found.insert((*key).to_owned(), value);
+                let value = |key: &'static str| match item.get(key).filter(|v| !v.is_null()) {
+                    Some(value) => Some((key, Cow::Borrowed(value))),
+                    None => {
+                        let default = type_.field(key).map(|f| serde_json::from_str(f.default));
+                        Some((key, Cow::Owned(default?.ok()?)))
                     }
-                }
-                (!found.is_empty()).then(|| PathElement::key(found))
+                };
+                let mut found: Vec<(&str, Cow<'_, Value>)> = keys.iter().copied().filter_map(value).collect();
+                found.sort_unstable_by_key(|(key, _)| *key);
+                (!found.is_empty()).then(|| PathElement::key(found.into_iter()))
             }
             _ => None,
         }

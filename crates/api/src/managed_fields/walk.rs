@@ -37,11 +37,12 @@ fn entry(node: Node, value: &Value) -> Entry {
     match value {
         Value::Object(map) if node.is_map() => {
             for (name, value) in map {
-                let mut entry = entry(node.member(name), value);
+                let (element, member) = node.step(name);
+                let mut entry = entry(member, value);
                 let empty = value.is_null() || value.as_object().is_some_and(Map::is_empty);
                 entry.member |=
                     empty || !node.declares(name) && !matches!(node, Node::Deduced | Node::DeducedRoot);
-                below.put(PathElement::Field(name.clone()), entry);
+                below.put(element, entry);
             }
             Entry { member: false, below }
         }
@@ -74,16 +75,18 @@ struct Difference {
 
 impl Difference {
     /// Puts what differs below one step in its place.
-    fn put(&mut self, element: impl Fn() -> PathElement, below: Self) {
-        for (ours, theirs) in [
+    fn put(&mut self, element: PathElement, below: Self) {
+        let parts = [
             (&mut self.added, below.added),
             (&mut self.modified, below.modified),
             (&mut self.removed, below.removed),
-        ] {
-            if !theirs.is_empty() {
-                ours.below.put(element(), theirs);
-            }
+        ];
+        let mut differing = parts.into_iter().filter(|(_, theirs)| !theirs.is_empty());
+        let Some((ours, theirs)) = differing.next() else { return };
+        for (ours, theirs) in differing {
+            ours.below.put(element.clone(), theirs);
         }
+        ours.below.put(element, theirs);
     }
 
     /// The part itself comes, goes or changes.
@@ -109,7 +112,8 @@ fn difference(node: Node, old: Option<&Value>, new: Option<&Value>) -> Differenc
             let here = new_map.into_iter().flatten();
             let here = here.map(|(name, after)| (name, old_map.and_then(|m| m.get(name)), Some(after)));
             for (name, before, after) in here.chain(gone).filter(|(_, before, after)| before != after) {
-                out.put(|| PathElement::Field(name.clone()), difference(node.member(name), before, after));
+                let (element, member) = node.step(name);
+                out.put(element, difference(member, before, after));
             }
             // A granular object or list that appears or goes is itself such a field.
             out.note(came, went, false);
@@ -121,9 +125,9 @@ fn difference(node: Node, old: Option<&Value>, new: Option<&Value>) -> Differenc
         if let (Some(old_list), Some(new_list)) = (old_list, new_list)
             && !(old_list.is_empty() && new_list.is_empty())
         {
-            let mut elements: BTreeMap<&PathElement, (Vec<&Value>, Vec<&Value>)> = BTreeMap::new();
-            old_list.iter().for_each(|(e, v)| elements.entry(e).or_default().0.push(v));
-            new_list.iter().for_each(|(e, v)| elements.entry(e).or_default().1.push(v));
+            let mut elements: BTreeMap<PathElement, (Vec<&Value>, Vec<&Value>)> = BTreeMap::new();
+            old_list.into_iter().for_each(|(e, v)| elements.entry(e).or_default().0.push(v));
+            new_list.into_iter().for_each(|(e, v)| elements.entry(e).or_default().1.push(v));
             for (element, (before, after)) in elements.into_iter().filter(|(_, (b, a))| a != b) {
                 let below = match (before.as_slice(), after.as_slice()) {
                     (before @ ([] | [_]), after @ ([] | [_])) => {
@@ -137,7 +141,7 @@ fn difference(node: Node, old: Option<&Value>, new: Option<&Value>) -> Differenc
                         together
                     }
                 };
-                out.put(|| element.clone(), below);
+                out.put(element, below);
             }
             out.note(came, went, false);
             return out;
@@ -237,11 +241,11 @@ pub(super) fn remove(node: Node, value: &Value, unwanted: &FieldSet) -> Value {
         Value::Object(map) if node.is_map() => {
             let mut kept = Map::new();
             for (name, value) in map {
-                let element = PathElement::Field(name.clone());
-                match unwanted.entries.get(&element) {
+                let (element, member) = node.step(name);
+                match unwanted.get(&element) {
                     Some(entry) if entry.member => {}
                     Some(entry) => {
-                        kept.insert(name.clone(), remove(node.member(name), value, &entry.below));
+                        kept.insert(name.clone(), remove(member, value, &entry.below));
                     }
                     None => {
                         kept.insert(name.clone(), value.clone());
@@ -253,7 +257,7 @@ pub(super) fn remove(node: Node, value: &Value, unwanted: &FieldSet) -> Value {
         Value::Array(list) if node.is_list() => {
             let mut kept = Vec::new();
             for value in list {
-                match node.identify(value).and_then(|e| unwanted.entries.get(&e)) {
+                match node.identify(value).and_then(|e| unwanted.get(&e)) {
                     Some(entry) if entry.member => {}
                     Some(entry) => kept.push(remove(node.element(), value, &entry.below)),
                     None => kept.push(value.clone()),

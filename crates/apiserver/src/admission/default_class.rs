@@ -12,8 +12,8 @@ fn default_class(view: &View, group: &str, plural: &str, marks: &[&str]) -> Opti
         let annotations = &class["metadata"]["annotations"];
         marks.iter().any(|mark| annotations.get(mark).is_some_and(|v| v == "true"))
     };
-    view.objects(group, plural, "")
-        .filter(marked)
+    view.few(group, plural, "")
+        .filter(|class| marked(class))
         .min_by_key(|c| (Reverse(meta::str(c, "creationTimestamp").to_owned()), meta::name(c).to_owned()))
         .map(|class| meta::name(&class).to_owned())
 }

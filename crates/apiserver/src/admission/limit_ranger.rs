@@ -18,7 +18,7 @@ impl Plugin for LimitRanger {
 
     fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
         if applies(attributes, object) && attributes.resource.plural == "pods" {
-            for range in view.objects("", "limitranges", attributes.namespace) {
+            for range in view.few("", "limitranges", attributes.namespace) {
                 set_defaults(object, &range);
             }
         }
@@ -33,7 +33,7 @@ impl Plugin for LimitRanger {
     ) -> Result<(), Status> {
         let Some(object) = object.filter(|o| applies(attributes, o)) else { return Ok(()) };
         let is_pod = attributes.resource.plural == "pods";
-        for range in view.objects("", "limitranges", attributes.namespace) {
+        for range in view.few("", "limitranges", attributes.namespace) {
             let problems = if is_pod { pod_problems(object, &range) } else { claim_problems(object, &range) };
             match problems.as_slice() {
                 [] => {}

@@ -4,6 +4,7 @@ use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::{Status, meta};
 use serde_json::Value;
+use std::sync::Arc;
 
 pub(super) struct Priority;
 
@@ -69,8 +70,8 @@ impl Plugin for Priority {
 }
 
 /// The class of pods that name none: of several defaults the lowest, as upstream.
-fn default_class(view: &View) -> Option<Value> {
-    view.objects(GROUP, "priorityclasses", "")
+fn default_class(view: &View) -> Option<Arc<Value>> {
+    view.few(GROUP, "priorityclasses", "")
         .filter(|class| class["globalDefault"] == true)
         .min_by_key(|class| class["value"].as_i64().unwrap_or(0))
 }

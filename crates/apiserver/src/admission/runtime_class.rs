@@ -5,6 +5,7 @@ use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::quota::amounts::amounts;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 pub(super) struct RuntimeClass;
 
@@ -42,7 +43,7 @@ impl Plugin for RuntimeClass {
     }
 }
 
-fn class_of(view: &View, attributes: &Attributes<'_>, pod: &Value) -> Result<Option<Value>, Status> {
+fn class_of(view: &View, attributes: &Attributes<'_>, pod: &Value) -> Result<Option<Arc<Value>>, Status> {
     let Some(name) = pod["spec"]["runtimeClassName"].as_str().filter(|n| !n.is_empty()) else {
         return Ok(None);
     };

@@ -4,6 +4,7 @@ pub(crate) mod list;
 
 use crate::http::{self, Answer, JSON};
 use crate::negotiate::{Format, Representation, Shape};
+use crate::registry::stored::Written;
 use crate::registry::{Event, EventType, FrameKey, stored};
 use bytes::{BufMut, Bytes, BytesMut};
 use ferrite_api::codec::{protobuf, yaml};
@@ -74,6 +75,22 @@ pub(crate) fn object(
         Shape::PartialObjectMetadataList { .. } => Err(not_acceptable()),
         Shape::AsIs | Shape::AggregatedDiscovery => value(code, object, as_),
     }
+}
+
+/// An object that was written: copied from what was stored where that is what was asked for.
+pub(crate) fn written(
+    code: u16,
+    resource: &Resource,
+    written: &Written,
+    as_: Representation,
+    include: IncludeObject,
+) -> Result<Answer, Status> {
+    if copies(resource, as_)
+        && let Some(json) = written.json(resource)
+    {
+        return Ok(http::answer(code, JSON, json));
+    }
+    object(code, resource, &written.object, as_, include)
 }
 
 fn not_acceptable() -> Status {

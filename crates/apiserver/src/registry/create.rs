@@ -1,5 +1,6 @@
 //! Create.
 
+use super::stored::Written;
 use super::{Registry, Write, metadata, store_status, stored};
 use crate::admission::{Attributes, Operation};
 use crate::managed;
@@ -29,16 +30,16 @@ fn taken(resource: &Resource, name: &str, entry: &Entry) -> Status {
 
 impl Registry {
     /// Creates an object that has been decoded. Answers it as stored, or as it would be.
-    pub async fn create(&self, write: &Write<'_>, object: Value) -> Result<Value, Status> {
+    pub async fn create(&self, write: &Write<'_>, object: Value) -> Result<Written, Status> {
         self.create_with(write, object, false).await
     }
 
     /// As [`Registry::create`], for an object whose managedFields an apply has written.
-    pub async fn create_applied(&self, write: &Write<'_>, object: Value) -> Result<Value, Status> {
+    pub async fn create_applied(&self, write: &Write<'_>, object: Value) -> Result<Written, Status> {
         self.create_with(write, object, true).await
     }
 
-    async fn create_with(&self, write: &Write<'_>, object: Value, applied: bool) -> Result<Value, Status> {
+    async fn create_with(&self, write: &Write<'_>, object: Value, applied: bool) -> Result<Written, Status> {
         let generate = meta::str(&object, "generateName").to_owned();
         if !meta::name(&object).is_empty() || generate.is_empty() {
             return self.create_named(write, object, applied, None).await;
@@ -67,7 +68,7 @@ impl Registry {
         mut object: Value,
         applied: bool,
         drawn: Option<&str>,
-    ) -> Result<Value, Status> {
+    ) -> Result<Written, Status> {
         let resource = write.resource;
         let strategy = &resource.strategy;
         let now = Timestamp::now();
@@ -98,15 +99,13 @@ impl Registry {
             options: write.options,
             rbac: &self.rbac,
         };
-        let before = object.clone();
         crate::auth::check_escalation(&self.rbac, &view, write.user, resource, write.namespace, &object)?;
         // As upstream: who changes objects comes before names are drawn, and can only tell what they begin with.
         let unnamed = Attributes { name: drawn.unwrap_or(&name), ..attributes };
         self.admission.mutate(&view, &unnamed, &mut object)?;
-        if object != before {
-            metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
-            strategy.default(&mut object);
-        }
+        // Both change nothing where admission has changed nothing.
+        metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
+        strategy.default(&mut object);
         strategy.prepare_create(&mut object);
         let allocation = self.services.allocate(&view, resource, &mut object, None)?;
         super::normalise(resource, &mut object);
@@ -123,7 +122,7 @@ impl Registry {
         if write.options.dry_run {
             return match view.snapshot.get(key.as_bytes()) {
                 Some(entry) => Err(taken(resource, &name, entry)),
-                None => Ok(object),
+                None => Ok(object.into()),
             };
         }
         if versioned && !applied {
@@ -131,16 +130,15 @@ impl Registry {
             return Err(Status::new(500, "", "resourceVersion should not be set on objects to be created"));
         }
         let lease = self.lease_for(resource, now).await?;
-        let value = stored::encode(resource, &object);
+        let encoded = stored::encode_for_answer(resource, &object);
         let outrun = |why| Status::conflict(&resource.group, &resource.plural, &name, why);
         for _ in 0..CHARGE_ATTEMPTS {
-            let put = Op::Put { key: key.clone(), value: value.clone(), lease };
+            let put = Op::Put { key: key.clone(), value: encoded.value.clone(), lease };
             let txn = Txn::default().when(Compare::Absent(key.clone())).then(put);
             let txn = charges.onto(self.with_addresses(resource, txn, None, Some(&object)));
             if let Outcome::Committed { revision } = self.commit(resource, "create", txn).await? {
                 allocation.keep();
-                stored::set_version(&mut object, revision);
-                return Ok(object);
+                return Ok(Written::stored(object, encoded, revision));
             }
             // Somebody else has taken the name, the address, or of the same quota.
             view = self.view();

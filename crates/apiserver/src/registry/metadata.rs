@@ -37,7 +37,7 @@ pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str
     {
         metadata.remove(key);
     }
-    metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
+    metadata.insert("uid".into(), crate::ids::random().to_string().into());
     metadata.insert("creationTimestamp".into(), time(now).into());
     if resource.is_namespaced() {
         metadata.insert("namespace".into(), namespace.into());

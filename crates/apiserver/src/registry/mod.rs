@@ -5,6 +5,7 @@
 mod addresses;
 mod allocator;
 mod create;
+mod decoded;
 mod delete;
 #[cfg(test)]
 mod fixture;
@@ -63,7 +64,7 @@ impl Table {
 
     /// Any version of a resource.
     fn any_version(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
-        self.rows.iter().find(|r| r.group == group && r.plural == plural)
+        self.by_name.get(plural)?.iter().find(|r| r.group == group)
     }
 }
 
@@ -71,17 +72,34 @@ impl Table {
 pub(crate) struct View {
     pub snapshot: Snapshot,
     table: Arc<Table>,
+    decoded: Arc<decoded::DecodedObjects>,
 }
 
 impl View {
-    pub fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Value> {
+    pub fn get(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let resource = self.table.any_version(group, plural)?;
-        let entry = self.snapshot.get(stored::key(resource, namespace, name).as_bytes())?;
-        stored::decode(resource, entry)
+        let key = stored::key(resource, namespace, name);
+        self.decoded.get(resource, &key, self.snapshot.get(key.as_bytes())?)
     }
-}
 
-impl View {
+    /// The objects of a resource in a namespace, where there are few and they seldom change.
+    pub fn few(
+        &self,
+        group: &str,
+        plural: &str,
+        namespace: &str,
+    ) -> impl Iterator<Item = Arc<Value>> + use<> {
+        let found: Vec<_> = match self.table.any_version(group, plural) {
+            None => Vec::new(),
+            Some(resource) => {
+                let prefix = stored::prefix_in(resource, Some(namespace));
+                let entries = self.snapshot.range(prefix.as_bytes(), None);
+                entries.filter_map(|(key, entry)| self.decoded.get(resource, key, entry)).collect()
+            }
+        };
+        found.into_iter()
+    }
+
     /// The objects of a resource in a namespace.
     pub fn objects(&self, group: &str, plural: &str, namespace: &str) -> impl Iterator<Item = Value> + use<> {
         self.entries(group, plural, namespace).map(|(_, object)| object)
@@ -130,6 +148,7 @@ pub(crate) struct Registry {
     pub rbac: Rbac,
     pub store: Arc<Store>,
     pub table: Arc<Table>,
+    decoded: Arc<decoded::DecodedObjects>,
     pub services: ServiceAllocator,
     hubs: hub::Hubs,
     /// How long the store takes.
@@ -152,6 +171,7 @@ impl Registry {
             rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
             store,
             table,
+            decoded: Arc::default(),
             services,
             hubs: hub::Hubs::default(),
             times: StoreTimes::default(),
@@ -175,7 +195,11 @@ impl Registry {
     }
 
     pub fn view(&self) -> View {
-        View { snapshot: self.store.snapshot(), table: Arc::clone(&self.table) }
+        View {
+            snapshot: self.store.snapshot(),
+            table: Arc::clone(&self.table),
+            decoded: Arc::clone(&self.decoded),
+        }
     }
 
     /// Commits a transaction that does `operation` to an object of a resource.

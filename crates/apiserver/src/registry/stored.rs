@@ -59,9 +59,25 @@ fn head(resource: &Resource) -> String {
 /// Only the value's own beginning is replaced; this is where it ends.
 const METADATA: &str = r#"{"metadata":{"#;
 
-/// The object as it is stored: without resource version.
+/// Most objects are shorter.
+const USUAL: usize = 4 << 10;
+
+/// An object as it is stored: without resource version.
+pub(crate) struct Encoded {
+    pub value: Bytes,
+    /// Where the version stands among the metadata of an answer, whose members are in order. None when the rest of
+    /// the value is not in an answer's order.
+    version_at: Option<usize>,
+}
+
+/// The value of an object, for who does not answer it.
 pub(crate) fn encode(resource: &Resource, object: &Value) -> Bytes {
-    let mut out = head(resource).into_bytes();
+    encode_for_answer(resource, object).value
+}
+
+pub(crate) fn encode_for_answer(resource: &Resource, object: &Value) -> Encoded {
+    let mut out = Vec::with_capacity(USUAL);
+    out.extend_from_slice(head(resource).as_bytes());
     let empty = Map::new();
     let mut converted = None;
     if resource.storage.is_some() {
@@ -71,18 +87,65 @@ pub(crate) fn encode(resource: &Resource, object: &Value) -> Bytes {
     let object = object.as_object().unwrap_or(&empty);
     let metadata = object.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
     let mut first = true;
+    let mut version_at = None;
     for (key, value) in metadata.iter().filter(|(k, _)| *k != "resourceVersion") {
+        let comma = usize::from(!first);
+        if version_at.is_none() && key.as_str() > "resourceVersion" {
+            version_at = Some(out.len() + comma);
+        }
         put_member(&mut out, key, value, &mut first);
     }
     out.push(b'}');
     first = false;
-    for (key, value) in
-        object.iter().filter(|(k, _)| !matches!(k.as_str(), "kind" | "apiVersion" | "metadata"))
-    {
+    let rest = || object.iter().filter(|(k, _)| !matches!(k.as_str(), "kind" | "apiVersion" | "metadata"));
+    for (key, value) in rest() {
         put_member(&mut out, key, value, &mut first);
     }
     out.push(b'}');
-    out.into()
+    if resource.storage.is_some() || rest().any(|(key, _)| key.as_str() < "metadata") {
+        version_at = None;
+    }
+    // Copied, because it stays: without the room it was written in.
+    Encoded { value: Bytes::copy_from_slice(&out), version_at }
+}
+
+/// An object that was written, or would have been.
+pub(crate) struct Written {
+    pub object: Value,
+    stored: Option<(Encoded, Revision)>,
+}
+
+impl Written {
+    /// What was stored as `encoded` with a revision.
+    pub fn stored(mut object: Value, encoded: Encoded, revision: Revision) -> Self {
+        set_version(&mut object, revision);
+        Self { object, stored: Some((encoded, revision)) }
+    }
+
+    /// The object as JSON, where that can be had by copying.
+    pub fn json(&self, resource: &Resource) -> Option<Bytes> {
+        let (Encoded { value, version_at }, revision) = self.stored.as_ref()?;
+        let (before, after) = (value.get(beginning(resource)..(*version_at)?)?, value.get((*version_at)?..)?);
+        let mut out = BytesMut::with_capacity(value.len() + 48);
+        let start = format!(
+            r#"{{"apiVersion":"{}","kind":"{}","metadata":{{"#,
+            resource.api_version(),
+            resource.kind
+        );
+        out.put_slice(start.as_bytes());
+        out.put_slice(before);
+        put_version(*revision, &mut out);
+        out.put_u8(b',');
+        out.put_slice(after);
+        Some(out.freeze())
+    }
+}
+
+/// An object that is not stored, or was before.
+impl From<Value> for Written {
+    fn from(object: Value) -> Self {
+        Self { object, stored: None }
+    }
 }
 
 fn put_member(out: &mut Vec<u8>, key: &str, value: &Value, first: &mut bool) {
@@ -177,13 +240,19 @@ pub(crate) fn put_metadata(entry: &Entry, out: &mut BytesMut) {
 /// Appends `{"resourceVersion":"7",` and what is left of the metadata after its brace.
 fn put_versioned(revision: Revision, rest: &[u8], out: &mut BytesMut) {
     out.reserve(rest.len() + 48);
-    out.put_slice(b"{\"resourceVersion\":\"");
-    out.put_slice(revision.to_string().as_bytes());
-    out.put_u8(b'"');
+    out.put_u8(b'{');
+    put_version(revision, out);
     if rest.first() != Some(&b'}') {
         out.put_u8(b',');
     }
     out.put_slice(rest);
+}
+
+/// Appends `"resourceVersion":"7"`.
+fn put_version(revision: Revision, out: &mut BytesMut) {
+    out.put_slice(b"\"resourceVersion\":\"");
+    out.put_slice(revision.to_string().as_bytes());
+    out.put_u8(b'"');
 }
 
 #[cfg(test)]
@@ -194,6 +263,26 @@ mod tests {
 
     struct Plain;
     impl Strategy for Plain {}
+
+    #[test]
+    fn what_was_written_is_answered_by_copying() {
+        let pods = pods();
+        for (rest, copied) in [
+            (json!({}), true),
+            (json!({"spec": {"a": "\"\u{1}é"}, "status": null}), true),
+            (json!({"data": {"a": "b"}}), false),
+        ] {
+            let mut object = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {
+                "annotations": {"uid": "resourceVersion"}, "name": "a", "resourceVersion": "3", "uid": "u",
+            }});
+            object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+            let encoded = encode_for_answer(&pods, &object);
+            let written = Written::stored(object, encoded, Revision(7));
+            let whole = serde_json::to_vec(&written.object).unwrap();
+            assert_eq!(written.json(&pods).is_some(), copied, "{rest}");
+            assert!(written.json(&pods).is_none_or(|json| json == whole), "{rest}");
+        }
+    }
 
     fn pods() -> Resource {
         super::super::fixture::pods(Plain)

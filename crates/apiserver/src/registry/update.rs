@@ -1,5 +1,6 @@
 //! Update and patch: one loop that reads, changes, checks and swaps.
 
+use super::stored::Written;
 use super::{Registry, Write, metadata, stored, unreadable};
 use crate::admission::{Attributes, Charges, Operation};
 use crate::managed;
@@ -57,7 +58,7 @@ fn check_uid(update: &Update<'_>, new: &Value, stored_uid: &str) -> Result<(), S
 
 impl Registry {
     /// Changes a stored object. Answers it as stored, or as it would be.
-    pub async fn update(&self, update: &Update<'_>) -> Result<Value, Status> {
+    pub async fn update(&self, update: &Update<'_>) -> Result<Written, Status> {
         let resource = update.write.resource;
         let key = stored::key(resource, update.write.namespace, update.name);
         for _ in 0..ATTEMPTS {
@@ -69,17 +70,17 @@ impl Registry {
             let (allocation, charges) = self.prepare(update, &view, &mut new, &old)?;
             if same(&new, &old) {
                 // As upstream: nothing changes, so nothing is written and the resource version stays.
-                return Ok(old);
+                return Ok(old.into());
             }
             if update.write.options.dry_run {
-                return Ok(new);
+                return Ok(new.into());
             }
             let finished = is_finished(&new);
+            let encoded = stored::encode_for_answer(resource, &new);
             let op = if finished {
                 Op::Delete { key: key.clone() }
             } else {
-                let lease = entry.lease;
-                Op::Put { key: key.clone(), value: stored::encode(resource, &new), lease }
+                Op::Put { key: key.clone(), value: encoded.value.clone(), lease: entry.lease }
             };
             let mut txn = Txn::default().when(Compare::ModifiedAt(key.clone(), entry.modified)).then(op);
             if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
@@ -90,8 +91,7 @@ impl Registry {
             match self.commit(resource, "update", txn).await? {
                 Outcome::Committed { revision } => {
                     allocation.keep();
-                    stored::set_version(&mut new, revision);
-                    return Ok(new);
+                    return Ok(Written::stored(new, encoded, revision));
                 }
                 // Somebody was faster. The change is made again on what is stored now; one that names a version
                 // then fails its precondition.
@@ -224,18 +224,34 @@ fn is_finished(object: &Value) -> bool {
 
 /// Equal but for when managers last wrote, as upstream decides that an update is none.
 fn same(new: &Value, old: &Value) -> bool {
-    let strip = |object: &Value| {
-        let mut object = object.clone();
-        let metadata = meta::metadata_mut(&mut object);
-        metadata.remove("resourceVersion");
-        if let Some(entries) = metadata.get_mut("managedFields").and_then(Value::as_array_mut) {
-            entries.iter_mut().filter_map(Value::as_object_mut).for_each(|e| {
-                e.remove("time");
-            });
+    let same_manager = |new: &Value, old: &Value| same_but(new, old, "time", |_, new, old| new == old);
+    let same_managers = |new: &Value, old: &Value| match (new, old) {
+        (Value::Array(new), Value::Array(old)) => {
+            new.len() == old.len() && new.iter().zip(old).all(|(new, old)| same_manager(new, old))
         }
-        object
+        _ => new == old,
     };
-    strip(new) == strip(old)
+    let same_metadata = |new: &Value, old: &Value| {
+        same_but(new, old, "resourceVersion", |key, new, old| match key {
+            "managedFields" => same_managers(new, old),
+            _ => new == old,
+        })
+    };
+    same_but(new, old, "", |key, new, old| match key {
+        "metadata" => same_metadata(new, old),
+        _ => new == old,
+    })
+}
+
+/// Whether two values have the same members but for one of them.
+fn same_but(new: &Value, old: &Value, ignored: &str, same: impl Fn(&str, &Value, &Value) -> bool) -> bool {
+    let (Value::Object(new), Value::Object(old)) = (new, old) else { return new == old };
+    let count = |map: &serde_json::Map<String, Value>| map.len() - usize::from(map.contains_key(ignored));
+    count(new) == count(old)
+        && new
+            .iter()
+            .filter(|(key, _)| *key != ignored)
+            .all(|(key, new)| old.get(key).is_some_and(|old| same(key, new, old)))
 }
 
 /// Whether a Lease stays with its holder: a heartbeat that is repeated within seconds and need not cost a disk write
@@ -244,4 +260,45 @@ fn is_renewal(new: &Value, old: &Value) -> bool {
     let holder = "/spec/holderIdentity";
     new.pointer("/kind").and_then(Value::as_str) == Some("Lease")
         && new.pointer(holder) == old.pointer(holder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn when_managers_wrote_and_the_version_make_no_difference() {
+        let pod = |version: &str, time: &str, manager: &str, node: &str| {
+            json!({
+                "kind": "Pod",
+                "metadata": {
+                    "name": "a", "resourceVersion": version,
+                    "managedFields": [{"manager": manager, "time": time}],
+                },
+                "spec": {"nodeName": node},
+            })
+        };
+        let old = pod("1", "then", "m", "n");
+        assert!(same(&pod("2", "now", "m", "n"), &old));
+        assert!(!same(&pod("1", "then", "other", "n"), &old));
+        assert!(!same(&pod("1", "then", "m", "other"), &old));
+        let without = |pointer: &str, key: &str| {
+            let mut object = old.clone();
+            object.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(key);
+            object
+        };
+        for (pointer, key, is_same) in [
+            ("/metadata", "resourceVersion", true),
+            ("/metadata/managedFields/0", "time", true),
+            ("/metadata/managedFields/0", "manager", false),
+            ("/metadata", "managedFields", false),
+            ("/metadata", "name", false),
+            ("", "spec", false),
+            ("", "metadata", false),
+        ] {
+            let object = without(pointer, key);
+            assert_eq!((same(&object, &old), same(&old, &object)), (is_same, is_same), "{pointer} {key}");
+        }
+    }
 }

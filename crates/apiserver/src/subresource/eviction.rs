@@ -241,7 +241,7 @@ async fn mark(call: &Call, delete: DeleteOptions) -> Result<DeleteOptions, Statu
     };
     let marked = call.server.registry.update(&update).await?;
     let pinned = delete.resource_version.is_some() && !delete.dry_run;
-    let version = pinned.then(|| meta::str(&marked, "resourceVersion").to_owned());
+    let version = pinned.then(|| meta::str(&marked.object, "resourceVersion").to_owned());
     Ok(DeleteOptions { resource_version: version.or(delete.resource_version), ..delete })
 }
 

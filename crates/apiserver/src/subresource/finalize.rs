@@ -21,5 +21,5 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         Ok(new)
     };
     let result = verbs::modify(&call.server.registry, call, "finalize", &options, &change).await?;
-    encode::object(200, &call.resource, &result, call.representation, call.include_object()?)
+    encode::written(200, &call.resource, &result, call.representation, call.include_object()?)
 }

@@ -217,7 +217,7 @@ pub(crate) fn user_of<'a>(
         }
         let text = |key: &str| about[claim][key].as_str().unwrap_or_default();
         let object = view.get("", plural, namespace, text("name"));
-        is_alive(object.as_ref(), claim, text("uid"), now).map_err(Rejected::Because)?;
+        is_alive(object.as_deref(), claim, text("uid"), now).map_err(Rejected::Because)?;
     }
     let text = |key: &str| account[key].as_str().unwrap_or_default();
     let user = User::service_account(namespace, text("name"), text("uid"));
@@ -247,7 +247,7 @@ fn legacy_user(server: &ApiServer, token: &str, claims: &Value) -> Result<User, 
         return Err(invalidated());
     }
     let account = view.get("", "serviceaccounts", text("namespace"), text("service-account.name"));
-    is_alive(account.as_ref(), "serviceaccount", text("service-account.uid"), now)
+    is_alive(account.as_deref(), "serviceaccount", text("service-account.uid"), now)
         .map_err(Rejected::Because)?;
     Ok(User::service_account(text("namespace"), text("service-account.name"), text("service-account.uid")))
 }

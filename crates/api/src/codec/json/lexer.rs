@@ -2,6 +2,7 @@
 
 use crate::codec::DecodeError;
 use serde_json::Number;
+use std::borrow::Cow;
 
 pub(super) struct Lexer<'a> {
     bytes: &'a [u8],
@@ -143,17 +144,12 @@ impl<'a> Lexer<'a> {
         if self.at == start { Err(self.unexpected(context)) } else { Ok(()) }
     }
 
-    /// A string; bytes that are not UTF-8 become the replacement character, as in Go.
-    pub(super) fn string(&mut self) -> Result<String, DecodeError> {
+    /// A string; bytes that are not UTF-8 become the replacement character, as in Go. It is copied only where it
+    /// differs from what is written.
+    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, DecodeError> {
         self.at += 1;
-        let mut text = String::new();
+        let mut text = self.plain();
         loop {
-            let start = self.at;
-            while self.bytes.get(self.at).is_some_and(|b| !matches!(b, b'"' | b'\\' | 0..0x20)) {
-                self.at += 1;
-            }
-            let plain = self.bytes.get(start..self.at).unwrap_or_default();
-            text.push_str(&String::from_utf8_lossy(plain));
             match self.bytes.get(self.at) {
                 Some(b'"') => {
                     self.at += 1;
@@ -161,11 +157,22 @@ impl<'a> Lexer<'a> {
                 }
                 Some(b'\\') => {
                     self.at += 1;
-                    text.push(self.escape()?);
+                    let escaped = self.escape()?;
+                    text.to_mut().push(escaped);
+                    text += self.plain();
                 }
                 _ => return Err(self.unexpected("in string literal")),
             }
         }
+    }
+
+    /// What is left of a string up to its end, the next escape or what may not stand in it.
+    fn plain(&mut self) -> Cow<'a, str> {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let length = rest.iter().position(|b| matches!(b, b'"' | b'\\' | 0..0x20)).unwrap_or(rest.len());
+        self.at += length;
+        let plain = &rest[..length];
+        std::str::from_utf8(plain).map_or_else(|_| String::from_utf8_lossy(plain), Cow::Borrowed)
     }
 
     /// Passes over a string without building it.

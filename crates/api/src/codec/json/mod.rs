@@ -12,6 +12,7 @@ use super::{scalar, time};
 use crate::schema::{Kind, Type, TypeRef};
 use lexer::{Lexer, Shape};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
@@ -54,13 +55,13 @@ pub fn type_meta(bytes: &[u8]) -> Result<(String, String), DecodeError> {
     }
     let (mut api_version, mut kind) = (String::new(), String::new());
     decoder.members(|decoder, name| {
-        let slot = match name.as_str() {
+        let slot = match &*name {
             "apiVersion" => &mut api_version,
             "kind" => &mut kind,
             _ => return decoder.skip(1),
         };
         match decoder.lexer.shape()? {
-            Shape::String => *slot = decoder.lexer.string()?,
+            Shape::String => *slot = decoder.lexer.string()?.into_owned(),
             Shape::Null => decoder.lexer.null()?,
             other => {
                 return Err(DecodeError::Mismatch {
@@ -76,16 +77,16 @@ pub fn type_meta(bytes: &[u8]) -> Result<(String, String), DecodeError> {
     Ok((api_version, kind))
 }
 
-enum Segment {
+enum Segment<'a> {
     Field(&'static str),
-    Key(String),
+    Key(Cow<'a, str>),
     Index(usize),
 }
 
 struct Decoder<'a> {
     lexer: Lexer<'a>,
     /// Where we are, for strict errors.
-    path: Vec<Segment>,
+    path: Vec<Segment<'a>>,
     /// The struct whose field is being read, for type errors.
     owner: Option<TypeRef>,
     strict: Vec<String>,
@@ -227,7 +228,7 @@ impl<'a> Decoder<'a> {
             let value = decoder.value(&field.kind, depth + 1)?;
             decoder.path.pop();
             match value {
-                Some(value) => map.insert(name, value),
+                Some(value) => map.insert(field.name.to_owned(), value),
                 None => None,
             };
             Ok(())
@@ -239,13 +240,13 @@ impl<'a> Decoder<'a> {
     fn map(&mut self, item: &Kind, depth: usize) -> Result<Value, DecodeError> {
         let mut map = Map::new();
         self.members(|decoder, name| {
-            if map.contains_key(&name) {
+            if map.contains_key(&*name) {
                 decoder.complain("duplicate", &name);
             }
             decoder.path.push(Segment::Key(name.clone()));
             let value = decoder.value(item, depth + 1)?;
             decoder.path.pop();
-            map.insert(name, value.unwrap_or_else(|| zero(item)));
+            map.insert(name.into_owned(), value.unwrap_or_else(|| zero(item)));
             Ok(())
         })?;
         Ok(Value::Object(map))
@@ -289,7 +290,7 @@ impl<'a> Decoder<'a> {
                 Value::Null
             }
             Shape::Bool => Value::Bool(self.lexer.bool()?),
-            Shape::String => Value::String(self.lexer.string()?),
+            Shape::String => Value::String(self.lexer.string()?.into_owned()),
             Shape::Number => {
                 let text = self.lexer.number()?;
                 let number = lexer::number_value(text);
@@ -309,7 +310,7 @@ impl<'a> Decoder<'a> {
                 let mut map = Map::new();
                 self.members(|decoder, name| {
                     if strict {
-                        if map.contains_key(&name) {
+                        if map.contains_key(&*name) {
                             decoder.complain("duplicate", &name);
                         }
                         decoder.path.push(Segment::Key(name.clone()));
@@ -318,7 +319,7 @@ impl<'a> Decoder<'a> {
                     if strict {
                         decoder.path.pop();
                     }
-                    map.insert(name, value);
+                    map.insert(name.into_owned(), value);
                     Ok(())
                 })?;
                 Value::Object(map)
@@ -347,7 +348,7 @@ impl<'a> Decoder<'a> {
 
     fn members(
         &mut self,
-        mut each: impl FnMut(&mut Self, String) -> Result<(), DecodeError>,
+        mut each: impl FnMut(&mut Self, Cow<'a, str>) -> Result<(), DecodeError>,
     ) -> Result<(), DecodeError> {
         self.lexer.advance();
         if self.lexer.peek()? == b'}' {
@@ -411,13 +412,13 @@ pub(super) fn double(number: f64) -> Option<Value> {
 }
 
 /// Checks a scalar's text and brings it to the form in which it is kept.
-fn text(kind: &Kind, text: String) -> Result<Value, DecodeError> {
+fn text(kind: &Kind, text: Cow<'_, str>) -> Result<Value, DecodeError> {
     Ok(Value::String(match kind {
         Kind::Bytes => scalar::encode_base64(&scalar::decode_base64(&text)?),
         Kind::Quantity => scalar::canonical_quantity(text.trim())?,
         Kind::Time => scalar::format_time(time::parse_time(&text)?),
         Kind::MicroTime => scalar::format_micro_time(time::parse_micro_time(&text)?),
-        _ => text,
+        _ => text.into_owned(),
     }))
 }
 

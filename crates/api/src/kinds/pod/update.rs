@@ -50,7 +50,11 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
 
     errors.extend(validate_gated(new, old, &path));
 
-    let (was, is) = (go::pod_spec(old), go::pod_spec(&with_changes_undone(new, old)));
+    let undone = with_changes_undone(new, old);
+    if undone == *old {
+        return errors;
+    }
+    let (was, is) = (go::pod_spec(old), go::pod_spec(&undone));
     if was != is {
         errors.push(FieldError::forbidden(
             &path,

@@ -6,6 +6,7 @@ use ferrite_api::{Cidr, address_number, meta};
 use rand::RngExt;
 use serde_json::Value;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// As upstream: the widest range of IPv6 has so many bits in common.
 const WIDEST_V6: u8 = 64;
@@ -19,7 +20,7 @@ fn is_ready(range: &Value) -> bool {
 
 /// The ranges of a family that addresses are given out from, each once, in any order.
 pub(super) fn usable(view: &View, configured: &[Cidr], family: Family) -> Vec<Cidr> {
-    let objects: Vec<Value> = view.objects("networking.k8s.io", "servicecidrs", "").collect();
+    let objects: Vec<Arc<Value>> = view.few("networking.k8s.io", "servicecidrs", "").collect();
     // The server's own range may not have been written yet.
     let mut ranges: Vec<Cidr> = match objects.is_empty() {
         true => configured.to_vec(),

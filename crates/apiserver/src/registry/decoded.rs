@@ -1,0 +1,101 @@
+//! Objects that rule over others are looked at with every write, and change seldom: they are decoded once.
+
+use super::stored;
+use ferrite_api::resource::Resource;
+use ferrite_store::{Entry, Key};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// So many are kept. When there are more, it begins anew: who looks at so many has no favourites.
+const KEPT: usize = 256;
+/// What is larger is not kept.
+const LARGE: usize = 16 << 10;
+
+/// An object, with the entry that it was decoded from: it holds for no other.
+struct Decoded {
+    from: Arc<Entry>,
+    object: Arc<Value>,
+}
+
+/// Decoded objects by key.
+#[derive(Default)]
+pub(super) struct DecodedObjects(Mutex<HashMap<Key, Decoded>>);
+
+impl DecodedObjects {
+    /// The object that an entry holds. None when its value is not what we write.
+    pub fn get(&self, resource: &Resource, key: &Key, entry: &Arc<Entry>) -> Option<Arc<Value>> {
+        let decode = || stored::decode(resource, entry).map(Arc::new);
+        // What is stored as another version is a different object to each that looks.
+        if resource.storage.is_some() || entry.value.len() > LARGE {
+            return decode();
+        }
+        if let Some(known) = self.lock().get(key)
+            && Arc::ptr_eq(&known.from, entry)
+        {
+            return Some(Arc::clone(&known.object));
+        }
+        let object = decode()?;
+        let mut kept = self.lock();
+        if kept.len() >= KEPT {
+            kept.clear();
+        }
+        kept.insert(key.clone(), Decoded { from: Arc::clone(entry), object: Arc::clone(&object) });
+        Some(object)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Decoded>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::fixture;
+    use ferrite_api::resource::Strategy;
+    use ferrite_store::{LeaseId, Revision};
+    use serde_json::json;
+
+    struct Plain;
+    impl Strategy for Plain {}
+
+    fn entry(note: &str, modified: u64) -> Arc<Entry> {
+        let object = json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a"}, "spec": note});
+        Arc::new(Entry {
+            value: stored::encode(&fixture::pods(Plain), &object),
+            created: Revision(1),
+            modified: Revision(modified),
+            version: 1,
+            lease: LeaseId::NONE,
+        })
+    }
+
+    #[test]
+    fn an_object_is_decoded_once_for_each_of_its_versions() {
+        let (pods, objects) = (fixture::pods(Plain), DecodedObjects::default());
+        let key = Key::from("/registry/pods/default/a");
+        let (old, new) = (entry("old", 1), entry("new", 2));
+        let first = objects.get(&pods, &key, &old).unwrap();
+        assert_eq!(first["spec"], "old");
+        assert!(Arc::ptr_eq(&first, &objects.get(&pods, &key, &old).unwrap()));
+        let changed = objects.get(&pods, &key, &new).unwrap();
+        assert_eq!((&changed["spec"], &changed["metadata"]["resourceVersion"]), (&json!("new"), &json!("2")));
+        // The same revision of another history is another object.
+        assert_eq!(objects.get(&pods, &key, &entry("other", 2)).unwrap()["spec"], "other");
+    }
+
+    #[test]
+    fn no_more_are_kept_than_fit() {
+        let (pods, objects) = (fixture::pods(Plain), DecodedObjects::default());
+        for number in 0..=KEPT {
+            let key = Key::from(&format!("/registry/pods/default/{number}"));
+            objects.get(&pods, &key, &entry("x", 1)).unwrap();
+            assert!(objects.lock().len() <= KEPT);
+        }
+        let large = entry(&"x".repeat(LARGE), 1);
+        let key = Key::from("/registry/pods/default/large");
+        assert!(objects.get(&pods, &key, &large).is_some());
+        assert!(!objects.lock().contains_key(&key));
+    }
+}
