@@ -171,7 +171,10 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
         {
             code = 201;
             provide_namespace(call, &options).await?;
-            registry.create(&update.write, object.clone()).await
+            // The version was to protect what is stored, and there is nothing.
+            let mut object = object.clone();
+            meta::metadata_mut(&mut object).remove("resourceVersion");
+            registry.create(&update.write, object).await
         }
         other => other,
     }?;
