@@ -7,7 +7,9 @@ use crate::paths::Paths;
 use crate::progress::Progress;
 use crate::status::State;
 use ferrite_cri::RuntimeService;
-use ferrite_cri::v1::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
+use ferrite_cri::v1::{
+    ListPodSandboxRequest, PodSandboxMetadata, RemovePodSandboxRequest, StopPodSandboxRequest,
+};
 use ferrite_network::{Attachment, Bridge, NetworkError, PodNetwork, PodRef};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -35,7 +37,7 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(endpoint) = state.as_ref().and_then(|s| s.runtime_endpoint.as_deref()) {
-        remove_pods(endpoint, &paths.kubelet()).await?;
+        remove_pods(endpoint, paths).await?;
     }
     let images = NodeParts::images(paths, &[])?;
     // Whichever driver it ran with: slices are found by their name.
@@ -65,16 +67,18 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
 }
 
 /// Removes our pods from another runtime. Others may use it too: ours are those that have a directory in the
-/// kubelet's.
-async fn remove_pods(endpoint: &str, kubelet: &Path) -> Result<(), BoxError> {
+/// kubelet's, or logs, as pods have that came to their end.
+async fn remove_pods(endpoint: &str, paths: &Paths) -> Result<(), BoxError> {
     let failed = |e: ferrite_cri::Error| -> BoxError {
         format!("cannot remove the pods from the container runtime at {endpoint}: {e}; start that runtime and run `ferrite down` again").into()
     };
     let runtime = ferrite_cri::grpc::Client::new(endpoint)?;
     let listed = runtime.list_pod_sandbox(ListPodSandboxRequest { filter: None }).await.map_err(failed)?;
     for sandbox in listed.items {
-        let uid = sandbox.metadata.map(|m| m.uid).unwrap_or_default();
-        if uid.is_empty() || uid.contains('/') || !kubelet.join("pods").join(uid).is_dir() {
+        let Some(PodSandboxMetadata { name, uid, namespace, .. }) = sandbox.metadata else { continue };
+        let logs = format!("{namespace}_{name}_{uid}");
+        let ours = [paths.kubelet().join("pods").join(&uid), paths.pod_logs().join(&logs)];
+        if uid.is_empty() || logs.contains('/') || !ours.iter().any(|dir| dir.is_dir()) {
             continue;
         }
         let stop = StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
