@@ -6,6 +6,7 @@ use crate::http::{self, Body};
 use crate::negotiate::{self, Format, Representation};
 use crate::options::{FieldValidation, Query, Warnings, WriteOptions};
 use crate::registry::Write;
+use crate::registry::metadata::check_name;
 use crate::request::{Target, Verb};
 use crate::server::ApiServer;
 use ::http::{HeaderValue, header, request::Parts};
@@ -98,23 +99,12 @@ impl Call {
 
     /// A whole object that replaces another says where it belongs, and it is the place that the path names.
     pub fn check_place(&self, object: &Value) -> Result<(), Status> {
-        let (name, namespace) = (meta::name(object), meta::namespace(object));
-        let (wanted, within) = (self.name(), self.namespace());
-        let refuse = |why: String| Err(Status::bad_request(why));
-        if name.is_empty() {
-            return refuse(format!(
-                "the name of the object ({wanted} based on URL) was undeterminable: name must be provided"
-            ));
-        }
-        if name != wanted {
-            return refuse(format!(
-                "the name of the object ({name}) does not match the name on the URL ({wanted})"
-            ));
-        }
+        check_name(object, self.name())?;
+        let (namespace, within) = (meta::namespace(object), self.namespace());
         if self.resource.is_namespaced() && !namespace.is_empty() && namespace != within {
-            return refuse(format!(
+            return Err(Status::bad_request(format!(
                 "the namespace of the object ({namespace}) does not match the namespace on the request ({within})"
-            ));
+            )));
         }
         Ok(())
     }

@@ -198,13 +198,8 @@ pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Re
 
 /// An applied configuration may leave out where it belongs, but not name another place.
 fn check_place(call: &Call, applied: &Value) -> Result<(), Status> {
-    let (name, namespace) = (meta::name(applied), meta::namespace(applied));
-    if name != call.name() {
-        return Err(Status::bad_request(format!(
-            "the name of the object ({name}) does not match the name on the URL ({})",
-            call.name()
-        )));
-    }
+    crate::registry::metadata::check_name(applied, call.name())?;
+    let namespace = meta::namespace(applied);
     if call.resource.is_namespaced() && !namespace.is_empty() && namespace != call.namespace() {
         return Err(Status::bad_request(
             "the namespace of the provided object does not match the namespace sent on the request",

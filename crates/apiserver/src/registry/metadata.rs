@@ -76,6 +76,20 @@ pub(crate) fn merge_owners(object: &mut Value, warnings: &Warnings, when: &str) 
     }
 }
 
+/// An object that is sent to a name has that name.
+pub(crate) fn check_name(object: &Value, wanted: &str) -> Result<(), Status> {
+    let why = match meta::name(object) {
+        "" => format!(
+            "the name of the object ({wanted} based on URL) was undeterminable: name must be provided"
+        ),
+        name if name != wanted => {
+            format!("the name of the object ({name}) does not match the name on the URL ({wanted})")
+        }
+        _ => return Ok(()),
+    };
+    Err(Status::bad_request(why))
+}
+
 /// The refusal of an object. As upstream: it names the group of the kind that is stored.
 pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> Status {
     Status::invalid(&resource.storage_gvk().group, &resource.kind, name, errors)

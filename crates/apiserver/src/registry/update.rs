@@ -105,19 +105,7 @@ impl Registry {
     fn check_preconditions(&self, update: &Update<'_>, new: &Value, old: &Value) -> Result<(), Status> {
         let resource = update.write.resource;
         let conflict = |why: &str| Status::conflict(&resource.group, &resource.plural, update.name, why);
-        let name = meta::name(new);
-        if name.is_empty() {
-            return Err(Status::bad_request(format!(
-                "the name of the object ({} based on URL) was undeterminable: name must be provided",
-                update.name
-            )));
-        }
-        if name != update.name {
-            return Err(Status::bad_request(format!(
-                "the name of the object ({name}) does not match the name on the URL ({})",
-                update.name
-            )));
-        }
+        metadata::check_name(new, update.name)?;
         let namespace = meta::namespace(new);
         if resource.is_namespaced() && !namespace.is_empty() && namespace != update.write.namespace {
             return Err(Status::bad_request(
