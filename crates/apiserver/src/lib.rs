@@ -30,6 +30,7 @@ mod reviews;
 mod serve;
 mod server;
 mod subresource;
+mod trim;
 mod verbs;
 mod version;
 mod watching;

@@ -10,6 +10,7 @@ use crate::options::{Query, go_duration};
 use crate::registry::{Registry, ServiceAllocator, Table};
 use crate::request::{self, Health, Route, Verb};
 use crate::subresource::token::Rejected;
+use crate::trim::Trim;
 use crate::{
     bootstrap, compress, discovery, encode, health, metrics, openapi, profiling, subresource, verbs, version,
 };
@@ -142,6 +143,7 @@ pub struct ApiServer {
     pub(crate) openapi: openapi::Documents,
     pub(crate) tokens: Option<TokenSigner>,
     pub(crate) metrics: Metrics,
+    trim: Trim,
     ready: AtomicBool,
     /// Set as soon as the server is told to stop.
     draining: AtomicBool,
@@ -169,6 +171,7 @@ impl ApiServer {
         };
         let server = Arc::new(Self {
             tokens,
+            trim: Trim::default(),
             metrics: Metrics::new(
                 config.serving.max_requests_inflight,
                 config.serving.max_mutating_requests_inflight,
@@ -247,6 +250,15 @@ impl ApiServer {
     /// Answers a request. Never panics and never fails: every problem is an API Status.
     pub async fn handle(self: Arc<Self>, user: Option<Arc<User>>, request: Request<Body>) -> Answer {
         let audit_id = request.headers().get(&AUDIT_ID).cloned().or_else(new_audit_id);
+        if self.trim.note() {
+            let server = Arc::clone(&self);
+            self.spawn(async move {
+                tokio::select! {
+                    () = server.trim.after_burst() => {}
+                    () = server.stop.cancelled() => {}
+                }
+            });
+        }
         let mut answer = self.counted(user, request).await;
         let headers = answer.headers_mut();
         if let Some(id) = audit_id {

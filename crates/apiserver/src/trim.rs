@@ -1,0 +1,79 @@
+//! Memory that goes back to the system once a burst of requests is over.
+//!
+//! An allocator keeps what was freed in case it is needed again. After some hundred requests that is more than all an
+//! idle server uses, and nobody else can have it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// So many requests leave something behind that is worth looking for.
+const BURST: u64 = 500;
+/// A burst is over when in this time there were fewer requests than a tenth of one.
+const QUIET: Duration = Duration::from_secs(20);
+
+/// Counts requests since memory was last given back.
+#[derive(Debug, Default)]
+pub(crate) struct Trim {
+    requests: AtomicU64,
+    /// Somebody waits for the burst to be over.
+    awaited: AtomicBool,
+}
+
+impl Trim {
+    /// Notes a request. True for the one that makes a burst: who is told so waits for its end.
+    pub fn note(&self) -> bool {
+        let count = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
+        count >= BURST && !self.awaited.swap(true, Ordering::AcqRel)
+    }
+
+    /// Waits for the end of a burst and gives back what it has left behind.
+    pub async fn after_burst(&self) {
+        let mut before = self.requests.load(Ordering::Relaxed);
+        loop {
+            tokio::time::sleep(QUIET).await;
+            let now = self.requests.load(Ordering::Relaxed);
+            if now - before < BURST / 10 {
+                break;
+            }
+            before = now;
+        }
+        self.requests.store(0, Ordering::Relaxed);
+        self.awaited.store(false, Ordering::Release);
+        // It looks at every free piece there is; others have nothing to wait for.
+        let _ = tokio::task::spawn_blocking(give_back).await;
+    }
+}
+
+fn give_back() {
+    // SAFETY: releases pages of the heap that hold nothing; what is allocated stays where it is.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_is_waited_for_by_one_and_may_come_again() {
+        let trim = Arc::new(Trim::default());
+        let burst = |count: u64| (0..count).filter(|_| trim.note()).count();
+        assert_eq!((burst(BURST - 1), burst(BURST)), (0, 1));
+        let over = tokio::spawn({
+            let trim = Arc::clone(&trim);
+            async move { trim.after_burst().await }
+        });
+        tokio::task::yield_now().await;
+        // While requests go on nothing is over.
+        for _ in 0..3 {
+            assert_eq!(burst(BURST), 0);
+            tokio::time::sleep(QUIET).await;
+        }
+        assert!(!over.is_finished());
+        over.await.expect("it ends");
+        assert_eq!((burst(BURST - 1), burst(1)), (0, 1));
+    }
+}
