@@ -351,10 +351,10 @@ impl ApiServer {
         let negotiated = negotiate::accept(accept);
         let representation = negotiated.as_ref().copied().unwrap_or(PLAIN_JSON);
         let for_errors = Representation { shape: Shape::AsIs, ..representation };
-        let not_allowed = (Status::not_allowed(), for_errors);
+        let not_allowed = || (Status::not_allowed(), for_errors);
         let Route::Resource(target) = &route else {
             if !route.takes(&parts.method, verb, false) {
-                return Err(not_allowed);
+                return Err(not_allowed());
             }
             return self.document(&route, &parts, &query, negotiated).map_err(|s| (s, for_errors));
         };
@@ -369,13 +369,13 @@ impl ApiServer {
             return Err((Status::no_such_path(), for_errors));
         }
         if !route.takes(&parts.method, verb, resource.is_namespaced()) {
-            return Err(not_allowed);
+            return Err(not_allowed());
         }
-        let Route::Resource(target) = route else { return Err(not_allowed) };
+        let Route::Resource(target) = route else { return Err(not_allowed()) };
         // Whoever may do everything may also ask the far side of a proxy for its options.
         let asks_options =
             parts.method == ::http::Method::OPTIONS && target.subresource.as_deref() == Some("proxy");
-        let Some(verb) = verb.or(asks_options.then_some(Verb::Get)) else { return Err(not_allowed) };
+        let Some(verb) = verb.or(asks_options.then_some(Verb::Get)) else { return Err(not_allowed()) };
         let streams = matches!(
             target.subresource.as_deref(),
             Some("log" | "exec" | "attach" | "portforward" | "proxy")
