@@ -16,7 +16,7 @@ use super::{Inner, required};
 use crate::spec::{IdMap, OwnNamespaces, check_sysctl, map_file};
 use crate::supervisor::Setup;
 use crate::supervisor::protocol::Request;
-use crate::supervisor::sandbox::{IDENTITY, NETNS, SETUP, SHM, USERNS, UserSetup, alive};
+use crate::supervisor::sandbox::{Claim, IDENTITY, NETNS, SETUP, SHM, USERNS, UserSetup, alive};
 use crate::sys;
 
 /// Which namespaces the pod shares with the node.
@@ -280,9 +280,11 @@ impl Inner {
 /// Ends a supervisor politely, or by force if it does not answer, and removes its run directory with the
 /// mounts in it. Works on what is left of one, too.
 pub(super) fn end_supervisor(run_dir: &Path) -> io::Result<()> {
-    if !run_dir.exists() {
+    let Some(_claim) = Claim::take(run_dir)
+        .map_err(|error| io::Error::new(error.kind(), format!("claim {}: {error}", run_dir.display())))?
+    else {
         return Ok(());
-    }
+    };
     let pid = std::fs::read_to_string(run_dir.join(IDENTITY)).ok().and_then(|identity| alive(&identity));
     if let Some(pid) = pid {
         let polite = client::call(run_dir, &Request::Shutdown, &[]);

@@ -1,9 +1,14 @@
 //! Making the sandbox: namespaces, hostname, sysctls, shared memory, control socket.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
@@ -73,7 +78,35 @@ const EMPTY: &str = "empty";
 /// Size of /dev/shm, as other runtimes have it.
 const SHM_SIZE: u64 = 64 << 20;
 
+/// A run directory for one process alone: the supervisor that starts in it, or the runtime that takes it away.
+///
+/// A runtime may be killed while its spawner still starts a supervisor. The next one must neither take the
+/// directory from under it nor overlook it, because until it has recorded who it is nobody can see it.
+pub struct Claim(#[expect(dead_code, reason = "held, not looked at")] Flock<File>);
+
+impl Claim {
+    /// Waits until nobody else has the directory; none if it is gone by then.
+    pub fn take(directory: &Path) -> io::Result<Option<Self>> {
+        let mut file = match File::open(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let lock = loop {
+            match Flock::lock(file, FlockArg::LockExclusive) {
+                Ok(lock) => break lock,
+                Err((back, Errno::EINTR)) => file = back,
+                Err((_, error)) => return Err(error.into()),
+            }
+        };
+        let removed = lock.metadata()?.nlink() == 0;
+        Ok((!removed).then_some(Self(lock)))
+    }
+}
+
 pub fn establish(directory: &Path) -> Result<Server, SetupError> {
+    let claim = Claim::take(directory)
+        .and_then(|claim| claim.ok_or_else(|| io::ErrorKind::NotFound.into()))
+        .with(|| format!("claim {}", directory.display()))?;
     let setup: Setup = std::fs::read(directory.join(SETUP))
         .map_err(|error| error.to_string())
         .and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()))
@@ -144,6 +177,7 @@ pub fn establish(directory: &Path) -> Result<Server, SetupError> {
     let listener = protocol::listen(directory).context("listen")?;
     let identity = identity(std::process::id() as i32).unwrap_or_default();
     sys::write_atomic(&directory.join(IDENTITY), identity.as_bytes(), false).context("record identity")?;
+    drop(claim);
     Server::new(listener, cgroups, pod_pid, hook, directory.to_owned()).context("prepare to wait")
 }
 
@@ -153,9 +187,14 @@ fn make_in_user_namespace(flags: CloneFlags, user: &UserSetup, directory: &Path)
     let all = (flags | CloneFlags::CLONE_NEWUSER).bits() as u64;
     // SAFETY: the supervisor is single-threaded. The child only waits to be killed.
     let pid = match unsafe { sys::fork_with(all, None) }.context("make the pod's user namespace")? {
-        Forked::Child => loop {
-            nix::unistd::pause();
-        },
+        Forked::Child => {
+            // SAFETY: a plain integer. Nobody else would end this process.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            sys::close_all_but_stdio();
+            loop {
+                nix::unistd::pause();
+            }
+        }
         Forked::Parent { pid } => pid,
     };
     let joined = join_namespaces(pid, flags, user, directory);
@@ -289,4 +328,37 @@ pub fn identity(pid: i32) -> Option<String> {
 pub fn alive(identity_text: &str) -> Option<i32> {
     let pid = identity_text.split(' ').next()?.parse().ok()?;
     (identity(pid).as_deref() == Some(identity_text.trim())).then_some(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_directory_is_claimed_by_one_at_a_time_and_not_once_it_is_gone() {
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("sandbox");
+        assert!(Claim::take(&directory).unwrap().is_none());
+        for removed in [false, true] {
+            std::fs::create_dir_all(&directory).unwrap();
+            let first = Claim::take(&directory).unwrap().unwrap();
+            let released = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let second = scope.spawn(|| {
+                    let claim = Claim::take(&directory).unwrap();
+                    assert!(released.load(Ordering::SeqCst));
+                    claim.is_some()
+                });
+                std::thread::yield_now();
+                released.store(true, Ordering::SeqCst);
+                if removed {
+                    std::fs::remove_dir(&directory).unwrap();
+                }
+                drop(first);
+                assert_eq!(second.join().unwrap(), !removed);
+            });
+        }
+    }
 }
