@@ -1,6 +1,6 @@
 //! Validation errors: which field, what kind of problem, in upstream's wording.
 
-use serde_json::Value;
+use ferrite_json::Value;
 use std::fmt;
 
 /// The path of a field, built while descending: `spec.containers[0].name`.
@@ -321,7 +321,7 @@ fn go_quote(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn paths_are_as_long_as_they_need_to_be() {

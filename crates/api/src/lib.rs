@@ -1,6 +1,6 @@
 //! The API's own knowledge, without I/O: kinds, schema, codecs, defaulting, validation, patches, selectors.
 //!
-//! An object travels through the server as a [`serde_json::Value`] whose shape is described once, in
+//! An object travels through the server as a [`ferrite_json::Value`] whose shape is described once, in
 //! [`schema`]. Everything that depends on a kind is behind [`resource::Resource`]: a row of the table in
 //! [`kinds`] for the built-in ones.
 

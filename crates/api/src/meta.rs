@@ -1,6 +1,6 @@
 //! Reading and writing `metadata` of an object held as a JSON value.
 
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 
 /// `object.metadata.<key>` as a string; empty when absent or of another type.
 pub fn str<'a>(object: &'a Value, key: &str) -> &'a str {
@@ -24,7 +24,7 @@ pub fn is_deleting(object: &Value) -> bool {
     object.pointer("/metadata/deletionTimestamp").is_some_and(|v| !v.is_null())
 }
 
-pub fn labels(object: &Value) -> Option<&Map<String, Value>> {
+pub fn labels(object: &Value) -> Option<&Map> {
     object.pointer("/metadata/labels").and_then(Value::as_object)
 }
 
@@ -40,7 +40,7 @@ pub fn finalizers(object: &Value) -> impl Iterator<Item = &str> {
 
 /// `object.metadata`, made when it is absent. An object whose `metadata` is not an object gets an empty one:
 /// the schema has refused such input before anybody writes to it.
-pub fn metadata_mut(object: &mut Value) -> &mut Map<String, Value> {
+pub fn metadata_mut(object: &mut Value) -> &mut Map {
     if !object.is_object() {
         *object = Value::Object(Map::new());
     }

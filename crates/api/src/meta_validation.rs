@@ -1,7 +1,7 @@
 //! Validation of `metadata` and of names, labels and annotations, in upstream's wording.
 
 use crate::field::{FieldError, FieldErrors, Path};
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// The most bytes all annotations of an object may take together.
 pub const ANNOTATIONS_MAX: usize = 256 * 1024;

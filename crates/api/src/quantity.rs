@@ -3,7 +3,7 @@
 //! Upstream keeps an arbitrary-precision decimal, but rounds every parsed amount up to a whole number of
 //! nano units and caps it at 2^63-1, so an `i128` of nanos holds every amount exactly.
 
-use serde_json::Value;
+use ferrite_json::Value;
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::{Add, Mul, Sub};
@@ -426,10 +426,10 @@ mod tests {
 
     #[test]
     fn places_are_rewritten_and_others_left() {
-        let mut object = serde_json::json!({"spec": {"list": [{"limits": {"cpu": 0.5, "memory": "1024Ki"}}],
+        let mut object = ferrite_json::json!({"spec": {"list": [{"limits": {"cpu": 0.5, "memory": "1024Ki"}}],
             "other": "1000m"}});
         canonicalise_at(&mut object, &[&["spec", "list", "*", "limits", "*"], &["spec", "absent"]]);
-        let expected = serde_json::json!({"spec": {"list": [{"limits": {"cpu": "500m", "memory": "1Mi"}}],
+        let expected = ferrite_json::json!({"spec": {"list": [{"limits": {"cpu": "500m", "memory": "1Mi"}}],
             "other": "1000m"}});
         assert_eq!(object, expected);
     }

@@ -6,8 +6,8 @@
 use crate::field::FieldErrors;
 use crate::gvk::{Gvk, Gvr};
 use crate::kinds::access::{clear_status, keep};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -335,14 +335,14 @@ pub fn keep_all_but_status(new: &mut Value, old: &Value) {
     *new = old.clone();
     if let Some(map) = new.as_object_mut() {
         match status {
-            Some(status) => map.insert("status".into(), status),
+            Some(status) => map.insert("status", status),
             None => map.remove("status"),
         };
     }
     let metadata = crate::meta::metadata_mut(new);
     for (key, value) in [("managedFields", managed), ("resourceVersion", version)] {
         match value {
-            Some(value) => metadata.insert(key.into(), value),
+            Some(value) => metadata.insert(key, value),
             None => metadata.remove(key),
         };
     }

@@ -1,7 +1,7 @@
 //! `Status`: the one object in which the API tells of an error, and the only place where it is made.
 
 use crate::field::FieldError;
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 use std::fmt;
 
 /// An error answer. Constructors mirror upstream's: same code, reason, details and message.
@@ -10,7 +10,7 @@ pub struct Status {
     pub code: u16,
     pub reason: &'static str,
     pub message: String,
-    pub details: Option<Box<Map<String, Value>>>,
+    pub details: Option<Box<Map>>,
 }
 
 impl Status {
@@ -22,7 +22,7 @@ impl Status {
         let mut details = Map::new();
         for (key, value) in [("name", name), ("group", group), ("kind", kind)] {
             if !value.is_empty() {
-                details.insert(key.into(), value.into());
+                details.insert(key, value.into());
             }
         }
         self.details = Some(Box::new(details));
@@ -77,7 +77,7 @@ impl Status {
         if let Some(details) = &mut status.details
             && !causes.is_empty()
         {
-            details.insert("causes".into(), causes.into());
+            details.insert("causes", causes.into());
         }
         status
     }
@@ -151,7 +151,7 @@ impl Status {
         let text = message.to_string();
         let mut status = Self::new(500, "InternalError", format!("Internal error occurred: {text}"));
         let mut details = Map::new();
-        details.insert("causes".into(), json!([{ "message": text }]));
+        details.insert("causes", json!([{ "message": text }]));
         status.details = Some(Box::new(details));
         status
     }
@@ -169,7 +169,7 @@ impl Status {
             object["reason"] = self.reason.into();
         }
         if let (Some(details), Some(map)) = (&self.details, object.as_object_mut()) {
-            map.insert("details".into(), Value::Object((**details).clone()));
+            map.insert("details", Value::Object((**details).clone()));
         }
         object
     }

@@ -1,7 +1,7 @@
 //! Cells of server-side tables: ages and the like, as upstream prints them.
 
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// What a cell shows when there is nothing to show.
 pub const NONE: &str = "<none>";
@@ -95,6 +95,6 @@ mod tests {
         assert_eq!(since("2026-01-01T23:59:30Z", now), "30s");
         assert_eq!(since("", now), UNKNOWN);
         assert_eq!(since("yesterday", now), UNKNOWN);
-        assert_eq!(age(&serde_json::json!({}), now), UNKNOWN);
+        assert_eq!(age(&ferrite_json::json!({}), now), UNKNOWN);
     }
 }

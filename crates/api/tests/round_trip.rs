@@ -3,8 +3,8 @@
 use ferrite_api::codec::{json, normalise, normalise_for_storage, protobuf, yaml};
 use ferrite_api::managed_fields::{Writer, apply};
 use ferrite_api::schema::{self, Kind, Slot, TypeRef, Wire};
+use ferrite_json::{Map, Value, json};
 use proptest::prelude::*;
-use serde_json::{Map, Value, json};
 
 /// A small generator of numbers: shrinking a seed is of no use, so none is wanted.
 struct Dice(u64);
@@ -37,7 +37,7 @@ fn object(type_: TypeRef, dice: &mut Dice, depth: usize) -> Value {
         }
         let wanted = if depth > 4 { 0 } else { 40 / type_.fields.len().max(1) + 1 };
         if dice.roll(8) < wanted as u64 {
-            map.insert(field.name.into(), value(&field.kind, dice, depth + 1));
+            map.insert(field.name, value(&field.kind, dice, depth + 1));
         }
     }
     Value::Object(map)
@@ -63,10 +63,7 @@ fn value(kind: &Kind, dice: &mut Dice, depth: usize) -> Value {
         Kind::Map(item) => {
             let keys = ["", "k", "x.example/y"];
             Value::Object(
-                keys[..dice.roll(4) as usize]
-                    .iter()
-                    .map(|k| ((*k).into(), value(item, dice, depth)))
-                    .collect(),
+                keys[..dice.roll(4) as usize].iter().map(|k| ((*k), value(item, dice, depth))).collect(),
             )
         }
         Kind::SchemaOrArray(type_) => match dice.roll(2) {

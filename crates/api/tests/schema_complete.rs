@@ -12,7 +12,7 @@ fn sources() -> Option<PathBuf> {
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
         .output()
         .ok()?;
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    let metadata: ferrite_json::Value = ferrite_json::from_slice(&output.stdout).ok()?;
     let package = metadata["packages"].as_array()?.iter().find(|p| p["name"] == "k8s-openapi")?;
     let root = Path::new(package["manifest_path"].as_str()?).parent()?.join("src/v1_36");
     root.is_dir().then_some(root)

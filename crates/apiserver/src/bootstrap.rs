@@ -6,9 +6,9 @@ use crate::registry::{Change, Update, Write, stored};
 use crate::server::ApiServer;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
+use ferrite_json::{Value, json};
 use ferrite_store::WatchEnd;
 use futures_util::{StreamExt, TryStreamExt, future};
-use serde_json::{Value, json};
 use std::time::Duration;
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -169,7 +169,7 @@ const DEFAULTS: &str = include_str!("bootstrap.jsonl");
 const AT_ONCE: usize = 64;
 
 async fn policy(server: &ApiServer) -> Result<(), Status> {
-    let objects = DEFAULTS.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let objects = DEFAULTS.lines().filter_map(|line| ferrite_json::from_str::<Value>(line).ok());
     let writes = objects.filter_map(|object| {
         let api_version = object["apiVersion"].as_str()?;
         let (group, _) = api_version.split_once('/')?;

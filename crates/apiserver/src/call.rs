@@ -15,7 +15,7 @@ use ferrite_api::codec::{DecodeError, Decoded, json, protobuf, yaml};
 use ferrite_api::resource::Resource;
 use ferrite_api::schema::{self, TypeRef};
 use ferrite_api::{Gvk, Status, meta};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Upstream's limit for bodies of writes.

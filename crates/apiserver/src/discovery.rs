@@ -3,7 +3,7 @@
 use crate::registry::Table;
 use ferrite_api::gvk::api_version;
 use ferrite_api::resource::{Resource, Scope};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 /// The media type of [`aggregated`].
 pub(crate) const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";

@@ -2,10 +2,10 @@
 
 use bytes::{Bytes, BytesMut};
 use ferrite_api::Status;
+use ferrite_json::Value;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
-use serde_json::Value;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;

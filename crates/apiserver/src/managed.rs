@@ -5,8 +5,8 @@ use ferrite_api::codec::{json, normalise};
 use ferrite_api::managed_fields::{self, ApplyError, Writer};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Gvk, Status, meta, schema};
+use ferrite_json::{Value, json as object};
 use jiff::Timestamp;
-use serde_json::{Value, json as object};
 
 /// Fields that a write through this door cannot set, and so never owns.
 fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
@@ -129,8 +129,8 @@ fn refusal(error: &ApplyError, resource: &Resource, name: &str) -> Status {
                     })
                 })
                 .collect();
-            let mut details = serde_json::Map::new();
-            details.insert("causes".into(), causes.into());
+            let mut details = ferrite_json::Map::new();
+            details.insert("causes", causes.into());
             status.details = Some(Box::new(details));
             status
         }

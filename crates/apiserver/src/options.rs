@@ -2,7 +2,7 @@
 
 use ferrite_api::Status;
 use ferrite_api::field::{FieldError, Path};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::time::Duration;
 
 /// The query of a request, decoded.
@@ -190,7 +190,7 @@ fn check_manager(manager: &str, errors: &mut Vec<FieldError>) {
 
 fn check_dry_run(values: &[&str], errors: &mut Vec<FieldError>) -> bool {
     if values.iter().any(|v| *v != "All") {
-        errors.push(FieldError::not_supported(&Path::new("dryRun"), serde_json::json!(values), &["All"]));
+        errors.push(FieldError::not_supported(&Path::new("dryRun"), ferrite_json::json!(values), &["All"]));
     }
     !values.is_empty()
 }

@@ -14,7 +14,7 @@ use ferrite_api::codec::{self, Decoded, yaml};
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::schema::TypeRef;
 use ferrite_api::{Gvk, Status, meta, patch};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 use std::sync::{Mutex, PoisonError};
 
 /// What the content type says the body is.

@@ -10,8 +10,8 @@ use crate::subresource::token::Rejected;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::selector::{FieldSelector, LabelSelector};
 use ferrite_api::{Status, meta};
+use ferrite_json::{Map, Value, json};
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Whether a resource is a review.
@@ -49,7 +49,7 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
     match &*resource.plural {
         "selfsubjectreviews" => {
             let now = metadata::time(Timestamp::now());
-            meta::metadata_mut(&mut review).insert("creationTimestamp".into(), now.into());
+            meta::metadata_mut(&mut review).insert("creationTimestamp", now.into());
             review["status"] = json!({"userInfo": user_info(&call.user)});
         }
         "tokenreviews" => {
@@ -85,13 +85,13 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
 
 fn user_info(user: &User) -> Value {
     let mut info = Map::new();
-    info.insert("username".into(), user.name.clone().into());
+    info.insert("username", user.name.clone().into());
     if !user.uid.is_empty() {
-        info.insert("uid".into(), user.uid.clone().into());
+        info.insert("uid", user.uid.clone().into());
     }
-    info.insert("groups".into(), user.groups.clone().into());
+    info.insert("groups", user.groups.clone().into());
     if !user.extra.is_empty() {
-        info.insert("extra".into(), json!(user.extra));
+        info.insert("extra", json!(user.extra));
     }
     Value::Object(info)
 }
@@ -143,7 +143,7 @@ fn asked_for(review: &Value) -> User {
         .as_object()
         .into_iter()
         .flatten()
-        .map(|(key, values)| (key.clone(), strings(values)))
+        .map(|(key, values)| (key.to_string(), strings(values)))
         .collect();
     User {
         name: spec["user"].as_str().unwrap_or_default().to_owned(),

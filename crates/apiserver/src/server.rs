@@ -489,7 +489,7 @@ impl ApiServer {
                 Ok(http::answer(200, metrics::CONTENT_TYPE, text))
             }
             Route::Profile(profile) if self.config.serving.profiling => Ok(profiling::answer(profile)),
-            Route::Root => Ok(http::json(200, &serde_json::json!({"paths": root_paths(table)}))),
+            Route::Root => Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(table)}))),
             Route::NoSuchResource => Err(Status::no_such_path()),
             Route::OpenIdConfiguration => Ok(self
                 .tokens

@@ -13,8 +13,8 @@ use crate::{patch, subresource, watching};
 use ::http::{HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::{Gvk, Status, meta};
+use ferrite_json::json;
 use jiff::Timestamp;
-use serde_json::json;
 
 /// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
 pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {

@@ -1,6 +1,6 @@
 //! `/version`.
 
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 /// The Kubernetes version whose API this is.
 pub const KUBERNETES_VERSION: &str = "v1.36.4";

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use ferrite_api::selector::LabelSelector;
 use ferrite_client::{Informer, ObjectKey, WorkQueue, is_not_found, run_workers};
+use ferrite_json::json;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use serde_json::json;
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -87,10 +87,10 @@ async fn apply(client: &Client, name: &str, rules: Vec<PolicyRule>) -> Result<Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use ferrite_json::Value;
 
     fn role(value: Value) -> Arc<ClusterRole> {
-        Arc::new(serde_json::from_value(value).unwrap())
+        Arc::new(ferrite_json::from_value(value).unwrap())
     }
 
     #[test]

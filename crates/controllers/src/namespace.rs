@@ -289,12 +289,12 @@ async fn finalize(client: &Client, mut namespace: Namespace) -> Result<Option<Du
     if let Some(finalizers) = namespace.spec.as_mut().and_then(|spec| spec.finalizers.as_mut()) {
         finalizers.retain(|finalizer| finalizer != FINALIZER);
     }
-    let body = serde_json::to_vec(&namespace).map_err(|error| SyncError::Other(error.to_string()))?;
+    let body = ferrite_json::to_vec(&namespace).map_err(|error| SyncError::Other(error.to_string()))?;
     let request = http::Request::put(format!("/api/v1/namespaces/{name}/finalize"))
         .header("content-type", "application/json")
         .body(body)
         .map_err(|error| SyncError::Other(error.to_string()))?;
-    match client.request::<serde_json::Value>(request).await {
+    match client.request::<ferrite_json::Value>(request).await {
         Ok(_) => Ok(None),
         Err(error) if is_not_found(&error) => Ok(None),
         Err(error) => Err(error).during(|| format!("finalize namespace {name}")),

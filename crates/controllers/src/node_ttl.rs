@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ferrite_client::{Informer, ObjectKey, WorkQueue, is_not_found, run_workers};
+use ferrite_json::json;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use serde_json::json;
 
 use crate::Context;
 use crate::error::{During, SyncError};

@@ -1,9 +1,9 @@
 //! Ownership between objects: controller references, adoption and release.
 
+use ferrite_json::{Value, json};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 use kube::core::{Selector, SelectorExt};
-use serde_json::{Value, json};
 
 /// The owner that controls the object, if any.
 pub(crate) fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     fn meta(uid: &str, label: &str, owner: Option<&str>, deleting: bool) -> ObjectMeta {
-        serde_json::from_value(json!({
+        ferrite_json::from_value(json!({
             "uid": uid,
             "labels": {"app": label},
             "deletionTimestamp": deleting.then_some("2024-01-01T00:00:00Z"),

@@ -9,10 +9,10 @@ use ferrite_api::quota::{Evaluator, evaluator, recount};
 use ferrite_client::{
     Change, Informer, ListSelector, ObjectKey, Scope, WorkQueue, is_conflict, is_not_found, run_workers,
 };
+use ferrite_json::{Map, Value};
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::api::{DynamicObject, PostParams};
 use kube::{Api, Client};
-use serde_json::{Map, Value};
 
 use crate::Context;
 use crate::discovery::{self, Served};
@@ -70,7 +70,7 @@ pub(crate) fn start(context: &Context) {
 }
 
 fn hard_of<T: serde::Serialize>(list: Option<&T>) -> Amounts {
-    amounts(&serde_json::to_value(list).unwrap_or_default())
+    amounts(&ferrite_json::to_value(list).unwrap_or_default())
 }
 
 async fn sync(
@@ -78,7 +78,7 @@ async fn sync(
     monitors: &Arc<Monitors>,
     quota: &ResourceQuota,
 ) -> Result<Option<Duration>, SyncError> {
-    let value = serde_json::to_value(quota).map_err(|e| SyncError::Other(e.to_string()))?;
+    let value = ferrite_json::to_value(quota).map_err(|e| SyncError::Other(e.to_string()))?;
     let hard = amounts(&value["spec"]["hard"]);
     let namespace = quota.metadata.namespace.as_deref().unwrap_or_default();
     let name = quota.metadata.name.as_deref().unwrap_or_default();
@@ -87,7 +87,7 @@ async fn sync(
         let informer = monitors.of(served);
         informer.synced().await;
         let objects = informer.list_in(namespace);
-        let values = objects.iter().filter_map(|object| serde_json::to_value(&**object).ok()).collect();
+        let values = objects.iter().filter_map(|object| ferrite_json::to_value(&**object).ok()).collect();
         counted.push((evaluator, values));
     }
     let pairs =
@@ -100,7 +100,7 @@ async fn sync(
     updated["status"]["hard"] = printed(&hard);
     updated["status"]["used"] = printed(&used);
     let updated: ResourceQuota =
-        serde_json::from_value(updated).map_err(|e| SyncError::Other(e.to_string()))?;
+        ferrite_json::from_value(updated).map_err(|e| SyncError::Other(e.to_string()))?;
     let api: Api<ResourceQuota> = Api::namespaced(client.clone(), namespace);
     match api.replace_status(name, &PostParams::default(), &updated).await {
         Ok(_) => Ok(Some(RESYNC)),
@@ -111,8 +111,7 @@ async fn sync(
 }
 
 fn printed(list: &Amounts) -> Value {
-    let map: Map<String, Value> =
-        list.iter().map(|(name, amount)| (name.clone(), amount.to_string().into())).collect();
+    let map: Map = list.iter().map(|(name, amount)| (name.clone(), amount.to_string().into())).collect();
     map.into()
 }
 
@@ -173,5 +172,5 @@ fn only_name(object: &mut DynamicObject) {
     without_bookkeeping(object);
     object.metadata.annotations = None;
     object.metadata.labels = None;
-    object.data = Value::Null;
+    object.data = Value::Null.into();
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 use ferrite_client::{
     Change, Informer, ListSelector, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers,
 };
+use ferrite_json::json;
 use ferrite_pki::{LEGACY_ISSUER, TokenSigner};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
-use serde_json::json;
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -61,7 +61,7 @@ pub(crate) fn start(context: &Context) {
     });
 }
 
-fn signer_token(signer: &TokenSigner, claims: &serde_json::Value) -> Option<String> {
+fn signer_token(signer: &TokenSigner, claims: &ferrite_json::Value) -> Option<String> {
     signer.sign(claims)
 }
 
@@ -81,7 +81,7 @@ fn decide(
     secret: &Secret,
     account: Option<&ServiceAccount>,
     bundle: &str,
-    sign: &dyn Fn(&serde_json::Value) -> Option<String>,
+    sign: &dyn Fn(&ferrite_json::Value) -> Option<String>,
 ) -> Step {
     let name = annotation(secret, ACCOUNT);
     if secret.type_.as_deref() != Some(KIND)
@@ -145,18 +145,18 @@ async fn act(client: &Client, key: &ObjectKey, step: Step) -> Result<Option<Dura
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use ferrite_json::Value;
 
     #[test]
     fn a_secret_is_filled_kept_and_goes_with_its_account() {
         let secret = |annotations: Value, data: Value| -> Secret {
-            serde_json::from_value(json!({
+            ferrite_json::from_value(json!({
                 "metadata": {"name": "s", "namespace": "ns", "annotations": annotations}, "type": KIND, "data": data,
             }))
             .unwrap()
         };
         let account: ServiceAccount =
-            serde_json::from_value(json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u"}}))
+            ferrite_json::from_value(json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u"}}))
                 .unwrap();
         let sign = |claims: &Value| Some(format!("token for {}", claims["sub"].as_str().unwrap()));
         let fresh = secret(json!({ACCOUNT: "a"}), json!({}));

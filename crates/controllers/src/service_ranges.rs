@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use ferrite_api::Cidr;
 use ferrite_client::{Informer, ObjectKey, WorkQueue, is_not_found, run_workers};
+use ferrite_json::json;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use serde_json::json;
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -178,7 +178,7 @@ async fn act(client: Client, range: &ServiceCIDR, step: Step) -> Result<Option<D
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use ferrite_json::Value;
 
     fn range(
         name: &str,
@@ -200,7 +200,7 @@ mod tests {
             "spec": {"cidrs": cidrs},
             "status": {"conditions": conditions},
         });
-        Arc::new(serde_json::from_value(value).unwrap())
+        Arc::new(ferrite_json::from_value(value).unwrap())
     }
 
     #[test]

@@ -148,12 +148,12 @@ pub(crate) fn settled<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn what_is_used_stays() {
         let metadata = |deleting: bool, held: bool| -> ObjectMeta {
-            serde_json::from_value(json!({
+            ferrite_json::from_value(json!({
                 "deletionTimestamp": deleting.then_some("2026-01-01T00:00:00Z"),
                 "finalizers": if held { json!(["other", CLAIM_FINALIZER]) } else { json!(["other"]) },
             }))
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn a_pod_uses_what_it_names_and_what_was_made_for_it() {
         let pod = |phase: &str, node: &str| -> Pod {
-            serde_json::from_value(json!({
+            ferrite_json::from_value(json!({
                 "metadata": {"name": "p"},
                 "spec": {"nodeName": node, "containers": [], "volumes": [
                     {"name": "a", "persistentVolumeClaim": {"claimName": "disk"}},

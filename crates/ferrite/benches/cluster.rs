@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
-use serde_json::Value;
+use ferrite_json::Value;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -99,7 +99,7 @@ impl Bench {
         let (seen, ready) = std::sync::mpsc::channel::<(String, Instant)>();
         let stdout = BufReader::new(watch.stdout.take().unwrap());
         std::thread::spawn(move || {
-            for pod in serde_json::Deserializer::from_reader(stdout).into_iter::<Value>() {
+            for pod in ferrite_json::Deserializer::from_reader(stdout).into_iter::<Value>() {
                 let Ok(pod) = pod else { return };
                 let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
                 if conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True") {
@@ -111,7 +111,7 @@ impl Bench {
         for number in 0..PODS {
             let name = format!("pod-{number}");
             let manifest = self.dir.join("pod.json");
-            let pod = serde_json::json!({
+            let pod = ferrite_json::json!({
                 "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
                 "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
                     "name": "c", "image": "ferrite.local/tools:latest", "imagePullPolicy": "IfNotPresent",

@@ -111,7 +111,7 @@ impl Control {
     }
 
     async fn list(&self) -> Result<Response<Body>, BoxError> {
-        Ok(text(StatusCode::OK, serde_json::to_vec(&list(&self.images)?)?))
+        Ok(text(StatusCode::OK, ferrite_json::to_vec(&list(&self.images)?)?))
     }
 
     async fn import(&self, body: Incoming) -> Result<Response<Body>, BoxError> {
@@ -123,18 +123,18 @@ impl Control {
         });
         let reader = SyncIoBridge::new(StreamReader::new(Box::pin(frames)));
         let names = self.images.store().import(reader, Arc::new(|_| {})).await?;
-        Ok(text(StatusCode::OK, serde_json::to_vec(&names)?))
+        Ok(text(StatusCode::OK, ferrite_json::to_vec(&names)?))
     }
 
     async fn pull(&self, body: Incoming) -> Result<Response<Body>, BoxError> {
-        let request: PullRequest = serde_json::from_slice(&body.collect().await?.to_bytes())?;
+        let request: PullRequest = ferrite_json::from_slice(&body.collect().await?.to_bytes())?;
         let (lines, mut received) = tokio::sync::mpsc::channel::<PullLine>(64);
         let images = Arc::clone(&self.images);
         let stream = async_stream(async move { pull(&images, &request, lines).await }, move |cx| {
             received.poll_recv(cx)
         });
         let body = StreamBody::new(stream.map(|line| {
-            let mut bytes = serde_json::to_vec(&line).unwrap_or_default();
+            let mut bytes = ferrite_json::to_vec(&line).unwrap_or_default();
             bytes.push(b'\n');
             Ok::<_, Infallible>(Frame::data(Bytes::from(bytes)))
         }));
@@ -142,7 +142,7 @@ impl Control {
     }
 
     async fn remove(&self, body: Incoming) -> Result<Response<Body>, BoxError> {
-        let name: String = serde_json::from_slice(&body.collect().await?.to_bytes())?;
+        let name: String = ferrite_json::from_slice(&body.collect().await?.to_bytes())?;
         let image = Some(ImageSpec { image: name, ..ImageSpec::default() });
         self.runtime.remove_image(RemoveImageRequest { image }).await?;
         Ok(text(StatusCode::OK, "null"))
@@ -239,9 +239,10 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, BoxError> {
-        let body =
-            Full::new(Bytes::from(serde_json::to_vec(body)?)).map_err(|never| match never {}).boxed_unsync();
+        let body = Full::new(Bytes::from(ferrite_json::to_vec(body)?))
+            .map_err(|never| match never {})
+            .boxed_unsync();
         let answer = self.send(method, path, body).await?.collect().await?.to_bytes();
-        Ok(serde_json::from_slice(&answer)?)
+        Ok(ferrite_json::from_slice(&answer)?)
     }
 }

@@ -122,7 +122,7 @@ async fn import(paths: &Paths, client: Option<&mut Client>, archive: &Path) -> R
                 .map(|piece| piece.map(Frame::data).map_err(|e| -> BoxError { e.into() }));
             let body = BodyExt::boxed_unsync(StreamBody::new(stream));
             let answer = client.send(Method::POST, "/images/import", body).await?;
-            serde_json::from_slice(&answer.collect().await?.to_bytes())?
+            ferrite_json::from_slice(&answer.collect().await?.to_bytes())?
         }
         None => {
             let images = NodeParts::images(paths, &[])?;
@@ -181,7 +181,7 @@ async fn pull(paths: &Paths, client: Option<&mut Client>, request: PullRequest) 
     };
     match client {
         Some(client) => {
-            let body = http_body_util::Full::new(Bytes::from(serde_json::to_vec(&request)?))
+            let body = http_body_util::Full::new(Bytes::from(ferrite_json::to_vec(&request)?))
                 .map_err(|never| match never {})
                 .boxed_unsync();
             let mut stream = BodyStream::new(client.send(Method::POST, "/images/pull", body).await?);
@@ -190,7 +190,7 @@ async fn pull(paths: &Paths, client: Option<&mut Client>, request: PullRequest) 
                 let Ok(data) = frame?.into_data() else { continue };
                 pending.extend_from_slice(&data);
                 while let Some(end) = pending.iter().position(|b| *b == b'\n') {
-                    take(serde_json::from_slice(&pending[..end])?);
+                    take(ferrite_json::from_slice(&pending[..end])?);
                     pending.drain(..=end);
                 }
             }

@@ -1,6 +1,6 @@
 //! The user's kubeconfig: our context is added to it and taken out again, everything else stays as it is.
 
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -160,7 +160,7 @@ pub fn write(path: &Path, config: &Value) -> Result<(), KubeconfigError> {
 }
 
 /// The same content; maps are sorted by name, as kubectl writes them.
-fn order(config: &Value) -> Map<String, Value> {
+fn order(config: &Value) -> Map {
     config.as_object().cloned().unwrap_or_default()
 }
 

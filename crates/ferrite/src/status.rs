@@ -82,12 +82,12 @@ impl State {
     }
 
     pub fn load(paths: &Paths) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(paths.state()).ok()?).ok()
+        ferrite_json::from_slice(&std::fs::read(paths.state()).ok()?).ok()
     }
 
     pub fn save(&self, paths: &Paths) -> Result<(), BoxError> {
         let temporary = paths.state().with_extension("tmp");
-        std::fs::write(&temporary, serde_json::to_vec_pretty(self)?)?;
+        std::fs::write(&temporary, ferrite_json::to_vec_pretty(self)?)?;
         std::fs::rename(&temporary, paths.state())?;
         Ok(())
     }

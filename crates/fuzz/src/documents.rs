@@ -7,8 +7,8 @@ use ferrite_api::patch::{json_patch, merge_patch, strategic_merge};
 use ferrite_api::quantity::Quantity;
 use ferrite_api::schema::{self, TypeRef};
 use ferrite_api::selector::{FieldSelector, LabelSelector};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// Kinds whose schemas hold every shape there is: inlined structs, maps, int-or-string, times, raw JSON,
 /// recursion.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::testing::{FakeApi, FakeRuntime, Key};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 fn key(resource: &str, namespace: &str) -> Key {
     Key { resource: resource.into(), namespace: namespace.into(), name: "node".into() }

@@ -2,13 +2,13 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ferrite_json::{Value, json};
 use ring::rand::SystemRandom;
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair, UnparsedPublicKey,
 };
 use rustls_pki_types::PrivatePkcs8KeyDer;
 use rustls_pki_types::pem::PemObject;
-use serde_json::{Value, json};
 
 /// Longer tokens are nobody's.
 const MAX_TOKEN: usize = 16 << 10;
@@ -63,14 +63,14 @@ impl TokenSigner {
         let (text, signature) = token.rsplit_once('.')?;
         let (header, claims) = text.split_once('.')?;
         let decode = |part: &str| URL_SAFE_NO_PAD.decode(part).ok();
-        let header: Value = serde_json::from_slice(&decode(header)?).ok()?;
+        let header: Value = ferrite_json::from_slice(&decode(header)?).ok()?;
         if header["alg"] != "ES256" {
             return None;
         }
         UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, self.key.public_key().as_ref())
             .verify(text.as_bytes(), &decode(signature)?)
             .ok()?;
-        let claims: Value = serde_json::from_slice(&decode(claims)?).ok()?;
+        let claims: Value = ferrite_json::from_slice(&decode(claims)?).ok()?;
         let ours = claims["iss"] == self.issuer.as_str() || claims["iss"] == LEGACY_ISSUER;
         ours.then_some(claims)
     }

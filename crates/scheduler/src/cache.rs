@@ -131,20 +131,20 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
     fn pod(name: &str, cpu: &str) -> Arc<PodInfo> {
-        let pod = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {
+        let pod = ferrite_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {
             "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}}));
         Arc::new(PodInfo::new(Arc::new(pod.unwrap())))
     }
 
     fn node(name: &str, zone: &str) -> Arc<Node> {
         Arc::new(
-            serde_json::from_value(
-                json!({"metadata": {"name": name, "labels": {crate::snapshot::ZONE: zone}}}),
+            ferrite_json::from_value(
+                json!({"metadata": {"name": name, "labels": {(crate::snapshot::ZONE): zone}}}),
             )
             .unwrap(),
         )

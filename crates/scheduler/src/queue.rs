@@ -288,13 +288,13 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
     fn pod(name: &str, priority: i32, gates: &[&str]) -> Arc<PodInfo> {
         let gates: Vec<_> = gates.iter().map(|name| json!({"name": name})).collect();
-        let pod = serde_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"},
+        let pod = ferrite_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"},
             "spec": {"containers": [], "priority": priority, "schedulingGates": gates}}));
         Arc::new(PodInfo::new(Arc::new(pod.unwrap())))
     }

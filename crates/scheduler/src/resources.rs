@@ -138,7 +138,7 @@ pub fn pod_requests(spec: &PodSpec) -> Resources {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
@@ -177,7 +177,7 @@ mod tests {
                 3000,
             ),
         ] {
-            let spec: PodSpec = serde_json::from_value(spec).unwrap();
+            let spec: PodSpec = ferrite_json::from_value(spec).unwrap();
             assert_eq!(pod_requests(&spec).milli_cpu, milli_cpu, "{what}");
         }
     }

@@ -8,13 +8,13 @@ use ferrite_client::{
     Change, EventRecorder, EventType, Events, Informer, Informers, ObjectKey, Scope, is_conflict,
     is_not_found, message_of,
 };
+use ferrite_json::json;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod, PodCondition, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::{Selector, SelectorExt};
 use kube::{Api, Client};
-use serde_json::json;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
@@ -355,7 +355,7 @@ impl Scheduler {
         };
         let params = PostParams::default();
         let call =
-            api.create_subresource::<_, serde_json::Value>("binding", &pod.key.name, &params, &binding);
+            api.create_subresource::<_, ferrite_json::Value>("binding", &pod.key.name, &params, &binding);
         match timeout(BIND_TIMEOUT, call).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(format!("binding rejected: {}", message_of(&error))),

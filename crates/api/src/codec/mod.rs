@@ -16,7 +16,7 @@ pub mod yaml;
 pub use error::DecodeError;
 pub use normalise::{normalise, normalise_for_storage};
 
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// Nesting beyond this is refused: deep enough for any real object, shallow enough for a small stack.
 pub const MAX_DEPTH: usize = 400;

@@ -2,7 +2,7 @@
 
 use super::{scalar, time};
 use crate::schema::{Field, Kind, Presence, TypeRef};
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 
 /// Brings `value` to the form in which upstream answers it.
 ///
@@ -37,7 +37,7 @@ impl Normaliser {
         }
     }
 
-    fn object(self, type_: TypeRef, map: &mut Map<String, Value>) {
+    fn object(self, type_: TypeRef, map: &mut Map) {
         // What is there is usually less than what could be.
         map.retain(|name, value| type_.field(name).is_none_or(|field| self.keep(type_, field, value)));
         for field in type_.fields {
@@ -93,19 +93,19 @@ impl Normaliser {
             }
             (Kind::Quantity, Value::String(text)) => {
                 if let Ok(canonical) = scalar::canonical_quantity(text) {
-                    *text = canonical;
+                    *text = canonical.into();
                 }
             }
             (Kind::Time, Value::String(text)) => {
                 if let Ok(time) = time::parse_time(text)
                     && !scalar::is_canonical_time(text)
                 {
-                    *text = scalar::format_time(time);
+                    *text = scalar::format_time(time).into();
                 }
             }
             (Kind::MicroTime, Value::String(text)) => {
                 if let Ok(time) = time::parse_time(text) {
-                    *text = scalar::format_micro_time(time);
+                    *text = scalar::format_micro_time(time).into();
                 }
             }
             _ => {}

@@ -2,9 +2,9 @@
 
 use super::{DecodeError, Decoded, MAX_DEPTH, json};
 use crate::schema::TypeRef;
+use ferrite_json::Value;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
 use serde_saphyr::{DuplicateKeyPolicy, Options, Spanned};
 use std::collections::HashSet;
 use std::fmt;
@@ -239,7 +239,7 @@ impl<'de> Deserialize<'de> for Key {
 mod tests {
     use super::*;
     use crate::schema;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn converts_as_upstream() {

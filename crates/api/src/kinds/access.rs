@@ -1,6 +1,6 @@
 //! Reading and defaulting fields of JSON objects the way Go's zero values make upstream do it.
 
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 
 /// A field as a string; empty when absent.
 pub fn text<'a>(value: &'a Value, key: &str) -> &'a str {
@@ -28,7 +28,7 @@ pub fn strings<'a>(value: &'a Value, key: &str) -> Vec<&'a str> {
 }
 
 /// A field as a map, if it is there.
-pub fn map<'a>(value: &'a Value, key: &str) -> Option<&'a Map<String, Value>> {
+pub fn map<'a>(value: &'a Value, key: &str) -> Option<&'a Map> {
     value.get(key).and_then(Value::as_object)
 }
 

@@ -3,7 +3,7 @@
 use super::access::{ensure_object, text};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::resource::Strategy;
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(super) struct Bindings;
 

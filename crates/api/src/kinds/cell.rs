@@ -2,8 +2,8 @@
 
 use super::access::{flag, list, text};
 use crate::table::NONE;
+use ferrite_json::{Map, Value};
 use jiff::Timestamp;
-use serde_json::{Map, Value};
 
 /// The object's name.
 pub fn name(object: &Value) -> Value {
@@ -21,7 +21,7 @@ pub fn count(value: &Value, key: &str) -> Value {
 }
 
 /// `a=b,c=d`, or `<none>`.
-pub fn labels(labels: Option<&Map<String, Value>>) -> Value {
+pub fn labels(labels: Option<&Map>) -> Value {
     let pairs: Vec<String> = labels
         .into_iter()
         .flatten()

@@ -13,8 +13,8 @@ use crate::resource::{Column, Strategy};
 use crate::table::{NONE, duration};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 const LEGACY_SIGNER: &str = "kubernetes.io/legacy-unknown";
 const SECONDS_MIN: i64 = 600;

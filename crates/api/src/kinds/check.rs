@@ -4,7 +4,7 @@ use super::access::{list, text};
 pub use crate::cidr::Cidr;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{label_value, port_name, port_number, qualified_name};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashSet;
 use std::net::IpAddr;
 

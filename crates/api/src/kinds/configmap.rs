@@ -6,8 +6,8 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::config_map_key;
 use crate::resource::{Column, Strategy};
 use crate::table::age;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// The most bytes of data in a ConfigMap or Secret.
 pub(super) const DATA_MAX: usize = 1024 * 1024;
@@ -55,7 +55,7 @@ impl Strategy for ConfigMaps {
     }
 
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let count = |key: &str| map(object, key).map_or(0, serde_json::Map::len);
+        let count = |key: &str| map(object, key).map_or(0, ferrite_json::Map::len);
         vec![
             crate::meta::name(object).into(),
             (count("data") + count("binaryData")).into(),

@@ -3,8 +3,8 @@
 
 use crate::field::FieldErrors;
 use crate::resource::{Column, Storage, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// The strategy of a version whose objects are stored in the form `inner` knows.
 pub(super) struct Converted<S> {

@@ -12,7 +12,7 @@ use super::check::immutable;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain};
 use crate::resource::Strategy;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 use std::collections::HashSet;
 
 pub(super) struct CustomResourceDefinitions;
@@ -100,7 +100,7 @@ impl Strategy for CustomResourceDefinitions {
     /// The definition stays until its instances are gone, which the finalizer stands for.
     fn begin_deletion(&self, object: &mut Value, now: &str) -> bool {
         let metadata = crate::meta::metadata_mut(object);
-        metadata.insert("deletionTimestamp".into(), now.into());
+        metadata.insert("deletionTimestamp", now.into());
         let finalizers = metadata.entry("finalizers").or_insert_with(|| json!([]));
         if let Some(list) = finalizers.as_array_mut()
             && !list.iter().any(|f| f == CLEANUP)

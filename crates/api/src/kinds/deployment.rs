@@ -7,8 +7,8 @@ use super::workload;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 pub(super) struct Deployments;
 

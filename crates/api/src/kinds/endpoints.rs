@@ -7,8 +7,8 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name};
 use crate::resource::{Column, Strategy};
 use crate::table::{NONE, age};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// Addresses shown before the rest is only counted.
 pub(super) const SHOWN: usize = 3;

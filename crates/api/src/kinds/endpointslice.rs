@@ -10,8 +10,8 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, label_value, qualified_name};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::HashSet;
 
 pub(super) struct EndpointSlices;

@@ -7,8 +7,8 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, Strategy};
 use crate::table::since;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 const NAME_MAX: usize = 128;
 const NOTE_MAX: usize = 1024;

@@ -4,8 +4,8 @@ use super::access::{default_field, ensure_object, present, remove, text};
 use super::event::{self, Events};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::resource::{Column, Storage, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// Newer and older names of the same fields.
 const NAMES: [(&str, &str); 7] = [
@@ -179,7 +179,7 @@ fn empty(value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn names_of_fields_change_with_the_version() {

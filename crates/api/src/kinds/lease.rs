@@ -6,8 +6,8 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, Strategy};
 use crate::table::age;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 const COORDINATED: [&str; 2] = ["strategy", "preferredHolder"];
 

@@ -47,8 +47,8 @@ pub use service::validate_cluster_ips;
 pub use volume_source::ACCESS_MODES;
 
 use crate::resource::{Resource, Storage};
+use ferrite_json::Value;
 use row::*;
-use serde_json::Value;
 
 /// Every resource compiled into the server, in discovery's order. Those that are not
 /// [on by default](Resource::on_by_default) are beta or alpha versions.

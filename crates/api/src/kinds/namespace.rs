@@ -6,8 +6,8 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, validate_finalizer_name};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 /// Every namespace carries its own name as a label.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";

@@ -13,8 +13,8 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{label_value, qualified_name};
 use crate::resource::{Column, Strategy};
 use crate::table::{NONE, UNKNOWN, age};
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet};
 
 const NODE_INFO: [&str; 10] = [

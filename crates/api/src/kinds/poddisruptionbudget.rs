@@ -7,8 +7,8 @@ use super::{cell, go};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::selector::validate_label_selector;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 const NOT_APPLICABLE: &str = "N/A";
 

@@ -6,8 +6,8 @@ use super::cell;
 use super::row::{NAME, number, shown};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::{NONE, since};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// What a column shows.
 pub(super) enum Cell {

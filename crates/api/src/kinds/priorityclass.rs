@@ -6,8 +6,8 @@ use super::check::{immutable, one_of_if_set};
 use super::row::{NAME, boolean, number, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::resource::{Column, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// Above this, priorities are the system's own.
 const USER_MAX: i64 = 1_000_000_000;

@@ -4,7 +4,7 @@ use super::access::{list, object, text};
 use super::go;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::resource::Strategy;
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// A review whose question the server checks as it answers it.
 pub(super) struct Reviews;

@@ -10,8 +10,8 @@ use super::{cell, go};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, validate_labels};
 use crate::resource::{Column, Strategy};
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 use std::collections::HashSet;
 
 pub(super) struct RuntimeClasses;

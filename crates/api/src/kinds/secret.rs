@@ -9,8 +9,8 @@ use crate::resource::{Column, Strategy};
 use crate::table::age;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 const ACCOUNT_ANNOTATION: &str = "kubernetes.io/service-account.name";
 
@@ -103,7 +103,7 @@ impl Strategy for Secrets {
         vec![
             crate::meta::name(object).into(),
             text(object, "type").into(),
-            map(object, "data").map_or(0, serde_json::Map::len).into(),
+            map(object, "data").map_or(0, ferrite_json::Map::len).into(),
             age(object, now).into(),
         ]
     }
@@ -119,7 +119,7 @@ fn merge_string_data(secret: &mut Value) {
     }
 }
 
-fn docker_config(data: Option<&serde_json::Map<String, Value>>, key: &str) -> Option<FieldError> {
+fn docker_config(data: Option<&ferrite_json::Map>, key: &str) -> Option<FieldError> {
     let path = Path::new("data").key(key);
     let Some(encoded) = data.and_then(|d| d.get(key)).and_then(Value::as_str) else {
         return Some(FieldError::required(&path, ""));

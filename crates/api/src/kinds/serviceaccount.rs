@@ -4,8 +4,8 @@ use super::access::{list_mut, text};
 use super::row::{NAME, shown};
 use crate::resource::{Column, Strategy};
 use crate::table::age;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 pub(super) struct ServiceAccounts;
 

@@ -5,7 +5,7 @@ use super::check::{complaints, named_if_set, one_of, one_of_if_set};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::quantity::canonicalise;
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// The most characters a CSI driver's name may have.
 const DRIVER_MAX: usize = 63;

@@ -7,7 +7,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{validate_annotations, validate_labels};
 use crate::selector::{LabelSelector, validate_label_selector};
 use crate::table::NONE;
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 
 /// Defaults of `spec.template`.
 pub fn default_template(spec: &mut Value) {

@@ -1,6 +1,6 @@
 //! Sets of field paths, and their form in `fieldsV1`.
 
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -23,9 +23,9 @@ impl PathElement {
         for (name, value) in keys {
             text.push(if text.is_empty() { b'{' } else { b',' });
             // Writing to a vector does not fail, and JSON always serialises.
-            let _ = serde_json::to_writer(&mut text, name);
+            let _ = ferrite_json::to_writer(&mut text, name);
             text.push(b':');
-            let _ = serde_json::to_writer(&mut text, &*value);
+            let _ = ferrite_json::to_writer(&mut text, &*value);
         }
         text.push(b'}');
         Self::Key(String::from_utf8(text).unwrap_or_default())
@@ -64,7 +64,7 @@ impl fmt::Display for PathElement {
         match self {
             Self::Field(name) => write!(f, ".{name}"),
             Self::Key(keys) => {
-                let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
+                let keys: Map = ferrite_json::from_str(keys).unwrap_or_default();
                 let listed: Vec<String> = keys.iter().map(|(k, v)| format!("{k}={v}")).collect();
                 write!(f, "[{}]", listed.join(","))
             }
@@ -247,7 +247,7 @@ impl FieldSet {
             if let (true, Value::Object(below)) = (entry.member, &mut below)
                 && !below.is_empty()
             {
-                below.insert(".".into(), Value::Object(Map::new()));
+                below.insert(".", Value::Object(Map::new()));
             }
             map.insert(element.encode(), below);
         }

@@ -1,8 +1,8 @@
 //! `metadata.managedFields`: who owns which fields.
 
 use super::field_set::FieldSet;
+use ferrite_json::{Map, Value};
 use jiff::Timestamp;
-use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -126,7 +126,7 @@ impl Managers {
         if entries.is_empty() {
             metadata.remove("managedFields");
         } else {
-            metadata.insert("managedFields".into(), entries.into());
+            metadata.insert("managedFields", entries.into());
         }
     }
 }
@@ -171,10 +171,10 @@ fn encode_entry(identity: &Identity, owned: &Owned) -> Value {
         ("subresource", &identity.subresource),
     ] {
         if !text.is_empty() {
-            entry.insert(key.into(), text.into());
+            entry.insert(key, text.into());
         }
     }
-    entry.insert("fieldsV1".into(), owned.set.to_fields_v1());
+    entry.insert("fieldsV1", owned.set.to_fields_v1());
     Value::Object(entry)
 }
 

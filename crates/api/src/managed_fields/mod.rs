@@ -19,10 +19,10 @@ pub use field_set::{FieldSet, PathElement};
 pub use validate::validate;
 
 use crate::schema::TypeRef;
+use ferrite_json::{Map, Value};
 use jiff::Timestamp;
 use managers::{BEFORE_FIRST_APPLY, Identity, Managers, Operation, Owned};
 use node::Node;
-use serde_json::{Map, Value};
 use std::sync::LazyLock;
 use thiserror::Error;
 use walk::Comparison;

@@ -2,7 +2,7 @@
 
 use super::field_set::PathElement;
 use crate::schema::{Field, Kind, Merge, TypeRef, named};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::borrow::Cow;
 
 #[derive(Clone, Copy)]
@@ -105,7 +105,7 @@ impl Node {
                 let value = |key: &'static str| match item.get(key).filter(|v| !v.is_null()) {
                     Some(value) => Some((key, Cow::Borrowed(value))),
                     None => {
-                        let default = type_.field(key).map(|f| serde_json::from_str(f.default));
+                        let default = type_.field(key).map(|f| ferrite_json::from_str(f.default));
                         Some((key, Cow::Owned(default?.ok()?)))
                     }
                 };

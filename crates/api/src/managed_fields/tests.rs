@@ -1,7 +1,7 @@
 use super::*;
 use crate::codec::normalise;
 use crate::schema;
-use serde_json::json;
+use ferrite_json::json;
 
 const T0: &str = "2026-01-01T00:00:00Z";
 const T1: &str = "2026-01-01T00:00:01Z";

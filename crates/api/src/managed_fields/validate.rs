@@ -4,7 +4,7 @@ use super::ApplyError;
 use super::node::Node;
 use crate::patch::go_format;
 use crate::schema::{Kind, TypeRef};
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// Whether an applied configuration fits its type; upstream answers 500 with the text of the error.
 pub fn validate(type_: TypeRef, config: &Value, api_version: &str) -> Result<(), ApplyError> {

@@ -2,7 +2,7 @@
 
 use super::field_set::{Entry, FieldSet, PathElement};
 use super::node::Node;
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How a new object differs from an old one.
@@ -102,7 +102,7 @@ fn difference(node: Node, old: Option<&Value>, new: Option<&Value>) -> Differenc
     let (came, went) = (old.is_none() && new.is_some(), old.is_some() && new.is_none());
     if node.is_map() && is_map_or_nothing(old) && is_map_or_nothing(new) {
         let (old_map, new_map) = (old.and_then(Value::as_object), new.and_then(Value::as_object));
-        let empty = |map: Option<&Map<String, Value>>| map.is_none_or(Map::is_empty);
+        let empty = |map: Option<&Map>| map.is_none_or(Map::is_empty);
         if !(empty(old_map) && empty(new_map)) {
             let gone = old_map
                 .into_iter()

@@ -1,7 +1,7 @@
 //! Names, labels and metadata, good and bad.
 
 use super::*;
-use serde_json::json;
+use ferrite_json::json;
 
 fn texts(errors: FieldErrors) -> Vec<String> {
     errors.iter().map(ToString::to_string).collect()

@@ -2,7 +2,7 @@
 //! end, and a test for null succeeds on a missing member.
 
 use super::PatchError;
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// Upstream's limit on the number of operations.
 pub const MAX_OPERATIONS: usize = 10_000;

@@ -1,6 +1,6 @@
 //! Merge patch (RFC 7386).
 
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 
 /// Merges `patch` into `target`: objects member by member, `null` removes, everything else replaces.
 pub fn merge_patch(target: &mut Value, patch: &Value) {

@@ -14,7 +14,7 @@ pub use json::{MAX_OPERATIONS, json_patch};
 pub use merge::merge_patch;
 pub use strategic::strategic_merge;
 
-use serde_json::Value;
+use ferrite_json::Value;
 use std::fmt::Write as _;
 use thiserror::Error;
 

@@ -3,14 +3,14 @@
 
 use super::{PatchError, go_format};
 use crate::schema::{Kind, Patch, TypeRef};
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Text, Value};
 
 const PATCH: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
 const SET_ELEMENT_ORDER: &str = "$setElementOrder/";
 const DELETE_FROM_PRIMITIVE_LIST: &str = "$deleteFromPrimitiveList/";
 
-type Object = Map<String, Value>;
+type Object = Map;
 
 /// Merges `patch` into `target`, an object of `type_`.
 pub fn strategic_merge(type_: TypeRef, target: &mut Value, patch: &Value) -> Result<(), PatchError> {
@@ -96,7 +96,7 @@ fn merge_map(mut original: Object, mut patch: Object, node: Node) -> Result<Obje
 
     for (key, patch_value) in patch {
         let (key, deleting) = match key.strip_prefix(DELETE_FROM_PRIMITIVE_LIST) {
-            Some(list) => (list.to_owned(), true),
+            Some(list) => (Text::from(list), true),
             None => (key, false),
         };
         if patch_value.is_null() {
@@ -144,7 +144,7 @@ fn apply_retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), Pa
 
 /// `$setElementOrder/x`: merges list `x` and puts its elements into the order given.
 fn apply_element_order(original: &mut Object, patch: &mut Object, node: Node) -> Result<(), PatchError> {
-    let orders: Vec<String> = patch.keys().filter(|k| k.starts_with(SET_ELEMENT_ORDER)).cloned().collect();
+    let orders: Vec<Text> = patch.keys().filter(|k| k.starts_with(SET_ELEMENT_ORDER)).cloned().collect();
     for directive_key in orders {
         let Some(order) = patch.remove(&directive_key) else { continue };
         let Value::Array(order) = order else {

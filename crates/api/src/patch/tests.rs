@@ -1,6 +1,6 @@
 use super::*;
 use crate::schema;
-use serde_json::json;
+use ferrite_json::json;
 
 fn strategic(kind: (&str, &str, &str), mut target: Value, patch: Value) -> Result<Value, PatchError> {
     let type_ = schema::kind(kind.0, kind.1, kind.2).expect("known");

@@ -1,11 +1,11 @@
 //! What a pod asks for, over all its containers.
 
 use crate::quantity::Quantity;
-use serde_json::Value;
+use ferrite_json::{Text, Value};
 use std::collections::BTreeMap;
 
 /// Amounts by the name of what they are of.
-pub type Amounts = BTreeMap<String, Quantity>;
+pub type Amounts = BTreeMap<Text, Quantity>;
 
 /// The amounts of a list of resources. What is no quantity is left to validation.
 pub fn amounts(list: &Value) -> Amounts {
@@ -100,7 +100,7 @@ fn most(sum: &mut Amounts, other: &Amounts) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn a_pod_needs_what_runs_together_or_what_it_takes_to_start() {

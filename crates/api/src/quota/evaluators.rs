@@ -5,7 +5,7 @@ use super::limited::Limited;
 use super::scopes;
 use crate::kinds::pod::resources::is_native;
 use crate::quantity::{Format, Quantity};
-use serde_json::Value;
+use ferrite_json::{Text, Value};
 use std::collections::BTreeMap;
 
 /// How objects of one resource are counted.
@@ -129,7 +129,7 @@ impl Evaluator {
 
     /// What an object counts for.
     pub fn usage(&self, object: &Value) -> Amounts {
-        let mut usage = Amounts::from([(self.count.clone(), count(1))]);
+        let mut usage = Amounts::from([(Text::from(&self.count), count(1))]);
         if let Some(plain) = self.plain {
             usage.insert(plain.into(), count(1));
         }
@@ -213,12 +213,12 @@ fn computed(requests: &Amounts, limits: &Amounts) -> Amounts {
             usage.insert(name.clone(), *amount);
         }
         if native || name.starts_with("hugepages-") || is_extended(name) {
-            usage.insert(format!("requests.{name}"), *amount);
+            usage.insert(format!("requests.{name}").into(), *amount);
         }
     }
     for (name, amount) in limits {
         if matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") {
-            usage.insert(format!("limits.{name}"), *amount);
+            usage.insert(format!("limits.{name}").into(), *amount);
         }
     }
     usage
@@ -247,12 +247,12 @@ fn claim_usage(claim: &Value, usage: &mut Amounts) {
         .and_then(Value::as_str)
         .filter(|class| !class.is_empty());
     if let Some(class) = class {
-        usage.insert(format!("{class}{CLASS}persistentvolumeclaims"), count(1));
+        usage.insert(format!("{class}{CLASS}persistentvolumeclaims").into(), count(1));
     }
     if let Some(storage) = amounts(&claim["spec"]["resources"]["requests"]).get("storage") {
         usage.insert("requests.storage".into(), *storage);
         if let Some(class) = class {
-            usage.insert(format!("{class}{CLASS}requests.storage"), *storage);
+            usage.insert(format!("{class}{CLASS}requests.storage").into(), *storage);
         }
     }
 }
@@ -280,6 +280,6 @@ fn device_usage(claim: &Value, usage: &mut Amounts) {
         }
     }
     for (class, number) in devices {
-        usage.insert(format!("{class}{DEVICES}"), count(number));
+        usage.insert(format!("{class}{DEVICES}").into(), count(number));
     }
 }

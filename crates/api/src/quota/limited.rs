@@ -3,7 +3,7 @@
 use super::amounts::{Amounts, list};
 use super::evaluators::count_key;
 use super::scopes::Scope;
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// A resource, and what of its consumption some quota has to cover.
 #[derive(Debug, Clone, PartialEq, Eq)]

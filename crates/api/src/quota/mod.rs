@@ -13,8 +13,8 @@ pub use evaluators::{Evaluator, evaluator};
 pub use limited::Limited;
 
 use amounts::{Amounts, amounts};
+use ferrite_json::{Text, Value};
 use scopes::Scope;
-use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Why a request does not fit a quota.
@@ -51,7 +51,7 @@ pub fn charge(
             continue;
         }
         let name = crate::meta::name(quota).to_owned();
-        let tracked: Vec<&str> = hard.keys().map(String::as_str).filter(|n| evaluator.tracks(n)).collect();
+        let tracked: Vec<&str> = hard.keys().map(Text::as_str).filter(|n| evaluator.tracks(n)).collect();
         if let Some(missing) = evaluator.missing(&tracked, object) {
             return Err(QuotaError::Unspecified { quota: name, missing });
         }
@@ -100,7 +100,7 @@ pub fn charge(
         }
         let mut sum = used.clone();
         amounts::add(&mut sum, &requested);
-        let exceeded = |name: &String| sum.get(name) > hard.get(name);
+        let exceeded = |name: &Text| sum.get(name) > hard.get(name);
         if requested.keys().any(exceeded) {
             let print = |list: &Amounts| {
                 let shown = requested.keys().filter(|name| exceeded(name));

@@ -2,7 +2,7 @@
 
 use super::amounts::list;
 use crate::kinds::pod::resources::qos_class;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::fmt;
 
 /// One condition of a quota.

@@ -1,5 +1,5 @@
 use super::*;
-use serde_json::json;
+use ferrite_json::json;
 
 fn quota(spec: Value, hard: Value, used: Value) -> Value {
     json!({"metadata": {"name": "q"}, "spec": spec, "status": {"hard": hard, "used": used}})

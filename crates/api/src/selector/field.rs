@@ -1,7 +1,7 @@
 //! Field selectors: conditions on a few fields of an object, `metadata.name=a,status.phase!=Failed`.
 
 use crate::resource::Resource;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::fmt;
 use thiserror::Error;
 
@@ -152,7 +152,7 @@ fn unescape(text: &str) -> Result<String, FieldSelectorError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     fn resource(kind: &str) -> Resource {
         crate::kinds::built_in().into_iter().find(|r| r.kind == kind).unwrap()

@@ -4,8 +4,8 @@ use super::parse::{self, SelectorError};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, map, strings, text};
 use crate::meta_validation::{label_value, qualified_name};
+use ferrite_json::{Map, Value};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
-use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub trait Labels {
     fn label(&self, key: &str) -> Option<&str>;
 }
 
-impl Labels for Map<String, Value> {
+impl Labels for Map {
     fn label(&self, key: &str) -> Option<&str> {
         self.get(key)?.as_str()
     }
@@ -315,7 +315,7 @@ pub fn validate_label_selector(selector: &Value, path: &Path) -> FieldErrors {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn matching() {

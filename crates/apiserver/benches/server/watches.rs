@@ -3,8 +3,8 @@
 use crate::client::Client;
 use crate::process::Server;
 use crate::report::{more_is_better, tell};
+use ferrite_json::json;
 use http_body_util::BodyExt;
-use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -65,8 +65,8 @@ async fn watched(server: &Server, ours: bool) -> Seen {
 async fn watchers(server: &Server, seen: &Arc<AtomicU64>) -> JoinSet<usize> {
     let mut watchers = JoinSet::new();
     // Those that were there before are not told again.
-    let listed: serde_json::Value =
-        serde_json::from_str(&server.client().await.text(&format!("{MAPS}?limit=1")).await).unwrap();
+    let listed: ferrite_json::Value =
+        ferrite_json::from_str(&server.client().await.text(&format!("{MAPS}?limit=1")).await).unwrap();
     let version = listed["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
     for group in 0..WATCHERS / 50 {
         let connection = server.client().await;

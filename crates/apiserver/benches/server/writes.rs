@@ -3,7 +3,7 @@
 use crate::client::{Client, PODS, Turn, pod, run as run_clients};
 use crate::process::Server;
 use crate::report::{less_is_better, more_is_better};
-use serde_json::json;
+use ferrite_json::json;
 use std::sync::Arc;
 
 const CLIENTS: [usize; 2] = [1, 64];
@@ -61,7 +61,7 @@ impl Write {
             }
             Self::Update => {
                 assert_eq!(client.whole("POST", PODS, fresh.to_string()).await.0, 201);
-                fresh = serde_json::from_str(&client.text(&path).await).unwrap();
+                fresh = ferrite_json::from_str(&client.text(&path).await).unwrap();
                 fresh["metadata"].as_object_mut().unwrap().retain(|key, _| key != "resourceVersion");
             }
             Self::Apply => {}

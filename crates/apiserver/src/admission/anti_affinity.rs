@@ -3,7 +3,7 @@
 use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(super) struct LimitPodHardAntiAffinityTopology;
 
@@ -40,7 +40,7 @@ fn too_wide(pod: &Value) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn only_the_node_may_be_kept_free() {

@@ -5,7 +5,7 @@ use crate::auth::Action;
 use crate::registry::View;
 use base64::Engine;
 use ferrite_api::Status;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 const GROUP: &str = "certificates.k8s.io";
 const REQUESTS: &str = "certificatesigningrequests";
@@ -23,13 +23,13 @@ pub(super) fn stamp_requester(attributes: &Attributes<'_>, object: &mut Value) {
     for key in ["username", "uid", "groups", "extra"] {
         spec.remove(key);
     }
-    spec.insert("username".into(), user.name.clone().into());
+    spec.insert("username", user.name.clone().into());
     if !user.uid.is_empty() {
-        spec.insert("uid".into(), user.uid.clone().into());
+        spec.insert("uid", user.uid.clone().into());
     }
-    spec.insert("groups".into(), user.groups.clone().into());
+    spec.insert("groups", user.groups.clone().into());
     if !user.extra.is_empty() {
-        spec.insert("extra".into(), json!(user.extra));
+        spec.insert("extra", json!(user.extra));
     }
 }
 

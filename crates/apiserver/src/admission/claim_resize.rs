@@ -4,7 +4,7 @@ use super::{Attributes, Operation, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::quota::amounts::amounts;
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(super) struct PersistentVolumeClaimResize;
 

@@ -1,6 +1,6 @@
 //! The file that configures plugins: `--admission-control-config-file`.
 
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -74,7 +74,7 @@ pub(super) fn check_kind(configuration: &Value, group: &str, kind: &str) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn a_file_configures_here_and_elsewhere() {

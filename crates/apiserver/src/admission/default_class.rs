@@ -3,7 +3,7 @@
 use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::{Status, meta};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::cmp::Reverse;
 
 /// The newest class that is marked as the default; of those of one age the first by name.

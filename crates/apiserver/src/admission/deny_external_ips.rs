@@ -4,7 +4,7 @@ use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::quota::amounts::list;
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(super) struct DenyServiceExternalIPs;
 

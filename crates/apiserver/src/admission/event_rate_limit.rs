@@ -3,7 +3,7 @@
 use super::{Attributes, Operation, Plugin, config};
 use crate::registry::View;
 use ferrite_api::Status;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -166,7 +166,7 @@ impl Plugin for EventRateLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
     use std::time::Duration;
 
     #[test]

@@ -5,7 +5,7 @@ use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::kinds::pod::resources::is_native;
 use ferrite_api::quota::amounts::{Side, amounts, list};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 use std::collections::BTreeSet;
 
 pub(super) struct ExtendedResourceToleration;
@@ -21,7 +21,7 @@ impl Plugin for ExtendedResourceToleration {
         }
         let spec = &object["spec"];
         let containers = list(spec, "containers").iter().chain(list(spec, "initContainers"));
-        let devices: BTreeSet<String> = containers
+        let devices: BTreeSet<ferrite_json::Text> = containers
             .flat_map(|c| amounts(&c["resources"][Side::Requests.key()]).into_keys())
             .filter(|name| name.contains('/') && !is_native(name))
             .collect();

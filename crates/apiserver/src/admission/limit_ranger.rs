@@ -5,7 +5,7 @@ use crate::registry::View;
 use ferrite_api::quantity::Quantity;
 use ferrite_api::quota::amounts::{Amounts, Side, amounts, list, pod_total};
 use ferrite_api::{Status, meta};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 pub(super) struct LimitRanger;
 
@@ -85,8 +85,7 @@ fn set_defaults(pod: &mut Value, range: &Value) {
     if !told.is_empty() {
         let annotations = meta::metadata_mut(pod).entry("annotations").or_insert_with(|| json!({}));
         if let Some(annotations) = annotations.as_object_mut() {
-            annotations
-                .insert(ANNOTATION.into(), format!("LimitRanger plugin set: {}", told.join("; ")).into());
+            annotations.insert(ANNOTATION, format!("LimitRanger plugin set: {}", told.join("; ")).into());
         }
     }
 }
@@ -106,7 +105,7 @@ fn set_missing(container: &mut Value, side: Side, defaults: &Amounts) -> Vec<Str
     for (name, amount) in &missing {
         given.insert((*name).clone(), amount.to_string().into());
     }
-    missing.into_iter().map(|(name, _)| name.clone()).collect()
+    missing.into_iter().map(|(name, _)| name.to_string()).collect()
 }
 
 fn pod_problems(pod: &Value, range: &Value) -> Vec<String> {

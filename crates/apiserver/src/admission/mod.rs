@@ -35,8 +35,8 @@ use crate::options::WriteOptions;
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
+use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Txn};
-use serde_json::Value;
 
 /// What is about to happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(super) struct NamespaceExists;
 

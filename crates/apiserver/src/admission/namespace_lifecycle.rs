@@ -3,7 +3,7 @@
 use super::{Attributes, Operation, Plugin};
 use crate::registry::View;
 use ferrite_api::{Status, meta};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 pub(super) struct NamespaceLifecycle;
 
@@ -39,7 +39,7 @@ impl Plugin for NamespaceLifecycle {
         );
         if let Some(details) = &mut refused.details {
             details.insert(
-                "causes".into(),
+                "causes",
                 json!([{
                     "reason": "NamespaceTerminating",
                     "message": format!("namespace {} is being terminated", attributes.namespace),

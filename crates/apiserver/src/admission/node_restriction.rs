@@ -5,7 +5,7 @@ use crate::auth::node;
 use crate::registry::View;
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::BTreeSet;
 
 pub(super) struct NodeRestriction;
@@ -157,7 +157,11 @@ fn own_node(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> 
 fn changed_labels(new: &Value, old: &Value) -> BTreeSet<String> {
     let labels = |object: &Value| meta::labels(object).cloned().unwrap_or_default();
     let (new, old) = (labels(new), labels(old));
-    new.keys().chain(old.keys()).filter(|key| new.get(*key) != old.get(*key)).cloned().collect()
+    new.keys()
+        .chain(old.keys())
+        .filter(|key| new.get(*key) != old.get(*key))
+        .map(ToString::to_string)
+        .collect()
 }
 
 /// Those that nodes may not touch: the API's own, but for the ones that kubelets are there to set.
@@ -245,7 +249,7 @@ fn lease(node: &str, attributes: &Attributes<'_>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn nodes_label_themselves_with_little() {

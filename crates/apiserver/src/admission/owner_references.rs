@@ -5,7 +5,7 @@ use crate::auth::Action;
 use crate::registry::View;
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(super) struct OwnerReferencesPermissionEnforcement;
 

@@ -3,7 +3,7 @@
 use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 pub(super) const NAME: &str = "PodNodeSelector";
@@ -15,7 +15,7 @@ const CLUSTER: &str = "clusterDefaultNodeSelector";
 struct PodNodeSelector {
     default: String,
     /// By namespace.
-    allowed: BTreeMap<String, Map<String, Value>>,
+    allowed: BTreeMap<String, Map>,
 }
 
 pub(super) fn make(configuration: Option<&Value>) -> Result<Box<dyn Plugin>, String> {
@@ -29,7 +29,7 @@ pub(super) fn make(configuration: Option<&Value>) -> Result<Box<dyn Plugin>, Str
         let selector = parse(text)?;
         match key.as_str() {
             CLUSTER => plugin.default = text.to_owned(),
-            _ => drop(plugin.allowed.insert(key.clone(), selector)),
+            _ => drop(plugin.allowed.insert(key.to_string(), selector)),
         }
     }
     Ok(Box::new(plugin))
@@ -37,7 +37,7 @@ pub(super) fn make(configuration: Option<&Value>) -> Result<Box<dyn Plugin>, Str
 
 impl PodNodeSelector {
     /// What the namespace adds to its pods' selectors.
-    fn wanted(&self, view: &View, attributes: &Attributes<'_>) -> Result<Map<String, Value>, Status> {
+    fn wanted(&self, view: &View, attributes: &Attributes<'_>) -> Result<Map, Status> {
         let namespace = view.get("", "namespaces", "", attributes.namespace).unwrap_or_default();
         let own = namespace["metadata"]["annotations"].get(ANNOTATION).and_then(Value::as_str);
         parse(own.unwrap_or(&self.default)).map_err(|why| attributes.forbid(why))
@@ -88,7 +88,7 @@ impl Plugin for PodNodeSelector {
 }
 
 /// `a=b,c=d`
-fn parse(text: &str) -> Result<Map<String, Value>, String> {
+fn parse(text: &str) -> Result<Map, String> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
     pairs
         .map(|pair| {

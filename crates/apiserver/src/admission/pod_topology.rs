@@ -3,7 +3,7 @@
 use super::{Attributes, Operation, Plugin};
 use crate::registry::View;
 use ferrite_api::{Status, meta};
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 
 pub(super) struct PodTopologyLabels;
 
@@ -34,7 +34,7 @@ impl Plugin for PodTopologyLabels {
     }
 }
 
-fn topology(node: &Value) -> Map<String, Value> {
+fn topology(node: &Value) -> Map {
     let labels = &node["metadata"]["labels"];
     LABELS.iter().filter_map(|key| Some(((*key).to_owned(), labels.get(key)?.clone()))).collect()
 }

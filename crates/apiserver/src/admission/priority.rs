@@ -3,7 +3,7 @@
 use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::{Status, meta};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::sync::Arc;
 
 pub(super) struct Priority;
@@ -44,10 +44,10 @@ impl Plugin for Priority {
             )));
         }
         if let Some(class) = class.as_ref().filter(|_| name.is_empty()) {
-            spec.insert("priorityClassName".into(), meta::name(class).into());
+            spec.insert("priorityClassName", meta::name(class).into());
         }
-        spec.insert("priority".into(), priority.into());
-        spec.insert("preemptionPolicy".into(), policy.into());
+        spec.insert("priority", priority.into());
+        spec.insert("preemptionPolicy", policy.into());
         Ok(())
     }
 

@@ -8,9 +8,9 @@ use crate::options::WriteOptions;
 use crate::registry::{View, stored};
 use ferrite_api::quota::{Limited, QuotaError, charge, evaluator};
 use ferrite_api::{Status, meta};
+use ferrite_json::{Map, Value};
 use ferrite_store::{Compare, LeaseId, Op};
 use jiff::Timestamp;
-use serde_json::{Map, Value};
 
 pub(super) const NAME: &str = "ResourceQuota";
 
@@ -70,7 +70,7 @@ impl Plugin for ResourceQuota {
         for (index, used) in changed {
             let old = &quotas[index];
             let mut new = old.clone();
-            let used: Map<String, Value> =
+            let used: Map =
                 used.into_iter().map(|(name, amount)| (name, amount.to_string().into())).collect();
             new["status"]["used"] = used.into();
             let options = WriteOptions { field_manager: "kube-apiserver".into(), ..WriteOptions::default() };

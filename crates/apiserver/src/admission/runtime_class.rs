@@ -4,7 +4,7 @@ use super::{Attributes, Plugin};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::quota::amounts::amounts;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 use std::sync::Arc;
 
 pub(super) struct RuntimeClass;

@@ -5,7 +5,7 @@ use crate::auth::node::references;
 use crate::registry::{View, metadata};
 use ferrite_api::Status;
 use ferrite_api::quota::amounts::list;
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 
 pub(super) struct ServiceAccount;
 
@@ -30,8 +30,8 @@ impl Plugin for ServiceAccount {
             .into_iter()
             .find_map(|k| spec.get(k).and_then(Value::as_str).filter(|s| !s.is_empty()));
         let name = given.unwrap_or("default").to_owned();
-        spec.insert("serviceAccount".into(), name.clone().into());
-        spec.insert("serviceAccountName".into(), name.clone().into());
+        spec.insert("serviceAccount", name.clone().into());
+        spec.insert("serviceAccountName", name.clone().into());
         let Some(account) = view.get("", "serviceaccounts", attributes.namespace, &name) else {
             return Err(Status::forbidden(
                 "",
@@ -43,7 +43,7 @@ impl Plugin for ServiceAccount {
                 ),
             ));
         };
-        let wants = |o: &Map<String, Value>| o.get("automountServiceAccountToken").and_then(Value::as_bool);
+        let wants = |o: &Map| o.get("automountServiceAccountToken").and_then(Value::as_bool);
         if wants(spec).or_else(|| account.as_object().and_then(wants)).unwrap_or(true) {
             mount_token(spec);
         }
@@ -51,7 +51,7 @@ impl Plugin for ServiceAccount {
         if let Some(secrets) = pulls
             && spec.get("imagePullSecrets").and_then(Value::as_array).is_none_or(Vec::is_empty)
         {
-            spec.insert("imagePullSecrets".into(), secrets.clone().into());
+            spec.insert("imagePullSecrets", secrets.clone().into());
         }
         Ok(())
     }
@@ -151,7 +151,7 @@ fn is_mirror(pod: &Value) -> bool {
 }
 
 /// Mounts a token into every container that has nothing else at its place.
-fn mount_token(spec: &mut Map<String, Value>) {
+fn mount_token(spec: &mut Map) {
     let volume = metadata::generate_name("kube-api-access-");
     let mut mounted = false;
     for containers in ["initContainers", "containers"] {

@@ -4,7 +4,7 @@ use super::{Attributes, Operation, Plugin, config};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::kinds::pod::resources::qos_class;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 pub(super) const NAME: &str = "PodTolerationRestriction";
 const DEFAULTS: &str = "scheduler.alpha.kubernetes.io/defaultTolerations";
@@ -81,7 +81,7 @@ fn listed(view: &View, attributes: &Attributes<'_>, key: &str) -> Result<Option<
     let namespace = view.get("", "namespaces", "", attributes.namespace).unwrap_or_default();
     match namespace["metadata"]["annotations"].get(key).and_then(Value::as_str) {
         None | Some("") => Ok(None),
-        Some(text) => serde_json::from_str(text).map(Some).map_err(|e| {
+        Some(text) => ferrite_json::from_str(text).map(Some).map_err(|e| {
             Status::internal(format!("annotation {key} of the namespace is no list of tolerations: {e}"))
         }),
     }

@@ -3,9 +3,9 @@
 use super::User;
 use crate::registry::View;
 use base64::Engine;
+use ferrite_json::Value;
 use jiff::Timestamp;
 use ring::digest::{SHA256, digest};
-use serde_json::Value;
 
 const ID: usize = 6;
 const SECRET: usize = 16;
@@ -59,7 +59,7 @@ fn from_secret(stored: &Value, id: &str, secret: &str, now: Timestamp) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn a_token_is_its_secret_in_time() {

@@ -6,7 +6,7 @@ use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::meta;
 use ferrite_api::resource::Resource;
-use serde_json::Value;
+use ferrite_json::Value;
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 

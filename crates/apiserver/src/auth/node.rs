@@ -4,7 +4,7 @@ use super::{Action, Decision, Rbac, User};
 use crate::registry::View;
 use ferrite_api::meta;
 use ferrite_api::quota::amounts::list;
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// The role whose rules hold for every node, though no binding gives it.
 const ROLE: &str = "system:node";
@@ -236,7 +236,7 @@ pub(crate) fn references(spec: &Value, kind: &str, tell: &mut dyn FnMut(&str)) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn a_pod_refers_to_what_it_mounts_and_reads() {

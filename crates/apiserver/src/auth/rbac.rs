@@ -5,8 +5,8 @@
 use super::{Action, Decision, User};
 use crate::registry::{Table, stored};
 use ferrite_api::meta;
+use ferrite_json::{Value, json};
 use ferrite_store::{Change, Entry, Store, Watch};
-use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -293,7 +293,7 @@ fn reason(binding: &Binding, subject: &str) -> String {
 }
 
 fn decoded(entry: &Entry) -> Value {
-    serde_json::from_slice(&entry.value).unwrap_or_default()
+    ferrite_json::from_slice(&entry.value).unwrap_or_default()
 }
 
 impl State {

@@ -1,6 +1,6 @@
 //! What the claims of a token mean.
 
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// Whether a token's time is now, or why it is not.
 pub(crate) fn in_time(claims: &Value, now: i64) -> Result<(), &'static str> {

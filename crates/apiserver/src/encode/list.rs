@@ -8,8 +8,8 @@ use ferrite_api::Status;
 use ferrite_api::codec::protobuf;
 use ferrite_api::resource::Resource;
 use ferrite_api::schema::{self, TypeRef};
+use ferrite_json::Value;
 use ferrite_store::Entry;
-use serde_json::Value;
 use std::sync::Arc;
 
 /// About the size of a piece, and of what is read at once to make one.
@@ -229,7 +229,7 @@ fn named(name: &str) -> Result<TypeRef, Status> {
 }
 
 fn put_json(value: &Value, out: &mut BytesMut) -> Result<(), Status> {
-    serde_json::to_writer(out.writer(), value).map_err(Status::internal)
+    ferrite_json::to_writer(out.writer(), value).map_err(Status::internal)
 }
 
 /// The stored metadata as an object of its own.

@@ -10,9 +10,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 use ferrite_api::codec::{protobuf, yaml};
 use ferrite_api::resource::{Column, Resource};
 use ferrite_api::{Status, meta, schema};
+use ferrite_json::{Map, Value, json};
 use ferrite_store::{Entry, Revision};
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -49,8 +49,8 @@ pub(crate) fn value(code: u16, value: &Value, as_: Representation) -> Result<Ans
 
 fn bytes(value: &Value, as_: Representation) -> Result<Vec<u8>, Status> {
     match as_.format {
-        Format::Json if as_.pretty => serde_json::to_vec_pretty(value).map_err(Status::internal),
-        Format::Json => serde_json::to_vec(value).map_err(Status::internal),
+        Format::Json if as_.pretty => ferrite_json::to_vec_pretty(value).map_err(Status::internal),
+        Format::Json => ferrite_json::to_vec(value).map_err(Status::internal),
         Format::Yaml => yaml::encode(value).map(String::into_bytes).map_err(Status::internal),
         Format::Protobuf => protobuf::encode(value).map_err(Status::internal),
     }
@@ -222,18 +222,18 @@ fn column(resource: &Resource, column: &Column) -> Value {
 
 fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) -> Value {
     let mut row = Map::new();
-    row.insert("cells".into(), resource.strategy.cells(object, Timestamp::now()).into());
+    row.insert("cells", resource.strategy.cells(object, Timestamp::now()).into());
     match include {
         IncludeObject::None => {
-            row.insert("object".into(), Value::Null);
+            row.insert("object", Value::Null);
         }
         IncludeObject::Metadata => {
             let mut shown = partial(object, beta);
             resource.strategy.trim_for_table(&mut shown);
-            row.insert("object".into(), shown);
+            row.insert("object", shown);
         }
         IncludeObject::Object => {
-            row.insert("object".into(), object.clone());
+            row.insert("object", object.clone());
         }
     }
     Value::Object(row)
@@ -380,7 +380,7 @@ impl WatchEncoder {
             }
             _ => {
                 let event = json!({"type": type_, "object": object});
-                out.put_slice(&serde_json::to_vec(&event).map_err(Status::internal)?);
+                out.put_slice(&ferrite_json::to_vec(&event).map_err(Status::internal)?);
                 out.put_u8(b'\n');
             }
         }

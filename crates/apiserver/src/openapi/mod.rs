@@ -15,8 +15,8 @@ use crate::registry::Table;
 use ::http::{HeaderMap, HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::resource::Resource;
+use ferrite_json::{Map, Value, json};
 use schemas::{Dialect, Schemas};
-use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -72,7 +72,7 @@ impl Documents {
             Some(Form::Json) => tagged(&document, JSON, headers),
             // Few ask for it, so it is made from the JSON each time; the tag is the same for both.
             Some(Form::Protobuf) => {
-                let made: Value = serde_json::from_slice(&document.bytes).unwrap_or_default();
+                let made: Value = ferrite_json::from_slice(&document.bytes).unwrap_or_default();
                 let bytes = Bytes::from(proto_v3::encode(&made));
                 tagged(&Document { bytes, hash: document.hash.clone() }, PROTOBUF_V3, headers)
             }
@@ -230,7 +230,7 @@ fn make(resources: &[&Resource], group: &str, version: &str) -> Value {
     finish(schemas, paths, group, version)
 }
 
-fn finish(mut schemas: Schemas, paths: Map<String, Value>, group: &str, version: &str) -> Value {
+fn finish(mut schemas: Schemas, paths: Map, group: &str, version: &str) -> Value {
     schemas.add_reachable(group, version);
     json!({
         "openapi": "3.0.0",

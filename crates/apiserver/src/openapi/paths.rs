@@ -4,10 +4,10 @@ use super::path_of;
 use super::schemas::Schemas;
 use ferrite_api::resource::Resource;
 use ferrite_api::schema::{self, TypeRef};
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 
 /// Adds the paths of a resource and its subresources.
-pub(super) fn add_paths(paths: &mut Map<String, Value>, schemas: &mut Schemas, resource: &Resource) {
+pub(super) fn add_paths(paths: &mut Map, schemas: &mut Schemas, resource: &Resource) {
     let root = format!("/{}", path_of(&resource.group, &resource.version));
     let collection = if resource.is_namespaced() {
         format!("{root}/namespaces/{{namespace}}/{}", resource.plural)
@@ -33,7 +33,7 @@ pub(super) fn add_paths(paths: &mut Map<String, Value>, schemas: &mut Schemas, r
             let answer = if verb == "list" { list } else { body };
             let operation = operation(schemas, &kind, action, verb, body, answer);
             let place = if on_object { &mut at_object } else { &mut at_collection };
-            place.insert(method.into(), operation);
+            place.insert(method, operation);
         }
     }
     if resource.is_namespaced() && has("list") {
@@ -57,7 +57,7 @@ pub(super) fn add_paths(paths: &mut Map<String, Value>, schemas: &mut Schemas, r
                 "proxy" => &["get", "put", "post", "delete", "options", "head", "patch"],
                 _ => &["get", "post"],
             };
-            let connect: Map<String, Value> = methods
+            let connect: Map = methods
                 .iter()
                 .map(|m| ((*m).to_owned(), operation(schemas, &kind, "connect", "connect", None, None)))
                 .collect();
@@ -75,7 +75,7 @@ pub(super) fn add_paths(paths: &mut Map<String, Value>, schemas: &mut Schemas, r
             ("patch", "patch", "patch"),
         ] {
             if sub.verbs.contains(&verb) {
-                operations.insert(method.into(), operation(schemas, &kind, action, verb, body, body));
+                operations.insert(method, operation(schemas, &kind, action, verb, body, body));
             }
         }
         paths.insert(path, Value::Object(operations));
@@ -86,13 +86,7 @@ pub(super) fn add_paths(paths: &mut Map<String, Value>, schemas: &mut Schemas, r
 const CONNECT: [&str; 4] = ["attach", "exec", "portforward", "proxy"];
 
 /// The old paths for watches, which clients still find here.
-fn add_watches(
-    paths: &mut Map<String, Value>,
-    schemas: &mut Schemas,
-    resource: &Resource,
-    root: &str,
-    kind: &Value,
-) {
+fn add_watches(paths: &mut Map, schemas: &mut Schemas, resource: &Resource, root: &str, kind: &Value) {
     if !resource.verbs.contains(&"watch") {
         return;
     }

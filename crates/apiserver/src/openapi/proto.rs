@@ -2,7 +2,7 @@
 //!
 //! The numbers are those of the messages in `openapi.v2` (Document, Schema, Operation …).
 
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 
 /// Encodes a document made by [`super::v2::make`].
 pub(super) fn encode(document: &Value) -> Vec<u8> {
@@ -24,7 +24,7 @@ pub(super) fn encode(document: &Value) -> Vec<u8> {
     out.0
 }
 
-pub(super) fn members(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+pub(super) fn members(value: &Value) -> impl Iterator<Item = (&ferrite_json::Text, &Value)> {
     value.as_object().into_iter().flat_map(Map::iter)
 }
 

@@ -3,7 +3,7 @@
 //! The numbers are those of the messages in `openapi.v3` (Document, Schema, Operation …).
 
 use super::proto::{Message, extensions, members};
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// Encodes a document made by [`super::make_at`].
 pub(super) fn encode(document: &Value) -> Vec<u8> {

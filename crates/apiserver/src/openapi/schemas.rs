@@ -2,14 +2,14 @@
 
 use super::{descriptions, enums};
 use ferrite_api::schema::{self, Field, Kind, Merge, TypeRef};
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Schemas used by a document; each type once.
 pub(super) struct Schemas {
     dialect: Dialect,
     wanted: BTreeMap<String, TypeRef>,
-    pub done: Map<String, Value>,
+    pub done: Map,
 }
 
 /// The two versions of OpenAPI differ in how a schema is referred to and in what a schema can say.
@@ -91,7 +91,7 @@ impl Schemas {
         let mut properties = Map::new();
         let mut required = Vec::new();
         for field in type_.fields {
-            properties.insert(field.name.into(), self.property(type_, field));
+            properties.insert(field.name, self.property(type_, field));
             if field.required {
                 required.push(field.name);
             }
@@ -158,7 +158,7 @@ impl Schemas {
         if !field.patch.merge_key.is_empty() {
             made["x-kubernetes-patch-merge-key"] = field.patch.merge_key.into();
         }
-        if let Ok(default) = serde_json::from_str::<Value>(field.default) {
+        if let Ok(default) = ferrite_json::from_str::<Value>(field.default) {
             made["default"] = default;
         }
         if self.dialect == Dialect::V3

@@ -5,7 +5,7 @@ use super::schemas::{Dialect, Schemas};
 use crate::registry::Table;
 use ferrite_api::resource::Resource;
 use ferrite_api::schema;
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 
 pub(super) fn make(table: &Table) -> Value {
     let mut schemas = Schemas::new(Dialect::V2);
@@ -23,7 +23,7 @@ pub(super) fn make(table: &Table) -> Value {
 }
 
 /// Clients look here for the parameters a kind's operations take; bodies are in the definitions.
-fn add(paths: &mut Map<String, Value>, schemas: &mut Schemas, resource: &Resource) {
+fn add(paths: &mut Map, schemas: &mut Schemas, resource: &Resource) {
     let root = format!("/{}", path_of(&resource.group, &resource.version));
     let scope = if resource.is_namespaced() { "/namespaces/{namespace}" } else { "" };
     let collection = format!("{root}{scope}/{}", resource.plural);
@@ -52,7 +52,7 @@ fn add(paths: &mut Map<String, Value>, schemas: &mut Schemas, resource: &Resourc
         })
     };
     let mut place = |path: String, rows: &[(&str, &str, &str)]| {
-        let operations: Map<String, Value> = rows
+        let operations: Map = rows
             .iter()
             .filter(|(verb, _, _)| resource.verbs.contains(verb))
             .map(|(_, method, action)| ((*method).to_owned(), operation(action)))

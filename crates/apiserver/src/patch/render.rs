@@ -2,7 +2,7 @@
 //! rest has its fields in the order in which their type declares them.
 
 use ferrite_api::schema::{Kind, TypeRef};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 /// The objects a JSON patch goes through, as a document of their paths.
 pub(super) fn touched(operations: &Value) -> Value {
@@ -35,7 +35,7 @@ fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, out: &mut St
                 Some(Kind::Struct(type_)) => Some(*type_),
                 _ => None,
             };
-            let mut names: Vec<&String> = map.keys().collect();
+            let mut names: Vec<&ferrite_json::Text> = map.keys().collect();
             if let (Some(type_), None) = (type_, touched) {
                 names.sort_by_key(|name| type_.field(name).map_or(u16::MAX, |f| f.declared));
             }

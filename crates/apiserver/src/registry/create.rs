@@ -8,9 +8,9 @@ use ferrite_api::Status;
 use ferrite_api::meta;
 use ferrite_api::meta_validation::validate_metadata;
 use ferrite_api::resource::Resource;
+use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Lease, LeaseId, Op, Outcome, Txn};
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// How often a generated name is drawn anew when it is taken, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;

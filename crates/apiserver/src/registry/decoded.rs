@@ -2,8 +2,8 @@
 
 use super::stored;
 use ferrite_api::resource::Resource;
+use ferrite_json::Value;
 use ferrite_store::{Entry, Key};
-use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -54,8 +54,8 @@ mod tests {
     use super::*;
     use crate::registry::fixture;
     use ferrite_api::resource::Strategy;
+    use ferrite_json::json;
     use ferrite_store::{LeaseId, Revision};
-    use serde_json::json;
 
     struct Plain;
     impl Strategy for Plain {}

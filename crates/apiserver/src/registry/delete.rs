@@ -5,9 +5,9 @@ use crate::admission::{Attributes, Operation};
 use crate::options::{DeleteOptions, Propagation};
 use ferrite_api::resource::{Deletion, Resource};
 use ferrite_api::{Status, meta};
+use ferrite_json::{Value, json};
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::{SignedDuration, Timestamp};
-use serde_json::{Value, json};
 
 /// What became of the object.
 pub(crate) enum Deleted {
@@ -202,8 +202,8 @@ fn marked(mut object: Value, grace: i64, now: Timestamp) -> Value {
     let already = meta::is_deleting(&object);
     let at = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
     let metadata = meta::metadata_mut(&mut object);
-    metadata.insert("deletionTimestamp".into(), metadata::time(at).into());
-    metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
+    metadata.insert("deletionTimestamp", metadata::time(at).into());
+    metadata.insert("deletionGracePeriodSeconds", grace.into());
     // As upstream: asking for deletion is a change of what is wanted.
     if !already && metadata.contains_key("generation") {
         metadata::increment_generation(&mut object);
@@ -233,7 +233,7 @@ fn set_dependents_finalizer(resource: &Resource, object: &mut Value, propagation
     if finalizers.is_empty() {
         metadata.remove("finalizers");
     } else {
-        metadata.insert("finalizers".into(), finalizers.into());
+        metadata.insert("finalizers", finalizers.into());
     }
 }
 

@@ -172,19 +172,19 @@ impl Registry {
 /// A client has seen a version we have not: it talks to another server or to one that lost data.
 pub(super) fn too_large(wanted: u64, current: Revision) -> Status {
     let mut status = Status::timeout(format!("Too large resource version: {wanted}, current: {current}"));
-    let mut details = serde_json::Map::new();
+    let mut details = ferrite_json::Map::new();
     details.insert(
-        "causes".into(),
-        serde_json::json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]),
+        "causes",
+        ferrite_json::json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]),
     );
-    details.insert("retryAfterSeconds".into(), 1.into());
+    details.insert("retryAfterSeconds", 1.into());
     status.details = Some(Box::new(details));
     status
 }
 
 fn make_token(revision: Revision, start: String) -> String {
     let token = Token { version: "meta.k8s.io/v1".into(), revision: revision.0, start };
-    URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).unwrap_or_default())
+    URL_SAFE_NO_PAD.encode(ferrite_json::to_vec(&token).unwrap_or_default())
 }
 
 fn parse_token(text: &str) -> Result<Option<Token>, Status> {
@@ -199,7 +199,7 @@ fn parse_token(text: &str) -> Result<Option<Token>, Status> {
         .with_decode_padding_mode(base64::engine::DecodePaddingMode::RequireNone);
     let bytes =
         GeneralPurpose::new(&alphabet::URL_SAFE, lenient).decode(text).map_err(|e| bad(&e.to_string()))?;
-    let token: Token = match serde_json::from_slice(&bytes) {
+    let token: Token = match ferrite_json::from_slice(&bytes) {
         Ok(token) => token,
         Err(_) => match std::str::from_utf8(&bytes).ok().and_then(|t| t.trim_start().chars().next()) {
             Some('{') => return Err(bad("unexpected end of JSON input")),

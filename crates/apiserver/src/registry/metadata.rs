@@ -4,9 +4,9 @@ use crate::options::Warnings;
 use ferrite_api::field::FieldError;
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
+use ferrite_json::Value;
 use jiff::Timestamp;
 use rand::RngExt;
-use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// Upstream's alphabet for generated names: no vowels and no look-alikes, so no words come about.
@@ -37,13 +37,13 @@ pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str
     {
         metadata.remove(key);
     }
-    metadata.insert("uid".into(), crate::ids::random().to_string().into());
-    metadata.insert("creationTimestamp".into(), time(now).into());
+    metadata.insert("uid", crate::ids::random().to_string().into());
+    metadata.insert("creationTimestamp", time(now).into());
     if resource.is_namespaced() {
-        metadata.insert("namespace".into(), namespace.into());
+        metadata.insert("namespace", namespace.into());
     }
     if generated {
-        metadata.insert("generation".into(), 1.into());
+        metadata.insert("generation", 1.into());
     }
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
         let kept = old.pointer(&format!("/metadata/{key}")).cloned();
         let metadata = meta::metadata_mut(new);
         match kept {
-            Some(value) => metadata.insert(key.into(), value),
+            Some(value) => metadata.insert(key, value),
             None => metadata.remove(key),
         };
     }
@@ -132,7 +132,7 @@ pub(crate) fn bump_generation(resource: &Resource, new: &mut Value, old: &Value)
 
 pub(crate) fn increment_generation(object: &mut Value) {
     let generation = object.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or(0);
-    meta::metadata_mut(object).insert("generation".into(), (generation + 1).into());
+    meta::metadata_mut(object).insert("generation", (generation + 1).into());
 }
 
 #[cfg(test)]
@@ -141,11 +141,11 @@ mod tests {
 
     #[test]
     fn an_owner_is_named_once() {
-        let mut object = serde_json::json!({"metadata": {"ownerReferences": [
+        let mut object = ferrite_json::json!({"metadata": {"ownerReferences": [
             {"uid": "a", "name": "x"}, {"uid": "b"}, {"uid": "a", "name": "y"}]}});
         let warnings = Warnings::default();
         merge_owners(&mut object, &warnings, OWNERS_GIVEN);
-        let kept = serde_json::json!([{"uid": "a", "name": "x"}, {"uid": "b"}]);
+        let kept = ferrite_json::json!([{"uid": "a", "name": "x"}, {"uid": "b"}]);
         assert_eq!(object["metadata"]["ownerReferences"], kept);
         assert!(warnings.take()[0].ends_with("duplicate UID(s) observed: a"));
         merge_owners(&mut object, &warnings, OWNERS_GIVEN);

@@ -32,8 +32,8 @@ use crate::options::{Query, WriteOptions};
 use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
+use ferrite_json::Value;
 use ferrite_store::{Entry, Outcome, Revision, Snapshot, Store, StoreError, Txn};
-use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -81,7 +81,7 @@ impl Facts {
 
     /// What the metadata alone tells; the rest of the object is not parsed.
     fn of_metadata(entry: &Entry) -> Option<Self> {
-        let metadata: Metadata = serde_json::from_slice(stored::metadata(&entry.value)?).ok()?;
+        let metadata: Metadata = ferrite_json::from_slice(stored::metadata(&entry.value)?).ok()?;
         let Metadata { name, namespace, labels } = metadata;
         Some(Self { name, namespace, labels, fields: Vec::new() })
     }
@@ -98,8 +98,8 @@ impl Facts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrite_json::json;
     use ferrite_store::{LeaseId, Revision};
-    use serde_json::json;
 
     #[test]
     fn selects_by_the_few_facts_there_are() {

@@ -6,8 +6,8 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 use ferrite_api::resource::Resource;
+use ferrite_json::{Map, Value};
 use ferrite_store::{Entry, Key, Revision};
-use serde_json::{Map, Value};
 
 /// Keys upstream gives another path than the plural name.
 const STORAGE_PATHS: &[(&str, &str, &str)] = &[
@@ -153,14 +153,14 @@ fn put_member(out: &mut Vec<u8>, key: &str, value: &Value, first: &mut bool) {
         out.push(b',');
     }
     // Writing to a vector does not fail, and a map of strings always serialises.
-    let _ = serde_json::to_writer(&mut *out, key);
+    let _ = ferrite_json::to_writer(&mut *out, key);
     out.push(b':');
-    let _ = serde_json::to_writer(&mut *out, value);
+    let _ = ferrite_json::to_writer(&mut *out, value);
 }
 
 /// The object with its resource version. None when the value is not what [`encode`] writes.
 pub(crate) fn decode(resource: &Resource, entry: &Entry) -> Option<Value> {
-    let mut object: Value = serde_json::from_slice(&entry.value).ok()?;
+    let mut object: Value = ferrite_json::from_slice(&entry.value).ok()?;
     resource.from_storage(&mut object);
     set_version(&mut object, entry.modified);
     Some(object)
@@ -259,7 +259,7 @@ fn put_version(revision: Revision, out: &mut BytesMut) {
 mod tests {
     use super::*;
     use ferrite_api::resource::{Scope, Strategy};
-    use serde_json::json;
+    use ferrite_json::json;
 
     struct Plain;
     impl Strategy for Plain {}
@@ -278,7 +278,7 @@ mod tests {
             object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
             let encoded = encode_for_answer(&pods, &object);
             let written = Written::stored(object, encoded, Revision(7));
-            let whole = serde_json::to_vec(&written.object).unwrap();
+            let whole = ferrite_json::to_vec(&written.object).unwrap();
             assert_eq!(written.json(&pods).is_some(), copied, "{rest}");
             assert!(written.json(&pods).is_none_or(|json| json == whole), "{rest}");
         }
@@ -308,14 +308,14 @@ mod tests {
         assert_eq!(decode(&pods(), &entry), Some(expected.clone()));
         let mut out = BytesMut::new();
         put_object(&entry, &mut out);
-        assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), expected);
+        assert_eq!(ferrite_json::from_slice::<Value>(&out).unwrap(), expected);
         let mut metadata = BytesMut::new();
         put_metadata(&entry, &mut metadata);
-        assert_eq!(serde_json::from_slice::<Value>(&metadata).unwrap(), expected["metadata"]);
+        assert_eq!(ferrite_json::from_slice::<Value>(&metadata).unwrap(), expected["metadata"]);
         let mut item = BytesMut::new();
         put_item(beginning(&pods()), &entry, &mut item);
         expected.as_object_mut().unwrap().retain(|k, _| k != "kind" && k != "apiVersion");
-        assert_eq!(serde_json::from_slice::<Value>(&item).unwrap(), expected);
+        assert_eq!(ferrite_json::from_slice::<Value>(&item).unwrap(), expected);
     }
 
     #[test]

@@ -7,9 +7,9 @@ use crate::managed;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::meta_validation::{validate_metadata, validate_metadata_update};
 use ferrite_api::{Status, meta};
+use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// How the new object comes about, given the stored one. Called again when somebody else was faster.
 pub(crate) type Change<'a> = &'a (dyn Fn(&Value) -> Result<Value, Status> + Send + Sync);
@@ -234,7 +234,7 @@ fn same(new: &Value, old: &Value) -> bool {
 /// Whether two values have the same members but for one of them.
 fn same_but(new: &Value, old: &Value, ignored: &str, same: impl Fn(&str, &Value, &Value) -> bool) -> bool {
     let (Value::Object(new), Value::Object(old)) = (new, old) else { return new == old };
-    let count = |map: &serde_json::Map<String, Value>| map.len() - usize::from(map.contains_key(ignored));
+    let count = |map: &ferrite_json::Map| map.len() - usize::from(map.contains_key(ignored));
     count(new) == count(old)
         && new
             .iter()
@@ -253,7 +253,7 @@ fn is_renewal(new: &Value, old: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn when_managers_wrote_and_the_version_make_no_difference() {

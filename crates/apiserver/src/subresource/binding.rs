@@ -9,7 +9,7 @@ use crate::registry::{Update, Write};
 use crate::verbs;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Gvk, Status, meta};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
@@ -99,7 +99,7 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
             for (key, value) in labels {
                 // As upstream: a binding adds labels and changes none.
                 if let Some(kept) = kept.as_object_mut() {
-                    kept.entry(key).or_insert_with(|| value.clone());
+                    kept.entry(key.as_str()).or_insert_with(|| value.clone());
                 }
             }
         }

@@ -10,7 +10,7 @@ use crate::registry::{Update, Write};
 use crate::verbs;
 use ferrite_api::selector::LabelSelector;
 use ferrite_api::{Gvk, Status, meta};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 const REFUSED: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 const GROUP: &str = "policy";
@@ -109,7 +109,7 @@ fn budgets_of(call: &Call, pod: &Value) -> Vec<Value> {
 fn refused(cause: String) -> Status {
     let mut status = Status::too_many_requests(REFUSED).with_empty_details();
     if let Some(details) = &mut status.details {
-        details.insert("causes".into(), json!([{"reason": "DisruptionBudget", "message": cause}]));
+        details.insert("causes", json!([{"reason": "DisruptionBudget", "message": cause}]));
     }
     status
 }
@@ -124,7 +124,7 @@ fn check(budget: &Value) -> Result<(), Status> {
         let mut busy =
             refused(format!("The disruption budget {name} is still being processed by the server."));
         if let Some(details) = &mut busy.details {
-            details.insert("retryAfterSeconds".into(), RETRY_SECONDS.into());
+            details.insert("retryAfterSeconds", RETRY_SECONDS.into());
         }
         return Err(busy);
     }

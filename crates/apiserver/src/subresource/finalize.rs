@@ -4,7 +4,7 @@ use crate::call::Call;
 use crate::http::Answer;
 use crate::{encode, verbs};
 use ferrite_api::{Status, meta};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;

@@ -10,8 +10,8 @@ use ::http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Status, meta};
+use ferrite_json::Value;
 use http_body_util::{BodyExt, Empty};
-use serde_json::Value;
 use std::net::IpAddr;
 use std::sync::Arc;
 

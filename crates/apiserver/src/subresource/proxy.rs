@@ -11,10 +11,10 @@ use crate::serve::Peer;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
+use ferrite_json::Value;
 use http_body_util::BodyExt;
 use links::Links;
 use rand::seq::IndexedRandom;
-use serde_json::Value;
 use std::net::IpAddr;
 
 pub(crate) use html::rewrite_page;
@@ -308,7 +308,7 @@ fn endpoints(slices: &[Value], port: &str) -> Vec<(String, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn names_carry_scheme_and_port() {

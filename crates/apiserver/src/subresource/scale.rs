@@ -9,7 +9,7 @@ use ::http::header;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::selector::LabelSelector;
 use ferrite_api::{Gvk, Status, meta};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 fn gvk() -> Gvk {
     Gvk::new("autoscaling", "v1", "Scale")

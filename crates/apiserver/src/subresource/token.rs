@@ -11,8 +11,8 @@ use crate::server::ApiServer;
 use base64::Engine;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Gvk, Status, meta};
+use ferrite_json::{Value, json};
 use jiff::{SignedDuration, Timestamp};
-use serde_json::{Value, json};
 
 const MIN_SECONDS: i64 = 600;
 const DEFAULT_SECONDS: i64 = 3600;
@@ -90,10 +90,10 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let expires = now.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(now);
     request["status"] = json!({"token": signed, "expirationTimestamp": metadata::time(expires)});
     let metadata = meta::metadata_mut(&mut request);
-    metadata.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
-    metadata.insert("name".into(), call.name().into());
-    metadata.insert("namespace".into(), call.namespace().into());
-    metadata.insert("creationTimestamp".into(), metadata::time(now).into());
+    metadata.insert("uid", uuid::Uuid::new_v4().to_string().into());
+    metadata.insert("name", call.name().into());
+    metadata.insert("namespace", call.namespace().into());
+    metadata.insert("creationTimestamp", metadata::time(now).into());
     encode::value(201, &request, call.representation)
 }
 

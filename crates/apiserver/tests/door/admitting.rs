@@ -2,7 +2,7 @@
 
 use crate::world::*;
 use ferrite_apiserver::User;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 const QUOTAS: &str = "/api/v1/namespaces/default/resourcequotas";

@@ -1,11 +1,11 @@
 use crate::world::*;
 use ferrite_apiserver::User;
-use serde_json::json;
+use ferrite_json::json;
 
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings";
 const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles";
 
-fn bind(role: &str) -> serde_json::Value {
+fn bind(role: &str) -> ferrite_json::Value {
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": role},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},

@@ -1,5 +1,5 @@
 use crate::world::*;
-use serde_json::json;
+use ferrite_json::json;
 
 #[tokio::test]
 async fn a_pod_is_marked_and_goes_when_its_node_says_so() {

@@ -3,13 +3,13 @@
 use crate::world::*;
 use bytes::Bytes;
 use ferrite_apiserver::{BoxError, Serving};
+use ferrite_json::json;
 use ferrite_pki::{Authority, Purpose, Subject};
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, StreamBody};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use serde_json::json;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use crate::world::*;
 use ferrite_apiserver::User;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 const BUDGETS: &str = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";

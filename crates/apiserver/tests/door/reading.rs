@@ -1,5 +1,5 @@
 use crate::world::*;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 async fn with_three_maps() -> World {
     let world = World::start().await;
@@ -111,7 +111,7 @@ async fn a_watch_tells_what_happens_after_a_version() {
         .split(|b| *b == b'\n')
         .filter(|line| !line.is_empty())
         .map(|line| {
-            let event: Value = serde_json::from_slice(line).expect("an event");
+            let event: Value = ferrite_json::from_slice(line).expect("an event");
             let text = |p: &str| event.pointer(p).and_then(Value::as_str).unwrap_or_default().to_owned();
             (text("/type"), text("/object/metadata/name"))
         })

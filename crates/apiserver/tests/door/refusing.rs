@@ -1,7 +1,7 @@
 //! Requests that upstream refuses, with the code, the reason and the words it has for them.
 
 use crate::world::*;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 /// Method, path, body; code, reason, message.
 type Row = (&'static str, String, Value, u16, &'static str, &'static str);

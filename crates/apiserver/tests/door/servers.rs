@@ -3,9 +3,9 @@
 use crate::world::*;
 use ferrite_apiserver::Serving;
 use ferrite_etcd::client::{EtcdOptions, connect};
+use ferrite_json::{Value, json};
 use ferrite_store::{HistoryLimits, Store};
 use http_body_util::BodyExt;
-use serde_json::{Value, json};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ async fn what_one_server_acknowledged_is_seen_by_the_next_request_to_another() {
             for line in
                 text.drain(..whole).collect::<Vec<u8>>().split(|b| *b == b'\n').filter(|l| !l.is_empty())
             {
-                let event: Value = serde_json::from_slice(line).unwrap();
+                let event: Value = ferrite_json::from_slice(line).unwrap();
                 let text = |pointer: &str| event.pointer(pointer).unwrap().as_str().unwrap().to_owned();
                 let version: u64 = text("/object/metadata/resourceVersion").parse().unwrap();
                 seen.push((version, text("/type"), text("/object/metadata/name"), text("/object/data/n")));

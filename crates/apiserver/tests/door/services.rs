@@ -1,7 +1,7 @@
 //! Addresses of Services: families, ranges, and the objects that record them.
 
 use crate::world::{Reply, World};
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 const SERVICES: &str = "/api/v1/namespaces/default/services";
 const ADDRESSES: &str = "/apis/networking.k8s.io/v1/ipaddresses";

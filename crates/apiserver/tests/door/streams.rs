@@ -2,8 +2,8 @@
 
 use crate::world::*;
 use ferrite_apiserver::Serving;
+use ferrite_json::{Value, json};
 use http_body_util::BodyExt;
-use serde_json::{Value, json};
 use std::io::Read;
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ fn events(bytes: &[u8]) -> Vec<(String, String)> {
         .split(|b| *b == b'\n')
         .filter(|line| !line.is_empty())
         .map(|line| {
-            let event: Value = serde_json::from_slice(line).expect("an event");
+            let event: Value = ferrite_json::from_slice(line).expect("an event");
             (text(&event, "/type"), text(&event, "/object/metadata/name"))
         })
         .collect()
@@ -146,7 +146,7 @@ async fn the_initial_state_ends_with_a_bookmark() {
     assert!(told[..20].iter().all(|(type_, _)| type_ == "ADDED"));
     assert_eq!(told[20].0, "BOOKMARK");
     let last: Value =
-        serde_json::from_slice(reply.bytes.split(|b| *b == b'\n').nth(20).expect("a line")).expect("JSON");
+        ferrite_json::from_slice(reply.bytes.split(|b| *b == b'\n').nth(20).expect("a line")).expect("JSON");
     assert_eq!(last["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
 }
 

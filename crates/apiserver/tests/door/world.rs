@@ -3,10 +3,10 @@
 use base64::Engine;
 use bytes::Bytes;
 use ferrite_apiserver::{AdmissionPlugins, Answer, ApiServer, Body, BoxError, Config, Door, Serving, User};
+use ferrite_json::{Value, json};
 use ferrite_store::Store;
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
-use serde_json::{Value, json};
 use std::sync::Arc;
 use tower::Service;
 
@@ -24,7 +24,7 @@ pub struct Reply {
 
 impl Reply {
     pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.bytes).unwrap_or(Value::Null)
+        ferrite_json::from_slice(&self.bytes).unwrap_or(Value::Null)
     }
 
     pub fn at(&self, pointer: &str) -> Value {
@@ -56,7 +56,12 @@ impl World {
     /// The same, with configurations by the plugins' names.
     pub async fn start_configured(plugins: &[&str], configurations: Value) -> Self {
         let enable = plugins.iter().map(|name| (*name).to_owned()).collect();
-        let configurations = configurations.as_object().expect("a map").clone().into_iter().collect();
+        let configurations = configurations
+            .as_object()
+            .expect("a map")
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.clone()))
+            .collect();
         let admission = AdmissionPlugins { enable, configurations, ..AdmissionPlugins::default() };
         let config = Config { admission, ..Self::config() };
         let world = Self::start_as(Store::memory(), config).await;

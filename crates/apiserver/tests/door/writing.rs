@@ -1,5 +1,5 @@
 use crate::world::*;
-use serde_json::json;
+use ferrite_json::json;
 
 #[tokio::test]
 async fn an_object_is_created_once() {

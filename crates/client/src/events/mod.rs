@@ -2,11 +2,11 @@
 
 mod correlator;
 
+use ferrite_json::json;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
-use serde_json::json;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 

@@ -3,11 +3,11 @@ use std::convert::Infallible;
 use std::sync::Mutex as StdMutex;
 
 use bytes::Bytes;
+use ferrite_json::{Value, json};
 use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, StreamBody, combinators::BoxBody};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
-use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::*;
@@ -54,7 +54,7 @@ type ResponseBody = BoxBody<Bytes, Infallible>;
 
 fn lines(frames: Vec<Value>, open: bool) -> ResponseBody {
     let frames = stream::iter(frames.into_iter().map(|frame| {
-        let mut line = serde_json::to_vec(&frame).unwrap();
+        let mut line = ferrite_json::to_vec(&frame).unwrap();
         line.push(b'\n');
         Ok(http_body_util::Full::new(Bytes::from(line)))
     }))

@@ -64,13 +64,13 @@ fn left(request: &CertificateSigningRequest, now: Timestamp) -> Option<Duration>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     #[test]
     fn requests_stay_for_their_time() {
         let now: Timestamp = "2026-01-02T00:00:00Z".parse().unwrap();
         let request = |made: &str, conditions: Value| -> CertificateSigningRequest {
-            serde_json::from_value(json!({
+            ferrite_json::from_value(json!({
                 "metadata": {"creationTimestamp": made}, "spec": {"request": "", "signerName": "s/s"},
                 "status": {"conditions": conditions},
             }))

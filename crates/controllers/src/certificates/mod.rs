@@ -106,12 +106,12 @@ fn settled<T>(result: Result<T, kube::Error>, name: &str) -> Result<Option<Durat
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn kubelets_ask_for_their_own() {
         let csr = |usages: &[&str]| -> CertificateSigningRequest {
-            serde_json::from_value(json!({
+            ferrite_json::from_value(json!({
                 "metadata": {}, "spec": {"request": "", "signerName": KUBELET_SERVING, "usages": usages,
                 "username": "system:node:n"},
             }))

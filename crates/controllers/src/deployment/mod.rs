@@ -81,7 +81,7 @@ fn scaled(value: &IntOrString, of: i32, round_up: bool) -> i32 {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     use super::*;
 
@@ -97,7 +97,7 @@ mod tests {
             (2, json!(1), json!(5), (1, 2)),
             (0, json!("25%"), json!("25%"), (0, 0)),
         ] {
-            let deployment: Deployment = serde_json::from_value(json!({"spec": {
+            let deployment: Deployment = ferrite_json::from_value(json!({"spec": {
                 "replicas": replicas, "selector": {}, "template": {},
                 "strategy": {"type": "RollingUpdate",
                              "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}}}))

@@ -65,7 +65,7 @@ fn without_hash(template: &PodTemplateSpec) -> PodTemplateSpec {
 /// A short name for a template: equal templates with equal collision counts have equal names.
 pub(super) fn template_hash(template: &PodTemplateSpec, collisions: Option<i32>) -> String {
     // Fields are written in the order of their declaration and maps are sorted, so the text is stable.
-    let mut text = serde_json::to_vec(template).unwrap_or_default();
+    let mut text = ferrite_json::to_vec(template).unwrap_or_default();
     if let Some(collisions) = collisions {
         text.extend(collisions.to_le_bytes());
     }
@@ -164,12 +164,12 @@ pub(super) fn annotate_sizes(set: &mut ReplicaSet, desired: i32, max: i32) -> bo
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
     fn deployment(image: &str) -> Deployment {
-        serde_json::from_value(json!({
+        ferrite_json::from_value(json!({
             "metadata": {"name": "web", "namespace": "ns", "uid": "d",
                          "annotations": {"note": "x", REVISION: "7", "kubectl.kubernetes.io/last-applied-configuration": "y"}},
             "spec": {"selector": {"matchLabels": {"app": "web"}},

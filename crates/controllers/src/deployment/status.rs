@@ -221,7 +221,7 @@ pub(super) fn deadline_due(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     use super::*;
 
@@ -230,7 +230,7 @@ mod tests {
     }
 
     fn deployment(status: Value) -> Deployment {
-        serde_json::from_value(json!({
+        ferrite_json::from_value(json!({
             "metadata": {"name": "web", "generation": 2},
             "spec": {"replicas": 3, "progressDeadlineSeconds": 600, "selector": {}, "template": {}},
             "status": status
@@ -239,7 +239,7 @@ mod tests {
     }
 
     fn set(name: &str, spec: i32, actual: i32, available: i32) -> ReplicaSet {
-        serde_json::from_value(json!({
+        ferrite_json::from_value(json!({
             "metadata": {"name": name}, "spec": {"replicas": spec, "selector": {}},
             "status": {"replicas": actual, "readyReplicas": available, "availableReplicas": available}
         }))

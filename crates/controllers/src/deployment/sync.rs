@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{EventType, is_already_exists, is_not_found, message_of};
+use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use serde_json::json;
 
 use super::controller::Controller;
 use super::scaling::{self, Share, Size};

@@ -153,7 +153,7 @@ fn set_condition(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     const NOW: &str = "2026-01-01T00:10:00Z";
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     fn budget(spec: Value, status: Value) -> PodDisruptionBudget {
-        serde_json::from_value(
+        ferrite_json::from_value(
             json!({"metadata": {"name": "b", "generation": 1}, "spec": spec, "status": status}),
         )
         .unwrap()
@@ -176,7 +176,7 @@ mod tests {
                     "metadata": {"name": format!("p{i}")},
                     "status": {"conditions": [{"type": "Ready", "status": ready}]},
                 });
-                Arc::new(serde_json::from_value(pod).unwrap())
+                Arc::new(ferrite_json::from_value(pod).unwrap())
             })
             .collect()
     }

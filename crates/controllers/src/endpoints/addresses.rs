@@ -117,13 +117,13 @@ pub(super) fn trigger_time<'a>(service: &Service, pods: impl Iterator<Item = &'a
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
     #[test]
     fn target_ports_are_resolved_on_each_pod() {
-        let pod: Pod = serde_json::from_value(json!({"spec": {
+        let pod: Pod = ferrite_json::from_value(json!({"spec": {
             "containers": [{"name": "c", "ports": [{"name": "web", "containerPort": 8080},
                                                    {"name": "dns", "containerPort": 53, "protocol": "UDP"}]}],
             "initContainers": [{"name": "s", "restartPolicy": "Always", "ports": [{"name": "side", "containerPort": 9}]},
@@ -138,7 +138,7 @@ mod tests {
             (json!({"port": 80, "targetPort": "dns"}), None),
             (json!({"port": 80, "targetPort": "dns", "protocol": "UDP"}), Some(53)),
         ] {
-            let parsed: ServicePort = serde_json::from_value(port.clone()).unwrap();
+            let parsed: ServicePort = ferrite_json::from_value(port.clone()).unwrap();
             assert_eq!(number(&parsed, &pod), expected, "{port}");
         }
     }

@@ -201,13 +201,13 @@ fn endpoint_port(port: &Port) -> EndpointPort {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
     fn pod(name: &str, ip: &str, ready: bool, terminating: bool) -> Arc<Pod> {
         Arc::new(
-            serde_json::from_value(json!({
+            ferrite_json::from_value(json!({
                 "metadata": {"name": name, "uid": name, "deletionTimestamp": terminating.then_some("2024-01-01T00:00:00Z")},
                 "spec": {"containers": []},
                 "status": {"phase": "Running", "podIP": ip,
@@ -219,9 +219,10 @@ mod tests {
 
     #[test]
     fn addresses_are_grouped_by_readiness_and_terminating_pods_leave() {
-        let service: Service = serde_json::from_value(json!({"metadata": {"name": "web", "namespace": "ns"},
+        let service: Service =
+            ferrite_json::from_value(json!({"metadata": {"name": "web", "namespace": "ns"},
             "spec": {"selector": {"a": "b"}, "ports": [{"port": 80}]}}))
-        .unwrap();
+            .unwrap();
         let pods = [
             pod("b", "10.0.0.2", true, false),
             pod("a", "10.0.0.1", true, false),

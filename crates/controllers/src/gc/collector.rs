@@ -8,11 +8,11 @@ use ferrite_client::{
     Backoff, Change, Informer, ListSelector, ObjectKey, Scope, WorkQueue, is_conflict, is_not_found,
     run_workers,
 };
+use ferrite_json::{Value, json};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client};
-use serde_json::{Value, json};
 use tracing::{debug, warn};
 
 use super::decide::{self, Owner, Step};

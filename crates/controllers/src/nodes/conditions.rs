@@ -65,15 +65,16 @@ pub(super) fn silenced(node: &Node, now: Timestamp) -> Option<Node> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
     #[test]
     fn a_silent_node_becomes_unknown_once() {
-        let node: Node = serde_json::from_value(json!({"metadata": {"name": "n"}, "status": {"conditions": [
+        let node: Node =
+            ferrite_json::from_value(json!({"metadata": {"name": "n"}, "status": {"conditions": [
             {"type": "Ready", "status": "True"}, {"type": "NetworkUnavailable", "status": "False"}]}}))
-        .unwrap();
+            .unwrap();
         let silent = silenced(&node, Timestamp::now()).unwrap();
         let told: Vec<_> = silent
             .status

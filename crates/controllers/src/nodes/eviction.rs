@@ -7,12 +7,12 @@ use std::time::Duration;
 use ferrite_client::{
     Change, EventRecorder, EventType, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers,
 };
+use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client};
-use serde_json::json;
 use tokio::time::Instant;
 
 use super::taints::NO_EXECUTE;
@@ -180,7 +180,7 @@ impl Controller {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
@@ -188,7 +188,7 @@ mod tests {
     fn the_least_tolerant_toleration_decides() {
         let taint = |key: &str| Taint { key: key.into(), effect: NO_EXECUTE.into(), ..Taint::default() };
         let for_seconds = |key: &str, seconds: Option<i64>| -> Toleration {
-            serde_json::from_value(json!({"key": key, "operator": "Exists", "effect": "NoExecute",
+            ferrite_json::from_value(json!({"key": key, "operator": "Exists", "effect": "NoExecute",
                                           "tolerationSeconds": seconds}))
             .unwrap()
         };

@@ -8,13 +8,13 @@ use ferrite_client::{
     Change, EventRecorder, EventType, Informer, ListSelector, ObjectKey, WorkQueue, is_conflict,
     is_not_found, run_workers,
 };
+use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use serde_json::json;
 use tokio::time::Instant;
 
 use super::conditions::{READY, Readiness, condition, readiness, silenced};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Change, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers};
+use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client};
-use serde_json::json;
 use tracing::info;
 
 use crate::Context;
@@ -158,7 +158,7 @@ impl Collector {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
@@ -166,7 +166,7 @@ mod tests {
     fn the_oldest_finished_pods_go() {
         let pod = |name: &str, phase: &str, created: &str| -> Arc<Pod> {
             Arc::new(
-                serde_json::from_value(json!({"metadata": {"name": name, "creationTimestamp": created},
+                ferrite_json::from_value(json!({"metadata": {"name": name, "creationTimestamp": created},
                                                    "status": {"phase": phase}}))
                 .unwrap(),
             )

@@ -85,12 +85,12 @@ pub(super) fn desired(node: &Node, may_evict: bool, now: Timestamp) -> Option<Ve
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     use super::*;
 
     fn node(conditions: Value, taints: Value) -> Node {
-        serde_json::from_value(json!({"spec": {"taints": taints}, "status": {"conditions": conditions}}))
+        ferrite_json::from_value(json!({"spec": {"taints": taints}, "status": {"conditions": conditions}}))
             .unwrap()
     }
 

@@ -197,7 +197,7 @@ pub(super) fn became_ready(old: &Pod, new: &Pod) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     use super::*;
 
@@ -216,7 +216,7 @@ mod tests {
         for (pointer, new) in change {
             *value.pointer_mut(pointer).unwrap() = new.clone();
         }
-        Arc::new(serde_json::from_value(value).unwrap())
+        Arc::new(ferrite_json::from_value(value).unwrap())
     }
 
     #[test]

@@ -173,15 +173,15 @@ async fn write(client: Client, api: Arc<APIService>, verdict: Option<Verdict>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn a_remote_api_needs_a_service_with_endpoints_on_its_port() {
-        let service: Service = serde_json::from_value(json!({"metadata": {"name": "s"}, "spec":
+        let service: Service = ferrite_json::from_value(json!({"metadata": {"name": "s"}, "spec":
             {"type": "ClusterIP", "ports": [{"name": "https", "port": 443}]}}))
         .expect("a service");
         let slice = |addresses: &[&str], port: &str| -> EndpointSlice {
-            serde_json::from_value(json!({"metadata": {"name": "x"}, "addressType": "IPv4",
+            ferrite_json::from_value(json!({"metadata": {"name": "x"}, "addressType": "IPv4",
                 "endpoints": [{"addresses": addresses}], "ports": [{"name": port, "port": 8443}]}))
             .expect("a slice")
         };

@@ -249,10 +249,10 @@ async fn remove_instances(client: Client, definition: &CustomResourceDefinition)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
-    fn definition(name: &str, names: serde_json::Value) -> CustomResourceDefinition {
-        serde_json::from_value(
+    fn definition(name: &str, names: ferrite_json::Value) -> CustomResourceDefinition {
+        ferrite_json::from_value(
             json!({"metadata": {"name": name}, "spec": {"group": "g.example", "scope": "Cluster",
             "names": names, "versions": []}}),
         )

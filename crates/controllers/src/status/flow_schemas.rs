@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use ferrite_client::{Informer, ObjectKey, WorkQueue, is_not_found};
+use ferrite_json::json;
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, FlowSchemaCondition, PriorityLevelConfiguration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use serde_json::json;
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_schema_dangles_without_its_priority_level() {
-        let mut schema: FlowSchema = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec":
+        let mut schema: FlowSchema = ferrite_json::from_value(json!({"metadata": {"name": "a"}, "spec":
                 {"priorityLevelConfiguration": {"name": "low"}, "matchingPrecedence": 1}}))
         .expect("a schema");
         let now = Timestamp::UNIX_EPOCH;
@@ -98,7 +98,7 @@ mod tests {
             let condition = decide(&schema, exists, now).expect("a change");
             assert_eq!(condition.status.as_deref(), Some(status));
             assert_eq!(condition.reason.as_deref(), Some(reason));
-            schema.status = serde_json::from_value(json!({"conditions": [condition]})).expect("a status");
+            schema.status = ferrite_json::from_value(json!({"conditions": [condition]})).expect("a status");
             assert_eq!(decide(&schema, exists, now), None);
         }
     }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ferrite_client::{Informer, WorkQueue, is_not_found};
+use ferrite_json::json;
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use serde_json::json;
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn each_generation_is_reported_once() {
         let policy = |generation: i64, observed: Option<i64>| -> ValidatingAdmissionPolicy {
-            serde_json::from_value(json!({"metadata": {"generation": generation},
+            ferrite_json::from_value(json!({"metadata": {"generation": generation},
                 "status": {"observedGeneration": observed}}))
             .expect("a policy")
         };

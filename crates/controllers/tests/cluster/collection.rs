@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
+use ferrite_json::json;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DeleteParams;
-use serde_json::json;
 
 use crate::support::Cluster;
 

@@ -1,7 +1,7 @@
+use ferrite_json::{Value, json};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::{Patch, PatchParams};
-use serde_json::{Value, json};
 
 use crate::support::Cluster;
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ferrite_client::{Informer, Informers, ObjectKey, Scope, WorkQueue, run_workers};
+use ferrite_json::json;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client};
-use serde_json::json;
 
 pub fn start(client: &Client, informers: &Informers, scope: &Scope) {
     let pods: Informer<Pod> = informers.get();

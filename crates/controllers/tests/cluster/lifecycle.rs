@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
+use ferrite_json::json;
 use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Namespace, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::DeleteParams;
-use serde_json::json;
 
 use crate::support::Cluster;
 

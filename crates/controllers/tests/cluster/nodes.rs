@@ -2,10 +2,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_controllers::Config;
+use ferrite_json::json;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use serde_json::json;
 
 use crate::support::Cluster;
 
@@ -31,7 +31,7 @@ fn ready(node: &Node) -> Option<&str> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_not_ready_is_tainted_and_loses_pods_that_do_not_tolerate_it() {
     let cluster = Cluster::start(&["n1", "n2"]).await;
-    let pod = |name: &str, tolerations: serde_json::Value| {
+    let pod = |name: &str, tolerations: ferrite_json::Value| {
         json!({"metadata": {"name": name}, "spec": {"nodeName": "n1", "tolerations": tolerations,
                "containers": [{"name": "c", "image": "a"}]}})
     };

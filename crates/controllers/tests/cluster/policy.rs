@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use ferrite_controllers::Config;
+use ferrite_json::{Value, json};
 use ferrite_pki::Authority;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota, Service};
@@ -9,7 +10,6 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use serde_json::{Value, json};
 
 use crate::support::Cluster;
 
@@ -19,7 +19,9 @@ async fn a_role_is_made_of_those_it_selects() {
     let roles: Api<ClusterRole> = Api::all(cluster.client.clone());
     let create = |role: Value| {
         let roles = roles.clone();
-        async move { roles.create(&PostParams::default(), &serde_json::from_value(role).unwrap()).await.unwrap() }
+        async move {
+            roles.create(&PostParams::default(), &ferrite_json::from_value(role).unwrap()).await.unwrap()
+        }
     };
     create(json!({"metadata": {"name": "whole"},
         "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"to": "whole"}}]}}))
@@ -101,7 +103,7 @@ async fn what_is_approved_is_signed() {
     let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
     params.distinguished_name.push(rcgen::DnType::CommonName, "alice");
     let pem = params.serialize_request(&key).unwrap().pem().unwrap();
-    let mut request: CertificateSigningRequest = serde_json::from_value(json!({
+    let mut request: CertificateSigningRequest = ferrite_json::from_value(json!({
         "metadata": {"name": "r"},
         "spec": {"request": "", "signerName": "kubernetes.io/kube-apiserver-client", "usages": ["client auth"]},
     }))
@@ -126,7 +128,7 @@ async fn a_range_of_addresses_stays_while_they_are_held() {
     let cluster = Cluster::start_with(&[], config).await;
     let ranges: Api<ServiceCIDR> = Api::all(cluster.client.clone());
     let range = json!({"metadata": {"name": "more"}, "spec": {"cidrs": ["10.77.0.0/24"]}});
-    ranges.create(&PostParams::default(), &serde_json::from_value(range).unwrap()).await.unwrap();
+    ranges.create(&PostParams::default(), &ferrite_json::from_value(range).unwrap()).await.unwrap();
     let ready = |status: &'static str| {
         move |all: &[Arc<ServiceCIDR>]| {
             let more = all.iter().find(|range| range.metadata.name.as_deref() == Some("more"))?;

@@ -7,12 +7,12 @@ use std::time::Duration;
 use ferrite_apiserver::{ApiServer, Config as ServerConfig, User};
 use ferrite_client::{Informer, Object, Scope};
 use ferrite_controllers::{Config, Context, start_all};
+use ferrite_json::{Value, json};
 use ferrite_scheduler::{Profile, SchedulerContext};
 use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
-use serde_json::{Value, json};
 
 use crate::kubelet;
 
@@ -70,7 +70,7 @@ impl Cluster {
         let node = json!({"apiVersion": "v1", "kind": "Node",
             "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}});
         let nodes: Api<Node> = Api::all(self.client.clone());
-        nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
+        nodes.create(&PostParams::default(), &ferrite_json::from_value(node).unwrap()).await.unwrap();
         let resources = json!({"cpu": "4", "memory": "8Gi", "pods": "110"});
         // A patch names no version: controllers have seen the node by now and may have changed it.
         let status = json!({"status": {"allocatable": resources, "capacity": resources,
@@ -89,12 +89,12 @@ impl Cluster {
     where
         K: Object + Resource<DynamicType = (), Scope = NamespaceResourceScope> + serde::Serialize,
     {
-        let object: K = serde_json::from_value(object).unwrap();
+        let object: K = ferrite_json::from_value(object).unwrap();
         self.api::<K>(namespace).create(&PostParams::default(), &object).await.unwrap()
     }
 
     pub async fn create_namespace(&self, name: &str) {
-        let namespace = serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+        let namespace = ferrite_json::from_value(json!({"metadata": {"name": name}})).unwrap();
         Api::<Namespace>::all(self.client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
     }
 

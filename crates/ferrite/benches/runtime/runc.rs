@@ -30,9 +30,9 @@ impl Runc {
             return None;
         }
         let path = dir.join("bundle/config.json");
-        let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let mut spec: ferrite_json::Value = ferrite_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         spec["process"]["terminal"] = false.into();
-        spec["process"]["args"] = serde_json::json!(["/bin/sleep", "1000"]);
+        spec["process"]["args"] = ferrite_json::json!(["/bin/sleep", "1000"]);
         spec["linux"]["cgroupsPath"] = format!("{GROUP}/runc").into();
         // The network of the host, as the pods of the comparison have it.
         let namespaces = spec["linux"]["namespaces"].as_array_mut().unwrap();

@@ -35,7 +35,7 @@ pub fn image(path: &Path, name: &str, page: &str, command: &[&str]) {
     }
     let layer = layer.into_inner().unwrap();
     let diff_id = format!("sha256:{}", sha256(&layer));
-    let config = serde_json::json!({
+    let config = ferrite_json::json!({
         "architecture": if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" },
         "os": "linux",
         "config": {
@@ -47,7 +47,8 @@ pub fn image(path: &Path, name: &str, page: &str, command: &[&str]) {
     .to_string();
     let config_name = format!("{}.json", sha256(config.as_bytes()));
     let manifest =
-        serde_json::json!([{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]).to_string();
+        ferrite_json::json!([{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}])
+            .to_string();
     let mut archive = tar::Builder::new(std::fs::File::create(path).unwrap());
     append(&mut archive, &config_name, config.as_bytes(), 0o644);
     append(&mut archive, "layer.tar", &layer, 0o644);

@@ -65,7 +65,7 @@ spec:
         let state = &container_status(p)["state"];
         state["terminated"].is_object() || state["waiting"]["reason"] == "RunContainerError"
     });
-    let text = serde_json::to_string(container_status(&pod)).unwrap();
+    let text = ferrite_json::to_string(container_status(&pod)).unwrap();
     assert!(
         text.contains("no-such-program") && text.contains("executable file not found in $PATH"),
         "{text}"

@@ -1,6 +1,7 @@
 //! Clients other than kubectl, unmodified, over TLS with the kubeconfig that `up` writes.
 
 use crate::world::*;
+use ferrite_json::{Value, json};
 use futures_util::{StreamExt, TryStreamExt};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
@@ -12,7 +13,6 @@ use kube::api::{
 };
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, Config, ResourceExt};
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Each function of the script is one step and prints its name when it has passed.
@@ -51,7 +51,7 @@ where
 }
 
 pub fn object<K: serde::de::DeserializeOwned>(value: Value) -> K {
-    serde_json::from_value(value).unwrap()
+    ferrite_json::from_value(value).unwrap()
 }
 
 fn config_map(name: &str, data: Value) -> ConfigMap {
@@ -210,9 +210,9 @@ async fn dynamic(client: Client) {
     assert!(capabilities.supports_operation(kube::discovery::verbs::WATCH));
     let secrets: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &resource);
     let mut secret = DynamicObject::new("d", &resource);
-    secret.data = json!({"stringData": {"key": "value"}});
+    secret.data = json!({"stringData": {"key": "value"}}).into();
     let made = secrets.create(&PostParams::default(), &secret).await.unwrap();
-    assert_eq!((&made.data["data"]["key"], &made.data["type"]), (&json!("dmFsdWU="), &json!("Opaque")));
+    assert_eq!((&made.data["data"]["key"], &made.data["type"]), (&"dmFsdWU=".into(), &"Opaque".into()));
     assert_eq!(Api::<Secret>::default_namespaced(client.clone()).get("d").await.unwrap().name_any(), "d");
     secrets.delete("d", &DeleteParams::default()).await.unwrap();
     // A kind that nobody serves.

@@ -3,7 +3,7 @@
 use crate::archive::web_image;
 use crate::registry::Registry;
 use crate::world::*;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -23,7 +23,7 @@ fn plugin(world: &World, name: &str, check: &str) {
 
 fn asked(world: &World, name: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(world.path(&format!("{name}.asked"))).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines().map(|line| ferrite_json::from_str(line).unwrap()).collect()
 }
 
 fn run(world: &World, name: &str, image: &str, more: &Value) -> Value {
@@ -41,7 +41,7 @@ fn run(world: &World, name: &str, image: &str, more: &Value) -> Value {
 fn claims(token: &str) -> Value {
     use base64::Engine;
     let payload = token.split('.').nth(1).unwrap();
-    serde_json::from_slice(&base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(payload).unwrap())
+    ferrite_json::from_slice(&base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(payload).unwrap())
         .unwrap()
 }
 

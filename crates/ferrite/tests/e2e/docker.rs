@@ -3,7 +3,7 @@
 use crate::archive::web_image;
 use crate::registry::Registry;
 use crate::world::{Netns, eventually, ferrite, processes};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -162,7 +162,7 @@ fn a_container_from_run_to_rm() {
         ]),
         "b /tmp\n1000\n"
     );
-    let value: Value = serde_json::from_str(&engine.ok(&["inspect", "one"])).unwrap();
+    let value: Value = ferrite_json::from_str(&engine.ok(&["inspect", "one"])).unwrap();
     assert_eq!(value[0]["Config"]["Hostname"], id[..12]);
     let address = value[0]["NetworkSettings"]["Networks"]["bridge"]["IPAddress"].as_str().unwrap();
     assert!(address.starts_with("172.17.0."), "{address}");

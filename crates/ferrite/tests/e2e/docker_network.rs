@@ -2,7 +2,7 @@
 
 use crate::docker::Engine;
 use crate::world::eventually;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
@@ -49,8 +49,8 @@ fn members_find_each_other_by_name() {
 
     let (_, text) = engine.fails(&["network", "rm", "front"]);
     assert!(text.contains("has active endpoints") && text.contains("first"), "{text}");
-    let value: Value = serde_json::from_str(&engine.ok(&["network", "inspect", "front"])).unwrap();
-    assert_eq!(value[0]["Containers"].as_object().map(serde_json::Map::len), Some(2), "{value}");
+    let value: Value = ferrite_json::from_str(&engine.ok(&["network", "inspect", "front"])).unwrap();
+    assert_eq!(value[0]["Containers"].as_object().map(ferrite_json::Map::len), Some(2), "{value}");
     assert_eq!(value[0]["IPAM"]["Config"][0]["Gateway"], "172.18.0.1");
     let on = engine.ok(&["ps", "--filter", "network=front", "--format", "{{.Names}} {{.Networks}}"]);
     assert_eq!(on, "two front\nfirst front\n");

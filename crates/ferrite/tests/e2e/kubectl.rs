@@ -50,7 +50,7 @@ const SPOKEN: u32 = 30;
 /// Tells why nothing is tried where the kubectl on the path lacks verbs and flags that the rows use.
 fn too_old() -> bool {
     let version = Command::new("kubectl").args(["version", "--client", "-o", "json"]).output().unwrap();
-    let version: serde_json::Value = serde_json::from_slice(&version.stdout).unwrap();
+    let version: ferrite_json::Value = ferrite_json::from_slice(&version.stdout).unwrap();
     let minor =
         version["clientVersion"]["minor"].as_str().unwrap().trim_end_matches('+').parse::<u32>().unwrap();
     if minor < SPOKEN {

@@ -2,7 +2,7 @@
 
 use crate::archive::web_image;
 use crate::world::*;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 

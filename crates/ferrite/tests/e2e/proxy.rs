@@ -2,6 +2,7 @@
 
 use crate::clients::{object, with_kube_rs};
 use crate::world::*;
+use ferrite_json::{Value, json};
 use ferrite_pki::{Authority, Purpose, Subject};
 use futures_util::{SinkExt, StreamExt};
 use http::{Request, Response, StatusCode, header};
@@ -13,7 +14,6 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
 use kube::api::{Api, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
-use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -156,7 +156,7 @@ fn the_proxy() {
         let mut kubectl = tokio::process::Command::new("kubectl");
         kubectl.env("KUBECONFIG", kubeconfig).args(["get", "--raw", &path]);
         let output = kubectl.output().await.unwrap();
-        let told: Value = serde_json::from_slice(&output.stdout).expect("the far side's answer");
+        let told: Value = ferrite_json::from_slice(&output.stdout).expect("the far side's answer");
         assert_eq!(told["target"], "/a?b=c");
     });
     // The kubelet's own port needs the server's certificate, which the proxy shows it.
@@ -201,7 +201,7 @@ async fn passes(proxy: &Proxy, prefix: &str) {
         let body = if method == "GET" { "" } else { "content" };
         let (code, _, told) = proxy.send(method, &format!("{prefix}/a%2Fb/c?d=e%20f&g"), body).await;
         assert_eq!(code, 200, "{method} {prefix}: {told}");
-        let told: Value = serde_json::from_str(&told).unwrap();
+        let told: Value = ferrite_json::from_str(&told).unwrap();
         assert_eq!(told["method"], method, "{prefix}");
         assert_eq!(told["target"], "/a%2Fb/c?d=e%20f&g", "{prefix}");
         assert_eq!(told["body"], body, "{method} {prefix}");
@@ -261,7 +261,7 @@ async fn refuses(proxy: &Proxy, namespace: &str) {
         ("pods/none", 404, "NotFound", "pods \"none\" not found"),
     ] {
         let (told, _, body) = proxy.get(&format!("{namespace}/{path}/proxy/")).await;
-        let status: Value = serde_json::from_str(&body).unwrap();
+        let status: Value = ferrite_json::from_str(&body).unwrap();
         assert_eq!((told, &status["reason"]), (code, &json!(reason)), "{path}: {body}");
         assert!(status["message"].as_str().unwrap().contains(message), "{path}: {body}");
     }

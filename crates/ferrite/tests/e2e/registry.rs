@@ -62,7 +62,7 @@ impl Registry {
                 _ => drop(entry.read_to_end(&mut config).unwrap()),
             }
         }
-        let manifest = serde_json::json!({
+        let manifest = ferrite_json::json!({
             "schemaVersion": 2, "mediaType": MANIFEST,
             "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest(&config), "size": config.len()},
             "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest(&layer), "size": layer.len()}],

@@ -62,7 +62,7 @@ fn ask_until(world: &World, done: &Arc<AtomicBool>) -> std::thread::JoinHandle<(
     let seen = Arc::clone(&current);
     let stdout = std::io::BufReader::new(child.stdout.take().unwrap());
     std::thread::spawn(move || {
-        for document in serde_json::Deserializer::from_reader(stdout).into_iter::<serde_json::Value>() {
+        for document in ferrite_json::Deserializer::from_reader(stdout).into_iter::<ferrite_json::Value>() {
             let Ok(endpoints) = document else { return };
             let addresses = endpoints["subsets"][0]["addresses"].as_array().cloned().unwrap_or_default();
             *seen.lock().unwrap() =

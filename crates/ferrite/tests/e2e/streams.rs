@@ -3,13 +3,13 @@
 use crate::archive::web_image;
 use crate::clients::{object, with_kube_rs};
 use crate::world::*;
+use ferrite_json::{Value, json};
 use futures_util::{AsyncBufReadExt, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Api, AttachParams, DeleteParams, LogParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Client, ResourceExt};
-use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const IMAGE: &str = "ferrite.test/web:v1";

@@ -1,6 +1,6 @@
 //! A cluster for one test: the real binary in a network namespace of its own, driven by a real kubectl.
 
-use serde_json::Value;
+use ferrite_json::Value;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -235,7 +235,7 @@ impl World {
 
     pub fn get(&self, arguments: &[&str]) -> Value {
         let text = self.kubectl(&[&["get", "-o", "json"], arguments].concat());
-        serde_json::from_str(&text).unwrap()
+        ferrite_json::from_str(&text).unwrap()
     }
 
     /// Watches one object until `accept` likes what it sees. Waits for events; the time is only a bound.
@@ -249,7 +249,7 @@ impl World {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let watchdog = Watchdog::start(child.id());
         let mut last = Value::Null;
-        let documents = serde_json::Deserializer::from_reader(BufReader::new(child.stdout.take().unwrap()));
+        let documents = ferrite_json::Deserializer::from_reader(BufReader::new(child.stdout.take().unwrap()));
         let mut found = None;
         for document in documents.into_iter::<Value>() {
             let Ok(document) = document else { break };
@@ -267,7 +267,7 @@ impl World {
         found.unwrap_or_else(|| {
             panic!(
                 "{object:?} never came to be as expected; the watch told at last: {}\n{complaint}\n--- now\n{}\n--- events\n{}\n--- log\n{}",
-                serde_json::to_string_pretty(&last["status"]).unwrap(),
+                ferrite_json::to_string_pretty(&last["status"]).unwrap(),
                 self.kubectl(&[&["get", "-o", "json"], object].concat()),
                 self.kubectl(&["get", "events"]),
                 self.log()

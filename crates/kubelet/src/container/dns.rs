@@ -80,10 +80,11 @@ fn dedup(list: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     fn run(spec: Value, cluster: Option<&str>) -> DnsConfig {
-        let pod: Pod = serde_json::from_value(json!({"metadata": {"namespace": "n"}, "spec": spec})).unwrap();
+        let pod: Pod =
+            ferrite_json::from_value(json!({"metadata": {"namespace": "n"}, "spec": spec})).unwrap();
         let node = parse_resolv_conf("# x\nnameserver 192.0.2.53\nsearch example.org\noptions edns0\n");
         let cluster =
             ClusterDns { address: cluster.map(|c| c.parse().unwrap()), domain: "cluster.local".into() };

@@ -228,15 +228,15 @@ fn describe(out: &mut BTreeMap<String, String>, service: &str, ip: &str, ports: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
     use std::sync::Arc;
 
     fn run(container: Value) -> Result<Vec<(String, String)>, EnvError> {
-        let pod: Pod = serde_json::from_value(json!({
+        let pod: Pod = ferrite_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n"}, "spec": {"containers": [container.clone()]}
         }))
         .unwrap();
-        let container: Container = serde_json::from_value(container).unwrap();
+        let container: Container = ferrite_json::from_value(container).unwrap();
         let data = |pairs: &[(&str, &str)]| {
             pairs.iter().map(|(k, v)| (k.to_string(), v.as_bytes().to_vec())).collect::<BTreeMap<_, _>>()
         };
@@ -300,7 +300,7 @@ mod tests {
     fn services_become_variables() {
         let service = |namespace: &str, name: &str, ip: &str| {
             Arc::new(
-                serde_json::from_value::<Service>(json!({
+                ferrite_json::from_value::<Service>(json!({
                     "metadata": {"name": name, "namespace": namespace},
                     "spec": {"clusterIP": ip, "ports": [{"name": "web-ui", "port": 80}]},
                 }))

@@ -121,10 +121,10 @@ fn amount(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     fn pod() -> Pod {
-        serde_json::from_value(json!({
+        ferrite_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"b": "2", "a": "x\"y"}},
             "spec": {"nodeName": "node", "serviceAccountName": "sa", "containers": [
                 {"name": "c", "resources": {"limits": {"cpu": "1500m"}, "requests": {"memory": "64Mi"}}}]},

@@ -78,11 +78,11 @@ fn aliases(pod: &Pod) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn names_and_hosts() {
-        let pod: Pod = serde_json::from_value(json!({
+        let pod: Pod = ferrite_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n"},
             "spec": {"containers": [], "hostname": "h", "subdomain": "s",
                      "hostAliases": [{"ip": "192.0.2.9", "hostnames": ["a", "b"]}]},
@@ -99,7 +99,8 @@ mod tests {
     fn long_names_are_cut_to_what_linux_takes() {
         let name = format!("{}-{}", "a".repeat(62), "b".repeat(10));
         let pod: Pod =
-            serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"containers": []}})).unwrap();
+            ferrite_json::from_value(json!({"metadata": {"name": name}, "spec": {"containers": []}}))
+                .unwrap();
         assert_eq!(hostname(&pod, "d", "node").0, "a".repeat(62));
     }
 }

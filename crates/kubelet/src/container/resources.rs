@@ -145,10 +145,10 @@ pub(crate) fn pod_resources(pod: &Pod) -> PodResources {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     fn pod(spec: Value) -> Pod {
-        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
+        ferrite_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
     }
 
     #[test]

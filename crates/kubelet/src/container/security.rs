@@ -180,10 +180,10 @@ pub(crate) fn stop_signal(name: Option<&str>) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     fn make(pod_context: Value, own: Value) -> (Pod, PodContainer) {
-        let pod: Pod = serde_json::from_value(json!({
+        let pod: Pod = ferrite_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"securityContext": pod_context, "containers": [{"name": "c", "securityContext": own}]},
         }))

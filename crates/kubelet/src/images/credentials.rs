@@ -37,10 +37,10 @@ impl Keyring {
         let data = |key: &str| secret.data.as_ref().and_then(|d| d.get(key)).map(|v| v.0.as_slice());
         let auths = match secret.type_.as_deref() {
             Some("kubernetes.io/dockerconfigjson") => data(".dockerconfigjson")
-                .and_then(|d| serde_json::from_slice::<DockerConfigJson>(d).ok())
+                .and_then(|d| ferrite_json::from_slice::<DockerConfigJson>(d).ok())
                 .map(|c| c.auths),
             Some("kubernetes.io/dockercfg") => {
-                data(".dockercfg").and_then(|d| serde_json::from_slice(d).ok())
+                data(".dockercfg").and_then(|d| ferrite_json::from_slice(d).ok())
             }
             _ => None,
         };
@@ -108,7 +108,7 @@ fn glob(pattern: &str, host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn secrets_open_the_registries_they_name() {
@@ -119,7 +119,7 @@ mod tests {
             "quay.io/team": {"username": "team", "password": "p"},
             "*.example.com": {"username": "glob", "password": "p"},
         }});
-        let secret: Secret = serde_json::from_value(json!({
+        let secret: Secret = ferrite_json::from_value(json!({
             "type": "kubernetes.io/dockerconfigjson",
             "data": {".dockerconfigjson": encode(&config.to_string())},
         }))

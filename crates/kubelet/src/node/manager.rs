@@ -11,11 +11,11 @@ use ferrite_client::{
 };
 use ferrite_cri::v1::{ListImagesRequest, StatusRequest, VersionRequest};
 use ferrite_cri::{ImageService, RuntimeService};
+use ferrite_json::json;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -206,7 +206,7 @@ impl NodeManager {
             if !force && status::same_but_heartbeat(&before, &after) {
                 return true;
             }
-            let value = |s: &NodeStatus| serde_json::to_value(s).unwrap_or_default();
+            let value = |s: &NodeStatus| ferrite_json::to_value(s).unwrap_or_default();
             let Some(difference) = writer_difference(&value(&before), &value(&after)) else { return true };
             let patch = json!({"metadata": {"resourceVersion": node.metadata.resource_version}, "status": difference});
             let name = &self.config.node_name;

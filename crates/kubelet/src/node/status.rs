@@ -201,7 +201,7 @@ pub(crate) fn same_but_heartbeat(a: &NodeStatus, b: &NodeStatus) -> bool {
         for condition in status.conditions.iter_mut().flatten() {
             condition.last_heartbeat_time = None;
         }
-        serde_json::to_value(status).ok()
+        ferrite_json::to_value(status).ok()
     };
     still(a) == still(b)
 }

@@ -90,10 +90,10 @@ fn out_of(resource: &str, requested: i64, used: i64, capacity: i64) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     fn pod(spec: Value) -> Pod {
-        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
+        ferrite_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
     }
 
     #[test]

@@ -1,10 +1,10 @@
 use super::*;
 use crate::pod::runtime_pod::Sandbox;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 use std::collections::BTreeMap;
 
 fn pod(spec: Value) -> Pod {
-    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec}))
+    ferrite_json::from_value(json!({"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": spec}))
         .unwrap()
 }
 

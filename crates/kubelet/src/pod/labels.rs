@@ -62,10 +62,10 @@ pub(crate) fn container_annotations(
         annotations.insert(DELETION_GRACE.into(), grace.to_string());
     }
     let hook = spec.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
-    if let Some(json) = hook.and_then(|h| serde_json::to_string(h).ok()) {
+    if let Some(json) = hook.and_then(|h| ferrite_json::to_string(h).ok()) {
         annotations.insert(PRE_STOP.into(), json);
     }
-    if let Some(json) = spec.ports.as_ref().and_then(|p| serde_json::to_string(p).ok()) {
+    if let Some(json) = spec.ports.as_ref().and_then(|p| ferrite_json::to_string(p).ok()) {
         annotations.insert(PORTS.into(), json);
     }
     annotations
@@ -73,7 +73,7 @@ pub(crate) fn container_annotations(
 
 /// The preStop hook a container was created with, for pods the API no longer knows.
 pub(crate) fn pre_stop_hook(annotations: &BTreeMap<String, String>) -> Option<LifecycleHandler> {
-    serde_json::from_str(annotations.get(PRE_STOP)?).ok()
+    ferrite_json::from_str(annotations.get(PRE_STOP)?).ok()
 }
 
 pub(crate) fn termination_grace(pod: &Pod) -> i64 {

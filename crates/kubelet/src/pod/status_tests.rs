@@ -1,13 +1,13 @@
 use super::*;
 use crate::pod::runtime_pod::Sandbox;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
 }
 
 fn pod(spec: Value) -> Pod {
-    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec}))
+    ferrite_json::from_value(json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec}))
         .unwrap()
 }
 

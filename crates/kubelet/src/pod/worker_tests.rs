@@ -1,7 +1,7 @@
 //! Whole lives of pods, on a paused clock.
 
 use crate::testing::Harness;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 fn container(name: &str) -> Value {
     json!({"name": name, "image": "busybox:1", "imagePullPolicy": "IfNotPresent"})

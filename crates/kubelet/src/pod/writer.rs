@@ -3,10 +3,10 @@
 use super::context::Context;
 use super::model::PodId;
 use ferrite_client::{Backoff, Scope, is_conflict, is_not_found, message_of};
+use ferrite_json::{Map, Value, json};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -123,7 +123,7 @@ fn newest<'a>(seen: &'a Pod, answered: Option<&'a Pod>) -> &'a Pod {
 async fn write(api: &Api<Pod>, id: &PodId, mut status: PodStatus, base: Pod) -> kube::Result<Option<Pod>> {
     let before = base.status.clone().unwrap_or_default();
     keep_foreign_conditions(&mut status, &before);
-    let to_value = |s: &PodStatus| serde_json::to_value(s).unwrap_or(Value::Null);
+    let to_value = |s: &PodStatus| ferrite_json::to_value(s).unwrap_or(Value::Null);
     let Some(difference) = merge_difference(&to_value(&before), &to_value(&status)) else { return Ok(None) };
     let patch = json!({
         "metadata": {"uid": id.uid, "resourceVersion": base.metadata.resource_version},

@@ -94,7 +94,7 @@ impl Machine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn verdicts_follow_runs_of_equal_outcomes() {
@@ -110,7 +110,7 @@ mod tests {
             (Startup, 1, 2, "ff", ".!"),
         ] {
             let probe: Probe =
-                serde_json::from_value(json!({"successThreshold": success, "failureThreshold": failure}))
+                ferrite_json::from_value(json!({"successThreshold": success, "failureThreshold": failure}))
                     .unwrap();
             let mut machine = Machine::new(kind, Thresholds::of(&probe));
             let seen: String = outcomes

@@ -137,7 +137,7 @@ impl Server {
 
     fn configz(&self) -> Answer {
         let c = &self.config;
-        json(&serde_json::json!({"kubeletconfig": {
+        json(&ferrite_json::json!({"kubeletconfig": {
             "kind": "KubeletConfiguration",
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "address": c.server_address.ip().to_string(),
@@ -177,7 +177,7 @@ fn text(status: StatusCode, body: impl Into<String>) -> Answer {
 }
 
 fn json(value: &impl serde::Serialize) -> Answer {
-    match serde_json::to_vec(value) {
+    match ferrite_json::to_vec(value) {
         Ok(bytes) => answer(StatusCode::OK, "application/json", full(bytes)),
         Err(e) => text(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()),
     }

@@ -5,9 +5,9 @@ use crate::node::meminfo_bytes;
 use crate::pod::context::Context;
 use crate::pod::labels;
 use ferrite_cri::v1::{ContainerStats, ContainerStatsFilter, ListContainerStatsRequest, UInt64Value};
+use ferrite_json::{Value, json};
 use hyper::StatusCode;
 use jiff::Timestamp;
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::testing::Harness;
+use ferrite_json::json;
 use ferrite_pki::{Authority, Purpose, Subject};
 use http_body_util::Empty;
 use hyper::client::conn::http1::{self, SendRequest};
-use serde_json::json;
 use std::io::Write;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -67,11 +67,11 @@ impl Drop for Door {
     }
 }
 
-fn one() -> serde_json::Value {
+fn one() -> ferrite_json::Value {
     json!({"containers": [{"name": "c", "image": "busybox:1", "imagePullPolicy": "IfNotPresent"}]})
 }
 
-fn ready(pod: &serde_json::Value) -> bool {
+fn ready(pod: &ferrite_json::Value) -> bool {
     let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
     conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
@@ -110,13 +110,13 @@ async fn documents_are_served() {
     door.harness.create("p", one());
     door.harness.until("p", "ready", ready).await;
     let (status, body) = door.ask("/pods").await;
-    let pods: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let pods: ferrite_json::Value = ferrite_json::from_str(&body).unwrap();
     assert_eq!(
         (status, &pods["kind"], &pods["items"][0]["metadata"]["name"]),
         (200, &json!("PodList"), &json!("p"))
     );
     let (_, body) = door.ask("/stats/summary").await;
-    let summary: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let summary: ferrite_json::Value = ferrite_json::from_str(&body).unwrap();
     assert_eq!(summary["node"]["nodeName"], "node");
     assert!(door.ask("/configz").await.1.contains("\"maxPods\":110"));
     assert!(door.ask("/metrics").await.1.contains("kubelet_node_name{node=\"node\"} 1"));

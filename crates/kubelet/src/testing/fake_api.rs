@@ -1,12 +1,12 @@
 //! Just enough of an API server: objects by path, revisions, merge patches, watches.
 
 use bytes::Bytes;
+use ferrite_json::{Value, json};
 use futures_util::stream;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use kube::client::Body;
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -142,7 +142,7 @@ impl FakeApi {
         let (parts, body) = request.into_parts();
         let target = Target::parse(parts.uri.path());
         let body = body.collect().await.map(|b| b.to_bytes()).unwrap_or_default();
-        let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        let body: Value = ferrite_json::from_slice(&body).unwrap_or(Value::Null);
         let query: BTreeMap<String, String> = parts
             .uri
             .query()

@@ -1,4 +1,4 @@
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 
 use super::*;
 use crate::framework::Profile;
@@ -12,7 +12,7 @@ fn node(name: &str, change: &[(&str, Value)]) -> Arc<NodeInfo> {
     for (pointer, new) in change {
         *value.pointer_mut(pointer).unwrap() = new.clone();
     }
-    Arc::new(NodeInfo::new(Arc::new(serde_json::from_value(value).unwrap())))
+    Arc::new(NodeInfo::new(Arc::new(ferrite_json::from_value(value).unwrap())))
 }
 
 fn pod(name: &str, cpu: &str, spec: Value) -> Arc<PodInfo> {
@@ -23,7 +23,7 @@ fn pod(name: &str, cpu: &str, spec: Value) -> Arc<PodInfo> {
     for (key, field) in spec.as_object().unwrap() {
         value["spec"][key] = field.clone();
     }
-    Arc::new(PodInfo::new(Arc::new(serde_json::from_value(value).unwrap())))
+    Arc::new(PodInfo::new(Arc::new(ferrite_json::from_value(value).unwrap())))
 }
 
 fn with_pods(node: &Arc<NodeInfo>, pods: &[Arc<PodInfo>]) -> Arc<NodeInfo> {
@@ -183,7 +183,7 @@ fn scores_choose_among_feasible_nodes() {
 fn siblings_spread_over_hosts_by_default() {
     let siblings = Some([("app".to_owned(), "web".to_owned())].into_iter().collect());
     let plain = |name: &str| {
-        let pod = serde_json::from_value(
+        let pod = ferrite_json::from_value(
             json!({"metadata": {"name": name, "namespace": "ns", "labels": {"app": "web"}},
                                                 "spec": {"containers": []}}),
         );

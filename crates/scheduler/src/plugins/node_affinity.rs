@@ -141,7 +141,7 @@ impl Score for NodeAffinity {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
@@ -161,7 +161,8 @@ mod tests {
             ("Nonsense", &[], Some("x"), false),
         ] {
             let requirement: NodeSelectorRequirement =
-                serde_json::from_value(json!({"key": "k", "operator": operator, "values": values})).unwrap();
+                ferrite_json::from_value(json!({"key": "k", "operator": operator, "values": values}))
+                    .unwrap();
             assert_eq!(satisfies(&requirement, value), expected, "{operator} {values:?} {value:?}");
         }
     }

@@ -85,14 +85,14 @@ impl Score for TaintToleration {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use ferrite_json::json;
 
     use super::*;
 
     #[test]
     fn tolerations_match_as_specified() {
         let taint: Taint =
-            serde_json::from_value(json!({"key": "k", "value": "v", "effect": "NoExecute"})).unwrap();
+            ferrite_json::from_value(json!({"key": "k", "value": "v", "effect": "NoExecute"})).unwrap();
         for (toleration, expected) in [
             (json!({"key": "k", "value": "v", "effect": "NoExecute"}), true),
             (json!({"key": "k", "operator": "Equal", "value": "v"}), true),
@@ -102,7 +102,7 @@ mod tests {
             (json!({"key": "other", "operator": "Exists"}), false),
             (json!({"key": "k", "operator": "Exists", "effect": "NoSchedule"}), false),
         ] {
-            let parsed: Toleration = serde_json::from_value(toleration.clone()).unwrap();
+            let parsed: Toleration = ferrite_json::from_value(toleration.clone()).unwrap();
             assert_eq!(tolerates(&[parsed], &taint), expected, "{toleration}");
         }
         assert!(!tolerates(&[], &taint));

@@ -1,7 +1,7 @@
 //! Tokens of JSON, with the complaints in Go's wording.
 
 use crate::codec::DecodeError;
-use serde_json::Number;
+use ferrite_json::Number;
 use std::borrow::Cow;
 
 pub(super) struct Lexer<'a> {

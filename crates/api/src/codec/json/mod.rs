@@ -10,8 +10,8 @@ mod tests;
 use super::{DecodeError, Decoded, MAX_DEPTH};
 use super::{scalar, time};
 use crate::schema::{Kind, Type, TypeRef};
+use ferrite_json::{Map, Value};
 use lexer::{Lexer, Shape};
-use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -205,7 +205,7 @@ impl<'a> Decoder<'a> {
                 });
             }
             // Upstream hands whatever is there to the parser of quantities, which refuses it.
-            (Kind::Quantity, _) => Value::String(scalar::canonical_quantity(shape.go_name())?),
+            (Kind::Quantity, _) => Value::String(scalar::canonical_quantity(shape.go_name())?.into()),
             _ => return Err(self.mismatch(shape.go_name(), go_type(kind))),
         };
         Ok(Some(value))
@@ -290,7 +290,7 @@ impl<'a> Decoder<'a> {
                 Value::Null
             }
             Shape::Bool => Value::Bool(self.lexer.bool()?),
-            Shape::String => Value::String(self.lexer.string()?.into_owned()),
+            Shape::String => Value::String(self.lexer.string()?.into_owned().into()),
             Shape::Number => {
                 let text = self.lexer.number()?;
                 let number = lexer::number_value(text);
@@ -341,7 +341,7 @@ impl<'a> Decoder<'a> {
                     expected: "int32".into(),
                 })?
                 .into(),
-            Kind::Quantity => Value::String(scalar::canonical_quantity(text)?),
+            Kind::Quantity => Value::String(scalar::canonical_quantity(text)?.into()),
             _ => return Err(wrong()),
         })
     }
@@ -414,11 +414,11 @@ pub(super) fn double(number: f64) -> Option<Value> {
 /// Checks a scalar's text and brings it to the form in which it is kept.
 fn text(kind: &Kind, text: Cow<'_, str>) -> Result<Value, DecodeError> {
     Ok(Value::String(match kind {
-        Kind::Bytes => scalar::encode_base64(&scalar::decode_base64(&text)?),
-        Kind::Quantity => scalar::canonical_quantity(text.trim())?,
-        Kind::Time => scalar::format_time(time::parse_time(&text)?),
-        Kind::MicroTime => scalar::format_micro_time(time::parse_micro_time(&text)?),
-        _ => text.into_owned(),
+        Kind::Bytes => scalar::encode_base64(&scalar::decode_base64(&text)?).into(),
+        Kind::Quantity => scalar::canonical_quantity(text.trim())?.into(),
+        Kind::Time => scalar::format_time(time::parse_time(&text)?).into(),
+        Kind::MicroTime => scalar::format_micro_time(time::parse_micro_time(&text)?).into(),
+        _ => text.into_owned().into(),
     }))
 }
 

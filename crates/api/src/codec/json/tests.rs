@@ -1,6 +1,6 @@
 use super::*;
 use crate::schema;
-use serde_json::json;
+use ferrite_json::json;
 
 fn pod(text: &str) -> Result<Decoded, DecodeError> {
     decode(schema::kind("", "v1", "Pod").expect("pods are known"), text.as_bytes())

@@ -3,8 +3,8 @@
 use super::reader::{Content, Reader};
 use crate::codec::{DecodeError, MAX_DEPTH, json, scalar};
 use crate::schema::{Field, Kind, Slot, TypeRef, Wire};
+use ferrite_json::{Map, Value};
 use jiff::Timestamp;
-use serde_json::{Map, Value};
 
 /// Decodes a message of `type_` without an envelope. Tags the schema does not know are skipped; the zero
 /// value of a field that is no pointer is the same as absent.
@@ -17,7 +17,7 @@ pub fn decode_message(type_: TypeRef, message: &[u8]) -> Result<Value, DecodeErr
 pub(super) fn message_into(
     type_: TypeRef,
     message: &[u8],
-    map: &mut Map<String, Value>,
+    map: &mut Map,
     depth: usize,
 ) -> Result<(), DecodeError> {
     if depth > MAX_DEPTH {
@@ -30,7 +30,7 @@ fn fields_into(
     type_: TypeRef,
     wire: &'static [Wire],
     message: &[u8],
-    map: &mut Map<String, Value>,
+    map: &mut Map,
     depth: usize,
 ) -> Result<(), DecodeError> {
     let mut reader = Reader::new(message);
@@ -54,7 +54,7 @@ fn fields_into(
 fn field_into(
     field: &'static Field,
     content: Content<'_>,
-    map: &mut Map<String, Value>,
+    map: &mut Map,
     depth: usize,
 ) -> Result<(), DecodeError> {
     let name = field.name;
@@ -259,7 +259,7 @@ fn strings(message: &[u8]) -> Result<Value, DecodeError> {
     let mut reader = Reader::new(message);
     while let Some((tag, content)) = reader.next()? {
         if tag == 1 {
-            list.push(Value::String(content.text("items")?));
+            list.push(Value::String(content.text("items")?.into()));
         }
     }
     Ok(Value::Array(list))

@@ -3,7 +3,7 @@
 use super::envelope;
 use crate::codec::{scalar, time};
 use crate::schema::{Field, Kind, Slot, TypeRef, Wire};
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 use thiserror::Error;
 
 /// Why a value cannot be written as protobuf: it does not have the shape of its type.
@@ -94,7 +94,7 @@ impl Writer {
         &mut self,
         type_: TypeRef,
         wire: &'static [Wire],
-        map: &Map<String, Value>,
+        map: &Map,
         depth: usize,
     ) -> Result<(), EncodeError> {
         if depth > crate::codec::MAX_DEPTH {

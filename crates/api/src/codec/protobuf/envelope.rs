@@ -6,7 +6,7 @@ use super::reader::Reader;
 use super::{MAGIC, decode_message};
 use crate::codec::{DecodeError, MAX_DEPTH, json};
 use crate::schema::{self, TypeRef};
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 
 /// The tag of the object's message in `runtime.Unknown`.
 pub(super) const RAW: u32 = 2;

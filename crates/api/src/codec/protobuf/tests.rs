@@ -1,7 +1,7 @@
 use super::*;
 use crate::codec::{json, normalise};
 use crate::schema;
-use serde_json::json;
+use ferrite_json::json;
 
 #[test]
 fn writes_the_bytes_go_writes() {

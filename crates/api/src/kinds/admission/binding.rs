@@ -9,8 +9,8 @@ use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::{dns1123_subdomain, path_segment};
 use crate::resource::{Column, Strategy};
 use crate::selector::validate_label_selector;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 const ACTIONS: &[&str] = &["Audit", "Deny", "Warn"];
 const EXCLUSIVE: &str = "name and selector are mutually exclusive";

@@ -4,7 +4,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_field, int, object, object_mut, text};
 use crate::kinds::check::complaints;
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, port_number};
-use serde_json::Value;
+use ferrite_json::Value;
 
 const PORT: i64 = 443;
 const URL_FORM: &str = "; desired format: https://host[/path]";

@@ -5,7 +5,7 @@ use crate::kinds::access::{default_field, ensure_object, list, list_mut, present
 use crate::kinds::check::{complaints, one_of_if_set};
 use crate::meta_validation::{path_segment, qualified_name};
 use crate::selector::validate_label_selector;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashSet;
 
 const CONDITIONS_MAX: usize = 64;

@@ -8,8 +8,8 @@ use crate::kinds::check::{complaints, one_of_if_set};
 use crate::kinds::row::{NAME, number, shown};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, qualified_name};
 use crate::resource::{Column, StatusUse, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::HashSet;
 
 const AUDIT_ANNOTATIONS_MAX: usize = 20;

@@ -12,8 +12,8 @@ use crate::kinds::row::{NAME, number, shown};
 use crate::meta_validation::dns1123_subdomain;
 use crate::resource::{Column, Strategy};
 use crate::selector::validate_label_selector;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::HashSet;
 
 const TIMEOUT: i64 = 10;

@@ -7,8 +7,8 @@ use crate::kinds::check::{IMMUTABLE, immutable, not_negative};
 use crate::kinds::row::{NAME, shown};
 use crate::resource::{Column, Strategy};
 use crate::table::NONE;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 pub(in crate::kinds) struct ControllerRevisions;
 

@@ -12,8 +12,8 @@ use crate::kinds::row::{NAME, number, shown, wide};
 use crate::kinds::workload;
 use crate::resource::{Column, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// Counts the changes of the template, in a place where old clients look for it.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
@@ -64,7 +64,7 @@ impl Strategy for DaemonSets {
         if LabelSelector::from_value(selector).is_ok_and(|s| !s.matches(&labels.as_object())) {
             errors.push(workload::labels_do_not_match(labels, &template_path));
         }
-        let empty = map(selector, "matchLabels").is_none_or(serde_json::Map::is_empty)
+        let empty = map(selector, "matchLabels").is_none_or(ferrite_json::Map::is_empty)
             && list(selector, "matchExpressions").is_empty();
         if selector.is_object() && empty {
             errors.push(
@@ -120,7 +120,7 @@ impl Strategy for DaemonSets {
     fn trim_for_table(&self, object: &mut Value) {
         if let Some(annotations) = object_mut(&mut object["metadata"], "annotations") {
             remove(annotations, TEMPLATE_GENERATION);
-            if annotations.as_object().is_some_and(serde_json::Map::is_empty) {
+            if annotations.as_object().is_some_and(ferrite_json::Map::is_empty) {
                 remove(&mut object["metadata"], "annotations");
             }
         }

@@ -14,8 +14,8 @@ use crate::kinds::workload;
 use crate::meta_validation::dns1123_label;
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 /// What of a specification may change.
 const MUTABLE: &[&str] = &[
@@ -198,7 +198,7 @@ fn validate_spec(spec: &Value, new: bool, path: &Path) -> FieldErrors {
         errors.push(FieldError::required(&selector_path, ""));
     } else {
         errors.extend(validate_label_selector(selector, &selector_path));
-        let empty = map(selector, "matchLabels").is_none_or(serde_json::Map::is_empty)
+        let empty = map(selector, "matchLabels").is_none_or(ferrite_json::Map::is_empty)
             && list(selector, "matchExpressions").is_empty();
         if empty {
             errors.push(invalid("empty selector is invalid for statefulset"));

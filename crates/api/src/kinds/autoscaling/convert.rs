@@ -2,7 +2,7 @@
 
 use crate::kinds::access::{ensure_object, object, present, remove, text};
 use crate::kinds::go;
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 
 const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 const CURRENT_METRICS: &str = "autoscaling.alpha.kubernetes.io/current-metrics";
@@ -97,7 +97,7 @@ fn take_annotation(object: &mut Value, key: &str) -> Option<Value> {
     if annotations.as_object().is_some_and(Map::is_empty) {
         remove(metadata, "annotations");
     }
-    serde_json::from_str(text.as_str()?).ok()
+    ferrite_json::from_str(text.as_str()?).ok()
 }
 
 /// Objects written by Go without names for their fields: they begin with capitals.
@@ -111,7 +111,7 @@ fn lower_keys(value: &Value) -> Value {
                 let key = chars.next().map_or(String::new(), |c| c.to_lowercase().chain(chars).collect());
                 (key, lower_keys(v))
             })
-            .collect::<Map<_, _>>()
+            .collect::<Map>()
             .into(),
         Value::Array(items) => items.iter().map(lower_keys).collect(),
         other => other.clone(),

@@ -5,7 +5,7 @@ use crate::kinds::access::{int, list, object, present, text};
 use crate::kinds::check::{complaints, one_of_if_set};
 use crate::meta_validation::path_segment;
 use crate::quantity::Quantity;
-use serde_json::Value;
+use ferrite_json::Value;
 
 const WINDOW_MAX: i64 = 3600;
 const PERIOD_MAX: i64 = 1800;

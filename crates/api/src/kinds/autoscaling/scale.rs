@@ -4,8 +4,8 @@ use crate::kinds::access::int;
 use crate::kinds::cell;
 use crate::kinds::row::{number, shown};
 use crate::resource::{Column, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 pub(in crate::kinds) struct Scales;
 

@@ -5,7 +5,7 @@ use super::v2;
 use crate::kinds::access::{default_field, ensure_object};
 use crate::kinds::converted::Converted;
 use crate::resource::Storage;
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(in crate::kinds) const STORAGE: Storage = Storage {
     group: "autoscaling",

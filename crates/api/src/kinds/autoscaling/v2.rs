@@ -9,8 +9,8 @@ use crate::kinds::row::{NAME, shown};
 use crate::quantity::canonicalise;
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::{NONE, UNKNOWN};
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 /// What autoscalers that name no metric keep cpu use at, in per cent of what is requested.
 const CPU_TARGET: i64 = 80;

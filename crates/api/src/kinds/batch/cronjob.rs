@@ -10,8 +10,8 @@ use crate::kinds::row::{NAME, boolean, number, shown, wide};
 use crate::kinds::{cell, workload};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::{NONE, since};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 /// Jobs are named after their CronJob, with eleven characters more.
 const NAME_MAX: usize = 52;

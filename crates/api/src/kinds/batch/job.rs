@@ -14,8 +14,8 @@ use crate::meta_validation::{dns1123_label, validate_labels};
 use crate::resource::{Column, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
 use crate::table::duration;
+use ferrite_json::{Map, Value, json};
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
 
 const UID_LABELS: [&str; 2] = ["batch.kubernetes.io/controller-uid", "controller-uid"];
 const NAME_LABELS: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
@@ -262,7 +262,7 @@ fn validate_generated_selector(job: &Value) -> FieldErrors {
         }
     }
     let expected: Value =
-        json!(expected.iter().map(|(k, v)| ((*k).to_owned(), (*v).into())).collect::<Map<_, _>>());
+        json!(expected.iter().map(|(k, v)| ((*k).to_owned(), (*v).into())).collect::<Map>());
     if LabelSelector::from_value(&spec["selector"]).is_ok_and(|s| !s.matches(&expected.as_object())) {
         errors.push(
             FieldError::invalid(

@@ -6,7 +6,7 @@ use crate::kinds::check::{complaints, not_negative};
 use crate::kinds::networking::domain_prefixed_path;
 use crate::kinds::workload;
 use crate::meta_validation::qualified_name;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashSet;
 
 const MANAGED_BY_MAX: usize = 63;

@@ -5,8 +5,8 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{flag, int, list, object, present, strings, text};
 use crate::kinds::cell::has_condition;
 use crate::kinds::check::not_negative;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::HashSet;
 
 pub(super) fn validate(new: &Value, old: &Value) -> FieldErrors {

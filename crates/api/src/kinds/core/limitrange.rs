@@ -10,7 +10,7 @@ use crate::kinds::pod::resources::{
 use crate::meta_validation::qualified_name;
 use crate::quantity::Quantity;
 use crate::resource::Strategy;
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 use std::collections::{BTreeSet, HashSet};
 
 const LISTS: [&str; 5] = ["max", "min", "default", "defaultRequest", "maxLimitRequestRatio"];
@@ -122,7 +122,7 @@ fn validate_order(item: &Value, kind: &str, path: &Path) -> FieldErrors {
         if kind == "Pod" && key.starts_with("default") { Amounts::new() } else { amounts(item, key) }
     };
     let [max, min, default, request, ratio] = LISTS.map(of);
-    let names: BTreeSet<&String> =
+    let names: BTreeSet<&ferrite_json::Text> =
         [&max, &min, &default, &request, &ratio].into_iter().flat_map(|m| m.keys()).collect();
     for name in names {
         let [max, min, default, request, ratio] =

@@ -16,8 +16,8 @@ use crate::kinds::volume_source::{
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::resource::{Column, Strategy};
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 /// The keys of a specification that say where the volume is.
 const SOURCES: &[&str] = &[

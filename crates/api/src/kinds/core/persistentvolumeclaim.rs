@@ -15,8 +15,8 @@ use crate::meta_validation::{dns1123_subdomain, qualified_name};
 use crate::quantity::Quantity;
 use crate::resource::{Column, Strategy};
 use crate::selector::validate_label_selector;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 

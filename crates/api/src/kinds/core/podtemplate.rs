@@ -6,8 +6,8 @@ use crate::kinds::cell;
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::workload;
 use crate::resource::{Column, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 pub(in crate::kinds) struct PodTemplates;
 

@@ -8,8 +8,8 @@ use crate::kinds::row::{NAME, number, shown, wide};
 use crate::kinds::workload;
 use crate::meta_validation::long_name;
 use crate::resource::{Column, StatusUse, Strategy};
+use ferrite_json::{Text, Value};
 use jiff::Timestamp;
-use serde_json::Value;
 
 pub(in crate::kinds) struct ReplicationControllers;
 
@@ -22,7 +22,7 @@ impl Strategy for ReplicationControllers {
         }
         let labels = object.pointer("/spec/template/metadata/labels").cloned();
         if let Some(labels) = labels.filter(|l| l.as_object().is_some_and(|m| !m.is_empty())) {
-            let empty = |parent: &Value, key: &str| map(parent, key).is_none_or(serde_json::Map::is_empty);
+            let empty = |parent: &Value, key: &str| map(parent, key).is_none_or(ferrite_json::Map::is_empty);
             if empty(&object["spec"], "selector") {
                 object["spec"]["selector"] = labels.clone();
             }
@@ -50,7 +50,7 @@ impl Strategy for ReplicationControllers {
             return errors;
         };
         let labels = &template["metadata"]["labels"];
-        let matches = |(key, value): (&String, &Value)| labels.get(key) == Some(value);
+        let matches = |(key, value): (&Text, &Value)| labels.get(key) == Some(value);
         if selector.is_some_and(|s| !s.iter().all(matches)) {
             errors.push(workload::labels_do_not_match(labels, &path));
         }

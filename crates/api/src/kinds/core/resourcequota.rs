@@ -11,8 +11,8 @@ use crate::kinds::pod::resources::{
 use crate::kinds::row::{NAME, shown};
 use crate::quantity::Quantity;
 use crate::resource::{Column, StatusUse, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::BTreeSet;
 
 const ZERO: &str = "0";

@@ -4,7 +4,7 @@ use super::{deviceclass, resourceclaim, resourceslice};
 use crate::kinds::access::{list_mut, object_mut, present, remove};
 use crate::kinds::converted::Converted;
 use crate::resource::{Storage, Strategy};
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 
 /// Fields of a request that moved.
 const OF_REQUEST: [&str; 7] =
@@ -90,7 +90,7 @@ fn template_from(object: &mut Value) {
 fn requests_to(spec: &mut Value) {
     let Some(devices) = object_mut(spec, "devices") else { return };
     for request in list_mut(devices, "requests").filter(|r| r.is_object()) {
-        let moved: Map<String, Value> =
+        let moved: Map =
             OF_REQUEST.iter().filter_map(|key| Some(((*key).to_owned(), remove(request, key)?))).collect();
         if !moved.is_empty() && !present(request, "exactly") {
             request["exactly"] = moved.into();

@@ -5,7 +5,7 @@ use crate::kinds::access::{default_text, int, list, list_mut, object, object_mut
 use crate::kinds::check::{complaints, named};
 use crate::kinds::volume_source::validate_driver_name;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashSet;
 
 const REQUESTS_MAX: usize = 32;

@@ -7,8 +7,8 @@ use crate::kinds::cell;
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::long_name;
 use crate::resource::{Column, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 pub(in crate::kinds) struct DeviceClasses;
 

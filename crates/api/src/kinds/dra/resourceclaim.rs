@@ -8,8 +8,8 @@ use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_subdomain, validate_annotations, validate_labels};
 use crate::resource::{Column, StatusUse, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::HashSet;
 
 const CONSUMERS_MAX: usize = 256;

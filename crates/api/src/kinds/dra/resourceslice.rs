@@ -13,8 +13,8 @@ use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::quantity::canonicalise;
 use crate::resource::{Column, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::HashSet;
 
 const DEVICES_MAX: usize = 128;
@@ -193,7 +193,7 @@ fn validate_where(spec: &Value, path: &Path) -> FieldErrors {
 fn validate_device(device: &Value, path: &Path) -> FieldErrors {
     let mut errors = named(device, "name", path, dns1123_label);
     let (attributes, capacity) = (map(device, "attributes"), map(device, "capacity"));
-    let total = attributes.map_or(0, serde_json::Map::len) + capacity.map_or(0, serde_json::Map::len);
+    let total = attributes.map_or(0, ferrite_json::Map::len) + capacity.map_or(0, ferrite_json::Map::len);
     if total > ATTRIBUTES_MAX {
         errors.push(FieldError::invalid(
             path,
@@ -206,7 +206,7 @@ fn validate_device(device: &Value, path: &Path) -> FieldErrors {
         errors.extend(validate_attribute_name(name, false, &path));
         errors.extend(validate_attribute(attribute, &path));
     }
-    for name in capacity.into_iter().flat_map(serde_json::Map::keys) {
+    for name in capacity.into_iter().flat_map(ferrite_json::Map::keys) {
         errors.extend(validate_attribute_name(name, false, &path.child("capacity").key(name)));
     }
     errors

@@ -9,8 +9,8 @@ use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 const PRECEDENCE: i64 = 1000;
 const PRECEDENCE_MAX: i64 = 10_000;

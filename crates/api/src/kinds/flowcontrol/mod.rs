@@ -5,7 +5,7 @@ pub(super) mod prioritylevel;
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, text};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashSet;
 
 /// Conditions have a type, and each type occurs once.

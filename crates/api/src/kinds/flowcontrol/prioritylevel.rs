@@ -9,8 +9,8 @@ use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 const SHARES: i64 = 30;
 const QUEUES_MAX: i64 = 10_000_000;

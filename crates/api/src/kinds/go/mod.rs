@@ -12,7 +12,7 @@ mod diff;
 pub use diff::diff;
 
 use super::access::{ensure_object, remove};
-use serde_json::Value;
+use ferrite_json::{Text, Value};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -52,7 +52,7 @@ fn parse(text: &'static str) -> HashMap<&'static str, Vec<Field>> {
 #[derive(Debug, Clone, PartialEq)]
 enum Node {
     Leaf(String),
-    Object(Vec<(String, Node)>),
+    Object(Vec<(Text, Node)>),
     List(Vec<Node>),
 }
 
@@ -118,7 +118,7 @@ fn structure(layout: &str, value: &Value) -> Node {
                 _ => structure(shape, found),
             },
         };
-        fields.push((field.name.to_owned(), node));
+        fields.push((field.name.to_owned().into(), node));
     }
     Node::Object(fields)
 }
@@ -241,7 +241,7 @@ fn internal_pod_spec(spec: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn what_is_not_set_is_spelled_out() {

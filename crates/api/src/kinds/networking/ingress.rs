@@ -8,8 +8,8 @@ use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, path_segment, port_name, wildcard_subdomain};
 use crate::resource::{Column, StatusUse, Strategy};
 use crate::table::NONE;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::BTreeSet;
 
 const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";

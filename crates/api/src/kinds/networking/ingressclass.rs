@@ -10,8 +10,8 @@ use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::dns1123_label;
 use crate::resource::{Column, Strategy};
 use crate::table::NONE;
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 const CONTROLLER_MAX: usize = 250;
 

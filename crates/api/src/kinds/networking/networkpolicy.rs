@@ -7,8 +7,8 @@ use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, workload};
 use crate::resource::{Column, Strategy};
 use crate::selector::validate_label_selector;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 pub(in crate::kinds) struct NetworkPolicies;
 

@@ -6,8 +6,8 @@ use crate::kinds::cell;
 use crate::kinds::check::{Cidr, IMMUTABLE, NOT_A_CIDR};
 use crate::kinds::row::{NAME, shown};
 use crate::resource::{Column, StatusUse, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 pub(in crate::kinds) struct ServiceCidrs;
 

@@ -5,7 +5,7 @@ use crate::kinds::access::{object, text};
 use crate::kinds::check::named;
 use crate::kinds::go;
 use crate::meta_validation::{config_map_key, dns1123_label, dns1123_subdomain};
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(super) fn validate(node: &Value) -> FieldErrors {
     let mut errors = Vec::new();

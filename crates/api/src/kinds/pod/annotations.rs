@@ -5,7 +5,7 @@ use super::scheduling::validate_tolerations;
 use super::security::APP_ARMOR_MAX;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, list, list_mut, object, object_mut, text};
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 
 /// On the copy of a pod that a node's own files made.
 pub(super) const MIRROR: &str = "kubernetes.io/config.mirror";
@@ -19,7 +19,7 @@ const LOCALHOST: &str = "localhost/";
 /// Lists of containers, in the order upstream visits them.
 const KINDS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-fn of(metadata: &Value) -> Option<&Map<String, Value>> {
+fn of(metadata: &Value) -> Option<&Map> {
     metadata["annotations"].as_object()
 }
 

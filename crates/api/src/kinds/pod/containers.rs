@@ -9,7 +9,7 @@ use crate::kinds::access::{int, list, present, text};
 use crate::kinds::check::{PROTOCOLS, complaints, one_of, port};
 use crate::kinds::volume_source::no_steps_back;
 use crate::meta_validation::{dns1123_label, port_name};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::{HashMap, HashSet};
 
 /// What the containers of one pod are checked against.

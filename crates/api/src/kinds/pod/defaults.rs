@@ -7,7 +7,7 @@ use crate::kinds::access::{
 use crate::kinds::core::persistentvolumeclaim::default_claim_spec;
 use crate::kinds::volume_source::default_source;
 use crate::quantity::{Quantity, canonicalise};
-use serde_json::{Map, Value, json};
+use ferrite_json::{Map, Value, json};
 
 const MODE: i64 = 0o644;
 

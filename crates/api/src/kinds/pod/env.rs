@@ -6,7 +6,7 @@ use crate::kinds::check::{complaints, named};
 use crate::kinds::volume_source::no_steps_back;
 use crate::meta_validation::{config_map_key, dns1123_label, dns1123_subdomain, qualified_name};
 use crate::quantity::Quantity;
-use serde_json::Value;
+use ferrite_json::Value;
 
 const ENV_FIELDS: &[&str] = &[
     "metadata.name",

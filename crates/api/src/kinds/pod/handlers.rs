@@ -3,7 +3,7 @@
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, present, text};
 use crate::kinds::check::{not_negative, port_number_or_name};
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// What a container does after it has started and before it ends. A sleep fits into the pod's grace period.
 pub(super) fn validate_lifecycle(container: &Value, grace: Option<i64>, path: &Path) -> FieldErrors {

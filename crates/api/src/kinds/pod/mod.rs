@@ -30,8 +30,8 @@ use super::access::{
 use super::row::{NAME, shown, wide};
 use crate::field::FieldErrors;
 use crate::resource::{Column, Deletion, Strategy};
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 
 pub(super) struct Pods;
 

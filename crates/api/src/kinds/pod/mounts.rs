@@ -4,7 +4,7 @@ use super::containers::{Context, local_path};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{flag, list, object, present, text};
 use crate::kinds::volume_source::no_steps_back;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashSet;
 
 /// Volumes that are mounted as file systems.

@@ -2,7 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, present};
-use serde_json::Value;
+use ferrite_json::Value;
 
 const NOT_ON_WINDOWS: &str = "cannot be set for a windows pod";
 

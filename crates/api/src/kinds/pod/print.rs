@@ -2,8 +2,8 @@
 
 use crate::kinds::access::{flag, int, list, present, text};
 use crate::table::{NONE, age, duration};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::HashSet;
 
 /// One cell per column of the pod table.
@@ -163,7 +163,7 @@ fn readiness_gates(spec: &Value, status: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     fn pod(init: &[Value], count: usize, status: Value) -> Value {
         let containers: Vec<Value> = (0..count).map(|i| json!({"name": format!("c{i}")})).collect();

@@ -5,11 +5,11 @@ use crate::kinds::access::{list, map, text};
 use crate::kinds::check::{NOT_NEGATIVE, complaints};
 use crate::meta_validation::{dns1123_label, qualified_name};
 use crate::quantity::Quantity;
-use serde_json::Value;
+use ferrite_json::{Text, Value};
 use std::collections::{BTreeMap, HashSet};
 
 /// Amounts by resource name.
-pub type Amounts = BTreeMap<String, Quantity>;
+pub type Amounts = BTreeMap<Text, Quantity>;
 
 /// A resource list of an object; what cannot be read counts as nothing.
 pub fn amounts(resources: &Value, kind: &str) -> Amounts {
@@ -309,7 +309,7 @@ fn is_quota_hugepages(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn classes_of_service() {

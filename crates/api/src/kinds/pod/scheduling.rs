@@ -5,7 +5,7 @@ use crate::kinds::access::{int, list, map, present, strings, text};
 use crate::kinds::check::{complaints, node_selector_term, one_of_if_set};
 use crate::meta_validation::{dns1123_label, label_value, qualified_name};
 use crate::selector::validate_label_selector;
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Text, Value};
 use std::collections::HashSet;
 
 pub(super) const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
@@ -111,7 +111,7 @@ fn validate_label_keys(term: &Value, path: &Path) -> FieldErrors {
     let mut seen: HashSet<&str> = map(&term["labelSelector"], "matchLabels")
         .into_iter()
         .flat_map(Map::keys)
-        .map(String::as_str)
+        .map(Text::as_str)
         .collect();
     for expression in list(&term["labelSelector"], "matchExpressions") {
         let key = text(expression, "key");

@@ -4,7 +4,7 @@ use super::windows::validate_options;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{flag, list, present, text};
 use crate::kinds::check::one_of_if_set;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashSet;
 
 /// The longest path there is.

@@ -13,7 +13,7 @@ use crate::kinds::check::{complaints, ip, one_of};
 use crate::meta_validation::{
     dns1123_label, dns1123_subdomain, qualified_name, subdomain_with_underscores, validate_labels,
 };
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 use std::collections::HashSet;
 
 /// Validates a pod that is to be created.

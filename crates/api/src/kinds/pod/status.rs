@@ -4,7 +4,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{int, list, list_mut, map, object, object_mut, present, text};
 use crate::kinds::check::complaints;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashSet;
 
 const STATUSES: [(&str, Option<&str>); 3] = [

@@ -5,7 +5,7 @@ use super::resources::{amounts, qos_class};
 use super::spec::validate_pod_common;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, keep, list, list_mut, object, object_mut, present, remove, text};
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// The old pod with only what the subresource is about taken from the new one.
 pub(super) fn prepare(subresource: &str, new: &mut Value, old: &Value) {
@@ -164,7 +164,7 @@ fn validate_resize_of_pod(new: &Value, old: &Value, path: &Path) -> FieldErrors 
         errors.extend(removed(&new["resources"], &old["resources"], "pod-level resource", &own));
     }
     let rest = |spec: &Value| without_sizes(spec)["resources"].clone();
-    let nothing = |rest: &Value| rest.as_object().is_none_or(serde_json::Map::is_empty);
+    let nothing = |rest: &Value| rest.as_object().is_none_or(ferrite_json::Map::is_empty);
     if rest(new) != rest(old) && !(nothing(&rest(new)) && nothing(&rest(old))) {
         errors.push(FieldError::forbidden(path, "only cpu and memory resources are mutable at pod-level"));
     }
@@ -216,7 +216,7 @@ fn without_sizes(sized: &Value) -> Value {
         for name in ["cpu", "memory"] {
             remove(amounts, name);
         }
-        if amounts.as_object().is_some_and(serde_json::Map::is_empty) {
+        if amounts.as_object().is_some_and(ferrite_json::Map::is_empty) {
             remove(resources, kind);
         }
     }

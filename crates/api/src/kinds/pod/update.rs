@@ -6,7 +6,7 @@ use crate::kinds::access::{ensure_object, int, keep, list, list_mut, map, object
 use crate::kinds::check::{IMMUTABLE, complaints, ip};
 use crate::kinds::go;
 use crate::meta_validation::{dns1123_subdomain, qualified_name};
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Text, Value};
 
 const UPDATABLE: &str = "`spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
     `spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be \
@@ -114,7 +114,7 @@ fn validate_gated(new: &Value, old: &Value, path: &Path) -> FieldErrors {
         return errors;
     }
     let kept =
-        |(key, value): (&String, &Value)| map(new, "nodeSelector").is_some_and(|m| m.get(key) == Some(value));
+        |(key, value): (&Text, &Value)| map(new, "nodeSelector").is_some_and(|m| m.get(key) == Some(value));
     if !map(old, "nodeSelector").into_iter().flatten().all(kept) {
         errors.push(FieldError::invalid(
             &path.child("nodeSelector"),
@@ -170,7 +170,7 @@ fn validate_deadline(new: &Value, old: &Value, path: &Path) -> Option<FieldError
 }
 
 fn validate_tolerations(new: &Value, old: &Value, path: &Path) -> Option<FieldError> {
-    let without_seconds = |toleration: &Value| -> Map<String, Value> {
+    let without_seconds = |toleration: &Value| -> Map {
         let mut fields = toleration.as_object().cloned().unwrap_or_default();
         fields.remove("tolerationSeconds");
         fields
@@ -361,7 +361,7 @@ fn restarts(container: &Value, spec: &Value, code: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::restarts;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn rules_come_before_policies() {

@@ -12,7 +12,7 @@ use crate::kinds::volume_source::{ISCSI_NAME_MAX, PORTAL_TOO_LONG, validate_iscs
 use crate::kinds::workload::render_selector;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, validate_annotations, validate_labels};
 use crate::selector::validate_label_selector;
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::{HashMap, HashSet};
 
 /// A pod's volumes by name.

@@ -8,7 +8,7 @@ use crate::kinds::check::ip_warning;
 use crate::kinds::core::persistentvolumeclaim::claim_spec_warnings;
 use crate::meta_validation::dns1123_label;
 use crate::quantity::Quantity;
-use serde_json::{Map, Value};
+use ferrite_json::{Map, Value};
 use std::collections::HashSet;
 
 /// Labels of nodes that have newer names, and since when.

@@ -4,7 +4,7 @@ use super::annotations::containers;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{flag, object};
 use crate::meta_validation::dns1123_subdomain;
-use serde_json::Value;
+use ferrite_json::Value;
 
 const CREDENTIALS_MAX_KIB: usize = 64;
 const DOMAIN_MAX: usize = 256;

@@ -8,8 +8,8 @@ use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_subdomain, path_segment};
 use crate::resource::{Column, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 pub(in crate::kinds) struct Bindings {
     pub namespaced: bool,

@@ -5,7 +5,7 @@ use crate::kinds::access::{list, object, strings};
 use crate::meta_validation::path_segment;
 use crate::resource::Strategy;
 use crate::selector::{LabelSelector, validate_label_selector};
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(in crate::kinds) struct Roles {
     pub namespaced: bool,

@@ -14,8 +14,8 @@ use crate::field::FieldErrors;
 use crate::meta_validation::dns1123_label;
 use crate::resource::{Column, Strategy};
 use crate::table::{NONE, UNKNOWN, age};
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
 /// How long a client stays with the same endpoint unless the service says otherwise: three hours.

@@ -3,7 +3,7 @@
 
 use super::is_externally_accessible;
 use crate::kinds::access::{int, keep, list, list_mut, present, text};
-use serde_json::Value;
+use ferrite_json::Value;
 
 fn needs_cluster_ip(spec: &Value) -> bool {
     text(spec, "type") != "ExternalName"
@@ -108,7 +108,7 @@ fn drop_what_the_type_forbids(spec: &mut Value, old: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn allocations_survive_an_update_that_leaves_them_out() {

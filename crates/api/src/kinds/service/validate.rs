@@ -8,7 +8,7 @@ use crate::kinds::check::{
     port_number_or_name,
 };
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name, validate_labels};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::HashSet;
 use std::net::IpAddr;
 

@@ -3,7 +3,7 @@
 use crate::field::Path;
 use crate::kinds::access::{list, present, strings, text};
 use crate::kinds::check::ip_warning;
-use serde_json::Value;
+use ferrite_json::Value;
 
 const HINTS: &str = "service.kubernetes.io/topology-aware-hints";
 const MODE: &str = "service.kubernetes.io/topology-mode";

@@ -7,8 +7,8 @@ use crate::kinds::check::{immutable, one_of_if_set};
 use crate::kinds::row::{NAME, boolean, shown};
 use crate::resource::{Column, Strategy};
 use crate::table::NONE;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
-use serde_json::{Value, json};
 use std::collections::HashSet;
 
 const TOKEN_SECONDS_MIN: i64 = 600;

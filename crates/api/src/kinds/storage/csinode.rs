@@ -8,8 +8,8 @@ use crate::kinds::volume_source::validate_driver_name;
 use crate::kinds::{cell, go};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::HashSet;
 
 const NODE_ID_MAX: usize = 192;

@@ -7,7 +7,7 @@ use crate::meta_validation::dns1123_subdomain;
 use crate::quantity::{Quantity, canonicalise};
 use crate::resource::Strategy;
 use crate::selector::validate_label_selector;
-use serde_json::Value;
+use ferrite_json::Value;
 
 pub(in crate::kinds) struct CsiStorageCapacities;
 

@@ -11,7 +11,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{map, text};
 use crate::kinds::check::complaints;
 use crate::meta_validation::qualified_name;
-use serde_json::Value;
+use ferrite_json::Value;
 
 /// The most bytes and the most entries of a driver's parameters.
 const PARAMETERS_MAX: usize = 256 * 1024;

@@ -8,8 +8,8 @@ use crate::kinds::check::{complaints, immutable, one_of};
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 pub(in crate::kinds) struct StorageClasses;

@@ -9,8 +9,8 @@ use crate::kinds::volume_source::validate_driver_name;
 use crate::kinds::{cell, go};
 use crate::meta_validation::dns1123_subdomain;
 use crate::resource::{Column, StatusUse, Strategy};
+use ferrite_json::Value;
 use jiff::Timestamp;
-use serde_json::Value;
 
 const ONE_OF: &str = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
 const METADATA_MAX: usize = 256 * 1024;

@@ -3,8 +3,8 @@
 use crate::kinds::built_in;
 use crate::meta_validation::{validate_metadata, validate_metadata_update};
 use crate::resource::Resource;
+use ferrite_json::{Value, json};
 use proptest::prelude::*;
-use serde_json::{Value, json};
 
 const KEYS: &[&str] = &[
     "metadata",

@@ -9,7 +9,7 @@ mod wider;
 use super::*;
 use crate::field::FieldErrors;
 use crate::resource::Strategy;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 use std::sync::Arc;
 
 /// The strategy of the newest stable version of a kind; where two groups have it, the first's.
@@ -157,7 +157,7 @@ fn every_row_is_complete() {
         assert!(resource.verbs.is_sorted(), "{resource:?}");
         assert!(resource.subresources.is_sorted_by_key(|s| s.name), "{resource:?}");
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
-        let mut object = serde_json::json!({"metadata": {"name": "x"}});
+        let mut object = ferrite_json::json!({"metadata": {"name": "x"}});
         resource.strategy.default(&mut object);
         let once = object.clone();
         resource.strategy.default(&mut object);

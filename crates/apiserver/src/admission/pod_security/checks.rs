@@ -1,7 +1,7 @@
 //! The checks of each level, as of each version: one row each in [`CHECKS`], in the order in which upstream tells.
 
 use super::policy::{Level, Rule};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::BTreeSet;
 
 /// What a pod does that it must not.
@@ -444,14 +444,14 @@ const VOLUMES: [&str; 9] = [
 ];
 
 fn volumes(pod: &Pod<'_>) -> Option<Violation> {
-    let kind = |volume: &Value| {
+    fn kind(volume: &Value) -> &str {
         let keys = volume.as_object().into_iter().flatten();
-        keys.map(|(key, _)| key.clone()).find(|key| key != "name").unwrap_or_else(|| "emptyDir".into())
-    };
+        keys.map(|(key, _)| key.as_str()).find(|key| *key != "name").unwrap_or("emptyDir")
+    }
     let all = pod.spec["volumes"].as_array().into_iter().flatten();
-    let bad: Vec<(&str, String)> =
-        all.map(|v| (name(v), kind(v))).filter(|(_, kind)| !VOLUMES.contains(&kind.as_str())).collect();
-    let kinds: BTreeSet<&str> = bad.iter().map(|(_, kind)| kind.as_str()).collect();
+    let bad: Vec<(&str, &str)> =
+        all.map(|v| (name(v), kind(v))).filter(|(_, kind)| !VOLUMES.contains(kind)).collect();
+    let kinds: BTreeSet<&str> = bad.iter().map(|(_, kind)| *kind).collect();
     (!bad.is_empty()).then(|| {
         let detail = format!(
             "{} {} {} {} {}",
@@ -531,7 +531,7 @@ fn restricted_seccomp(pod: &Pod<'_>) -> Option<Violation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     fn told(level: Level, version: Option<u32>, spec: Value) -> Vec<String> {
         let pod = json!({"metadata": {}, "spec": spec});

@@ -7,8 +7,8 @@ use super::{Attributes, Operation, Plugin, config};
 use crate::registry::View;
 use checks::Violation;
 use ferrite_api::{Status, meta};
+use ferrite_json::Value;
 use policy::{Level, Policy, Rule};
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const NAME: &str = "PodSecurity";
@@ -222,7 +222,7 @@ fn existing(namespace: &str, rule: Rule, pods: &[Value]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn only_changes_that_matter_are_checked_again() {

@@ -1,7 +1,7 @@
 //! Levels and versions, and the labels that choose them.
 
 use ferrite_api::field::{FieldError, Path};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::fmt;
 
 /// From everything to next to nothing.
@@ -138,12 +138,12 @@ fn version(text: &str) -> Option<Option<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     #[test]
     fn labels_choose_and_wrong_ones_are_told() {
         let of = |labels: Value| {
-            let labels: serde_json::Map<String, Value> = labels
+            let labels: ferrite_json::Map = labels
                 .as_object()
                 .unwrap()
                 .iter()

@@ -2,7 +2,7 @@
 
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::kinds::validate_cluster_ips;
-use serde_json::{Value, json};
+use ferrite_json::{Value, json};
 use std::fmt;
 
 /// A family of addresses.

@@ -4,7 +4,7 @@ use super::families::text;
 use super::ranges::{by_name, from_somewhere};
 use ferrite_api::Status;
 use ferrite_api::field::{FieldError, Path};
-use serde_json::Value;
+use ferrite_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
@@ -178,7 +178,7 @@ pub(in crate::registry) fn held(service: &Value) -> impl Iterator<Item = u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
 
     /// The ports given in a range of a hundred where 30001 is somebody else's, or what was refused.
     fn given(mut spec: Value, old: Option<Value>) -> Result<Value, String> {

@@ -3,8 +3,8 @@
 use super::super::View;
 use super::families::{Family, listed};
 use ferrite_api::{Cidr, address_number, meta};
+use ferrite_json::Value;
 use rand::RngExt;
-use serde_json::Value;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ pub(super) fn from_somewhere(first: u128, last: u128) -> impl Iterator<Item = u1
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use ferrite_json::json;
     use std::collections::BTreeSet;
 
     #[test]

@@ -231,7 +231,7 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use ferrite_json::{Value, json};
 
     use super::*;
 
@@ -241,12 +241,12 @@ mod tests {
         for (key, field) in change.as_object().unwrap() {
             value["spec"][key] = field.clone();
         }
-        serde_json::from_value(value).unwrap()
+        ferrite_json::from_value(value).unwrap()
     }
 
     fn pod(name: usize, ready: bool, terminating: bool) -> Arc<Pod> {
         Arc::new(
-            serde_json::from_value(json!({
+            ferrite_json::from_value(json!({
                 "metadata": {"name": format!("p{name}"), "namespace": "ns", "uid": format!("u{name}"),
                              "deletionTimestamp": terminating.then_some("2024-01-01T00:00:00Z")},
                 "spec": {"nodeName": "n1", "containers": []},

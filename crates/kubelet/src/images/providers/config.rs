@@ -191,7 +191,7 @@ fn decode(bytes: &[u8]) -> Result<Vec<Provider>, String> {
         return Err(format!("no kind {KIND:?} is registered for version {version:?}"));
     }
     let file: File =
-        serde_json::from_value(decoded.value).map_err(|error| format!("strict decoding error: {error}"))?;
+        ferrite_json::from_value(decoded.value).map_err(|error| format!("strict decoding error: {error}"))?;
     Ok(file.providers)
 }
 
@@ -272,7 +272,7 @@ fn validate_token(token: &Token, api_version: &str, path: &FieldPath, errors: &m
     validate_keys(optional, &optional_path, errors);
     let both: BTreeSet<&String> = required.iter().filter(|key| optional.contains(key)).collect();
     if !both.is_empty() {
-        let both: Vec<serde_json::Value> = both.into_iter().map(|key| key.as_str().into()).collect();
+        let both: Vec<ferrite_json::Value> = both.into_iter().map(|key| key.as_str().into()).collect();
         errors.push(FieldError::invalid(path, both, "annotation keys cannot be both required and optional"));
     }
     let kind = path.child("cacheType");

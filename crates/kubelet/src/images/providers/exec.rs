@@ -114,7 +114,7 @@ pub(super) enum ExecError {
 pub(super) async fn run(plugin: &PluginConfig, request: &Request<'_>) -> Result<Response, ExecError> {
     let (name, image) = (plugin.name.clone(), request.image.to_owned());
     let failed = |source| ExecError::Start { plugin: name.clone(), image: image.clone(), source };
-    let text = serde_json::to_vec(request).map_err(|error| failed(error.into()))?;
+    let text = ferrite_json::to_vec(request).map_err(|error| failed(error.into()))?;
     let mut command = Command::new(&plugin.program);
     command.args(&plugin.args).envs(plugin.env.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -184,11 +184,12 @@ async fn read(stream: Option<impl AsyncRead + Unpin>, limit: u64) -> std::io::Re
 }
 
 fn decode(output: &[u8], expected: &str) -> Result<Response, ExecError> {
-    let Versioned { api_version: actual } = serde_json::from_slice(output).map_err(|_| ExecError::Decode)?;
+    let Versioned { api_version: actual } =
+        ferrite_json::from_slice(output).map_err(|_| ExecError::Decode)?;
     if actual != expected {
         return Err(ExecError::Version { expected: expected.to_owned(), actual });
     }
-    let wire: Wire = serde_json::from_slice(output).map_err(|_| ExecError::Decode)?;
+    let wire: Wire = ferrite_json::from_slice(output).map_err(|_| ExecError::Decode)?;
     if wire.kind != "CredentialProviderResponse" {
         return Err(ExecError::Decode);
     }

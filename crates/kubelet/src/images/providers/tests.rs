@@ -1,8 +1,8 @@
 use super::*;
 use async_trait::async_trait;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ServiceAccount;
-use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -13,7 +13,7 @@ struct Fixed;
 impl Accounts for Fixed {
     async fn account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, String> {
         let account = json!({"metadata": {"name": name, "namespace": namespace, "uid": "u", "annotations": {"a/role": "puller"}}});
-        if name == "robot" { Ok(serde_json::from_value(account).unwrap()) } else { Err("not found".into()) }
+        if name == "robot" { Ok(ferrite_json::from_value(account).unwrap()) } else { Err("not found".into()) }
     }
 
     async fn token(&self, pod: &Pod, audience: &str, _: Timestamp) -> Result<String, String> {
@@ -26,7 +26,7 @@ fn pod(name: &str, account: &str) -> Pod {
         "metadata": {"name": name, "namespace": "default", "uid": name},
         "spec": {"serviceAccountName": account, "containers": []},
     });
-    serde_json::from_value(pod).unwrap()
+    ferrite_json::from_value(pod).unwrap()
 }
 
 /// Plugins in a directory of their own. Each appends its request to `<name>.asked`.
@@ -72,7 +72,7 @@ impl Bench {
     fn asked(&self, name: &str) -> Vec<Value> {
         let path = self.directory.path().join(format!("{name}.asked"));
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        text.lines().map(|line| ferrite_json::from_str(line).unwrap()).collect()
     }
 }
 
