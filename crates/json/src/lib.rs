@@ -8,6 +8,7 @@
 //!
 //! Text is read and written by `serde_json`, whose functions are here under their own names.
 
+mod de;
 mod macros;
 mod map;
 mod ser;
@@ -15,7 +16,8 @@ mod value;
 
 pub use compact_str::CompactString as Text;
 pub use map::{Entry, IntoIter, Iter, IterMut, Map};
-pub use ser::{from_value, to_value};
+pub use de::from_value;
+pub use ser::to_value;
 pub use serde_json::{
     Deserializer, Error, Number, from_reader, from_slice, from_str, to_string, to_string_pretty, to_vec,
     to_vec_pretty, to_writer,

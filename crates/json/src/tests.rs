@@ -61,11 +61,11 @@ proptest! {
 
     #[test]
     fn text_comes_back_as_it_was(value in value()) {
-        let theirs: serde_json::Value = value.clone().into();
+        let theirs: serde_json::Value = from_str(&value.to_string()).unwrap();
         prop_assert_eq!(value.to_string(), theirs.to_string());
         prop_assert_eq!(&from_str::<Value>(&value.to_string()).unwrap(), &value);
         prop_assert_eq!(&to_value(&value).unwrap(), &value);
-        prop_assert_eq!(&Value::from(theirs), &value);
+        prop_assert_eq!(&to_value(theirs).unwrap(), &value);
         prop_assert_eq!(&from_value::<Value>(value.clone()).unwrap(), &value);
     }
 }
@@ -137,4 +137,70 @@ fn numbers_keep_their_kind() {
 fn a_value_is_four_words() {
     assert_eq!(size_of::<Value>(), 4 * size_of::<usize>());
     assert_eq!(size_of::<Map>(), 3 * size_of::<usize>());
+}
+
+/// Everything that types are made of.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Everything {
+    number: u16,
+    negative: i8,
+    real: f32,
+    letter: char,
+    nothing: Option<bool>,
+    something: Option<String>,
+    unit: (),
+    pair: (i64, String),
+    wrapped: Wrapped,
+    variants: Vec<Variants>,
+    by_number: BTreeMap<i32, bool>,
+    by_variant: BTreeMap<Plain, u8>,
+}
+
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+struct Wrapped(Vec<u8>);
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+enum Plain {
+    One,
+}
+
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+enum Variants {
+    Unit,
+    One(i32),
+    Two(i32, String),
+    Named { field: bool },
+}
+
+#[test]
+fn other_types_become_what_their_text_would() {
+    let everything = Everything {
+        number: 7,
+        negative: -7,
+        real: 0.5,
+        letter: 'ß',
+        nothing: None,
+        something: Some("a text that does not lie in the value itself".into()),
+        unit: (),
+        pair: (i64::MIN, "x".into()),
+        wrapped: Wrapped(vec![1, 2]),
+        variants: vec![
+            Variants::Unit,
+            Variants::One(1),
+            Variants::Two(2, "two".into()),
+            Variants::Named { field: true },
+        ],
+        by_number: [(-1, true), (10, false)].into(),
+        by_variant: [(Plain::One, 1)].into(),
+    };
+    let value = to_value(&everything).unwrap();
+    assert_eq!(value, from_str::<Value>(&to_string(&everything).unwrap()).unwrap());
+    let again: BTreeMap<String, Value> = from_value(value.clone()).unwrap();
+    assert_eq!(again.len(), 12);
+    assert_eq!(from_value::<Wrapped>(value["wrapped"].clone()).unwrap(), everything.wrapped);
+    assert_eq!(from_value::<Vec<Variants>>(value["variants"].clone()).unwrap(), everything.variants);
+    assert!(to_value(BTreeMap::from([((1, 2), 3)])).is_err());
+    assert!(from_value::<Variants>(json!({"One": 1, "Two": 2})).is_err());
+    assert!(from_value::<(u8, u8)>(json!([1, 2, 3])).is_err());
+    assert!(from_value::<u8>(json!(256)).is_err());
 }

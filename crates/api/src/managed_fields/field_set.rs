@@ -1,6 +1,6 @@
 //! Sets of field paths, and their form in `fieldsV1`.
 
-use ferrite_json::{Map, Value};
+use ferrite_json::{Map, Text, Value};
 use std::borrow::Cow;
 use std::fmt;
 
@@ -8,11 +8,11 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathElement {
     /// A field by its name, which is the schema's own where there is one.
-    Field(Cow<'static, str>),
+    Field(Text),
     /// An element of a keyed list, by its keys: `{"name":"c"}`.
-    Key(String),
+    Key(Text),
     /// An element of a set.
-    Value(String),
+    Value(Text),
     Index(i64),
 }
 
@@ -28,20 +28,26 @@ impl PathElement {
             let _ = ferrite_json::to_writer(&mut text, &*value);
         }
         text.push(b'}');
-        Self::Key(String::from_utf8(text).unwrap_or_default())
+        Self::Key(Text::from_utf8(text).unwrap_or_default())
     }
 
     pub(super) fn value(value: &Value) -> Self {
-        Self::Value(value.to_string())
+        Self::Value(value.to_string().into())
     }
 
     /// `f:spec`, `k:{"name":"c"}`, `v:"x"`, `i:0`.
-    fn encode(&self) -> String {
+    fn encode(&self) -> Text {
+        let of = |kind: &str, text: &str| {
+            let mut encoded = Text::with_capacity(kind.len() + text.len());
+            encoded.push_str(kind);
+            encoded.push_str(text);
+            encoded
+        };
         match self {
-            Self::Field(name) => ["f:", name].concat(),
-            Self::Key(keys) => ["k:", keys].concat(),
-            Self::Value(value) => ["v:", value].concat(),
-            Self::Index(index) => format!("i:{index}"),
+            Self::Field(name) => of("f:", name),
+            Self::Key(keys) => of("k:", keys),
+            Self::Value(value) => of("v:", value),
+            Self::Index(index) => of("i:", &index.to_string()),
         }
     }
 
@@ -49,9 +55,9 @@ impl PathElement {
         let json = |text: &str| crate::codec::json::decode_any(text.as_bytes()).ok().map(|d| d.value);
         let (kind, rest) = text.split_once(':')?;
         Some(match kind {
-            "f" => Self::Field(rest.to_owned().into()),
-            "k" => Self::Key(json(rest).filter(Value::is_object)?.to_string()),
-            "v" => Self::Value(json(rest)?.to_string()),
+            "f" => Self::Field(rest.into()),
+            "k" => Self::Key(json(rest).filter(Value::is_object)?.to_string().into()),
+            "v" => Self::Value(json(rest)?.to_string().into()),
             "i" => Self::Index(rest.parse().ok()?),
             _ => return None,
         })
@@ -145,7 +151,7 @@ impl FieldSet {
         let mut set = Self::default();
         for path in paths {
             let path: Vec<PathElement> =
-                path.split('.').map(|name| PathElement::Field(name.to_owned().into())).collect();
+                path.split('.').map(|name| PathElement::Field(name.into())).collect();
             set.insert(&path);
         }
         set

@@ -2,7 +2,7 @@
 
 use super::field_set::PathElement;
 use crate::schema::{Field, Kind, Merge, TypeRef, named};
-use ferrite_json::Value;
+use ferrite_json::{Text, Value};
 use std::borrow::Cow;
 
 #[derive(Clone, Copy)]
@@ -71,9 +71,9 @@ impl Node {
         if let Self::Struct(type_) = self
             && let Some(field) = type_.field(name)
         {
-            return (PathElement::Field(field.name.into()), Self::of_field(field));
+            return (PathElement::Field(Text::const_new(field.name)), Self::of_field(field));
         }
-        (PathElement::Field(name.to_owned().into()), self.member(name))
+        (PathElement::Field(name.into()), self.member(name))
     }
 
     /// The node of a list's element.

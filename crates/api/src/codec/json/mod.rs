@@ -10,7 +10,7 @@ mod tests;
 use super::{DecodeError, Decoded, MAX_DEPTH};
 use super::{scalar, time};
 use crate::schema::{Kind, Type, TypeRef};
-use ferrite_json::{Map, Value};
+use ferrite_json::{Map, Text, Value};
 use lexer::{Lexer, Shape};
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -228,7 +228,7 @@ impl<'a> Decoder<'a> {
             let value = decoder.value(&field.kind, depth + 1)?;
             decoder.path.pop();
             match value {
-                Some(value) => map.insert(field.name.to_owned(), value),
+                Some(value) => map.insert(Text::const_new(field.name), value),
                 None => None,
             };
             Ok(())
@@ -246,7 +246,7 @@ impl<'a> Decoder<'a> {
             decoder.path.push(Segment::Key(name.clone()));
             let value = decoder.value(item, depth + 1)?;
             decoder.path.pop();
-            map.insert(name.into_owned(), value.unwrap_or_else(|| zero(item)));
+            map.insert(name, value.unwrap_or_else(|| zero(item)));
             Ok(())
         })?;
         Ok(Value::Object(map))
@@ -290,7 +290,7 @@ impl<'a> Decoder<'a> {
                 Value::Null
             }
             Shape::Bool => Value::Bool(self.lexer.bool()?),
-            Shape::String => Value::String(self.lexer.string()?.into_owned().into()),
+            Shape::String => Value::String(self.lexer.string()?.into()),
             Shape::Number => {
                 let text = self.lexer.number()?;
                 let number = lexer::number_value(text);
@@ -319,7 +319,7 @@ impl<'a> Decoder<'a> {
                     if strict {
                         decoder.path.pop();
                     }
-                    map.insert(name.into_owned(), value);
+                    map.insert(name, value);
                     Ok(())
                 })?;
                 Value::Object(map)
@@ -418,7 +418,7 @@ fn text(kind: &Kind, text: Cow<'_, str>) -> Result<Value, DecodeError> {
         Kind::Quantity => scalar::canonical_quantity(text.trim())?.into(),
         Kind::Time => scalar::format_time(time::parse_time(&text)?).into(),
         Kind::MicroTime => scalar::format_micro_time(time::parse_micro_time(&text)?).into(),
-        _ => text.into_owned().into(),
+        _ => text.into(),
     }))
 }
 
