@@ -5,6 +5,12 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
+#[path = "src/schema/slots.rs"]
+mod slots;
+
+/// A slot that holds no field.
+const EMPTY: u8 = u8::MAX;
+
 struct Field<'a> {
     name: &'a str,
     path: &'a str,
@@ -29,6 +35,7 @@ fn main() {
     const SOURCE: &str = "schema/types.tsv";
     println!("cargo:rerun-if-changed={SOURCE}");
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=src/schema/slots.rs");
     let text = fs::read_to_string(SOURCE).expect("the schema table is part of the crate");
     let types = parse(&text);
     let index: HashMap<&str, usize> = types.iter().enumerate().map(|(i, t)| (t.name, i)).collect();
@@ -118,9 +125,12 @@ fn kind(type_: &str, index: &HashMap<&str, usize>) -> String {
 fn emit_type(out: &mut String, number: usize, type_: &Type, index: &HashMap<&str, usize>) {
     let _ = writeln!(
         out,
-        "static T{number}: Type = Type {{ name: {:?}, atomic: {}, fields: &F{number}, wire: &{} }};",
+        "static T{number}: Type = Type {{ name: {:?}, atomic: {}, fields: &F{number}, slots: &{:?}, \
+         written: &{:?}, wire: &{} }};",
         type_.name,
         type_.atomic,
+        slots(&type_.fields),
+        written(&type_.fields),
         wire(&type_.fields),
     );
     let _ = writeln!(out, "static F{number}: [Field; {}] = [", type_.fields.len());
@@ -159,6 +169,25 @@ fn emit_type(out: &mut String, number: usize, type_: &Type, index: &HashMap<&str
         );
     }
     out.push_str("];\n");
+}
+
+/// The places of the fields in a table for lookups by name.
+fn slots(fields: &[Field]) -> Vec<u8> {
+    let mut slots = vec![EMPTY; (2 * fields.len()).next_power_of_two()];
+    for (number, field) in fields.iter().enumerate() {
+        let mut at = slots::first(field.name.as_bytes(), slots.len());
+        while slots[at] != EMPTY {
+            at = (at + 1) & (slots.len() - 1);
+        }
+        slots[at] = u8::try_from(number).ok().filter(|n| *n != EMPTY).expect("a struct has fewer fields");
+    }
+    slots
+}
+
+/// The places of the fields that are written even when they are absent.
+fn written(fields: &[Field]) -> Vec<usize> {
+    let always = |field: &Field| matches!(field.presence.trim_end_matches('!'), "null" | "keep");
+    (0..fields.len()).filter(|at| always(&fields[*at])).collect()
 }
 
 /// The message layout in tag order: own fields by index, inlined structs as nested layouts.

@@ -6,6 +6,7 @@
 use crate::field::FieldErrors;
 use crate::gvk::{Gvk, Gvr};
 use crate::kinds::access::{clear_status, keep};
+use crate::schema::TypeRef;
 use ferrite_json::Value;
 use jiff::Timestamp;
 use std::borrow::Cow;
@@ -25,6 +26,8 @@ pub struct Resource {
     pub group: Cow<'static, str>,
     pub version: Cow<'static, str>,
     pub kind: Cow<'static, str>,
+    /// What its objects look like; none when only the run time knows.
+    pub schema: Option<TypeRef>,
     pub plural: Cow<'static, str>,
     pub singular: Cow<'static, str>,
     pub short_names: Cow<'static, [&'static str]>,

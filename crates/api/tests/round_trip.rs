@@ -1,7 +1,7 @@
 //! Properties over objects generated from the schema itself.
 
 use ferrite_api::codec::{json, normalise, normalise_for_storage, protobuf, yaml};
-use ferrite_api::managed_fields::{Writer, apply};
+use ferrite_api::managed_fields::{Writer, apply, update};
 use ferrite_api::schema::{self, Kind, Slot, TypeRef, Wire};
 use ferrite_json::{Map, Value, json};
 use proptest::prelude::*;
@@ -155,6 +155,33 @@ proptest! {
             let second = apply(&writer, Some(&first.object), &config, false).expect("the same again");
             prop_assert_eq!(&second.object, &first.object);
             prop_assert!(!second.changed);
+        }
+    }
+
+    #[test]
+    fn makers_own_the_same_fields_whether_or_not_they_are_the_first(seed: u64) {
+        let (type_, mut first) = any_object(seed);
+        normalise(type_, &mut first);
+        let now = "2026-01-01T00:00:00Z".parse().expect("a time");
+        let api_version = first["apiVersion"].as_str().unwrap_or_default().to_owned();
+        for ignored in [&[][..], &["status"], &["spec", "metadata.labels"]] {
+            let writer = Writer {
+                type_: Some(type_), api_version: &api_version, manager: "m", subresource: "", ignored, now,
+            };
+            // Where there is another manager all of them are compared.
+            let mut second = first.clone();
+            second["metadata"]["managedFields"] = json!([{
+                "manager": "other", "operation": "Update", "apiVersion": api_version,
+                "fieldsType": "FieldsV1", "fieldsV1": {"f:other": {}},
+            }]);
+            let mut first = first.clone();
+            update(&writer, None, &mut first);
+            update(&writer, None, &mut second);
+            let entry = |object: &Value| {
+                let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array)?;
+                entries.iter().find(|entry| entry["manager"] == "m").cloned()
+            };
+            prop_assert_eq!(entry(&first), entry(&second));
         }
     }
 

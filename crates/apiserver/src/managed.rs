@@ -37,7 +37,7 @@ pub(crate) fn on_write(
     now: Timestamp,
 ) {
     let writer = Writer {
-        type_: schema::of(&resource.gvk()),
+        type_: resource.schema,
         api_version: &resource.api_version(),
         manager: &options.field_manager,
         subresource: subresource.unwrap_or_default(),
@@ -87,7 +87,7 @@ pub(crate) fn apply(
     options: &WriteOptions,
     subresource: Option<&str>,
 ) -> Result<Value, Status> {
-    let type_ = schema::of(&resource.gvk());
+    let type_ = resource.schema;
     let writer = Writer {
         type_,
         api_version: &resource.api_version(),
@@ -110,7 +110,7 @@ pub(crate) fn apply(
 
 /// Whether an applied configuration fits the schema.
 pub(crate) fn check(resource: &Resource, applied: &Value) -> Result<(), Status> {
-    let Some(type_) = schema::of(&resource.gvk()) else { return Ok(()) };
+    let Some(type_) = resource.schema else { return Ok(()) };
     managed_fields::validate(type_, applied, &resource.api_version())
         .map_err(|e| refusal(&e, resource, meta::name(applied)))
 }

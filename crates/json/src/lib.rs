@@ -15,8 +15,8 @@ mod ser;
 mod value;
 
 pub use compact_str::CompactString as Text;
-pub use map::{Entry, IntoIter, Iter, IterMut, Map};
 pub use de::from_value;
+pub use map::{Entry, IntoIter, Iter, IterMut, Map};
 pub use ser::to_value;
 pub use serde_json::{
     Deserializer, Error, Number, from_reader, from_slice, from_str, to_string, to_string_pretty, to_vec,

@@ -2,7 +2,7 @@
 
 use super::{scalar, time};
 use crate::schema::{Field, Kind, Presence, TypeRef};
-use ferrite_json::{Map, Value};
+use ferrite_json::{Map, Text, Value};
 
 /// Brings `value` to the form in which upstream answers it.
 ///
@@ -40,17 +40,12 @@ impl Normaliser {
     fn object(self, type_: TypeRef, map: &mut Map) {
         // What is there is usually less than what could be.
         map.retain(|name, value| type_.field(name).is_none_or(|field| self.keep(type_, field, value)));
-        for field in type_.fields {
-            let written = match field.presence {
-                Presence::Always => zero,
-                Presence::Nullable => |_: &Kind| Value::Null,
-                Presence::Pointer | Presence::OmitEmpty => continue,
-            };
-            if !map.contains_key(field.name) {
-                let absent =
-                    if is_items(type_, field) { Value::Array(Vec::new()) } else { written(&field.kind) };
-                map.insert(field.name.to_owned(), absent);
-            }
+        for field in type_.written() {
+            map.entry(Text::const_new(field.name)).or_insert_with(|| match field.presence {
+                Presence::Always if is_items(type_, field) => Value::Array(Vec::new()),
+                Presence::Always => zero(&field.kind),
+                Presence::Nullable | Presence::Pointer | Presence::OmitEmpty => Value::Null,
+            });
         }
     }
 

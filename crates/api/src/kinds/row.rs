@@ -31,6 +31,7 @@ impl Row {
             group: Cow::Borrowed(group),
             version: Cow::Borrowed(version),
             kind: Cow::Borrowed(kind),
+            schema: crate::schema::kind(group, version, kind),
             plural: Cow::Borrowed(plural),
             singular: Cow::Borrowed(singular),
             short_names: Cow::Borrowed(&[]),

@@ -36,19 +36,18 @@ impl PathElement {
     }
 
     /// `f:spec`, `k:{"name":"c"}`, `v:"x"`, `i:0`.
-    fn encode(&self) -> Text {
-        let of = |kind: &str, text: &str| {
-            let mut encoded = Text::with_capacity(kind.len() + text.len());
-            encoded.push_str(kind);
-            encoded.push_str(text);
-            encoded
-        };
+    pub(super) fn encode(&self) -> Text {
         match self {
-            Self::Field(name) => of("f:", name),
-            Self::Key(keys) => of("k:", keys),
-            Self::Value(value) => of("v:", value),
-            Self::Index(index) => of("i:", &index.to_string()),
+            Self::Field(name) => Self::field_key(name),
+            Self::Key(keys) => encoded("k:", keys),
+            Self::Value(value) => encoded("v:", value),
+            Self::Index(index) => encoded("i:", &index.to_string()),
         }
+    }
+
+    /// As a field of this name is encoded.
+    pub(super) fn field_key(name: &str) -> Text {
+        encoded("f:", name)
     }
 
     fn decode(text: &str) -> Option<Self> {
@@ -62,6 +61,13 @@ impl PathElement {
             _ => return None,
         })
     }
+}
+
+fn encoded(kind: &str, text: &str) -> Text {
+    let mut encoded = Text::with_capacity(kind.len() + text.len());
+    encoded.push_str(kind);
+    encoded.push_str(text);
+    encoded
 }
 
 /// As upstream prints a step in messages: `.spec`, `[name="c"]`, `[="x"]`, `[0]`.

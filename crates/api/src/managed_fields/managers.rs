@@ -121,13 +121,26 @@ impl Managers {
         entries.sort_by_key(|(id, owned)| {
             (id.operation, &owned.time, &id.manager, &owned.api_version, &id.subresource)
         });
-        let entries: Vec<Value> = entries.into_iter().map(|(id, owned)| encode_entry(id, owned)).collect();
-        let metadata = crate::meta::metadata_mut(object);
-        if entries.is_empty() {
-            metadata.remove("managedFields");
-        } else {
-            metadata.insert("managedFields", entries.into());
-        }
+        let encode = |(id, owned): (&Identity, &Owned)| {
+            let time = owned.time.as_deref().unwrap_or_default();
+            encode_entry(id, &owned.api_version, time, owned.set.to_fields_v1())
+        };
+        write_entries(object, entries.into_iter().map(encode).collect());
+    }
+}
+
+/// The one entry of an object that is new, or none.
+pub(super) fn write_first(object: &mut Value, identity: &Identity, time: &str, fields: Option<Value>) {
+    let entry = fields.map(|fields| encode_entry(identity, &identity.api_version, time, fields));
+    write_entries(object, entry.into_iter().collect());
+}
+
+fn write_entries(object: &mut Value, entries: Vec<Value>) {
+    let metadata = crate::meta::metadata_mut(object);
+    if entries.is_empty() {
+        metadata.remove("managedFields");
+    } else {
+        metadata.insert("managedFields", Value::Array(entries));
     }
 }
 
@@ -156,7 +169,7 @@ fn decode_entry(entry: &Value) -> Option<(Identity, Owned)> {
     Some((identity, Owned { set, api_version, time }))
 }
 
-fn encode_entry(identity: &Identity, owned: &Owned) -> Value {
+fn encode_entry(identity: &Identity, api_version: &str, time: &str, fields: Value) -> Value {
     let mut entry = Map::new();
     let operation = match identity.operation {
         Operation::Apply => "Apply",
@@ -165,8 +178,8 @@ fn encode_entry(identity: &Identity, owned: &Owned) -> Value {
     for (key, text) in [
         ("manager", identity.manager.as_str()),
         ("operation", operation),
-        ("apiVersion", &owned.api_version),
-        ("time", owned.time.as_deref().unwrap_or_default()),
+        ("apiVersion", api_version),
+        ("time", time),
         ("fieldsType", "FieldsV1"),
         ("subresource", &identity.subresource),
     ] {
@@ -174,7 +187,7 @@ fn encode_entry(identity: &Identity, owned: &Owned) -> Value {
             entry.insert(key, text.into());
         }
     }
-    entry.insert("fieldsV1", owned.set.to_fields_v1());
+    entry.insert("fieldsV1", fields);
     Value::Object(entry)
 }
 

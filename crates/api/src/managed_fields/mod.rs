@@ -8,6 +8,7 @@
 //! that the caller brings under its type, defaults and normalises as it does any decoded object.
 
 mod field_set;
+mod first;
 mod managers;
 mod node;
 #[cfg(test)]
@@ -138,6 +139,12 @@ pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
     if live.is_some() && managers.is_empty() {
         // As upstream: an object whose fields nobody tracks stays so until the first apply.
         managers.encode(new);
+        return;
+    }
+    if live.is_none() && managers.is_empty() {
+        let time = managers::format_time(writer.now);
+        let fields = first::fields(writer, new);
+        managers::write_first(new, &writer.identity(Operation::Update), &time, fields);
         return;
     }
     let blank;

@@ -151,11 +151,11 @@ fn difference(node: Node, old: Option<&Value>, new: Option<&Value>) -> Differenc
     out
 }
 
-fn is_map_or_nothing(value: Option<&Value>) -> bool {
+pub(super) fn is_map_or_nothing(value: Option<&Value>) -> bool {
     matches!(value, None | Some(Value::Null | Value::Object(_)))
 }
 
-fn list_of(node: Node, value: Option<&Value>) -> Option<Vec<(PathElement, &Value)>> {
+pub(super) fn list_of(node: Node, value: Option<&Value>) -> Option<Vec<(PathElement, &Value)>> {
     match value {
         None | Some(Value::Null) => Some(Vec::new()),
         Some(Value::Array(list)) => list.iter().map(|item| Some((node.identify(item)?, item))).collect(),

@@ -5,6 +5,7 @@
 
 use crate::gvk::Gvk;
 
+mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,10 @@ pub struct Type {
     pub atomic: bool,
     /// Sorted by JSON name. Inlined Go structs are flattened, as in JSON.
     pub fields: &'static [Field],
+    /// Places of fields by their names, for [`Type::field`].
+    slots: &'static [u8],
+    /// Places of the fields that are written even when they are absent.
+    written: &'static [u8],
     /// The protobuf message: sorted by tag, inlined structs nested.
     pub wire: &'static [Wire],
 }
@@ -146,8 +151,21 @@ pub enum Slot {
 impl Type {
     /// The field of this JSON name; names are case-sensitive.
     pub fn field(&self, name: &str) -> Option<&'static Field> {
-        let at = self.fields.binary_search_by(|f| f.name.cmp(name)).ok()?;
-        self.fields.get(at)
+        let mut at = slots::first(name.as_bytes(), self.slots.len());
+        loop {
+            // There are more slots than fields, and the one of a name that is none is empty.
+            let field = self.fields.get(usize::from(self.slots[at]))?;
+            if field.name == name {
+                return Some(field);
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+    }
+
+    /// The fields that are written even when they are absent.
+    pub fn written(&self) -> impl Iterator<Item = &'static Field> {
+        let fields = self.fields;
+        self.written.iter().map(move |at| &fields[usize::from(*at)])
     }
 
     /// The Go name without its package: `PodSpec`.

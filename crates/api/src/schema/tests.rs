@@ -14,3 +14,19 @@ fn finds_kinds_lists_and_common_options() {
     }
     assert_eq!(kind("apps", "v1", "Nothing"), None);
 }
+
+#[test]
+fn finds_every_field_and_no_other() {
+    for type_ in types() {
+        for field in type_.fields {
+            assert_eq!(type_.field(field.name).map(|f| f.name), Some(field.name), "{}", type_.name);
+            for other in [&field.name[1..], &format!("{}s", field.name), &field.name.to_uppercase()] {
+                let known = type_.fields.iter().any(|f| f.name == other);
+                assert_eq!(type_.field(other).is_some(), known, "{other} of {}", type_.name);
+            }
+        }
+        let absent = |field: &&Field| matches!(field.presence, Presence::Always | Presence::Nullable);
+        assert!(type_.written().map(|f| f.name).eq(type_.fields.iter().filter(absent).map(|f| f.name)));
+        assert_eq!(type_.field("").map(|f| f.name), None);
+    }
+}

@@ -9,7 +9,7 @@ use crate::registry::{Event, EventType, FrameKey, stored};
 use bytes::{BufMut, Bytes, BytesMut};
 use ferrite_api::codec::{protobuf, yaml};
 use ferrite_api::resource::{Column, Resource};
-use ferrite_api::{Status, meta, schema};
+use ferrite_api::{Status, meta};
 use ferrite_json::{Map, Value, json};
 use ferrite_store::{Entry, Revision};
 use jiff::Timestamp;
@@ -332,7 +332,7 @@ impl WatchEncoder {
             "metadata": metadata,
         });
         if self.as_.format == Format::Json
-            && let Some(type_) = schema::of(&self.resource.gvk())
+            && let Some(type_) = self.resource.schema
         {
             // A typed object writes its mandatory parts even when they are empty.
             ferrite_api::codec::normalise(type_, &mut object);

@@ -100,7 +100,7 @@ mod tests {
         let mut wanted: Vec<TypeRef> = Vec::new();
         for resource in ferrite_api::kinds::built_in() {
             let list = format!("{}List", resource.kind);
-            wanted.extend(schema::of(&resource.gvk()));
+            wanted.extend(resource.schema);
             wanted.extend(schema::kind(&resource.group, &resource.version, &list));
         }
         let kinds = ["APIGroup", "APIGroupList", "APIResourceList", "APIVersions", "DeleteOptions", "Status"];

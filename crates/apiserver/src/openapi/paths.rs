@@ -15,7 +15,7 @@ pub(super) fn add_paths(paths: &mut Map, schemas: &mut Schemas, resource: &Resou
         format!("{root}/{}", resource.plural)
     };
     let kind = json!({"group": resource.group, "version": resource.version, "kind": resource.kind});
-    let body = schema::of(&resource.gvk());
+    let body = resource.schema;
     let list = schema::kind(&resource.group, &resource.version, &format!("{}List", resource.kind));
     let has = |verb: &str| resource.verbs.contains(&verb);
     let mut at_collection = Map::new();

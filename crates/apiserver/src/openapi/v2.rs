@@ -29,7 +29,7 @@ fn add(paths: &mut Map, schemas: &mut Schemas, resource: &Resource) {
     let collection = format!("{root}{scope}/{}", resource.plural);
     let list = schema::kind(&resource.group, &resource.version, &format!("{}List", resource.kind));
     let mut operation = |action: &str| {
-        let type_ = if action == "list" { list } else { schema::of(&resource.gvk()) };
+        let type_ = if action == "list" { list } else { resource.schema };
         let mut response = json!({"description": "OK"});
         if let Some(type_) = type_ {
             response["schema"] = schemas.reference(type_);

@@ -9,6 +9,7 @@ pub(super) fn pods(strategy: impl Strategy) -> Resource {
         group: "".into(),
         version: "v1".into(),
         kind: "Pod".into(),
+        schema: ferrite_api::schema::kind("", "v1", "Pod"),
         plural: "pods".into(),
         singular: "pod".into(),
         short_names: (&[]).into(),

@@ -233,7 +233,7 @@ impl Registry {
 
 /// Brings an object to the form in which upstream would store it.
 fn normalise(resource: &Resource, object: &mut Value) {
-    if let Some(type_) = ferrite_api::schema::of(&resource.gvk()) {
+    if let Some(type_) = resource.schema {
         ferrite_api::codec::normalise_for_storage(type_, object);
     }
 }
