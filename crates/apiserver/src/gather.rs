@@ -4,7 +4,7 @@
 //! call of its own. Here a flush waits until the connection has nothing more to do: see [`driven`].
 
 use crate::http::BoxError;
-use bytes::{Buf, BytesMut};
+use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,15 @@ pub(crate) struct Gather<S>(Arc<Mutex<Inner<S>>>);
 struct Inner<S> {
     stream: S,
     holds: bool,
-    waiting: BytesMut,
+    waiting: Vec<u8>,
+    /// How much of what waits has been sent.
+    sent: usize,
+}
+
+thread_local! {
+    /// Room for what waits. A connection needs it for as long as it is polled, so one for each thread will do, and an
+    /// idle connection keeps no memory for what it may say some day.
+    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// The other handle is for whoever polls the connection.
@@ -34,7 +42,7 @@ impl<S> Clone for Gather<S> {
 
 impl<S: AsyncWrite + Unpin> Gather<S> {
     pub fn new(stream: S, holds: bool) -> Self {
-        Self(Arc::new(Mutex::new(Inner { stream, holds, waiting: BytesMut::new() })))
+        Self(Arc::new(Mutex::new(Inner { stream, holds, waiting: Vec::new(), sent: 0 })))
     }
 
     /// Sends what waits.
@@ -51,15 +59,20 @@ impl<S: AsyncWrite + Unpin> Gather<S> {
 
 impl<S: AsyncWrite + Unpin> Inner<S> {
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.waiting.is_empty() {
-            let sent = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.waiting))?;
+        if self.waiting.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        while self.sent < self.waiting.len() {
+            let sent = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.waiting[self.sent..]))?;
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.waiting.advance(sent);
+            self.sent += sent;
         }
-        // An idle connection keeps no memory for what it may say some day.
-        self.waiting = BytesMut::new();
+        let mut room = std::mem::take(&mut self.waiting);
+        room.clear();
+        self.sent = 0;
+        ROOM.set(room);
         Poll::Ready(Ok(()))
     }
 
@@ -73,6 +86,7 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
             return Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         }
         if self.waiting.is_empty() {
+            self.waiting = ROOM.take();
             self.waiting.reserve(WAITING);
         }
         slices.iter().for_each(|slice| self.waiting.extend_from_slice(slice));

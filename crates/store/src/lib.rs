@@ -17,6 +17,7 @@ mod head;
 mod history;
 mod leases;
 mod log;
+mod pace;
 mod remote;
 mod replica;
 mod shared;

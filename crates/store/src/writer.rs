@@ -5,22 +5,29 @@ use crate::gather::Gather;
 use crate::history::Change;
 use crate::leases::Leases;
 use crate::log::{self, Contents, Log};
+use crate::pace::Pace;
 use crate::shared::{Batch, Pending, Published, Shared};
 use crate::store::StoreError;
 use crate::txn::Durability;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// More than this is not held back for company.
+const MOST_HELD: usize = 64;
 
 /// Takes all that is pending, makes it durable with one synchronisation, publishes it, answers. Between batches it
 /// writes what was deferred when its time has come, and lets history grow old.
 pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
     let mut history_ends: Option<Instant> = None;
     let mut batch = Batch::new(log.is_some());
-    let mut gather = Gather::default();
+    let (mut gather, mut pace) = (Gather::default(), Pace::default());
     loop {
         let (revision, leases, wishes, closing) = {
             let mut head = shared.head();
-            if let Some(wait) = gather.wait(head.batch.pending.len()) {
+            let held = if log.is_some() { pace.wait() } else { Duration::ZERO };
+            if let Some(wait) = gather.wait(head.batch.pending.len())
+                && held.is_zero()
+            {
                 let until = Instant::now() + wait.longest;
                 while head.batch.pending.len() < wait.wanted && !head.is_urgent() && Instant::now() < until {
                     head = head.sleep(wait.wanted, Some(until));
@@ -35,6 +42,12 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
                 }
                 head = head.sleep(1, wake);
             }
+            if !held.is_zero() && head.batch.has(Durability::Durable) {
+                let until = Instant::now() + held;
+                while head.batch.pending.len() < MOST_HELD && !head.is_urgent() && Instant::now() < until {
+                    head = head.sleep(MOST_HELD, Some(until));
+                }
+            }
             std::mem::swap(&mut head.batch, &mut batch);
             let (revision, leases) = (head.state.revision, head.state.leases.clone());
             (revision, leases, std::mem::take(&mut head.wishes), head.refused.is_some())
@@ -44,7 +57,11 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
         let (begun, count) = (Instant::now(), batch.pending.len());
         match log.as_mut().map_or(Ok(()), |log| persist(log, &mut batch, flush)) {
             Ok(()) => {
-                gather.answering(count, shared.waiting(), begun.elapsed());
+                let written = Instant::now();
+                gather.answering(count, shared.waiting(), written - begun);
+                if count > 0 {
+                    pace.wrote(count, written);
+                }
                 history_ends = publish(shared, &mut batch, revision, leases);
             }
             Err(error) => {

@@ -271,10 +271,13 @@ fn container_warnings(container: &Value, path: &Path) -> Vec<String> {
     let mut names: HashSet<&str> = HashSet::new();
     for (index, variable) in list(container, "env").iter().enumerate() {
         let (name, value) = (text(variable, "name"), text(variable, "value"));
+        if names.insert(name) {
+            continue;
+        }
         // A variable may be built upon the one it replaces.
         let reference = format!("$({name})");
         let builds = !present(variable, "valueFrom") && value.contains(&reference) && value != reference;
-        if !names.insert(name) && !builds {
+        if !builds {
             warnings.push(format!(
                 "{}: hides previous definition of {name:?}, which may be dropped when using apply",
                 path.child("env").index(index)
