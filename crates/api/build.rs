@@ -155,10 +155,11 @@ fn emit_type(out: &mut String, number: usize, type_: &Type, index: &HashMap<&str
         let patch: Vec<&str> = field.patch.split(',').filter(|k| !k.is_empty()).collect();
         let _ = writeln!(
             out,
-            "Field {{ name: {:?}, kind: {}, presence: Presence::{presence}, required: {required}, merge: \
+            "Field {{ name: {:?}, key: {:?}, kind: {}, presence: Presence::{presence}, required: {required}, merge: \
              Merge::{merge}, keys: &{keys:?}, patch: Patch {{ merge: {}, replace: {}, retain_keys: {}, \
              merge_key: {:?} }}, default: {:?}, declared: {} }},",
             field.name,
+            format!("f:{}", field.name),
             kind(field.type_, index),
             patch.contains(&"merge"),
             patch.contains(&"replace"),

@@ -57,7 +57,7 @@ impl Map {
 
     /// A map of these members; of two with one key the later one counts.
     pub fn from_members(mut members: Vec<(Text, Value)>) -> Self {
-        if !members.is_sorted_by(|(a, _), (b, _)| a < b) {
+        if !members.is_sorted_by(|(a, _), (b, _)| a.as_str() < b.as_str()) {
             members.sort_by(|(a, _), (b, _)| a.cmp(b));
             members.dedup_by(|later, kept| {
                 let same = later.0 == kept.0;

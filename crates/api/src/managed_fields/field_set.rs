@@ -31,6 +31,23 @@ impl PathElement {
         Self::Key(Text::from_utf8(text).unwrap_or_default())
     }
 
+    /// An element that is told apart by one key, which is a text.
+    pub(super) fn named(key: &str, name: &str) -> Self {
+        let mut text = Text::with_capacity(key.len() + name.len() + 7);
+        for part in ["{\"", key, "\":"] {
+            text.push_str(part);
+        }
+        if name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/')) {
+            for part in ["\"", name, "\"}"] {
+                text.push_str(part);
+            }
+        } else {
+            text.push_str(&Value::from(name).to_string());
+            text.push('}');
+        }
+        Self::Key(text)
+    }
+
     pub(super) fn value(value: &Value) -> Self {
         Self::Value(value.to_string().into())
     }

@@ -89,9 +89,10 @@ fn members(node: Node, old: Option<&Map>, new: Option<&Map>, came: bool, skipped
             stripped = entry.is_some_and(|entry| entry.member);
             below = Skipped { ignored: ignored.map(|e| &e.below), stripped: entry.map(|e| &e.below) };
         }
-        let mut part = part(node.member(name), before, after, below);
+        let (key, member) = node.keyed_member(name);
+        let mut part = part(member, before, after, below);
         part.member &= !stripped;
-        out.put(PathElement::field_key(name), part);
+        out.put(key, part);
     }
     out
 }

@@ -76,6 +76,16 @@ impl Node {
         (PathElement::Field(name.into()), self.member(name))
     }
 
+    /// The key of a member in `fieldsV1`, and the member's node.
+    pub(super) fn keyed_member(self, name: &str) -> (Text, Self) {
+        if let Self::Struct(type_) = self
+            && let Some(field) = type_.field(name)
+        {
+            return (Text::const_new(field.key), Self::of_field(field));
+        }
+        (PathElement::field_key(name), self.member(name))
+    }
+
     /// The node of a list's element.
     pub(super) fn element(self) -> Self {
         match self {
@@ -102,6 +112,12 @@ impl Node {
         match self {
             Self::Set => Some(PathElement::value(item)),
             Self::Keyed { keys, item: type_ } => {
+                // Most lists have one key, a name.
+                if let [key] = keys
+                    && let Some(name) = item.get(*key).and_then(Value::as_str)
+                {
+                    return Some(PathElement::named(key, name));
+                }
                 let value = |key: &'static str| match item.get(key).filter(|v| !v.is_null()) {
                     Some(value) => Some((key, Cow::Borrowed(value))),
                     None => {

@@ -38,6 +38,8 @@ pub struct Type {
 pub struct Field {
     /// The JSON name.
     pub name: &'static str,
+    /// The name as managed fields have it: `f:spec`.
+    pub key: &'static str,
     pub kind: Kind,
     pub presence: Presence,
     /// Required by the OpenAPI document.
@@ -149,14 +151,22 @@ pub enum Slot {
 }
 
 impl Type {
+    /// A struct has no more fields than this.
+    pub const MOST_FIELDS: usize = u8::MAX as usize;
+
     /// The field of this JSON name; names are case-sensitive.
     pub fn field(&self, name: &str) -> Option<&'static Field> {
+        self.fields.get(self.place(name)?)
+    }
+
+    /// The place of the field of this JSON name among [`Type::fields`].
+    pub fn place(&self, name: &str) -> Option<usize> {
         let mut at = slots::first(name.as_bytes(), self.slots.len());
         loop {
+            let place = usize::from(self.slots[at]);
             // There are more slots than fields, and the one of a name that is none is empty.
-            let field = self.fields.get(usize::from(self.slots[at]))?;
-            if field.name == name {
-                return Some(field);
+            if self.fields.get(place)?.name == name {
+                return Some(place);
             }
             at = (at + 1) & (self.slots.len() - 1);
         }

@@ -1,5 +1,6 @@
 //! Tokens of JSON, with the complaints in Go's wording.
 
+use super::Fault;
 use crate::codec::DecodeError;
 use ferrite_json::Number;
 use std::borrow::Cow;
@@ -46,7 +47,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// The next byte that is not white space, left in place.
-    pub(super) fn peek(&mut self) -> Result<u8, DecodeError> {
+    pub(super) fn peek(&mut self) -> Result<u8, Fault> {
         self.skip_space();
         self.bytes.get(self.at).copied().ok_or_else(unexpected_end)
     }
@@ -55,14 +56,14 @@ impl<'a> Lexer<'a> {
         self.at += 1;
     }
 
-    pub(super) fn unexpected(&self, context: &str) -> DecodeError {
+    pub(super) fn unexpected(&self, context: &str) -> Fault {
         match self.bytes.get(self.at) {
             Some(&byte) => invalid(byte, context),
             None => unexpected_end(),
         }
     }
 
-    pub(super) fn shape(&mut self) -> Result<Shape, DecodeError> {
+    pub(super) fn shape(&mut self) -> Result<Shape, Fault> {
         Ok(match self.peek()? {
             b'n' => Shape::Null,
             b't' | b'f' => Shape::Bool,
@@ -75,12 +76,12 @@ impl<'a> Lexer<'a> {
     }
 
     /// Nothing but white space may follow the value.
-    pub(super) fn end(&mut self) -> Result<(), DecodeError> {
+    pub(super) fn end(&mut self) -> Result<(), Fault> {
         self.skip_space();
         if self.at == self.bytes.len() { Ok(()) } else { Err(self.unexpected("after top-level value")) }
     }
 
-    fn literal(&mut self, word: &'static str) -> Result<(), DecodeError> {
+    fn literal(&mut self, word: &'static str) -> Result<(), Fault> {
         for expected in word.bytes() {
             match self.bytes.get(self.at) {
                 Some(&byte) if byte == expected => self.at += 1,
@@ -94,11 +95,11 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    pub(super) fn null(&mut self) -> Result<(), DecodeError> {
+    pub(super) fn null(&mut self) -> Result<(), Fault> {
         self.literal("null")
     }
 
-    pub(super) fn bool(&mut self) -> Result<bool, DecodeError> {
+    pub(super) fn bool(&mut self) -> Result<bool, Fault> {
         if self.peek()? == b't' {
             self.literal("true").map(|()| true)
         } else {
@@ -107,7 +108,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// The text of a number, checked against JSON's grammar.
-    pub(super) fn number(&mut self) -> Result<&'a str, DecodeError> {
+    pub(super) fn number(&mut self) -> Result<&'a str, Fault> {
         let start = self.at;
         if self.bytes.get(self.at) == Some(&b'-') {
             self.at += 1;
@@ -138,7 +139,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn some_digits(&mut self, context: &str) -> Result<(), DecodeError> {
+    fn some_digits(&mut self, context: &str) -> Result<(), Fault> {
         let start = self.at;
         self.digits();
         if self.at == start { Err(self.unexpected(context)) } else { Ok(()) }
@@ -146,7 +147,7 @@ impl<'a> Lexer<'a> {
 
     /// A string; bytes that are not UTF-8 become the replacement character, as in Go. It is copied only where it
     /// differs from what is written.
-    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, DecodeError> {
+    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, Fault> {
         self.at += 1;
         let mut text = self.plain();
         loop {
@@ -176,7 +177,7 @@ impl<'a> Lexer<'a> {
     }
 
     /// Passes over a string without building it.
-    pub(super) fn skip_string(&mut self) -> Result<(), DecodeError> {
+    pub(super) fn skip_string(&mut self) -> Result<(), Fault> {
         self.at += 1;
         loop {
             match self.bytes.get(self.at) {
@@ -194,7 +195,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn escape(&mut self) -> Result<char, DecodeError> {
+    fn escape(&mut self) -> Result<char, Fault> {
         let Some(&byte) = self.bytes.get(self.at) else { return Err(unexpected_end()) };
         let plain = match byte {
             b'"' | b'\\' | b'/' => byte as char,
@@ -214,7 +215,7 @@ impl<'a> Lexer<'a> {
         Ok(plain)
     }
 
-    fn hex4(&mut self) -> Result<u32, DecodeError> {
+    fn hex4(&mut self) -> Result<u32, Fault> {
         let mut value = 0;
         for _ in 0..4 {
             let digit = self.bytes.get(self.at).and_then(|b| (*b as char).to_digit(16));
@@ -261,12 +262,12 @@ pub(super) fn number_value(text: &str) -> Option<Number> {
     Number::from_f64(text.parse().ok()?)
 }
 
-fn unexpected_end() -> DecodeError {
-    DecodeError::Syntax("unexpected end of JSON input".into())
+fn unexpected_end() -> Fault {
+    DecodeError::Syntax("unexpected end of JSON input".into()).into()
 }
 
-fn invalid(byte: u8, context: &str) -> DecodeError {
-    DecodeError::Syntax(format!("invalid character {} {context}", quote(byte)))
+fn invalid(byte: u8, context: &str) -> Fault {
+    DecodeError::Syntax(format!("invalid character {} {context}", quote(byte))).into()
 }
 
 /// A byte as Go's decoder quotes it.

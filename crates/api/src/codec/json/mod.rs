@@ -16,6 +16,17 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
+/// What is wrong, behind a pointer: every level hands it up, and there is seldom one.
+type Fault = Box<DecodeError>;
+
+impl From<Fault> for DecodeError {
+    fn from(fault: Fault) -> Self {
+        *fault
+    }
+}
+
+/// Room for as many members as objects usually have.
+const USUAL: usize = 8;
 /// Upstream stops collecting strict errors here.
 const MAX_STRICT: usize = 100;
 
@@ -23,14 +34,14 @@ const MAX_STRICT: usize = 100;
 pub fn decode(type_: TypeRef, bytes: &[u8]) -> Result<Decoded, DecodeError> {
     let mut decoder = Decoder::new(bytes);
     let value = decoder.value(&Kind::Struct(type_), 0)?.unwrap_or_else(|| Value::Object(Map::new()));
-    decoder.finish(value)
+    Ok(decoder.finish(value)?)
 }
 
 /// Decodes JSON of no known type, as custom resources and patches are. Only duplicates are reported.
 pub fn decode_any(bytes: &[u8]) -> Result<Decoded, DecodeError> {
     let mut decoder = Decoder::new(bytes);
     let value = decoder.any(0, true)?;
-    decoder.finish(value)
+    Ok(decoder.finish(value)?)
 }
 
 /// Brings a value (the outcome of a patch, say) under `type_`: the same checks as [`decode`].
@@ -64,11 +75,11 @@ pub fn type_meta(bytes: &[u8]) -> Result<(String, String), DecodeError> {
             Shape::String => *slot = decoder.lexer.string()?.into_owned(),
             Shape::Null => decoder.lexer.null()?,
             other => {
-                return Err(DecodeError::Mismatch {
+                return Err(Fault::new(DecodeError::Mismatch {
                     found: other.go_name().into(),
                     place: format!("struct field .{name}"),
                     expected: "string".into(),
-                });
+                }));
             }
         }
         Ok(())
@@ -104,7 +115,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    fn finish(mut self, value: Value) -> Result<Decoded, DecodeError> {
+    fn finish(mut self, value: Value) -> Result<Decoded, Fault> {
         self.lexer.end()?;
         Ok(Decoded { value, strict: self.strict })
     }
@@ -133,7 +144,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    fn mismatch(&self, found: impl Into<String>, expected: impl Into<String>) -> DecodeError {
+    fn mismatch(&self, found: impl Into<String>, expected: impl Into<String>) -> Fault {
         let place = match self.owner {
             None => String::from("value"),
             Some(owner) => {
@@ -146,13 +157,13 @@ impl<'a> Decoder<'a> {
                 place
             }
         };
-        DecodeError::Mismatch { found: found.into(), place, expected: expected.into() }
+        Fault::new(DecodeError::Mismatch { found: found.into(), place, expected: expected.into() })
     }
 
     /// A value of `kind`; `None` for null.
-    fn value(&mut self, kind: &Kind, depth: usize) -> Result<Option<Value>, DecodeError> {
+    fn value(&mut self, kind: &Kind, depth: usize) -> Result<Option<Value>, Fault> {
         if depth > MAX_DEPTH {
-            return Err(DecodeError::TooDeep);
+            return Err(Fault::new(DecodeError::TooDeep));
         }
         let shape = self.lexer.shape()?;
         if shape == Shape::Null {
@@ -191,18 +202,18 @@ impl<'a> Decoder<'a> {
                 Shape::String,
             ) => text(kind, self.lexer.string()?)?,
             (Kind::Time | Kind::MicroTime | Kind::Duration, _) => {
-                return Err(DecodeError::Mismatch {
+                return Err(Fault::new(DecodeError::Mismatch {
                     found: shape.go_name().into(),
                     place: "value".into(),
                     expected: "string".into(),
-                });
+                }));
             }
             (Kind::IntOrString, _) => {
-                return Err(DecodeError::Mismatch {
+                return Err(Fault::new(DecodeError::Mismatch {
                     found: shape.go_name().into(),
                     place: "value".into(),
                     expected: "int32".into(),
-                });
+                }));
             }
             // Upstream hands whatever is there to the parser of quantities, which refuses it.
             (Kind::Quantity, _) => Value::String(scalar::canonical_quantity(shape.go_name())?.into()),
@@ -211,19 +222,19 @@ impl<'a> Decoder<'a> {
         Ok(Some(value))
     }
 
-    fn object(&mut self, type_: TypeRef, depth: usize) -> Result<Value, DecodeError> {
+    fn object(&mut self, type_: TypeRef, depth: usize) -> Result<Value, Fault> {
         let outer = self.owner.replace(type_);
-        let mut map = Map::new();
-        let mut seen: Vec<&'static str> = Vec::new();
+        let mut map = Map::with_capacity(USUAL);
+        let mut seen = [false; Type::MOST_FIELDS];
         self.members(|decoder, name| {
-            let Some(field) = type_.field(&name) else {
+            let Some(place) = type_.place(&name) else {
                 decoder.complain("unknown", &name);
                 return decoder.skip(depth + 1);
             };
-            if seen.contains(&field.name) {
+            if std::mem::replace(&mut seen[place], true) {
                 decoder.complain("duplicate", &name);
             }
-            seen.push(field.name);
+            let field = &type_.fields[place];
             decoder.path.push(Segment::Field(field.name));
             let value = decoder.value(&field.kind, depth + 1)?;
             decoder.path.pop();
@@ -237,7 +248,7 @@ impl<'a> Decoder<'a> {
         Ok(Value::Object(map))
     }
 
-    fn map(&mut self, item: &Kind, depth: usize) -> Result<Value, DecodeError> {
+    fn map(&mut self, item: &Kind, depth: usize) -> Result<Value, Fault> {
         let mut map = Map::new();
         self.members(|decoder, name| {
             if map.contains_key(&*name) {
@@ -252,7 +263,7 @@ impl<'a> Decoder<'a> {
         Ok(Value::Object(map))
     }
 
-    fn list(&mut self, item: &Kind, depth: usize) -> Result<Value, DecodeError> {
+    fn list(&mut self, item: &Kind, depth: usize) -> Result<Value, Fault> {
         let mut list = Vec::new();
         self.elements(|decoder| {
             decoder.path.push(Segment::Index(list.len()));
@@ -265,9 +276,9 @@ impl<'a> Decoder<'a> {
     }
 
     /// Passes over any JSON.
-    fn skip(&mut self, depth: usize) -> Result<(), DecodeError> {
+    fn skip(&mut self, depth: usize) -> Result<(), Fault> {
         if depth > MAX_DEPTH {
-            return Err(DecodeError::TooDeep);
+            return Err(Fault::new(DecodeError::TooDeep));
         }
         match self.lexer.shape()? {
             Shape::Null => self.lexer.null(),
@@ -280,9 +291,9 @@ impl<'a> Decoder<'a> {
     }
 
     /// Any JSON. `strict` reports duplicates.
-    fn any(&mut self, depth: usize, strict: bool) -> Result<Value, DecodeError> {
+    fn any(&mut self, depth: usize, strict: bool) -> Result<Value, Fault> {
         if depth > MAX_DEPTH {
-            return Err(DecodeError::TooDeep);
+            return Err(Fault::new(DecodeError::TooDeep));
         }
         Ok(match self.lexer.shape()? {
             Shape::Null => {
@@ -327,7 +338,7 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    fn number(&self, kind: &Kind, text: &str) -> Result<Value, DecodeError> {
+    fn number(&self, kind: &Kind, text: &str) -> Result<Value, Fault> {
         let wrong = || self.mismatch(format!("number {text}"), go_type(kind));
         Ok(match kind {
             Kind::Int32 => text.parse::<i32>().map_err(|_| wrong())?.into(),
@@ -348,8 +359,8 @@ impl<'a> Decoder<'a> {
 
     fn members(
         &mut self,
-        mut each: impl FnMut(&mut Self, Cow<'a, str>) -> Result<(), DecodeError>,
-    ) -> Result<(), DecodeError> {
+        mut each: impl FnMut(&mut Self, Cow<'a, str>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
         self.lexer.advance();
         if self.lexer.peek()? == b'}' {
             self.lexer.advance();
@@ -376,10 +387,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    fn elements(
-        &mut self,
-        mut each: impl FnMut(&mut Self) -> Result<(), DecodeError>,
-    ) -> Result<(), DecodeError> {
+    fn elements(&mut self, mut each: impl FnMut(&mut Self) -> Result<(), Fault>) -> Result<(), Fault> {
         self.lexer.advance();
         if self.lexer.peek()? == b']' {
             self.lexer.advance();
@@ -412,7 +420,7 @@ pub(super) fn double(number: f64) -> Option<Value> {
 }
 
 /// Checks a scalar's text and brings it to the form in which it is kept.
-fn text(kind: &Kind, text: Cow<'_, str>) -> Result<Value, DecodeError> {
+fn text(kind: &Kind, text: Cow<'_, str>) -> Result<Value, Fault> {
     Ok(Value::String(match kind {
         Kind::Bytes => scalar::encode_base64(&scalar::decode_base64(&text)?).into(),
         Kind::Quantity => scalar::canonical_quantity(text.trim())?.into(),
