@@ -289,10 +289,28 @@ fn saturate(n: i128) -> i64 {
     n.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
 }
 
+/// Whether a text is plainly a canonical quantity of no less than a thousandth: whole, short, and without a thousand that
+/// a larger suffix would stand for. Says no where it would have to calculate.
+pub fn is_plainly_canonical(text: &str) -> bool {
+    let length = text.bytes().take_while(u8::is_ascii_digit).count();
+    if length == 0 || length > 6 {
+        return false;
+    }
+    let (digits, suffix) = text.split_at(length);
+    let number = digits.bytes().fold(0, |number, digit| number * 10 + u32::from(digit - b'0'));
+    match suffix {
+        _ if digits.starts_with('0') => text == "0",
+        "" | "m" | "k" | "M" | "G" | "T" => number % 1000 != 0,
+        "Ki" | "Mi" | "Gi" | "Ti" => number % 1024 != 0,
+        _ => false,
+    }
+}
+
 /// Rewrites the quantity at `value` in canonical form; numbers, which clients may send, become strings.
 /// What is not a quantity is left for validation to refuse.
 pub fn canonicalise(value: &mut Value) {
     let parsed = match &*value {
+        Value::String(text) if is_plainly_canonical(text) => return,
         Value::String(text) => Quantity::parse(text),
         Value::Number(number) => Quantity::parse(&number.to_string()),
         _ => return,
@@ -331,6 +349,24 @@ fn visit(value: &mut Value, path: &[&str]) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn what_is_plainly_canonical_is() {
+        let suffixes = ["", "n", "u", "m", "k", "M", "G", "T", "P", "Ki", "Mi", "Gi", "Ti", "e3", ".5"];
+        let numbers = [
+            "", "0", "00", "1", "10", "64", "100", "999", "1000", "1024", "1500", "2048", "999999", "1234567",
+        ];
+        let mut plain = 0;
+        for text in numbers.iter().flat_map(|n| suffixes.map(|s| format!("{n}{s}"))) {
+            if is_plainly_canonical(&text) {
+                plain += 1;
+                let quantity = Quantity::parse(&text).unwrap();
+                assert_eq!(quantity.to_string(), text);
+                assert_eq!(quantity.rounded_to_milli().to_string(), text);
+            }
+        }
+        assert!(plain > 60, "{plain}");
+    }
 
     #[test]
     fn canonical_form() {

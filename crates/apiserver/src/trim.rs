@@ -40,15 +40,7 @@ impl Trim {
         self.requests.store(0, Ordering::Relaxed);
         self.awaited.store(false, Ordering::Release);
         // It looks at every free piece there is; others have nothing to wait for.
-        let _ = tokio::task::spawn_blocking(give_back).await;
-    }
-}
-
-fn give_back() {
-    // SAFETY: releases pages of the heap that hold nothing; what is allocated stays where it is.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::malloc_trim(0);
+        let _ = tokio::task::spawn_blocking(ferrite_memory::give_back).await;
     }
 }
 

@@ -13,6 +13,7 @@ mod macros;
 mod map;
 mod ser;
 mod value;
+mod write;
 
 pub use compact_str::CompactString as Text;
 pub use de::from_value;
@@ -23,6 +24,7 @@ pub use serde_json::{
     to_vec_pretty, to_writer,
 };
 pub use value::{Index, Value};
+pub use write::write_text;
 
 #[doc(hidden)]
 pub use macros::{member, members, whole};

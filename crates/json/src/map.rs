@@ -41,9 +41,13 @@ fn position(members: &[(Text, Value)], key: &str) -> Result<usize, usize> {
     members.binary_search_by(|(other, _)| other.as_str().cmp(key))
 }
 
-/// Keys of other lengths are passed over without a look at what they say.
+/// Keys of other lengths, or that begin with another letter, are passed over without a look at the rest.
 fn find(members: &[(Text, Value)], key: &str) -> Option<usize> {
-    members.iter().position(|(other, _)| other.len() == key.len() && other.as_bytes() == key.as_bytes())
+    let (first, length) = (key.as_bytes().first(), key.len());
+    members.iter().position(|(other, _)| {
+        let other = other.as_bytes();
+        other.len() == length && other.first() == first && other == key.as_bytes()
+    })
 }
 
 impl Map {
@@ -214,7 +218,8 @@ impl<'a> Entry<'a> {
     pub fn or_insert_with(self, value: impl FnOnce() -> Value) -> &'a mut Value {
         match self.map.room() {
             Members::Few(members) => {
-                let at = position(members, &self.key).unwrap_or_else(|at| {
+                let at = find(members, &self.key).unwrap_or_else(|| {
+                    let at = position(members, &self.key).unwrap_or_else(|at| at);
                     members.insert(at, (self.key, value()));
                     at
                 });

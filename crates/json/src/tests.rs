@@ -63,6 +63,9 @@ proptest! {
     fn text_comes_back_as_it_was(value in value()) {
         let theirs: serde_json::Value = from_str(&value.to_string()).unwrap();
         prop_assert_eq!(value.to_string(), theirs.to_string());
+        let mut written = Vec::new();
+        value.write_to(&mut written);
+        prop_assert_eq!(written, value.to_string().into_bytes());
         prop_assert_eq!(&from_str::<Value>(&value.to_string()).unwrap(), &value);
         prop_assert_eq!(&to_value(&value).unwrap(), &value);
         prop_assert_eq!(&to_value(theirs).unwrap(), &value);

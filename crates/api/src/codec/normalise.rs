@@ -1,6 +1,7 @@
 //! What a value looks like after a round trip through upstream's Go types.
 
 use super::{scalar, time};
+use crate::quantity::is_plainly_canonical;
 use crate::schema::{Field, Kind, Presence, TypeRef};
 use ferrite_json::{Map, Text, Value};
 
@@ -87,8 +88,10 @@ impl Normaliser {
                 }
             }
             (Kind::Quantity, Value::String(text)) => {
-                if let Ok(canonical) = scalar::canonical_quantity(text) {
-                    *text = canonical.into();
+                if !is_plainly_canonical(text)
+                    && let Ok(canonical) = scalar::canonical_quantity(text)
+                {
+                    *text = canonical;
                 }
             }
             (Kind::Time, Value::String(text)) => {

@@ -1,10 +1,11 @@
 //! Scalars with a text form of their own: quantities, times, base64.
 
 use super::DecodeError;
-use crate::quantity::Quantity;
+use crate::quantity::{Quantity, is_plainly_canonical};
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{GeneralPurpose, GeneralPurposeConfig};
+use ferrite_json::Text;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -15,9 +16,12 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// A quantity in its canonical form, which is what upstream keeps: `1000m` becomes `1`.
-pub(super) fn canonical_quantity(text: &str) -> Result<String, DecodeError> {
+pub(super) fn canonical_quantity(text: &str) -> Result<Text, DecodeError> {
+    if is_plainly_canonical(text) {
+        return Ok(text.into());
+    }
     let quantity = Quantity::parse(text).map_err(|error| DecodeError::Text(error.to_string()))?;
-    Ok(quantity.to_string())
+    Ok(quantity.to_string().into())
 }
 
 /// `2026-01-02T03:04:05Z`.

@@ -11,10 +11,6 @@
 //! after each measurement of ours. What its etcd uses counts as its own.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
-/// As the program has it.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 mod client;
 mod process;
 mod reads;

@@ -152,10 +152,9 @@ fn put_member(out: &mut Vec<u8>, key: &str, value: &Value, first: &mut bool) {
     if !std::mem::take(first) {
         out.push(b',');
     }
-    // Writing to a vector does not fail, and a map of strings always serialises.
-    let _ = ferrite_json::to_writer(&mut *out, key);
+    ferrite_json::write_text(key, out);
     out.push(b':');
-    let _ = ferrite_json::to_writer(&mut *out, value);
+    value.write_to(out);
 }
 
 /// The object with its resource version. None when the value is not what [`encode`] writes.

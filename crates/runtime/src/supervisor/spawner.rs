@@ -17,6 +17,8 @@ pub fn serve() -> ExitCode {
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         libc::prctl(libc::PR_SET_NAME, c"ferrite-spawner".as_ptr());
     }
+    // What this process starts is not ours to slow down.
+    ferrite_memory::allow_huge_pages_again();
     // A session of its own, so that an interrupt at a terminal ends the runtime and not this.
     let _ = nix::unistd::setsid();
     let line = command_line();

@@ -216,7 +216,7 @@ impl<'a> Decoder<'a> {
                 }));
             }
             // Upstream hands whatever is there to the parser of quantities, which refuses it.
-            (Kind::Quantity, _) => Value::String(scalar::canonical_quantity(shape.go_name())?.into()),
+            (Kind::Quantity, _) => Value::String(scalar::canonical_quantity(shape.go_name())?),
             _ => return Err(self.mismatch(shape.go_name(), go_type(kind))),
         };
         Ok(Some(value))
@@ -352,7 +352,7 @@ impl<'a> Decoder<'a> {
                     expected: "int32".into(),
                 })?
                 .into(),
-            Kind::Quantity => Value::String(scalar::canonical_quantity(text)?.into()),
+            Kind::Quantity => Value::String(scalar::canonical_quantity(text)?),
             _ => return Err(wrong()),
         })
     }
@@ -423,7 +423,7 @@ pub(super) fn double(number: f64) -> Option<Value> {
 fn text(kind: &Kind, text: Cow<'_, str>) -> Result<Value, Fault> {
     Ok(Value::String(match kind {
         Kind::Bytes => scalar::encode_base64(&scalar::decode_base64(&text)?).into(),
-        Kind::Quantity => scalar::canonical_quantity(text.trim())?.into(),
+        Kind::Quantity => scalar::canonical_quantity(text.trim())?,
         Kind::Time => scalar::format_time(time::parse_time(&text)?).into(),
         Kind::MicroTime => scalar::format_micro_time(time::parse_micro_time(&text)?).into(),
         _ => text.into(),

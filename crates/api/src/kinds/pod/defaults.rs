@@ -6,7 +6,7 @@ use crate::kinds::access::{
 };
 use crate::kinds::core::persistentvolumeclaim::default_claim_spec;
 use crate::kinds::volume_source::default_source;
-use crate::quantity::{Quantity, canonicalise};
+use crate::quantity::{Quantity, canonicalise, is_plainly_canonical};
 use ferrite_json::{Map, Value, json};
 
 const MODE: i64 = 0o644;
@@ -155,6 +155,9 @@ fn default_resources(resources: &mut Value) {
 /// Amounts of resources are kept in thousandths, rounded up.
 pub fn default_resource_list(amounts: &mut Value) {
     for amount in amounts.as_object_mut().into_iter().flat_map(Map::values_mut) {
+        if amount.as_str().is_some_and(is_plainly_canonical) {
+            continue;
+        }
         canonicalise(amount);
         if let Some(Ok(quantity)) = amount.as_str().map(Quantity::parse) {
             *amount = quantity.rounded_to_milli().to_string().into();

@@ -124,11 +124,7 @@ impl Server {
 
     /// Gives memory used only while starting back to the system.
     pub fn forget_start_up(&mut self) {
-        // SAFETY: releases free heap pages; nothing refers to them.
-        #[cfg(target_env = "gnu")]
-        unsafe {
-            libc::malloc_trim(0);
-        }
+        ferrite_memory::give_back();
     }
 
     /// Serves until told to shut down.
