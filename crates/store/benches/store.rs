@@ -7,10 +7,12 @@
 #![allow(clippy::unwrap_used)]
 
 use bytes::Bytes;
+// The allocator that the program has.
 use ferrite_etcd::proto::etcdserverpb::kv_client::KvClient;
 use ferrite_etcd::proto::etcdserverpb::watch_client::WatchClient;
 use ferrite_etcd::proto::etcdserverpb::watch_request::RequestUnion;
 use ferrite_etcd::proto::etcdserverpb::{PutRequest, RangeRequest, WatchCreateRequest, WatchRequest};
+use ferrite_memory as _;
 use ferrite_store::{HistoryLimits, Key, LogOptions, Op, Revision, Store, Txn};
 use std::io::Write;
 use std::path::{Path, PathBuf};

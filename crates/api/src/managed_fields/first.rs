@@ -97,10 +97,10 @@ fn members(node: Node, old: Option<&Map>, new: Option<&Map>, came: bool, skipped
     out
 }
 
-fn elements<'v>(
+fn elements(
     node: Node,
     old: &[(PathElement, &Value)],
-    mut new: Vec<(PathElement, &'v Value)>,
+    mut new: Vec<(PathElement, &Value)>,
     came: bool,
 ) -> Part {
     let mut out = Part { member: came, below: Vec::with_capacity(new.len()) };

@@ -268,10 +268,17 @@ fn container_warnings(container: &Value, path: &Path) -> Vec<String> {
             warnings.extend(fractional(&container["resources"][amounts][name], &place));
         }
     }
+    let variables = list(container, "env");
+    // Few are compared with each other sooner than put into a set.
+    const FEW: usize = 16;
     let mut names: HashSet<&str> = HashSet::new();
-    for (index, variable) in list(container, "env").iter().enumerate() {
+    for (index, variable) in variables.iter().enumerate() {
         let (name, value) = (text(variable, "name"), text(variable, "value"));
-        if names.insert(name) {
+        let first = match variables.len() {
+            0..=FEW => variables[..index].iter().all(|earlier| text(earlier, "name") != name),
+            _ => names.insert(name),
+        };
+        if first {
             continue;
         }
         // A variable may be built upon the one it replaces.
