@@ -103,9 +103,8 @@ impl Registry {
         // As upstream: who changes objects comes before names are drawn, and can only tell what they begin with.
         let unnamed = Attributes { name: drawn.unwrap_or(&name), ..attributes };
         self.admission.mutate(&view, &unnamed, &mut object)?;
-        // Both change nothing where admission has changed nothing.
+        // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
-        strategy.default(&mut object);
         strategy.prepare_create(&mut object);
         let allocation = self.services.allocate(&view, resource, &mut object, None)?;
         super::normalise(resource, &mut object);

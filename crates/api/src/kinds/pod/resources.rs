@@ -75,33 +75,34 @@ pub fn qos_class(spec: &Value) -> &'static str {
             .map(|container| &container["resources"])
             .collect(),
     };
-    let mut requests = Amounts::new();
-    let mut limits = Amounts::new();
-    let mut guaranteed = true;
-    let relevant = |name: &str| matches!(name, "cpu" | "memory");
+    let (mut requests, mut limits, mut guaranteed) = ([None; 2], [None; 2], true);
     for resources in containers {
-        let wanted: Amounts = amounts(resources, "requests")
-            .into_iter()
-            .filter(|(name, amount)| relevant(name) && !amount.is_zero() && !amount.is_negative())
-            .collect();
-        add(&mut requests, &wanted);
-        let limited: Amounts = amounts(resources, "limits")
-            .into_iter()
-            .filter(|(name, amount)| relevant(name) && !amount.is_zero() && !amount.is_negative())
-            .collect();
-        guaranteed &= limited.len() == 2;
-        add(&mut limits, &limited);
+        let limited = compute_amounts(resources, "limits");
+        guaranteed &= limited.iter().all(Option::is_some);
+        for (total, amounts) in
+            [(&mut requests, compute_amounts(resources, "requests")), (&mut limits, limited)]
+        {
+            for (total, amount) in total.iter_mut().zip(amounts) {
+                *total = match (*total, amount) {
+                    (Some(total), Some(amount)) => Some(total + amount),
+                    (total, amount) => total.or(amount),
+                };
+            }
+        }
     }
-    if requests.is_empty() && limits.is_empty() {
-        return "BestEffort";
+    match (requests, limits) {
+        ([None, None], [None, None]) => "BestEffort",
+        _ if guaranteed && requests == limits => "Guaranteed",
+        _ => "Burstable",
     }
-    if guaranteed
-        && requests.len() == limits.len()
-        && requests.iter().all(|(name, r)| limits.get(name) == Some(r))
-    {
-        return "Guaranteed";
-    }
-    "Burstable"
+}
+
+/// How much processor and memory is asked for; what is nothing does not count.
+fn compute_amounts(resources: &Value, kind: &str) -> [Option<Quantity>; 2] {
+    ["cpu", "memory"].map(|name| {
+        let amount = Quantity::parse(resources[kind][name].as_str()?).ok()?;
+        (!amount.is_zero() && !amount.is_negative()).then_some(amount)
+    })
 }
 
 /// Resource names that quotas know besides those of containers.
