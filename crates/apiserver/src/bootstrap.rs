@@ -115,7 +115,7 @@ async fn change(
 ) -> Result<(), Status> {
     let user = User::new(SELF, ["system:masters"]);
     let options = options();
-    let write = Write { resource, namespace: "", user: &user, options: &options };
+    let write = Write { resource, namespace: "", user: &user, options: &options, copied: false };
     let update = Update { write, name, subresource, change, replaces: false, applied: false };
     server.registry.update(&update).await.map(drop)
 }
@@ -205,7 +205,7 @@ async fn ensure(
     }
     let user = User::new(SELF, ["system:masters"]);
     let options = options();
-    let write = Write { resource, namespace, user: &user, options: &options };
+    let write = Write { resource, namespace, user: &user, options: &options, copied: false };
     match server.registry.create(&write, object).await {
         Err(status) if status.reason == "AlreadyExists" => Ok(()),
         other => other.map(drop),
@@ -233,7 +233,7 @@ async fn replace(
         }
         Ok(new)
     };
-    let write = Write { resource, namespace, user: &user, options: &options };
+    let write = Write { resource, namespace, user: &user, options: &options, copied: false };
     let name = ferrite_api::meta::name(&object);
     server
         .registry

@@ -68,7 +68,8 @@ impl Call {
     }
 
     pub fn write<'a>(&'a self, options: &'a WriteOptions) -> Write<'a> {
-        Write { resource: &self.resource, namespace: self.namespace(), user: &self.user, options }
+        let copied = crate::encode::copies(&self.resource, self.representation);
+        Write { resource: &self.resource, namespace: self.namespace(), user: &self.user, options, copied }
     }
 
     pub fn schema(&self) -> Result<TypeRef, Status> {

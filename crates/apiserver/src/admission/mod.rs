@@ -109,6 +109,10 @@ pub(crate) struct Charges {
 }
 
 impl Charges {
+    pub fn is_empty(&self) -> bool {
+        self.compares.is_empty() && self.ops.is_empty()
+    }
+
     /// Adds the writes to a transaction.
     pub fn onto(self, mut txn: Txn) -> Txn {
         txn.compares.extend(self.compares);

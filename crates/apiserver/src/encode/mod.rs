@@ -90,7 +90,7 @@ pub(crate) fn written(
     {
         return Ok(http::answer(code, JSON, json));
     }
-    object(code, resource, &written.object, as_, include)
+    object(code, resource, &written.object(resource), as_, include)
 }
 
 fn not_acceptable() -> Status {
@@ -98,7 +98,7 @@ fn not_acceptable() -> Status {
 }
 
 /// Whether an answer is made of stored bytes as they are.
-fn copies(resource: &Resource, as_: Representation) -> bool {
+pub(crate) fn copies(resource: &Resource, as_: Representation) -> bool {
     as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty && resource.storage.is_none()
 }
 

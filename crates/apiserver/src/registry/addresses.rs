@@ -121,11 +121,9 @@ impl Registry {
     }
 
     /// Whether a write failed because an address or a port it wanted has been taken meanwhile.
-    pub(super) fn lost_address(&self, resource: &Resource, service: &Value) -> bool {
+    pub(super) fn lost_address(&self, service: &Value) -> bool {
         let view = self.view();
-        let lost =
-            || of(service).any(|a| is_held(&view, a)) || held_ports(service).any(|p| is_port_held(&view, p));
-        is_service(resource) && lost()
+        of(service).any(|a| is_held(&view, a)) || held_ports(service).any(|p| is_port_held(&view, p))
     }
 
     /// Makes the record of an address again that is deleted while its Service holds it. Ends when the store closes.

@@ -1,8 +1,9 @@
 //! Create.
 
+use super::addresses::is_service;
 use super::stored::Written;
 use super::{Registry, Write, metadata, store_status, stored};
-use crate::admission::{Attributes, Operation};
+use crate::admission::{Attributes, Charges, Operation};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
@@ -131,10 +132,13 @@ impl Registry {
         let lease = self.lease_for(resource, now).await?;
         let encoded = stored::encode_for_answer(resource, &object);
         let outrun = |why| Status::conflict(&resource.group, &resource.plural, &name, why);
+        // What is let go of before the store answers is freed where it was made, while the processor has it at hand.
+        let needed = !write.copied || is_service(resource) || !charges.is_empty();
+        let object = Some(object).filter(|_| needed);
         for _ in 0..CHARGE_ATTEMPTS {
             let put = Op::Put { key: key.clone(), value: encoded.value.clone(), lease };
             let txn = Txn::default().when(Compare::Absent(key.clone())).then(put);
-            let txn = charges.onto(self.with_addresses(resource, txn, None, Some(&object)));
+            let txn = charges.onto(self.with_addresses(resource, txn, None, object.as_ref()));
             if let Outcome::Committed { revision } = self.commit(resource, "create", txn).await? {
                 allocation.keep();
                 return Ok(Written::stored(object, encoded, revision));
@@ -144,10 +148,13 @@ impl Registry {
             if let Some(entry) = view.snapshot.get(key.as_bytes()) {
                 return Err(taken(resource, &name, entry));
             }
-            if self.lost_address(resource, &object) {
-                return Err(outrun(ADDRESS_TAKEN));
-            }
-            charges = self.admission.validate(&view, &attributes, Some(&object))?;
+            charges = match &object {
+                Some(object) if is_service(resource) && self.lost_address(object) => {
+                    return Err(outrun(ADDRESS_TAKEN));
+                }
+                Some(object) => self.admission.validate(&view, &attributes, Some(object))?,
+                None => Charges::default(),
+            };
         }
         Err(outrun(QUOTA_CONTENDED))
     }

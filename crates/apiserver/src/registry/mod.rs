@@ -142,6 +142,8 @@ pub(crate) struct Write<'a> {
     pub namespace: &'a str,
     pub user: &'a User,
     pub options: &'a WriteOptions,
+    /// The answer is copied from what is stored: nobody asks for the object afterwards.
+    pub copied: bool,
 }
 
 pub(crate) struct Registry {

@@ -8,6 +8,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use ferrite_api::resource::Resource;
 use ferrite_json::{Map, Value};
 use ferrite_store::{Entry, Key, Revision};
+use std::borrow::Cow;
 
 /// Keys upstream gives another path than the plural name.
 const STORAGE_PATHS: &[(&str, &str, &str)] = &[
@@ -111,15 +112,29 @@ pub(crate) fn encode_for_answer(resource: &Resource, object: &Value) -> Encoded 
 
 /// An object that was written, or would have been.
 pub(crate) struct Written {
-    pub object: Value,
+    /// None if it was let go of: then it is what was stored.
+    object: Option<Value>,
     stored: Option<(Encoded, Revision)>,
 }
 
 impl Written {
     /// What was stored as `encoded` with a revision.
-    pub fn stored(mut object: Value, encoded: Encoded, revision: Revision) -> Self {
-        set_version(&mut object, revision);
+    pub fn stored(mut object: Option<Value>, encoded: Encoded, revision: Revision) -> Self {
+        if let Some(object) = &mut object {
+            set_version(object, revision);
+        }
         Self { object, stored: Some((encoded, revision)) }
+    }
+
+    /// The object itself.
+    pub fn object(&self, resource: &Resource) -> Cow<'_, Value> {
+        match (&self.object, &self.stored) {
+            (Some(object), _) => Cow::Borrowed(object),
+            (None, Some((encoded, revision))) => {
+                Cow::Owned(decode_value(resource, &encoded.value, *revision).unwrap_or_default())
+            }
+            (None, None) => Cow::Owned(Value::Null),
+        }
     }
 
     /// The object as JSON, where that can be had by copying.
@@ -144,7 +159,7 @@ impl Written {
 /// An object that is not stored, or was before.
 impl From<Value> for Written {
     fn from(object: Value) -> Self {
-        Self { object, stored: None }
+        Self { object: Some(object), stored: None }
     }
 }
 
@@ -159,9 +174,13 @@ fn put_member(out: &mut Vec<u8>, key: &str, value: &Value, first: &mut bool) {
 
 /// The object with its resource version. None when the value is not what [`encode`] writes.
 pub(crate) fn decode(resource: &Resource, entry: &Entry) -> Option<Value> {
-    let mut object: Value = ferrite_json::from_slice(&entry.value).ok()?;
+    decode_value(resource, &entry.value, entry.modified)
+}
+
+fn decode_value(resource: &Resource, value: &[u8], revision: Revision) -> Option<Value> {
+    let mut object: Value = ferrite_json::from_slice(value).ok()?;
     resource.from_storage(&mut object);
-    set_version(&mut object, entry.modified);
+    set_version(&mut object, revision);
     Some(object)
 }
 
@@ -276,8 +295,12 @@ mod tests {
             }});
             object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
             let encoded = encode_for_answer(&pods, &object);
-            let written = Written::stored(object, encoded, Revision(7));
-            let whole = ferrite_json::to_vec(&written.object).unwrap();
+            let again = encode_for_answer(&pods, &object);
+            let written = Written::stored(Some(object), encoded, Revision(7));
+            let whole = ferrite_json::to_vec(&*written.object(&pods)).unwrap();
+            // Who has let go of it finds it in what was stored.
+            let let_go = Written::stored(None, again, Revision(7));
+            assert_eq!(let_go.object(&pods), written.object(&pods), "{rest}");
             assert_eq!(written.json(&pods).is_some(), copied, "{rest}");
             assert!(written.json(&pods).is_none_or(|json| json == whole), "{rest}");
         }

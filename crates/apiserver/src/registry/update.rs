@@ -91,7 +91,7 @@ impl Registry {
             match self.commit(resource, "update", txn).await? {
                 Outcome::Committed { revision } => {
                     allocation.keep();
-                    return Ok(Written::stored(new, encoded, revision));
+                    return Ok(Written::stored(Some(new), encoded, revision));
                 }
                 // Somebody was faster. The change is made again on what is stored now; one that names a version
                 // then fails its precondition.

@@ -109,7 +109,13 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         Ok(bound)
     };
     let update = Update {
-        write: Write { resource: pods, namespace: call.namespace(), user: &call.user, options },
+        write: Write {
+            resource: pods,
+            namespace: call.namespace(),
+            user: &call.user,
+            options,
+            copied: false,
+        },
         name,
         subresource: Some("binding"),
         change: &change,

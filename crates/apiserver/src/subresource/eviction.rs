@@ -173,7 +173,13 @@ async fn take(call: &Call, budget: &Value, dry_run: bool) -> Result<(), Status> 
     let user = User::new("system:apiserver", ["system:masters"]);
     let options = WriteOptions { field_manager: "kube-apiserver".into(), ..WriteOptions::default() };
     let update = Update {
-        write: Write { resource: budgets, namespace: call.namespace(), user: &user, options: &options },
+        write: Write {
+            resource: budgets,
+            namespace: call.namespace(),
+            user: &user,
+            options: &options,
+            copied: false,
+        },
         name: meta::name(budget),
         subresource: Some("status"),
         change: &change,
@@ -241,7 +247,7 @@ async fn mark(call: &Call, delete: DeleteOptions) -> Result<DeleteOptions, Statu
     };
     let marked = call.server.registry.update(&update).await?;
     let pinned = delete.resource_version.is_some() && !delete.dry_run;
-    let version = pinned.then(|| meta::str(&marked.object, "resourceVersion").to_owned());
+    let version = pinned.then(|| meta::str(&marked.object(&call.resource), "resourceVersion").to_owned());
     Ok(DeleteOptions { resource_version: version.or(delete.resource_version), ..delete })
 }
 

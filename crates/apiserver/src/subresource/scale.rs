@@ -75,7 +75,7 @@ async fn apply(call: &mut Call) -> Result<Answer, Status> {
         applied: true,
     };
     let result = call.server.registry.update(&update).await?;
-    answer(call, &result.object)
+    answer(call, &result.object(&call.resource))
 }
 
 /// Changes the object's replicas to what `change` makes of its scale.
@@ -101,7 +101,7 @@ async fn write(
         Ok(new)
     };
     let result = verbs::modify(&call.server.registry, call, "scale", &options, &on_object).await?;
-    answer(call, &result.object)
+    answer(call, &result.object(&call.resource))
 }
 
 fn answer(call: &Call, object: &Value) -> Result<Answer, Status> {
