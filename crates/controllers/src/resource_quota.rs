@@ -172,5 +172,5 @@ fn only_name(object: &mut DynamicObject) {
     without_bookkeeping(object);
     object.metadata.annotations = None;
     object.metadata.labels = None;
-    object.data = Value::Null.into();
+    object.data = Default::default();
 }

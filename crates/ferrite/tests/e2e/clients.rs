@@ -210,7 +210,7 @@ async fn dynamic(client: Client) {
     assert!(capabilities.supports_operation(kube::discovery::verbs::WATCH));
     let secrets: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &resource);
     let mut secret = DynamicObject::new("d", &resource);
-    secret.data = json!({"stringData": {"key": "value"}}).into();
+    secret.data = serde_json::json!({"stringData": {"key": "value"}});
     let made = secrets.create(&PostParams::default(), &secret).await.unwrap();
     assert_eq!((&made.data["data"]["key"], &made.data["type"]), (&"dmFsdWU=".into(), &"Opaque".into()));
     assert_eq!(Api::<Secret>::default_namespaced(client.clone()).get("d").await.unwrap().name_any(), "d");
