@@ -13,6 +13,15 @@ pub fn to_value<T: Serialize>(value: T) -> Result<Value, Error> {
 /// Builds the value of what is serialised.
 struct Builder;
 
+/// What a value can be made of as it is.
+macro_rules! values {
+    ($($method:ident: $type:ty)+) => {$(
+        fn $method(self, value: $type) -> Result<Value, Error> {
+            Ok(value.into())
+        }
+    )+};
+}
+
 impl ser::Serializer for Builder {
     type Ok = Value;
     type Error = Error;
@@ -24,60 +33,27 @@ impl ser::Serializer for Builder {
     type SerializeStruct = Members;
     type SerializeStructVariant = Variant<Members>;
 
-    fn serialize_bool(self, value: bool) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
-    fn serialize_i8(self, value: i8) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
-    fn serialize_i16(self, value: i16) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
-    fn serialize_i32(self, value: i32) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
-    fn serialize_i64(self, value: i64) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
-    fn serialize_u8(self, value: u8) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
-    fn serialize_u16(self, value: u16) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
-    fn serialize_u32(self, value: u32) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
-    fn serialize_u64(self, value: u64) -> Result<Value, Error> {
-        Ok(value.into())
+    values! {
+        serialize_bool: bool
+        serialize_i8: i8
+        serialize_i16: i16
+        serialize_i32: i32
+        serialize_i64: i64
+        serialize_u8: u8
+        serialize_u16: u16
+        serialize_u32: u32
+        serialize_u64: u64
+        serialize_f64: f64
+        serialize_str: &str
+        serialize_bytes: &[u8]
     }
 
     fn serialize_f32(self, value: f32) -> Result<Value, Error> {
         Ok(f64::from(value).into())
     }
 
-    fn serialize_f64(self, value: f64) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
     fn serialize_char(self, value: char) -> Result<Value, Error> {
         Ok(Value::String(compact_str::ToCompactString::to_compact_string(&value)))
-    }
-
-    fn serialize_str(self, value: &str) -> Result<Value, Error> {
-        Ok(value.into())
-    }
-
-    fn serialize_bytes(self, value: &[u8]) -> Result<Value, Error> {
-        Ok(value.into())
     }
 
     fn serialize_none(self) -> Result<Value, Error> {
