@@ -26,7 +26,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let quick = has("--quick");
     let nextest = Command::new("cargo").args(["nextest", "--version"]).output();
     if nextest.is_ok_and(|o| o.status.success()) {
-        let filter: &[&str] = if quick { &["-E", "not binary(e2e)"] } else { &[] };
+        let filter: &[&str] = if quick { &["-E", "not (binary(e2e) or binary(attacks))"] } else { &[] };
         cargo(&[&["nextest", "run", "--workspace", "--no-fail-fast"], filter].concat())
     } else {
         let filter: &[&str] = if quick { &["--lib", "--bins"] } else { &[] };

@@ -1,0 +1,1 @@
+//! From a client of the API: bodies, headers and roles that should not get through.

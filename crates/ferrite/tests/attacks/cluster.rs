@@ -1,0 +1,1 @@
+//! From beside the cluster: local users, other processes, damaged files, floods of connections.

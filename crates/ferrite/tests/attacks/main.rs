@@ -1,0 +1,14 @@
+//! Attacks on the built program: each test does what an attacker did, with real containers and clients, and checks
+//! that nothing came of it.
+//!
+//! One module for each position an attacker may have.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that fails should stop at once")]
+
+mod api;
+mod cluster;
+mod files;
+mod pods;
+#[allow(dead_code, reason = "shared with the end-to-end tests")]
+#[path = "../e2e/world.rs"]
+mod world;
