@@ -2,11 +2,12 @@
 
 use crate::apiserver::{BoxError, Running, ServerOptions};
 use crate::cluster::start_scheduler;
+use crate::data_dir::DataDirectory;
 use crate::image::Image;
 use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
-use crate::up::Up;
+use crate::up::{Up, quoted};
 use crate::{down, logging, status, tools};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::net::{IpAddr, Ipv4Addr};
@@ -149,6 +150,7 @@ impl ServerPlace {
     /// Serves until told to stop.
     async fn serve(self, controllers: &[String], scheduler: bool) -> Result<ExitCode, BoxError> {
         let paths = self.data.paths();
+        let _claimed = DataDirectory::claim(&paths)?;
         let advertise = match self.advertise_address {
             Some(address) => address,
             None => ferrite_network::node_address().await?.unwrap_or(Ipv4Addr::LOCALHOST.into()),
@@ -161,7 +163,7 @@ impl ServerPlace {
             start_scheduler(&running, &scope)?;
         }
         println!("serving {}", running.url);
-        println!("export KUBECONFIG={}", paths.admin_kubeconfig().display());
+        println!("export KUBECONFIG={}", quoted(&paths.admin_kubeconfig()));
         interrupted().await?;
         scope.shutdown().await;
         running.stop().await;

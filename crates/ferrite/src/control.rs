@@ -19,7 +19,6 @@ use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::{UnixListener, UnixStream};
@@ -72,13 +71,9 @@ impl Control {
     /// Serves until the task is dropped. A socket left by a process that died is replaced.
     pub fn listen(self, paths: &Paths) -> Result<impl Future<Output = ()> + Send + use<>, BoxError> {
         let path = socket(paths);
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
-            _ => {}
-        }
-        let listener =
-            UnixListener::bind(&path).map_err(|e| format!("cannot listen on {}: {e}", path.display()))?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        let listener = ferrite_hostfs::listen_private(&path)
+            .and_then(UnixListener::from_std)
+            .map_err(|e| format!("cannot listen on {}: {e}", path.display()))?;
         Ok(async move {
             let mut connections = tokio::task::JoinSet::new();
             loop {

@@ -2,6 +2,7 @@
 
 use crate::apiserver::BoxError;
 use crate::cluster::{CgroupDriver, NodeParts};
+use crate::data_dir::Found;
 use crate::kubeconfig;
 use crate::paths::Paths;
 use crate::progress::Progress;
@@ -13,9 +14,8 @@ use ferrite_cri::v1::{
 use ferrite_network::{Attachment, Bridge, NetworkError, PodNetwork, PodRef};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::ErrorKind;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,15 +27,16 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         return Err("removing a cluster needs root: try `sudo ferrite down`".into());
     }
     let progress = Progress::new(false);
+    let Some(found) = Found::find(paths)? else {
+        println!("no cluster in {}", paths.data.display());
+        return Ok(ExitCode::SUCCESS);
+    };
     if let Some(pid) = State::load(paths).and_then(|s| s.running()) {
         stop(pid).await?;
         progress.done("process", &format!("{pid} ended"));
     }
+    let directory = found.lock()?;
     let state = State::load(paths);
-    if state.is_none() && !has_ours(&paths.data) {
-        println!("no cluster in {}", paths.data.display());
-        return Ok(ExitCode::SUCCESS);
-    }
     if let Some(endpoint) = state.as_ref().and_then(|s| s.runtime_endpoint.as_deref()) {
         remove_pods(endpoint, paths).await?;
     }
@@ -43,7 +44,7 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
     // Whichever driver it ran with: slices are found by their name.
     let driver = CgroupDriver::default();
     ferrite_runtime::destroy(NodeParts::runtime_config(paths, Arc::new(NoNetwork), images, driver)).await?;
-    unmount_below(&paths.kubelet())?;
+    ferrite_hostfs::mounts::unmount_below(&paths.kubelet())?;
     progress.done("containers", "ended, unmounted, their cgroups removed");
     Bridge::purge(&paths.network()).await?;
     progress.done("network", "bridge, links, routes and rules removed");
@@ -52,15 +53,13 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
         kubeconfig::remove(file, &paths.cluster, before)?;
         progress.done("kubeconfig", &format!("context {} removed", paths.cluster));
     }
-    remove_ours(&paths.run)?;
     if keep_data {
         // Objects, certificates and images stay; what described running containers is gone.
         State::emptied(paths)?;
-        remove(&paths.kubelet())?;
+        directory.remove_volatile(paths)?;
         progress.done("data", &format!("kept in {}", paths.data.display()));
     } else {
-        remove(&paths.config)?;
-        remove_ours(&paths.data)?;
+        directory.remove(paths)?;
         progress.done("data", &format!("{} removed", paths.data.display()));
     }
     Ok(ExitCode::SUCCESS)
@@ -116,68 +115,6 @@ fn wait_for(pid: i32) -> bool {
     let timeout = i32::try_from(PATIENCE.as_millis()).unwrap_or(i32::MAX);
     // SAFETY: one valid pollfd, alive for the call.
     unsafe { libc::poll(&raw mut poll, 1, timeout) > 0 }
-}
-
-/// The docker view's directory below ours. Its containers are no cluster's, and outlive every cluster.
-const DOCKER: &str = "docker";
-
-/// What a directory has of the cluster.
-fn ours(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.filter(|path| path.file_name().is_some_and(|name| name != DOCKER)).collect()
-}
-
-fn has_ours(data: &Path) -> bool {
-    // Without `/run` the docker view's sockets are below the data directory, too.
-    data.exists() && ours(data).iter().any(|path| !path.ends_with("run") || !ours(path).is_empty())
-}
-
-/// Removes what is the cluster's, and the directory itself unless something else is in it.
-fn remove_ours(dir: &Path) -> Result<(), BoxError> {
-    for path in ours(dir) {
-        match path.is_dir() && !path.is_symlink() {
-            true if path.ends_with("run") => remove_ours(&path)?,
-            true => remove(&path)?,
-            false => {
-                std::fs::remove_file(&path).map_err(|e| format!("cannot remove {}: {e}", path.display()))?
-            }
-        }
-    }
-    match std::fs::remove_dir(dir) {
-        Err(e) if !matches!(e.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
-            Err(format!("cannot remove {}: {e}", dir.display()).into())
-        }
-        _ => Ok(()),
-    }
-}
-
-fn remove(dir: &Path) -> Result<(), BoxError> {
-    match std::fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!(
-            "cannot remove {}: {e}; see what uses it with `fuser -vm {}`",
-            dir.display(),
-            dir.display()
-        )
-        .into()),
-        _ => Ok(()),
-    }
-}
-
-/// Unmounts volumes of pods, the deepest first.
-fn unmount_below(dir: &Path) -> Result<(), BoxError> {
-    let Ok(dir) = std::fs::canonicalize(dir) else { return Ok(()) };
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let mut points: Vec<&str> = table
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .filter(|point| Path::new(point).starts_with(&dir))
-        .collect();
-    points.sort_by_key(|point| std::cmp::Reverse(point.len()));
-    for point in points {
-        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
-            .map_err(|e| format!("cannot unmount {point}: {e}"))?;
-    }
-    Ok(())
 }
 
 /// Nothing is attached any more when containers are removed: the bridge goes as a whole.

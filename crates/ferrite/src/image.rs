@@ -6,6 +6,7 @@ use crate::apiserver::BoxError;
 use crate::cli::DataDir;
 use crate::cluster::NodeParts;
 use crate::control::{self, Client, ImageRow, PullLine, PullRequest};
+use crate::data_dir::DataDirectory;
 use crate::paths::Paths;
 use crate::progress::Bar;
 use crate::status::State;
@@ -65,6 +66,10 @@ impl Image {
             .into());
         }
         let mut client = Client::connect(&paths).await?;
+        let _claimed = match client {
+            Some(_) => None,
+            None => Some(DataDirectory::claim(&paths)?),
+        };
         match self.command {
             Command::Import { archives } => {
                 for archive in &archives {

@@ -1,6 +1,7 @@
 //! The user's kubeconfig: our context is added to it and taken out again, everything else stays as it is.
 
 use ferrite_json::{Map, Value, json};
+use std::hash::BuildHasher;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -141,14 +142,12 @@ pub fn write(path: &Path, config: &Value) -> Result<(), KubeconfigError> {
     let ordered = order(config);
     let text = serde_saphyr::to_string(&ordered)
         .map_err(|e| KubeconfigError::Invalid { path: path.to_owned(), message: e.to_string() })?;
-    let temporary = target.with_extension(format!("ferrite-{}", std::process::id()));
+    // Others may write to the directory: a name nobody can guess, and never a file that is there already.
+    let temporary =
+        target.with_extension(format!("ferrite-{:016x}", std::hash::RandomState::new().hash_one(0u8)));
     let result = (|| {
-        let mut file = std::fs::OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(0o600)
-            .open(&temporary)?;
+        let mut file =
+            std::fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(&temporary)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&temporary, &target)

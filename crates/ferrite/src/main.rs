@@ -5,6 +5,7 @@ mod cli;
 mod cluster;
 mod component;
 mod control;
+mod data_dir;
 mod docker;
 mod down;
 mod image;

@@ -3,6 +3,7 @@
 use crate::apiserver::{BoxError, Cidr};
 use crate::cli::{DataDir, interrupted};
 use crate::cluster::{CgroupDriver, start_network, start_runtime};
+use crate::data_dir::DataDirectory;
 use crate::status::State;
 use crate::up::{check_machine, create_private};
 use ferrite_client::Scope;
@@ -30,6 +31,7 @@ impl RuntimeAlone {
         let paths = self.data.paths();
         check_machine()?;
         State::refuse_if_running(&paths)?;
+        let _claimed = DataDirectory::claim(&paths)?;
         create_private(&paths)?;
         let bridge = start_network(&paths, &self.pod_cidr, None).await?;
         let scope = Scope::new();

@@ -1,13 +1,13 @@
 //! Which store the API server stands on, and the etcd API over the embedded one.
 
 use crate::apiserver::BoxError;
+use crate::data_dir::private_dir;
 use crate::paths::Paths;
 use ferrite_etcd::client::{EtcdOptions, Layout, TlsFiles, connect};
 use ferrite_etcd::server::Service;
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use ferrite_store::{HistoryLimits, LogOptions, Store};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl Storage {
         }
         let store = Arc::new(Store::open(&paths.store(), LogOptions::default(), limits)?);
         let socket = paths.etcd_socket();
-        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&paths.run)?;
+        private_dir(&paths.run)?;
         let mut urls = vec![format!("unix://{}", socket.display())];
         let secured = match options.etcd_listen {
             None => None,

@@ -3,6 +3,7 @@
 use crate::apiserver::BoxError;
 use crate::cli::{DataDir, interrupted};
 use crate::cluster::{Cluster, ClusterOptions};
+use crate::data_dir::{DataDirectory, private_dir};
 use crate::kubeconfig;
 use crate::paths::Paths;
 use crate::progress::Progress;
@@ -11,6 +12,7 @@ use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 /// Options of `ferrite up`.
@@ -46,6 +48,7 @@ impl Up {
         let endpoint = &mut self.cluster.container_runtime_endpoint;
         *endpoint = State::choose_runtime(State::load(&paths).as_ref(), endpoint.as_deref())?;
         let progress = Progress::new(false);
+        let _claimed = DataDirectory::claim(&paths)?;
         create_private(&paths)?;
         let cluster = Cluster::start(&paths, &self.cluster, &progress).await?;
         cluster.listen(&paths)?;
@@ -85,12 +88,12 @@ impl Up {
 fn next_steps(paths: &Paths, state: &State) -> String {
     let mut text = String::from("\nThe cluster is up. Try:\n\n");
     if state.kubeconfig.is_none() {
-        text.push_str(&format!("  export KUBECONFIG={}\n", paths.admin_kubeconfig().display()));
+        text.push_str(&format!("  export KUBECONFIG={}\n", quoted(&paths.admin_kubeconfig())));
     }
     let data = if paths.cluster == "ferrite" {
         String::new()
     } else {
-        format!(" --data-dir {}", paths.data.display())
+        format!(" --data-dir {}", quoted(&paths.data))
     };
     text.push_str("  kubectl get nodes\n");
     text.push_str(
@@ -99,6 +102,13 @@ fn next_steps(paths: &Paths, state: &State) -> String {
     text.push_str("  kubectl get pods -o wide --watch\n\n");
     text.push_str(&format!("`ferrite down{data}` removes every trace of it.\n"));
     text
+}
+
+/// A path as a shell takes it.
+pub fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// What must hold before anything is made.
@@ -124,20 +134,16 @@ pub fn check_machine() -> Result<(), BoxError> {
 
 /// The directories hold keys and secrets.
 pub fn create_private(paths: &Paths) -> Result<(), BoxError> {
-    use std::os::unix::fs::DirBuilderExt;
-    for dir in [&paths.data, &paths.run, &paths.config] {
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o711)
-            .create(dir)
-            .map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
+    for dir in [&paths.run, &paths.config] {
+        private_dir(dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
     }
     Ok(())
 }
 
 /// Starts the same command in a session of its own and shows what it says until it is ready.
 fn detach(paths: &Paths) -> Result<ExitCode, BoxError> {
-    create_private(paths)?;
+    // The log is in it. The process in the background claims the directory again and keeps it.
+    drop(DataDirectory::claim(paths)?);
     let log = OpenOptions::new().create(true).append(true).mode(0o600).open(paths.log())?;
     let mut command = Command::new(std::env::current_exe()?);
     command.args(std::env::args_os().skip(1)).arg("--detached");

@@ -8,7 +8,7 @@ use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, symlinkat, unlinkat};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
@@ -60,14 +60,18 @@ impl Dir {
 
     /// Opens the regular file at `path` for reading. Anything else there is an error.
     pub fn open_file(&self, path: impl AsRef<Path>) -> io::Result<File> {
-        let path = relative(path.as_ref())?;
-        // A FIFO blocks on open and a device acts on it: look first, then open what was looked at.
+        File::open(by_descriptor(&self.regular(relative(path.as_ref())?)?))
+    }
+
+    /// Finds the regular file at `path`. A FIFO blocks on open and a device acts on it, so this only looks; the caller
+    /// opens what was looked at.
+    fn regular(&self, path: &Path) -> io::Result<OwnedFd> {
         let found = self.resolve(path, OFlag::O_PATH)?;
         if fstat(&found)?.st_mode & file_type::TYPE != file_type::REGULAR {
             let text = format!("{} is not a regular file", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        File::open(by_descriptor(&found))
+        Ok(found)
     }
 
     /// Reads the regular file at `path`, at most `limit` bytes of it.
@@ -77,9 +81,20 @@ impl Dir {
         Ok(data)
     }
 
+    /// Writes `data` to the regular file `name`, which must exist, in place of what it held.
+    pub fn write_file(&self, name: impl AsRef<OsStr>, data: &[u8]) -> io::Result<()> {
+        let found = self.regular(Path::new(plain(name.as_ref())?))?;
+        File::options().write(true).truncate(true).open(by_descriptor(&found))?.write_all(data)
+    }
+
     /// Describes `name` itself, not what a link points at.
     pub fn stat(&self, name: impl AsRef<OsStr>) -> io::Result<FileStat> {
         Ok(fstatat(self.0.as_fd(), plain(name.as_ref())?, AtFlags::AT_SYMLINK_NOFOLLOW)?)
+    }
+
+    /// Describes the directory itself.
+    pub fn stat_self(&self) -> io::Result<FileStat> {
+        Ok(fstat(&self.0)?)
     }
 
     pub fn is_dir(&self, name: impl AsRef<OsStr>) -> io::Result<bool> {

@@ -13,6 +13,8 @@
 mod dir;
 pub mod mounts;
 mod remove;
+mod socket;
 
 pub use dir::Dir;
 pub use remove::remove_tree;
+pub use socket::listen_private;

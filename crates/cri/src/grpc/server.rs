@@ -1,5 +1,4 @@
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,7 +6,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -53,15 +52,10 @@ impl Server {
                 let message = format!("{} is in use by another runtime", path.display());
                 return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
             Err(_) => {}
         }
-        let socket = UnixSocket::new_stream()?;
-        socket.bind(path)?;
-        // Before anybody can connect: a bound socket refuses until it listens.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         Ok(Self {
-            listener: socket.listen(128)?,
+            listener: UnixListener::from_std(ferrite_hostfs::listen_private(path)?)?,
             runtime: RuntimeServiceServer::new(OfferedRuntime(runtime))
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),

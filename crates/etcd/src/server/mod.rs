@@ -18,7 +18,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,12 +82,7 @@ impl Service {
     /// Serves on a unix socket at `path`, for the owner alone, until the service is stopped. A socket left behind
     /// is replaced.
     pub async fn serve_unix(&self, path: &Path) -> io::Result<()> {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(path)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+        let listener = UnixListener::from_std(ferrite_hostfs::listen_private(path)?)?;
         let connect = async |service: Self, (stream, _)| service.connection(stream).await;
         self.accept(|| listener.accept(), connect).await;
         let _ = std::fs::remove_file(path);
