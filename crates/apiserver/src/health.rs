@@ -50,33 +50,51 @@ pub(crate) fn checks(endpoint: Health) -> Vec<&'static str> {
     [FIRST, middle, STARTED, last].concat()
 }
 
+/// Checks of the store. A store that takes no more changes fails them for good: the server is not alive.
+const STORE: &[&str] = &["etcd", "etcd-readiness"];
+
 /// What the server knows about itself.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct State {
     pub started: bool,
     /// It has been told to stop.
     pub draining: bool,
+    /// Why the store takes no changes.
+    pub store: Result<(), String>,
 }
 
 impl State {
-    fn passes(self, endpoint: Health, check: &str) -> bool {
+    fn check(&self, endpoint: Health, check: &str) -> Result<(), &str> {
+        let started = self.started || endpoint == Health::Livez;
         match check {
-            "shutdown" => !self.draining,
+            "shutdown" if self.draining => Err("process is shutting down"),
             // A server that is still starting is alive.
-            _ => self.started || endpoint == Health::Livez || FIRST.contains(&check),
+            _ if !started && !FIRST.contains(&check) && check != "shutdown" => Err("not finished"),
+            _ if STORE.contains(&check) => self.store.as_ref().copied().map_err(String::as_str),
+            _ => Ok(()),
         }
     }
 }
 
-pub(crate) fn answer(endpoint: Health, check: Option<&str>, query: &Query, state: State) -> Answer {
+/// Tells whether the answer depends on the store.
+pub(crate) fn asks_store(check: Option<&str>, query: &Query) -> bool {
+    match check {
+        Some(check) => STORE.contains(&check),
+        None => !STORE.iter().all(|check| query.all("exclude").any(|excluded| excluded == *check)),
+    }
+}
+
+pub(crate) fn answer(endpoint: Health, check: Option<&str>, query: &Query, state: &State) -> Answer {
     let name = endpoint.as_str();
     let checks = checks(endpoint);
-    let passes = |check: &str| state.passes(endpoint, check);
+    let passes = |check: &str| state.check(endpoint, check).is_ok();
     if let Some(check) = check {
         return match checks.contains(&check) {
             false => http::text(404, "404 page not found\n"),
-            true if passes(check) => http::text(200, "ok"),
-            true => http::text(500, format!("internal server error: {check} is not ready\n")),
+            true => match state.check(endpoint, check) {
+                Ok(()) => http::text(200, "ok"),
+                Err(reason) => http::text(500, format!("internal server error: {reason}\n")),
+            },
         };
     }
     let excluded: Vec<&str> = query.all("exclude").filter(|e| !e.is_empty()).collect();
@@ -113,20 +131,28 @@ mod tests {
 
     #[test]
     fn checks_tell_what_is_not_well() {
-        let well = State { started: true, draining: false };
-        let stopping = State { started: true, draining: true };
-        let starting = State { started: false, draining: false };
+        let well = State { started: true, draining: false, store: Ok(()) };
+        let stopping = State { draining: true, ..well.clone() };
+        let starting = State { started: false, ..well.clone() };
+        let stuck = State { store: Err("no space left".into()), ..well.clone() };
         let rows = [
-            (Health::Readyz, None, "", well, 200),
-            (Health::Readyz, None, "", stopping, 500),
-            (Health::Readyz, None, "exclude=shutdown", stopping, 200),
-            (Health::Readyz, Some("ping"), "", stopping, 200),
-            (Health::Readyz, Some("shutdown"), "", stopping, 500),
-            (Health::Livez, None, "", stopping, 200),
-            (Health::Livez, None, "", starting, 200),
-            (Health::Healthz, None, "", starting, 500),
-            (Health::Readyz, Some("etcd"), "", starting, 500),
-            (Health::Readyz, Some("bogus"), "", well, 404),
+            (Health::Readyz, None, "", &stuck, 500),
+            (Health::Livez, None, "", &stuck, 500),
+            (Health::Healthz, None, "", &stuck, 500),
+            (Health::Healthz, Some("etcd"), "", &stuck, 500),
+            (Health::Readyz, Some("etcd-readiness"), "", &stuck, 500),
+            (Health::Livez, None, "exclude=etcd", &stuck, 200),
+            (Health::Livez, Some("ping"), "", &stuck, 200),
+            (Health::Readyz, None, "", &well, 200),
+            (Health::Readyz, None, "", &stopping, 500),
+            (Health::Readyz, None, "exclude=shutdown", &stopping, 200),
+            (Health::Readyz, Some("ping"), "", &stopping, 200),
+            (Health::Readyz, Some("shutdown"), "", &stopping, 500),
+            (Health::Livez, None, "", &stopping, 200),
+            (Health::Livez, None, "", &starting, 200),
+            (Health::Healthz, None, "", &starting, 500),
+            (Health::Readyz, Some("etcd"), "", &starting, 500),
+            (Health::Readyz, Some("bogus"), "", &well, 404),
         ];
         for (endpoint, check, query, state, code) in rows {
             let answer = answer(endpoint, check, &Query::parse(Some(query)), state);

@@ -8,6 +8,7 @@ mod auth;
 mod bootstrap;
 mod call;
 mod compress;
+mod connections;
 mod discovery;
 mod encode;
 #[doc(hidden)]
@@ -37,6 +38,7 @@ mod watching;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
 pub use auth::User;
+pub use connections::ConnectionLimits;
 pub use http::{Answer, Body, BoxError};
 pub use options::{DurationError, go_duration};
 pub use server::{ApiServer, Config, Door, Serving};

@@ -1,6 +1,7 @@
 //! The network door: TLS, HTTP/1.1 and HTTP/2.
 
 use crate::auth::User;
+use crate::connections::{Connections, Slot};
 use crate::gather::{AtOnce, Gather, driven};
 use crate::http::{BoxError, held};
 use crate::idle::Activity;
@@ -39,6 +40,7 @@ impl ApiServer {
     pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Arc<rustls::ServerConfig>) {
         let acceptor = TlsAcceptor::from(tls);
         let stopping = self.stopping();
+        let connections = Connections::new(self.config.serving.connections);
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -46,9 +48,18 @@ impl ApiServer {
             };
             match accepted {
                 Ok((stream, peer)) => {
-                    let server = Arc::clone(&self);
-                    let acceptor = acceptor.clone();
-                    self.spawn(async move { server.connection(stream, peer.ip(), acceptor).await });
+                    let Some(slot) = connections.admit().map(Arc::new) else {
+                        tracing::debug!(%peer, "too many connections: a new one is not taken");
+                        continue;
+                    };
+                    let (server, acceptor) = (Arc::clone(&self), acceptor.clone());
+                    self.spawn(async move {
+                        let evicted = slot.evicted();
+                        tokio::select! {
+                            () = server.connection(stream, peer.ip(), acceptor, slot) => {}
+                            () = evicted.cancelled() => {}
+                        }
+                    });
                 }
                 Err(error) => {
                     // Out of descriptors or a connection that died in the queue: others must still get in.
@@ -59,7 +70,13 @@ impl ApiServer {
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, peer: IpAddr, acceptor: TlsAcceptor) {
+    async fn connection(
+        self: Arc<Self>,
+        stream: TcpStream,
+        peer: IpAddr,
+        acceptor: TlsAcceptor,
+        slot: Arc<Slot>,
+    ) {
         // Small answers must not wait for larger ones.
         let _ = stream.set_nodelay(true);
         let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await else {
@@ -73,6 +90,9 @@ impl ApiServer {
             .and_then(|chain| chain.first())
             .and_then(|certificate| User::from_certificate(certificate))
             .map(Arc::new);
+        if let Some(user) = &user {
+            slot.belongs_to(&user.name);
+        }
         // What is upgraded from HTTP/1.1 goes on without us, so nothing may wait there.
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         let stream = Gather::new(stream, http2);
@@ -85,6 +105,7 @@ impl ApiServer {
         let told = Arc::clone(&leave);
         let service = service_fn(move |mut request: ::http::Request<Incoming>| {
             request.extensions_mut().insert(Peer(peer));
+            request.extensions_mut().insert(Arc::clone(&slot));
             let server = Arc::clone(&self);
             let user = user.clone();
             let busy = busy_with.begin();

@@ -3,6 +3,7 @@
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::auth::{self, User};
 use crate::call::Call;
+use crate::connections::{ConnectionLimits, Slot};
 use crate::http::{self, Answer, Body, BoxError};
 use crate::metrics::{Metrics, RequestKind};
 use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
@@ -56,6 +57,8 @@ pub struct Serving {
     pub idle_timeout: Duration,
     /// Whether `/debug/pprof/` answers.
     pub profiling: bool,
+    /// How many connections there may be.
+    pub connections: ConnectionLimits,
     /// The server goes on serving for this long after it has said that it is not ready any more.
     pub shutdown_delay: Duration,
 }
@@ -71,6 +74,7 @@ impl Default for Serving {
             http2_max_streams: 100,
             idle_timeout: Duration::from_secs(90),
             profiling: false,
+            connections: ConnectionLimits::default(),
             shutdown_delay: Duration::ZERO,
         }
     }
@@ -331,6 +335,9 @@ impl ApiServer {
         let (parts, body) = request.into_parts();
         let plain = |status: Status| (status, PLAIN_JSON);
         let user = self.authenticate(user, &parts.headers).map_err(plain)?;
+        if let Some(connection) = parts.extensions.get::<Arc<Slot>>().filter(|_| !user.is_anonymous()) {
+            connection.belongs_to(&user.name);
+        }
         let Asked { route, query, verb } = asked;
         // A look at one object is done where it stands; whatever is more makes room for its neighbours on the
         // connection first.
@@ -356,7 +363,8 @@ impl ApiServer {
             if !route.takes(&parts.method, verb, false) {
                 return Err(not_allowed());
             }
-            return self.document(&route, &parts, &query, negotiated).map_err(|s| (s, for_errors));
+            let answer = self.document(&route, &parts, &query, negotiated).await;
+            return answer.map_err(|s| (s, for_errors));
         };
         let Some(resource) = self.registry.table.find(&target.group, &target.version, &target.resource)
         else {
@@ -435,8 +443,25 @@ impl ApiServer {
         }
     }
 
+    /// Looks at what the asked checks are about, and at nothing else: a check of the store may take a while.
+    async fn health(&self, endpoint: Health, check: Option<&str>, query: &Query) -> Answer {
+        let store = match health::asks_store(check, query) {
+            true => self.registry.store.check().await.map_err(|error| error.to_string()),
+            false => Ok(()),
+        };
+        if let Err(error) = &store {
+            tracing::warn!(%error, endpoint = endpoint.as_str(), "the store is not well");
+        }
+        let state = health::State {
+            started: self.ready.load(Ordering::Acquire),
+            draining: self.draining.load(Ordering::Acquire),
+            store,
+        };
+        health::answer(endpoint, check, query, &state)
+    }
+
     /// Everything that is not a resource.
-    fn document(
+    async fn document(
         &self,
         route: &Route,
         parts: &::http::request::Parts,
@@ -452,13 +477,7 @@ impl ApiServer {
         let address = self.config.advertise.to_string();
         match route {
             Route::Version => Ok(http::json(200, &version::info())),
-            Route::Health { endpoint, check } => {
-                let state = health::State {
-                    started: self.ready.load(Ordering::Acquire),
-                    draining: self.draining.load(Ordering::Acquire),
-                };
-                Ok(health::answer(*endpoint, check.as_deref(), query, state))
-            }
+            Route::Health { endpoint, check } => Ok(self.health(*endpoint, check.as_deref(), query).await),
             Route::CoreVersions | Route::Groups => {
                 let as_ = as_()?;
                 let core = *route == Route::CoreVersions;

@@ -1,6 +1,6 @@
 //! How the API server takes requests in and how it ends: upstream's flags.
 
-use ferrite_apiserver::{Serving, go_duration};
+use ferrite_apiserver::{ConnectionLimits, Serving, go_duration};
 use std::time::Duration;
 
 /// Options of serving, with upstream's names and defaults.
@@ -47,6 +47,7 @@ impl ServingOptions {
             },
             idle_timeout: usual.idle_timeout,
             profiling: self.profiling,
+            connections: ConnectionLimits::with_descriptors(ferrite_runtime::descriptors::raise()),
             shutdown_delay: self.shutdown_delay_duration,
         }
     }

@@ -11,8 +11,15 @@ use std::process::ExitCode;
 
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
-    /// Read everything and verify every checksum. Works while the cluster runs.
+    /// Read everything and verify every checksum. Works while the cluster runs. Exits with 1 when something is damaged,
+    /// and with 2 when the last write was cut off.
     Check {
+        #[command(flatten)]
+        data: DataDir,
+    },
+    /// Drop what is damaged at the end of the last log, so that the store opens without it. The log is kept aside. The
+    /// cluster must be stopped.
+    Repair {
         #[command(flatten)]
         data: DataDir,
     },
@@ -56,6 +63,9 @@ pub enum SnapshotCommand {
     },
 }
 
+/// Exit code of a check that found a write that was cut off.
+const TORN: u8 = 2;
+
 impl StoreCommand {
     pub async fn run(self) -> Result<ExitCode, BoxError> {
         match self {
@@ -63,9 +73,26 @@ impl StoreCommand {
                 let report = upkeep::inspect(&data.paths().store())?;
                 println!("{} keys at revision {}: every checksum matches", report.keys, report.revision);
                 if report.torn_bytes > 0 {
-                    println!("{} bytes at the end were never acknowledged", report.torn_bytes);
+                    eprintln!(
+                        "{} bytes at the end are no whole batch: a write that was cut off, unless the disk lost something. The next start keeps them aside in {}",
+                        report.torn_bytes,
+                        data.paths().store().display()
+                    );
+                    return Ok(ExitCode::from(TORN));
                 }
             }
+            Self::Repair { data } => match upkeep::repair(&data.paths().store()) {
+                Ok(None) => println!("nothing is damaged"),
+                Ok(Some(upkeep::Repaired { log, offset, kept })) => {
+                    println!(
+                        "{} was cut off at byte {offset}; it is kept as it was in {}",
+                        log.display(),
+                        kept.display()
+                    );
+                }
+                Err(UpkeepError::Read(OpenError::Held { .. })) => return Err(RUNNING.into()),
+                Err(error) => return Err(error.into()),
+            },
             Self::Compact { data } => {
                 let path = data.paths().store();
                 let before = upkeep::inspect(&path)?;

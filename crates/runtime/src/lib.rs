@@ -6,6 +6,7 @@
 
 mod cgroup;
 mod config;
+pub mod descriptors;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod image;

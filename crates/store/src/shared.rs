@@ -138,6 +138,8 @@ struct Inbox {
 #[derive(Debug)]
 pub(crate) struct Shared {
     inbox: Mutex<Inbox>,
+    /// Why the last write failed; none once one succeeds.
+    trouble: Mutex<Option<StoreError>>,
     work: Condvar,
     head: Mutex<Head>,
     published: RwLock<Published>,
@@ -156,6 +158,7 @@ impl Shared {
         let snapshot = Snapshot { map: map.clone(), revision };
         Self {
             inbox: Mutex::default(),
+            trouble: Mutex::default(),
             work: Condvar::new(),
             head: Mutex::new(Head {
                 state: State { map, revision, leases: leases.clone() },
@@ -169,6 +172,15 @@ impl Shared {
             leased: Notify::new(),
             reached: watch::Sender::new(revision),
         }
+    }
+
+    /// Remembers why the last write failed, or that it did not.
+    pub fn note_write(&self, trouble: Option<StoreError>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    pub fn trouble(&self) -> Option<StoreError> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Numbers a transaction, or leaves it to who has the head.

@@ -12,7 +12,7 @@ use crate::shared::{Answer, Head, Shared};
 use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::{Subscriber, Watch, WatchEnd};
 use crate::writer::write_loop;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -61,6 +61,8 @@ pub enum StoreError {
 
 /// How long a replica may take to show what was committed elsewhere.
 const CATCH_UP: Duration = Duration::from_secs(30);
+/// How long a remote store may take to show that it is there.
+const CHECK: Duration = Duration::from_secs(2);
 /// No transaction may be larger.
 pub const MAX_TXN: usize = 16 << 20;
 /// Bytes of transactions that may be on their way to the disk together; more wait their turn.
@@ -77,7 +79,11 @@ pub fn now_seconds() -> u64 {
 #[derive(Debug)]
 enum Engine {
     /// This process: the log, or nothing in memory mode.
-    Local { writer: Option<JoinHandle<()>> },
+    Local {
+        writer: Option<JoinHandle<()>>,
+        /// Where the log is; none in memory mode.
+        dir: Option<PathBuf>,
+    },
     /// Somebody else, who also feeds the replica.
     Remote(Box<dyn Remote>),
 }
@@ -121,6 +127,7 @@ impl Store {
 
     pub(crate) fn start(recovered: log::Recovered, log: Option<Log>) -> Self {
         let shared = Arc::new(Shared::new(recovered, log.is_some()));
+        let dir = log.as_ref().map(|log| log.dir().to_owned());
         let for_writer = Arc::clone(&shared);
         let writer = std::thread::Builder::new()
             .name("store-writer".into())
@@ -129,7 +136,7 @@ impl Store {
             .expect("the operating system can start one more thread");
         Self {
             shared,
-            engine: Engine::Local { writer: Some(writer) },
+            engine: Engine::Local { writer: Some(writer), dir },
             in_flight: Semaphore::new(IN_FLIGHT / UNIT),
         }
     }
@@ -332,6 +339,28 @@ impl Store {
         }
     }
 
+    /// Checks that the store takes changes. One of this process does unless its last write failed; then it does once a
+    /// file can be written beside the log. A remote one has to answer in time.
+    pub async fn check(&self) -> Result<(), StoreError> {
+        let dir = match &self.engine {
+            Engine::Remote(remote) => {
+                return match tokio::time::timeout(CHECK, remote.revision()).await {
+                    Ok(answer) => answer.map(drop),
+                    Err(_) => Err(StoreError::Unreachable(format!("no answer within {CHECK:?}"))),
+                };
+            }
+            Engine::Local { dir, .. } => dir.clone(),
+        };
+        if let Some(refusal) = &self.shared.head().refused {
+            return Err(refusal.clone());
+        }
+        let (Some(trouble), Some(dir)) = (self.shared.trouble(), dir) else { return Ok(()) };
+        match tokio::task::spawn_blocking(move || log::probe(&dir)).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(trouble),
+        }
+    }
+
     /// Waits until the replica has come to `revision`.
     async fn reach(&self, revision: Revision) -> Result<(), StoreError> {
         let mut reached = self.shared.reached.subscribe();
@@ -437,7 +466,7 @@ async fn told(answer: oneshot::Receiver<Answer>) -> Result<Outcome, StoreError> 
 impl Drop for Store {
     fn drop(&mut self) {
         self.shared.head().refused = Some(StoreError::Closed);
-        if let Engine::Local { writer } = &mut self.engine
+        if let Engine::Local { writer, .. } = &mut self.engine
             && let Some(writer) = writer.take()
         {
             // The writer only ends by returning; a panic in it has been reported on standard error.

@@ -4,12 +4,13 @@
 use crate::entry::Revision;
 use crate::history::HistoryLimits;
 use crate::log::{
-    Contents, Recovered, checkpoint, disk, hold, log_path, read_checkpoint_file, recover, start_log,
-    write_checkpoint,
+    Contents, Recovered, checkpoint, disk, hold, last_log, log_path, read_checkpoint_file, recover,
+    start_log, write_checkpoint,
 };
 use crate::replica::Snapshot;
 use crate::store::OpenError;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -98,6 +99,47 @@ pub fn inspect(dir: &Path) -> Result<Report, UpkeepError> {
         torn_bytes: recovered.torn,
         by_prefix,
     })
+}
+
+/// A batch that [`repair`] has taken out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repaired {
+    pub log: PathBuf,
+    pub offset: u64,
+    /// Where the whole log is kept as it was.
+    pub kept: PathBuf,
+}
+
+/// Drops the end of the last log from its first damaged batch on, so that the store opens without it. The log is kept
+/// aside as it was. None when nothing is damaged; an error when something else than the last log is.
+pub fn repair(dir: &Path) -> Result<Option<Repaired>, UpkeepError> {
+    if !dir.join("lock").exists() {
+        return Err(UpkeepError::NoStore(dir.to_owned()));
+    }
+    let _held = hold(dir)?;
+    let damage = match recover(dir, HistoryLimits::default()) {
+        Ok(_) => return Ok(None),
+        Err(OpenError::Corrupt(damage)) => damage,
+        Err(error) => return Err(error.into()),
+    };
+    let last = last_log(dir).map_err(|source| UpkeepError::Write { path: dir.to_owned(), source })?;
+    if last.as_ref() != Some(&damage.path) {
+        return Err(OpenError::Corrupt(damage).into());
+    }
+    let mut kept = damage.path.as_os_str().to_owned();
+    kept.push(format!(".damaged-{}", damage.offset));
+    let kept = PathBuf::from(kept);
+    let failed = |source| UpkeepError::Write { path: kept.clone(), source };
+    std::fs::copy(&damage.path, &kept).map_err(failed)?;
+    File::open(&kept).and_then(|file| file.sync_all()).map_err(failed)?;
+    let cut = || {
+        let log = File::options().write(true).open(&damage.path)?;
+        log.set_len(damage.offset)?;
+        log.sync_all()?;
+        disk::sync_dir(dir)
+    };
+    cut().map_err(|source| UpkeepError::Write { path: damage.path.clone(), source })?;
+    Ok(Some(Repaired { log: damage.path, offset: damage.offset, kept }))
 }
 
 /// `/registry/pods` of `/registry/pods/default/a`.
@@ -216,6 +258,26 @@ mod tests {
         assert_eq!(restored.snapshot().map, store.snapshot().map);
         restored.revoke(lease).await.unwrap();
         assert!(restored.snapshot().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_damaged_end_is_cut_off_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(dir.path());
+        for value in ["1", "2"] {
+            store.commit(Txn::default().then(Op::put(Key::from("a"), Bytes::from(value)))).await.unwrap();
+        }
+        assert!(matches!(repair(dir.path()), Err(UpkeepError::Read(OpenError::Held { .. }))));
+        drop(store);
+        assert_eq!(repair(dir.path()).unwrap(), None);
+        let log = log_path(dir.path(), 0);
+        let mut bytes = std::fs::read(&log).unwrap();
+        bytes[2 * 4096 + 40] ^= 1;
+        std::fs::write(&log, &bytes).unwrap();
+        assert!(matches!(inspect(dir.path()), Err(UpkeepError::Read(OpenError::Corrupt(_)))));
+        let repaired = repair(dir.path()).unwrap().unwrap();
+        assert_eq!((repaired.offset, std::fs::read(repaired.kept).unwrap()), (2 * 4096, bytes));
+        assert_eq!(open(dir.path()).snapshot().revision(), Revision(1));
     }
 
     #[tokio::test]

@@ -36,7 +36,8 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
             }
             loop {
                 let flush_at = log.as_ref().and_then(Log::flush_at);
-                let wake = [flush_at, history_ends].into_iter().flatten().min();
+                let confirm_at = log.as_ref().and_then(Log::confirm_at);
+                let wake = [flush_at, confirm_at, history_ends].into_iter().flatten().min();
                 if head.has_work() || wake.is_some_and(|at| at <= Instant::now()) {
                     break;
                 }
@@ -61,6 +62,7 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
                 gather.answering(count, shared.waiting(), written - begun);
                 if count > 0 {
                     pace.wrote(count, written);
+                    shared.note_write(None);
                 }
                 history_ends = publish(shared, &mut batch, revision, leases);
             }
@@ -79,6 +81,9 @@ pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
             }
         }
         if let Some(log) = &mut log {
+            if log.confirm_at().is_some_and(|at| at <= Instant::now()) {
+                log.confirm();
+            }
             let due = log.checkpoint_due() && !log.has_deferred();
             if due || !wishes.is_empty() {
                 let notice: log::Notice = Box::new(move |result| {
@@ -196,6 +201,7 @@ fn refusal(error: log::AppendError) -> StoreError {
 /// because later transactions were compared with it.
 fn fail(shared: &Shared, batch: &mut Batch, error: &StoreError) {
     tracing::error!(%error, "the store could not write");
+    shared.note_write(Some(error.clone()));
     let mut head = shared.head();
     {
         let published = shared.published();

@@ -19,6 +19,9 @@ const MASTERS: &str = "system:masters";
 const AUTHENTICATED: &str = "system:authenticated";
 const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 
+/// The user of a request without credentials.
+const ANONYMOUS: &str = "system:anonymous";
+
 impl User {
     /// A user known to be who they say: everybody authenticated is in `system:authenticated`.
     pub fn new(name: impl Into<String>, groups: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -31,11 +34,7 @@ impl User {
 
     /// Somebody who did not say who they are.
     pub(crate) fn anonymous() -> Self {
-        Self {
-            name: "system:anonymous".into(),
-            groups: vec!["system:unauthenticated".into()],
-            ..Self::default()
-        }
+        Self { name: ANONYMOUS.into(), groups: vec!["system:unauthenticated".into()], ..Self::default() }
     }
 
     pub(crate) fn service_account(namespace: &str, name: &str, uid: &str) -> Self {
@@ -61,6 +60,10 @@ impl User {
         let hex: String = digest.as_ref().iter().map(|b| format!("{b:02x}")).collect();
         let groups = subject.iter_organization().filter_map(|o| o.as_str().ok());
         Some(Self::new(name, groups).with_credential(format!("X509SHA256={hex}")))
+    }
+
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.name == ANONYMOUS
     }
 
     /// Whether they may do everything, whatever the policy says.

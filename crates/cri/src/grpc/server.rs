@@ -47,12 +47,9 @@ impl Server {
         runtime: Arc<dyn RuntimeService>,
         images: Arc<dyn ImageService>,
     ) -> io::Result<Self> {
-        match std::os::unix::net::UnixStream::connect(path) {
-            Ok(_) => {
-                let message = format!("{} is in use by another runtime", path.display());
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
-            }
-            Err(_) => {}
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            let message = format!("{} is in use by another runtime", path.display());
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, message));
         }
         Ok(Self {
             listener: UnixListener::from_std(ferrite_hostfs::listen_private(path)?)?,

@@ -10,5 +10,8 @@ mod cluster;
 mod files;
 mod pods;
 #[allow(dead_code, reason = "shared with the end-to-end tests")]
+#[path = "../e2e/server.rs"]
+mod server;
+#[allow(dead_code, reason = "shared with the end-to-end tests")]
 #[path = "../e2e/world.rs"]
 mod world;

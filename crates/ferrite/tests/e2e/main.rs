@@ -19,6 +19,7 @@ mod pods;
 mod proxy;
 mod registry;
 mod rollout;
+mod server;
 mod store;
 mod streams;
 mod world;

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
+use crate::descriptors;
 use crate::supervisor::{self, READY, ROOM, SPAWN};
 use crate::sys;
 
@@ -117,7 +118,7 @@ impl Spawner {
         use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
-        let child = Command::new(sys::fd_path(&self.executable.0))
+        let child = descriptors::restore_in(&mut Command::new(sys::fd_path(&self.executable.0)))
             .arg0(supervisor::NAME)
             .arg(SPAWN)
             // Room for each supervisor to write its directory over, for whoever looks at the process list.

@@ -8,7 +8,9 @@
 //! ```
 //!
 //! Because a frame is only written once the one before it is durable, a broken frame at the very end is a write
-//! that was cut off and never acknowledged, and a broken frame with a whole one behind it is damage. The salt is
+//! that was cut off and never acknowledged, and a broken frame with a whole one behind it is damage. So that the last
+//! one is not taken for cut off when it is damaged, a log that has been idle for a moment, or is closed, gets a frame
+//! more that only says that everything before it is durable; the next frame overwrites it. The salt is
 //! chosen anew for every file and is part of magic and checksum, so that no value a client stores can look like a
 //! frame, nor like many that have to be looked into. A log may be written over an older one, whose blocks the file
 //! system then need not find again; what is left of that one behind the last frame has other salts and is nothing.
@@ -167,7 +169,12 @@ impl FrameHeader {
     }
 
     pub fn fits(&self, salt: Salt, payload: &[u8]) -> bool {
-        checksum(salt, self.length as u32, payload) == self.crc
+        self.mismatch(salt, payload) == 0
+    }
+
+    /// The bits in which the checksum differs from what the payload adds up to.
+    pub fn mismatch(&self, salt: Salt, payload: &[u8]) -> u32 {
+        checksum(salt, self.length as u32, payload) ^ self.crc
     }
 }
 
@@ -229,6 +236,8 @@ pub(crate) enum Item {
     Reserved(Revision),
     /// The log before this one ended at this byte.
     Follows(u64),
+    /// Everything before this byte of the log is durable. Stands alone in a frame, which the next one overwrites.
+    Confirmed(u64),
 }
 
 /// A number and how many operations follow, at least one.
@@ -239,6 +248,7 @@ const OP_GRANT: u8 = 3;
 const OP_REVOKE: u8 = 4;
 const OP_RESERVE: u8 = 5;
 const OP_FOLLOWS: u8 = 6;
+const OP_CONFIRMED: u8 = 7;
 
 impl Made<'_> {
     pub fn put(&self, out: &mut Vec<u8>) {
@@ -281,6 +291,10 @@ pub(crate) fn put_follows(out: &mut Vec<u8>, length: u64) {
     put_number(out, length, OP_FOLLOWS);
 }
 
+pub(crate) fn put_confirmed(out: &mut Vec<u8>, length: u64) {
+    put_number(out, length, OP_CONFIRMED);
+}
+
 fn put_number(out: &mut Vec<u8>, number: u64, op: u8) {
     out.put_u64_le(number);
     out.put_u32_le(1);
@@ -310,6 +324,7 @@ impl Item {
                 }
                 OP_RESERVE => return Some(Self::Reserved(revision)),
                 OP_FOLLOWS => return Some(Self::Follows(revision.0)),
+                OP_CONFIRMED => return Some(Self::Confirmed(revision.0)),
                 _ => return None,
             }
         }

@@ -11,6 +11,7 @@
 //! did not use of its file stays behind its end; the next one begins with where that was.
 
 pub(crate) mod checkpoint;
+mod damage;
 pub(crate) mod disk;
 #[cfg(test)]
 mod faults;
@@ -25,10 +26,13 @@ use crate::entry::Revision;
 use crate::history::HistoryLimits;
 use crate::store::OpenError;
 use disk::{BLOCK, Blocks, Disk, DiskFile, RealDisk, sync_dir};
-use format::{FRAME_HEADER, FileKind, Header, Salt, put_blocks, put_follows, put_frame, put_reserved, seal};
+use format::{
+    FRAME_HEADER, FileKind, Header, Salt, put_blocks, put_confirmed, put_follows, put_frame, put_reserved,
+    seal,
+};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,7 +42,7 @@ use std::time::{Duration, Instant};
 
 /// A file that is not what was written.
 #[derive(Debug, thiserror::Error)]
-#[error("{} is damaged at byte {offset}: {problem}. Restore a snapshot, or move the file away to start without it", .path.display())]
+#[error("{} is damaged at byte {offset}: {problem}. Restore a snapshot; if this is the last log, `ferrite store repair` can drop what is damaged", .path.display())]
 pub struct CorruptError {
     pub path: PathBuf,
     pub offset: u64,
@@ -142,6 +146,8 @@ pub(crate) struct Log {
     deferred: Deferred,
     /// Revisions up to this one may be shown without being written: recovery will not use them again.
     reserved: Revision,
+    /// When the last frame was written, until the log says behind it that it is durable.
+    unconfirmed: Option<Instant>,
     checkpointing: Option<Checkpointing>,
     _held: Held,
 }
@@ -159,6 +165,8 @@ pub(crate) type Notice = Box<dyn FnOnce(Result<(), String>) + Send>;
 const KEEP_BUFFER: usize = 1 << 20;
 /// No more than this waits in memory, however long the window is.
 const MAX_DEFERRED: usize = 4 << 20;
+/// A log that was idle for this long says that its last frame is durable.
+const CONFIRM_AFTER: Duration = Duration::from_secs(1);
 /// Revisions reserved at once for relaxed changes: one heartbeat a second for half an hour.
 const RESERVE: u64 = 2000;
 
@@ -184,7 +192,8 @@ impl Log {
         let sequence = recovered.last_log;
         let path = log_path(dir, sequence);
         let file = disk.open(&path, false).map_err(io)?;
-        // What lies behind the last whole frame was never acknowledged.
+        // What lies behind the last whole frame was never acknowledged, as far as can be told.
+        keep_torn(dir, &path, &recovered).map_err(io)?;
         file.set_len(recovered.log_length).map_err(io)?;
         let mut log = Self {
             dir: dir.to_owned(),
@@ -201,6 +210,7 @@ impl Log {
             deferred: Deferred::default(),
             // What had been reserved is used up: the revision has been moved past it.
             reserved: Revision(0),
+            unconfirmed: Some(Instant::now()),
             checkpointing: None,
             _held: held,
         };
@@ -218,6 +228,10 @@ impl Log {
         remove_before(dir, recovered.first_log);
         remove_spare(dir);
         Ok((log, recovered))
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Whether changes up to `revision` may be shown before they are written.
@@ -330,8 +344,36 @@ impl Log {
             Err(error) => return Err(AppendError::Unknown(error)),
         }
         self.length += self.buffer.len() as u64;
+        self.unconfirmed = Some(Instant::now());
         self.buffer.shrink(KEEP_BUFFER);
         Ok(())
+    }
+
+    /// When the log should say that its last frame is durable, unless another follows before.
+    pub fn confirm_at(&self) -> Option<Instant> {
+        self.unconfirmed.filter(|_| self.blocks).map(|since| since + CONFIRM_AFTER)
+    }
+
+    /// Says behind the last frame that it is durable, so that nobody takes it for cut off should it be damaged. This
+    /// itself need not be durable, and the next frame is written over it.
+    pub fn confirm(&mut self) {
+        self.unconfirmed = None;
+        if !self.blocks {
+            return;
+        }
+        let length = self.length;
+        self.buffer.clear(BLOCK);
+        self.buffer.put(|out, base| put_blocks(out, base, self.salt, |out| put_confirmed(out, length)));
+        let bytes = self.buffer.as_slice();
+        let written = match self.file.write_blocks(bytes, length, false) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => self.file.write_all_at(bytes, length),
+            done => done,
+        };
+        match written {
+            Ok(()) => self.allocated = self.allocated.max(length + bytes.len() as u64),
+            // Nothing is lost: the next frame overwrites whatever is there.
+            Err(error) => tracing::debug!(%error, "the end of the log was not confirmed"),
+        }
     }
 
     /// Cuts off what a failed write may have left.
@@ -363,6 +405,7 @@ impl Log {
         if let Err(error) = self.give_room_back() {
             tracing::debug!(%error, "the log stays longer than it has to be");
         }
+        self.confirm();
         Ok(())
     }
 
@@ -533,6 +576,18 @@ pub(crate) fn start_log(path: &Path) -> io::Result<()> {
     file.sync()
 }
 
+/// Room for an object of the largest size there is.
+const PROBE: u64 = 2 << 20;
+
+/// Writes a file and removes it, to see whether the disk has room again.
+pub(crate) fn probe(dir: &Path) -> io::Result<()> {
+    let path = dir.join("probe");
+    let file = RealDisk.open(&path, true)?;
+    let written = file.fill(0, PROBE).and_then(|()| file.sync());
+    std::fs::remove_file(&path)?;
+    written
+}
+
 /// Takes the directory for this process.
 pub(crate) fn hold(dir: &Path) -> Result<Held, OpenError> {
     let io = |source| OpenError::Io { path: dir.display().to_string(), source };
@@ -561,6 +616,11 @@ pub(crate) fn checkpoint_path(dir: &Path, sequence: u64) -> PathBuf {
     dir.join(format!("checkpoint-{sequence:012}"))
 }
 
+/// The log that is written to, or was last.
+pub(crate) fn last_log(dir: &Path) -> io::Result<Option<PathBuf>> {
+    Ok(numbered(dir, "log-")?.pop().map(|sequence| log_path(dir, sequence)))
+}
+
 /// The files of a directory that begin with `prefix` and end with a number.
 fn numbered(dir: &Path, prefix: &str) -> io::Result<Vec<u64>> {
     let mut numbers = Vec::new();
@@ -571,6 +631,38 @@ fn numbered(dir: &Path, prefix: &str) -> io::Result<Vec<u64>> {
     }
     numbers.sort_unstable();
     Ok(numbers)
+}
+
+/// Bytes behind the end of a log that were dropped, for who wants to look into them. So many files are kept.
+const TORN: &str = "torn-";
+const TORN_KEPT: usize = 3;
+/// No batch is larger by much.
+const MOST_TORN: u64 = 64 << 20;
+
+/// Copies what is about to be cut off the last log, and tells of it.
+fn keep_torn(dir: &Path, log: &Path, recovered: &Recovered) -> io::Result<()> {
+    if recovered.torn == 0 {
+        return Ok(());
+    }
+    let kept = dir.join(format!("{TORN}{:012}-{:012}", recovered.last_log, recovered.log_length));
+    let mut from = File::open(log)?;
+    from.seek(io::SeekFrom::Start(recovered.log_length))?;
+    let mut to = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&kept)?;
+    io::copy(&mut from.take(recovered.torn.min(MOST_TORN)), &mut to)?;
+    to.sync_all()?;
+    tracing::warn!(
+        file = %log.display(), offset = recovered.log_length, bytes = recovered.torn, kept = %kept.display(),
+        "the last write was cut off before it was acknowledged; its bytes are kept aside"
+    );
+    let mut files: Vec<PathBuf> = std::fs::read_dir(dir)?.flatten().map(|entry| entry.path()).collect();
+    files.retain(|path| {
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(TORN.as_bytes()))
+    });
+    files.sort_unstable();
+    for old in files.iter().rev().skip(TORN_KEPT) {
+        std::fs::remove_file(old)?;
+    }
+    Ok(())
 }
 
 /// A log that is no longer needed, to be written over.

@@ -1,5 +1,6 @@
 //! Reading back what is on disk. Changes nothing, so it also serves to look at a store another process holds.
 
+use super::damage;
 use super::disk::BLOCK;
 use super::format::{
     self, FRAME_HEADER, FileKind, FrameHeader, HEADER, Header, Item, LeaseRecord, Record, Salt,
@@ -116,6 +117,8 @@ pub(crate) fn read_checkpoint_file(path: &Path) -> Result<Recovered, OpenError> 
     Ok(recovered)
 }
 
+const DAMAGED_TAIL: &str = "the last batch was changed after it was written, and may have been acknowledged";
+
 fn corrupt(path: &Path, offset: u64, problem: impl Into<String>) -> CorruptError {
     CorruptError { path: path.to_owned(), offset, problem: problem.into() }
 }
@@ -143,6 +146,8 @@ enum Rest {
     Room,
     /// A write that was cut off.
     CutOff,
+    /// A frame that was whole once.
+    Damaged,
     /// Intact frames behind a broken one.
     Frames,
 }
@@ -221,6 +226,7 @@ impl<'a> Frames<'a> {
         Ok(match rest.iter().all(|byte| *byte == 0) {
             true => Rest::Room,
             false if format::contains_frame(&rest, salt, blocks) => Rest::Frames,
+            false if damage::was_whole(&rest, salt) => Rest::Damaged,
             false if reused && !format::begins_frame(&rest, salt) => Rest::Room,
             false => Rest::CutOff,
         })
@@ -323,7 +329,9 @@ fn replay(
         }
         return Err(corrupt(path, 0, "the file is shorter than its header").into());
     };
-    let end = loop {
+    let mut confirmed = false;
+    let (end, data_ends) = loop {
+        let data_ends = frames.at;
         match frames.next()? {
             Next::Frame(mut payload) => {
                 while payload.has_remaining() && !(frames.header.blocks && format::is_padding(&payload)) {
@@ -338,37 +346,37 @@ fn replay(
                         Some(Item::Record(record)) => apply(record, into),
                         Some(Item::Reserved(revision)) => *reserved = revision,
                         Some(Item::Follows(_)) => {}
-                        None => {
+                        Some(Item::Confirmed(length)) if length == data_ends => confirmed = true,
+                        Some(Item::Confirmed(_)) | None => {
                             return Err(
                                 corrupt(path, frames.at, "a record of the log does not read as one").into()
                             );
                         }
                     }
                 }
+                if confirmed {
+                    // The next frame was to be written over this one: nothing behind it counts.
+                    break (End::Room, data_ends);
+                }
             }
-            Next::End => break End::Exact,
+            Next::End => break (End::Exact, data_ends),
             Next::Broken => match frames.rest()? {
-                Rest::Room if last => break End::Room,
+                Rest::Room if last => break (End::Room, data_ends),
                 // Only the last log can have been cut off: it was whole and durable before the next was begun.
+                Rest::Damaged => return Err(corrupt(path, frames.at, DAMAGED_TAIL).into()),
                 Rest::CutOff if last => {
                     into.torn = frames.length - frames.at;
-                    tracing::info!(
-                        file = %path.display(),
-                        offset = frames.at,
-                        bytes = into.torn,
-                        "the last write was cut off and had not been acknowledged: dropped"
-                    );
-                    break End::Room;
+                    break (End::Room, data_ends);
                 }
                 // The next one tells whether it had to end here. If so, it does not matter what is behind.
-                Rest::Room | Rest::CutOff if frames.header.blocks => break End::Room,
+                Rest::Room | Rest::CutOff if frames.header.blocks => break (End::Room, data_ends),
                 _ => return Err(corrupt(path, frames.at, "the checksum of a batch does not match").into()),
             },
         }
     };
     before.map_or(Ok(()), |before| before.check_alone())?;
-    into.log_length = frames.at;
-    into.logs_length += frames.at;
+    into.log_length = data_ends;
+    into.logs_length += data_ends;
     into.salt = frames.header.salt;
     into.blocks = frames.header.blocks;
     Ok(end)

@@ -1,9 +1,9 @@
 //! `down` and `up` in directories that are not, or not only, a cluster's.
 
+use crate::server::*;
 use crate::world::*;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Output, Stdio};
+use std::process::Output;
 
 fn complaint(output: &Output) -> String {
     assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -28,22 +28,12 @@ fn down_removes_no_directory_of_somebody_else() {
 #[test]
 fn down_is_refused_while_another_process_uses_the_directory() {
     let world = World::prepare(&[]);
-    let mut server = world
-        .ferrite(&["kube-apiserver", "--port", "0", "--bind-address", "127.0.0.1"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
-    assert!(lines.by_ref().map_while(Result::ok).any(|line| line.starts_with("export KUBECONFIG")));
+    let server = Server::start(&world, &["--port", "0"]);
     let refused = complaint(&world.ferrite(&["down"]).output().unwrap());
-    assert!(refused.contains(&format!("in use by process {}", server.id())), "{refused}");
-    let kubeconfig = world.data().join("config/admin.kubeconfig");
-    let kubeconfig = kubeconfig.to_str().unwrap();
-    world.kubectl(&["--kubeconfig", kubeconfig, "create", "configmap", "kept"]);
-    world.kubectl(&["--kubeconfig", kubeconfig, "get", "configmap", "kept"]);
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(server.id() as i32), nix::sys::signal::Signal::SIGTERM)
-        .unwrap();
-    assert!(server.wait().unwrap().success());
+    assert!(refused.contains(&format!("in use by process {}", server.0.id())), "{refused}");
+    kubectl(&world, &["create", "configmap", "kept"]);
+    kubectl(&world, &["get", "configmap", "kept"]);
+    server.stop();
     assert!(world.ferrite(&["down"]).output().unwrap().status.success());
     assert!(!world.data().exists());
 }

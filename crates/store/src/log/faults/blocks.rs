@@ -34,7 +34,8 @@ async fn what_was_acknowledged_is_never_written_again() {
         assert_eq!((from, to % 4096), (end, 0), "{}", path.display());
         end = to;
     }
-    assert_eq!(end, std::fs::metadata(&log).unwrap().len());
+    // Only the word that all of it is durable follows.
+    assert_eq!(end + 4096, std::fs::metadata(&log).unwrap().len());
     assert!(end >= 41 * 4096, "{end}");
 }
 
@@ -48,14 +49,64 @@ async fn a_flipped_bit_is_found_in_headers_and_fillings_too() {
     drop(store);
     let log = last_log(dir.path());
     let whole = std::fs::read(&log).unwrap();
-    assert_eq!(whole.len(), 4 * 4096);
-    // The last frame cannot be told from a write that was cut off.
-    for at in (0..3 * 4096).step_by(11).chain(0..64) {
+    assert_eq!(whole.len(), 5 * 4096);
+    for at in (0..4 * 4096).step_by(11).chain(0..64) {
         let mut damaged = whole.clone();
         damaged[at] ^= 1 << (at % 8);
         std::fs::write(&log, &damaged).unwrap();
         assert_damaged(dir.path(), &log, &format!("byte {at}"));
     }
+}
+
+#[tokio::test]
+async fn the_last_batch_is_not_taken_for_cut_off_when_it_is_damaged() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let store = open(&disk, dir.path(), roomy()).unwrap();
+    for i in 0..3 {
+        store.commit(put("a", &i.to_string())).await.unwrap();
+    }
+    let log = last_log(dir.path());
+    let crashed = std::fs::read(&log).unwrap();
+    drop(store);
+    let closed = std::fs::read(&log).unwrap();
+    let last = 3 * 4096;
+    // Closed: whatever happens to it is damage, for something whole follows.
+    for (what, range, with) in
+        [("zeros", 0..4096, 0), ("a few bytes", 12..30, b'x'), ("the header", 0..12, 0xff)]
+    {
+        let mut damaged = closed.clone();
+        damaged[last..][range].fill(with);
+        std::fs::write(&log, &damaged).unwrap();
+        assert_damaged(dir.path(), &log, what);
+    }
+    // Killed a moment after the write: one flipped bit is known for what it is.
+    for at in (0..4096).step_by(7) {
+        let mut damaged = crashed.clone();
+        damaged[last + at] ^= 0x10;
+        std::fs::write(&log, &damaged).unwrap();
+        assert_damaged(dir.path(), &log, &format!("byte {at}"));
+    }
+    // A batch of which a part is missing was never acknowledged. It is kept aside.
+    let mut torn = crashed.clone();
+    torn[last + 20..last + 4096].fill(0);
+    std::fs::write(&log, &torn).unwrap();
+    drop(open(&disk, dir.path(), roomy()).unwrap());
+    assert_eq!(recovered(dir.path()).unwrap(), 2);
+    let kept = dir.path().join(format!("torn-{:012}-{last:012}", 0));
+    assert_eq!(std::fs::read(kept).unwrap(), torn[last..]);
+}
+
+#[tokio::test]
+async fn a_log_that_is_idle_says_that_it_is_durable() {
+    let (disk, dir) = (FaultyDisk::default(), tempfile::tempdir().unwrap());
+    let (mut log, _) = Log::open_on(Arc::new(disk), dir.path(), roomy(), HistoryLimits::default()).unwrap();
+    assert!(log.confirm_at().is_some());
+    log.confirm();
+    assert!(log.confirm_at().is_none(), "once is enough");
+    let path = last_log(dir.path());
+    let before = std::fs::read(&path).unwrap();
+    assert!(before[4096..].iter().any(|byte| *byte != 0));
+    assert_eq!(recovered(dir.path()).unwrap(), 0);
 }
 
 #[tokio::test]
