@@ -4,7 +4,7 @@ use crate::server::*;
 use crate::world::*;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 /// Flips one bit in the middle of a file.
 fn damage(path: &Path) {
@@ -40,8 +40,8 @@ fn a_store_is_checked_saved_damaged_and_restored() {
         let refused = fails(&world, &[&["snapshot", "restore", saved_text], more].concat());
         assert!(refused.contains("stop it first"), "{refused}");
     }
-    let second = Server::try_start(&world, &["--secure-port", "6444"]).err().expect("the store is held");
-    assert!(second.contains("another process holds the store"), "{second}");
+    let second = Server::try_start(&world, &["--secure-port", "6444"]).err().expect("the directory is held");
+    assert!(second.contains("is in use by process"), "{second}");
 
     kubectl(&world, &["create", "configmap", "later", "--from-literal=a=1"]);
     let version =
