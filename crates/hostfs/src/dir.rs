@@ -63,10 +63,7 @@ impl Dir {
         let path = relative(path.as_ref())?;
         // A FIFO blocks on open and a device acts on it: look first, then open what was looked at.
         let found = self.resolve(path, OFlag::O_PATH)?;
-        if fstat(&found)?.st_mode & file_type::TYPE != file_type::REGULAR {
-            let text = format!("{} is not a regular file", path.display());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        }
+        require_regular(&found, path)?;
         File::open(by_descriptor(&found))
     }
 
@@ -80,6 +77,20 @@ impl Dir {
     /// Describes `name` itself, not what a link points at.
     pub fn stat(&self, name: impl AsRef<OsStr>) -> io::Result<FileStat> {
         Ok(fstatat(self.0.as_fd(), plain(name.as_ref())?, AtFlags::AT_SYMLINK_NOFOLLOW)?)
+    }
+
+    /// Describes what is at `path` beneath this directory; a link on the way to it is an error.
+    pub fn stat_path(&self, path: impl AsRef<Path>) -> io::Result<FileStat> {
+        let path = relative(path.as_ref())?;
+        // Opened with O_NOFOLLOW, a link itself is described; RESOLVE_NO_SYMLINKS would refuse it.
+        let how = confined(OFlag::O_PATH);
+        match (path.parent().filter(|above| !above.as_os_str().is_empty()), path.file_name()) {
+            (Some(above), Some(name)) => {
+                let above = openat2(self.0.as_fd(), above, how)?;
+                Ok(fstatat(above.as_fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW)?)
+            }
+            _ => self.stat(path),
+        }
     }
 
     pub fn is_dir(&self, name: impl AsRef<OsStr>) -> io::Result<bool> {
@@ -142,6 +153,11 @@ impl Dir {
         Ok(fchown(self.0.as_fd(), user.map(Uid::from_raw), group.map(Gid::from_raw))?)
     }
 
+    /// The directory above, wherever that is now: a directory can be moved.
+    pub(crate) fn parent(&self) -> io::Result<Self> {
+        Ok(Self(nix::fcntl::openat(self.0.as_fd(), "..", DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty())?))
+    }
+
     /// Another descriptor of the same directory.
     pub(crate) fn from_descriptor(other: &Self) -> io::Result<Self> {
         Ok(Self(other.0.try_clone()?))
@@ -190,8 +206,17 @@ fn confined(flags: OFlag) -> OpenHow {
 }
 
 /// A path by which this process opens again what `fd` refers to.
-fn by_descriptor(fd: &OwnedFd) -> PathBuf {
+pub(crate) fn by_descriptor(fd: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Fails when `found`, opened without access, is anything but a regular file.
+pub(crate) fn require_regular(found: &OwnedFd, path: &Path) -> io::Result<()> {
+    if fstat(found)?.st_mode & file_type::TYPE == file_type::REGULAR {
+        return Ok(());
+    }
+    let text = format!("{} is not a regular file", path.display());
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
 /// One part of a path.
