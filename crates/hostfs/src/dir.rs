@@ -180,6 +180,13 @@ impl Dir {
     }
 }
 
+impl From<OwnedFd> for Dir {
+    /// A directory that was opened for reading.
+    fn from(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+}
+
 impl AsFd for Dir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
