@@ -65,7 +65,10 @@ pub(super) enum SyncError {
     Objects(#[from] crate::objects::ObjectError),
     #[error("pod cgroup: {0}")]
     Cgroup(std::io::Error),
-    #[error("clean-up: {0}")]
+    #[error(
+        "clean-up of the pod's directory: {0}; it is tried again. If that does not help, see what is mounted in or uses \
+         the directory (`findmnt -R`, `fuser -vm`)"
+    )]
     CleanUp(std::io::Error),
     #[error("network is not ready: {0}")]
     Network(String),
