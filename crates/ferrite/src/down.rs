@@ -152,7 +152,7 @@ fn remove_ours(dir: &Path) -> Result<(), BoxError> {
 }
 
 fn remove(dir: &Path) -> Result<(), BoxError> {
-    match std::fs::remove_dir_all(dir) {
+    match ferrite_hostfs::remove_tree(dir) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!(
             "cannot remove {}: {e}; see what uses it with `fuser -vm {}`",
             dir.display(),
@@ -163,21 +163,10 @@ fn remove(dir: &Path) -> Result<(), BoxError> {
     }
 }
 
-/// Unmounts volumes of pods, the deepest first.
+/// Unmounts volumes of pods.
 fn unmount_below(dir: &Path) -> Result<(), BoxError> {
-    let Ok(dir) = std::fs::canonicalize(dir) else { return Ok(()) };
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let mut points: Vec<&str> = table
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .filter(|point| Path::new(point).starts_with(&dir))
-        .collect();
-    points.sort_by_key(|point| std::cmp::Reverse(point.len()));
-    for point in points {
-        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
-            .map_err(|e| format!("cannot unmount {point}: {e}"))?;
-    }
-    Ok(())
+    ferrite_hostfs::mounts::unmount_below(dir)
+        .map_err(|e| format!("{e}; see what uses it with `fuser -vm`").into())
 }
 
 /// Nothing is attached any more when containers are removed: the bridge goes as a whole.
