@@ -21,7 +21,8 @@ impl Worker {
         let context = self.context.clone();
         self.probes.stop();
         self.kill_all(desired).await?;
-        let runtime = observe(&*context.runtime, &self.id.uid).await?;
+        let mut runtime = observe(&*context.runtime, &self.id.uid).await?;
+        self.keep_messages(&mut runtime);
         if let Desired::Present(pod) = desired {
             // The last status is on record before the pod may disappear.
             self.publish(pod, &runtime, true, true);

@@ -82,6 +82,16 @@ spec:
         let message = container_status(&pod)["state"]["terminated"]["message"].as_str().unwrap_or_default();
         assert_eq!((message.len(), message.ends_with(end)), (length, true), "{name}: {message}");
     }
+    // The pods' directories are gone, the messages are not.
+    eventually("the directories are gone", || {
+        (std::fs::read_dir(world.data().join("kubelet/pods")).unwrap().count() == 0).then_some(())
+    });
+    for (name, end) in [("said", "bye"), ("logged", "from the log\n")] {
+        world.kubectl(&["label", "pod", name, "seen=again"]);
+        let synced = |p: &Value| p["metadata"]["labels"]["seen"] == "again";
+        let pod = world.watch(&["pod", name], synced);
+        assert_eq!(container_status(&pod)["state"]["terminated"]["message"], end);
+    }
 }
 
 #[test]
