@@ -8,11 +8,12 @@ use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
 use crate::up::{Up, quoted};
-use crate::{down, logging, status, tools};
+use crate::{down, logging, status, tools, watchdog};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Kubernetes, all of it, in one binary.
 #[derive(Debug, Parser)]
@@ -173,17 +174,25 @@ impl ServerPlace {
 
 /// Runs the asynchronous part of a command. Two workers are enough for a node and keep stacks few.
 pub fn block_on<T>(task: impl Future<Output = Result<T, BoxError>>) -> Result<T, BoxError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(16)
-        .enable_all()
-        .build()?;
-    runtime.block_on(task)
+    let workers = watchdog::Workers::default();
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    workers.report(builder.worker_threads(2).max_blocking_threads(16).enable_all());
+    let runtime = builder.build()?;
+    let watch = watchdog::watch(workers, runtime.handle().clone())?;
+    let result = runtime.block_on(task);
+    drop(watch);
+    // A call that blocks for good must not keep the process.
+    runtime.shutdown_timeout(LEFT_BEHIND);
+    result
 }
+
+/// How long calls that are still under way may take when a command is done.
+const LEFT_BEHIND: Duration = Duration::from_secs(5);
 
 /// Waits for SIGINT or SIGTERM.
 pub async fn interrupted() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
+    watchdog::bound_ending()?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {

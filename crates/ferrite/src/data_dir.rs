@@ -7,8 +7,9 @@ use crate::paths::Paths;
 use ferrite_hostfs::Dir;
 use nix::fcntl::{Flock, FlockArg};
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Seek};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Marks a directory as ours. It is locked by the process that uses the directory.
@@ -136,13 +137,15 @@ impl DataDirectory {
     pub fn claim(paths: &Paths) -> Result<Self, DataDirError> {
         let path = paths.data.clone();
         let io = |source| DataDirError::Io { dir: path.clone(), source };
-        private_dir(&path).map_err(io)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(io)?;
         let dir = open_dir(&path).map_err(io)?;
         let names = dir.names(MOST_NAMES).map_err(io)?;
         if !names.iter().any(|name| name == MARK) {
             refuse_foreign(names, &path)?;
         }
         refuse_other_owner(&dir, ".", &path)?;
+        // Keys, secrets and the files of images are below it. An earlier version may have left it open to others.
+        dir.set_mode(0o700).map_err(io)?;
         Found { dir, path }.lock()
     }
 
@@ -172,12 +175,6 @@ impl DataDirectory {
     fn remove_entry(&self, name: &OsStr) -> Result<(), DataDirError> {
         remove_entry(&self.dir, &self.path, name)
     }
-}
-
-/// A directory for root alone, with all that leads to it.
-pub fn private_dir(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// Opens a directory that root's own path may reach through a link, as `/var/lib/ferrite` may be one to a larger disk.

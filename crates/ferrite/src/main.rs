@@ -20,6 +20,7 @@ mod storage;
 mod store_cmd;
 mod tools;
 mod up;
+mod watchdog;
 
 use clap::Parser;
 use std::process::ExitCode;

@@ -1,7 +1,6 @@
 //! Which store the API server stands on, and the etcd API over the embedded one.
 
 use crate::apiserver::BoxError;
-use crate::data_dir::private_dir;
 use crate::paths::Paths;
 use ferrite_etcd::client::{EtcdOptions, Layout, TlsFiles, connect};
 use ferrite_etcd::server::Service;
@@ -62,7 +61,7 @@ impl Storage {
         }
         let store = Arc::new(Store::open(&paths.store(), LogOptions::default(), limits)?);
         let socket = paths.etcd_socket();
-        private_dir(&paths.run)?;
+        ferrite_hostfs::private_dir(&paths.run)?;
         let mut urls = vec![format!("unix://{}", socket.display())];
         let secured = match options.etcd_listen {
             None => None,

@@ -3,7 +3,7 @@
 use crate::apiserver::BoxError;
 use crate::cli::{DataDir, interrupted};
 use crate::cluster::{Cluster, ClusterOptions};
-use crate::data_dir::{DataDirectory, private_dir};
+use crate::data_dir::DataDirectory;
 use crate::kubeconfig;
 use crate::paths::Paths;
 use crate::progress::Progress;
@@ -135,7 +135,7 @@ pub fn check_machine() -> Result<(), BoxError> {
 /// The directories hold keys and secrets.
 pub fn create_private(paths: &Paths) -> Result<(), BoxError> {
     for dir in [&paths.run, &paths.config] {
-        private_dir(dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
+        ferrite_hostfs::private_dir(dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
     }
     Ok(())
 }

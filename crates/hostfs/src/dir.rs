@@ -67,10 +67,7 @@ impl Dir {
     /// opens what was looked at.
     fn regular(&self, path: &Path) -> io::Result<OwnedFd> {
         let found = self.resolve(path, OFlag::O_PATH)?;
-        if fstat(&found)?.st_mode & file_type::TYPE != file_type::REGULAR {
-            let text = format!("{} is not a regular file", path.display());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-        }
+        require_regular(&found, path)?;
         Ok(found)
     }
 
@@ -95,6 +92,20 @@ impl Dir {
     /// Describes the directory itself.
     pub fn stat_self(&self) -> io::Result<FileStat> {
         Ok(fstat(&self.0)?)
+    }
+
+    /// Describes what is at `path` beneath this directory; a link on the way to it is an error.
+    pub fn stat_path(&self, path: impl AsRef<Path>) -> io::Result<FileStat> {
+        let path = relative(path.as_ref())?;
+        // Opened with O_NOFOLLOW, a link itself is described; RESOLVE_NO_SYMLINKS would refuse it.
+        let how = confined(OFlag::O_PATH);
+        match (path.parent().filter(|above| !above.as_os_str().is_empty()), path.file_name()) {
+            (Some(above), Some(name)) => {
+                let above = openat2(self.0.as_fd(), above, how)?;
+                Ok(fstatat(above.as_fd(), name, AtFlags::AT_SYMLINK_NOFOLLOW)?)
+            }
+            _ => self.stat(path),
+        }
     }
 
     pub fn is_dir(&self, name: impl AsRef<OsStr>) -> io::Result<bool> {
@@ -157,6 +168,11 @@ impl Dir {
         Ok(fchown(self.0.as_fd(), user.map(Uid::from_raw), group.map(Gid::from_raw))?)
     }
 
+    /// The directory above, wherever that is now: a directory can be moved.
+    pub(crate) fn parent(&self) -> io::Result<Self> {
+        Ok(Self(nix::fcntl::openat(self.0.as_fd(), "..", DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty())?))
+    }
+
     /// Another descriptor of the same directory.
     pub(crate) fn from_descriptor(other: &Self) -> io::Result<Self> {
         Ok(Self(other.0.try_clone()?))
@@ -176,6 +192,13 @@ impl Dir {
             }
         }
         Err(Errno::EAGAIN.into())
+    }
+}
+
+impl From<OwnedFd> for Dir {
+    /// A directory that was opened for reading.
+    fn from(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
     }
 }
 
@@ -205,8 +228,17 @@ fn confined(flags: OFlag) -> OpenHow {
 }
 
 /// A path by which this process opens again what `fd` refers to.
-fn by_descriptor(fd: &OwnedFd) -> PathBuf {
+pub(crate) fn by_descriptor(fd: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Fails when `found`, opened without access, is anything but a regular file.
+pub(crate) fn require_regular(found: &OwnedFd, path: &Path) -> io::Result<()> {
+    if fstat(found)?.st_mode & file_type::TYPE == file_type::REGULAR {
+        return Ok(());
+    }
+    let text = format!("{} is not a regular file", path.display());
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
 /// One part of a path.

@@ -60,7 +60,8 @@ impl Kubelet {
     ) -> Result<Kubelet, StartError> {
         let scope = scope.child();
         for path in [&config.root_dir, &config.log_dir] {
-            std::fs::create_dir_all(path)
+            // Tokens and Secrets are below; users of the node must not reach them.
+            ferrite_hostfs::private_dir(path)
                 .map_err(|source| StartError::Directory { path: path.clone(), source })?;
         }
         let clock = Clock::System;
@@ -93,6 +94,7 @@ impl Kubelet {
             node_hostname: machine.hostname.clone(),
             host_ip: config.node_ip.to_string(),
             log_dir: config.log_dir.clone(),
+            seccomp_root: config.root_dir.join("seccomp"),
             cluster_dns: ClusterDns { address: config.cluster_dns, domain: config.cluster_domain.clone() },
             node_dns: dns::parse_resolv_conf(&resolv_conf),
             api_address: config.api_server.map(|(ip, port)| ApiAddress { host: ip.to_string(), port }),

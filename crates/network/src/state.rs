@@ -46,7 +46,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn open(dir: &Path) -> Result<Self, NetworkError> {
         let fail = |what| move |source| NetworkError::State { path: dir.to_owned(), what, source };
-        fs::create_dir_all(dir).map_err(fail("create"))?;
+        ferrite_hostfs::private_dir(dir).map_err(fail("create"))?;
         let file = File::options()
             .create(true)
             .truncate(false)
@@ -89,7 +89,7 @@ impl State {
 
     /// Removes the files; the record goes last, so that an interrupted removal can be repeated.
     pub(crate) fn clear(&self) -> Result<(), NetworkError> {
-        remove(&self.reservations(), |p| fs::remove_dir_all(p))?;
+        remove(&self.reservations(), ferrite_hostfs::remove_tree)?;
         remove(&self.dir.join("network.json"), |p| fs::remove_file(p))?;
         sync_dir(&self.dir)
     }

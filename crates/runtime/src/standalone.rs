@@ -313,10 +313,9 @@ const MAX_FILE: u64 = 4 << 20;
 /// A text file below a root, followed like in it; empty when there is none. Only its beginning if it is large.
 pub fn read_text(root: &OwnedFd, path: &Path) -> String {
     use std::io::Read;
-    let flags = libc::O_RDONLY | libc::O_NONBLOCK;
     let mut bytes = Vec::new();
-    if let Ok(file) = sys::open_beneath(root.as_fd(), path, flags, sys::Beneath::InRoot) {
-        let _ = std::fs::File::from(file).take(MAX_FILE).read_to_end(&mut bytes);
+    if let Ok(file) = sys::open_regular_in_root(root.as_fd(), path) {
+        let _ = file.take(MAX_FILE).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }

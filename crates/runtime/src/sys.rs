@@ -62,6 +62,20 @@ pub fn open_beneath(dir: BorrowedFd<'_>, path: &Path, flags: i32, how: Beneath) 
     })
 }
 
+/// Opens the regular file at `path` below `dir`, which is the root of an image or a container. Anything else there
+/// is an error: opening a FIFO waits, and opening a device acts on it.
+pub fn open_regular_in_root(dir: BorrowedFd<'_>, path: &Path) -> io::Result<std::fs::File> {
+    let found = open_beneath(dir, path, libc::O_PATH, Beneath::InRoot)?;
+    let stat = nix::sys::stat::fstat(&found)?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{} is not a regular file", path.display()),
+        ));
+    }
+    std::fs::File::open(fd_path(&found))
+}
+
 /// A path by which the kernel finds an open descriptor again, whatever the path it was opened by is now.
 pub fn fd_path(fd: &impl AsRawFd) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())

@@ -218,9 +218,14 @@ async fn seccomp_profiles_from_files() {
     };
     let (_, output) = world.run(&sandbox, with("a", &path)).await;
     assert!(output.contains("Operation not supported") && output.contains("went on"), "{output}");
-    for (name, content) in [("broken", "{"), ("odd", r#"{"defaultAction":"SCMP_ACT_DANCE"}"#)] {
-        let path = world.directory.path().join(name);
-        std::fs::write(&path, content).unwrap();
+    let in_world = |name: &str| world.directory.path().join(name);
+    std::fs::write(in_world("broken"), "{").unwrap();
+    std::fs::write(in_world("odd"), r#"{"defaultAction":"SCMP_ACT_DANCE"}"#).unwrap();
+    std::fs::write(in_world("large"), vec![b' '; 2 << 20]).unwrap();
+    std::os::unix::fs::symlink(&path, in_world("link")).unwrap();
+    nix::unistd::mkfifo(&in_world("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for name in ["broken", "odd", "large", "link", "pipe", "missing"] {
+        let path = in_world(name);
         let request = CreateContainerRequest {
             pod_sandbox_id: sandbox.clone(),
             config: Some(with(name, &path)),

@@ -75,7 +75,7 @@ impl Engine {
         let cleared = runtime.stop_everything().await;
         runtime.close().await;
         cleared?;
-        let _ = std::fs::remove_dir_all(self.paths.container_run(&container.id));
+        let _ = ferrite_hostfs::remove_tree(&self.paths.container_run(&container.id));
         state.task = None;
         state.ports.clear();
         Ok(())

@@ -1,19 +1,23 @@
 //! A container's files: copied, compared, exported.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
+use ferrite_hostfs::Dir;
 use ferrite_runtime::standalone;
+use nix::sys::stat::FileStat;
 
 use super::start::LAYER;
 use super::{Engine, EngineError, Result, View};
 use crate::record::Container;
 
-/// How many directories deep a tree is looked at.
-const MAX_DEPTH: usize = 256;
+/// Most entries of a tree that are compared or counted.
+const MAX_ENTRIES: u64 = 4 << 20;
+/// Longest path that is compared: nobody can name a longer one.
+const MAX_PATH: usize = 4096;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
@@ -97,16 +101,13 @@ impl Engine {
     pub fn changes(&self, name: &str) -> Result<Vec<Change>> {
         let view = self.find(name)?;
         let upper = self.directory(&view.container.id).join(LAYER).join("upper");
-        let mut changes = Vec::new();
-        collect(&upper, Path::new("/"), &view.container, 0, &mut changes)
-            .map_err(EngineError::io("compare the container's files"))?;
-        changes.sort_by(|a, b| a.path.cmp(&b.path));
-        Ok(changes)
+        compare(&upper, &view.container.lowers).map_err(EngineError::io("compare the container's files"))
     }
 
     /// What the container has written, in bytes.
     pub fn written(&self, id: &str) -> u64 {
-        size_of_tree(&self.directory(id).join(LAYER).join("upper"), 0)
+        let upper = self.directory(id).join(LAYER).join("upper");
+        ferrite_hostfs::usage(&upper, MAX_ENTRIES).unwrap_or_default().content
     }
 
     /// A new volume begins with what the image has in its place.
@@ -116,8 +117,10 @@ impl Engine {
         let root = standalone::open_layers(&container.lowers, &empty).map_err(fail())?;
         let from = absolute(path);
         let (reader, writer) = io::pipe().map_err(fail())?;
-        let to = volume.to_owned();
-        let unpacking = std::thread::spawn(move || unpack(reader, &to));
+        let to: OwnedFd = Dir::open(volume).and_then(|to| to.as_fd().try_clone_to_owned()).map_err(fail())?;
+        // Another container may have the volume already: with the volume as root no link in it leads out.
+        let unpacking =
+            std::thread::spawn(move || standalone::in_root(to, move || unpack(reader, Path::new("/"))));
         let packed = standalone::in_root(root, move || {
             if !fs::metadata(&from).is_ok_and(|metadata| metadata.is_dir()) {
                 return builder(writer).into_inner().map(drop);
@@ -173,76 +176,70 @@ pub fn unpack(archive: impl Read, directory: &Path) -> io::Result<()> {
     archive.unpack(directory)
 }
 
-fn collect(
-    upper: &Path,
-    path: &Path,
-    container: &Container,
-    depth: usize,
-    changes: &mut Vec<Change>,
-) -> io::Result<bool> {
-    let mut any = false;
-    if depth > MAX_DEPTH {
-        return Ok(false);
-    }
-    let entries = match fs::read_dir(upper) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error),
+/// An entry of the writable layer.
+struct Written {
+    path: PathBuf,
+    is_dir: bool,
+    whiteout: bool,
+}
+
+fn is_whiteout(stat: &FileStat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFCHR && stat.st_rdev == 0
+}
+
+/// What a writable layer changes of the layers below it, by path.
+fn compare(upper: &Path, lowers: &[PathBuf]) -> io::Result<Vec<Change>> {
+    let root = match Dir::open(upper) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        opened => opened?,
     };
-    for entry in entries {
-        let entry = entry?;
-        let inside = path.join(entry.file_name());
-        let shown = inside.display().to_string();
-        let metadata = entry.path().symlink_metadata()?;
-        let in_image = exists_in_image(container, &inside);
-        if metadata.file_type().is_char_device() && metadata.rdev() == 0 {
-            changes.push(Change { kind: ChangeKind::Deleted, path: shown });
+    let lowers: Vec<Dir> = lowers.iter().map(|lower| Dir::open(lower)).collect::<io::Result<_>>()?;
+    let mut written = Vec::new();
+    ferrite_hostfs::walk(root, MAX_ENTRIES, |entry| {
+        if entry.path.as_os_str().len() <= MAX_PATH {
+            let (is_dir, whiteout) = (entry.is_dir(), is_whiteout(&entry.stat));
+            written.push(Written { path: entry.path.to_owned(), is_dir, whiteout });
+        }
+        Ok(())
+    })?;
+    let mut changes = Vec::new();
+    let mut touched: HashSet<PathBuf> = HashSet::new();
+    // A directory comes before what it holds; seen from the end it is known whether anything in it changed.
+    for Written { path, is_dir, whiteout } in written.into_iter().rev() {
+        let shown = format!("/{}", path.display());
+        let in_image = exists_in(&lowers, &path);
+        let kind = if whiteout {
+            ChangeKind::Deleted
         } else if INJECTED.contains(&shown.as_str()) && !in_image {
             // Ours, not the container's.
             continue;
-        } else if metadata.is_dir() {
-            let below = collect(&entry.path(), &inside, container, depth + 1, changes)?;
-            if !in_image && (below || !MOUNT_POINTS.contains(&shown.as_str())) {
-                changes.push(Change { kind: ChangeKind::Added, path: shown });
-            } else if in_image && below {
-                changes.push(Change { kind: ChangeKind::Changed, path: shown });
-            } else {
-                continue;
+        } else if is_dir {
+            let below = touched.contains(&path);
+            match (in_image, below) {
+                (false, true) => ChangeKind::Added,
+                (false, false) if !MOUNT_POINTS.contains(&shown.as_str()) => ChangeKind::Added,
+                (true, true) => ChangeKind::Changed,
+                _ => continue,
             }
+        } else if in_image {
+            ChangeKind::Changed
         } else {
-            let kind = if in_image { ChangeKind::Changed } else { ChangeKind::Added };
-            changes.push(Change { kind, path: shown });
-        }
-        any = true;
+            ChangeKind::Added
+        };
+        touched.extend(path.parent().map(Path::to_owned));
+        changes.push(Change { kind, path: shown });
     }
-    Ok(any)
+    changes.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(changes)
 }
 
 /// Files and mount points every container gets.
 const INJECTED: &[&str] = &["/.dockerenv", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
 const MOUNT_POINTS: &[&str] = &["/proc", "/sys", "/dev", "/etc"];
 
-fn exists_in_image(container: &Container, path: &Path) -> bool {
-    let relative = path.strip_prefix("/").unwrap_or(path);
-    for lower in &container.lowers {
-        if let Ok(metadata) = lower.join(relative).symlink_metadata() {
-            return !(metadata.file_type().is_char_device() && metadata.rdev() == 0);
-        }
-    }
-    false
-}
-
-fn size_of_tree(path: &Path, depth: usize) -> u64 {
-    if depth > MAX_DEPTH {
-        return 0;
-    }
-    let entries = fs::read_dir(path).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| {
-            let metadata = entry.path().symlink_metadata().ok()?;
-            Some(if metadata.is_dir() { size_of_tree(&entry.path(), depth + 1) } else { metadata.len() })
-        })
-        .sum()
+/// Tells whether the topmost layer that knows a path has something there.
+fn exists_in(lowers: &[Dir], path: &Path) -> bool {
+    lowers.iter().find_map(|lower| lower.stat_path(path).ok()).is_some_and(|stat| !is_whiteout(&stat))
 }
 
 #[cfg(test)]
@@ -254,5 +251,45 @@ mod tests {
         for (path, want) in [("a/b", "/a/b"), ("/../../etc", "/etc"), ("", "/"), ("/a/./b/..", "/a")] {
             assert_eq!(absolute(path), Path::new(want), "{path}");
         }
+    }
+
+    #[test]
+    fn a_layer_is_compared_with_those_below() {
+        let dir = tempfile::tempdir().unwrap();
+        let (upper, lower) = (dir.path().join("upper"), dir.path().join("lower"));
+        for path in ["etc", "var/log", "same/deep"] {
+            fs::create_dir_all(lower.join(path)).unwrap();
+        }
+        fs::write(lower.join("etc/passwd"), "").unwrap();
+        for path in ["etc", "var/log", "new/dir", "same/deep", "proc"] {
+            fs::create_dir_all(upper.join(path)).unwrap();
+        }
+        for path in ["etc/passwd", "etc/hosts", "new/file"] {
+            fs::write(upper.join(path), "").unwrap();
+        }
+        let (kind, mode) = (nix::sys::stat::SFlag::S_IFCHR, nix::sys::stat::Mode::empty());
+        nix::sys::stat::mknod(&upper.join("var/log/gone"), kind, mode, 0).expect("this test needs root");
+        // A link to a directory of the host is a file like others.
+        std::os::unix::fs::symlink("/etc", upper.join("new/link")).unwrap();
+        let shown: Vec<String> = compare(&upper, &[lower])
+            .unwrap()
+            .into_iter()
+            .map(|change| format!("{:?} {}", change.kind, change.path))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "Changed /etc",
+                "Changed /etc/passwd",
+                "Added /new",
+                "Added /new/dir",
+                "Added /new/file",
+                "Added /new/link",
+                "Changed /var",
+                "Changed /var/log",
+                "Deleted /var/log/gone",
+            ]
+        );
+        assert!(compare(&dir.path().join("none"), &[]).unwrap().is_empty());
     }
 }

@@ -223,8 +223,8 @@ impl Engine {
         fs::rename(self.directory(&container.id), &doomed).map_err(fail())?;
         drop(lock);
         self.note(container, "destroy", &[]);
-        fs::remove_dir_all(&doomed).map_err(fail())?;
-        let _ = fs::remove_dir_all(self.paths.container_run(&container.id));
+        ferrite_hostfs::remove_tree(&doomed).map_err(fail())?;
+        let _ = ferrite_hostfs::remove_tree(&self.paths.container_run(&container.id));
         if volumes {
             for mount in container.mounts.iter().filter(|mount| mount.anonymous) {
                 let _ = self.remove_volume(&mount.name);
@@ -246,7 +246,11 @@ impl Engine {
     fn clear_doomed(&self) {
         for entry in fs::read_dir(self.paths.containers()).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with("removing-") {
-                let _ = fs::remove_dir_all(entry.path());
+                if let Err(error) = ferrite_hostfs::remove_tree(&entry.path()) {
+                    let path = entry.path();
+                    tracing::warn!(path = %path.display(), %error,
+                        "a removed container's files stay; the next removal tries again. See what is mounted there with `findmnt -R`");
+                }
             }
         }
     }

@@ -112,14 +112,11 @@ pub struct View {
 }
 
 impl Engine {
-    /// Makes the directories that are missing.
+    /// Makes the directories that are missing, for root alone.
     pub fn open(paths: Paths) -> Result<Self> {
-        use std::os::unix::fs::DirBuilderExt;
-        for path in [paths.containers(), paths.volumes()] {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o711)
-                .create(&path)
+        // Writable layers and volumes may hold set-user-id programs: users of the node must not reach them.
+        for path in [paths.root().to_owned(), paths.containers(), paths.volumes()] {
+            ferrite_hostfs::private_dir(&path)
                 .map_err(EngineError::io(format!("create {}", path.display())))?;
         }
         Ok(Self { paths: Arc::new(paths) })

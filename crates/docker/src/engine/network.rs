@@ -91,7 +91,7 @@ impl Engine {
     pub(super) async fn turn(&self) -> Result<Lock> {
         let directory = self.paths.network();
         blocking(move || {
-            std::fs::create_dir_all(&directory).map_err(EngineError::io("create network state"))?;
+            ferrite_hostfs::private_dir(&directory).map_err(EngineError::io("create network state"))?;
             record::lock(&directory.join("turn")).map_err(EngineError::io("lock the network"))
         })
         .await

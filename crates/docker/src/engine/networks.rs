@@ -246,7 +246,7 @@ impl Engine {
         Bridge::purge(&directory.join("bridge"))
             .await
             .map_err(|error| EngineError::Internal(with_causes(&error)))?;
-        fs::remove_dir_all(&directory).map_err(EngineError::io("remove network"))?;
+        ferrite_hostfs::remove_tree(&directory).map_err(EngineError::io("remove network"))?;
         drop(turn);
         self.note_network(&network, "destroy", None);
         Ok(network)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use ferrite_cri::{v1, with_causes};
+use ferrite_hostfs::Dir;
 use ferrite_runtime::standalone::{Ending, Streams, Task, open_layers, read_text};
 use ferrite_runtime::{Extras, ImageConfigView, JoinIpc, Rootfs, RootfsError, Runtime};
 
@@ -412,17 +413,33 @@ impl Engine {
     }
 }
 
-/// Files docker puts into every container.
+/// Files docker puts into every container. The container may have put anything in their place when it ran before.
 fn prepare_root(layer: &Path) -> std::io::Result<()> {
-    let upper = layer.join("upper");
-    std::fs::create_dir_all(&upper)?;
-    let marker = upper.join(".dockerenv");
-    if !marker.exists() { std::fs::write(marker, "") } else { Ok(()) }
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir_all(layer.join("upper"))?;
+    match Dir::open(&layer.join("upper"))?.create_file(".dockerenv") {
+        Ok(file) => file.set_permissions(std::fs::Permissions::from_mode(0o755)),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_that_a_container_left_is_not_written_through() {
+        let layer = tempfile::tempdir().unwrap();
+        let victim = layer.path().join("victim");
+        prepare_root(layer.path()).unwrap();
+        let marker = layer.path().join("upper/.dockerenv");
+        assert!(marker.is_file());
+        std::fs::remove_file(&marker).unwrap();
+        std::os::unix::fs::symlink(&victim, &marker).unwrap();
+        prepare_root(layer.path()).unwrap();
+        assert!(!victim.exists());
+    }
 
     #[test]
     fn failures() {

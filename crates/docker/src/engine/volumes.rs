@@ -63,7 +63,7 @@ impl Engine {
             let id = view.container.id;
             return Err(EngineError::Conflict(format!("remove {name}: volume is in use - [{id}]")));
         }
-        fs::remove_dir_all(self.paths.volumes().join(name))
+        ferrite_hostfs::remove_tree(&self.paths.volumes().join(name))
             .map_err(EngineError::io(format!("remove volume {name}")))
     }
 }

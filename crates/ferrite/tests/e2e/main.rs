@@ -22,4 +22,5 @@ mod rollout;
 mod server;
 mod store;
 mod streams;
+#[allow(dead_code, reason = "shared with the attacks")]
 mod world;

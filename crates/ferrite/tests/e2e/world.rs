@@ -173,6 +173,17 @@ impl World {
         child.wait().unwrap();
     }
 
+    /// SIGTERM; answers whether the process has ended by itself within the time that everything has.
+    pub fn terminate(&mut self) -> bool {
+        let mut child = self.up.take().expect("the cluster was started");
+        let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        let watchdog = Watchdog::start(child.id());
+        let status = child.wait().unwrap();
+        drop(watchdog);
+        std::os::unix::process::ExitStatusExt::signal(&status).is_none()
+    }
+
     /// A `ferrite` command for this cluster.
     pub fn ferrite(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(ferrite());

@@ -1,12 +1,14 @@
 //! The request for one container.
 
 use super::expand::expand;
+use super::seccomp::SeccompError;
 use super::{resources, security};
 use crate::pod::labels;
 use crate::pod::model::{PodContainer, PodId};
 use ferrite_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount};
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 pub(crate) struct ConfigInputs<'a> {
     pub pod: &'a Pod,
@@ -20,6 +22,8 @@ pub(crate) struct ConfigInputs<'a> {
     /// The container an ephemeral one shares processes with.
     pub target_id: Option<String>,
     pub node_memory: i64,
+    /// Where Localhost seccomp profiles are.
+    pub seccomp_root: &'a Path,
 }
 
 /// The log of one instance, beneath the pod's log directory.
@@ -27,7 +31,7 @@ pub(crate) fn log_path(container: &str, attempt: u32) -> String {
     format!("{container}/{attempt}.log")
 }
 
-pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> ContainerConfig {
+pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> Result<ContainerConfig, SeccompError> {
     let (pod, container) = (inputs.pod, inputs.container);
     let spec = &container.spec;
     let variables: BTreeMap<&str, &str> = inputs.env.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
@@ -35,7 +39,7 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> ContainerConfig {
         words.iter().flatten().map(|w| expand(w, |name| variables.get(name).map(|v| v.to_string()))).collect()
     };
     let lifecycle = spec.lifecycle.as_ref();
-    ContainerConfig {
+    Ok(ContainerConfig {
         metadata: Some(ContainerMetadata { name: spec.name.clone(), attempt: inputs.attempt }),
         image: Some(ImageSpec {
             image: inputs.image_ref,
@@ -59,7 +63,8 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> ContainerConfig {
                 container,
                 inputs.image_user,
                 inputs.target_id,
-            )),
+                inputs.seccomp_root,
+            )?),
         }),
         stop_signal: security::stop_signal(lifecycle.and_then(|l| l.stop_signal.as_deref())),
         envs: inputs
@@ -68,5 +73,5 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> ContainerConfig {
             .map(|(key, value)| KeyValue { key, value: value.into_bytes() })
             .collect(),
         ..ContainerConfig::default()
-    }
+    })
 }

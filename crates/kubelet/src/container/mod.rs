@@ -1,4 +1,5 @@
-//! From a container of a spec to what the runtime is asked for. Everything here is a pure function.
+//! From a container of a spec to what the runtime is asked for. Everything here is a pure function,
+//! but for the look at the file of a seccomp profile.
 
 pub(crate) mod config;
 pub(crate) mod dns;
@@ -8,4 +9,5 @@ pub(crate) mod fields;
 pub(crate) mod hosts;
 pub(crate) mod resources;
 pub(crate) mod sandbox;
+pub(crate) mod seccomp;
 pub(crate) mod security;

@@ -1,12 +1,14 @@
 //! Security contexts: the pod's and the container's, merged, in the runtime's terms.
 
+use super::seccomp::{self, SeccompError};
 use crate::pod::model::{self, PodContainer};
 use ferrite_cri::v1::{
     self, Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
     NamespaceOption, SecurityProfile, SupplementalGroupsPolicy, security_profile::ProfileType,
 };
 use ferrite_cri::{MASKED_PATHS, READONLY_PATHS};
-use k8s_openapi::api::core::v1::{Pod, PodSecurityContext, SeccompProfile, SecurityContext};
+use k8s_openapi::api::core::v1::{Pod, PodSecurityContext, SecurityContext};
+use std::path::Path;
 
 /// The user an image runs as when the pod does not say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,17 +59,6 @@ fn contexts(pod: &Pod, container: &PodContainer) -> (PodSecurityContext, Securit
 
 fn int(value: Option<i64>) -> Option<Int64Value> {
     value.map(|value| Int64Value { value })
-}
-
-fn seccomp(profile: Option<&SeccompProfile>) -> SecurityProfile {
-    let (profile_type, localhost_ref) = match profile.map(|p| p.type_.as_str()) {
-        Some("RuntimeDefault") => (ProfileType::RuntimeDefault, String::new()),
-        Some("Localhost") => {
-            (ProfileType::Localhost, profile.and_then(|p| p.localhost_profile.clone()).unwrap_or_default())
-        }
-        _ => (ProfileType::Unconfined, String::new()),
-    };
-    SecurityProfile { profile_type: profile_type.into(), localhost_ref }
 }
 
 fn supplemental(context: &PodSecurityContext) -> Vec<i64> {
@@ -127,7 +118,8 @@ pub(crate) fn container_context(
     container: &PodContainer,
     image: &ImageUser,
     target_id: Option<String>,
-) -> LinuxContainerSecurityContext {
+    seccomp_root: &Path,
+) -> Result<LinuxContainerSecurityContext, SeccompError> {
     let (of_pod, own) = contexts(pod, container);
     let privileged = own.privileged.unwrap_or(false);
     let run_as_user = own.run_as_user.or(of_pod.run_as_user);
@@ -145,7 +137,8 @@ pub(crate) fn container_context(
         namespace_options.pid = NamespaceMode::Target.into();
         namespace_options.target_id = target;
     }
-    LinuxContainerSecurityContext {
+    let profile = own.seccomp_profile.as_ref().or(of_pod.seccomp_profile.as_ref()).filter(|_| !privileged);
+    Ok(LinuxContainerSecurityContext {
         capabilities,
         privileged,
         namespace_options: Some(namespace_options),
@@ -163,13 +156,9 @@ pub(crate) fn container_context(
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(MASKED_PATHS),
         readonly_paths: paths(READONLY_PATHS),
-        seccomp: Some(if privileged {
-            seccomp(None)
-        } else {
-            seccomp(own.seccomp_profile.as_ref().or(of_pod.seccomp_profile.as_ref()))
-        }),
+        seccomp: Some(seccomp::profile(profile, seccomp_root)?),
         ..LinuxContainerSecurityContext::default()
-    }
+    })
 }
 
 /// The CRI signal for the API's name of it.
@@ -199,7 +188,7 @@ mod tests {
                    "seccompProfile": {"type": "RuntimeDefault"}}),
             json!({"runAsUser": 5, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]}}),
         );
-        let got = container_context(&pod, &c, &ImageUser::default(), None);
+        let got = container_context(&pod, &c, &ImageUser::default(), None, Path::new("/seccomp")).unwrap();
         assert_eq!(got.run_as_user, int(Some(5)));
         assert_eq!(got.run_as_group, int(Some(2)));
         assert_eq!(got.supplemental_groups, [4, 3]);
@@ -212,7 +201,7 @@ mod tests {
     fn privileged_means_no_masks_and_no_filter() {
         let (pod, c) =
             make(json!({"seccompProfile": {"type": "RuntimeDefault"}}), json!({"privileged": true}));
-        let got = container_context(&pod, &c, &ImageUser::default(), None);
+        let got = container_context(&pod, &c, &ImageUser::default(), None, Path::new("/seccomp")).unwrap();
         assert!(got.masked_paths.is_empty() && got.readonly_paths.is_empty());
         assert_eq!(got.seccomp.unwrap().profile_type(), ProfileType::Unconfined);
     }

@@ -8,22 +8,13 @@ pub(crate) use line::LogOptions;
 pub(crate) use reader::{LogEnd, stream};
 pub(crate) use rotate::run as rotate;
 
-use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// The last lines of a log as plain text, for termination messages.
 pub(crate) fn tail_text(path: &Path, lines: usize, bytes: usize) -> String {
     // Each line carries a time and a stream beside its text; read enough to cover them.
     let window = (bytes + lines * 64) as u64;
-    let read = || -> std::io::Result<Vec<u8>> {
-        let mut file = std::fs::File::open(path)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(window)))?;
-        let mut text = Vec::new();
-        file.take(window).read_to_end(&mut text)?;
-        Ok(text)
-    };
-    let Ok(raw) = read() else { return String::new() };
+    let Ok(raw) = ferrite_hostfs::read_tail(path, window) else { return String::new() };
     let parsed: Vec<line::Line<'_>> = raw.split_inclusive(|b| *b == b'\n').filter_map(line::parse).collect();
     let mut out: Vec<u8> = Vec::new();
     for line in &parsed[parsed.len().saturating_sub(lines)..] {

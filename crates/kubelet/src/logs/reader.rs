@@ -32,7 +32,7 @@ pub(crate) async fn stream(
         true => path.parent().map(Watcher::directory).transpose()?,
         false => None,
     };
-    let mut file = File::open(&path).await?;
+    let mut file = open(&path).await?;
     if let Some(tail) = options.tail {
         let offset = tail_offset(&mut file, tail).await?;
         file.seek(SeekFrom::Start(offset)).await?;
@@ -105,13 +105,18 @@ async fn drain(
     }
 }
 
+/// Opens a log. A FIFO in its place would keep a thread for good, a link would show another file: both are errors.
+async fn open(path: &Path) -> io::Result<File> {
+    let path = path.to_owned();
+    let opened = tokio::task::spawn_blocking(move || ferrite_hostfs::open_regular(&path)).await;
+    Ok(File::from_std(opened.map_err(io::Error::other)??))
+}
+
 /// The new file when the log was rotated under the reader.
 async fn reopen(path: &Path, current: &File) -> io::Result<Option<File>> {
     let here = current.metadata().await?;
-    match tokio::fs::metadata(path).await {
-        Ok(there) if (there.dev(), there.ino()) != (here.dev(), here.ino()) => {
-            Ok(Some(File::open(path).await?))
-        }
+    match tokio::fs::symlink_metadata(path).await {
+        Ok(there) if (there.dev(), there.ino()) != (here.dev(), here.ino()) => Ok(Some(open(path).await?)),
         _ => Ok(None),
     }
 }
@@ -176,6 +181,19 @@ mod tests {
 
     fn line(text: &str) -> String {
         format!("2024-01-01T00:00:00Z stdout F {text}\n")
+    }
+
+    #[tokio::test]
+    async fn only_a_regular_file_is_a_log() {
+        let dir = tempfile::tempdir().unwrap();
+        nix::unistd::mkfifo(&dir.path().join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
+        for name in ["pipe", "link"] {
+            let (sender, mut receiver) = mpsc::channel(4);
+            let end = Box::new(Ends(None));
+            let streamed = stream(dir.path().join(name), LogOptions::default(), end, sender).await;
+            assert!(streamed.is_err() && receiver.recv().await.is_none(), "{name}");
+        }
     }
 
     #[tokio::test]

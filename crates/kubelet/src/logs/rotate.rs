@@ -34,18 +34,20 @@ async fn pass(context: &Context, max_size: u64, max_files: usize) -> ferrite_cri
         let Ok(answer) = context.runtime.container_status(request).await else { continue };
         let Some(status) = answer.status.filter(|s| !s.log_path.is_empty()) else { continue };
         let path = PathBuf::from(status.log_path);
-        let too_large = tokio::fs::metadata(&path).await.is_ok_and(|m| m.len() > max_size);
+        let too_large =
+            tokio::fs::symlink_metadata(&path).await.is_ok_and(|m| m.is_file() && m.len() > max_size);
         if !too_large {
             continue;
         }
-        let rotated = rotate_files(&path, max_files);
-        match rotated {
+        let rotating = path.clone();
+        let rotated = tokio::task::spawn_blocking(move || rotate_files(&rotating, max_files)).await;
+        match rotated.unwrap_or_else(|e| Err(io::Error::other(e))) {
             Ok(moved) => {
                 let request = ReopenContainerLogRequest { container_id: container.id.clone() };
                 if let Err(e) = context.runtime.reopen_container_log(request).await {
                     tracing::warn!(container = %container.id, error = %e, "the runtime could not reopen a log");
                     // The runtime still writes to the old file: give it its name back.
-                    let _ = std::fs::rename(&moved, &path);
+                    let _ = tokio::fs::rename(&moved, &path).await;
                 }
             }
             Err(e) => tracing::warn!(path = %path.display(), error = %e, "could not rotate a log"),

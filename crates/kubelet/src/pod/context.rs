@@ -23,6 +23,8 @@ pub(crate) struct Context {
     pub node_hostname: String,
     pub host_ip: String,
     pub log_dir: PathBuf,
+    /// Where Localhost seccomp profiles are.
+    pub seccomp_root: PathBuf,
     pub cluster_dns: ClusterDns,
     pub node_dns: DnsConfig,
     pub api_address: Option<ApiAddress>,

@@ -3,14 +3,15 @@
 use super::context::Context;
 use super::labels;
 use super::model::PodId;
-use super::terminate::from_labels;
+use super::terminate::{from_labels, remove_logs};
 use super::worker::{self, Desired};
 use ferrite_client::{Backoff, Change, Scope};
 use ferrite_cri::v1::{GetEventsRequest, ListContainersRequest, ListPodSandboxRequest};
 use ferrite_cri::{Code, RuntimeService};
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -197,7 +198,7 @@ async fn list_states(runtime: &dyn RuntimeService) -> ferrite_cri::Result<Seen> 
 }
 
 /// Pods that have something new, changed or gone.
-fn changed_pods<'a>(before: &'a Seen, now: &'a Seen) -> std::collections::BTreeSet<&'a str> {
+fn changed_pods<'a>(before: &'a Seen, now: &'a Seen) -> BTreeSet<&'a str> {
     let differs = |one: &'a Seen, other: &'a Seen| {
         one.iter().filter(|(key, state)| other.get(*key) != Some(state)).map(|((uid, _), _)| uid.as_str())
     };
@@ -211,8 +212,7 @@ async fn clean_orphans(
     scope: &Scope,
 ) -> ferrite_cri::Result<()> {
     let mut orphans: BTreeMap<String, Pod> = BTreeMap::new();
-    let known: std::collections::BTreeSet<String> =
-        context.pods.list().iter().filter_map(|p| p.metadata.uid.clone()).collect();
+    let known: BTreeSet<String> = context.pods.list().iter().filter_map(|p| p.metadata.uid.clone()).collect();
     let mut note = |of: &BTreeMap<String, String>, with: &BTreeMap<String, String>| {
         let Some(uid) = of.get(labels::POD_UID).filter(|uid| !known.contains(*uid)) else { return };
         let text = |key: &str| of.get(key).map(String::as_str).unwrap_or_default();
@@ -228,22 +228,53 @@ async fn clean_orphans(
         tracing::info!(pod = %PodId::of(pod), "cleaning up a pod the API no longer has");
         workers.dispatch(context, Desired::Gone(Arc::new(pod.clone())), scope);
     }
-    let live: std::collections::BTreeSet<String> = known.iter().cloned().chain(orphans.into_keys()).collect();
-    for uid in context.volumes.known_pods().into_iter().filter(|uid| !live.contains(uid)) {
-        if let Err(e) = context.volumes.tear_down(&uid).await {
-            tracing::warn!(%uid, error = %e, "could not remove the directory of a pod that is gone");
-        }
-        let _ = context.cgroups.remove(&uid).await;
-    }
-    let Ok(entries) = std::fs::read_dir(&context.log_dir) else { return Ok(()) };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let uid = name.rsplit('_').next().unwrap_or_default();
-        if name.split('_').count() == 3 && !live.contains(uid) {
-            let _ = tokio::fs::remove_dir_all(entry.path()).await;
-        }
-    }
+    let live: BTreeSet<String> = known.iter().cloned().chain(orphans.into_keys()).collect();
+    let leftovers: Vec<String> =
+        context.volumes.known_pods().into_iter().filter(|uid| !live.contains(uid)).collect();
+    let logs = orphaned_logs(&context.log_dir, &live);
+    // A tree that takes long or cannot be removed must not keep the kubelet from starting.
+    scope.spawn(remove_leftovers(context.clone(), leftovers, logs));
     Ok(())
+}
+
+/// Log directories of pods that are gone.
+fn orphaned_logs(log_dir: &Path, live: &BTreeSet<String>) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(log_dir).into_iter().flatten().flatten();
+    let orphaned = |name: &str| {
+        let uid = name.rsplit('_').next().unwrap_or_default();
+        name.split('_').count() == 3 && !live.contains(uid)
+    };
+    entries.filter(|e| orphaned(&e.file_name().to_string_lossy())).map(|e| e.path()).collect()
+}
+
+/// Removes what pods left that are gone, and tries again where that fails.
+async fn remove_leftovers(context: Arc<Context>, mut uids: Vec<String>, mut logs: Vec<PathBuf>) {
+    let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300), 0.1);
+    loop {
+        let mut left = Vec::new();
+        for uid in uids {
+            let removed = context.volumes.tear_down(&uid).await;
+            let _ = context.cgroups.remove(&uid).await;
+            if let Err(e) = removed {
+                let path = context.volumes.pod_dir(&uid);
+                tracing::warn!(path = %path.display(), error = %e,
+                    "could not remove the directory of a pod that is gone; will try again. See what is mounted there with `findmnt -R`");
+                left.push(uid);
+            }
+        }
+        let mut left_logs = Vec::new();
+        for path in logs {
+            if let Err(e) = remove_logs(path.clone()).await {
+                tracing::warn!(path = %path.display(), error = %e, "could not remove the logs of a pod that is gone; will try again");
+                left_logs.push(path);
+            }
+        }
+        if left.is_empty() && left_logs.is_empty() {
+            return;
+        }
+        (uids, logs) = (left, left_logs);
+        tokio::time::sleep(backoff.next_delay()).await;
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ pub(crate) mod admission;
 pub(crate) mod backoff;
 pub(crate) mod context;
 mod decide;
+mod files;
 mod kill;
 pub(crate) mod labels;
 pub(crate) mod manager;

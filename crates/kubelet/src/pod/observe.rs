@@ -8,7 +8,7 @@ use ferrite_cri::v1::{
 };
 use ferrite_cri::{Result, RuntimeService};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// As upstream: a message is cut here.
 const MAX_MESSAGE: u64 = 4096;
@@ -39,7 +39,7 @@ pub(crate) async fn observe(runtime: &dyn RuntimeService, uid: &str) -> Result<R
                 let Some(status) = answer.status else { continue };
                 let mut instance = Instance::from_cri(&container.pod_sandbox_id, status);
                 if instance.state == RunState::Exited {
-                    read_message(&mut instance);
+                    instance.message = message(&instance).await;
                 }
                 instances.push(instance);
             }
@@ -50,30 +50,85 @@ pub(crate) async fn observe(runtime: &dyn RuntimeService, uid: &str) -> Result<R
     Ok(RuntimePod::new(sandboxes, instances))
 }
 
-/// What the container left at its termination message path, or the end of its log.
-fn read_message(instance: &mut Instance) {
-    if !instance.message.is_empty() {
-        return;
-    }
+/// Where a container may have left its last words.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct MessageSources {
+    /// The file at the termination message path.
+    file: Option<PathBuf>,
+    /// The log, of which the end is the message when the file is empty.
+    log: Option<PathBuf>,
+}
+
+fn message_sources(instance: &Instance) -> MessageSources {
     let path = instance.annotations.get(labels::TERMINATION_MESSAGE_PATH).filter(|p| !p.is_empty());
-    let file = path.and_then(|p| instance.mounts.iter().find(|m| m.container_path == *p));
-    if let Some(mount) = file {
-        instance.message = head_of(Path::new(&mount.host_path));
-    }
+    let mount = path.and_then(|p| instance.mounts.iter().find(|m| m.container_path == *p));
     let to_logs = instance.annotations.get(labels::TERMINATION_MESSAGE_POLICY).map(String::as_str)
         == Some("FallbackToLogsOnError");
-    if instance.message.is_empty() && to_logs && instance.exit_code != 0 && !instance.log_path.is_empty() {
-        instance.message =
-            crate::logs::tail_text(Path::new(&instance.log_path), MAX_LOG_LINES, MAX_LOG_MESSAGE);
+    let log = to_logs && instance.exit_code != 0 && !instance.log_path.is_empty();
+    MessageSources {
+        file: mount.map(|m| PathBuf::from(&m.host_path)),
+        log: log.then(|| PathBuf::from(&instance.log_path)),
     }
 }
 
-fn head_of(path: &Path) -> String {
-    use std::io::Read;
-    let mut text = Vec::new();
-    let read = std::fs::File::open(path).and_then(|f| f.take(MAX_MESSAGE).read_to_end(&mut text));
-    if read.is_err() {
+/// What the container left at its termination message path, or the end of its log.
+async fn message(instance: &Instance) -> String {
+    if !instance.message.is_empty() {
+        return instance.message.clone();
+    }
+    let sources = message_sources(instance);
+    if sources == MessageSources::default() {
         return String::new();
     }
-    String::from_utf8_lossy(&text).into_owned()
+    // Files of a container: even a regular one may be on a file system that does not answer.
+    let read = tokio::task::spawn_blocking(move || read_message(&sources)).await;
+    read.unwrap_or_default()
+}
+
+fn read_message(sources: &MessageSources) -> String {
+    if let Some(path) = &sources.file {
+        // The container may have mounted anything there: a link or a FIFO is told, not followed or waited for.
+        match ferrite_hostfs::read_tail(path, MAX_MESSAGE) {
+            Ok(text) if !text.is_empty() => return String::from_utf8_lossy(&text).into_owned(),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return format!("Error on reading termination log {}: {e}", path.display());
+            }
+            _ => {}
+        }
+    }
+    let log = sources.log.as_deref();
+    log.map(|path| crate::logs::tail_text(path, MAX_LOG_LINES, MAX_LOG_MESSAGE)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn messages() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let sources = |file: &str, log: &str| MessageSources { file: Some(path(file)), log: Some(path(log)) };
+        fs::write(path("said"), "last words").unwrap();
+        fs::write(path("long"), format!("{}{}", "x".repeat(5000), "y".repeat(4096))).unwrap();
+        fs::write(path("empty"), "").unwrap();
+        fs::write(path("log"), "2026-01-01T00:00:00Z stderr F from the log\n").unwrap();
+        nix::unistd::mkfifo(&path("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", path("link")).unwrap();
+        let refused = format!("Error on reading termination log {}: ", path("pipe").display());
+        for (file, log, expected) in [
+            ("said", "log", "last words"),
+            ("long", "log", "y".repeat(4096).as_str()),
+            ("empty", "log", "from the log\n"),
+            ("missing", "log", "from the log\n"),
+            ("empty", "pipe", ""),
+            ("empty", "link", ""),
+            ("pipe", "log", &format!("{refused}{} is not a regular file", path("pipe").display())),
+        ] {
+            assert_eq!(read_message(&sources(file, log)), expected, "{file} {log}");
+        }
+        let through_link = read_message(&sources("link", "log"));
+        assert!(through_link.starts_with("Error on reading termination log"), "{through_link}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::decide::Start;
+use super::files;
 use super::kill::{Hooks, Victim};
 use super::model::{self, PodContainer, PodId};
 use super::runtime_pod::{RuntimePod, Sandbox};
@@ -11,21 +12,19 @@ use crate::container::config::{self, ConfigInputs};
 use crate::container::env::{self, EnvInputs, EnvSources};
 use crate::container::fields::Addresses;
 use crate::container::sandbox::{self, SandboxInputs};
-use crate::container::{hosts, security};
+use crate::container::{hosts, seccomp, security};
 use crate::hooks;
 use crate::images::{Keyring, PullState};
 use crate::objects::{self, ObjectError};
 use crate::volumes::PodVolumes;
 use ferrite_client::EventType;
 use ferrite_cri::v1::{
-    CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest, RemoveContainerRequest,
-    RunPodSandboxRequest, StartContainerRequest,
+    ContainerConfig, CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest,
+    RemoveContainerRequest, RunPodSandboxRequest, StartContainerRequest,
 };
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
 use tokio::sync::watch;
 
 /// Where containers find the message file when the spec names none.
@@ -81,7 +80,7 @@ impl Context {
             let message = format!("Failed to create pod sandbox: {e}");
             self.event(pod, EventType::Warning, "FailedCreatePodSandBox", message);
         };
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&config.log_directory);
+        let made = tokio::fs::create_dir_all(&config.log_directory).await;
         made.map_err(|e| ferrite_cri::Error::internal(format!("{}: {e}", config.log_directory)))
             .inspect_err(failed)?;
         let request = RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
@@ -121,7 +120,7 @@ impl Context {
         };
         security::check_non_root(pod, container, &image.user).map_err(|e| config_error(e.to_string()))?;
         let env = self.environment(inputs, container).await.map_err(&config_error)?;
-        let mounts = self.mounts(inputs, container, start.attempt, &env).map_err(&config_error)?;
+        let mounts = self.mounts(inputs, container, start.attempt, &env).await.map_err(&config_error)?;
         let target_id = container
             .target
             .as_deref()
@@ -138,16 +137,17 @@ impl Context {
             image_user: &image.user,
             target_id,
             node_memory: self.limits.memory,
-        });
+            seccomp_root: &self.seccomp_root,
+        })
+        .map_err(|e| config_error(e.to_string()))?;
+        self.check_seccomp(&config).await.map_err(|e| create_error(&warn, &e))?;
         if let Some(old) = &start.replaces {
             let request = RemoveContainerRequest { container_id: old.clone() };
             self.runtime.remove_container(request).await.map_err(|e| create_error(&warn, &e))?;
         }
         let log_dir = self.log_dir.join(PodId::of(pod).log_directory()).join(container.name());
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&log_dir)
+        tokio::fs::create_dir_all(&log_dir)
+            .await
             .map_err(|e| config_error(format!("{}: {e}", log_dir.display())))?;
         let request = CreateContainerRequest {
             pod_sandbox_id: inputs.sandbox.id.clone(),
@@ -263,27 +263,28 @@ impl Context {
         .map_err(|e| e.to_string())
     }
 
-    fn mounts(
+    async fn mounts(
         &self,
         inputs: &StartInputs<'_>,
         container: &PodContainer,
         attempt: u32,
         env: &[(String, String)],
     ) -> Result<Vec<Mount>, String> {
-        let mut mounts =
-            self.volumes.mounts(inputs.pod, container, inputs.volumes, env).map_err(|e| e.to_string())?;
+        let mounts = self.volumes.mounts(inputs.pod, container, inputs.volumes, env);
+        let mut mounts = mounts.await.map_err(|e| e.to_string())?;
         let taken = |path: &str| mounts.iter().any(|m| m.container_path.trim_end_matches('/') == path);
         let mut own = Vec::new();
+        let dir = self.volumes.pod_dir(&PodId::of(inputs.pod).uid);
         if !taken("/etc/hosts") {
-            let file = self.hosts_file(inputs).map_err(|e| format!("hosts file: {e}"))?;
-            own.push(("/etc/hosts".to_string(), file));
+            let (dir, text) = (dir.clone(), self.hosts_text(inputs));
+            let file = blocking(move || files::hosts_file(&dir, &text)).await;
+            own.push(("/etc/hosts".to_string(), file.map_err(|e| format!("hosts file: {e}"))?));
         }
         let message_path = container.spec.termination_message_path.as_deref().unwrap_or(DEFAULT_MESSAGE_PATH);
         if !message_path.is_empty() && !taken(message_path) {
-            let file = self
-                .message_file(inputs.pod, container.name(), attempt)
-                .map_err(|e| format!("termination message file: {e}"))?;
-            own.push((message_path.to_string(), file));
+            let name = container.name().to_string();
+            let file = blocking(move || files::message_file(&dir, &name, attempt)).await;
+            own.push((message_path.to_string(), file.map_err(|e| format!("termination message file: {e}"))?));
         }
         mounts.extend(own.into_iter().map(|(container_path, host_path)| Mount {
             container_path,
@@ -293,36 +294,30 @@ impl Context {
         Ok(mounts)
     }
 
-    fn hosts_file(&self, inputs: &StartInputs<'_>) -> io::Result<PathBuf> {
+    fn hosts_text(&self, inputs: &StartInputs<'_>) -> String {
         let pod = inputs.pod;
-        let dir = self.volumes.pod_dir(&PodId::of(pod).uid);
-        std::fs::create_dir_all(&dir)?;
-        let text = if model::is_host_network(pod) {
+        if model::is_host_network(pod) {
             let node = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
-            hosts::node_hosts_file(pod, &node)
-        } else {
-            let (name, domain) = hosts::hostname(pod, &self.cluster_dns.domain, &self.node_hostname);
-            hosts::hosts_file(pod, &inputs.sandbox.ips, &name, domain.as_deref())
-        };
-        let path = dir.join("etc-hosts");
-        // Containers hold the file itself, so it is rewritten in place, and only when it differs.
-        if std::fs::read_to_string(&path).ok().as_deref() != Some(&text) {
-            std::fs::write(&path, text)?;
+            return hosts::node_hosts_file(pod, &node);
         }
-        Ok(path)
+        let (name, domain) = hosts::hostname(pod, &self.cluster_dns.domain, &self.node_hostname);
+        hosts::hosts_file(pod, &inputs.sandbox.ips, &name, domain.as_deref())
     }
 
-    fn message_file(&self, pod: &Pod, container: &str, attempt: u32) -> io::Result<PathBuf> {
-        let dir = self.volumes.pod_dir(&PodId::of(pod).uid).join("containers").join(container);
-        std::fs::create_dir_all(&dir)?;
-        let path = dir.join(attempt.to_string());
-        let file =
-            std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o666).open(&path)?;
-        // Whoever the container runs as may write its last words; the umask must not take that away.
-        use std::os::unix::fs::PermissionsExt;
-        file.set_permissions(std::fs::Permissions::from_mode(0o666))?;
-        Ok(path)
+    /// A Localhost profile must be there before the runtime is asked for the container.
+    async fn check_seccomp(&self, config: &ContainerConfig) -> ferrite_cri::Result<()> {
+        let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+        let Some(profile) = security.and_then(|security| security.seccomp.clone()) else { return Ok(()) };
+        let root = self.seccomp_root.clone();
+        let checked =
+            tokio::task::spawn_blocking(move || seccomp::check(&profile, &root).map_err(|e| e.to_string()));
+        checked.await.unwrap_or_else(|e| Err(e.to_string())).map_err(ferrite_cri::Error::internal)
     }
+}
+
+/// Runs work on files away from the threads that must not block.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(io::Error::other(e)))
 }
 
 fn create_error(warn: &impl Fn(String), e: &ferrite_cri::Error) -> WaitingReason {

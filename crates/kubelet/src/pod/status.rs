@@ -165,7 +165,7 @@ fn container_status(
             running: Some(ContainerStateRunning { started_at: latest.started_at.map(Time) }),
             ..ContainerState::default()
         },
-        RunState::Exited => terminated(inputs, latest),
+        RunState::Exited => terminated(inputs, known, latest),
         RunState::Created => waiting(WaitingReason::new("ContainerCreating", "")),
         RunState::Unknown => ContainerState {
             terminated: Some(ContainerStateTerminated {
@@ -178,7 +178,7 @@ fn container_status(
             ..ContainerState::default()
         },
     };
-    let mut last_state = inputs.runtime.previous(&spec.name, latest).map(|i| terminated(inputs, i));
+    let mut last_state = inputs.runtime.previous(&spec.name, latest).map(|i| terminated(inputs, known, i));
     // While a container waits to run again, its end moves to lastState and the reason of the wait is shown.
     if !running
         && !inputs.terminated
@@ -278,7 +278,19 @@ fn waiting(reason: WaitingReason) -> ContainerState {
     }
 }
 
-fn terminated(inputs: &StatusInputs<'_>, instance: &Instance) -> ContainerState {
+/// How an instance ended. A message that was told before stays: its file may be gone.
+fn terminated(
+    inputs: &StatusInputs<'_>,
+    known: Option<&ContainerStatus>,
+    instance: &Instance,
+) -> ContainerState {
+    let id = format!("{}://{}", inputs.runtime_name, instance.id);
+    let told = known
+        .into_iter()
+        .flat_map(|known| [&known.state, &known.last_state])
+        .filter_map(|state| state.as_ref()?.terminated.as_ref())
+        .find(|ended| ended.container_id.as_ref() == Some(&id))
+        .and_then(|ended| ended.message.clone());
     let reason = match (instance.reason.as_str(), instance.exit_code) {
         ("", 0) => "Completed",
         ("", _) => "Error",
@@ -288,10 +300,10 @@ fn terminated(inputs: &StatusInputs<'_>, instance: &Instance) -> ContainerState 
         terminated: Some(ContainerStateTerminated {
             exit_code: instance.exit_code,
             reason: Some(reason.to_string()),
-            message: (!instance.message.is_empty()).then(|| instance.message.clone()),
+            message: Some(instance.message.clone()).filter(|message| !message.is_empty()).or(told),
             started_at: instance.started_at.map(Time),
             finished_at: instance.finished_at.map(Time),
-            container_id: Some(format!("{}://{}", inputs.runtime_name, instance.id)),
+            container_id: Some(id),
             ..ContainerStateTerminated::default()
         }),
         ..ContainerState::default()

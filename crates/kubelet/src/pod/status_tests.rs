@@ -141,3 +141,37 @@ fn a_final_phase_stays() {
     });
     assert_eq!(status.phase.as_deref(), Some("Succeeded"));
 }
+
+#[test]
+fn a_termination_message_stays_when_its_file_is_gone() {
+    let told = |id: &str| {
+        let mut pod = pod(json!({"containers": [{"name": "a"}]}));
+        let state = json!({"terminated": {"exitCode": 0, "containerID": id, "message": "bye"}});
+        let status = json!({"containerStatuses": [{"name": "a", "image": "", "imageID": "", "ready": false,
+                            "restartCount": 0, "state": state}]});
+        pod.status = Some(ferrite_json::from_value(status).unwrap());
+        pod
+    };
+    for (id, read, expected) in [
+        ("ferrite://id-a", "", Some("bye")),
+        ("ferrite://id-a", "new", Some("new")),
+        ("ferrite://another", "", None),
+    ] {
+        let instance = Instance { message: read.into(), ..instance("a", RunState::Exited, 0) };
+        let status = pod_status(&StatusInputs {
+            pod: &told(id),
+            runtime: &RuntimePod::new(Vec::new(), vec![instance]),
+            probes: &ProbeResults::default(),
+            waiting: &HashMap::new(),
+            verdict: None,
+            terminating: true,
+            terminated: true,
+            host_ip: "192.0.2.1",
+            runtime_name: "ferrite",
+            now: at(9),
+        });
+        let container = status.container_statuses.unwrap().remove(0);
+        let ended = container.state.unwrap().terminated.unwrap();
+        assert_eq!(ended.message.as_deref(), expected, "{id} {read}");
+    }
+}

@@ -21,7 +21,8 @@ impl Worker {
         let context = self.context.clone();
         self.probes.stop();
         self.kill_all(desired).await?;
-        let runtime = observe(&*context.runtime, &self.id.uid).await?;
+        let mut runtime = observe(&*context.runtime, &self.id.uid).await?;
+        self.keep_messages(&mut runtime);
         if let Desired::Present(pod) = desired {
             // The last status is on record before the pod may disappear.
             self.publish(pod, &runtime, true, true);
@@ -41,10 +42,8 @@ impl Worker {
             self.delete_from_api().await;
         }
         let logs = context.log_dir.join(self.id.log_directory());
-        if let Err(e) = tokio::fs::remove_dir_all(&logs).await
-            && e.kind() != std::io::ErrorKind::NotFound
-        {
-            tracing::warn!(pod = %self.id, error = %e, "could not remove the pod's logs");
+        if let Err(e) = remove_logs(logs).await {
+            tracing::warn!(pod = %self.id, error = %e, "could not remove the pod's logs; the next start tries again");
         }
         Ok(())
     }
@@ -102,6 +101,12 @@ impl Worker {
         };
         self.until_gone_or(delete).await;
     }
+}
+
+/// Removes a pod's log directory. A pod with a hostPath volume may have put anything there.
+pub(super) async fn remove_logs(path: std::path::PathBuf) -> std::io::Result<()> {
+    let removed = tokio::task::spawn_blocking(move || ferrite_hostfs::remove_tree(&path)).await;
+    removed.unwrap_or_else(|e| Err(std::io::Error::other(e)))
 }
 
 fn ignore_missing<T>(result: ferrite_cri::Result<T>) -> Result<(), SyncError> {

@@ -65,7 +65,10 @@ pub(super) enum SyncError {
     Objects(#[from] crate::objects::ObjectError),
     #[error("pod cgroup: {0}")]
     Cgroup(std::io::Error),
-    #[error("clean-up: {0}")]
+    #[error(
+        "clean-up of the pod's directory: {0}; it is tried again. If that does not help, see what is mounted in or uses \
+         the directory (`findmnt -R`, `fuser -vm`)"
+    )]
     CleanUp(std::io::Error),
     #[error("network is not ready: {0}")]
     Network(String),
@@ -104,6 +107,8 @@ pub(super) struct Worker {
     admitted: bool,
     /// The pod's containers have ended for good and were cleaned up.
     finished: bool,
+    /// Termination messages by container, kept when the pod is over.
+    messages: HashMap<String, String>,
 }
 
 /// Starts the worker of a pod; it ends when nothing of the pod is left.
@@ -137,6 +142,7 @@ pub(crate) fn start(
         volumes_of: None,
         admitted: false,
         finished: false,
+        messages: HashMap::new(),
     };
     let ended = scope.clone();
     scope.spawn(async move {
@@ -480,7 +486,8 @@ impl Worker {
         if runtime.running().next().is_some() || runtime.sandboxes.iter().any(|s| s.ready) {
             context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
         }
-        let runtime = observe(&*context.runtime, &self.id.uid).await?;
+        let mut runtime = observe(&*context.runtime, &self.id.uid).await?;
+        self.keep_messages(&mut runtime);
         self.publish(pod, &runtime, true, true);
         if !self.finished {
             context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
@@ -488,6 +495,19 @@ impl Worker {
             self.finished = true;
         }
         Ok(())
+    }
+
+    /// Termination messages are read from files that go with the pod's directory: each is kept once it was read.
+    pub(super) fn keep_messages(&mut self, runtime: &mut RuntimePod) {
+        for instance in runtime.instances.iter_mut().filter(|i| i.state == RunState::Exited) {
+            match self.messages.get(&instance.id) {
+                Some(message) if instance.message.is_empty() => instance.message.clone_from(message),
+                _ if instance.message.is_empty() => {}
+                _ => {
+                    self.messages.insert(instance.id.clone(), instance.message.clone());
+                }
+            }
+        }
     }
 
     /// Keeps, of each container, the newest instance and the newest dead one before it.

@@ -69,6 +69,7 @@ impl Harness {
             node_hostname: "node".into(),
             host_ip: "192.0.2.1".into(),
             log_dir: dir.path().join("logs"),
+            seccomp_root: dir.path().join("kubelet/seccomp"),
             cluster_dns: ClusterDns { address: None, domain: "cluster.local".into() },
             node_dns: parse_resolv_conf("nameserver 192.0.2.53\n"),
             api_address: Some(ApiAddress { host: "10.96.0.1".into(), port: 443 }),

@@ -1,100 +1,143 @@
 //! Writes a set of files so that readers see all of the old or all of the new: files live in a time-stamped
 //! directory, `..data` points at the current one, and visible names point through `..data`.
+//!
+//! A container may have had the directory writable under an earlier version, or may reach it through a hostPath
+//! volume. Everything is therefore done on descriptors, no link is followed, and the text of `..data` is accepted
+//! only as the plain name of a directory that a write could have made.
 
-use super::payload::Payload;
+use super::payload::{File, Payload};
+use ferrite_hostfs::{Dir, walk};
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown, symlink};
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::fs::Permissions;
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, fchown};
+use std::path::Path;
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
+/// Most entries a volume is read with. A payload is limited by the size of an object, far below this.
+const MAX_ENTRIES: usize = 1 << 20;
 
-/// Brings `target` to `payload`. Answers whether anything changed.
+/// Brings `target` to `payload`. Answers whether the files changed.
+///
+/// A write that was interrupted leaves a directory or a link that nothing points at; the next write removes it.
 pub(crate) fn write(target: &Path, payload: &Payload, group: Option<u32>) -> io::Result<bool> {
-    fs::create_dir_all(target)?;
-    let current = fs::read_link(target.join(DATA)).ok().map(|name| target.join(name));
-    if let Some(current) = &current
-        && is_same(current, payload, group)
+    std::fs::create_dir_all(target)?;
+    let target = Dir::open(target)?;
+    // The mount is read-only in containers; root on the node is the only one to write here.
+    target.set_owner(None, group)?;
+    target.set_mode(directory_mode(group))?;
+    let current = current(&target);
+    if let Some(name) = &current
+        && is_same(&target, name, payload, group)
     {
+        link_visible(&target, payload)?;
+        remove_leftovers(&target, name, payload)?;
         return Ok(false);
     }
-    let stamp =
-        format!("..{}_{:016x}", jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S"), rand::random::<u64>());
-    let fresh = target.join(&stamp);
-    if let Err(e) = fill(&fresh, payload, group) {
-        let _ = fs::remove_dir_all(&fresh);
+    let stamp = OsString::from(format!(
+        "..{}_{:016x}",
+        jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S"),
+        rand::random::<u64>()
+    ));
+    if let Err(e) = fill(&target, &stamp, payload, group) {
+        let _ = target.remove_tree(&stamp);
         return Err(e);
     }
-    let temporary = target.join(NEW_DATA);
-    let _ = fs::remove_file(&temporary);
-    symlink(&stamp, &temporary)?;
-    fs::rename(&temporary, target.join(DATA))?;
-    link_visible(target, payload)?;
-    if let Some(old) = current {
-        fs::remove_dir_all(old)?;
+    target.remove_tree(NEW_DATA)?;
+    target.symlink(Path::new(&stamp), NEW_DATA)?;
+    if target.is_dir(DATA).unwrap_or(false) {
+        target.remove_tree(DATA)?;
     }
+    target.rename(NEW_DATA, DATA)?;
+    link_visible(&target, payload)?;
+    remove_leftovers(&target, &stamp, payload)?;
     Ok(true)
 }
 
-fn visible(payload: &Payload) -> BTreeSet<&str> {
-    payload.keys().filter_map(|path| path.split('/').next()).collect()
+/// The directory `..data` points at, if a write can have made both.
+fn current(target: &Dir) -> Option<OsString> {
+    let name = target.read_link(DATA).ok()?.into_os_string();
+    (is_stamp(&name) && target.is_dir(&name).unwrap_or(false)).then_some(name)
 }
 
-fn link_visible(target: &Path, payload: &Payload) -> io::Result<()> {
+/// Tells whether `name` is one that time-stamped directories have: `..2026_01_02_…`.
+fn is_stamp(name: &OsStr) -> bool {
+    let known = |b: &u8| b.is_ascii_hexdigit() || matches!(b, b'_' | b'.');
+    name.as_bytes().strip_prefix(b"..2").is_some_and(|rest| rest.len() < 64 && rest.iter().all(known))
+}
+
+fn visible(payload: &Payload) -> BTreeSet<&OsStr> {
+    payload.keys().filter_map(|path| path.split('/').next()).map(OsStr::new).collect()
+}
+
+fn link_visible(target: &Dir, payload: &Payload) -> io::Result<()> {
+    for name in visible(payload) {
+        let wanted = Path::new(DATA).join(name);
+        match target.read_link(name) {
+            Ok(found) if found == wanted => continue,
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            _ => target.remove_tree(name)?,
+        }
+        target.symlink(&wanted, name)?;
+    }
+    Ok(())
+}
+
+/// Removes everything but `..data`, the directory it points at, and the visible names.
+fn remove_leftovers(target: &Dir, current: &OsStr, payload: &Payload) -> io::Result<()> {
     let wanted = visible(payload);
-    for name in &wanted {
-        let link = target.join(name);
-        if fs::symlink_metadata(&link).is_err() {
-            symlink(Path::new(DATA).join(name), &link)?;
-        }
-    }
-    for entry in fs::read_dir(target)?.flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
-        if !name.starts_with("..") && !wanted.contains(name) {
-            fs::remove_file(entry.path())?;
+    for name in target.names(MAX_ENTRIES)? {
+        if name != DATA && name != current && !wanted.contains(name.as_os_str()) {
+            target.remove_tree(&name)?;
         }
     }
     Ok(())
 }
 
-fn fill(dir: &Path, payload: &Payload, group: Option<u32>) -> io::Result<()> {
-    fs::create_dir(dir)?;
-    fs::set_permissions(dir, fs::Permissions::from_mode(directory_mode(group)))?;
-    chown(dir, None, group)?;
+fn fill(target: &Dir, stamp: &OsStr, payload: &Payload, group: Option<u32>) -> io::Result<()> {
+    let root = make_directory(target, stamp, group)?;
     for (path, file) in payload {
-        let full = dir.join(path);
-        if let Some(parent) = full.parent() {
-            make_parents(dir, parent, group)?;
+        let (parents, name) = path.rsplit_once('/').map_or((None, path.as_str()), |(p, n)| (Some(p), n));
+        match parents {
+            None => put(&root, name, file, group)?,
+            Some(parents) => put(&make_parents(&root, parents, group)?, name, file, group)?,
         }
-        let mut out = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&full)?;
-        out.write_all(&file.data)?;
-        chown(&full, None, group)?;
-        out.set_permissions(fs::Permissions::from_mode(file_mode(file.mode, group)))?;
     }
     Ok(())
 }
 
-fn make_parents(root: &Path, dir: &Path, group: Option<u32>) -> io::Result<()> {
-    let mut missing: Vec<PathBuf> = Vec::new();
-    let mut at = dir;
-    while at != root && !at.exists() {
-        missing.push(at.to_path_buf());
-        let Some(parent) = at.parent() else { break };
-        at = parent;
+fn put(dir: &Dir, name: &str, file: &File, group: Option<u32>) -> io::Result<()> {
+    let mut out = dir.create_file(name)?;
+    out.write_all(&file.data)?;
+    fchown(&out, None, group)?;
+    out.set_permissions(Permissions::from_mode(file_mode(file.mode, group)))
+}
+
+fn make_directory(dir: &Dir, name: &OsStr, group: Option<u32>) -> io::Result<Dir> {
+    let made = dir.create_dir(name, 0o700)?;
+    made.set_owner(None, group)?;
+    made.set_mode(directory_mode(group))?;
+    Ok(made)
+}
+
+fn make_parents(root: &Dir, parents: &str, group: Option<u32>) -> io::Result<Dir> {
+    let mut at: Option<Dir> = None;
+    for name in parents.split('/').map(OsStr::new) {
+        let above = at.as_ref().unwrap_or(root);
+        let below = match above.open_dir(name) {
+            Err(e) if e.kind() == ErrorKind::NotFound => make_directory(above, name, group)?,
+            other => other?,
+        };
+        at = Some(below);
     }
-    for dir in missing.into_iter().rev() {
-        fs::create_dir(&dir)?;
-        chown(&dir, None, group)?;
-        fs::set_permissions(&dir, fs::Permissions::from_mode(directory_mode(group)))?;
-    }
-    Ok(())
+    at.ok_or_else(|| ErrorKind::InvalidInput.into())
 }
 
 fn directory_mode(group: Option<u32>) -> u32 {
-    if group.is_some() { 0o2775 } else { 0o755 }
+    if group.is_some() { 0o2755 } else { 0o755 }
 }
 
 fn file_mode(mode: u32, group: Option<u32>) -> u32 {
@@ -102,74 +145,33 @@ fn file_mode(mode: u32, group: Option<u32>) -> u32 {
     if group.is_some() { mode | 0o440 } else { mode }
 }
 
-fn is_same(dir: &Path, payload: &Payload, group: Option<u32>) -> bool {
-    let mut count = 0;
-    if !count_files(dir, &mut count, 0) || count != payload.len() {
-        return false;
-    }
-    payload.iter().all(|(path, file)| {
-        let full = dir.join(path);
-        let Ok(meta) = fs::metadata(&full) else { return false };
-        meta.len() == file.data.len() as u64
-            && meta.permissions().mode() & 0o777 == file_mode(file.mode, group)
-            && fs::read(&full).is_ok_and(|data| data == file.data)
-    })
-}
-
-fn count_files(dir: &Path, count: &mut usize, depth: usize) -> bool {
-    let Ok(entries) = fs::read_dir(dir) else { return false };
-    for entry in entries.flatten() {
-        if entry.file_type().is_ok_and(|t| t.is_dir()) {
-            if depth > 64 || !count_files(&entry.path(), count, depth + 1) {
-                return false;
-            }
-        } else {
-            *count += 1;
+fn is_same(target: &Dir, name: &OsStr, payload: &Payload, group: Option<u32>) -> bool {
+    let compare = || -> io::Result<bool> {
+        let mut files = 0;
+        let whole = walk(target.open_dir(name)?, MAX_ENTRIES as u64, |entry| {
+            files += usize::from(!entry.is_dir());
+            Ok(())
+        })?;
+        if !whole || files != payload.len() {
+            return Ok(false);
         }
-    }
-    true
+        let dir = target.open_dir(name)?;
+        for (path, file) in payload {
+            let stat = dir.stat_path(path)?;
+            let owned = group.is_none_or(|group| stat.st_gid == group);
+            // One byte more than expected shows a file that is too long.
+            let same = owned
+                && stat.st_mode & 0o777 == file_mode(file.mode, group)
+                && dir.read(path, file.data.len() as u64 + 1)? == file.data;
+            if !same {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    };
+    compare().unwrap_or(false)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::payload::File;
-    use super::*;
-
-    fn payload(files: &[(&str, &str)]) -> Payload {
-        files
-            .iter()
-            .map(|(p, d)| (p.to_string(), File { data: d.as_bytes().to_vec(), mode: 0o644 }))
-            .collect()
-    }
-
-    #[test]
-    fn files_appear_change_and_disappear_at_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let target = dir.path().join("v");
-        assert!(write(&target, &payload(&[("a", "1"), ("d/b", "2")]), None).unwrap());
-        assert_eq!(fs::read_to_string(target.join("d/b")).unwrap(), "2");
-        assert_eq!(fs::read_link(target.join("a")).unwrap(), Path::new("..data/a"));
-        assert!(!write(&target, &payload(&[("a", "1"), ("d/b", "2")]), None).unwrap(), "unchanged");
-        let before = fs::read_link(target.join(DATA)).unwrap();
-        assert!(write(&target, &payload(&[("a", "3")]), None).unwrap());
-        assert_eq!(fs::read_to_string(target.join("a")).unwrap(), "3");
-        assert!(fs::symlink_metadata(target.join("d")).is_err());
-        assert!(!target.join(before).exists(), "the old directory is gone");
-        let names: BTreeSet<String> =
-            fs::read_dir(&target).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        assert_eq!(names.len(), 3, "{names:?}");
-    }
-
-    #[test]
-    fn the_owning_group_can_read() {
-        use std::os::unix::fs::MetadataExt;
-        let dir = tempfile::tempdir().unwrap();
-        let mut files = payload(&[("a", "1")]);
-        files.get_mut("a").unwrap().mode = 0o400;
-        if write(dir.path(), &files, Some(1234)).is_err() {
-            return; // not root
-        }
-        let meta = fs::metadata(dir.path().join("a")).unwrap();
-        assert_eq!((meta.gid(), meta.mode() & 0o777), (1234, 0o440));
-    }
-}
+#[path = "atomic_tests.rs"]
+mod tests;

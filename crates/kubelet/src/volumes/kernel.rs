@@ -1,84 +1,57 @@
 //! Mounts the kubelet makes itself: tmpfs volumes and bind mounts of sub-paths.
 
+use ferrite_hostfs::mounts;
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::stat::{Mode, mkdirat};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
-/// Mount points at or below `dir`, deepest first.
-pub(crate) fn mounts_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let table = fs::read_to_string("/proc/self/mountinfo")?;
-    let mut found: Vec<PathBuf> = table
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(unescape)
-        .filter(|point| point.starts_with(dir))
-        .collect();
-    found.sort();
-    found.reverse();
-    Ok(found)
-}
+const DIRECTORY: OFlag =
+    OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
 
-/// mountinfo writes blanks and backslashes as octal.
-fn unescape(text: &str) -> PathBuf {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut i = 0;
-    while i < bytes.len() {
-        let octal = bytes.get(i + 1..i + 4).and_then(|d| std::str::from_utf8(d).ok());
-        match octal.filter(|_| bytes[i] == b'\\').and_then(|d| u8::from_str_radix(d, 8).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                i += 4;
-            }
-            None => {
-                out.push(bytes[i]);
-                i += 1;
-            }
-        }
-    }
-    PathBuf::from(std::ffi::OsString::from(String::from_utf8_lossy(&out).into_owned()))
-}
-
-fn is_mount_point(dir: &Path) -> io::Result<bool> {
-    Ok(mounts_below(dir)?.iter().any(|p| p == dir))
+/// How a memory file system begins.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tmpfs {
+    pub mode: u32,
+    pub group: Option<u32>,
+    /// In bytes; the kernel's default when absent.
+    pub size: Option<i64>,
 }
 
 /// A memory file system at `dir`; one that is there already stays.
-pub(crate) fn ensure_tmpfs(dir: &Path, size: Option<i64>) -> io::Result<()> {
+pub(crate) fn ensure_tmpfs(dir: &Path, wanted: Tmpfs) -> io::Result<()> {
     fs::create_dir_all(dir)?;
-    if is_mount_point(dir)? {
+    if mounts::is_mount_point(dir)? {
         return Ok(());
     }
-    let options = match size {
-        Some(size) => format!("mode=0777,size={size}"),
-        None => "mode=0777".to_string(),
-    };
+    let mut options = format!("mode=0{:o}", wanted.mode);
+    if let Some(group) = wanted.group {
+        options.push_str(&format!(",gid={group}"));
+    }
+    if let Some(size) = wanted.size {
+        options.push_str(&format!(",size={size}"));
+    }
     mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some(options.as_str()))?;
     Ok(())
 }
 
-/// Unmounts everything at or below `dir`, then removes it.
+/// Unmounts everything at or below `dir`, then removes it. Nothing is removed while something is mounted.
 pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
-    for point in mounts_below(dir)? {
-        match umount2(&point, MntFlags::MNT_DETACH) {
-            Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-    match fs::remove_dir_all(dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
+    mounts::unmount_below(dir)?;
+    ferrite_hostfs::remove_tree(dir)
 }
 
-/// Opens `sub` beneath `volume`, never leaving it through a link, and makes missing directories.
+/// Opens `sub` beneath `volume`, never leaving it through a link, and makes missing directories, which get the
+/// mode of the volume, as upstream.
 fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
-    let root = fs::File::open(volume)?;
+    // Opened without access: a FIFO or a device of a hostPath volume is left alone. The path may have links, which
+    // are the node's own.
+    let place = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC);
+    let root = openat2(AT_FDCWD, volume, place)?;
     let how = |flags| {
         OpenHow::new()
             .flags(flags | OFlag::O_CLOEXEC)
@@ -89,16 +62,20 @@ fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
         Err(Errno::ENOENT) => {}
         Err(e) => return Err(e.into()),
     }
+    let mode = Mode::from_bits_truncate(fstat(&root)?.st_mode);
     let mut done = PathBuf::new();
-    let mut parent: OwnedFd = root.into();
+    let mut parent = root.try_clone()?;
     for part in sub.components() {
         let Component::Normal(name) = part else { continue };
-        match mkdirat(parent.as_fd(), name, Mode::from_bits_truncate(0o750)) {
-            Ok(()) | Err(Errno::EEXIST) => {}
+        match mkdirat(parent.as_fd(), name, Mode::S_IRWXU) {
+            Ok(()) => {
+                let made = openat(parent.as_fd(), name, DIRECTORY, Mode::empty())?;
+                fchmod(&made, mode)?;
+            }
+            Err(Errno::EEXIST) => {}
             Err(e) => return Err(e.into()),
         }
         done.push(name);
-        let root = fs::File::open(volume)?;
         parent = openat2(root.as_fd(), &done, how(OFlag::O_PATH | OFlag::O_DIRECTORY))?;
     }
     Ok(parent)
@@ -106,6 +83,9 @@ fn open_beneath(volume: &Path, sub: &Path) -> io::Result<OwnedFd> {
 
 /// Binds `sub` of `volume` to `point`, so that nobody who can write the volume can later swap what a
 /// container is given.
+///
+/// The mounts below `sub` are not part of it, as upstream, and the new mount is private: unmounting it reaches no
+/// mount of the host.
 pub(crate) fn bind_sub_path(volume: &Path, sub: &str, point: &Path) -> io::Result<()> {
     let sub = Path::new(sub);
     if sub.is_absolute() || sub.components().any(|c| matches!(c, Component::ParentDir)) {
@@ -115,25 +95,30 @@ pub(crate) fn bind_sub_path(volume: &Path, sub: &str, point: &Path) -> io::Resul
         ));
     }
     let fd = open_beneath(volume, sub)?;
-    let source = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    if is_mount_point(point)? {
+    if mounts::is_mount_point(point)? {
         return Ok(());
     }
     if let Some(parent) = point.parent() {
         fs::create_dir_all(parent)?;
     }
-    if fs::metadata(&source)?.is_dir() {
+    if SFlag::from_bits_truncate(fstat(&fd)?.st_mode & SFlag::S_IFMT.bits()) == SFlag::S_IFDIR {
         fs::create_dir_all(point)?;
     } else {
         fs::OpenOptions::new().create(true).append(true).open(point)?;
     }
-    mount(Some(source.as_str()), point, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)?;
+    let source = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    mount(Some(source.as_str()), point, None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    if let Err(e) = mount(None::<&str>, point, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>) {
+        let _ = umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+        return Err(e.into());
+    }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     struct Tree(tempfile::TempDir);
     impl Drop for Tree {
@@ -142,17 +127,20 @@ mod tests {
         }
     }
 
+    fn tmpfs(size: i64) -> Tmpfs {
+        Tmpfs { mode: 0o755, group: None, size: Some(size) }
+    }
+
     #[test]
     fn tmpfs_is_mounted_once_and_goes_with_the_tree() {
         let tree = Tree(tempfile::tempdir().unwrap());
         let dir = tree.0.path().join("a b");
-        if ensure_tmpfs(&dir, Some(1 << 20)).is_err() {
-            return; // not root
-        }
-        ensure_tmpfs(&dir, Some(1 << 20)).unwrap();
-        assert_eq!(mounts_below(tree.0.path()).unwrap(), std::slice::from_ref(&dir));
+        ensure_tmpfs(&dir, tmpfs(1 << 20)).expect("this test needs root");
+        ensure_tmpfs(&dir, tmpfs(1 << 20)).unwrap();
+        assert_eq!(mounts::below(tree.0.path()).unwrap(), std::slice::from_ref(&dir));
+        assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o7777, 0o755);
         remove_tree(&dir).unwrap();
-        assert!(!dir.exists() && mounts_below(tree.0.path()).unwrap().is_empty());
+        assert!(!dir.exists() && mounts::below(tree.0.path()).unwrap().is_empty());
     }
 
     #[test]
@@ -160,6 +148,7 @@ mod tests {
         let tree = Tree(tempfile::tempdir().unwrap());
         let volume = tree.0.path().join("v");
         fs::create_dir(&volume).unwrap();
+        fs::set_permissions(&volume, fs::Permissions::from_mode(0o777)).unwrap();
         fs::write(volume.join("f"), "x").unwrap();
         std::os::unix::fs::symlink("/etc", volume.join("escape")).unwrap();
         std::os::unix::fs::symlink("f", volume.join("inside")).unwrap();
@@ -167,11 +156,38 @@ mod tests {
         assert!(bind_sub_path(&volume, "escape/passwd", &point).is_err());
         assert!(bind_sub_path(&volume, "../v", &point).is_err());
         assert!(bind_sub_path(&volume, "/etc", &point).is_err());
-        if bind_sub_path(&volume, "inside", &point).is_err() {
-            return; // not root
-        }
+        bind_sub_path(&volume, "inside", &point).expect("this test needs root");
         assert_eq!(fs::read_to_string(&point).unwrap(), "x");
         bind_sub_path(&volume, "new/dir", &tree.0.path().join("q")).unwrap();
-        assert!(volume.join("new/dir").is_dir());
+        let made = fs::metadata(volume.join("new/dir")).unwrap();
+        assert_eq!(made.permissions().mode() & 0o7777, 0o777, "as the volume");
+    }
+
+    /// A FIFO as the volume itself must not stop whoever sets the pod up.
+    #[test]
+    fn a_fifo_is_no_volume() {
+        let tree = Tree(tempfile::tempdir().unwrap());
+        let volume = tree.0.path().join("v");
+        nix::unistd::mkfifo(&volume, Mode::S_IRWXU).unwrap();
+        assert!(bind_sub_path(&volume, "x", &tree.0.path().join("p")).is_err());
+    }
+
+    #[test]
+    fn mounts_of_the_host_below_a_sub_path_survive_its_removal() {
+        let tree = Tree(tempfile::tempdir().unwrap());
+        let (host, pod) = (tree.0.path().join("host"), tree.0.path().join("pod"));
+        let submount = host.join("data/disk");
+        fs::create_dir_all(&submount).unwrap();
+        // A shared tree, as systemd makes the root of most machines.
+        ensure_tmpfs(&host, tmpfs(1 << 20)).expect("this test needs root");
+        let shared = MsFlags::MS_SHARED | MsFlags::MS_REC;
+        mount(None::<&str>, &host, None::<&str>, shared, None::<&str>).unwrap();
+        ensure_tmpfs(&submount, tmpfs(1 << 20)).unwrap();
+        fs::write(submount.join("kept"), "x").unwrap();
+        bind_sub_path(&host, "data", &pod.join("volume-subpaths/v/c/0")).unwrap();
+        remove_tree(&pod).unwrap();
+        assert!(!pod.exists());
+        assert_eq!(fs::read_to_string(submount.join("kept")).unwrap(), "x");
+        assert!(mounts::is_mount_point(&submount).unwrap());
     }
 }

@@ -1,6 +1,7 @@
 //! Volumes: set up before a pod's containers start, kept current while it runs, gone when it ends.
 
 mod atomic;
+mod empty_dir;
 mod host_path;
 mod kernel;
 mod payload;
@@ -21,7 +22,6 @@ use k8s_openapi::api::core::v1::{KeyToPath, Pod, ProjectedVolumeSource, Volume, 
 use payload::{Payload, PayloadError};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -51,10 +51,18 @@ pub(crate) struct VolumeError {
     pub source: SourceError,
 }
 
+/// A volume, ready to be mounted.
+#[derive(Debug, Clone)]
+struct ReadyVolume {
+    path: PathBuf,
+    /// Containers never write it, whatever their mounts say, as upstream: the kubelet writes it as root.
+    read_only: bool,
+}
+
 /// A pod's volumes, ready to be mounted.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PodVolumes {
-    paths: BTreeMap<String, PathBuf>,
+    volumes: BTreeMap<String, ReadyVolume>,
     /// When a token in one of them must be renewed.
     pub refresh_at: Option<Timestamp>,
 }
@@ -92,9 +100,9 @@ impl Volumes {
         let fs_group = model::spec(pod).security_context.as_ref().and_then(|c| c.fs_group);
         let group = fs_group.and_then(|g| u32::try_from(g).ok());
         for volume in model::spec(pod).volumes.iter().flatten() {
-            let path = self.set_up_one(pod, volume, group, now, &mut ready.refresh_at).await;
-            let path = path.map_err(|source| VolumeError { volume: volume.name.clone(), source })?;
-            ready.paths.insert(volume.name.clone(), path);
+            let one = self.set_up_one(pod, volume, group, now, &mut ready.refresh_at).await;
+            let one = one.map_err(|source| VolumeError { volume: volume.name.clone(), source })?;
+            ready.volumes.insert(volume.name.clone(), one);
         }
         Ok(ready)
     }
@@ -106,21 +114,26 @@ impl Volumes {
         group: Option<u32>,
         now: Timestamp,
         refresh_at: &mut Option<Timestamp>,
-    ) -> Result<PathBuf, SourceError> {
+    ) -> Result<ReadyVolume, SourceError> {
         let id = PodId::of(pod);
         let dir = |plugin: &str| {
             self.pod_dir(&id.uid).join("volumes").join(format!("kubernetes.io~{plugin}")).join(&volume.name)
         };
         if let Some(source) = &volume.host_path {
-            host_path::ensure(&source.path, source.type_.as_deref().unwrap_or_default())?;
-            return Ok(PathBuf::from(&source.path));
+            let (path, kind) = (source.path.clone(), source.type_.clone().unwrap_or_default());
+            // The path may be on a file system that does not answer.
+            tokio::task::spawn_blocking(move || host_path::ensure(&path, &kind)).await.map_err(|e| {
+                SourceError::Io { path: source.path.clone().into(), source: io::Error::other(e) }
+            })??;
+            return Ok(ReadyVolume { path: PathBuf::from(&source.path), read_only: false });
         }
         if let Some(source) = &volume.empty_dir {
             let path = dir("empty-dir");
             let limit = source.size_limit.as_ref().and_then(quantity::value).filter(|l| *l > 0);
-            empty_dir(&path, source.medium.as_deref() == Some("Memory"), limit, group)
-                .map_err(|source| SourceError::Io { path: path.clone(), source })?;
-            return Ok(path);
+            let memory = source.medium.as_deref() == Some("Memory");
+            let target = path.clone();
+            blocking(&path, move || empty_dir::ensure(&target, memory, limit, group)).await?;
+            return Ok(ReadyVolume { path, read_only: false });
         }
         let (plugin, in_memory, payload) = if let Some(s) = &volume.config_map {
             let default = payload::mode(s.default_mode, 0o644);
@@ -140,17 +153,14 @@ impl Volumes {
         };
         let path = dir(plugin);
         let target = path.clone();
-        let written = tokio::task::spawn_blocking(move || {
+        blocking(&path, move || {
             if in_memory {
-                kernel::ensure_tmpfs(&target, None)?;
+                kernel::ensure_tmpfs(&target, kernel::Tmpfs { mode: 0o755, group: None, size: None })?;
             }
             atomic::write(&target, &payload, group)
-        });
-        match written.await {
-            Ok(Ok(_)) => Ok(path),
-            Ok(Err(source)) => Err(SourceError::Io { path, source }),
-            Err(e) => Err(SourceError::Io { path, source: io::Error::other(e) }),
-        }
+        })
+        .await?;
+        Ok(ReadyVolume { path, read_only: true })
     }
 
     async fn config_map(
@@ -219,7 +229,7 @@ impl Volumes {
     }
 
     /// The mounts of one container. `env` is what `subPathExpr` may refer to.
-    pub(crate) fn mounts(
+    pub(crate) async fn mounts(
         &self,
         pod: &Pod,
         container: &PodContainer,
@@ -229,9 +239,9 @@ impl Volumes {
         let mut mounts = Vec::new();
         for (index, wanted) in container.spec.volume_mounts.iter().flatten().enumerate() {
             let fail = |source| VolumeError { volume: wanted.name.clone(), source };
-            let volume = volumes.paths.get(&wanted.name).ok_or_else(|| fail(SourceError::Unsupported))?;
+            let volume = volumes.volumes.get(&wanted.name).ok_or_else(|| fail(SourceError::Unsupported))?;
             let host_path = match sub_path(wanted, env) {
-                None => volume.clone(),
+                None => volume.path.clone(),
                 Some(sub) => {
                     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
                     let point = self
@@ -240,15 +250,17 @@ impl Volumes {
                         .join(&wanted.name)
                         .join(container.name())
                         .join(index.to_string());
-                    kernel::bind_sub_path(volume, &sub, &point)
-                        .map_err(|source| fail(SourceError::Io { path: volume.join(&sub), source }))?;
+                    let (from, to) = (volume.path.clone(), point.clone());
+                    blocking(&volume.path.join(&sub), move || kernel::bind_sub_path(&from, &sub, &to))
+                        .await
+                        .map_err(fail)?;
                     point
                 }
             };
             mounts.push(Mount {
                 container_path: absolute(&wanted.mount_path),
                 host_path: host_path.to_string_lossy().into_owned(),
-                readonly: wanted.read_only.unwrap_or(false),
+                readonly: wanted.read_only.unwrap_or(false) || volume.read_only,
                 recursive_read_only: wanted.recursive_read_only.as_deref() == Some("Enabled"),
                 propagation: match wanted.mount_propagation.as_deref() {
                     Some("HostToContainer") => MountPropagation::PropagationHostToContainer,
@@ -283,13 +295,11 @@ fn sub_path(mount: &VolumeMount, env: &[(String, String)]) -> Option<String> {
     mount.sub_path.clone().filter(|s| !s.is_empty())
 }
 
-fn empty_dir(path: &Path, memory: bool, limit: Option<i64>, group: Option<u32>) -> io::Result<()> {
-    if memory {
-        kernel::ensure_tmpfs(path, limit)?;
-    } else {
-        std::fs::create_dir_all(path)?;
-    }
-    let mode = if group.is_some() { 0o2777 } else { 0o777 };
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-    chown(path, None, group)
+/// Runs work on files away from the threads that must not block. `path` names it in the error.
+async fn blocking<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, SourceError> {
+    let done = tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    done.map_err(|source| SourceError::Io { path: path.to_owned(), source })
 }

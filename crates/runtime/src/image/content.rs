@@ -31,8 +31,9 @@ impl ContentStore {
         for entry in fs::read_dir(&ingest).map_err(ImageError::io("list", &ingest))? {
             let entry = entry.map_err(ImageError::io("list", &ingest))?;
             let resumable = entry.file_name().to_str().and_then(Digest::from_hex).is_some();
-            if !resumable {
-                fs::remove_file(entry.path()).map_err(ImageError::io("remove", entry.path()))?;
+            // A file that stays takes space and does no other harm: it must not stop the start.
+            if !resumable && let Err(error) = fs::remove_file(entry.path()) {
+                tracing::warn!(path = %entry.path().display(), %error, "a half received blob could not be removed");
             }
         }
         Ok(Self { blobs, ingest, serial: AtomicU64::new(0) })

@@ -290,6 +290,12 @@ impl Extractor {
         self.parent.as_ref().map_or(self.root.as_fd(), |(_, fd)| fd.as_fd())
     }
 
+    /// The directory of the current entry, for reading.
+    fn here_readable(&self) -> io::Result<ferrite_hostfs::Dir> {
+        let path = self.parent.as_ref().map_or(&b""[..], |(path, _)| path);
+        Ok(ferrite_hostfs::Dir::from(self.open_readable(path)?))
+    }
+
     /// Makes `path` the current directory, creating what is missing of it.
     fn enter(&mut self, path: &[u8]) -> Result<(), ImageError> {
         if self.parent.as_ref().is_some_and(|(current, _)| current == path) {
@@ -370,8 +376,11 @@ impl Extractor {
     fn vacate(&mut self, name: &[u8]) -> Result<(), Errno> {
         match unlinkat(self.here(), os(name), UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            Err(Errno::EISDIR | Errno::EPERM) => std::fs::remove_dir_all(self.place(name))
-                .map_err(|e| Errno::from_raw(e.raw_os_error().unwrap_or(0))),
+            // The layer may have made the directory as deep as it liked.
+            Err(Errno::EISDIR | Errno::EPERM) => {
+                let removed = self.here_readable().and_then(|here| here.remove_tree(os(name)));
+                removed.map_err(|e| e.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+            }
             Err(errno) => Err(errno),
         }
     }

@@ -47,10 +47,11 @@ pub(crate) struct Staged {
 }
 
 impl LayerStore {
-    /// Opens the layers under `root`; what an interrupted run left half unpacked is removed.
+    /// Opens the layers under `root`; what an interrupted run left half unpacked is removed. What cannot be removed
+    /// stays until the next start: it is not used.
     pub(crate) fn open(root: &Path) -> Result<Self, ImageError> {
         let dir = root.join("layers");
-        fs::create_dir_all(&dir).map_err(ImageError::io("create", &dir))?;
+        ferrite_hostfs::private_dir(&dir).map_err(ImageError::io("create", &dir))?;
         let mut known = HashMap::new();
         for entry in fs::read_dir(&dir).map_err(ImageError::io("list", &dir))? {
             let path = entry.map_err(ImageError::io("list", &dir))?.path();
@@ -61,7 +62,7 @@ impl LayerStore {
                 (Some(chain), Some(info)) => {
                     known.insert(chain, info);
                 }
-                _ => fs::remove_dir_all(&path).map_err(ImageError::io("remove", &path))?,
+                _ => remove(&path),
             }
         }
         Ok(Self { dir, known: Mutex::new(known), serial: AtomicU64::new(0) })
@@ -181,11 +182,17 @@ impl LayerStore {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if !self.committed
-            && let Err(error) = fs::remove_dir_all(&self.dir)
-        {
-            tracing::warn!(path = %self.dir.display(), %error, "a half unpacked layer stays until the next start");
+        if !self.committed {
+            remove(&self.dir);
         }
+    }
+}
+
+/// Removes the directory of a layer that is not in the store. The image shaped it, so it may have any depth.
+pub(crate) fn remove(path: &Path) {
+    if let Err(error) = ferrite_hostfs::remove_tree(path) {
+        tracing::warn!(path = %path.display(), %error,
+            "a layer that is not used could not be removed; the next start tries again");
     }
 }
 

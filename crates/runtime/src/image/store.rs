@@ -80,7 +80,8 @@ impl ImageStore {
 
     /// [`open`](Self::open) with other limits on what a layer may contain.
     pub fn open_with(root: PathBuf, limits: Limits) -> Result<Arc<Self>, ImageError> {
-        fs::create_dir_all(&root).map_err(ImageError::io("create", &root))?;
+        // Layers have set-user-id programs: users of the node must not reach them.
+        ferrite_hostfs::private_dir(&root).map_err(ImageError::io("create", &root))?;
         let lock = lock(&root, FlockArg::LockExclusiveNonblock)?;
         Self::open_locked(root, limits, lock, false)
     }
@@ -88,7 +89,8 @@ impl ImageStore {
     /// [`open`](Self::open) for a store that several processes use in turn: waits until the others are
     /// done, and keeps the archives of layers so that images can be exported. Blocks.
     pub fn open_in_turn(root: PathBuf) -> Result<Arc<Self>, ImageError> {
-        fs::create_dir_all(&root).map_err(ImageError::io("create", &root))?;
+        // Layers have set-user-id programs: users of the node must not reach them.
+        ferrite_hostfs::private_dir(&root).map_err(ImageError::io("create", &root))?;
         let lock = lock(&root, FlockArg::LockExclusive)?;
         Self::open_locked(root, Limits::default(), lock, true)
     }
@@ -278,7 +280,8 @@ impl ImageStore {
             self.content.remove_partial(|digest| needed.contains(digest))?;
         }
         for (path, info) in doomed {
-            fs::remove_dir_all(&path).map_err(ImageError::io("remove", path))?;
+            // The layer is out of the store already; the next start removes what stays.
+            super::layer::remove(&path);
             collected.layers += 1;
             collected.bytes += info.bytes;
         }

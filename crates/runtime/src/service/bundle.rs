@@ -354,12 +354,7 @@ fn read_from_layers(lowers: &[PathBuf], path: &Path) -> String {
     use std::io::Read;
     for lower in lowers {
         let Ok(root) = std::fs::File::open(lower) else { continue };
-        let opened =
-            sys::open_beneath(root.as_fd(), path, libc::O_RDONLY | libc::O_NONBLOCK, sys::Beneath::InRoot);
-        let Ok(file) = opened.map(std::fs::File::from) else { continue };
-        if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            continue;
-        }
+        let Ok(file) = sys::open_regular_in_root(root.as_fd(), path) else { continue };
         let mut bytes = Vec::new();
         if file.take(MAX_FILE).read_to_end(&mut bytes).is_ok() {
             return String::from_utf8_lossy(&bytes).into_owned();
@@ -367,6 +362,9 @@ fn read_from_layers(lowers: &[PathBuf], path: &Path) -> String {
     }
     String::new()
 }
+
+/// Largest seccomp profile we read.
+const MAX_PROFILE: u64 = 1 << 20;
 
 fn seccomp_profile(
     security: &LinuxContainerSecurityContext,
@@ -383,8 +381,16 @@ fn seccomp_profile(
         }
         ProfileType::Localhost => {
             let path = Path::new(&profile.localhost_ref);
-            let bytes = std::fs::read(path)
-                .map_err(|error| Error::invalid(format!("seccomp profile {}: {error}", path.display())))?;
+            let load =
+                |problem: String| Error::invalid(format!("cannot load seccomp profile {path:?}: {problem}"));
+            if !path.is_absolute() {
+                return Err(load("the path must be absolute".into()));
+            }
+            let bytes =
+                ferrite_hostfs::read_head(path, MAX_PROFILE + 1).map_err(|error| load(error.to_string()))?;
+            if bytes.len() as u64 > MAX_PROFILE {
+                return Err(load(format!("it has more than {MAX_PROFILE} bytes")));
+            }
             Ok(Some(spec::parse_profile(&bytes)?))
         }
     }

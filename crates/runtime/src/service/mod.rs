@@ -182,8 +182,10 @@ impl Drop for Runtime {
 
 impl Inner {
     fn prepare(config: Config, tickets: Tickets) -> std::result::Result<Self, OpenError> {
-        for path in [config.root.join(records::SANDBOXES), config.run.join(records::SANDBOXES)] {
-            std::fs::create_dir_all(&path)
+        // Writable layers are below: users of the node must not reach what containers leave there.
+        let (root, run) = (config.root.join(records::SANDBOXES), config.run.join(records::SANDBOXES));
+        for path in [config.root.clone(), config.run.clone(), root, run] {
+            ferrite_hostfs::private_dir(&path)
                 .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
         }
         let lock = teardown::lock(&config.root)?;

@@ -300,13 +300,10 @@ pub(super) fn end_supervisor(run_dir: &Path) -> io::Result<()> {
     remove_tree(run_dir)
 }
 
+/// Removes a directory of ours. Containers shape what is below it: a mount there is an error and is left alone.
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(io::Error::new(error.kind(), format!("remove {}: {error}", path.display())))
-        }
-        _ => Ok(()),
-    }
+    ferrite_hostfs::remove_tree(path)
+        .map_err(|error| io::Error::new(error.kind(), format!("remove {}: {error}", path.display())))
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! What containers and pods use.
 
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,33 +70,19 @@ fn measure(cgroups: &Layout, container: &Container) -> ContainerStats {
     }
 }
 
+/// Most files of a writable layer that are counted: a figure must not cost minutes.
+const MAX_COUNTED: u64 = 4 << 20;
+
 /// What the container has written, counted anew when the last count is old.
 fn layer_usage(container: &Container) -> LayerUsage {
     if let Some(usage) = container.layer_usage().filter(|usage| usage.at.elapsed() < LAYER_AGE) {
         return usage;
     }
-    let (bytes, inodes) = count(&container.bundle.join("upper"));
-    let usage = LayerUsage { at: Instant::now(), bytes, inodes };
+    // What cannot be read counts as nothing; files with several names are counted per name.
+    let counted = ferrite_hostfs::usage(&container.bundle.join("upper"), MAX_COUNTED).unwrap_or_default();
+    let usage = LayerUsage { at: Instant::now(), bytes: counted.bytes, inodes: counted.inodes };
     container.note_layer_usage(usage);
     usage
-}
-
-/// Space and files below a directory. The container may change it meanwhile; what vanishes is passed over.
-fn count(root: &Path) -> (u64, u64) {
-    let (mut bytes, mut inodes) = (0, 0);
-    let mut pending = vec![root.to_owned()];
-    while let Some(directory) = pending.pop() {
-        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-            let Ok(metadata) = entry.metadata() else { continue };
-            inodes += 1;
-            // Files with several names are counted per name; a layer has few of them.
-            bytes += metadata.blocks() * 512;
-            if metadata.is_dir() {
-                pending.push(entry.path());
-            }
-        }
-    }
-    (bytes, inodes)
 }
 
 /// The interfaces of `/proc/<pid>/net/dev` but loopback.

@@ -78,29 +78,11 @@ pub async fn destroy(config: Config) -> io::Result<()> {
                 cgroups.remove(&slice.path())?;
             }
         }
-        unmount_below(&config.run)?;
-        unmount_below(&config.root)?;
-        remove_tree(&config.run)?;
-        remove_tree(&config.root)
+        for directory in [&config.run, &config.root] {
+            ferrite_hostfs::mounts::unmount_below(directory)?;
+            remove_tree(directory)?;
+        }
+        Ok(())
     })
     .await
-}
-
-/// Unmounts everything below a directory, the deepest first.
-fn unmount_below(directory: &Path) -> io::Result<()> {
-    let Ok(directory) = std::fs::canonicalize(directory) else { return Ok(()) };
-    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-    let mut points: Vec<std::path::PathBuf> = table
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(|point| std::path::PathBuf::from(unescape(point)))
-        .filter(|point| point.starts_with(&directory))
-        .collect();
-    points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
-    points.iter().try_for_each(|point| unmount(point))
-}
-
-/// The kernel writes space, tab, newline and backslash in mount points as octal.
-fn unescape(point: &str) -> String {
-    point.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }

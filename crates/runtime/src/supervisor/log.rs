@@ -100,7 +100,13 @@ fn open(path: &Path) -> io::Result<File> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    OpenOptions::new().append(true).create(true).mode(0o640).open(path)
+    // A pod with a hostPath volume may have put a FIFO or a link there: neither is waited for nor followed.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other(format!("{} is not a regular file", path.display())));
+    }
+    Ok(file)
 }
 
 /// Time in the form log readers parse, always with nine digits so that lines stay aligned.
@@ -161,6 +167,18 @@ mod tests {
         let mut exact = vec![b'x'; MAX_LINE];
         exact.push(b'\n');
         assert_eq!(split(&[&exact]), format!("T stdout F {}\n", "x".repeat(MAX_LINE)));
+    }
+
+    #[test]
+    fn a_log_is_a_regular_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        nix::unistd::mkfifo(&path("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink(path("victim"), path("link")).unwrap();
+        for (name, good) in [("new/0.log", true), ("new/0.log", true), ("pipe", false), ("link", false)] {
+            assert_eq!(LogFile::open(Some(path(name))).is_ok(), good, "{name}");
+        }
+        assert!(!path("victim").exists());
     }
 
     #[test]

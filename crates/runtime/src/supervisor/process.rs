@@ -4,6 +4,7 @@ use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -268,7 +269,12 @@ fn check(path: &Path) -> Result<(), Errno> {
 
 /// What the kernel was to start the program with.
 fn wanted(program: &CString) -> Option<String> {
-    let file = File::open(Path::new(OsStr::from_bytes(program.as_bytes()))).ok()?;
+    // The container may exchange the file meanwhile; a FIFO must not keep us.
+    let path = Path::new(OsStr::from_bytes(program.as_bytes()));
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
     let mut head = Vec::new();
     file.take(HEAD as u64).read_to_end(&mut head).ok()?;
     interpreter(&head)

@@ -1,0 +1,102 @@
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn a_worker_is_stuck_when_it_neither_pauses_nor_computes() {
+    let look = |active, parked, used| Look { active, parked, used: Duration::from_millis(used) };
+    let limit = 3 * SECOND;
+    for (what, looks, expected) in [
+        ("idle", vec![look(1, true, 0); 6], vec![]),
+        ("works and pauses", (0..6).map(|n| look(n, false, 0)).collect(), vec![]),
+        ("computes", (0..6).map(|n| look(1, false, n * 900)).collect(), vec![]),
+        ("waits", vec![look(1, false, 0); 6], vec![Finding::Stuck(3 * SECOND)]),
+        (
+            "waits and goes on",
+            [vec![look(1, false, 0); 5], vec![look(2, false, 0)], vec![look(3, true, 0)]].concat(),
+            vec![Finding::Stuck(3 * SECOND), Finding::GoesOn(4 * SECOND)],
+        ),
+    ] {
+        let mut watched = Watched::default();
+        let mut found = Vec::new();
+        for look in looks {
+            let (next, finding) = watched.after(look, SECOND, limit);
+            watched = next;
+            found.extend(Some(finding).filter(|finding| *finding != Finding::Nothing));
+        }
+        assert_eq!(found, expected, "{what}");
+    }
+}
+
+/// The real thing: a task opens a FIFO that nobody writes.
+#[test]
+fn a_blocked_worker_is_found_and_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("nobody-writes-here");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let workers = Workers::default();
+    let mut builder = Builder::new_multi_thread();
+    workers.report(builder.worker_threads(2).enable_all());
+    let runtime = builder.build().unwrap();
+    let (told, reports) = mpsc::channel();
+    let (tick, limit) = (Duration::from_millis(20), Duration::from_millis(200));
+    let watch = start(workers, runtime.handle().clone(), tick, limit, move |report| {
+        let _ = told.send(report);
+    });
+    let opened = pipe.clone();
+    let blocked = runtime.spawn(async move { std::fs::File::open(opened).map(drop) });
+    let next = || reports.recv_timeout(Duration::from_secs(60)).unwrap();
+    let place = loop {
+        if let Report::Stuck(_, place) = next() {
+            break place;
+        }
+    };
+    assert_eq!(place.call, format!("openat({:?})", pipe.display().to_string()));
+    assert_eq!(place.state, "S");
+    // Opened from the other side, the FIFO lets the worker go on.
+    drop(std::fs::File::options().write(true).open(&pipe).unwrap());
+    while !matches!(next(), Report::GoesOn(..)) {}
+    runtime.block_on(blocked).unwrap().unwrap();
+    drop(watch);
+}
+
+#[test]
+fn when_every_worker_is_blocked_nothing_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut builder = Builder::new_multi_thread();
+    let workers = Workers::default();
+    workers.report(builder.worker_threads(1).enable_all());
+    let runtime = builder.build().unwrap();
+    let opened = pipe.clone();
+    let blocked = runtime.spawn(async move { std::fs::File::open(opened).map(drop) });
+    let (told, reports) = mpsc::channel();
+    let (tick, limit) = (Duration::from_millis(20), Duration::from_millis(200));
+    let watch = start(workers, runtime.handle().clone(), tick, limit, move |report| {
+        let _ = told.send(report);
+    });
+    while !matches!(reports.recv_timeout(Duration::from_secs(60)).unwrap(), Report::NoAnswer(_)) {}
+    drop(std::fs::File::options().write(true).open(&pipe).unwrap());
+    runtime.block_on(blocked).unwrap().unwrap();
+    drop(watch);
+}
+
+#[test]
+fn calls_are_named() {
+    let path = c"/some/file";
+    let line = format!(
+        "{} 0xffffff9c {:#x} 0x80000 0x0 0x0 0x0 0x7ffc 0x7f00",
+        libc::SYS_openat,
+        path.as_ptr() as usize
+    );
+    for (line, expected) in [
+        (line.as_str(), "openat(\"/some/file\")"),
+        ("running", "no system call"),
+        ("9999 0x0", "system call 9999"),
+        ("", "no system call"),
+    ] {
+        assert_eq!(call(line), expected, "{line}");
+    }
+    assert_eq!(processor_time("2000000000 5 7"), 2 * SECOND);
+}

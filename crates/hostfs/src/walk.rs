@@ -1,0 +1,223 @@
+//! Visits a tree of any depth and width.
+
+use crate::Dir;
+use nix::errno::Errno;
+use nix::sys::stat::{FileStat, fstat};
+use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+/// Something below the root of a walk.
+pub struct Visit<'a> {
+    /// The directory that holds it.
+    pub dir: &'a Dir,
+    pub name: &'a OsStr,
+    /// Its path below the root.
+    pub path: &'a Path,
+    /// What it is; a link itself, not its target.
+    pub stat: FileStat,
+}
+
+impl Visit<'_> {
+    pub fn is_dir(&self) -> bool {
+        self.stat.st_mode & libc_type::TYPE == libc_type::DIRECTORY
+    }
+}
+
+mod libc_type {
+    use nix::sys::stat::SFlag;
+    pub const TYPE: u32 = SFlag::S_IFMT.bits();
+    pub const DIRECTORY: u32 = SFlag::S_IFDIR.bits();
+}
+
+/// Space and files below a directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of the blocks that are allocated.
+    pub bytes: u64,
+    pub inodes: u64,
+    /// Bytes of the content of everything but directories.
+    pub content: u64,
+}
+
+/// Visits at most `limit` entries below `root`, a directory before what it holds. Returns whether the tree ended
+/// before the limit.
+///
+/// The walk needs three descriptors and, for each level, the names of the directories that are still to be
+/// visited. Links are not followed, other mounts are not entered. The tree may change meanwhile: what vanishes or
+/// moves away is passed over.
+pub fn walk(root: Dir, limit: u64, mut visit: impl FnMut(Visit<'_>) -> io::Result<()>) -> io::Result<bool> {
+    let mut left = limit;
+    let mut levels: Vec<Level> = Vec::new();
+    let mut path = PathBuf::new();
+    let mut current = root;
+    let mut entered = Some(identity(&current)?);
+    loop {
+        if let Some(identity) = entered.take() {
+            let mut directories = Vec::new();
+            let complete = look(&current, &mut path, &mut left, &mut directories, &mut visit)?;
+            levels.push(Level { identity, directories });
+            if !complete {
+                return Ok(false);
+            }
+        }
+        let Some(level) = levels.last_mut() else { return Ok(true) };
+        if let Some(name) = level.directories.pop() {
+            // A directory that is gone, is a link now or is another mount's is not part of the tree.
+            if let Ok(below) = current.open_dir(&name) {
+                entered = Some(identity(&below)?);
+                current = below;
+                path.push(&name);
+            }
+            continue;
+        }
+        levels.pop();
+        path.pop();
+        let Some(above) = levels.last() else { return Ok(true) };
+        // Going up by name is what a moved directory would abuse: the directory above must be the one that was
+        // left.
+        let parent = current.parent()?;
+        if identity(&parent)? != above.identity {
+            return Err(io::Error::new(
+                ErrorKind::Interrupted,
+                "a directory was moved while its tree was read",
+            ));
+        }
+        current = parent;
+    }
+}
+
+/// Adds up what is below `root`, at most `limit` entries of it.
+pub fn usage(root: &Path, limit: u64) -> io::Result<Usage> {
+    let mut total = Usage::default();
+    let root = match Dir::open(root) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(total),
+        other => other?,
+    };
+    let walked = walk(root, limit, |entry| {
+        total.inodes += 1;
+        total.bytes += u64::try_from(entry.stat.st_blocks).unwrap_or_default() * 512;
+        if !entry.is_dir() {
+            total.content += u64::try_from(entry.stat.st_size).unwrap_or_default();
+        }
+        Ok(())
+    });
+    match walked {
+        // Figures of a tree that changes are rough anyway.
+        Err(e) if e.kind() != ErrorKind::Interrupted => Err(e),
+        _ => Ok(total),
+    }
+}
+
+/// A directory on the way to the current one.
+struct Level {
+    identity: (u64, u64),
+    /// Directories in it that are still to be visited.
+    directories: Vec<OsString>,
+}
+
+fn identity(dir: &Dir) -> io::Result<(u64, u64)> {
+    let stat = fstat(dir.as_fd())?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Visits the entries of one directory. Returns false when the limit was reached.
+fn look(
+    dir: &Dir,
+    path: &mut PathBuf,
+    left: &mut u64,
+    directories: &mut Vec<OsString>,
+    visit: &mut impl FnMut(Visit<'_>) -> io::Result<()>,
+) -> io::Result<bool> {
+    for entry in dir.entries()?.iter() {
+        let entry = entry?;
+        let bytes = entry.file_name().to_bytes();
+        if matches!(bytes, b"." | b"..") {
+            continue;
+        }
+        let name: &OsStr = std::os::unix::ffi::OsStrExt::from_bytes(bytes);
+        let stat = match dir.stat(name) {
+            Err(e) if e.raw_os_error() == Some(Errno::ENOENT as i32) => continue,
+            other => other?,
+        };
+        let Some(rest) = left.checked_sub(1) else { return Ok(false) };
+        *left = rest;
+        path.push(name);
+        let seen = Visit { dir, name, path, stat };
+        let is_dir = seen.is_dir();
+        let visited = visit(seen);
+        path.pop();
+        visited?;
+        if is_dir {
+            directories.push(name.to_owned());
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails should stop at once")]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn open(path: &Path) -> Dir {
+        Dir::open(path).unwrap()
+    }
+
+    #[test]
+    fn everything_is_visited_once_and_links_are_not_followed() {
+        let root = tempfile::tempdir().unwrap();
+        for path in ["a/b/c", "a/d", "e"] {
+            fs::create_dir_all(root.path().join(path)).unwrap();
+        }
+        fs::write(root.path().join("a/b/f"), "12345").unwrap();
+        std::os::unix::fs::symlink("/", root.path().join("e/link")).unwrap();
+        let mut seen = Vec::new();
+        let whole = walk(open(root.path()), 100, |entry| {
+            seen.push(entry.path.display().to_string());
+            Ok(())
+        });
+        assert!(whole.unwrap());
+        seen.sort();
+        assert_eq!(seen, ["a", "a/b", "a/b/c", "a/b/f", "a/d", "e", "e/link"]);
+        assert_eq!(usage(root.path(), 100).unwrap().inodes, 7);
+        assert_eq!(usage(root.path(), 3).unwrap().inodes, 3, "the walk is bounded");
+        assert_eq!(usage(&root.path().join("none"), 3).unwrap(), Usage::default());
+    }
+
+    #[test]
+    fn depth_costs_neither_stack_nor_descriptors() {
+        let root = tempfile::tempdir().unwrap();
+        let tree = root.path().join("t");
+        fs::create_dir(&tree).unwrap();
+        let mut at = open(&tree);
+        for _ in 0..15_000 {
+            at.create_file("f").unwrap();
+            at = at.create_dir("d", 0o755).unwrap();
+        }
+        let small = std::thread::Builder::new().stack_size(64 * 1024);
+        let walked = tree.clone();
+        let counted = small.spawn(move || usage(&walked, u64::MAX).unwrap().inodes).unwrap().join().unwrap();
+        assert_eq!(counted, 30_000);
+        crate::remove_tree(&tree).unwrap();
+    }
+
+    #[test]
+    fn a_directory_moved_out_of_the_tree_ends_the_walk() {
+        let root = tempfile::tempdir().unwrap();
+        let (tree, other) = (root.path().join("t"), root.path().join("other"));
+        fs::create_dir_all(tree.join("a/b")).unwrap();
+        fs::create_dir_all(&other).unwrap();
+        fs::write(other.join("secret"), "").unwrap();
+        let walked = walk(open(&tree), 100, |entry| {
+            assert_ne!(entry.name, "secret");
+            if entry.name == "b" {
+                fs::rename(tree.join("a"), other.join("a")).unwrap();
+            }
+            Ok(())
+        });
+        assert_eq!(walked.unwrap_err().kind(), ErrorKind::Interrupted);
+    }
+}
