@@ -93,6 +93,9 @@ pub struct Config {
     pub service_account_issuer: String,
     /// The key that signs them, as PEM. Without it there are no tokens.
     pub service_account_key: Option<String>,
+    /// Whether tokens that admission mounts into pods live for a year instead of an hour, for clients that never read
+    /// them again.
+    pub extend_token_expiration: bool,
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
     pub serving: Serving,
@@ -112,6 +115,7 @@ impl Config {
             runtime_config: BTreeMap::new(),
             service_account_issuer: "https://kubernetes.default.svc".into(),
             service_account_key: None,
+            extend_token_expiration: true,
             event_ttl_seconds: 3600,
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
@@ -328,7 +332,7 @@ impl ApiServer {
         asked: Asked,
         deadline: tokio::time::Instant,
     ) -> Result<Answer, (Status, Representation)> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let plain = |status: Status| (status, PLAIN_JSON);
         let user = self.authenticate(user, &parts.headers).map_err(plain)?;
         let Asked { route, query, verb } = asked;
@@ -345,6 +349,7 @@ impl ApiServer {
             let rbac = &self.registry.rbac;
             let user = auth::impersonate(rbac, &view, user, &parts.headers, &action).map_err(plain)?;
             auth::authorize(rbac, &view, &user, &action).map_err(plain)?;
+            auth::forget_impersonation(&mut parts.headers);
             user
         };
         let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
