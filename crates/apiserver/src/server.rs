@@ -100,6 +100,8 @@ pub struct Config {
     pub event_ttl_seconds: u64,
     pub serving: Serving,
     pub admission: AdmissionPlugins,
+    /// Whether writers of objects on which nothing of ours acts are warned: on where the cluster is meant to be whole.
+    pub warns_of_inert: bool,
     /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
     pub bootstrap_tokens: bool,
 }
@@ -119,6 +121,7 @@ impl Config {
             event_ttl_seconds: 3600,
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
+            warns_of_inert: false,
             bootstrap_tokens: false,
         }
     }
@@ -165,8 +168,9 @@ impl ApiServer {
         let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
         let allocator = ServiceAllocator::new(ranges, config.node_ports.clone());
         let admission = Chain::new(&config.admission).map_err(Status::internal)?;
-        let registry =
+        let mut registry =
             Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
+        registry.warns_of_inert = config.warns_of_inert;
         let tokens = match &config.service_account_key {
             Some(pem) => {
                 Some(TokenSigner::new(pem, &config.service_account_issuer).map_err(Status::internal)?)

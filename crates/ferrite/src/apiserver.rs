@@ -170,11 +170,13 @@ const NAMES: [&str; 5] = [
 ];
 
 impl Running {
-    /// Opens the store, makes certificates and serves. `node_address` is where other machines and pods reach us.
+    /// Opens the store, makes certificates and serves. `node_address` is where other machines and pods reach us. A whole
+    /// cluster has nobody else's components, so that writers of what nothing acts on are warned.
     pub async fn start(
         paths: &Paths,
         options: &ServerOptions,
         node_address: IpAddr,
+        whole: bool,
     ) -> Result<Self, BoxError> {
         let address = SocketAddr::new(options.bind_address, options.secure_port);
         let listener = TcpListener::bind(address).await.map_err(|e| -> BoxError {
@@ -215,6 +217,7 @@ impl Running {
             extend_token_expiration: options.service_account_extend_token_expiration,
             service_account_key: Some(pki.service_account_key()?),
             serving: options.serving.to_serving(),
+            warns_of_inert: whole,
             bootstrap_tokens: options.enable_bootstrap_token_auth,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),

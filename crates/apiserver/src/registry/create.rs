@@ -125,7 +125,8 @@ impl Registry {
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, &name, &errors));
         }
-        strategy.warnings(&object).into_iter().for_each(|w| write.options.warnings.add(w));
+        let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource, &object));
+        warnings.for_each(|w| write.options.warnings.add(w));
         let mut charges = self.admission.validate(&view, &attributes, Some(&object))?;
 
         let key = stored::key(resource, write.namespace, &name);

@@ -150,6 +150,8 @@ pub(crate) struct Write<'a> {
 }
 
 pub(crate) struct Registry {
+    /// Whether writers of objects on which nothing acts are warned.
+    pub warns_of_inert: bool,
     pub rbac: Rbac,
     pub store: Arc<Store>,
     pub table: Arc<Table>,
@@ -173,6 +175,7 @@ impl Registry {
         admission: Chain,
     ) -> Self {
         Self {
+            warns_of_inert: false,
             rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
             store,
             table,
@@ -230,6 +233,10 @@ impl Registry {
     }
 
     /// The stored object, decoded.
+    fn inert_warning(&self, resource: &Resource, object: &Value) -> Option<String> {
+        crate::inert::warning(resource, object).filter(|_| self.warns_of_inert)
+    }
+
     pub fn read(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Value, Status> {
         stored::decode(resource, &*self.get(resource, namespace, name)?)
             .ok_or_else(|| unreadable(resource, name))

@@ -194,7 +194,8 @@ impl Registry {
             return Err(metadata::invalid(resource, update.name, &errors));
         }
         if update.subresource.is_none() {
-            strategy.warnings_on_update(new, old).into_iter().for_each(|w| warnings.add(w));
+            let told = strategy.warnings_on_update(new, old).into_iter();
+            told.chain(self.inert_warning(resource, new)).for_each(|w| warnings.add(w));
         }
         let charges = self.admission.validate(view, &attributes, Some(new))?;
         Ok((allocation, charges))
