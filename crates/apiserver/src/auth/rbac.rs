@@ -165,11 +165,15 @@ impl Rule {
         format!("{{{}}}", parts.join(", "))
     }
 
+    /// As upstream: a rule names a resource as a whole. Audiences of tokens stand in its place, and have slashes of their
+    /// own.
     fn covers(&self, resource: &str, subresource: &str) -> bool {
-        self.resources.iter().any(|allowed| match allowed.split_once('/') {
-            _ if allowed == "*" => true,
-            Some((r, s)) => !subresource.is_empty() && s == subresource && (r == "*" || r == resource),
-            None => subresource.is_empty() && allowed == resource,
+        self.resources.iter().any(|allowed| {
+            if allowed == "*" || subresource.is_empty() {
+                return allowed == "*" || allowed == resource;
+            }
+            let parent = allowed.strip_suffix(subresource).and_then(|rest| rest.strip_suffix('/'));
+            parent.is_some_and(|parent| parent == "*" || parent == resource)
         })
     }
 }
