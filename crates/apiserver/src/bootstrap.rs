@@ -1,7 +1,9 @@
 //! What every cluster has from the start: system namespaces and the `kubernetes` Service.
 
+mod roles;
+
 use crate::auth::User;
-use crate::options::WriteOptions;
+use crate::options::{DeleteOptions, WriteOptions};
 use crate::registry::{Change, Update, Write, stored};
 use crate::server::ApiServer;
 use ferrite_api::Status;
@@ -9,6 +11,7 @@ use ferrite_api::resource::Resource;
 use ferrite_json::{Value, json};
 use ferrite_store::WatchEnd;
 use futures_util::{StreamExt, TryStreamExt, future};
+use roles::Reconciled;
 use std::time::Duration;
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -115,7 +118,8 @@ async fn change(
 ) -> Result<(), Status> {
     let user = User::new(SELF, ["system:masters"]);
     let options = options();
-    let write = Write { resource, namespace: "", user: &user, options: &options, copied: false };
+    let write =
+        Write { resource, namespace: "", requested: "", user: &user, options: &options, copied: false };
     let update = Update { write, name, subresource, change, replaces: false, applied: false };
     server.registry.update(&update).await.map(drop)
 }
@@ -177,9 +181,53 @@ async fn policy(server: &ApiServer) -> Result<(), Status> {
         let row = server.registry.table.rows().iter().find(|r| r.group == group && r.kind == kind)?;
         let plural = row.plural.to_string();
         let namespace = ferrite_api::meta::namespace(&object).to_owned();
-        Some(async move { ensure(server, group_of(&object), &plural, &namespace, object.clone()).await })
+        Some(async move {
+            let group = group_of(&object);
+            ensure(server, group, &plural, &namespace, object.clone()).await?;
+            match group {
+                RBAC => reconcile(server, &plural, &namespace, &object).await,
+                _ => Ok(()),
+            }
+        })
     });
     futures_util::stream::iter(writes).buffer_unordered(AT_ONCE).try_collect::<()>().await
+}
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+/// Brings a default role or binding up to date.
+async fn reconcile(
+    server: &ApiServer,
+    plural: &str,
+    namespace: &str,
+    expected: &Value,
+) -> Result<(), Status> {
+    let registry = &server.registry;
+    let resource = registry.table.find(RBAC, "v1", plural).ok_or_else(Status::no_such_path)?;
+    let name = ferrite_api::meta::name(expected);
+    let existing = registry.read(resource, namespace, name)?;
+    let user = User::new(SELF, ["system:masters"]);
+    let options = options();
+    let write = Write { resource, namespace, requested: name, user: &user, options: &options, copied: false };
+    match roles::reconcile(&existing, expected) {
+        Reconciled::Is(object) if object == existing => Ok(()),
+        Reconciled::Is(_) => {
+            let change = |old: &Value| match roles::reconcile(old, expected) {
+                Reconciled::Is(object) => Ok(object),
+                Reconciled::Recreate => Ok(old.clone()),
+            };
+            let update =
+                Update { write, name, subresource: None, change: &change, replaces: false, applied: false };
+            registry.update(&update).await.map(drop)
+        }
+        Reconciled::Recreate => {
+            match registry.delete(&write, name, &DeleteOptions::default()).await {
+                Err(status) if status.code != 404 => return Err(status),
+                _ => {}
+            }
+            ensure(server, RBAC, plural, namespace, expected.clone()).await
+        }
+    }
 }
 
 fn group_of(object: &Value) -> &str {
@@ -205,7 +253,7 @@ async fn ensure(
     }
     let user = User::new(SELF, ["system:masters"]);
     let options = options();
-    let write = Write { resource, namespace, user: &user, options: &options, copied: false };
+    let write = Write { resource, namespace, requested: "", user: &user, options: &options, copied: false };
     match server.registry.create(&write, object).await {
         Err(status) if status.reason == "AlreadyExists" => Ok(()),
         other => other.map(drop),
@@ -233,7 +281,7 @@ async fn replace(
         }
         Ok(new)
     };
-    let write = Write { resource, namespace, user: &user, options: &options, copied: false };
+    let write = Write { resource, namespace, requested: "", user: &user, options: &options, copied: false };
     let name = ferrite_api::meta::name(&object);
     server
         .registry

@@ -1,6 +1,6 @@
 //! One request for a resource, on its way through the verbs.
 
-use crate::auth::User;
+use crate::auth::{self, Action, User};
 use crate::encode::IncludeObject;
 use crate::http::{self, Body};
 use crate::negotiate::{self, Format, Representation};
@@ -69,7 +69,21 @@ impl Call {
 
     pub fn write<'a>(&'a self, options: &'a WriteOptions) -> Write<'a> {
         let copied = crate::encode::copies(&self.resource, self.representation);
-        Write { resource: &self.resource, namespace: self.namespace(), user: &self.user, options, copied }
+        Write {
+            resource: &self.resource,
+            namespace: self.namespace(),
+            requested: self.name(),
+            user: &self.user,
+            options,
+            copied,
+        }
+    }
+
+    /// Refuses to create by an update or an apply for somebody who may not create.
+    pub fn authorize_create(&self) -> Result<(), Status> {
+        let registry = &self.server.registry;
+        let action = Action::on(&self.target, "create");
+        auth::authorize(&registry.rbac, &registry.view(), &self.user, &action)
     }
 
     pub fn schema(&self) -> Result<TypeRef, Status> {

@@ -18,6 +18,7 @@ mod health;
 mod http;
 mod idle;
 mod ids;
+mod inert;
 mod managed;
 mod metrics;
 mod negotiate;

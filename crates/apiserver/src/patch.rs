@@ -266,6 +266,7 @@ async fn apply(
     };
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
+            call.authorize_create()?;
             let new = crate::managed::apply(&call.resource, None, &applied, options, None)?;
             crate::verbs::provide_namespace(call, options).await?;
             registry.create_applied(&call.write(options), new).await.map(|created| (201, created))

@@ -97,10 +97,15 @@ pub struct Config {
     pub service_account_issuer: String,
     /// The key that signs them, as PEM. Without it there are no tokens.
     pub service_account_key: Option<String>,
+    /// Whether tokens that admission mounts into pods live for a year instead of an hour, for clients that never read
+    /// them again.
+    pub extend_token_expiration: bool,
     /// Events are kept this long.
     pub event_ttl_seconds: u64,
     pub serving: Serving,
     pub admission: AdmissionPlugins,
+    /// Whether writers of objects on which nothing of ours acts are warned: on where the cluster is meant to be whole.
+    pub warns_of_inert: bool,
     /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
     pub bootstrap_tokens: bool,
 }
@@ -116,9 +121,11 @@ impl Config {
             runtime_config: BTreeMap::new(),
             service_account_issuer: "https://kubernetes.default.svc".into(),
             service_account_key: None,
+            extend_token_expiration: true,
             event_ttl_seconds: 3600,
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
+            warns_of_inert: false,
             bootstrap_tokens: false,
         }
     }
@@ -165,8 +172,9 @@ impl ApiServer {
         let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
         let allocator = ServiceAllocator::new(ranges, config.node_ports.clone());
         let admission = Chain::new(&config.admission).map_err(Status::internal)?;
-        let registry =
+        let mut registry =
             Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
+        registry.warns_of_inert = config.warns_of_inert;
         let tokens = match &config.service_account_key {
             Some(pem) => {
                 Some(TokenSigner::new(pem, &config.service_account_issuer).map_err(Status::internal)?)
@@ -332,7 +340,7 @@ impl ApiServer {
         asked: Asked,
         deadline: tokio::time::Instant,
     ) -> Result<Answer, (Status, Representation)> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let plain = |status: Status| (status, PLAIN_JSON);
         let user = self.authenticate(user, &parts.headers).map_err(plain)?;
         if let Some(connection) = parts.extensions.get::<Arc<Slot>>().filter(|_| !user.is_anonymous()) {
@@ -352,6 +360,7 @@ impl ApiServer {
             let rbac = &self.registry.rbac;
             let user = auth::impersonate(rbac, &view, user, &parts.headers, &action).map_err(plain)?;
             auth::authorize(rbac, &view, &user, &action).map_err(plain)?;
+            auth::forget_impersonation(&mut parts.headers);
             user
         };
         let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();

@@ -170,6 +170,7 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
             if status.code == 404 && subresource.is_none() && call.resource.strategy.create_on_update() =>
         {
             code = 201;
+            call.authorize_create()?;
             provide_namespace(call, &options).await?;
             // The version was to protect what is stored, and there is nothing.
             let mut object = object.clone();

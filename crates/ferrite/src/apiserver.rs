@@ -36,6 +36,9 @@ pub struct ServerOptions {
     /// Who tokens of service accounts are from.
     #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
     pub service_account_issuer: String,
+    /// Let tokens that are mounted into pods live for a year instead of an hour, for clients that never read them again.
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub service_account_extend_token_expiration: bool,
     /// Versions and resources to turn on or off: `api/beta=true,apps/v1/daemonsets=false`.
     #[arg(long, value_delimiter = ',', value_name = "KEY=BOOL", value_parser = parse_runtime_config)]
     pub runtime_config: Vec<(String, bool)>,
@@ -167,11 +170,13 @@ const NAMES: [&str; 5] = [
 ];
 
 impl Running {
-    /// Opens the store, makes certificates and serves. `node_address` is where other machines and pods reach us.
+    /// Opens the store, makes certificates and serves. `node_address` is where other machines and pods reach us. A whole
+    /// cluster has nobody else's components, so that writers of what nothing acts on are warned.
     pub async fn start(
         paths: &Paths,
         options: &ServerOptions,
         node_address: IpAddr,
+        whole: bool,
     ) -> Result<Self, BoxError> {
         let address = SocketAddr::new(options.bind_address, options.secure_port);
         let listener = TcpListener::bind(address).await.map_err(|e| -> BoxError {
@@ -199,11 +204,9 @@ impl Running {
         names.dedup();
         let subject = Subject { common_name: "kube-apiserver".into(), organization: None, names };
         let serving = pki.ensure("apiserver", &subject, Purpose::Server)?;
-        let kubelet_client = pki.ensure(
-            "apiserver-kubelet-client",
-            &Subject::client("kube-apiserver-kubelet-client", Some("system:masters")),
-            Purpose::Client,
-        )?;
+        // An identity that kubelets know and that has no rights here: authors of nodes choose where it is shown.
+        let subject = Subject::client("kube-apiserver-kubelet-client", None);
+        let kubelet_client = pki.ensure("apiserver-kubelet-client", &subject, Purpose::Client)?;
         let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"])?;
         let config = Config {
             service_ranges: options.service_cluster_ip_range.all().to_vec(),
@@ -211,8 +214,10 @@ impl Running {
             kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
             runtime_config: options.runtime_config.iter().cloned().collect(),
             service_account_issuer: options.service_account_issuer.clone(),
+            extend_token_expiration: options.service_account_extend_token_expiration,
             service_account_key: Some(pki.service_account_key()?),
             serving: options.serving.to_serving(),
+            warns_of_inert: whole,
             bootstrap_tokens: options.enable_bootstrap_token_auth,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),

@@ -148,19 +148,19 @@ pub struct ServerPlace {
 }
 
 impl ServerPlace {
-    /// Serves until told to stop.
-    async fn serve(self, controllers: &[String], scheduler: bool) -> Result<ExitCode, BoxError> {
+    /// Serves until told to stop. A whole control plane has a scheduler.
+    async fn serve(self, controllers: &[String], whole: bool) -> Result<ExitCode, BoxError> {
         let paths = self.data.paths();
         let _claimed = DataDirectory::claim(&paths)?;
         let advertise = match self.advertise_address {
             Some(address) => address,
             None => ferrite_network::node_address().await?.unwrap_or(Ipv4Addr::LOCALHOST.into()),
         };
-        let running = Running::start(&paths, &self.server, advertise).await?;
+        let running = Running::start(&paths, &self.server, advertise, whole).await?;
         running.write_admin_kubeconfig(&paths)?;
         let scope = ferrite_client::Scope::new();
         running.start_controllers(controllers, &scope)?;
-        if scheduler {
+        if whole {
             start_scheduler(&running, &scope)?;
         }
         println!("serving {}", running.url);

@@ -143,7 +143,7 @@ impl Cluster {
         let node_ip = ferrite_network::node_address().await?.unwrap_or(IpAddr::V4(bridge.gateway()));
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
-        let api = Running::start(paths, &with_node_restriction(&options.server), node_ip).await?;
+        let api = Running::start(paths, &with_node_restriction(&options.server), node_ip, true).await?;
         api.write_admin_kubeconfig(paths)?;
         progress.done("API server", &api.url);
 

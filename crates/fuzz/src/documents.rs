@@ -1,7 +1,7 @@
 //! Formats of the API: documents, patches, selectors, quantities.
 
 use crate::Target;
-use ferrite_api::codec::{json, protobuf, yaml};
+use ferrite_api::codec::{MAX_DEPTH, json, protobuf, yaml};
 use ferrite_api::managed_fields::{self, Writer};
 use ferrite_api::patch::{json_patch, merge_patch, strategic_merge};
 use ferrite_api::quantity::Quantity;
@@ -24,6 +24,15 @@ fn types() -> impl Iterator<Item = TypeRef> {
     kinds.into_iter().filter_map(|(group, version, kind)| schema::kind(group, version, kind))
 }
 
+/// Levels that managedFields may have beyond the object they mirror.
+const MANAGED: usize = 8;
+
+/// Every value that input can make is shallow enough to be cloned, compared, written and dropped by recursion.
+fn assert_bounded(value: &Value) {
+    // The decoders allow an empty container at their last level.
+    assert!(value.count_within(MAX_DEPTH + 1).is_some(), "a value is nested too deeply");
+}
+
 pub const JSON: Target = Target {
     name: "json",
     run: |bytes| {
@@ -34,6 +43,7 @@ pub const JSON: Target = Target {
             let again =
                 json::decode(type_, decoded.value.to_string().as_bytes()).expect("what we wrote reads");
             assert_eq!(again.value, decoded.value, "JSON reads differently the second time");
+            assert_bounded(&decoded.value);
         }
     },
 };
@@ -41,7 +51,9 @@ pub const JSON: Target = Target {
 pub const YAML: Target = Target {
     name: "yaml",
     run: |bytes| {
-        let _ = yaml::decode_any(bytes);
+        if let Ok(decoded) = yaml::decode_any(bytes) {
+            assert_bounded(&decoded.value);
+        }
         for type_ in types() {
             let _ = yaml::decode(type_, bytes);
         }
@@ -54,6 +66,7 @@ pub const PROTOBUF: Target = Target {
         let _ = protobuf::decode(bytes);
         for type_ in types() {
             let Ok(value) = protobuf::decode_message(type_, bytes) else { continue };
+            assert_bounded(&value);
             let Ok(written) = protobuf::encode_message(type_, &value) else { continue };
             let again = protobuf::decode_message(type_, &written).expect("what we wrote reads");
             let twice = protobuf::encode_message(type_, &again).expect("what we read writes");
@@ -73,12 +86,17 @@ pub const PATCH: Target = Target {
     name: "patch",
     run: |bytes| {
         let Some((document, patch)) = document_and_patch(bytes) else { return };
-        let _ = json_patch(&mut document.clone(), &patch);
+        let mut patched = document.clone();
+        let _ = json_patch(&mut patched, &patch);
+        assert_bounded(&patched);
         for type_ in types() {
-            let _ = strategic_merge(type_, &mut document.clone(), &patch);
+            let mut patched = document.clone();
+            let _ = strategic_merge(type_, &mut patched, &patch);
+            assert_bounded(&patched);
         }
         let mut merged = document;
         merge_patch(&mut merged, &patch);
+        assert_bounded(&merged);
         let once = merged.clone();
         merge_patch(&mut merged, &patch);
         assert_eq!(merged, once, "a merge patch changes something the second time");
@@ -102,8 +120,13 @@ pub const APPLY: Target = Target {
                 now: Timestamp::UNIX_EPOCH,
             };
             for live in [None, Some(&live.value)] {
-                let _ = managed_fields::apply(&writer, live, &config.value, true);
-                managed_fields::update(&writer, live, &mut config.value.clone());
+                let bounded = |value: &Value| value.count_within(MAX_DEPTH + MANAGED).is_some();
+                if let Ok(applied) = managed_fields::apply(&writer, live, &config.value, true) {
+                    assert!(bounded(&applied.object), "apply nests too deeply");
+                }
+                let mut updated = config.value.clone();
+                managed_fields::update(&writer, live, &mut updated);
+                assert!(bounded(&updated), "managedFields are nested too deeply");
             }
         }
     },

@@ -7,6 +7,10 @@
 //! body makes insertions slow.
 //!
 //! Text is read and written by `serde_json`, whose functions are here under their own names.
+//!
+//! Clone, drop, comparison and writing go down a value by recursion. Every way to make a value out of input is bounded:
+//! `serde_json` reads 128 levels, the codecs of the API fewer. Code that nests one value in another checks the outcome
+//! with [`Value::count_within`] first.
 
 mod de;
 mod macros;

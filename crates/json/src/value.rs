@@ -138,6 +138,26 @@ impl Value {
         std::mem::take(self)
     }
 
+    /// The number of values in this one, itself included; none if containers are nested more than `levels` deep.
+    ///
+    /// Safe for a value of any depth: it goes down `levels` and no further.
+    pub fn count_within(&self, levels: usize) -> Option<usize> {
+        let below = |sum: usize, value: &Self| {
+            let levels = levels.checked_sub(1)?;
+            // Scalars are most of what there is; they need no call of their own.
+            match value {
+                Self::Array(_) | Self::Object(_) => Some(sum + value.count_within(levels)?),
+                _ => Some(sum + 1),
+            }
+        };
+        match self {
+            Self::Array(_) | Self::Object(_) if levels == 0 => None,
+            Self::Array(items) => items.iter().try_fold(1, below),
+            Self::Object(map) => map.values().try_fold(1, below),
+            _ => Some(1),
+        }
+    }
+
     pub fn is_null(&self) -> bool {
         matches!(self, Self::Null)
     }

@@ -73,7 +73,7 @@ impl Config {
             cgroup_driver: CgroupDriver::Cgroupfs,
             server_address: SocketAddr::from(([0, 0, 0, 0], 10250)),
             tls: None,
-            authorized_names: vec!["kube-apiserver-kubelet-client".into(), "kubernetes".into()],
+            authorized_names: vec!["kube-apiserver-kubelet-client".into()],
             cluster_dns: None,
             cluster_domain: "cluster.local".into(),
             resolv_conf: PathBuf::from("/etc/resolv.conf"),

@@ -112,18 +112,22 @@ fn covers(certificate: &x509_parser::certificate::X509Certificate<'_>, subject: 
     let common = first(name.iter_common_name().filter_map(|n| n.as_str().ok()).collect());
     let organization = first(name.iter_organization().filter_map(|n| n.as_str().ok()).collect());
     let names: Vec<String> = match certificate.subject_alternative_name() {
-        Ok(Some(san)) => san.value.general_names.iter().filter_map(|n| match n {
-            GeneralName::DNSName(n) => Some((*n).to_owned()),
-            GeneralName::IPAddress(b) => match b.len() {
-                4 => <[u8; 4]>::try_from(*b).ok().map(|b| std::net::IpAddr::from(b).to_string()),
-                16 => <[u8; 16]>::try_from(*b).ok().map(|b| std::net::IpAddr::from(b).to_string()),
+        Ok(Some(san)) => san
+            .value
+            .general_names
+            .iter()
+            .filter_map(|n| match n {
+                GeneralName::DNSName(n) => Some((*n).to_owned()),
+                GeneralName::IPAddress(b) => match b.len() {
+                    4 => <[u8; 4]>::try_from(*b).ok().map(|b| std::net::IpAddr::from(b).to_string()),
+                    16 => <[u8; 16]>::try_from(*b).ok().map(|b| std::net::IpAddr::from(b).to_string()),
+                    _ => None,
+                },
                 _ => None,
-            },
-            _ => None,
-        }),
-        _ => return subject.names.is_empty() && common.as_deref() == Some(&subject.common_name),
-    }
-    .collect();
+            })
+            .collect(),
+        _ => Vec::new(),
+    };
     common.as_deref() == Some(&*subject.common_name)
         && organization == subject.organization
         && subject.names.iter().all(|n| names.contains(n))

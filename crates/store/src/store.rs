@@ -1,6 +1,6 @@
 //! The store itself: numbering at the head, durability in the middle, publication at the end.
 
-use crate::entry::{Lease, LeaseId, Revision};
+use crate::entry::{Entry, Key, Lease, LeaseId, Revision};
 use crate::head::{Applied, Draft, State};
 use crate::history::Change;
 use crate::history::HistoryLimits;
@@ -12,6 +12,7 @@ use crate::shared::{Answer, Head, Shared};
 use crate::txn::{Durability, Outcome, Txn};
 use crate::watch::{Subscriber, Watch, WatchEnd};
 use crate::writer::write_loop;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
@@ -375,6 +376,12 @@ impl Store {
 
     /// The state as it was at `revision`, as long as the history reaches back to it.
     pub fn snapshot_at(&self, revision: Revision) -> Result<Snapshot, StoreError> {
+        self.snapshot_under(b"", revision)
+    }
+
+    /// The keys under `prefix` as they were at `revision`, as long as the history reaches back to it. Other keys are as
+    /// they are now: to undo what happened to them is work that a reader of the prefix does not need.
+    pub fn snapshot_under(&self, prefix: &[u8], revision: Revision) -> Result<Snapshot, StoreError> {
         let (mut map, undo) = {
             let published = self.shared.published();
             let current = published.snapshot.revision;
@@ -385,11 +392,17 @@ impl Store {
             if revision < oldest {
                 return Err(StoreError::Compacted { wanted: revision, oldest });
             }
-            let undo: Vec<_> =
-                published.history.after(revision).map(|c| (c.key.clone(), c.previous.clone())).collect();
+            // The first change of a key tells what it held before; later ones add nothing.
+            let mut undo: HashMap<Key, Option<Arc<Entry>>> = HashMap::new();
+            let changes = published.history.after(revision);
+            for change in changes.filter(|change| change.key.as_bytes().starts_with(prefix)) {
+                if !undo.contains_key(&change.key) {
+                    undo.insert(change.key.clone(), change.previous.clone());
+                }
+            }
             (published.snapshot.map.clone(), undo)
         };
-        for (key, previous) in undo.into_iter().rev() {
+        for (key, previous) in undo {
             match previous {
                 Some(previous) => map.insert(key, previous),
                 None => map.remove(key.as_bytes()),

@@ -18,8 +18,15 @@ pub use normalise::{normalise, normalise_for_storage};
 
 use ferrite_json::Value;
 
-/// Nesting beyond this is refused: deep enough for any real object, shallow enough for a small stack.
-pub const MAX_DEPTH: usize = 400;
+/// Nesting beyond this is refused by every decoder and patch.
+///
+/// Deep enough for any real object, shallow enough for a small stack. It also leaves room for the levels that a list or
+/// a watch event adds: `serde_json`, with which clients (ours too) read them, refuses more than 127.
+pub const MAX_DEPTH: usize = 112;
+
+/// Nesting that an object may have apart from its managedFields, which mirror it a few levels further down: what the
+/// server adds to an object never takes it beyond [`MAX_DEPTH`].
+pub const MAX_OBJECT_DEPTH: usize = 100;
 
 /// What a decoder makes of a request's body.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,13 +2,35 @@
 //! end, and a test for null succeeds on a missing member.
 
 use super::PatchError;
+use crate::codec::MAX_DEPTH;
 use ferrite_json::Value;
 
 /// Upstream's limit on the number of operations.
 pub const MAX_OPERATIONS: usize = 10_000;
 
-/// A patch may make a document this much larger (by copying) and no more.
-const MAX_COPIED: usize = 16 << 20;
+/// Copies of one patch may have this many bytes together, as upstream.
+pub const MAX_COPIED: usize = 3 << 20;
+
+/// Values that the moves and copies of one patch may walk through together.
+const MAX_WALKED: usize = 16 << 20;
+
+/// Work that the operations of one patch have done.
+#[derive(Default)]
+struct Spent {
+    /// Bytes copied.
+    copied: usize,
+    /// Values walked through.
+    walked: usize,
+}
+
+impl Spent {
+    /// Refuses a value that would make the document too deep at `path`.
+    fn check_depth(&mut self, path: &Pointer, value: &Value) -> Result<(), PatchError> {
+        let levels = MAX_DEPTH.checked_sub(path.tokens.len()).ok_or(PatchError::TooDeep)?;
+        self.walked += value.count_within(levels).ok_or(PatchError::TooDeep)?;
+        if self.walked > MAX_WALKED { Err(PatchError::TooMuchWork) } else { Ok(()) }
+    }
+}
 
 /// Applies `patch`, a list of operations; on an error the target is unspecified.
 pub fn json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
@@ -19,7 +41,7 @@ pub fn json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     if operations.len() > MAX_OPERATIONS {
         return Err(PatchError::TooManyOperations(operations.len()));
     }
-    let mut copied = 0;
+    let mut spent = Spent::default();
     for operation in operations {
         if !operation.is_object() {
             let found = super::json_name(operation);
@@ -27,38 +49,47 @@ pub fn json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
                 "json: cannot unmarshal {found} into Go value of type jsonpatch.Operation"
             )));
         }
-        apply(target, operation, &mut copied)?;
+        apply(target, operation, &mut spent)?;
     }
     Ok(())
 }
 
-fn apply(target: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), PatchError> {
+fn apply(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(), PatchError> {
     let text = |key: &str| operation.get(key).and_then(Value::as_str).ok_or(PatchError::Rejected);
     let value = || operation.get("value").cloned().ok_or(PatchError::Rejected);
     let path = Pointer::parse(text("path")?)?;
     match text("op")? {
-        "add" => add(target, &path, operation.get("value").cloned().unwrap_or(Value::Null)),
+        "add" => {
+            let value = operation.get("value").cloned().unwrap_or(Value::Null);
+            spent.check_depth(&path, &value)?;
+            add(target, &path, value)
+        }
         "remove" => remove(target, &path).map(drop),
         "replace" => {
             if path.is_root() {
                 *target = value()?;
                 return Ok(());
             }
-            *find_mut(target, &path.tokens).ok_or(PatchError::Rejected)? =
-                operation.get("value").cloned().unwrap_or(Value::Null);
+            let place = find_mut(target, &path.tokens).ok_or(PatchError::Rejected)?;
+            let value = operation.get("value").cloned().unwrap_or(Value::Null);
+            spent.check_depth(&path, &value)?;
+            *place = value;
             Ok(())
         }
         "move" => {
             let from = Pointer::parse(text("from")?)?;
             let moved = remove(target, &from)?;
+            spent.check_depth(&path, &moved)?;
             add(target, &path, moved)
         }
         "copy" => {
             let from = Pointer::parse(text("from")?)?;
-            let copy = find_mut(target, &from.tokens).ok_or(PatchError::Rejected)?.clone();
-            *copied += copy.to_string().len();
-            if *copied > MAX_COPIED {
-                return Err(PatchError::Rejected);
+            let copy = find_mut(target, &from.tokens).ok_or(PatchError::Rejected)?;
+            spent.check_depth(&path, copy)?;
+            let copy = copy.clone();
+            spent.copied += copy.to_string().len();
+            if spent.copied > MAX_COPIED {
+                return Err(PatchError::CopiesTooMuch(spent.copied));
             }
             add(target, &path, copy)
         }

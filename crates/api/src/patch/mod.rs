@@ -10,7 +10,7 @@ mod strategic;
 #[cfg(test)]
 mod tests;
 
-pub use json::{MAX_OPERATIONS, json_patch};
+pub use json::{MAX_COPIED, MAX_OPERATIONS, json_patch};
 pub use merge::merge_patch;
 pub use strategic::strategic_merge;
 
@@ -26,6 +26,15 @@ pub enum PatchError {
     Malformed(String),
     #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
     TooManyOperations(usize),
+    #[error(
+        "Unable to complete the copy, the accumulated size increase of copy is {0}, exceeding the limit {MAX_COPIED}"
+    )]
+    CopiesTooMuch(usize),
+    /// Moves and copies that walk through the same values over and over.
+    #[error("the operations of the JSON patch move and copy too much")]
+    TooMuchWork,
+    #[error("exceeded max depth")]
+    TooDeep,
     /// A JSON patch that does not fit the object: a missing path, a failed test. Upstream hides the detail.
     #[error("the server rejected our request due to an error in our request")]
     Rejected,
@@ -38,8 +47,8 @@ impl PatchError {
     /// The HTTP status upstream answers.
     pub fn code(&self) -> u16 {
         match self {
-            Self::Malformed(_) => 400,
-            Self::TooManyOperations(_) => 413,
+            Self::Malformed(_) | Self::TooDeep => 400,
+            Self::TooManyOperations(_) | Self::CopiesTooMuch(_) | Self::TooMuchWork => 413,
             Self::Rejected => 422,
             Self::Directive(_) => 500,
         }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::codec::MAX_DEPTH;
 use crate::schema;
 use ferrite_json::json;
 
@@ -170,4 +171,83 @@ fn strategic_adds_without_directives_and_nulls() {
         ),
         Ok(json!({"volumes": [{"name": "v"}]}))
     );
+}
+
+/// `levels` objects within each other, all under `a`.
+fn nested(levels: usize) -> Value {
+    (0..levels).fold(json!(1), |inner, _| json!({"a": inner}))
+}
+
+#[test]
+fn no_operation_nests_a_document_too_deeply() {
+    // Each copy of the whole into its innermost place doubles the depth.
+    let mut paths = Vec::new();
+    let mut depth = 2;
+    for _ in 0..13 {
+        paths.push(json!({"op": "copy", "from": "/a", "path": "/a".repeat(depth)}));
+        depth = 2 * depth - 1;
+    }
+    assert_eq!(json_patch(&mut nested(2), &Value::Array(paths)), Err(PatchError::TooDeep));
+    let half = MAX_DEPTH / 2;
+    let into = |op: &str| json!([{"op": op, "from": "/b", "path": "/a".repeat(half), "value": nested(half)}]);
+    for op in ["add", "replace", "copy", "move"] {
+        let target = |below: usize| json!({"a": nested(half)["a"], "b": nested(below)});
+        let mut fits = target(MAX_DEPTH - half);
+        assert_eq!(json_patch(&mut fits, &into(op)), Ok(()), "{op}");
+        assert!(fits.count_within(MAX_DEPTH).is_some(), "{op}");
+        if matches!(op, "copy" | "move") {
+            let mut deeper = target(MAX_DEPTH - half + 1);
+            assert_eq!(json_patch(&mut deeper, &into(op)), Err(PatchError::TooDeep), "{op}");
+        }
+    }
+}
+
+#[test]
+fn copies_and_moves_of_one_patch_are_bounded() {
+    let target = json!({"a": "x".repeat(MAX_COPIED / 4), "l": []});
+    let copy = json!({"op": "copy", "from": "/a", "path": "/l/-"});
+    let many = Value::Array(vec![copy; 10]);
+    let refused = json_patch(&mut target.clone(), &many).expect_err("it copies too much");
+    assert!(matches!(refused, PatchError::CopiesTooMuch(_)), "{refused}");
+    assert_eq!(refused.code(), 413);
+    let mut wide = json!({"a": vec![0; 100_000], "b": 1});
+    let there = json!({"op": "move", "from": "/a", "path": "/c"});
+    let back = json!({"op": "move", "from": "/c", "path": "/a"});
+    let moves: Vec<Value> = std::iter::repeat_n([there, back], 500).flatten().collect();
+    assert_eq!(json_patch(&mut wide, &Value::Array(moves)), Err(PatchError::TooMuchWork));
+}
+
+mod bounded {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pointer() -> impl Strategy<Value = String> {
+        proptest::collection::vec(prop_oneof!["a", "b", "0", "-"], 0..60)
+            .prop_map(|tokens| tokens.iter().fold(String::new(), |path, token| path + "/" + token))
+    }
+
+    fn operation() -> impl Strategy<Value = Value> {
+        let op = prop_oneof!["add", "replace", "copy", "move", "test"];
+        (op, pointer(), pointer(), 0..60_usize).prop_map(
+            |(op, path, from, levels)| json!({"op": op, "path": path, "from": from, "value": nested(levels)}),
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn patches_keep_documents_shallow(levels in 1..60_usize, operations in proptest::collection::vec(operation(), 0..20)) {
+            let mut target = nested(levels);
+            // Operations one by one, so that one that does not fit does not hide those behind it.
+            for operation in operations {
+                let _ = json_patch(&mut target, &json!([operation]));
+                prop_assert!(target.count_within(MAX_DEPTH).is_some());
+            }
+            let type_ = schema::kind("apps", "v1", "ControllerRevision").expect("known");
+            let mut merged = target.clone();
+            merge_patch(&mut merged, &nested(MAX_DEPTH));
+            prop_assert!(merged.count_within(MAX_DEPTH).is_some());
+            let _ = strategic_merge(type_, &mut target, &nested(MAX_DEPTH));
+            prop_assert!(target.count_within(MAX_DEPTH).is_some());
+        }
+    }
 }

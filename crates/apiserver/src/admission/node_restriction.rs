@@ -1,7 +1,7 @@
 //! A node writes itself, its pods and what belongs to them, and nothing that would let it reach further.
 
 use super::{Attributes, Operation, Plugin};
-use crate::auth::node;
+use crate::auth::{Action, decide, node};
 use crate::registry::View;
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
@@ -234,8 +234,78 @@ fn bound_token(view: &View, node: &str, attributes: &Attributes<'_>, token: &Val
             "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
         ));
     }
-    (pod["spec"]["nodeName"] != node)
-        .then(|| "node requested token bound to a pod scheduled on a different node".into())
+    if pod["spec"]["nodeName"] != node {
+        return Some("node requested token bound to a pod scheduled on a different node".into());
+    }
+    audience_problem(view, attributes, &pod, list(&token["spec"], "audiences"))
+}
+
+/// Reason why a node may not ask for a token with these audiences for a pod: it may have those that the pod's volumes
+/// name, and any that a role lets it have.
+fn audience_problem(
+    view: &View,
+    attributes: &Attributes<'_>,
+    pod: &Value,
+    audiences: &[Value],
+) -> Option<String> {
+    let audience = match audiences {
+        [] => "",
+        [audience] => audience.as_str().unwrap_or_default(),
+        _ => return Some("node may only request 0 or 1 audiences".into()),
+    };
+    if list(&pod["spec"], "volumes").iter().any(|volume| {
+        let get = |group: &str, plural: &str, namespace: &str, name: &str| {
+            view.get(group, plural, namespace, name).map(|object| Value::clone(&object))
+        };
+        names_audience(pod, volume, audience, &get)
+    }) {
+        return None;
+    }
+    // As upstream: the audience stands where a resource does, so that a star allows all of them.
+    let action = Action {
+        verb: "request-serviceaccounts-token-audience".into(),
+        resource: audience.into(),
+        namespace: attributes.namespace.into(),
+        name: attributes.name.into(),
+        ..Action::default()
+    };
+    if decide(attributes.rbac, view, attributes.user, &action).allowed {
+        return None;
+    }
+    let user = &attributes.user.name;
+    Some(format!(
+        "audience {audience:?} not found in pod spec volume, {user} is not authorized to request tokens for this audience"
+    ))
+}
+
+/// Looks up an object by group, plural, namespace and name.
+type Get<'a> = &'a dyn Fn(&str, &str, &str, &str) -> Option<Value>;
+
+/// Whether a volume of a pod needs tokens for an audience: a projected one by itself, others by their CSI driver.
+fn names_audience(pod: &Value, volume: &Value, audience: &str, get: Get<'_>) -> bool {
+    let projected = list(&volume["projected"], "sources").iter().any(|source| {
+        let token = &source["serviceAccountToken"];
+        token.is_object() && token["audience"].as_str().unwrap_or_default() == audience
+    });
+    if projected {
+        return true;
+    }
+    let of_claim = |name: &str| {
+        let claim = get("", "persistentvolumeclaims", meta::namespace(pod), name)?;
+        let volume = get("", "persistentvolumes", "", claim["spec"]["volumeName"].as_str()?)?;
+        volume["spec"]["csi"]["driver"].as_str().map(str::to_owned)
+    };
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let driver = if volume["ephemeral"]["volumeClaimTemplate"].is_object() {
+        of_claim(&format!("{}-{}", meta::name(pod), text(&volume["name"])))
+    } else if volume["persistentVolumeClaim"].is_object() {
+        of_claim(&text(&volume["persistentVolumeClaim"]["claimName"]))
+    } else {
+        volume["csi"]["driver"].as_str().map(str::to_owned)
+    };
+    let driver = driver.and_then(|name| get("storage.k8s.io", "csidrivers", "", &name)).unwrap_or_default();
+    let requests = list(&driver["spec"], "tokenRequests").iter();
+    requests.map(|request| request["audience"].as_str().unwrap_or_default()).any(|named| named == audience)
 }
 
 fn lease(node: &str, attributes: &Attributes<'_>) -> Option<String> {
@@ -257,6 +327,38 @@ mod tests {
         assert!(of(&["free", "example.com/x", "kubernetes.io/hostname", "node.kubernetes.io/x"]).is_empty());
         assert_eq!(of(&["kubernetes.io/bogus", "a.k8s.io/x"]), ["a.k8s.io/x", "kubernetes.io/bogus"]);
         assert_eq!(of(&["x.node-restriction.kubernetes.io/y"]).len(), 1);
+    }
+
+    #[test]
+    fn a_node_has_tokens_for_audiences_that_volumes_name() {
+        let get =
+            |group: &str, plural: &str, namespace: &str, name: &str| match (group, plural, namespace, name) {
+                ("", "persistentvolumeclaims", "ns", "claim" | "p-own") => {
+                    Some(json!({"spec": {"volumeName": "pv"}}))
+                }
+                ("", "persistentvolumes", "", "pv") => Some(json!({"spec": {"csi": {"driver": "d"}}})),
+                ("storage.k8s.io", "csidrivers", "", "d") => {
+                    Some(json!({"spec": {"tokenRequests": [{"audience": "vault"}]}}))
+                }
+                _ => None,
+            };
+        let pod = json!({"metadata": {"namespace": "ns", "name": "p"}});
+        let token = |audience: Value| json!({"projected": {"sources": [{"serviceAccountToken": audience}]}});
+        for (volume, audience, named) in [
+            (token(json!({"path": "token"})), "", true),
+            (token(json!({"path": "token"})), "vault", false),
+            (token(json!({"audience": "vault"})), "vault", true),
+            (token(json!({"audience": "vault"})), "", false),
+            (json!({"projected": {"sources": [{"secret": {}}]}}), "", false),
+            (json!({"csi": {"driver": "d"}}), "vault", true),
+            (json!({"csi": {"driver": "other"}}), "vault", false),
+            (json!({"persistentVolumeClaim": {"claimName": "claim"}}), "vault", true),
+            (json!({"persistentVolumeClaim": {"claimName": "gone"}}), "vault", false),
+            (json!({"name": "own", "ephemeral": {"volumeClaimTemplate": {}}}), "vault", true),
+            (json!({"emptyDir": {}}), "", false),
+        ] {
+            assert_eq!(names_audience(&pod, &volume, audience, &get), named, "{volume} {audience}");
+        }
     }
 
     #[test]

@@ -1,21 +1,27 @@
 //! Acting as somebody else, for those who may.
+//!
+//! Constrained impersonation comes first: a right to be somebody (`impersonate:<mode>`) and a right to do this as
+//! somebody (`impersonate-on:<mode>:<verb>`). The old verb `impersonate`, which has fewer limits, comes last.
+
+mod headers;
 
 use super::{Action, Rbac, User, decide, denied};
 use crate::registry::View;
 use ferrite_api::Status;
+use ferrite_api::meta_validation::{dns1123_label, dns1123_subdomain};
+use headers::Wanted;
 use http::HeaderMap;
-use percent_encoding::percent_decode_str;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// All headers that speak of it begin so.
-const PREFIX: &str = "impersonate-";
-const EXTRA: &str = "impersonate-extra-";
+pub(crate) use headers::{forget, impersonates};
 
-/// Whether a request may want to be made as somebody else.
-pub(crate) fn impersonates(headers: &HeaderMap) -> bool {
-    headers.keys().any(|name| name.as_str().starts_with(PREFIX))
-}
+const AUTHENTICATION: &str = "authentication.k8s.io";
+const ANONYMOUS: &str = "system:anonymous";
+const UNAUTHENTICATED: &str = "system:unauthenticated";
+/// Where a service account's token says on which node its pod runs.
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+/// From this many on, a right to all of them is asked for before each of them.
+const MANY: usize = 4;
 
 /// The user a request is made as: the one who asks, unless its headers name another.
 pub(crate) fn impersonate(
@@ -23,187 +29,344 @@ pub(crate) fn impersonate(
     view: &View,
     user: Arc<User>,
     headers: &HeaderMap,
-    wanted: &Action,
+    action: &Action,
 ) -> Result<Arc<User>, Status> {
-    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
-    let name = text("impersonate-user");
-    let uid = text("impersonate-uid");
-    let groups: Vec<String> = headers
-        .get_all("impersonate-group")
-        .iter()
-        .filter_map(|v| v.to_str().ok())
-        .map(str::to_owned)
-        .collect();
-    let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (header, value) in headers {
-        if let (Some(key), Ok(value)) = (header.as_str().strip_prefix(EXTRA), value.to_str()) {
-            let key = percent_decode_str(key).decode_utf8_lossy().to_lowercase();
-            extra.entry(key).or_default().push(value.to_owned());
-        }
-    }
-    if name.is_empty() {
-        if groups.is_empty() && extra.is_empty() && uid.is_empty() {
-            return Ok(user);
-        }
-        return Err(Status::bad_request(format!(
-            "requested {} without impersonating a user name",
-            go_user(&uid, &groups, &extra)
-        )));
-    }
-    let account = name.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
-    let identity = Identity { name: &name, account, uid: &uid, groups: &groups, extra: &extra };
+    let Some(wanted) = Wanted::parse(headers)? else { return Ok(user) };
     let may = |action: &Action| decide(rbac, view, &user, action).allowed;
-    let narrow = identity.constrained(&user, wanted, &may);
-    if let Err(refused) = &narrow
-        && !identity.rights("impersonate", "").iter().all(may)
-    {
-        // As upstream: the refusal speaks of the narrower right that would have sufficed.
-        return Err(refused.clone());
+    wanted.become_by(&user, action, &may).map(Arc::new)
+}
+
+/// Modes of constrained impersonation, in the order in which they are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    AssociatedNode,
+    ArbitraryNode,
+    ServiceAccount,
+    UserInfo,
+}
+
+impl Mode {
+    const ALL: [Self; 4] = [Self::AssociatedNode, Self::ArbitraryNode, Self::ServiceAccount, Self::UserInfo];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::AssociatedNode => "associated-node",
+            Self::ArbitraryNode => "arbitrary-node",
+            Self::ServiceAccount => "serviceaccount",
+            Self::UserInfo => "user-info",
+        }
     }
-    let given = !groups.is_empty();
-    let mut acted = match (account, name.as_str()) {
-        (_, "system:anonymous") if !given => User::anonymous(),
-        // Who may be a node is one, with what nodes may do.
-        (_, name) if !given && narrow.is_ok() && name.starts_with(NODE) => User::new(name, ["system:nodes"]),
-        (Some((namespace, account)), _) if !given => User::service_account(namespace, account, ""),
-        _ => User::new(name, groups),
-    };
-    acted.uid = uid;
-    acted.extra = extra;
-    Ok(Arc::new(acted))
+
+    /// Whether the mode is there for what is wanted. Nodes and service accounts are wanted by name alone: the server
+    /// knows the rest.
+    fn serves(self, wanted: &Wanted, user: &User) -> bool {
+        match self {
+            Self::AssociatedNode => {
+                let here = user.extra.get(NODE_NAME).map(Vec::as_slice).unwrap_or_default();
+                wanted.is_name_only()
+                    && service_account(&user.name).is_some()
+                    && node(&wanted.name).is_some_and(|node| here == [node])
+            }
+            Self::ArbitraryNode => wanted.is_name_only() && node(&wanted.name).is_some(),
+            Self::ServiceAccount => wanted.is_name_only() && service_account(&wanted.name).is_some(),
+            Self::UserInfo => node(&wanted.name).is_none() && service_account(&wanted.name).is_none(),
+        }
+    }
 }
 
-/// Whom a request wants to be made as.
-struct Identity<'a> {
-    name: &'a str,
-    /// Namespace and name, if it is a service account.
-    account: Option<(&'a str, &'a str)>,
-    uid: &'a str,
-    groups: &'a [String],
-    extra: &'a BTreeMap<String, Vec<String>>,
+/// The name of the node that a user is.
+fn node(user: &str) -> Option<&str> {
+    user.strip_prefix("system:node:").filter(|name| dns1123_subdomain(name).is_empty())
 }
 
-const AUTHENTICATION: &str = "authentication.k8s.io";
-const NODE: &str = "system:node:";
-/// Where a service account's token says on which node its pod runs.
-const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+/// Namespace and name of the service account that a user is.
+fn service_account(user: &str) -> Option<(&str, &str)> {
+    let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
+    (dns1123_label(namespace).is_empty() && dns1123_subdomain(name).is_empty()).then_some((namespace, name))
+}
 
-impl Identity<'_> {
-    /// Every right that a verb needs. Users, groups and accounts are in `core` for the old verb, and beside the
-    /// others for the new ones.
-    fn rights(&self, verb: &str, core: &str) -> Vec<Action> {
-        let right = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| Action {
+type May<'a> = &'a dyn Fn(&Action) -> bool;
+
+impl Wanted {
+    /// Who `user` becomes for an action. As upstream, the refusal is that of the first mode that could have served.
+    fn become_by(&self, user: &User, action: &Action, may: May<'_>) -> Result<User, Status> {
+        let mut refused = None;
+        for mode in Mode::ALL.into_iter().filter(|mode| mode.serves(self, user)) {
+            match self.constrained(mode, user, action, may) {
+                Ok(()) => return Ok(self.user(true)),
+                Err(status) => refused = refused.or(Some(status)),
+            }
+        }
+        self.check(user, "impersonate", None, may).map_err(|status| refused.unwrap_or(status))?;
+        Ok(self.user(false))
+    }
+
+    fn constrained(&self, mode: Mode, user: &User, action: &Action, may: May<'_>) -> Result<(), Status> {
+        let on = Action { verb: format!("impersonate-on:{}:{}", mode.name(), action.verb), ..action.clone() };
+        require(user, &on, may)?;
+        self.check(user, &format!("impersonate:{}", mode.name()), Some(mode), may)
+    }
+
+    /// Every right that a verb needs: to the name, the UID, each group and each value of extra. Without a mode it is the
+    /// old verb, which asks for names and groups in the core group and has no limits of its own.
+    fn check(&self, user: &User, verb: &str, mode: Option<Mode>, may: May<'_>) -> Result<(), Status> {
+        let right = |group: &str, resource: &str, name: &str| Action {
             verb: verb.into(),
             group: group.into(),
             resource: resource.into(),
-            subresource: subresource.into(),
-            namespace: namespace.into(),
             name: name.into(),
             ..Action::default()
         };
-        let mut rights = vec![match self.account {
-            Some((namespace, account)) => right(core, "serviceaccounts", "", namespace, account),
-            None => right(core, "users", "", "", self.name),
-        }];
-        rights.extend(self.groups.iter().map(|group| right(core, "groups", "", "", group)));
-        for (key, values) in self.extra {
-            rights.extend(values.iter().map(|value| right(AUTHENTICATION, "userextras", key, "", value)));
-        }
+        let core = if mode.is_some() { AUTHENTICATION } else { "" };
+        require(user, &self.right_to_name(core, mode, &right), may)?;
         if !self.uid.is_empty() {
-            rights.push(right(AUTHENTICATION, "uids", "", "", self.uid));
+            require(user, &right(AUTHENTICATION, "uids", &self.uid), may)?;
         }
-        rights
-    }
-
-    /// Constrained impersonation: a right to be somebody, and a right to do this as somebody. The last mode that could
-    /// have served is the one refused.
-    fn constrained(&self, user: &User, wanted: &Action, may: &dyn Fn(&Action) -> bool) -> Result<(), Status> {
-        let mut refused = Ok(());
-        for (mode, rights) in self.modes(user) {
-            let on = Action { verb: format!("impersonate-on:{mode}:{}", wanted.verb), ..wanted.clone() };
-            match std::iter::once(on).chain(rights).find(|right| !may(right)) {
-                None => return Ok(()),
-                Some(missing) => refused = Err(denied(user, &missing, "")),
+        let constrained = mode.is_some();
+        if constrained {
+            self.check_groups(user, &right)?;
+            self.check_extra(user, &right)?;
+        }
+        let all_groups = || may(&right(core, "groups", "*"));
+        if !(constrained && self.groups.len() >= MANY && all_groups()) {
+            for group in &self.groups {
+                require(user, &right(core, "groups", group), may)?;
             }
         }
-        refused
+        let extra = |key: &str, value: &str| Action {
+            subresource: key.into(),
+            ..right(AUTHENTICATION, "userextras", value)
+        };
+        let values: usize = self.extra.values().map(Vec::len).sum();
+        let many = self.extra.len() >= MANY || values >= MANY;
+        if !(constrained && many && may(&extra("*", "*"))) {
+            for (key, values) in &self.extra {
+                for value in values {
+                    require(user, &extra(key, value), may)?;
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// The ways in which `user` may be this identity, each with the rights to be it.
-    fn modes(&self, user: &User) -> Vec<(&'static str, Vec<Action>)> {
-        let node = self.name.strip_prefix(NODE);
-        let others = !self.groups.is_empty() || !self.extra.is_empty() || !self.uid.is_empty();
-        let as_node = |mode: &'static str, name: &str| {
-            let right = Action {
-                verb: format!("impersonate:{mode}"),
-                group: AUTHENTICATION.into(),
-                resource: "nodes".into(),
-                name: name.into(),
-                ..Action::default()
-            };
-            (mode, vec![right])
-        };
-        if let Some(node) = node.filter(|_| !others) {
-            let is_account = user.name.starts_with("system:serviceaccount:");
-            let associated = is_account && user.extra.get(NODE_NAME).is_some_and(|names| *names == [node]);
+    fn right_to_name(
+        &self,
+        core: &str,
+        mode: Option<Mode>,
+        right: &dyn Fn(&str, &str, &str) -> Action,
+    ) -> Action {
+        match (mode, node(&self.name), service_account(&self.name)) {
             // As upstream: the right is asked for all nodes, since which one it is has been decided.
-            let first = associated.then(|| as_node("associated-node", "*"));
-            return first.into_iter().chain([as_node("arbitrary-node", node)]).collect();
+            (Some(Mode::AssociatedNode), ..) => right(core, "nodes", "*"),
+            (Some(_), Some(node), _) => right(core, "nodes", node),
+            (_, _, Some((namespace, name))) => {
+                Action { namespace: namespace.into(), ..right(core, "serviceaccounts", name) }
+            }
+            _ => right(core, "users", &self.name),
         }
-        let mode = if self.account.is_some() { "serviceaccount" } else { "user-info" };
-        vec![(mode, self.rights(&format!("impersonate:{mode}"), AUTHENTICATION))]
+    }
+
+    /// Groups that no constrained mode gives away.
+    fn check_groups(&self, user: &User, right: &dyn Fn(&str, &str, &str) -> Action) -> Result<(), Status> {
+        const MASTERS: &str = "system:masters";
+        for (group, why) in [
+            ("", "impersonating the empty string group is not allowed"),
+            (MASTERS, "impersonating the system:masters group is not allowed"),
+        ] {
+            if self.groups.iter().any(|g| g == group) {
+                return Err(denied(user, &right(AUTHENTICATION, "groups", group), why));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_extra(&self, user: &User, right: &dyn Fn(&str, &str, &str) -> Action) -> Result<(), Status> {
+        let problem = self.extra.iter().find_map(|(key, values)| extra_problem(key, values));
+        problem.map_or(Ok(()), |why| Err(denied(user, &right(AUTHENTICATION, "userextras", ""), &why)))
+    }
+
+    /// The user that the request goes on as.
+    fn user(&self, constrained: bool) -> User {
+        let mut groups = self.groups.clone();
+        if groups.is_empty() {
+            if constrained && node(&self.name).is_some() {
+                groups.push("system:nodes".into());
+            } else if let Some((namespace, _)) = service_account(&self.name) {
+                groups
+                    .extend(["system:serviceaccounts".into(), format!("system:serviceaccounts:{namespace}")]);
+            }
+        }
+        let mut add = |group: &str| {
+            if !groups.iter().any(|g| g == group) {
+                groups.push(group.into());
+            }
+        };
+        if self.name == ANONYMOUS {
+            add(UNAUTHENTICATED);
+        } else if !self.groups.iter().any(|g| g == UNAUTHENTICATED) {
+            add("system:authenticated");
+        }
+        User { name: self.name.clone(), groups, uid: self.uid.clone(), extra: self.extra.clone() }
     }
 }
 
-/// The user as Go prints it.
-fn go_user(uid: &str, groups: &[String], extra: &BTreeMap<String, Vec<String>>) -> String {
-    let list = |items: &[String]| {
-        let quoted: Vec<String> = items.iter().map(|i| format!("{i:?}")).collect();
-        format!("[]string{{{}}}", quoted.join(", "))
+fn require(user: &User, right: &Action, may: May<'_>) -> Result<(), Status> {
+    if may(right) { Ok(()) } else { Err(denied(user, right, "")) }
+}
+
+/// Reason why a constrained mode does not take a key of extra and its values.
+fn extra_problem(key: &str, values: &[String]) -> Option<String> {
+    if key.is_empty() {
+        return Some("impersonating the empty string key in extra is not allowed".into());
+    }
+    if let Some(why) = path_problem(key) {
+        return Some(format!("impersonating an invalid key in extra is not allowed: {why}"));
+    }
+    if key.chars().any(char::is_uppercase) {
+        return Some(format!("impersonating a non-lowercase key in extra is not allowed: {key:?}"));
+    }
+    if values.is_empty() {
+        return Some("impersonating empty values in extra is not allowed".into());
+    }
+    values
+        .iter()
+        .any(String::is_empty)
+        .then(|| "impersonating the empty string value in extra is not allowed".into())
+}
+
+/// Reason why a text is no path with a domain before it.
+fn path_problem(text: &str) -> Option<String> {
+    const FIELD: &str = "extra.key: Invalid value";
+    let parts = text.split_once('/').filter(|(host, path)| !host.is_empty() && !path.is_empty());
+    let Some((host, path)) = parts else {
+        return Some(format!("{FIELD}: {text:?}: must be a domain-prefixed path (such as \"acme.io/foo\")"));
     };
-    let groups = if groups.is_empty() { "[]string(nil)".into() } else { list(groups) };
-    let extra = match extra.is_empty() {
-        true => "map[string][]string(nil)".into(),
-        false => {
-            let pairs: Vec<String> = extra.iter().map(|(k, v)| format!("{k:?}:{}", list(v))).collect();
-            format!("map[string][]string{{{}}}", pairs.join(", "))
-        }
-    };
-    format!("&user.DefaultInfo{{Name:\"\", UID:{uid:?}, Groups:{groups}, Extra:{extra}}}")
+    if let Some(why) = dns1123_subdomain(host).first() {
+        return Some(format!("{FIELD}: {host:?}: {why}"));
+    }
+    let in_path = |c: char| c.is_ascii_alphanumeric() || "/-._~%!$&'()*+,;=:".contains(c);
+    (!path.chars().all(in_path)).then(|| {
+        format!(
+            "{FIELD}: {path:?}: Invalid path (regex used for validation is '[A-Za-z0-9/\\-._~%!$&'()*+,;=:]+')"
+        )
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
+
+    fn agent(node: &str) -> User {
+        let mut user = User::service_account("kube-system", "agent", "");
+        user.extra.insert(NODE_NAME.into(), vec![node.into()]);
+        user
+    }
+
+    fn wanted(name: &str) -> Wanted {
+        Wanted { name: name.into(), ..Wanted::default() }
+    }
+
+    fn list_pods() -> Action {
+        Action { verb: "list".into(), resource: "pods".into(), ..Action::default() }
+    }
 
     #[test]
     fn an_agent_may_be_its_own_node() {
-        let agent = |node: &str| {
-            let mut user = User::service_account("kube-system", "agent", "");
-            user.extra.insert(NODE_NAME.into(), vec![node.into()]);
-            user
-        };
-        let wanted = Action { verb: "list".into(), resource: "pods".into(), ..Action::default() };
-        let (groups, extra) = (Vec::new(), BTreeMap::new());
-        let node =
-            Identity { name: "system:node:n1", account: None, uid: "", groups: &groups, extra: &extra };
         let may = |action: &Action| {
             let is = action.verb == "impersonate:associated-node"
                 && action.resource == "nodes"
                 && action.name == "*";
             is || action.verb == "impersonate-on:associated-node:list"
         };
-        assert!(node.constrained(&agent("n1"), &wanted, &may).is_ok());
+        let node = wanted("system:node:n1").become_by(&agent("n1"), &list_pods(), &may).expect("its own");
+        assert_eq!(node.groups, ["system:nodes", "system:authenticated"]);
         for other in [agent("n2"), User::new("somebody", ["g"])] {
-            let refused = node.constrained(&other, &wanted, &may).expect_err("it is not theirs");
+            let refused = wanted("system:node:n1").become_by(&other, &list_pods(), &may);
+            let refused = refused.expect_err("it is not theirs");
             assert!(refused.message.contains("impersonate-on:arbitrary-node:list"), "{}", refused.message);
         }
-        let with_uid = Identity { uid: "u", ..node };
-        assert!(
-            with_uid
-                .modes(&agent("n1"))
-                .iter()
-                .all(|(mode, rights)| *mode == "user-info" && rights.len() == 2)
+    }
+
+    #[test]
+    fn each_mode_serves_its_own() {
+        let uid = |w: Wanted| Wanted { uid: "u".into(), ..w };
+        let group = |w: Wanted| Wanted { groups: vec!["g".into()], ..w };
+        let extra = |w: Wanted| Wanted { extra: BTreeMap::from([("a.b/c".into(), vec!["x".into()])]), ..w };
+        let (node, account) = (|| wanted("system:node:n1"), || wanted("system:serviceaccount:ns:a"));
+        let plain = || wanted("jane");
+        for (wanted, modes) in [
+            (node(), vec![Mode::AssociatedNode, Mode::ArbitraryNode]),
+            (uid(node()), vec![]),
+            (group(node()), vec![]),
+            (extra(node()), vec![]),
+            (account(), vec![Mode::ServiceAccount]),
+            (group(account()), vec![]),
+            (uid(account()), vec![]),
+            (plain(), vec![Mode::UserInfo]),
+            (uid(group(extra(plain()))), vec![Mode::UserInfo]),
+            // These are no names of nodes and accounts, so they are names of users.
+            (wanted("system:node:No"), vec![Mode::UserInfo]),
+            (wanted("system:serviceaccount:a:b:c"), vec![Mode::UserInfo]),
+        ] {
+            let served: Vec<Mode> =
+                Mode::ALL.into_iter().filter(|mode| mode.serves(&wanted, &agent("n1"))).collect();
+            assert_eq!(served, modes, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn constrained_modes_do_not_give_everything_away() {
+        // Every right but the old one.
+        let may = |action: &Action| action.verb.starts_with("impersonate:") || action.verb.contains("-on:");
+        let jane = |groups: &[&str], extra: &[(&str, &str)]| Wanted {
+            name: "jane".into(),
+            groups: groups.iter().map(|g| (*g).to_owned()).collect(),
+            extra: extra.iter().map(|(k, v)| ((*k).to_owned(), vec![(*v).to_owned()])).collect(),
+            ..Wanted::default()
+        };
+        let user = User::new("proxy", ["g"]);
+        for (wanted, allowed) in [
+            (jane(&["developers"], &[]), true),
+            (jane(&["system:masters"], &[]), false),
+            (jane(&["a", "b", "c", "d", "system:masters"], &[]), false),
+            (jane(&[""], &[]), false),
+            (jane(&[], &[("acme.io/team", "x")]), true),
+            (jane(&[], &[("team", "x")]), false),
+            (jane(&[], &[("acme.io/Team", "x")]), false),
+            (jane(&[], &[("acme.io/team", "")]), false),
+            (Wanted { groups: vec!["g".into()], ..wanted("system:serviceaccount:ns:a") }, false),
+            (Wanted { uid: "u".into(), ..wanted("system:node:n1") }, false),
+        ] {
+            assert_eq!(wanted.become_by(&user, &list_pods(), &may).is_ok(), allowed, "{wanted:?}");
+        }
+        // Who has the old right too may do as before.
+        assert!(jane(&["system:masters"], &[]).become_by(&user, &list_pods(), &|_| true).is_ok());
+    }
+
+    #[test]
+    fn many_groups_are_asked_for_at_once() {
+        let may = |action: &Action| action.resource != "groups" || action.name == "*";
+        let with = |count: usize| Wanted { groups: vec!["g".into(); count], ..wanted("jane") };
+        let user = User::new("proxy", ["g"]);
+        assert!(with(4).become_by(&user, &list_pods(), &may).is_ok());
+        assert!(with(3).become_by(&user, &list_pods(), &may).is_err());
+    }
+
+    #[test]
+    fn groups_are_completed_as_upstream_does() {
+        let of = |name: &str, groups: &[&str], constrained| {
+            Wanted { groups: groups.iter().map(|g| (*g).to_owned()).collect(), ..wanted(name) }
+                .user(constrained)
+                .groups
+        };
+        assert_eq!(of("system:node:n", &[], false), ["system:authenticated"]);
+        assert_eq!(of("system:anonymous", &["g"], false), ["g", "system:unauthenticated"]);
+        assert_eq!(of("jane", &["system:unauthenticated"], false), ["system:unauthenticated"]);
+        assert_eq!(
+            of("system:serviceaccount:ns:a", &[], true),
+            ["system:serviceaccounts", "system:serviceaccounts:ns", "system:authenticated"]
         );
+        assert_eq!(of("system:serviceaccount:ns:a", &["g"], false), ["g", "system:authenticated"]);
     }
 }

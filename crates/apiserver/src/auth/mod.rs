@@ -8,9 +8,9 @@ mod rbac;
 pub(crate) mod token;
 mod user;
 
-pub(crate) use escalation::check as check_escalation;
-pub(crate) use impersonation::{impersonate, impersonates};
-pub(crate) use rbac::Rbac;
+pub(crate) use escalation::{Grant, check as check_escalation};
+pub(crate) use impersonation::{forget as forget_impersonation, impersonate, impersonates};
+pub(crate) use rbac::{Rbac, Rule};
 pub use user::User;
 
 use crate::options::Query;

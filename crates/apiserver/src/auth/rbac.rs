@@ -38,7 +38,7 @@ impl Rule {
         }
     }
 
-    pub(super) fn all(role: &Value) -> Vec<Self> {
+    pub fn all(role: &Value) -> Vec<Self> {
         role.get("rules").and_then(Value::as_array).into_iter().flatten().map(Self::of).collect()
     }
 
@@ -73,59 +73,107 @@ impl Rule {
         (resources, paths)
     }
 
-    /// The part of the rule that `held` does not allow, as upstream prints it.
-    pub(super) fn not_held(&self, namespace: &str, held: &dyn Fn(&Action) -> bool) -> Option<String> {
+    pub(super) fn everything() -> [Self; 2] {
+        let all = || vec!["*".to_owned()];
+        [
+            Self { verbs: all(), groups: all(), resources: all(), ..Self::default() },
+            Self { verbs: all(), paths: all(), ..Self::default() },
+        ]
+    }
+
+    /// Equivalent rules with one verb each, and one resource (of one name, if there are any) or one path.
+    pub fn broken_down(&self) -> Vec<Self> {
+        let mut rules = Vec::new();
+        let one = |text: &String| vec![text.clone()];
+        let names: Vec<Vec<String>> =
+            if self.names.is_empty() { vec![Vec::new()] } else { self.names.iter().map(one).collect() };
+        for verb in &self.verbs {
+            let resources = self.groups.iter().flat_map(|g| self.resources.iter().map(move |r| (g, r)));
+            for (group, resource) in resources {
+                rules.extend(names.iter().map(|names| Self {
+                    verbs: one(verb),
+                    groups: one(group),
+                    resources: one(resource),
+                    names: names.clone(),
+                    ..Self::default()
+                }));
+            }
+            let paths = self.paths.iter();
+            rules.extend(paths.map(|path| Self { verbs: one(verb), paths: one(path), ..Self::default() }));
+        }
+        rules
+    }
+
+    /// Whether this rule gives all that a broken-down rule gives. A star covers everything, and nothing else covers a
+    /// star. A rule for some names never covers one for all names.
+    pub fn covers_rule(&self, other: &Self) -> bool {
+        let covers = |held: &[String], wanted: &[String]| {
+            held.iter().any(|h| h == "*") || wanted.iter().all(|w| held.contains(w))
+        };
+        let resource = |wanted: &String| {
+            let any_parent = wanted.split_once('/').map(|(_, subresource)| format!("*/{subresource}"));
+            self.resources
+                .iter()
+                .any(|held| held == "*" || held == wanted || Some(held) == any_parent.as_ref())
+        };
+        let path = |wanted: &String| {
+            self.paths.iter().any(|held| {
+                held == wanted || held.ends_with('*') && wanted.starts_with(held.trim_end_matches('*'))
+            })
+        };
+        let names = match other.names.is_empty() {
+            true => self.names.is_empty(),
+            false => self.names.is_empty() || other.names.iter().all(|name| self.names.contains(name)),
+        };
+        covers(&self.verbs, &other.verbs)
+            && covers(&self.groups, &other.groups)
+            && other.resources.iter().all(resource)
+            && other.paths.iter().all(path)
+            && names
+    }
+
+    /// Takes over the verbs of a rule that is about the same.
+    pub(super) fn absorb(&mut self, other: &Self) -> bool {
+        // As upstream: rules for paths stay apart.
+        let same = self.paths.is_empty()
+            && (&self.groups, &self.resources, &self.names, &self.paths)
+                == (&other.groups, &other.resources, &other.names, &other.paths);
+        if same {
+            self.verbs.extend(other.verbs.iter().cloned());
+        }
+        same
+    }
+
+    /// The rule as upstream prints it.
+    pub(super) fn compact(&self) -> String {
         let list = |items: &[String]| {
             let quoted: Vec<String> = items.iter().map(|i| format!("{i:?}")).collect();
             format!("[{}]", quoted.join(" "))
         };
-        let names = if self.names.is_empty() { vec![String::new()] } else { self.names.clone() };
-        let allowed = |verb: &String| {
-            let verb = verb.clone();
-            let paths = self.paths.iter().all(|path| {
-                held(&Action { verb: verb.clone(), path: Some(path.clone()), ..Action::default() })
-            });
-            let each = self.groups.iter().flat_map(|g| self.resources.iter().map(move |r| (g, r)));
-            paths
-                && each.flat_map(|(g, r)| names.iter().map(move |n| (g, r, n))).all(
-                    |(group, resource, name)| {
-                        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-                        held(&Action {
-                            verb: verb.clone(),
-                            group: group.clone(),
-                            resource: resource.into(),
-                            subresource: subresource.into(),
-                            namespace: namespace.into(),
-                            name: name.clone(),
-                            ..Action::default()
-                        })
-                    },
-                )
-        };
-        let verbs: Vec<String> = self.verbs.iter().filter(|v| !allowed(v)).cloned().collect();
-        if verbs.is_empty() {
-            return None;
-        }
         let mut parts = Vec::new();
         for (key, items) in [
             ("APIGroups", &self.groups),
             ("Resources", &self.resources),
             ("ResourceNames", &self.names),
             ("NonResourceURLs", &self.paths),
-            ("Verbs", &verbs),
+            ("Verbs", &self.verbs),
         ] {
             if !items.is_empty() {
                 parts.push(format!("{key}:{}", list(items)));
             }
         }
-        Some(format!("{{{}}}", parts.join(", ")))
+        format!("{{{}}}", parts.join(", "))
     }
 
+    /// As upstream: a rule names a resource as a whole. Audiences of tokens stand in its place, and have slashes of their
+    /// own.
     fn covers(&self, resource: &str, subresource: &str) -> bool {
-        self.resources.iter().any(|allowed| match allowed.split_once('/') {
-            _ if allowed == "*" => true,
-            Some((r, s)) => !subresource.is_empty() && s == subresource && (r == "*" || r == resource),
-            None => subresource.is_empty() && allowed == resource,
+        self.resources.iter().any(|allowed| {
+            if allowed == "*" || subresource.is_empty() {
+                return allowed == "*" || allowed == resource;
+            }
+            let parent = allowed.strip_suffix(subresource).and_then(|rest| rest.strip_suffix('/'));
+            parent.is_some_and(|parent| parent == "*" || parent == resource)
         })
     }
 }
@@ -162,7 +210,7 @@ impl Binding {
             "Group" if user.is_in(name) => Some(format!("Group {name:?}")),
             "ServiceAccount" => {
                 let namespace = if namespace.is_empty() { &self.namespace } else { namespace };
-                (user.name == format!("system:serviceaccount:{namespace}:{name}"))
+                (!namespace.is_empty() && user.name == format!("system:serviceaccount:{namespace}:{name}"))
                     .then(|| format!("ServiceAccount {:?}", format!("{name}/{namespace}")))
             }
             _ => None,
@@ -354,6 +402,48 @@ mod tests {
                 ..Action::default()
             };
             assert_eq!((rule.allows(&action), named.allows(&action)), (plain, by_name), "{action:?}");
+        }
+    }
+
+    #[test]
+    fn a_rule_covers_no_more_than_it_gives() {
+        let rule = |groups: &[&str], resources: &[&str], names: &[&str], paths: &[&str], verbs: &[&str]| {
+            Rule::of(&json!({"apiGroups": groups, "resources": resources, "resourceNames": names,
+                "nonResourceURLs": paths, "verbs": verbs}))
+        };
+        let pods = |names: &[&str], verbs: &[&str]| rule(&[""], &["pods"], names, &[], verbs);
+        let rows = [
+            (pods(&[], &["get"]), pods(&[], &["get"]), true),
+            (pods(&[], &["*"]), pods(&[], &["get", "list"]), true),
+            (pods(&[], &["get", "list"]), pods(&[], &["*"]), false),
+            (pods(&[], &["get"]), pods(&["a"], &["get"]), true),
+            (pods(&["a"], &["get"]), pods(&[], &["get"]), false),
+            (pods(&[""], &["get"]), pods(&[], &["get"]), false),
+            (rule(&["*"], &["pods"], &[], &[], &["get"]), pods(&[], &["get"]), true),
+            (pods(&[], &["get"]), rule(&["*"], &["pods"], &[], &[], &["get"]), false),
+            (rule(&[""], &["*"], &[], &[], &["get"]), rule(&[""], &["pods/log"], &[], &[], &["get"]), true),
+            (
+                rule(&[""], &["*/log"], &[], &[], &["get"]),
+                rule(&[""], &["pods/log"], &[], &[], &["get"]),
+                true,
+            ),
+            (
+                rule(&[""], &["pods/log"], &[], &[], &["get"]),
+                rule(&[""], &["*/log"], &[], &[], &["get"]),
+                false,
+            ),
+            (
+                rule(&[""], &["pods"], &[], &[], &["get"]),
+                rule(&[""], &["pods/log"], &[], &[], &["get"]),
+                false,
+            ),
+            (rule(&[], &[], &[], &["/a/*"], &["get"]), rule(&[], &[], &[], &["/a/b"], &["get"]), true),
+            (rule(&[], &[], &[], &["/a/*"], &["get"]), rule(&[], &[], &[], &["*"], &["get"]), false),
+            (rule(&["*"], &["*"], &[], &[], &["*"]), rule(&[], &[], &[], &["/a"], &["get"]), false),
+        ];
+        for (held, wanted, covered) in rows {
+            let all = wanted.broken_down().iter().all(|wanted| held.covers_rule(wanted));
+            assert_eq!(all, covered, "{} {}", held.compact(), wanted.compact());
         }
     }
 

@@ -1,6 +1,7 @@
 //! A patched object as upstream prints it when it cannot be read: what the patch touched has sorted keys, the
 //! rest has its fields in the order in which their type declares them.
 
+use ferrite_api::codec::MAX_DEPTH;
 use ferrite_api::schema::{Kind, TypeRef};
 use ferrite_json::{Value, json};
 
@@ -11,7 +12,8 @@ pub(super) fn touched(operations: &Value) -> Value {
         for path in ["path", "from"].iter().filter_map(|k| operation.get(k)?.as_str()) {
             let mut at = &mut root;
             let parents = path.split('/').skip(1).collect::<Vec<_>>();
-            for token in parents.iter().take(parents.len().saturating_sub(1)) {
+            // A test of a missing path may name any number of parents; no object has more than the decoder lets in.
+            for token in parents.iter().take(parents.len().saturating_sub(1).min(MAX_DEPTH)) {
                 let name = token.replace("~1", "/").replace("~0", "~");
                 let Some(map) = at.as_object_mut() else { break };
                 at = map.entry(name).or_insert_with(|| json!({}));
@@ -77,6 +79,13 @@ fn put(kind: Option<&Kind>, value: &Value, touched: Option<&Value>, out: &mut St
 mod tests {
     use super::*;
     use ferrite_api::schema;
+
+    #[test]
+    fn a_long_path_makes_no_deep_document() {
+        let path = "/a".repeat(1_000_000);
+        let document = touched(&json!([{"op": "test", "path": path, "value": null}]));
+        assert!(document.count_within(MAX_DEPTH + 1).is_some());
+    }
 
     #[test]
     fn what_a_patch_touched_is_sorted_and_the_rest_is_as_declared() {

@@ -4,6 +4,7 @@ use super::addresses::is_service;
 use super::stored::Written;
 use super::{Registry, Write, metadata, store_status, stored};
 use crate::admission::{Attributes, Charges, Operation};
+use crate::auth::{Grant, check_escalation};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
@@ -100,22 +101,32 @@ impl Registry {
             options: write.options,
             rbac: &self.rbac,
         };
-        crate::auth::check_escalation(&self.rbac, &view, write.user, resource, write.namespace, &object)?;
         // As upstream: who changes objects comes before names are drawn, and can only tell what they begin with.
         let unnamed = Attributes { name: drawn.unwrap_or(&name), ..attributes };
         self.admission.mutate(&view, &unnamed, &mut object)?;
+        let grant = Grant {
+            user: write.user,
+            resource,
+            namespace: write.namespace,
+            requested: write.requested,
+            old: None,
+            new: &object,
+        };
+        check_escalation(&self.rbac, &view, &grant)?;
         // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
         let allocation = self.services.allocate(&view, resource, &mut object, None)?;
         super::normalise(resource, &mut object);
+        super::check_depth(&object)?;
         let mut errors =
             validate_metadata(&object, resource.is_namespaced(), |name| strategy.validate_name(name));
         errors.extend(strategy.validate(&object));
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, &name, &errors));
         }
-        strategy.warnings(&object).into_iter().for_each(|w| write.options.warnings.add(w));
+        let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource, &object));
+        warnings.for_each(|w| write.options.warnings.add(w));
         let mut charges = self.admission.validate(&view, &attributes, Some(&object))?;
 
         let key = stored::key(resource, write.namespace, &name);

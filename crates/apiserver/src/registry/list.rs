@@ -118,7 +118,7 @@ impl Registry {
                 "specifying resource version is not allowed when using continue",
             ));
         }
-        let snapshot = self.snapshot_for(options, token.as_ref())?;
+        let snapshot = self.snapshot_for(&prefix, options, token.as_ref())?;
         let revision = snapshot.revision();
         // As upstream: whoever takes any version is answered from the cache, which knows no pages.
         let limit = if options.resource_version == Some(0) && token.is_none() { 0 } else { options.limit };
@@ -150,9 +150,15 @@ impl Registry {
 
     /// The state a list is answered from. What is published is as new as the client asked for (the call has caught
     /// up), so only exact versions look back.
-    fn snapshot_for(&self, options: &ListOptions, token: Option<&Token>) -> Result<Snapshot, Status> {
+    fn snapshot_for(
+        &self,
+        prefix: &str,
+        options: &ListOptions,
+        token: Option<&Token>,
+    ) -> Result<Snapshot, Status> {
+        let past = |revision: u64| self.store.snapshot_under(prefix.as_bytes(), Revision(revision));
         if let Some(token) = token {
-            return self.store.snapshot_at(Revision(token.revision)).map_err(store_status);
+            return past(token.revision).map_err(store_status);
         }
         let current = self.store.snapshot();
         let Some(wanted) = options.resource_version.filter(|v| *v != 0) else { return Ok(current) };
@@ -160,9 +166,7 @@ impl Registry {
             return Err(too_large(wanted, current.revision()));
         }
         if options.version_match == Some(VersionMatch::Exact) {
-            return self
-                .store
-                .snapshot_at(Revision(wanted))
+            return past(wanted)
                 .map_err(|_| Status::expired("The resourceVersion for the provided list is too old."));
         }
         Ok(current)

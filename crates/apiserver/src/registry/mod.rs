@@ -31,6 +31,7 @@ use crate::metrics::StoreTimes;
 use crate::options::{Query, WriteOptions};
 use crate::request::Verb;
 use ferrite_api::Status;
+use ferrite_api::codec::{DecodeError, MAX_DEPTH, MAX_OBJECT_DEPTH};
 use ferrite_api::resource::Resource;
 use ferrite_json::Value;
 use ferrite_store::{Entry, Outcome, Revision, Snapshot, Store, StoreError, Txn};
@@ -140,6 +141,8 @@ impl View {
 pub(crate) struct Write<'a> {
     pub resource: &'a Resource,
     pub namespace: &'a str,
+    /// The name in the request's path; empty when it has none, as that of a create.
+    pub requested: &'a str,
     pub user: &'a User,
     pub options: &'a WriteOptions,
     /// The answer is copied from what is stored: nobody asks for the object afterwards.
@@ -147,6 +150,8 @@ pub(crate) struct Write<'a> {
 }
 
 pub(crate) struct Registry {
+    /// Whether writers of objects on which nothing acts are warned.
+    pub warns_of_inert: bool,
     pub rbac: Rbac,
     pub store: Arc<Store>,
     pub table: Arc<Table>,
@@ -170,6 +175,7 @@ impl Registry {
         admission: Chain,
     ) -> Self {
         Self {
+            warns_of_inert: false,
             rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
             store,
             table,
@@ -227,6 +233,10 @@ impl Registry {
     }
 
     /// The stored object, decoded.
+    fn inert_warning(&self, resource: &Resource, object: &Value) -> Option<String> {
+        crate::inert::warning(resource, object).filter(|_| self.warns_of_inert)
+    }
+
     pub fn read(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Value, Status> {
         stored::decode(resource, &*self.get(resource, namespace, name)?)
             .ok_or_else(|| unreadable(resource, name))
@@ -238,6 +248,26 @@ fn normalise(resource: &Resource, object: &mut Value) {
     if let Some(type_) = resource.schema {
         ferrite_api::codec::normalise_for_storage(type_, object);
     }
+}
+
+/// Refuses an object that is nested so deeply that its readers would not read it: conversion, defaults, patches and
+/// managedFields add levels to what a decoder has let in.
+fn check_depth(object: &Value) -> Result<(), Status> {
+    let within = |value: &Value, levels: usize| value.count_within(levels).is_some();
+    let metadata = |value: &Value| {
+        value.as_object().is_none_or(|map| {
+            map.iter().all(|(key, value)| {
+                within(value, if key == "managedFields" { MAX_DEPTH - 2 } else { MAX_OBJECT_DEPTH - 2 })
+            })
+        })
+    };
+    let fits = object.as_object().is_none_or(|map| {
+        map.iter().all(|(key, value)| match key.as_str() {
+            "metadata" => metadata(value),
+            _ => within(value, MAX_OBJECT_DEPTH - 1),
+        })
+    });
+    if fits { Ok(()) } else { Err(Status::bad_request(DecodeError::TooDeep.to_string())) }
 }
 
 pub(crate) fn unreadable(resource: &Resource, name: &str) -> Status {

@@ -3,6 +3,7 @@
 use super::stored::Written;
 use super::{Registry, Write, metadata, stored, unreadable};
 use crate::admission::{Attributes, Charges, Operation};
+use crate::auth::{Grant, check_escalation};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::meta_validation::{validate_metadata, validate_metadata_update};
@@ -165,18 +166,16 @@ impl Registry {
             options: update.write.options,
             rbac: &self.rbac,
         };
-        let changed =
-            ["rules", "roleRef", "subjects", "aggregationRule"].iter().any(|f| new.get(f) != old.get(f));
-        if changed {
-            let Write { user, namespace, .. } = &update.write;
-            crate::auth::check_escalation(&self.rbac, view, user, resource, namespace, new)?;
-        }
         self.admission.mutate(view, &attributes, new)?;
+        let Write { user, namespace, .. } = update.write;
+        let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
+        check_escalation(&self.rbac, view, &grant)?;
         let allocation = match update.subresource {
             None => self.services.allocate(view, resource, new, Some(old))?,
             Some(_) => super::allocator::Allocation::none(),
         };
         super::normalise(resource, new);
+        super::check_depth(new)?;
         // As upstream: status says nothing about what is wanted, and where a pod runs is not the client's wish.
         if !matches!(update.subresource, Some("status" | "binding")) {
             metadata::bump_generation(resource, new, old);
@@ -195,7 +194,8 @@ impl Registry {
             return Err(metadata::invalid(resource, update.name, &errors));
         }
         if update.subresource.is_none() {
-            strategy.warnings_on_update(new, old).into_iter().for_each(|w| warnings.add(w));
+            let told = strategy.warnings_on_update(new, old).into_iter();
+            told.chain(self.inert_warning(resource, new)).for_each(|w| warnings.add(w));
         }
         let charges = self.admission.validate(view, &attributes, Some(new))?;
         Ok((allocation, charges))

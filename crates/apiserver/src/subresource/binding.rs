@@ -112,6 +112,7 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         write: Write {
             resource: pods,
             namespace: call.namespace(),
+            requested: call.name(),
             user: &call.user,
             options,
             copied: false,

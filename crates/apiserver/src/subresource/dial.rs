@@ -37,6 +37,33 @@ impl Place {
 #[error("timed out")]
 pub(super) struct TimedOut;
 
+/// The address is not one to send a client to.
+#[derive(Debug, thiserror::Error)]
+#[error("address not allowed")]
+pub(super) struct NotAllowed;
+
+/// Whether an address is neither this machine's own, nor one of a link or of many. Objects name addresses, and their
+/// authors are not to reach through the server what they cannot reach themselves.
+fn is_proxyable(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    let local = match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !address.is_loopback() && !address.is_unspecified() && !address.is_multicast() && !local
+}
+
+pub(super) fn check_address(address: IpAddr) -> Result<(), Status> {
+    if is_proxyable(address) { Ok(()) } else { Err(Status::bad_request(NotAllowed.to_string())) }
+}
+
+/// Whether a connection ends at this server: at its port, from an address to the same address.
+fn is_to_ourselves(call: &Call, stream: &TcpStream) -> std::io::Result<bool> {
+    let (here, there) = (stream.local_addr()?, stream.peer_addr()?);
+    let port = call.server.config.advertise.port();
+    Ok(there.port() == port && here.ip().to_canonical() == there.ip().to_canonical())
+}
+
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
@@ -52,7 +79,14 @@ where
 {
     request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_str(&place.host())?);
     let connect = async {
+        if !is_proxyable(place.address) {
+            return Err(NotAllowed.into());
+        }
         let tcp = TcpStream::connect((place.address, place.port)).await?;
+        // Nobody speaks to this server as the server.
+        if is_to_ourselves(call, &tcp)? {
+            return Err(NotAllowed.into());
+        }
         tcp.set_nodelay(true)?;
         let stream: Box<dyn Stream> = match &place.tls {
             None => Box::new(tcp),
@@ -114,4 +148,32 @@ pub(super) fn join(call: &mut Call, mut response: Response<hyper::body::Incoming
 /// For pods and services, whose certificates nobody here can know: as upstream, `https` to them is only private.
 pub(super) fn unverified() -> Arc<rustls::ClientConfig> {
     Arc::new(ferrite_pki::unverified_client_config().expect("ring knows the default versions of TLS"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_sent_to_the_server_itself() {
+        for address in [
+            "127.0.0.1",
+            "127.8.9.1",
+            "::1",
+            "::ffff:127.0.0.1",
+            "0.0.0.0",
+            "::",
+            "169.254.169.254",
+            "::ffff:169.254.169.254",
+            "fe80::1",
+            "224.0.0.1",
+            "ff02::1",
+            "255.255.255.255",
+        ] {
+            assert!(check_address(address.parse().unwrap()).is_err(), "{address}");
+        }
+        for address in ["10.0.0.1", "192.0.2.1", "fd00::1"] {
+            assert!(check_address(address.parse().unwrap()).is_ok(), "{address}");
+        }
+    }
 }

@@ -176,6 +176,7 @@ async fn take(call: &Call, budget: &Value, dry_run: bool) -> Result<(), Status> 
         write: Write {
             resource: budgets,
             namespace: call.namespace(),
+            requested: call.name(),
             user: &user,
             options: &options,
             copied: false,

@@ -4,8 +4,10 @@
 //! end, so the protocol spoken on it is a matter between the client and the node.
 
 use super::dial::{self, Place};
+use crate::auth::{self, Action};
 use crate::call::Call;
 use crate::http::{Answer, BoxError};
+use crate::request::Verb;
 use ::http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
 use ferrite_api::field::{FieldError, Path};
@@ -91,7 +93,22 @@ pub(super) async fn attach(call: &mut Call) -> Result<Answer, Status> {
     stream(call, "attach").await
 }
 
+/// As upstream: a WebSocket begins with a GET, which asks for no more than `get`. Whoever gets into a container must
+/// hold `create`, however they come.
+fn require_create(call: &Call) -> Result<(), Status> {
+    if call.verb == Verb::Create {
+        return Ok(());
+    }
+    let registry = &call.server.registry;
+    let action = Action::on(&call.target, Verb::Create.as_str());
+    match auth::decide(&registry.rbac, &registry.view(), &call.user, &action) {
+        decision if decision.allowed => Ok(()),
+        decision => Err(Status::forbidden("", "pods", call.name(), &decision.reason)),
+    }
+}
+
 async fn stream(call: &mut Call, what: &str) -> Result<Answer, Status> {
+    require_create(call)?;
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     let container = container(call, &pod)?;
     host(&pod)?;
@@ -109,6 +126,7 @@ async fn stream(call: &mut Call, what: &str) -> Result<Answer, Status> {
 }
 
 pub(super) async fn port_forward(call: &mut Call) -> Result<Answer, Status> {
+    require_create(call)?;
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     host(&pod)?;
     let query = encode(call.query.all("ports").map(|port| ("port", port)));
@@ -230,6 +248,7 @@ pub(super) fn endpoint(call: &Call, name: &str) -> Result<(IpAddr, u16), Status>
         .and_then(|list| list.iter().find(|a| a["type"] == "InternalIP"))
         .and_then(|a| a["address"].as_str()?.parse().ok())
         .ok_or_else(|| Status::internal(format!("node {name} has no internal address yet")))?;
+    dial::check_address(address)?;
     let port = node
         .pointer("/status/daemonEndpoints/kubeletEndpoint/Port")
         .and_then(Value::as_u64)

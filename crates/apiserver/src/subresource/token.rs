@@ -20,8 +20,11 @@ const DEFAULT_SECONDS: i64 = 3600;
 const POD_SECONDS: i64 = 3607;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
 
-fn is_for_us(audiences: &Value, issuer: &str) -> bool {
-    audiences.as_array().is_some_and(|list| list.iter().any(|audience| audience == issuer))
+/// Whether a token lives longer than asked for. As upstream: only one that admission has mounted into a pod, for this
+/// server and nobody else.
+fn is_extended(seconds: i64, bound: &[(&str, String, String)], audiences: &Value, issuer: &str) -> bool {
+    let for_us = audiences.as_array().is_some_and(|list| list.iter().all(|audience| audience == issuer));
+    seconds == POD_SECONDS && for_us && bound.iter().any(|(claim, ..)| *claim == "pod")
 }
 
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
@@ -75,13 +78,15 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         "nbf": now.as_second(),
         "sub": format!("system:serviceaccount:{}:{}", call.namespace(), call.name()),
     });
+    let extended = call.server.config.extend_token_expiration
+        && is_extended(seconds, &bound, &request["spec"]["audiences"], &signer.issuer);
     for (key, name, uid) in bound {
         claims["kubernetes.io"][key] = json!({"name": name});
         if !uid.is_empty() {
             claims["kubernetes.io"][key]["uid"] = uid.into();
         }
     }
-    if seconds == POD_SECONDS && is_for_us(&request["spec"]["audiences"], &signer.issuer) {
+    if extended {
         // As upstream: clients that never read their token again go on working, and are found by this claim.
         claims["kubernetes.io"]["warnafter"] = (now.as_second() + seconds).into();
         claims["exp"] = (now.as_second() + EXTENDED_SECONDS).into();
@@ -267,6 +272,31 @@ fn is_alive(object: Option<&Value>, claim: &str, uid: &str, now: Timestamp) -> R
         }
         stored => {
             Err(format!("{claim} UID ({stored}) does not match service account {claim} ref claim ({uid})"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tokens_mounted_into_pods_live_longer_than_asked_for() {
+        let bound = |claims: &[&'static str]| -> Vec<(&'static str, String, String)> {
+            claims.iter().map(|claim| (*claim, "name".to_owned(), "uid".to_owned())).collect()
+        };
+        for (seconds, claims, audiences, extended) in [
+            (3607, vec!["pod", "node"], json!(["us"]), true),
+            (3607, vec!["pod"], json!(["us"]), true),
+            (3607, vec![], json!(["us"]), false),
+            (3607, vec!["secret"], json!(["us"]), false),
+            (3607, vec!["node"], json!(["us"]), false),
+            (3607, vec!["pod"], json!(["us", "others"]), false),
+            (3607, vec!["pod"], json!(["others"]), false),
+            (3600, vec!["pod"], json!(["us"]), false),
+        ] {
+            let is = is_extended(seconds, &bound(&claims), &audiences, "us");
+            assert_eq!(is, extended, "{seconds} {claims:?} {audiences}");
         }
     }
 }

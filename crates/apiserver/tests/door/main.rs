@@ -4,7 +4,9 @@ mod world;
 
 mod admitting;
 mod allowed;
+mod bounded;
 mod deleting;
+mod granting;
 mod network;
 mod parts;
 mod reading;

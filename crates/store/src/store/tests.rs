@@ -70,6 +70,23 @@ async fn the_past_can_be_read_until_it_is_compacted() {
 }
 
 #[tokio::test]
+async fn the_past_of_a_prefix_undoes_nothing_else() {
+    let store = Store::memory();
+    for (key, v) in [("p/a", "1"), ("q/a", "1"), ("p/a", "2"), ("p/b", "1"), ("q/a", "2"), ("p/a", "3")] {
+        store.commit(put(key, v)).await.unwrap();
+    }
+    store.commit(Txn::default().then(Op::Delete { key: Key::from("p/b") })).await.unwrap();
+    for (revision, a, b) in
+        [(1, Some("1"), None), (2, Some("1"), None), (3, Some("2"), None), (4, Some("2"), Some("1"))]
+    {
+        let past = store.snapshot_under(b"p/", Revision(revision)).unwrap();
+        assert_eq!(past.revision(), Revision(revision));
+        assert_eq!((value(&past, "p/a").as_deref(), value(&past, "p/b").as_deref()), (a, b), "{revision}");
+        assert_eq!(value(&past, "q/a").as_deref(), Some("2"));
+    }
+}
+
+#[tokio::test]
 async fn a_watch_sees_its_prefix_in_order_from_where_it_asked() {
     let store = Store::memory();
     store.commit(put("p/a", "1")).await.unwrap();

@@ -11,7 +11,10 @@ use jiff::Timestamp;
 pub fn decode_message(type_: TypeRef, message: &[u8]) -> Result<Value, DecodeError> {
     let mut map = Map::new();
     message_into(type_, message, &mut map, 0)?;
-    Ok(Value::Object(map))
+    let value = Value::Object(map);
+    // A message may become several levels of JSON, and raw JSON within it begins to count anew.
+    value.count_within(MAX_DEPTH).ok_or(DecodeError::TooDeep)?;
+    Ok(value)
 }
 
 pub(super) fn message_into(

@@ -104,3 +104,21 @@ proptest::proptest! {
         let _ = decode(&enveloped);
     }
 }
+
+#[test]
+fn raw_json_and_maps_count_as_levels() {
+    use crate::codec::{DecodeError, MAX_DEPTH};
+    let type_ = schema::kind("apps", "v1", "ControllerRevision").expect("known");
+    let written = |levels: usize| {
+        let data = (0..levels).fold(json!(1), |inner, _| json!([inner]));
+        encode_message(type_, &json!({"data": data})).expect("encodes")
+    };
+    assert!(decode_message(type_, &written(MAX_DEPTH - 1)).is_ok());
+    assert_eq!(decode_message(type_, &written(MAX_DEPTH)), Err(DecodeError::TooDeep));
+    // A schema within a map of schemas is two levels of JSON and one message.
+    let type_ = schema::named("apiextensions.v1.JSONSchemaProps").expect("known");
+    let schema = (0..MAX_DEPTH).fold(json!({}), |inner, _| json!({"properties": {"a": inner}}));
+    if let Ok(message) = encode_message(type_, &schema) {
+        assert_eq!(decode_message(type_, &message), Err(DecodeError::TooDeep));
+    }
+}

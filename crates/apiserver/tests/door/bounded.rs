@@ -1,0 +1,93 @@
+//! Bodies that would make an object too deep or too large.
+
+use crate::world::*;
+use ferrite_json::{Value, json};
+
+const REVISIONS: &str = "/apis/apps/v1/namespaces/default/controllerrevisions";
+
+fn nested(levels: usize) -> Value {
+    (0..levels).fold(json!(1), |inner, _| json!({"a": inner}))
+}
+
+fn revision(name: &str, data: Value) -> Value {
+    json!({"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": {"name": name}, "revision": 1, "data": data})
+}
+
+#[tokio::test]
+async fn no_patch_nests_an_object_too_deeply() {
+    let world = World::start().await;
+    assert_eq!(world.post(REVISIONS, &revision("r", nested(2))).await.code, 201);
+    let path = format!("{REVISIONS}/r");
+    // Each copy of the whole into its innermost place doubles the depth.
+    let mut operations = Vec::new();
+    let mut depth = 2;
+    for _ in 0..13 {
+        operations
+            .push(json!({"op": "copy", "from": "/data/a", "path": format!("/data{}", "/a".repeat(depth))}));
+        depth = 2 * depth - 1;
+    }
+    let refused = world.patch("json", &path, &Value::Array(operations)).await;
+    assert_eq!((refused.code, refused.at("/message")), (400, json!("exceeded max depth")));
+    for kind in ["merge", "strategic-merge"] {
+        assert_eq!(world.patch(kind, &path, &json!({"data": nested(100)})).await.code, 400, "{kind}");
+    }
+    assert_eq!(world.post(REVISIONS, &revision("s", nested(99))).await.code, 201);
+    let path = format!("{REVISIONS}/s");
+    // The deepest object that is let in can be read, patched and listed again, with what the server adds to it.
+    assert_eq!(world.get(&path).await.code, 200);
+    let label = json!({"metadata": {"labels": {"a": "b"}}});
+    assert_eq!(world.patch("merge", &path, &label).await.code, 200);
+    let stored: Value = world.get(&path).await.at("");
+    assert_eq!(world.put(&path, &stored).await.code, 200);
+    assert_eq!(world.get(REVISIONS).await.at("/items/0/metadata/name"), json!("r"));
+    for levels in [100, 108, 120, 400] {
+        assert_eq!(world.post(REVISIONS, &revision("t", nested(levels))).await.code, 400, "{levels}");
+    }
+}
+
+#[tokio::test]
+async fn a_patch_copies_no_more_than_a_body_may_hold() {
+    let world = World::start().await;
+    world.post(MAPS, &config_map("a", json!({"k": "x".repeat(400 << 10)}))).await;
+    let copies: Vec<Value> =
+        (0..20).map(|n| json!({"op": "copy", "from": "/data/k", "path": format!("/data/k{n}")})).collect();
+    let refused = world.patch("json", &format!("{MAPS}/a"), &Value::Array(copies)).await;
+    assert_eq!((refused.code, refused.at("/reason")), (413, json!("RequestEntityTooLarge")));
+}
+
+#[tokio::test]
+async fn a_path_of_any_length_does_no_harm() {
+    let world = World::start().await;
+    world.post(MAPS, &config_map("a", json!({}))).await;
+    let long = "/a".repeat(1_000_000);
+    let patch = json!([
+        {"op": "test", "path": long, "value": null},
+        {"op": "replace", "path": "/data", "value": "no map"},
+    ]);
+    let refused = world.patch("json", &format!("{MAPS}/a"), &patch).await;
+    assert_eq!(refused.code, 422);
+}
+
+#[tokio::test]
+async fn an_old_version_is_listed_as_it_was() {
+    let world = World::start().await;
+    for name in ["a", "b"] {
+        world.post(MAPS, &config_map(name, json!({"v": "1"}))).await;
+    }
+    let then = world.version().await;
+    world.post("/api/v1/namespaces/kube-system/configmaps", &config_map("other", json!({}))).await;
+    world.patch("merge", &format!("{MAPS}/a"), &json!({"data": {"v": "2"}})).await;
+    world.delete(&format!("{MAPS}/b")).await;
+    world.post(MAPS, &config_map("c", json!({}))).await;
+    let exact = format!("{MAPS}?resourceVersion={then}&resourceVersionMatch=Exact");
+    let list = world.get(&exact).await;
+    let items = list.at("/items");
+    let told: Vec<(String, Value)> = items
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| (item["metadata"]["name"].as_str().unwrap().to_owned(), item["data"]["v"].clone()))
+        .filter(|(name, _)| name != "kube-root-ca.crt")
+        .collect();
+    assert_eq!(told, [("a".to_owned(), json!("1")), ("b".to_owned(), json!("1"))]);
+}
