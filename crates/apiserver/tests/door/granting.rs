@@ -12,7 +12,7 @@ fn object(kind: &str, name: &str, rest: Value) -> Value {
     let mut object = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": {"name": name},
     });
-    for (key, value) in rest.as_object().unwrap() {
+    for (key, value) in rest.as_object().expect("members") {
         object[key.as_str()] = value.clone();
     }
     object

@@ -110,10 +110,12 @@ fn a_node_that_says_it_is_the_server_is_not_spoken_to() {
     // The certificate that kubelets are shown is nobody's here.
     let pki = world.data().join("pki");
     let file = |end: &str| pki.join(format!("apiserver-kubelet-client.{end}")).display().to_string();
-    let credential =
-        [format!("--client-certificate={}", file("crt")), format!("--client-key={}", file("key"))];
-    let identity: Vec<&str> = credential.iter().map(String::as_str).collect();
-    let complaint = world.kubectl_fails(&[&identity[..], &["get", "secrets", "-A"]].concat());
+    let mut config: Value =
+        ferrite_json::from_str(&world.kubectl(&["config", "view", "--raw", "-o", "json"])).unwrap();
+    config["users"][0]["user"] = json!({"client-certificate": file("crt"), "client-key": file("key")});
+    let config = world.write("kubelet-client.kubeconfig", &config.to_string());
+    let config = format!("--kubeconfig={}", config.display());
+    let complaint = world.kubectl_fails(&[&config, "get", "secrets", "-A"]);
     assert!(complaint.contains("User \"kube-apiserver-kubelet-client\" cannot list"), "{complaint}");
 }
 

@@ -89,7 +89,8 @@ async fn callers_are_told_apart() {
     assert!(door.get(None, "/healthz").await.is_none_or(|(status, _)| status == 401));
     assert_eq!(door.ask("/nothing").await.0, 404);
     let stranger = Authority::create("stranger").unwrap();
-    let identity = stranger.issue(&Subject::client("kubernetes", None), Purpose::Client).unwrap();
+    let identity =
+        stranger.issue(&Subject::client("kube-apiserver-kubelet-client", None), Purpose::Client).unwrap();
     let config = ferrite_pki::client_config(door.authority.certificate(), Some(&identity)).unwrap();
     let stream = TcpStream::connect(door.address).await.unwrap();
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
@@ -145,7 +146,7 @@ async fn logs_are_read_and_followed_to_the_end() {
         (400, "previous terminated container \"c\" in pod \"p\" not found\n")
     );
 
-    let mut sender = door.connect(Some(("kubernetes", None))).await.unwrap();
+    let mut sender = door.connect(Some(("kube-apiserver-kubelet-client", None))).await.unwrap();
     let request = Request::get("/containerLogs/default/p/c?follow=true&tailLines=1").header("Host", "node");
     let answer = sender.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
     let mut body = answer.into_body();
@@ -179,7 +180,7 @@ async fn an_upgraded_connection_is_passed_through() {
         stream.write_all(&bytes).await.unwrap();
         String::from_utf8(head).unwrap()
     });
-    let mut sender = door.connect(Some(("kubernetes", None))).await.unwrap();
+    let mut sender = door.connect(Some(("kube-apiserver-kubelet-client", None))).await.unwrap();
     let request = Request::post("/exec/default/p/c?command=sh&output=1")
         .header("Host", "node")
         .header("Connection", "Upgrade")
