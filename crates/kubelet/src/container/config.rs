@@ -4,7 +4,9 @@ use super::expand::expand;
 use super::{resources, security};
 use crate::pod::labels;
 use crate::pod::model::{PodContainer, PodId};
-use ferrite_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount};
+use ferrite_cri::v1::{
+    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, UserNamespace,
+};
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 
@@ -20,6 +22,8 @@ pub(crate) struct ConfigInputs<'a> {
     /// The container an ephemeral one shares processes with.
     pub target_id: Option<String>,
     pub node_memory: i64,
+    /// Whose identities the pod's users are.
+    pub users: &'a UserNamespace,
 }
 
 /// The log of one instance, beneath the pod's log directory.
@@ -45,7 +49,16 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> ContainerConfig {
         command: expanded(&spec.command),
         args: expanded(&spec.args),
         working_dir: spec.working_dir.clone().unwrap_or_default(),
-        mounts: inputs.mounts,
+        // As upstream: every mount shows its files with the pod's identities.
+        mounts: inputs
+            .mounts
+            .into_iter()
+            .map(|mount| Mount {
+                uid_mappings: inputs.users.uids.clone(),
+                gid_mappings: inputs.users.gids.clone(),
+                ..mount
+            })
+            .collect(),
         labels: labels::container_labels(&PodId::of(pod), container),
         annotations: labels::container_annotations(pod, container, inputs.attempt),
         log_path: log_path(&spec.name, inputs.attempt),
@@ -59,6 +72,7 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> ContainerConfig {
                 container,
                 inputs.image_user,
                 inputs.target_id,
+                inputs.users,
             )),
         }),
         stop_signal: security::stop_signal(lifecycle.and_then(|l| l.stop_signal.as_deref())),

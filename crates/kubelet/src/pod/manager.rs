@@ -233,6 +233,7 @@ async fn clean_orphans(
         if let Err(e) = context.volumes.tear_down(&uid).await {
             tracing::warn!(%uid, error = %e, "could not remove the directory of a pod that is gone");
         }
+        context.userns.release(&uid);
         let _ = context.cgroups.remove(&uid).await;
     }
     let Ok(entries) = std::fs::read_dir(&context.log_dir) else { return Ok(()) };

@@ -4,6 +4,8 @@ pub(crate) mod admission;
 pub(crate) mod backoff;
 pub(crate) mod context;
 mod decide;
+#[cfg(test)]
+mod fields;
 mod kill;
 pub(crate) mod labels;
 pub(crate) mod manager;
@@ -13,6 +15,7 @@ pub(crate) mod runtime_pod;
 mod start;
 pub(crate) mod status;
 mod terminate;
+mod unsupported;
 mod worker;
 mod writer;
 
