@@ -40,7 +40,7 @@ fn refuse_unsupported(config: &ContainerConfig, map: Option<&IdMap>) -> Result<(
 }
 
 /// Changes with what the compiler makes of the same profile.
-const SECCOMP_COMPILER: &str = "2";
+const SECCOMP_COMPILER: &str = "3";
 /// Reading, writing and making a node.
 const ALL_ACCESS: &str = "rwm";
 /// Directories of device descriptions; what is in a later one wins.
