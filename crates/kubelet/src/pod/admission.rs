@@ -86,6 +86,14 @@ fn admit_features(pod: &Pod, node: &NodeState) -> Result<(), Verdict> {
             "SupplementalGroupsPolicy=Strict is not supported in this node",
         ));
     }
+    let containers = model::containers(pod);
+    let mut rules = containers.iter().flat_map(|c| c.spec.restart_policy_rules.iter().flatten());
+    if rules.any(|rule| rule.action == "RestartAllContainers") {
+        return Err(refusal(
+            "PodFeatureUnsupported",
+            "Pod requires node features that are not available: RestartAllContainersOnContainerExits",
+        ));
+    }
     Ok(())
 }
 
@@ -229,6 +237,13 @@ mod tests {
                 with_security(json!({"supplementalGroupsPolicy": "Strict"})),
                 None,
                 Some("SupplementalGroupsPolicyNotSupported"),
+            ),
+            (
+                "restart of all",
+                pod(json!({"containers": [{"name": "c", "restartPolicyRules": [
+                {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}]})),
+                Some("PodFeatureUnsupported"),
+                Some("PodFeatureUnsupported"),
             ),
             ("merged groups", with_security(json!({"supplementalGroupsPolicy": "Merge"})), None, None),
             ("huge pages", asking("hugepages-2Mi", "4Mi"), None, Some("OutOfhugepages-2Mi")),

@@ -11,6 +11,8 @@ pub(crate) mod labels;
 pub(crate) mod manager;
 pub(crate) mod model;
 pub(crate) mod observe;
+#[cfg(test)]
+mod refusal_tests;
 pub(crate) mod runtime_pod;
 mod start;
 pub(crate) mod status;
