@@ -136,17 +136,21 @@ mod tests {
     #[test]
     fn strangers_come_and_go_and_callers_stay() {
         let gate = Gate::default();
+        let counts = || {
+            let state = gate.lock();
+            (state.open.len(), state.callers)
+        };
         let (flood, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let quiet = gate.enter(other);
         let held: Vec<Stranger> = (0..2 * MAX_STRANGERS).map(|_| gate.enter(flood)).collect();
-        assert_eq!(gate.lock().open.len(), MAX_STRANGERS);
+        assert_eq!(counts(), (MAX_STRANGERS, 0));
         assert!(!quiet.evicted.is_cancelled(), "only the flood pays for itself");
         assert_eq!(held.iter().filter(|s| s.evicted.is_cancelled()).count(), MAX_STRANGERS + 1);
         let caller = quiet.becomes_caller().unwrap();
-        assert_eq!((gate.lock().open.len(), gate.lock().callers), (MAX_STRANGERS - 1, 1));
+        assert_eq!(counts(), (MAX_STRANGERS - 1, 1));
         drop(held);
         drop(caller);
-        assert_eq!((gate.lock().open.len(), gate.lock().callers), (0, 0));
+        assert_eq!(counts(), (0, 0));
     }
 
     #[test]
