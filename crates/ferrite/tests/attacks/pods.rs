@@ -8,6 +8,7 @@ use crate::world::*;
 use ferrite_json::Value;
 use std::net::TcpStream;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const IMAGE: &str = "ferrite.test/box:v1";
@@ -228,19 +229,29 @@ fn what_the_node_cannot_do_is_refused() {
     }
 }
 
-/// Connections that say nothing take no places from those that do.
+/// Connections that say nothing, or only that they are nobody, take no places from those that may call.
 #[test]
 fn idle_connections_to_the_kubelet_keep_nobody_out() {
     let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, 8192, 8192);
     let world = with_shell(&[]);
     world.kubectl(&["run", "p", "--image", IMAGE, "--", "sh", "-c", "echo hello; exec sleep 100000"]);
     world.wait_ready("p");
-    let idle = world.netns.run(|| {
+    let ca = std::fs::read_to_string(world.data().join("pki/ca.crt")).unwrap();
+    let tls = Arc::new(ferrite_pki::client_config(&ca, None).unwrap());
+    let idle = world.netns.run(move || {
         let address = ([127, 0, 0, 1], 10250).into();
-        let connect = |_| TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok();
-        (0..1100).filter_map(connect).collect::<Vec<_>>()
+        let open = |_| {
+            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
+            stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+            let mut session = rustls::ClientConnection::new(tls.clone(), "node".try_into().unwrap()).unwrap();
+            // Whoever has no place any more does not finish the handshake.
+            let _ = session.complete_io(&mut stream);
+            Some((session, stream))
+        };
+        (0..1100).filter_map(open).collect::<Vec<_>>()
     });
     assert_eq!(idle.len(), 1100);
+    assert!(idle.iter().any(|(session, _)| !session.is_handshaking()), "strangers get as far as a session");
     let started = Instant::now();
     for _ in 0..3 {
         assert_eq!(world.kubectl(&["logs", "p"]), "hello\n");
