@@ -5,14 +5,17 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::container::dns::{self, ClusterDns};
 use crate::container::env::ApiAddress;
+use crate::container::{apparmor, sysctl};
 use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers};
 use crate::logs;
 use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
+use crate::pod::admission::Abilities;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
 use crate::probe::{Checker, ProbeContext};
 use crate::server;
+use crate::userns::UserNamespaces;
 use crate::volumes::Volumes;
 use ferrite_client::{Events, Informer, ListSelector, Scope};
 use ferrite_cri::v1::{CgroupDriver, RuntimeConfigRequest, VersionRequest};
@@ -34,6 +37,9 @@ pub enum StartError {
     Runtime(#[source] ferrite_cri::Error),
     #[error("could not listen on {address}")]
     Listen { address: SocketAddr, source: io::Error },
+    /// A pod's range of users could be given away twice.
+    #[error("could not read the user namespaces of pods: {0}; remove the file once no pod of that UID runs")]
+    UserNamespaces(String),
     #[error("could not register credential provider plugins")]
     CredentialProviders(#[source] ConfigError),
 }
@@ -89,6 +95,8 @@ impl Kubelet {
         let volumes = Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits);
         let accounts = Arc::new(ApiAccounts::new(client.clone(), volumes.tokens()));
         let providers = plugins.map(|plugins| Arc::new(Providers::new(plugins, accounts, clock)));
+        let userns = UserNamespaces::open(config.root_dir.join("pods"))
+            .map_err(|e| StartError::UserNamespaces(e.to_string()))?;
         let context = Arc::new(Context {
             node_name: config.node_name.clone(),
             node_hostname: machine.hostname.clone(),
@@ -105,6 +113,11 @@ impl Kubelet {
             images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone())
                 .with_providers(providers),
             volumes,
+            userns,
+            abilities: Abilities {
+                apparmor: apparmor::is_enabled(),
+                kernel: sysctl::kernel_version(&machine.kernel_version),
+            },
             objects,
             cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root).with_driver(driver),
             services: Informer::<Service>::start(

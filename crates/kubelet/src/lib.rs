@@ -21,9 +21,11 @@ mod objects;
 mod pod;
 mod probe;
 mod quantity;
+mod runtime_class;
 mod server;
 #[cfg(test)]
 mod testing;
+mod userns;
 mod volumes;
 
 pub use config::Config;

@@ -106,6 +106,26 @@ async fn exec_over_websocket() {
 }
 
 #[tokio::test]
+async fn idle_connections_keep_nobody_out() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let id = world.start(&sandbox, shell("a", "sleep 100")).await;
+    let url = world.runtime().exec(exec(&id, &["echo", "in"], false)).await.unwrap().url;
+    let address = url.split('/').nth(2).unwrap().to_owned();
+    let mut idle = Vec::new();
+    for _ in 0..600 {
+        idle.push(TcpStream::connect(&address).await.unwrap());
+    }
+    let channels = read_all(&mut websocket(&url, "v4.channel.k8s.io").await).await;
+    assert_eq!(channels[&1], b"in\n");
+    let mut closed = 0;
+    for stream in &mut idle[..300] {
+        closed += usize::from(stream.read(&mut [0]).await.is_ok_and(|count| count == 0));
+    }
+    assert_eq!(closed, 300, "the oldest gave their places away");
+}
+
+#[tokio::test]
 async fn a_terminal_has_a_size_and_one_output() {
     let world = World::new().await;
     let sandbox = world.sandbox().await;

@@ -5,7 +5,9 @@ use super::seccomp::SeccompError;
 use super::{resources, security};
 use crate::pod::labels;
 use crate::pod::model::{PodContainer, PodId};
-use ferrite_cri::v1::{ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount};
+use ferrite_cri::v1::{
+    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, UserNamespace,
+};
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,6 +26,8 @@ pub(crate) struct ConfigInputs<'a> {
     pub node_memory: i64,
     /// Where Localhost seccomp profiles are.
     pub seccomp_root: &'a Path,
+    /// Whose identities the pod's users are.
+    pub users: &'a UserNamespace,
 }
 
 /// The log of one instance, beneath the pod's log directory.
@@ -49,7 +53,16 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> Result<ContainerConf
         command: expanded(&spec.command),
         args: expanded(&spec.args),
         working_dir: spec.working_dir.clone().unwrap_or_default(),
-        mounts: inputs.mounts,
+        // As upstream: every mount shows its files with the pod's identities.
+        mounts: inputs
+            .mounts
+            .into_iter()
+            .map(|mount| Mount {
+                uid_mappings: inputs.users.uids.clone(),
+                gid_mappings: inputs.users.gids.clone(),
+                ..mount
+            })
+            .collect(),
         labels: labels::container_labels(&PodId::of(pod), container),
         annotations: labels::container_annotations(pod, container, inputs.attempt),
         log_path: log_path(&spec.name, inputs.attempt),
@@ -64,6 +77,7 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> Result<ContainerConf
                 inputs.image_user,
                 inputs.target_id,
                 inputs.seccomp_root,
+                inputs.users,
             )?),
         }),
         stop_signal: security::stop_signal(lifecycle.and_then(|l| l.stop_signal.as_deref())),

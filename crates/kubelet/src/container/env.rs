@@ -20,6 +20,8 @@ pub(crate) enum EnvError {
     MissingKey { kind: &'static str, namespace: String, name: String, key: String },
     #[error("the value of key {key} in {kind} {name} is not text")]
     NotText { kind: &'static str, name: String, key: String },
+    #[error("fileKeyRef of {path} in volume {volume:?}: variables from files are not supported")]
+    FileKey { volume: String, path: String },
     #[error(transparent)]
     Field(#[from] FieldError),
 }
@@ -98,6 +100,9 @@ fn value_of(inputs: &EnvInputs<'_>, var: &EnvVar, so_far: &Ordered) -> Result<Op
     }
     if let Some(r) = &from.resource_field_ref {
         return Ok(Some(fields::resource(inputs.pod, Some(&inputs.container.name), r, inputs.node)?));
+    }
+    if let Some(r) = &from.file_key_ref {
+        return Err(EnvError::FileKey { volume: r.volume_name.clone(), path: r.path.clone() });
     }
     let (kind, shown, name, key, optional, known) = if let Some(r) = &from.config_map_key_ref {
         ("configmap", "ConfigMap", &r.name, &r.key, r.optional, &inputs.sources.config_maps)
@@ -286,6 +291,10 @@ mod tests {
             (
                 json!({"name": "c", "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "no"}}}]}),
                 "error: couldn't find key no in Secret n/s",
+            ),
+            (
+                json!({"name": "c", "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]}),
+                "error: fileKeyRef of p in volume \"v\": variables from files are not supported",
             ),
             (
                 json!({"name": "c", "env": [{"name": "DB_SERVICE_HOST", "value": "own"}]}),

@@ -5,6 +5,8 @@ use k8s_openapi::api::core::v1::Pod;
 
 /// Longest host name Linux takes, less one for its end.
 const MAX_HOSTNAME: usize = 63;
+/// Longest name with its domain, as upstream.
+const MAX_FQDN: usize = 64;
 
 /// The pod's host name, and its domain when it names a sub-domain.
 pub(crate) fn hostname(pod: &Pod, cluster_domain: &str, node_hostname: &str) -> (String, Option<String>) {
@@ -28,11 +30,32 @@ pub(crate) fn hostname(pod: &Pod, cluster_domain: &str, node_hostname: &str) -> 
         .as_deref()
         .filter(|s| !s.is_empty())
         .map(|sub| format!("{sub}.{namespace}.svc.{cluster_domain}"));
-    match &domain {
-        Some(domain) if spec.set_hostname_as_fqdn == Some(true) => {
-            (format!("{name}.{domain}"), Some(domain.clone()))
+    (name, domain)
+}
+
+/// A name that Linux cannot take, worded as upstream.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "failed to construct FQDN from pod hostname and cluster domain, FQDN {name} is too long ({MAX_FQDN} characters is the max, {length} characters requested)",
+    length = name.len()
+)]
+pub(crate) struct HostnameError {
+    name: String,
+}
+
+/// The name the pod's kernel namespace gets: with its domain if the pod asks for that.
+pub(crate) fn kernel_hostname(
+    pod: &Pod,
+    cluster_domain: &str,
+    node_hostname: &str,
+) -> Result<String, HostnameError> {
+    let (name, domain) = hostname(pod, cluster_domain, node_hostname);
+    match domain {
+        Some(domain) if model::spec(pod).set_hostname_as_fqdn == Some(true) => {
+            let name = format!("{name}.{domain}");
+            if name.len() > MAX_FQDN { Err(HostnameError { name }) } else { Ok(name) }
         }
-        _ => (name, domain),
+        _ => Ok(name),
     }
 }
 
@@ -93,6 +116,21 @@ mod tests {
         let text = hosts_file(&pod, &["10.1.0.2".into()], &name, domain.as_deref());
         assert!(text.contains("10.1.0.2\th.s.n.svc.cluster.local\th\n"));
         assert!(text.ends_with("192.0.2.9\ta\tb\n"));
+    }
+
+    #[test]
+    fn the_kernel_has_the_whole_name_if_the_pod_asks_for_it() {
+        let kernel = |subdomain: &str, fqdn: bool| {
+            let pod: Pod = ferrite_json::from_value(json!({
+                "metadata": {"name": "p", "namespace": "n"},
+                "spec": {"containers": [], "subdomain": subdomain, "setHostnameAsFQDN": fqdn},
+            }))
+            .unwrap();
+            kernel_hostname(&pod, "cluster.local", "node")
+        };
+        assert_eq!(kernel("s", false).as_deref(), Ok("p"));
+        assert_eq!(kernel("s", true).as_deref(), Ok("p.s.n.svc.cluster.local"));
+        assert!(kernel(&"s".repeat(63), true).is_err());
     }
 
     #[test]

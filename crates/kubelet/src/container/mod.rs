@@ -1,13 +1,16 @@
 //! From a container of a spec to what the runtime is asked for. Everything here is a pure function,
 //! but for the look at the file of a seccomp profile.
 
+pub(crate) mod apparmor;
 pub(crate) mod config;
 pub(crate) mod dns;
 pub(crate) mod env;
 pub(crate) mod expand;
 pub(crate) mod fields;
 pub(crate) mod hosts;
+pub(crate) mod read_only;
 pub(crate) mod resources;
 pub(crate) mod sandbox;
 pub(crate) mod seccomp;
 pub(crate) mod security;
+pub(crate) mod sysctl;

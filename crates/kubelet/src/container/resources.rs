@@ -4,6 +4,7 @@ use crate::pod::model::{self, ContainerKind, QosClass};
 use crate::quantity;
 use ferrite_cri::v1::{HugepageLimit, LinuxContainerResources};
 use k8s_openapi::api::core::v1::{Container, Pod};
+use std::collections::BTreeMap;
 
 const SHARES_PER_CPU: i64 = 1024;
 const MIN_SHARES: i64 = 2;
@@ -65,10 +66,16 @@ pub(crate) fn container_resources(
     let resources = container.resources.as_ref();
     let (requests, limits) =
         (resources.and_then(|r| r.requests.as_ref()), resources.and_then(|r| r.limits.as_ref()));
-    let cpu_limit = quantity::milli_of(limits, "cpu").unwrap_or(0);
+    // A container without a limit of its own may use what the pod as a whole may.
+    let of_pod = model::spec(pod).resources.as_ref().and_then(|r| r.limits.as_ref());
+    let cpu_limit =
+        quantity::milli_of(limits, "cpu").or_else(|| quantity::milli_of(of_pod, "cpu")).unwrap_or(0);
     // A limit without a request asks for as much as the limit, as defaulting does.
     let cpu_request = quantity::milli_of(requests, "cpu").unwrap_or(cpu_limit);
-    let memory = quantity::value_of(limits, "memory").unwrap_or(0).max(0);
+    let memory = quantity::value_of(limits, "memory")
+        .or_else(|| quantity::value_of(of_pod, "memory"))
+        .unwrap_or(0)
+        .max(0);
     let hugepages = limits.into_iter().flatten().filter_map(|(name, amount)| {
         let size = name.strip_prefix("hugepages-")?;
         let limit = u64::try_from(quantity::value(amount)?).ok()?;
@@ -94,6 +101,43 @@ pub(crate) struct PodResources {
     pub cpu_limit: Option<i64>,
     pub memory_limit: Option<i64>,
     pub ephemeral_request: i64,
+}
+
+/// What the sandbox itself uses beside the containers, as the pod's RuntimeClass says.
+pub(crate) fn overhead(pod: &Pod) -> Option<LinuxContainerResources> {
+    let overhead = model::spec(pod).overhead.as_ref()?;
+    let cpu = quantity::milli_of(Some(overhead), "cpu");
+    Some(LinuxContainerResources {
+        cpu_period: if cpu.is_some() { QUOTA_PERIOD } else { 0 },
+        cpu_quota: cpu_quota(cpu.unwrap_or(0)),
+        cpu_shares: cpu.map_or(0, cpu_shares),
+        memory_limit_in_bytes: quantity::value_of(Some(overhead), "memory").unwrap_or(0),
+        ..LinuxContainerResources::default()
+    })
+}
+
+/// Every resource the pod's containers ask for together, in whole units.
+pub(crate) fn requests(pod: &Pod) -> BTreeMap<String, i64> {
+    let mut sums: BTreeMap<String, i64> = BTreeMap::new();
+    for container in
+        model::containers(pod).iter().filter(|c| c.kind == ContainerKind::Regular || c.is_sidecar())
+    {
+        let list = container.spec.resources.as_ref().and_then(|r| r.requests.as_ref());
+        for (name, amount) in list.into_iter().flatten() {
+            let sum = sums.entry(name.clone()).or_default();
+            *sum = sum.saturating_add(quantity::value(amount).unwrap_or(0));
+        }
+    }
+    for container in
+        model::containers(pod).iter().filter(|c| c.kind == ContainerKind::Init && !c.is_sidecar())
+    {
+        let list = container.spec.resources.as_ref().and_then(|r| r.requests.as_ref());
+        for (name, amount) in list.into_iter().flatten() {
+            let sum = sums.entry(name.clone()).or_default();
+            *sum = (*sum).max(quantity::value(amount).unwrap_or(0));
+        }
+    }
+    sums
 }
 
 /// The larger of what containers need together and what each init container needs at its turn beside the
@@ -133,12 +177,24 @@ pub(crate) fn pod_resources(pod: &Pod) -> PodResources {
             .all(|c| limit(name)(&c.spec).is_some_and(|l| l > 0));
         all.then(|| sum(&|c| limit(name)(c).unwrap_or(0)))
     };
+    // What the pod says of itself as a whole comes before its containers' sums; the sandbox's own use is added.
+    let whole = model::spec(pod).resources.as_ref();
+    let overhead = |name: &str| quantity::milli_of(model::spec(pod).overhead.as_ref(), name).unwrap_or(0);
+    let requested = |name: &'static str| {
+        let of_pod = quantity::milli_of(whole.and_then(|r| r.requests.as_ref()), name)
+            .or_else(|| quantity::milli_of(whole.and_then(|r| r.limits.as_ref()), name));
+        of_pod.unwrap_or_else(|| sum(&request(name))).saturating_add(overhead(name))
+    };
+    let limit_of = |name: &'static str| {
+        let of_pod = quantity::milli_of(whole.and_then(|r| r.limits.as_ref()), name);
+        of_pod.or_else(|| limited(name)).map(|limit| limit.saturating_add(overhead(name)))
+    };
     PodResources {
-        cpu_request: sum(&request("cpu")),
-        memory_request: sum(&request("memory")) / 1000,
-        cpu_limit: limited("cpu"),
-        memory_limit: limited("memory").map(|m| m / 1000),
-        ephemeral_request: sum(&request("ephemeral-storage")) / 1000,
+        cpu_request: requested("cpu"),
+        memory_request: requested("memory") / 1000,
+        cpu_limit: limit_of("cpu"),
+        memory_limit: limit_of("memory").map(|m| m / 1000),
+        ephemeral_request: requested("ephemeral-storage") / 1000,
     }
 }
 
@@ -171,6 +227,24 @@ mod tests {
         assert_eq!(one(json!({"requests": {"memory": "250"}})), 750);
         assert_eq!(one(json!({"requests": {"memory": "1000"}})), 3);
         assert_eq!(one(json!({"requests": {"cpu": "1"}})), 999);
+    }
+
+    #[test]
+    fn a_pod_speaks_before_its_containers_and_pays_for_its_sandbox() {
+        let p = pod(json!({
+            "resources": {"limits": {"cpu": "2", "memory": "2Mi"}, "requests": {"cpu": "500m"}},
+            "overhead": {"cpu": "250m", "memory": "1Mi"},
+            "containers": [{"name": "a", "resources": {"limits": {"cpu": "1"}}}, {"name": "b"}],
+        }));
+        let r = pod_resources(&p);
+        assert_eq!((r.cpu_request, r.cpu_limit), (750, Some(2250)));
+        assert_eq!((r.memory_request, r.memory_limit), (3 << 20, Some(3 << 20)));
+        let containers = &p.spec.as_ref().unwrap().containers;
+        let [a, b] = [0, 1].map(|i: usize| container_resources(&p, &containers[i], 1 << 30));
+        assert_eq!((a.cpu_quota, a.memory_limit_in_bytes), (100_000, 2 << 20));
+        assert_eq!((b.cpu_quota, b.memory_limit_in_bytes, b.cpu_shares), (200_000, 2 << 20, 2048));
+        let o = overhead(&p).unwrap();
+        assert_eq!((o.cpu_quota, o.memory_limit_in_bytes), (25_000, 1 << 20));
     }
 
     #[test]

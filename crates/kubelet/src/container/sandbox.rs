@@ -1,11 +1,12 @@
 //! The sandbox a pod's containers live in.
 
-use super::{dns, hosts, resources, security};
+use super::hosts::{self, HostnameError};
+use super::{dns, resources, security, sysctl};
 use crate::pod::labels;
 use crate::pod::model::{self, PodId};
 use ferrite_cri::v1::{
     DnsConfig, LinuxContainerResources, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata,
-    PortMapping, Protocol,
+    PortMapping, Protocol, UserNamespace,
 };
 use k8s_openapi::api::core::v1::Pod;
 use std::path::Path;
@@ -17,23 +18,32 @@ pub(crate) struct SandboxInputs<'a> {
     pub node_hostname: &'a str,
     pub log_root: &'a Path,
     pub cgroup_parent: &'a str,
+    pub users: &'a UserNamespace,
 }
 
-pub(crate) fn sandbox_config(pod: &Pod, attempt: u32, inputs: &SandboxInputs<'_>) -> PodSandboxConfig {
+pub(crate) fn sandbox_config(
+    pod: &Pod,
+    attempt: u32,
+    inputs: &SandboxInputs<'_>,
+) -> Result<PodSandboxConfig, HostnameError> {
     let id = PodId::of(pod);
-    let (hostname, _) = hosts::hostname(pod, &inputs.cluster_dns.domain, inputs.node_hostname);
+    // The runtime leaves the node's name alone when pods share its network.
+    let hostname = if model::is_host_network(pod) {
+        String::new()
+    } else {
+        hosts::kernel_hostname(pod, &inputs.cluster_dns.domain, inputs.node_hostname)?
+    };
     let total = resources::pod_resources(pod);
     let context = model::spec(pod).security_context.as_ref();
     let sysctls = context.and_then(|c| c.sysctls.as_ref()).into_iter().flatten();
-    PodSandboxConfig {
+    Ok(PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
             name: id.name.clone(),
             uid: id.uid.clone(),
             namespace: id.namespace.clone(),
             attempt,
         }),
-        // The runtime leaves the node's name alone when pods share its network.
-        hostname: if model::is_host_network(pod) { String::new() } else { hostname },
+        hostname,
         log_directory: inputs.log_root.join(id.log_directory()).to_string_lossy().into_owned(),
         dns_config: Some(dns::pod_dns(pod, inputs.cluster_dns, inputs.node_dns)),
         port_mappings: port_mappings(pod),
@@ -41,9 +51,9 @@ pub(crate) fn sandbox_config(pod: &Pod, attempt: u32, inputs: &SandboxInputs<'_>
         annotations: labels::sandbox_annotations(pod),
         linux: Some(LinuxPodSandboxConfig {
             cgroup_parent: inputs.cgroup_parent.to_string(),
-            security_context: Some(security::sandbox_context(pod)),
-            sysctls: sysctls.map(|s| (s.name.clone(), s.value.clone())).collect(),
-            overhead: None,
+            security_context: Some(security::sandbox_context(pod, inputs.users)),
+            sysctls: sysctls.map(|s| (sysctl::normalized(&s.name), s.value.clone())).collect(),
+            overhead: resources::overhead(pod),
             resources: Some(LinuxContainerResources {
                 cpu_period: resources::QUOTA_PERIOD,
                 cpu_quota: resources::cpu_quota(total.cpu_limit.unwrap_or(0)),
@@ -53,7 +63,7 @@ pub(crate) fn sandbox_config(pod: &Pod, attempt: u32, inputs: &SandboxInputs<'_>
             }),
         }),
         ..PodSandboxConfig::default()
-    }
+    })
 }
 
 fn port_mappings(pod: &Pod) -> Vec<PortMapping> {

@@ -1,13 +1,15 @@
 //! Security contexts: the pod's and the container's, merged, in the runtime's terms.
 
+use super::apparmor;
 use super::seccomp::{self, SeccompError};
 use crate::pod::model::{self, PodContainer};
 use ferrite_cri::v1::{
     self, Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
-    NamespaceOption, SecurityProfile, SupplementalGroupsPolicy, security_profile::ProfileType,
+    NamespaceOption, SeLinuxOption, SecurityProfile, SupplementalGroupsPolicy, UserNamespace,
+    security_profile::ProfileType,
 };
 use ferrite_cri::{MASKED_PATHS, READONLY_PATHS};
-use k8s_openapi::api::core::v1::{Pod, PodSecurityContext, SecurityContext};
+use k8s_openapi::api::core::v1::{Pod, PodSecurityContext, SELinuxOptions, SecurityContext};
 use std::path::Path;
 
 /// The user an image runs as when the pod does not say.
@@ -76,7 +78,7 @@ fn groups_policy(context: &PodSecurityContext) -> i32 {
 }
 
 /// Which namespaces the pod's sandbox shares with the node.
-pub(crate) fn namespaces(pod: &Pod) -> NamespaceOption {
+pub(crate) fn namespaces(pod: &Pod, users: &UserNamespace) -> NamespaceOption {
     let spec = model::spec(pod);
     let node_or = |host: Option<bool>, own: NamespaceMode| -> i32 {
         if host == Some(true) { NamespaceMode::Node } else { own }.into()
@@ -90,14 +92,28 @@ pub(crate) fn namespaces(pod: &Pod) -> NamespaceOption {
         network: node_or(spec.host_network, NamespaceMode::Pod),
         ipc: node_or(spec.host_ipc, NamespaceMode::Pod),
         pid: node_or(spec.host_pid, pid),
+        userns_options: Some(users.clone()),
         ..NamespaceOption::default()
     }
 }
 
-pub(crate) fn sandbox_context(pod: &Pod) -> LinuxSandboxSecurityContext {
+/// Ignored by runtimes of nodes without SELinux, as upstream.
+fn selinux(options: Option<&SELinuxOptions>) -> Option<SeLinuxOption> {
+    let options = options?;
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    Some(SeLinuxOption {
+        user: text(&options.user),
+        role: text(&options.role),
+        r#type: text(&options.type_),
+        level: text(&options.level),
+    })
+}
+
+pub(crate) fn sandbox_context(pod: &Pod, users: &UserNamespace) -> LinuxSandboxSecurityContext {
     let context = model::spec(pod).security_context.clone().unwrap_or_default();
     LinuxSandboxSecurityContext {
-        namespace_options: Some(namespaces(pod)),
+        namespace_options: Some(namespaces(pod, users)),
+        selinux_options: selinux(context.se_linux_options.as_ref()),
         run_as_user: int(context.run_as_user),
         run_as_group: int(context.run_as_group),
         supplemental_groups: supplemental(&context),
@@ -119,6 +135,7 @@ pub(crate) fn container_context(
     image: &ImageUser,
     target_id: Option<String>,
     seccomp_root: &Path,
+    users: &UserNamespace,
 ) -> Result<LinuxContainerSecurityContext, SeccompError> {
     let (of_pod, own) = contexts(pod, container);
     let privileged = own.privileged.unwrap_or(false);
@@ -132,8 +149,9 @@ pub(crate) fn container_context(
     let paths = |list: &[&str]| {
         if unmasked { Vec::new() } else { list.iter().map(|p| p.to_string()).collect() }
     };
-    let mut namespace_options = namespaces(pod);
-    if let Some(target) = target_id {
+    let mut namespace_options = namespaces(pod, users);
+    // As upstream: where processes are shared anyway there is nothing to join.
+    if let Some(target) = target_id.filter(|_| namespace_options.pid() == NamespaceMode::Container) {
         namespace_options.pid = NamespaceMode::Target.into();
         namespace_options.target_id = target;
     }
@@ -142,6 +160,8 @@ pub(crate) fn container_context(
         capabilities,
         privileged,
         namespace_options: Some(namespace_options),
+        selinux_options: selinux(own.se_linux_options.as_ref().or(of_pod.se_linux_options.as_ref())),
+        apparmor: apparmor::security_profile(pod, container),
         // The runtime resolves the image's user when the pod names none.
         run_as_username: if run_as_user.is_none() && image.uid.is_none() {
             image.name.clone()
@@ -188,7 +208,8 @@ mod tests {
                    "seccompProfile": {"type": "RuntimeDefault"}}),
             json!({"runAsUser": 5, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]}}),
         );
-        let got = container_context(&pod, &c, &ImageUser::default(), None, Path::new("/seccomp")).unwrap();
+        let (image, node) = (ImageUser::default(), crate::userns::of_node());
+        let got = container_context(&pod, &c, &image, None, Path::new("/seccomp"), &node).unwrap();
         assert_eq!(got.run_as_user, int(Some(5)));
         assert_eq!(got.run_as_group, int(Some(2)));
         assert_eq!(got.supplemental_groups, [4, 3]);
@@ -201,7 +222,8 @@ mod tests {
     fn privileged_means_no_masks_and_no_filter() {
         let (pod, c) =
             make(json!({"seccompProfile": {"type": "RuntimeDefault"}}), json!({"privileged": true}));
-        let got = container_context(&pod, &c, &ImageUser::default(), None, Path::new("/seccomp")).unwrap();
+        let (image, node) = (ImageUser::default(), crate::userns::of_node());
+        let got = container_context(&pod, &c, &image, None, Path::new("/seccomp"), &node).unwrap();
         assert!(got.masked_paths.is_empty() && got.readonly_paths.is_empty());
         assert_eq!(got.seccomp.unwrap().profile_type(), ProfileType::Unconfined);
     }

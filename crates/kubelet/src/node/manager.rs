@@ -1,5 +1,6 @@
 //! Keeps the Node object true: registers it, reports changes at once and everything now and then.
 
+use super::features::RuntimeFeatures;
 use super::machine::Machine;
 use super::status::{self, Observed};
 use crate::clock::Clock;
@@ -33,6 +34,8 @@ pub(crate) struct Readiness {
     pub network_problem: Option<String>,
     /// Why nothing can.
     pub runtime_problem: Option<String>,
+    /// What the runtime said it can do when it last answered.
+    pub features: RuntimeFeatures,
 }
 
 impl Readiness {
@@ -228,9 +231,11 @@ impl NodeManager {
 
     /// Asks the runtime whether it and its network are ready.
     async fn look(&self) {
-        let mut readiness = Readiness::default();
+        let features = self.readiness.borrow().features.clone();
+        let mut readiness = Readiness { features, ..Readiness::default() };
         match self.runtime.status(StatusRequest { verbose: false }).await {
             Ok(answer) => {
+                readiness.features = RuntimeFeatures::from_cri(&answer);
                 let conditions = answer.status.map(|s| s.conditions).unwrap_or_default();
                 let problem = |type_: &str, what: &str| {
                     let condition = conditions.iter().find(|c| c.r#type == type_);
@@ -263,6 +268,7 @@ impl NodeManager {
         let images = images.map(|answer| answer.images).unwrap_or_default();
         Observed {
             problem: self.readiness.borrow().problem(),
+            features: self.readiness.borrow().features.clone(),
             runtime_version,
             images: images
                 .into_iter()

@@ -1,10 +1,13 @@
 //! The Node object: registration, status, lease.
 
+mod features;
 mod lease;
 mod machine;
 mod manager;
 mod status;
 
+#[cfg(test)]
+pub(crate) use features::RuntimeFeatures;
 pub(crate) use machine::{Machine, meminfo_bytes};
 pub(crate) use manager::{NodeManager, Readiness, reference};
 pub(crate) use status::Allocatable;

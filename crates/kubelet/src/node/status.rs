@@ -1,5 +1,6 @@
 //! The Node's status: a pure function of the machine and of what the runtime says.
 
+use super::features::RuntimeFeatures;
 use super::machine::Machine;
 use crate::config::Config;
 use crate::container::fields::NodeLimits;
@@ -56,6 +57,7 @@ pub(crate) struct Observed {
     pub disk_pressure: bool,
     pub pid_pressure: bool,
     pub runtime_version: String,
+    pub features: RuntimeFeatures,
     pub images: Vec<(Vec<String>, i64)>,
 }
 
@@ -97,7 +99,10 @@ pub(crate) fn node_status(
     for (name, amount) in before.allocatable.iter().flatten() {
         usable.entry(name.clone()).or_insert_with(|| amount.clone());
     }
+    let (features, runtime_handlers) = observed.features.shown();
     NodeStatus {
+        features,
+        runtime_handlers,
         addresses: Some(vec![
             NodeAddress { type_: "InternalIP".into(), address: config.node_ip.to_string() },
             NodeAddress { type_: "Hostname".into(), address: config.node_name.clone() },

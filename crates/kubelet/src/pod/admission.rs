@@ -1,9 +1,16 @@
 //! Whether this node takes a pod at all.
+//!
+//! What the node cannot do is refused with upstream's reason. Nothing a pod asks for is dropped: `fields.rs` has a
+//! verdict for every field.
 
 use super::model;
 use super::status::Verdict;
-use crate::container::resources::{PodResources, pod_resources};
+use crate::container::resources::{PodResources, pod_resources, requests};
+use crate::container::sysctl::KernelVersion;
+use crate::container::{apparmor, sysctl};
+use crate::quantity;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 
 /// What the node offers.
@@ -15,34 +22,88 @@ pub(crate) struct Offer {
     pub max_pods: i64,
 }
 
+/// What the node's kernel can do for pods.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Abilities {
+    pub apparmor: bool,
+    pub kernel: KernelVersion,
+}
+
+/// The node as pods see it when they arrive.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeState {
+    pub labels: BTreeMap<String, String>,
+    pub allocatable: BTreeMap<String, Quantity>,
+    pub abilities: Abilities,
+    /// Whether the runtime can leave the image's groups out.
+    pub supplemental_groups_policy: bool,
+}
+
 /// Refuses a pod that does not fit beside `others`, the pods that run here already.
 pub(crate) fn admit<'a>(
     pod: &Pod,
     others: impl Iterator<Item = &'a Pod>,
     offer: &Offer,
-    node_labels: &BTreeMap<String, String>,
+    node: &NodeState,
 ) -> Result<(), Verdict> {
+    sysctl::check(pod, node.abilities.kernel).map_err(|e| refusal("SysctlForbidden", e.to_string()))?;
+    admit_features(pod, node)?;
     let spec = model::spec(pod);
     let mismatch =
-        spec.node_selector.iter().flatten().any(|(key, value)| node_labels.get(key) != Some(value));
+        spec.node_selector.iter().flatten().any(|(key, value)| node.labels.get(key) != Some(value));
     if mismatch {
         return Err(refusal(
             "NodeAffinity",
             "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
         ));
     }
-    if let Some(os) = spec.os.as_ref().filter(|os| os.name != "linux") {
+    let others: Vec<&Pod> = others.collect();
+    admit_resources(pod, &others, offer, node)?;
+    apparmor::check(pod, node.abilities.apparmor)
+        .map_err(|e| refusal("AppArmor", format!("Cannot enforce AppArmor: {e}")))
+}
+
+fn admit_features(pod: &Pod, node: &NodeState) -> Result<(), Verdict> {
+    const OS: &str = "kubernetes.io/os";
+    let labels = pod.metadata.labels.as_ref();
+    if labels.and_then(|l| l.get(OS)).is_some_and(|os| os != "linux") {
         return Err(refusal(
-            "PodOSNotSupported",
-            format!("Failed to admit pod as the OS field doesn't match node OS: {}", os.name),
+            "PodOSSelectorNodeLabelDoesNotMatch",
+            "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
         ));
     }
-    let (mut count, mut used) = (0i64, Used::default());
+    let spec = model::spec(pod);
+    if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
+        return Err(refusal(
+            "PodOSNotSupported",
+            "Failed to admit pod as the OS field doesn't match node OS",
+        ));
+    }
+    let policy = spec.security_context.as_ref().and_then(|c| c.supplemental_groups_policy.as_deref());
+    if policy == Some("Strict") && !node.supplemental_groups_policy {
+        return Err(refusal(
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicy=Strict is not supported in this node",
+        ));
+    }
+    let containers = model::containers(pod);
+    let mut rules = containers.iter().flat_map(|c| c.spec.restart_policy_rules.iter().flatten());
+    if rules.any(|rule| rule.action == "RestartAllContainers") {
+        return Err(refusal(
+            "PodFeatureUnsupported",
+            "Pod requires node features that are not available: RestartAllContainersOnContainerExits",
+        ));
+    }
+    Ok(())
+}
+
+fn admit_resources(pod: &Pod, others: &[&Pod], offer: &Offer, node: &NodeState) -> Result<(), Verdict> {
+    let mut used = Used::default();
     for other in others {
-        count += 1;
         used.add(&pod_resources(other));
     }
-    if count + 1 > offer.max_pods {
+    let count = i64::try_from(others.len()).unwrap_or(i64::MAX);
+    if count.saturating_add(1) > offer.max_pods {
         return Err(out_of("pods", 1, count, offer.max_pods));
     }
     let wanted = pod_resources(pod);
@@ -54,6 +115,21 @@ pub(crate) fn admit<'a>(
     for (name, requested, used, capacity) in checks {
         if requested > 0 && requested > capacity.saturating_sub(used) {
             return Err(out_of(name, requested, used, capacity));
+        }
+    }
+    // Huge pages, and devices the Node counts. As upstream, an extended resource no Node counts is not this node's
+    // matter: something in the cluster keeps account of it.
+    let is_counted = |name: &str| !matches!(name, "cpu" | "memory" | "ephemeral-storage" | "pods");
+    for (name, requested) in requests(pod).into_iter().filter(|(name, _)| is_counted(name)) {
+        let capacity = match node.allocatable.get(&name) {
+            Some(amount) => quantity::value(amount).unwrap_or(0),
+            None if name.starts_with("hugepages-") => 0,
+            None => continue,
+        };
+        let taken = |p: &&Pod| requests(p).get(&name).copied().unwrap_or(0);
+        let used = others.iter().map(taken).fold(0i64, i64::saturating_add);
+        if requested > 0 && requested > capacity.saturating_sub(used) {
+            return Err(out_of(&name, requested, used, capacity));
         }
     }
     Ok(())
@@ -96,10 +172,107 @@ mod tests {
         ferrite_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
     }
 
+    fn node_with(allocatable: &[(&str, &str)], able: bool) -> NodeState {
+        NodeState {
+            labels: BTreeMap::from([("disk".to_string(), "ssd".to_string())]),
+            allocatable: allocatable.iter().map(|(k, v)| (k.to_string(), Quantity(v.to_string()))).collect(),
+            abilities: Abilities { apparmor: able, kernel: if able { (6, 1) } else { (4, 4) } },
+            supplemental_groups_policy: able,
+        }
+    }
+
+    /// One row for each verdict of `fields.rs` that refuses a pod as it arrives.
+    #[test]
+    fn what_the_node_cannot_do_is_refused() {
+        let offer = Offer { cpu_milli: 1000, memory: 1 << 30, ephemeral_storage: 1 << 30, max_pods: 9 };
+        let with_security =
+            |context: Value| pod(json!({"containers": [{"name": "c"}], "securityContext": context}));
+        let asking = |name: &str, amount: &str| {
+            pod(
+                json!({"containers": [{"name": "c", "resources": {"limits": {name: amount}, "requests": {name: amount}}}]}),
+            )
+        };
+        let mut labelled = pod(json!({"containers": []}));
+        labelled.metadata.labels = Some([("kubernetes.io/os".to_string(), "windows".to_string())].into());
+        for (what, candidate, on_able, on_unable) in [
+            (
+                "os",
+                pod(json!({"os": {"name": "windows"}, "containers": []})),
+                Some("PodOSNotSupported"),
+                Some("PodOSNotSupported"),
+            ),
+            (
+                "os label",
+                labelled,
+                Some("PodOSSelectorNodeLabelDoesNotMatch"),
+                Some("PodOSSelectorNodeLabelDoesNotMatch"),
+            ),
+            (
+                "safe sysctl",
+                with_security(json!({"sysctls": [{"name": "net.ipv4.tcp_rmem", "value": "1"}]})),
+                None,
+                Some("SysctlForbidden"),
+            ),
+            (
+                "unsafe sysctl",
+                with_security(json!({"sysctls": [{"name": "kernel.msgmax", "value": "1"}]})),
+                Some("SysctlForbidden"),
+                Some("SysctlForbidden"),
+            ),
+            (
+                "AppArmor of the pod",
+                with_security(json!({"appArmorProfile": {"type": "RuntimeDefault"}})),
+                None,
+                Some("AppArmor"),
+            ),
+            (
+                "AppArmor of a container",
+                pod(json!({"containers": [{"name": "c", "securityContext": {
+                "appArmorProfile": {"type": "Localhost", "localhostProfile": "x"}}}]})),
+                None,
+                Some("AppArmor"),
+            ),
+            (
+                "groups",
+                with_security(json!({"supplementalGroupsPolicy": "Strict"})),
+                None,
+                Some("SupplementalGroupsPolicyNotSupported"),
+            ),
+            (
+                "restart of all",
+                pod(json!({"containers": [{"name": "c", "restartPolicyRules": [
+                {"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]}]})),
+                Some("PodFeatureUnsupported"),
+                Some("PodFeatureUnsupported"),
+            ),
+            ("merged groups", with_security(json!({"supplementalGroupsPolicy": "Merge"})), None, None),
+            ("huge pages", asking("hugepages-2Mi", "4Mi"), None, Some("OutOfhugepages-2Mi")),
+            ("devices the node has", asking("example.org/gpu", "2"), None, None),
+            ("devices nobody has", asking("example.org/none", "2"), None, None),
+            ("too many devices", asking("example.org/gpu", "5"), Some("OutOfexample.org/gpu"), None),
+        ] {
+            let able = node_with(&[("hugepages-2Mi", "4Mi"), ("example.org/gpu", "4")], true);
+            for (node, expected) in [(able, on_able), (node_with(&[], false), on_unable)] {
+                let got = admit(&candidate, std::iter::empty(), &offer, &node).err();
+                assert_eq!(got.as_ref().map(|v| v.reason.as_str()), expected, "{what}");
+            }
+        }
+        let message = admit(
+            &with_security(json!({"appArmorProfile": {"type": "RuntimeDefault"}})),
+            std::iter::empty(),
+            &offer,
+            &node_with(&[], false),
+        );
+        assert_eq!(
+            message.unwrap_err().message,
+            "Cannot enforce AppArmor: AppArmor is not enabled on the host"
+        );
+    }
+
     #[test]
     fn pods_that_do_not_fit_are_refused() {
         let offer = Offer { cpu_milli: 1000, memory: 1 << 30, ephemeral_storage: 1 << 30, max_pods: 2 };
-        let labels = BTreeMap::from([("disk".to_string(), "ssd".to_string())]);
+        let labels = node_with(&[], true);
         let cpu = |amount: &str| {
             pod(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": amount}}}]}))
         };

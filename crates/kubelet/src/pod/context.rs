@@ -8,7 +8,9 @@ use crate::container::fields::NodeLimits;
 use crate::images::Images;
 use crate::node::Readiness;
 use crate::objects::Objects;
+use crate::pod::admission::Abilities;
 use crate::probe::ProbeContext;
+use crate::userns::UserNamespaces;
 use crate::volumes::Volumes;
 use ferrite_client::{EventRecorder, EventType, Informer};
 use ferrite_cri::RuntimeService;
@@ -34,6 +36,9 @@ pub(crate) struct Context {
     pub runtime: Arc<dyn RuntimeService>,
     pub images: Images,
     pub volumes: Volumes,
+    pub userns: UserNamespaces,
+    /// What the node's kernel can do for pods.
+    pub abilities: Abilities,
     pub objects: Arc<Objects>,
     pub cgroups: Cgroups,
     pub services: Informer<Service>,

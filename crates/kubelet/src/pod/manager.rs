@@ -254,6 +254,7 @@ async fn remove_leftovers(context: Arc<Context>, mut uids: Vec<String>, mut logs
         let mut left = Vec::new();
         for uid in uids {
             let removed = context.volumes.tear_down(&uid).await;
+            context.userns.release(&uid);
             let _ = context.cgroups.remove(&uid).await;
             if let Err(e) = removed {
                 let path = context.volumes.pod_dir(&uid);

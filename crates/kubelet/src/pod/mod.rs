@@ -4,16 +4,21 @@ pub(crate) mod admission;
 pub(crate) mod backoff;
 pub(crate) mod context;
 mod decide;
+#[cfg(test)]
+mod fields;
 mod files;
 mod kill;
 pub(crate) mod labels;
 pub(crate) mod manager;
 pub(crate) mod model;
 pub(crate) mod observe;
+#[cfg(test)]
+mod refusal_tests;
 pub(crate) mod runtime_pod;
 mod start;
 pub(crate) mod status;
 mod terminate;
+mod unsupported;
 mod worker;
 mod writer;
 

@@ -112,6 +112,11 @@ pub(crate) fn is_host_network(pod: &Pod) -> bool {
     spec(pod).host_network.unwrap_or(false)
 }
 
+/// Whether the pod's users are others than the node's.
+pub(crate) fn has_own_users(pod: &Pod) -> bool {
+    spec(pod).host_users == Some(false)
+}
+
 pub(crate) fn is_deleting(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }

@@ -12,19 +12,22 @@ use crate::container::config::{self, ConfigInputs};
 use crate::container::env::{self, EnvInputs, EnvSources};
 use crate::container::fields::Addresses;
 use crate::container::sandbox::{self, SandboxInputs};
-use crate::container::{hosts, seccomp, security};
+use crate::container::{hosts, read_only, seccomp, security};
 use crate::hooks;
 use crate::images::{Keyring, PullState};
 use crate::objects::{self, ObjectError};
+use crate::runtime_class::{self, RuntimeClassError};
+use crate::userns::{self, UsernsError};
 use crate::volumes::PodVolumes;
 use ferrite_client::EventType;
 use ferrite_cri::v1::{
     ContainerConfig, CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest,
-    RemoveContainerRequest, RunPodSandboxRequest, StartContainerRequest,
+    RemoveContainerRequest, RunPodSandboxRequest, StartContainerRequest, UserNamespace,
 };
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::io;
+use std::path::PathBuf;
 use tokio::sync::watch;
 
 /// Where containers find the message file when the spec names none.
@@ -37,6 +40,21 @@ pub(super) enum StartError {
     Waiting(WaitingReason),
     /// The pod must end: nothing more is started.
     Interrupted,
+}
+
+/// Why a pod has no sandbox.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SandboxError {
+    #[error(transparent)]
+    Runtime(#[from] ferrite_cri::Error),
+    #[error(transparent)]
+    Class(#[from] RuntimeClassError),
+    #[error(transparent)]
+    Users(#[from] UsernsError),
+    #[error(transparent)]
+    Hostname(#[from] hosts::HostnameError),
+    #[error("log directory {}: {source}", path.display())]
+    LogDirectory { path: PathBuf, source: io::Error },
 }
 
 impl From<WaitingReason> for StartError {
@@ -53,38 +71,52 @@ pub(super) struct StartInputs<'a> {
     pub runtime: &'a RuntimePod,
     pub volumes: &'a PodVolumes,
     pub keyring: &'a Keyring,
+    pub users: &'a UserNamespace,
 }
 
 impl Context {
-    pub(super) fn sandbox_config(&self, pod: &Pod, attempt: u32) -> PodSandboxConfig {
-        let cgroup_parent = self.cgroups.pod_path(model::qos_class(pod), &PodId::of(pod).uid);
-        sandbox::sandbox_config(
-            pod,
-            attempt,
-            &SandboxInputs {
-                cluster_dns: &self.cluster_dns,
-                node_dns: &self.node_dns,
-                node_hostname: &self.node_hostname,
-                log_root: &self.log_dir,
-                cgroup_parent: &cgroup_parent,
-            },
-        )
-    }
-
-    pub(super) async fn create_sandbox(
+    pub(super) fn sandbox_config(
         &self,
         pod: &Pod,
-        config: PodSandboxConfig,
-    ) -> ferrite_cri::Result<Sandbox> {
-        let failed = |e: &ferrite_cri::Error| {
+        attempt: u32,
+        users: &UserNamespace,
+    ) -> Result<PodSandboxConfig, SandboxError> {
+        let cgroup_parent = self.cgroups.pod_path(model::qos_class(pod), &PodId::of(pod).uid);
+        let inputs = SandboxInputs {
+            cluster_dns: &self.cluster_dns,
+            node_dns: &self.node_dns,
+            node_hostname: &self.node_hostname,
+            log_root: &self.log_dir,
+            cgroup_parent: &cgroup_parent,
+            users,
+        };
+        Ok(sandbox::sandbox_config(pod, attempt, &inputs)?)
+    }
+
+    /// Whose identities the pod's users are: the node's, or a range of its own.
+    pub(super) fn users(&self, pod: &Pod) -> Result<UserNamespace, UsernsError> {
+        if model::has_own_users(pod) {
+            self.userns.mappings(&PodId::of(pod).uid)
+        } else {
+            Ok(userns::of_node())
+        }
+    }
+
+    /// Refuses a pod with its own users under a runtime that cannot give it any.
+    fn check_users(&self, pod: &Pod, handler: &str) -> Result<(), UsernsError> {
+        let supported = self.readiness.borrow().features.of(handler).is_some_and(|f| f.user_namespaces);
+        match handler {
+            _ if supported || !model::has_own_users(pod) => Ok(()),
+            "" => Err(UsernsError::Runtime),
+            handler => Err(UsernsError::Handler(handler.to_string())),
+        }
+    }
+
+    pub(super) async fn create_sandbox(&self, pod: &Pod, attempt: u32) -> Result<Sandbox, SandboxError> {
+        let id = self.run_sandbox(pod, attempt).await.inspect_err(|e| {
             let message = format!("Failed to create pod sandbox: {e}");
             self.event(pod, EventType::Warning, "FailedCreatePodSandBox", message);
-        };
-        let made = tokio::fs::create_dir_all(&config.log_directory).await;
-        made.map_err(|e| ferrite_cri::Error::internal(format!("{}: {e}", config.log_directory)))
-            .inspect_err(failed)?;
-        let request = RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
-        let id = self.runtime.run_pod_sandbox(request).await.inspect_err(failed)?.pod_sandbox_id;
+        })?;
         let request = PodSandboxStatusRequest { pod_sandbox_id: id, verbose: false };
         let status = self.runtime.pod_sandbox_status(request).await.inspect_err(|e| {
             let message = format!("Unable to get pod sandbox status: {e}");
@@ -93,6 +125,16 @@ impl Context {
         let status =
             status.status.ok_or_else(|| ferrite_cri::Error::internal("the sandbox has no status"))?;
         Ok(Sandbox::from_cri(status))
+    }
+
+    async fn run_sandbox(&self, pod: &Pod, attempt: u32) -> Result<String, SandboxError> {
+        let handler = runtime_class::handler(&self.client, pod).await?;
+        self.check_users(pod, &handler)?;
+        let config = self.sandbox_config(pod, attempt, &self.users(pod)?)?;
+        let made = tokio::fs::create_dir_all(&config.log_directory).await;
+        made.map_err(|source| SandboxError::LogDirectory { path: (&config.log_directory).into(), source })?;
+        let request = RunPodSandboxRequest { config: Some(config), runtime_handler: handler };
+        Ok(self.runtime.run_pod_sandbox(request).await?.pod_sandbox_id)
     }
 
     /// Pulls, creates and starts one container, then runs its postStart hook. Pulls and hooks can take long, so
@@ -120,13 +162,22 @@ impl Context {
         };
         security::check_non_root(pod, container, &image.user).map_err(|e| config_error(e.to_string()))?;
         let env = self.environment(inputs, container).await.map_err(&config_error)?;
+        // As upstream says it of a raw block volume it cannot find; this node has none.
+        if let Some(device) = container.spec.volume_devices.iter().flatten().next() {
+            let (volume, container) = (&device.name, container.name());
+            let message = format!("cannot find volume {volume:?} to pass into container {container:?}");
+            return Err(config_error(message).into());
+        }
         let mounts = self.mounts(inputs, container, start.attempt, &env).await.map_err(&config_error)?;
-        let target_id = container
-            .target
-            .as_deref()
-            .and_then(|name| inputs.runtime.latest(name))
-            .filter(|i| i.is_running())
-            .map(|i| i.id.clone());
+        let mounts = self.read_only_mounts(pod, container, mounts).await.map_err(&config_error)?;
+        let target_id = match container.target.as_deref() {
+            None => None,
+            Some(name) => {
+                let running = inputs.runtime.latest(name).filter(|i| i.is_running());
+                let missing = || config_error(format!("unable to find target container {name}"));
+                Some(running.ok_or_else(missing)?.id.clone())
+            }
+        };
         let config = config::container_config(ConfigInputs {
             pod,
             container,
@@ -138,6 +189,7 @@ impl Context {
             target_id,
             node_memory: self.limits.memory,
             seccomp_root: &self.seccomp_root,
+            users: inputs.users,
         })
         .map_err(|e| config_error(e.to_string()))?;
         self.check_seccomp(&config).await.map_err(|e| create_error(&warn, &e))?;
@@ -292,6 +344,21 @@ impl Context {
             ..Mount::default()
         }));
         Ok(mounts)
+    }
+
+    /// Decides which of the container's mounts are read-only with everything mounted below them.
+    async fn read_only_mounts(
+        &self,
+        pod: &Pod,
+        container: &PodContainer,
+        mounts: Vec<Mount>,
+    ) -> Result<Vec<Mount>, String> {
+        if !read_only::is_wanted(container) {
+            return Ok(mounts);
+        }
+        let handler = runtime_class::handler(&self.client, pod).await.map_err(|e| e.to_string())?;
+        let supported = self.readiness.borrow().features.of(&handler).is_some_and(|f| f.recursive_read_only);
+        read_only::resolve(container, mounts, supported).map_err(|e| e.to_string())
     }
 
     fn hosts_text(&self, inputs: &StartInputs<'_>) -> String {

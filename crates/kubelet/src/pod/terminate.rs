@@ -37,6 +37,7 @@ impl Worker {
             ignore_missing(context.runtime.remove_pod_sandbox(request).await)?;
         }
         context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
+        context.userns.release(&self.id.uid);
         context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
         if let Desired::Present(_) = desired {
             self.delete_from_api().await;

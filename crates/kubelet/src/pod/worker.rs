@@ -8,7 +8,7 @@ use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
 use super::runtime_pod::{RunState, RuntimePod};
-use super::start::{StartError, StartInputs};
+use super::start::{SandboxError, StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
 use crate::clock;
@@ -59,6 +59,10 @@ impl Desired {
 pub(super) enum SyncError {
     #[error("{0}")]
     Runtime(#[from] ferrite_cri::Error),
+    #[error("{0}")]
+    Sandbox(#[from] SandboxError),
+    #[error("{0}")]
+    Unsupported(#[from] super::unsupported::Unsupported),
     #[error("{0}")]
     Volume(#[from] crate::volumes::VolumeError),
     #[error("{0}")]
@@ -185,7 +189,8 @@ impl Worker {
                 Err(e) => {
                     let delay = retry.next_delay();
                     tracing::warn!(pod = %self.id, error = %e, "pod sync failed; will try again");
-                    if !matches!(e, SyncError::Volume(_) | SyncError::Network(_)) {
+                    if !matches!(e, SyncError::Volume(_) | SyncError::Network(_) | SyncError::Unsupported(_))
+                    {
                         let message = format!("error determining status: {e}");
                         self.context.event(desired.pod(), EventType::Warning, "FailedSync", message);
                     }
@@ -246,6 +251,10 @@ impl Worker {
                 return Err(error);
             }
         }
+        if let Some(unsupported) = super::unsupported::find(pod) {
+            context.event(pod, EventType::Warning, unsupported.reason(), unsupported.to_string());
+            return Err(unsupported.into());
+        }
         self.ensure_cgroup(pod).await?;
         self.ensure_volumes(pod).await?;
         let probes = self.probes.results();
@@ -287,7 +296,14 @@ impl Worker {
             max_pods: context.max_pods,
         };
         let node = context.node.list();
-        let labels = node.first().and_then(|n| n.metadata.labels.clone()).unwrap_or_default();
+        let node = node.first();
+        let features = context.readiness.borrow().features.clone();
+        let node_state = admission::NodeState {
+            labels: node.and_then(|n| n.metadata.labels.clone()).unwrap_or_default(),
+            allocatable: node.and_then(|n| n.status.as_ref()?.allocatable.clone()).unwrap_or_default(),
+            abilities: context.abilities,
+            supplemental_groups_policy: features.supplemental_groups_policy,
+        };
         // Pods that came earlier and still run; who came first is decided by creation, then name.
         let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
         let pods = context.pods.list();
@@ -296,7 +312,7 @@ impl Worker {
                 && !model::is_finished(p)
                 && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
         });
-        if let Err(verdict) = admission::admit(pod, others, &offer, &labels) {
+        if let Err(verdict) = admission::admit(pod, others, &offer, &node_state) {
             context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
             self.verdict = Some(verdict);
         }
@@ -403,14 +419,12 @@ impl Worker {
             return Ok(None);
         }
         let (sandbox, attempt) = match (actions.create_sandbox, runtime.sandbox()) {
-            (Some(attempt), _) => {
-                let config = context.sandbox_config(pod, attempt);
-                (context.create_sandbox(pod, config).await?, attempt)
-            }
+            (Some(attempt), _) => (context.create_sandbox(pod, attempt).await?, attempt),
             (None, Some(sandbox)) => (sandbox.clone(), sandbox.attempt),
             (None, None) => return Ok(None),
         };
-        let sandbox_config = context.sandbox_config(pod, attempt);
+        let users = context.users(pod).map_err(SandboxError::Users)?;
+        let sandbox_config = context.sandbox_config(pod, attempt, &users)?;
         let keyring = context.keyring(pod).await?;
         let volumes = self.volumes.clone().unwrap_or_default();
         let mut retry: Option<Timestamp> = None;
@@ -430,6 +444,7 @@ impl Worker {
                 runtime: &current,
                 volumes: &volumes,
                 keyring: &keyring,
+                users: &users,
             };
             let started = context.start_container(&inputs, container, start, &mut self.pulls, &self.desired);
             let started = Box::pin(started).await;
@@ -491,6 +506,7 @@ impl Worker {
         self.publish(pod, &runtime, true, true);
         if !self.finished {
             context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
+            context.userns.release(&self.id.uid);
             context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
             self.finished = true;
         }

@@ -2,6 +2,7 @@
 //! only those the cluster trusts with its nodes are let in.
 
 mod auth;
+mod gate;
 mod logs;
 mod stats;
 mod streaming;
@@ -11,12 +12,13 @@ use crate::pod::context::Context;
 use auth::Identity;
 use bytes::Bytes;
 use ferrite_client::Scope;
+use gate::{Gate, Stranger};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
@@ -26,12 +28,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
-/// Connections served at the same time; more wait.
-const MAX_CONNECTIONS: usize = 1024;
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// For a handshake, and for everything a caller says that may not use the API.
+const STRANGER_LIMIT: Duration = Duration::from_secs(10);
+/// Until a connection without a request is closed, as upstream.
+const IDLE_LIMIT: Duration = Duration::from_secs(90);
+/// The largest head of a request.
+const MAX_HEADERS: usize = 64 * 1024;
 
 type Body = BoxBody<Bytes, io::Error>;
 type Answer = Response<Body>;
@@ -57,36 +62,61 @@ pub(crate) async fn start(
 }
 
 async fn accept(listener: TcpListener, tls: TlsAcceptor, server: Arc<Server>) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let gate = Gate::default();
     loop {
-        let Ok(slot) = slots.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(e) => {
                 tracing::warn!(error = %e, "could not accept a connection to the kubelet API");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        let (tls, served) = (tls.clone(), server.clone());
-        server.scope.spawn(async move {
-            serve(stream, tls, served).await;
-            drop(slot);
-        });
+        let (tls, served, stranger) = (tls.clone(), server.clone(), gate.enter(peer.ip()));
+        server.scope.spawn(greet(stream, tls, served, stranger));
     }
 }
 
-async fn serve(stream: TcpStream, tls: TlsAcceptor, server: Arc<Server>) {
+/// Finds out who is calling, and serves the call. A stranger is told that it is one; that has its limit in time and
+/// its place can be taken.
+async fn greet(stream: TcpStream, tls: TlsAcceptor, server: Arc<Server>, stranger: Stranger) {
     let _ = stream.set_nodelay(true);
-    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(stream)).await else { return };
+    let handshake = tokio::time::timeout(STRANGER_LIMIT, tls.accept(stream));
+    let stream = tokio::select! {
+        finished = handshake => match finished {
+            Ok(Ok(stream)) => stream,
+            _ => return,
+        },
+        () = stranger.evicted() => return,
+    };
     let identity =
         stream.get_ref().1.peer_certificates().and_then(|c| c.first()).and_then(|c| Identity::of(c));
+    let known = identity.as_ref().is_some_and(|i| i.may_use(&server.config.authorized_names));
+    if known {
+        if let Some(_place) = stranger.becomes_caller() {
+            serve(stream, server, identity).await;
+        }
+        return;
+    }
+    tokio::select! {
+        _ = tokio::time::timeout(STRANGER_LIMIT, serve(stream, server, identity)) => {}
+        () = stranger.evicted() => {}
+    }
+}
+
+async fn serve(stream: TlsStream<TcpStream>, server: Arc<Server>, identity: Option<Identity>) {
     let identity = Arc::new(identity);
     let service = service_fn(move |request| {
         let (server, identity) = (server.clone(), identity.clone());
         async move { Ok::<_, Infallible>(server.handle(request, identity.as_ref().as_ref()).await) }
     });
-    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_LIMIT).max_buf_size(MAX_HEADERS);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(IDLE_LIMIT)
+        .max_header_list_size(u32::try_from(MAX_HEADERS).unwrap_or(u32::MAX));
     if let Err(e) = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await {
         tracing::debug!(error = %e, "a connection to the kubelet API broke");
     }

@@ -106,6 +106,26 @@ async fn callers_are_told_apart() {
 }
 
 #[tokio::test]
+async fn idle_connections_keep_nobody_out() {
+    let door = Door::open().await;
+    let mut idle = Vec::new();
+    for _ in 0..1100 {
+        idle.push(TcpStream::connect(door.address).await.unwrap());
+    }
+    // Strangers whose handshake succeeded are still strangers.
+    let nodes = Some(("system:node:other", Some("system:nodes")));
+    for _ in 0..gate::MAX_STRANGERS / 4 {
+        door.connect(nodes).await.unwrap();
+    }
+    assert_eq!(door.ask("/healthz").await, (200, "ok".into()));
+    let mut closed = 0;
+    for stream in &mut idle[..800] {
+        closed += usize::from(stream.read(&mut [0]).await.is_ok_and(|count| count == 0));
+    }
+    assert_eq!(closed, 800, "the oldest connections gave their places away");
+}
+
+#[tokio::test]
 async fn documents_are_served() {
     let door = Door::open().await;
     door.harness.create("p", one());

@@ -12,6 +12,7 @@ use tokio::sync::broadcast;
 
 struct Box_ {
     config: PodSandboxConfig,
+    handler: String,
     ready: bool,
 }
 
@@ -90,6 +91,13 @@ impl FakeRuntime {
     pub(crate) fn is_empty(&self) -> bool {
         let state = self.state.lock().unwrap();
         state.sandboxes.is_empty() && state.containers.is_empty()
+    }
+
+    /// How the sandbox of a pod was asked for, and under which handler.
+    pub(crate) fn sandbox(&self, pod: &str) -> Option<(PodSandboxConfig, String)> {
+        let state = self.state.lock().unwrap();
+        let of = |s: &&Box_| s.config.metadata.as_ref().is_some_and(|m| m.name == pod);
+        state.sandboxes.values().find(of).map(|s| (s.config.clone(), s.handler.clone()))
     }
 
     pub(crate) fn container_config(&self, name: &str) -> Option<ContainerConfig> {
@@ -207,7 +215,11 @@ impl RuntimeService for FakeRuntime {
         let config = request.config.unwrap();
         let id = self.next("s");
         self.note(format!("sandbox#{}", config.metadata.as_ref().unwrap().attempt));
-        self.state.lock().unwrap().sandboxes.insert(id.clone(), Box_ { config, ready: true });
+        self.state
+            .lock()
+            .unwrap()
+            .sandboxes
+            .insert(id.clone(), Box_ { config, handler: request.runtime_handler, ready: true });
         Ok(RunPodSandboxResponse { pod_sandbox_id: id })
     }
 

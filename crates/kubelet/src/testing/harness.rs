@@ -8,11 +8,13 @@ use crate::container::dns::{ClusterDns, parse_resolv_conf};
 use crate::container::env::ApiAddress;
 use crate::container::fields::NodeLimits;
 use crate::images::Images;
-use crate::node::Readiness;
+use crate::node::{Readiness, RuntimeFeatures};
 use crate::objects::Objects;
+use crate::pod::admission::Abilities;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
 use crate::probe::{Checker, ProbeContext};
+use crate::userns::UserNamespaces;
 use crate::volumes::Volumes;
 use ferrite_client::{Events, Informer, ListSelector, Scope};
 use ferrite_json::{Value, json};
@@ -29,7 +31,7 @@ pub(crate) struct Harness {
     pub context: Arc<Context>,
     scope: Scope,
     clock: Clock,
-    _readiness: watch::Sender<Readiness>,
+    pub readiness: watch::Sender<Readiness>,
 }
 
 impl Harness {
@@ -61,7 +63,8 @@ impl Harness {
         let told = workers.clone();
         let objects =
             Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
-        let (readiness, seen) = watch::channel(Readiness::default());
+        let (readiness, seen) =
+            watch::channel(Readiness { features: RuntimeFeatures::everything(), ..Readiness::default() });
         let limits = NodeLimits { cpu_milli: 2000, memory: 1 << 30, ephemeral_storage: 1 << 30 };
         let shared: Arc<FakeRuntime> = Arc::new(runtime.clone());
         let context = Arc::new(Context {
@@ -78,6 +81,8 @@ impl Harness {
             runtime_name: "ferrite".into(),
             runtime: shared.clone(),
             images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
+            userns: UserNamespaces::open(dir.path().join("kubelet/pods")).unwrap(),
+            abilities: Abilities { apparmor: false, kernel: (6, 1) },
             volumes: Volumes::new(dir.path().join("kubelet"), client.clone(), objects.clone(), limits),
             objects,
             cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
@@ -99,7 +104,7 @@ impl Harness {
             clock,
         });
         manager::start(context.clone(), workers.clone(), &scope).await.unwrap();
-        Self { api, runtime, workers, dir, context, scope, clock, _readiness: readiness }
+        Self { api, runtime, workers, dir, context, scope, clock, readiness }
     }
 
     /// Creates a pod bound to this node.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ferrite_cri::v1::{
     ContainerConfig, KeyValue, LinuxContainerSecurityContext, Mount, MountPropagation, NamespaceMode,
-    SupplementalGroupsPolicy, security_profile::ProfileType,
+    SeLinuxOption, SupplementalGroupsPolicy, security_profile::ProfileType,
 };
 use ferrite_cri::{Code, Error, Result};
 use oci_spec::runtime::{LinuxDevice, LinuxDeviceType};
@@ -26,6 +26,12 @@ use crate::sys;
 
 /// What we cannot do is refused: a container that silently lacks what it asked for is worse than none.
 fn refuse_unsupported(config: &ContainerConfig, map: Option<&IdMap>) -> Result<()> {
+    let labelled =
+        security_of(config).selinux_options.is_some_and(|options| options != SeLinuxOption::default());
+    if labelled && Path::new(SELINUX).exists() {
+        let message = "SELinux options cannot be applied: this runtime labels no processes";
+        return Err(Error::new(Code::Unimplemented, message));
+    }
     for mount in &config.mounts {
         let mapped = !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty();
         if mapped && !map.is_some_and(|map| map.matches(&mount.uid_mappings, &mount.gid_mappings)) {
@@ -39,8 +45,10 @@ fn refuse_unsupported(config: &ContainerConfig, map: Option<&IdMap>) -> Result<(
     Ok(())
 }
 
+/// There where the kernel has SELinux enabled.
+const SELINUX: &str = "/sys/fs/selinux/enforce";
 /// Changes with what the compiler makes of the same profile.
-const SECCOMP_COMPILER: &str = "2";
+const SECCOMP_COMPILER: &str = "3";
 /// Reading, writing and making a node.
 const ALL_ACCESS: &str = "rwm";
 /// Directories of device descriptions; what is in a later one wins.

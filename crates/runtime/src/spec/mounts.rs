@@ -38,7 +38,12 @@ pub fn mounts(input: &Input<'_>, privileged: bool) -> Result<Vec<Mount>, SpecErr
     ];
     for (path, file) in [("/etc/resolv.conf", &input.resolv_conf), ("/etc/hostname", &input.hostname_file)] {
         if let Some(file) = file {
-            standard.push(entry(path, "bind", file.clone(), &["rbind", "rprivate", "rw"]));
+            let mut options = vec!["rbind", "rprivate", "rw"];
+            // The pod's root owns them, as it does what the kubelet mounts.
+            if input.user_namespace.is_some() {
+                options.push("idmap");
+            }
+            standard.push(entry(path, "bind", file.clone(), &options));
         }
     }
     let given = &input.config.mounts;

@@ -12,6 +12,7 @@ use seccompiler::{
 };
 use serde_json::json;
 
+mod width;
 mod x86;
 
 use super::SpecError;
@@ -55,7 +56,7 @@ fstat64 fstatat64 fstatfs64 ftruncate64 futex_time64 getegid32 geteuid32 getgid3
 getresuid32 getuid32 io_pgetevents_time64 ipc lchown32 _llseek lstat64 mmap2 mq_timedreceive_time64
 mq_timedsend_time64 _newselect ppoll_time64 pselect6_time64 recvmmsg_time64 rt_sigtimedwait_time64
 sched_rr_get_interval_time64 semtimedop_time64 sendfile64 setfsgid32 setfsuid32 setgid32 setgroups32 setregid32
-setresgid32 setresuid32 setreuid32 setuid32 sigprocmask sigreturn socketcall stat64 statfs64 timer_gettime64
+setresgid32 setresuid32 setreuid32 setuid32 sigprocmask sigreturn stat64 statfs64 timer_gettime64
 timer_settime64 timerfd_gettime64 timerfd_settime64 truncate64 ugetrlimit utimensat_time64 waitpid";
 
 /// Calls that make sense only with a capability, by its number.
@@ -84,8 +85,19 @@ const WITH_CAPABILITY: &[(u32, &str)] = &[
 const SYS_ADMIN: u32 = 21;
 /// Every flag of clone that makes a namespace.
 const NAMESPACE_FLAGS: u64 = 0x7e02_0000;
-/// The address family of virtual machine sockets, which know no network namespaces.
-const AF_VSOCK: u64 = 40;
+/// The address families a socket may have, as bits to look at and their value: all but AF_ALG (38), whose ciphers'
+/// parsers are not meant for strangers, and AF_VSOCK (40), which knows no network namespaces. Masks of 32 bits leave out
+/// what the kernel does not read, whoever compiles the rule.
+const FAMILIES: &[(u64, u64)] = &[
+    (0xffff_ffe0, 0),
+    (0xffff_fffc, 32),
+    (0xffff_fffe, 36),
+    (0xffff_ffff, 39),
+    (0xffff_ffff, 41),
+    (0xffff_fffe, 42),
+    (0xffff_fffc, 44),
+    (0xffff_fff0, 48),
+];
 
 fn rule(
     names: &[&str],
@@ -114,12 +126,13 @@ fn argument(index: usize, op: Operator, value: u64, value_two: Option<u64>) -> L
 pub fn default_profile(capabilities: &BTreeSet<u32>) -> LinuxSeccomp {
     let names: Vec<&str> = ALLOWED.split_whitespace().chain(ALLOWED_32.split_whitespace()).collect();
     let mut rules = vec![rule(&names, Action::ScmpActAllow, None, None)];
-    rules.push(rule(
-        &["socket"],
-        Action::ScmpActAllow,
-        None,
-        Some(vec![argument(0, Operator::ScmpCmpNe, AF_VSOCK, None)]),
-    ));
+    // The family is behind a pointer the filter cannot see; "not there" makes libraries use socket. It comes before the
+    // rules for socket, for which libseccomp would add one that lets it through.
+    rules.push(rule(&["socketcall"], Action::ScmpActErrno, Some(libc::ENOSYS as u32), None));
+    for (mask, value) in FAMILIES {
+        let family = argument(0, Operator::ScmpCmpMaskedEq, *mask, Some(*value));
+        rules.push(rule(&["socket"], Action::ScmpActAllow, None, Some(vec![family])));
+    }
     for personality in [0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff] {
         let same = argument(0, Operator::ScmpCmpEq, personality, None);
         rules.push(rule(&["personality"], Action::ScmpActAllow, None, Some(vec![same])));
@@ -208,7 +221,9 @@ fn action(action: Action, errno: Option<u32>) -> Result<SeccompAction, SpecError
     })
 }
 
-fn conditions(args: &[LinuxSeccompArg]) -> Result<Vec<SeccompCondition>, SpecError> {
+/// The kernel ignores the upper half of an argument that is an int: so must a comparison, or any bit there would lead
+/// around it.
+fn conditions(name: &str, args: &[LinuxSeccompArg]) -> Result<Vec<SeccompCondition>, SpecError> {
     let condition = |argument: &LinuxSeccompArg| {
         let (op, value) = match argument.op() {
             Operator::ScmpCmpNe => (SeccompCmpOp::Ne, argument.value()),
@@ -222,7 +237,17 @@ fn conditions(args: &[LinuxSeccompArg]) -> Result<Vec<SeccompCondition>, SpecErr
             }
         };
         let index = u8::try_from(argument.index()).unwrap_or(u8::MAX);
-        SeccompCondition::new(index, SeccompCmpArgLen::Qword, op, value).map_err(failed)
+        let (length, op, value) = if width::is_int(name, argument.index()) {
+            let low = |value: u64| value & u64::from(u32::MAX);
+            let op = match op {
+                SeccompCmpOp::MaskedEq(mask) => SeccompCmpOp::MaskedEq(low(mask)),
+                other => other,
+            };
+            (SeccompCmpArgLen::Dword, op, low(value))
+        } else {
+            (SeccompCmpArgLen::Qword, op, value)
+        };
+        SeccompCondition::new(index, length, op, value).map_err(failed)
     };
     args.iter().map(condition).collect()
 }
@@ -254,7 +279,7 @@ fn filter(
         let known = rules.entry(number).or_default();
         match entry.args {
             [] => drop(always.insert(number)),
-            args => known.push(SeccompRule::new(conditions(args)?).map_err(failed)?),
+            args => known.push(SeccompRule::new(conditions(entry.name, args)?).map_err(failed)?),
         }
     }
     for number in always {
@@ -324,11 +349,11 @@ mod tests {
     #[test]
     fn the_default_profile_compiles() {
         let programs = compile(&default_profile(&BTreeSet::new())).unwrap();
-        assert_eq!(programs.len(), 2, "one allow list, one for clone3");
+        assert_eq!(programs.len(), 2, "one allow list, one for calls that are not there");
         for program in &programs {
             assert!(program.len() / 8 < 4096, "the kernel takes no more than 4096 instructions");
         }
-        assert_eq!(compile(&default_profile(&(0..41).collect())).unwrap().len(), 1);
+        assert_eq!(compile(&default_profile(&(0..41).collect())).unwrap().len(), 2);
     }
 
     #[test]
@@ -380,7 +405,9 @@ mod tests {
         const KILL: u32 = 0x8000_0000;
         let none = [0; 6];
         let confined = compile(&default_profile(&BTreeSet::new())).unwrap();
-        let vsock = [AF_VSOCK, 0, 0, 0, 0, 0];
+        let first = |argument: u64| [argument, 0, 0, 0, 0, 0];
+        let vsock = first(40);
+        let high = 1 << 32;
         let new_user = [0x1000_0000, 0, 0, 0, 0, 0];
         for (what, architecture, number, args, want) in [
             ("getpid", X86_64, 39, none, ALLOW),
@@ -392,6 +419,35 @@ mod tests {
             ("socket", X86_64, 41, none, ALLOW),
             ("socket to machines", X86_64, 41, vsock, REFUSED),
             ("socket to machines of 32 bits", AUDIT_ARCH_I386, 359, vsock, REFUSED),
+            ("socket to machines with a bit the kernel ignores", X86_64, 41, first(40 | high), REFUSED),
+            ("socket to ciphers", X86_64, 41, first(38), REFUSED),
+            ("socket to ciphers with bits the kernel ignores", X86_64, 41, first(38 | 0xffff << 32), REFUSED),
+            ("socket of the family between", X86_64, 41, first(39), ALLOW),
+            ("socket of the network", X86_64, 41, first(2 | high), ALLOW),
+            ("personality", X86_64, 135, first(0xffff_ffff), ALLOW),
+            ("personality -1 as libraries pass it", X86_64, 135, first(u64::MAX), ALLOW),
+            ("personality without random addresses", X86_64, 135, first(0x004_0000), REFUSED),
+            ("the same with a bit the kernel ignores", X86_64, 135, first(0x004_0000 | high), REFUSED),
+            ("io_uring_setup", X86_64, 425, none, REFUSED),
+            ("keyctl", X86_64, 250, none, REFUSED),
+            ("bpf", X86_64, 321, none, REFUSED),
+            ("perf_event_open", X86_64, 298, none, REFUSED),
+            ("userfaultfd", X86_64, 323, none, REFUSED),
+            ("unshare", X86_64, 272, none, REFUSED),
+            ("mount", X86_64, 165, none, REFUSED),
+            ("fsopen", X86_64, 430, none, REFUSED),
+            ("move_mount", X86_64, 429, none, REFUSED),
+            ("open_tree", X86_64, 428, none, REFUSED),
+            ("kexec_load", X86_64, 246, none, REFUSED),
+            ("open_by_handle_at", X86_64, 304, none, REFUSED),
+            ("clone with a namespace", X86_64, 56, new_user, REFUSED),
+            (
+                "clone with a namespace and a bit the kernel ignores",
+                X86_64,
+                56,
+                first(0x1000_0000 | high),
+                REFUSED,
+            ),
             ("clone", X86_64, 56, none, ALLOW),
             ("clone with a namespace of 32 bits", AUDIT_ARCH_I386, 120, new_user, REFUSED),
             ("getpid of x32", X86_64, 39 | X32_BIT, none, MISSING),
@@ -402,6 +458,28 @@ mod tests {
         for architecture in [X86_64, AUDIT_ARCH_I386] {
             assert_eq!(answer(&confined[1], architecture, 435, none), MISSING, "clone3");
             assert_eq!(answer(&confined[1], architecture, 1, none), ALLOW);
+            assert_eq!(answer(&confined[1], AUDIT_ARCH_I386, 102, first(1)), MISSING, "a socket");
+        }
+        let deny_tiocsti =
+            br#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["ioctl"],"action":"SCMP_ACT_ERRNO",
+            "args":[{"index":1,"value":21522,"op":"SCMP_CMP_EQ"}]}]}"#;
+        let deny_tiocsti = compile(&parse_profile(deny_tiocsti).unwrap()).unwrap();
+        for bits in [0, high, 0xffff_ffff << 32] {
+            assert_eq!(
+                answer(&deny_tiocsti[0], X86_64, 16, [0, 0x5412 | bits, 0, 0, 0, 0]),
+                REFUSED,
+                "{bits:#x}"
+            );
+        }
+        for family in 0..64 {
+            let want = if matches!(family, 38 | 40) { REFUSED } else { ALLOW };
+            for bits in [0, high, 0xffff_ffff << 32] {
+                assert_eq!(
+                    answer(&confined[0], X86_64, 41, first(family | bits)),
+                    want,
+                    "{family} {bits:#x}"
+                );
+            }
         }
         // A profile that lists what is forbidden: no other interface may lead around it.
         let profile = |architectures: &str| {

@@ -11,13 +11,18 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use hyper::body::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
 
 use super::spdy::Stream;
 use crate::service::Inner;
 
 /// Pairs that may wait for their second half.
 const MAX_HALVES: usize = 256;
+/// Connections one client has open at the same time.
+const MAX_PAIRS: usize = 512;
+/// Threads that enter pods' networks at the same time.
+const MAX_THREADS: usize = 16;
 const CONNECTING: Duration = Duration::from_secs(10);
 
 /// Serves pairs of streams until the client opens no more and the last one has ended.
@@ -36,7 +41,10 @@ pub async fn serve(inner: &Arc<Inner>, sandbox: &str, mut accepted: mpsc::Receiv
                         if is_error { stream.id } else { stream.id.saturating_sub(2) }.to_string()
                     });
                     match halves.remove(&key) {
-                        Some(first) => running.push(pair(inner, sandbox, first, stream)),
+                        Some(first) => {
+                            let full = running.len() >= MAX_PAIRS;
+                            running.push(pair(inner, sandbox, first, stream, full));
+                        }
                         None if halves.len() < MAX_HALVES => {
                             halves.insert(key, stream);
                         }
@@ -49,11 +57,15 @@ pub async fn serve(inner: &Arc<Inner>, sandbox: &str, mut accepted: mpsc::Receiv
     }
 }
 
-async fn pair(inner: &Arc<Inner>, sandbox: &str, first: Stream, second: Stream) {
+async fn pair(inner: &Arc<Inner>, sandbox: &str, first: Stream, second: Stream, full: bool) {
     let is_error = |stream: &Stream| stream.headers.get("streamtype").is_some_and(|kind| kind == "error");
     let (error, data) = if is_error(&first) { (first, second) } else { (second, first) };
     let port = data.headers.get("port").and_then(|port| port.parse::<u16>().ok());
     let result = match port {
+        _ if full => {
+            data.outgoing.finish().await;
+            Err(format!("more than {MAX_PAIRS} connections at the same time; close some"))
+        }
         Some(port) => copy(inner, sandbox, port, data).await,
         None => {
             data.outgoing.finish().await;
@@ -97,33 +109,41 @@ async fn copy(inner: &Arc<Inner>, sandbox: &str, port: u16, mut data: Stream) ->
 }
 
 /// A connection to a port of the pod, or what to tell the client.
-pub async fn open(inner: &Arc<Inner>, sandbox: &str, port: u16) -> Result<tokio::net::TcpStream, String> {
+pub async fn open(inner: &Arc<Inner>, sandbox: &str, port: u16) -> Result<TcpStream, String> {
     let namespace = inner.network_namespace(sandbox).map_err(|error| error.to_string())?;
     connect(namespace, port)
         .await
         .map_err(|error| format!("failed to connect to localhost:{port} inside the pod: {error}"))
 }
 
-/// Connects from inside the pod's network. The socket stays in the namespace it was made in, so a thread
-/// that enters it, connects and ends is all it takes.
-async fn connect(namespace: Option<PathBuf>, port: u16) -> io::Result<tokio::net::TcpStream> {
+/// Connects from inside the pod's network. A socket stays in the namespace it was made in, so a thread that enters
+/// it, makes the sockets and ends is all it takes; the connecting waits for no thread.
+async fn connect(namespace: Option<PathBuf>, port: u16) -> io::Result<TcpStream> {
+    let (v4, v6) = sockets(namespace).await?;
+    let reach = async |socket: io::Result<TcpSocket>, address: SocketAddr| {
+        let connecting = tokio::time::timeout(CONNECTING, socket?.connect(address));
+        connecting.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    };
+    match reach(v4, ([127, 0, 0, 1], port).into()).await {
+        Ok(stream) => Ok(stream),
+        Err(error) => reach(v6, (std::net::Ipv6Addr::LOCALHOST, port).into()).await.map_err(|_| error),
+    }
+}
+
+type Sockets = (io::Result<TcpSocket>, io::Result<TcpSocket>);
+
+async fn sockets(namespace: Option<PathBuf>) -> io::Result<Sockets> {
+    let Some(path) = namespace else { return Ok((TcpSocket::new_v4(), TcpSocket::new_v6())) };
+    static THREADS: Semaphore = Semaphore::const_new(MAX_THREADS);
+    let _place = THREADS.acquire().await.map_err(io::Error::other)?;
     let (done, result) = tokio::sync::oneshot::channel();
     std::thread::Builder::new().name("port-forward".into()).stack_size(64 * 1024).spawn(move || {
-        let connect = || -> io::Result<std::net::TcpStream> {
-            if let Some(path) = namespace {
-                let namespace = std::fs::File::open(path)?;
-                nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)?;
-            }
-            let addresses: [SocketAddr; 2] =
-                [([127, 0, 0, 1], port).into(), (std::net::Ipv6Addr::LOCALHOST, port).into()];
-            let first = std::net::TcpStream::connect_timeout(&addresses[0], CONNECTING);
-            first.or_else(|error| {
-                std::net::TcpStream::connect_timeout(&addresses[1], CONNECTING).map_err(|_| error)
-            })
+        let make = || -> io::Result<Sockets> {
+            let namespace = std::fs::File::open(path)?;
+            nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET)?;
+            Ok((TcpSocket::new_v4(), TcpSocket::new_v6()))
         };
-        let _ = done.send(connect());
+        let _ = done.send(make());
     })?;
-    let socket = result.await.map_err(io::Error::other)??;
-    socket.set_nonblocking(true)?;
-    tokio::net::TcpStream::from_std(socket)
+    result.await.map_err(io::Error::other)?
 }

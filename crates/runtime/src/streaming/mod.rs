@@ -11,7 +11,7 @@ pub(crate) mod spdy_codec;
 mod status;
 mod websocket;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -21,8 +21,10 @@ use ferrite_cri::v1::{AttachRequest, ExecRequest};
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::service::Inner;
 
@@ -30,8 +32,12 @@ use crate::service::Inner;
 const LIFETIME: Duration = Duration::from_secs(60);
 /// Most URLs waiting to be used; the oldest go first.
 const MAX_WAITING: usize = 1024;
-/// Connections served at the same time.
-const MAX_CONNECTIONS: usize = 512;
+/// Connections that have not shown a URL yet; the oldest go first, so that nobody can keep others out.
+const MAX_STRANGERS: usize = 256;
+/// How long a connection may take to show one.
+const HEADER_LIMIT: Duration = Duration::from_secs(10);
+/// Streams in use at the same time.
+const MAX_SESSIONS: usize = 512;
 
 /// What a URL stands for.
 #[derive(Debug, Clone)]
@@ -49,11 +55,12 @@ pub(crate) enum Action {
 pub(crate) struct Tickets {
     address: SocketAddr,
     waiting: Mutex<HashMap<String, (Instant, Action)>>,
+    sessions: Arc<Semaphore>,
 }
 
 impl Tickets {
     pub fn new(address: SocketAddr) -> Self {
-        Self { address, waiting: Mutex::default() }
+        Self { address, waiting: Mutex::default(), sessions: Arc::new(Semaphore::new(MAX_SESSIONS)) }
     }
 
     /// A fresh URL for the action.
@@ -101,10 +108,24 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<(std::net::TcpListener, So
 /// Accepts connections until the runtime closes.
 pub(crate) async fn serve(inner: Weak<Inner>, listener: std::net::TcpListener) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
-    let room = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
+    let mut strangers: VecDeque<(CancellationToken, CancellationToken)> = VecDeque::new();
     loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
-        let Ok((socket, _)) = listener.accept().await else { continue };
+        let socket = match listener.accept().await {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                tracing::warn!(%error, "could not accept a connection to the streaming server");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        strangers.retain(|(_, done)| !done.is_cancelled());
+        if strangers.len() >= MAX_STRANGERS
+            && let Some((evict, _)) = strangers.pop_front()
+        {
+            evict.cancel();
+        }
+        let (evict, done) = (CancellationToken::new(), CancellationToken::new());
+        strangers.push_back((evict.clone(), done.clone()));
         let Some(strong) = inner.upgrade() else { return };
         let (weak, closing) = (inner.clone(), strong.closing().clone());
         strong.tasks().spawn(async move {
@@ -112,14 +133,17 @@ pub(crate) async fn serve(inner: Weak<Inner>, listener: std::net::TcpListener) {
                 let inner = weak.clone();
                 async move { Ok::<_, std::convert::Infallible>(answer(inner, request)) }
             });
+            let _done = done.drop_guard();
             let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_LIMIT)
                 .serve_connection(TokioIo::new(socket), service)
                 .with_upgrades();
             tokio::select! {
                 _ = connection => {}
+                () = evict.cancelled() => {}
                 () = closing.cancelled() => {}
             }
-            drop(permit);
         });
     }
 }
@@ -153,6 +177,12 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
     if upgrade != "websocket" && upgrade != "spdy/3.1" {
         return refuse(StatusCode::BAD_REQUEST, "an upgrade to SPDY/3.1 or websocket is required");
     }
+    let Ok(session) = strong.tickets().sessions.clone().try_acquire_owned() else {
+        return refuse(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many streams are in use; close some or try again later",
+        );
+    };
     let Some(action) = strong.tickets().redeem(request.uri().path()) else {
         return refuse(StatusCode::NOT_FOUND, "the URL is unknown, was used before or is too old");
     };
@@ -203,6 +233,7 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
     let closing = strong.closing().clone();
     let worker = strong.clone();
     strong.tasks().spawn(async move {
+        let _session = session;
         let Ok(upgraded) = upgraded.await else { return };
         let io = TokioIo::new(upgraded);
         let work = async {

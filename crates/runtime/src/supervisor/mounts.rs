@@ -247,12 +247,13 @@ fn make_devices(
             Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        let (uid, gid) = match user {
-            Some(user) => {
-                let (uid, gid) = user.host(device.uid().unwrap_or(0), device.gid().unwrap_or(0));
+        // A device of the host keeps its owner: the root of a user namespace gets no more of it than strangers do.
+        let (uid, gid) = match (user, device.uid(), device.gid()) {
+            (Some(user), None, None) => {
+                let (uid, gid) = user.root();
                 (Some(uid), Some(gid))
             }
-            None => (device.uid(), device.gid()),
+            (_, uid, gid) => (uid, gid),
         };
         if uid.is_some() || gid.is_some() {
             nix::unistd::fchownat(
