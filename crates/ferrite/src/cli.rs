@@ -176,8 +176,7 @@ impl ServerPlace {
 pub fn block_on<T>(task: impl Future<Output = Result<T, BoxError>>) -> Result<T, BoxError> {
     let workers = watchdog::Workers::default();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    workers.report(builder.worker_threads(2).max_blocking_threads(16).enable_all());
-    let runtime = builder.build()?;
+    let runtime = workers.build(builder.max_blocking_threads(16).enable_all(), 2)?;
     let watch = watchdog::watch(workers, runtime.handle().clone())?;
     let result = runtime.block_on(task);
     drop(watch);

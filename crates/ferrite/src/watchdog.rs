@@ -11,9 +11,9 @@ use std::fmt;
 use std::io::{Read, Seek, SeekFrom};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 /// How often the watchdog looks.
 const TICK: Duration = Duration::from_secs(1);
@@ -45,40 +45,62 @@ struct Worker {
 
 /// The workers of one runtime.
 #[derive(Debug, Clone, Default)]
-pub struct Workers(Arc<Mutex<Vec<Arc<Worker>>>>);
+pub struct Workers(Arc<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    workers: Mutex<Vec<Arc<Worker>>>,
+    joined: Condvar,
+}
 
 thread_local! {
     static OWN: OnceCell<Arc<Worker>> = const { OnceCell::new() };
 }
 
 impl Workers {
-    /// Makes the workers of the runtime report.
-    pub fn report(&self, builder: &mut Builder) {
-        let (parking, waking) = (self.clone(), self.clone());
-        builder.on_thread_park(move || parking.own(|worker| worker.parked.store(true, Ordering::Relaxed)));
-        builder.on_thread_unpark(move || {
-            waking.own(|worker| {
+    /// Builds a runtime with so many workers that report.
+    pub fn build(&self, builder: &mut Builder, count: usize) -> std::io::Result<Runtime> {
+        let known = self.clone();
+        builder.worker_threads(count);
+        builder.on_thread_start(move || known.join(count));
+        builder.on_thread_park(|| own(|worker| worker.parked.store(true, Ordering::Relaxed)));
+        builder.on_thread_unpark(|| {
+            own(|worker| {
                 worker.active.fetch_add(1, Ordering::Relaxed);
                 worker.parked.store(false, Ordering::Relaxed);
             });
         });
+        let runtime = builder.build()?;
+        // The threads for blocking calls start in the same way, but only when the runtime is given something to
+        // do: until then whoever joins is a worker.
+        let joining = self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.0.joined.wait_while(joining, |workers| workers.len() < count));
+        Ok(runtime)
     }
 
-    fn own(&self, note: impl FnOnce(&Worker)) {
-        OWN.with(|own| {
-            note(own.get_or_init(|| {
-                let thread = nix::unistd::gettid().as_raw();
-                let worker =
-                    Arc::new(Worker { thread, active: AtomicU64::new(0), parked: AtomicBool::new(true) });
-                self.0.lock().unwrap_or_else(PoisonError::into_inner).push(worker.clone());
-                worker
-            }));
-        });
+    fn join(&self, count: usize) {
+        let mut workers = self.0.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        if workers.len() == count {
+            return;
+        }
+        let thread = nix::unistd::gettid().as_raw();
+        let worker = Arc::new(Worker { thread, active: AtomicU64::new(0), parked: AtomicBool::new(false) });
+        OWN.with(|own| drop(own.set(worker.clone())));
+        workers.push(worker);
+        self.0.joined.notify_all();
     }
 
     fn all(&self) -> Vec<Arc<Worker>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.workers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+fn own(note: impl FnOnce(&Worker)) {
+    OWN.with(|own| {
+        if let Some(worker) = own.get() {
+            note(worker);
+        }
+    });
 }
 
 /// What was seen of a worker at one moment.
@@ -144,16 +166,25 @@ impl Drop for Watch {
 
 /// Begins to watch the workers of the runtime.
 pub fn watch(workers: Workers, handle: Handle) -> std::io::Result<Watch> {
-    start(workers, handle, TICK, LIMIT, |report| tracing::error!("{report}"))
+    let times = Times { tick: TICK, limit: LIMIT, ending: ENDING };
+    start(workers, handle, times, |report| tracing::error!("{report}"))
+}
+
+/// How patient the watchdog is.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    tick: Duration,
+    limit: Duration,
+    ending: Duration,
 }
 
 fn start(
     workers: Workers,
     handle: Handle,
-    tick: Duration,
-    limit: Duration,
+    times: Times,
     tell: impl Fn(Report) + Send + 'static,
 ) -> std::io::Result<Watch> {
+    let Times { tick, limit, ending: patience } = times;
     let (stop, stopped) = mpsc::channel::<()>();
     let watcher = std::thread::Builder::new().name("watchdog".into()).stack_size(128 << 10);
     let thread = watcher.spawn(move || {
@@ -180,8 +211,9 @@ fn start(
             }
             if ASKED_TO_END.load(Ordering::Relaxed) {
                 let since = *ending.get_or_insert_with(Instant::now);
-                if since.elapsed() >= ENDING {
-                    tell(Report::Ends(all.iter().map(|worker| describe(worker.thread)).collect()));
+                if since.elapsed() >= patience {
+                    let places = all.iter().map(|worker| describe(worker.thread)).collect();
+                    tell(Report::Ends(patience, places));
                     // SAFETY: ends the process. Nothing is lost that a power failure would not lose: the store is
                     // durable, and containers go on.
                     unsafe { libc::_exit(1) };
@@ -232,7 +264,7 @@ enum Report {
     Stuck(Duration, Place),
     GoesOn(Duration, i32),
     NoAnswer(Duration),
-    Ends(Vec<Place>),
+    Ends(Duration, Vec<Place>),
 }
 
 impl fmt::Display for Report {
@@ -251,8 +283,8 @@ impl fmt::Display for Report {
                 "nothing new has been run for {} seconds: all workers, or all threads for blocking calls, are busy",
                 time.as_secs()
             ),
-            Self::Ends(places) => {
-                write!(f, "asked to end {} seconds ago and still here; ends at once.", ENDING.as_secs())?;
+            Self::Ends(time, places) => {
+                write!(f, "asked to end {} seconds ago and still here; ends at once.", time.as_secs())?;
                 places.iter().try_for_each(|place| write!(f, " {place}."))
             }
         }

@@ -1,6 +1,13 @@
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
+const IMPATIENT: Times = Times {
+    tick: Duration::from_millis(20),
+    limit: Duration::from_millis(200),
+    ending: Duration::from_millis(200),
+};
+/// Names the FIFO to the process that is to get stuck.
+const FIFO: &str = "WATCHDOG_TEST_FIFO";
 
 #[test]
 fn a_worker_is_stuck_when_it_neither_pauses_nor_computes() {
@@ -36,11 +43,9 @@ fn a_blocked_worker_is_found_and_named() {
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let workers = Workers::default();
     let mut builder = Builder::new_multi_thread();
-    workers.report(builder.worker_threads(2).enable_all());
-    let runtime = builder.build().unwrap();
+    let runtime = workers.build(builder.enable_all(), 2).unwrap();
     let (told, reports) = mpsc::channel();
-    let (tick, limit) = (Duration::from_millis(20), Duration::from_millis(200));
-    let watch = start(workers, runtime.handle().clone(), tick, limit, move |report| {
+    let watch = start(workers, runtime.handle().clone(), IMPATIENT, move |report| {
         let _ = told.send(report);
     });
     let opened = pipe.clone();
@@ -67,13 +72,11 @@ fn when_every_worker_is_blocked_nothing_answers() {
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut builder = Builder::new_multi_thread();
     let workers = Workers::default();
-    workers.report(builder.worker_threads(1).enable_all());
-    let runtime = builder.build().unwrap();
+    let runtime = workers.build(builder.enable_all(), 1).unwrap();
     let opened = pipe.clone();
     let blocked = runtime.spawn(async move { std::fs::File::open(opened).map(drop) });
     let (told, reports) = mpsc::channel();
-    let (tick, limit) = (Duration::from_millis(20), Duration::from_millis(200));
-    let watch = start(workers, runtime.handle().clone(), tick, limit, move |report| {
+    let watch = start(workers, runtime.handle().clone(), IMPATIENT, move |report| {
         let _ = told.send(report);
     });
     while !matches!(reports.recv_timeout(Duration::from_secs(60)).unwrap(), Report::NoAnswer(_)) {}
@@ -99,4 +102,43 @@ fn calls_are_named() {
         assert_eq!(call(line), expected, "{line}");
     }
     assert_eq!(processor_time("2000000000 5 7"), 2 * SECOND);
+}
+
+/// Run by the next test as a process of its own: both workers wait for a FIFO, and so would every signal.
+#[test]
+#[ignore = "it never ends by itself"]
+fn a_process_that_is_stuck() {
+    let pipe = std::env::var_os(FIFO).unwrap();
+    let workers = Workers::default();
+    let mut builder = Builder::new_multi_thread();
+    let runtime = workers.build(builder.enable_all(), 2).unwrap();
+    let _watch = start(workers, runtime.handle().clone(), IMPATIENT, |report| eprintln!("{report}"));
+    bound_ending().unwrap();
+    let mut terminate = runtime.block_on(async {
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()).unwrap()
+    });
+    for _ in 0..2 {
+        let pipe = pipe.clone();
+        drop(runtime.spawn(async move { std::fs::File::open(pipe).map(drop) }));
+    }
+    eprintln!("ready");
+    runtime.block_on(async move { terminate.recv().await });
+}
+
+#[test]
+fn a_signal_is_obeyed_when_every_worker_is_stuck() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "watchdog::tests::a_process_that_is_stuck", "--nocapture", "--ignored"]);
+    let mut child = command.env(FIFO, &pipe).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.by_ref().any(|line| line.contains("stuck for")), "the watchdog tells");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGTERM)
+        .unwrap();
+    assert!(lines.any(|line| line.contains("ends at once")), "the watchdog ends the process");
+    assert_eq!(child.wait().unwrap().code(), Some(1));
 }

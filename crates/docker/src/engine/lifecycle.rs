@@ -245,12 +245,11 @@ impl Engine {
     /// Finishes removals that were interrupted.
     fn clear_doomed(&self) {
         for entry in fs::read_dir(self.paths.containers()).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with("removing-") {
-                if let Err(error) = ferrite_hostfs::remove_tree(&entry.path()) {
-                    let path = entry.path();
-                    tracing::warn!(path = %path.display(), %error,
-                        "a removed container's files stay; the next removal tries again. See what is mounted there with `findmnt -R`");
-                }
+            if entry.file_name().to_string_lossy().starts_with("removing-")
+                && let Err(error) = ferrite_hostfs::remove_tree(&entry.path())
+            {
+                tracing::warn!(path = %entry.path().display(), %error,
+                    "a removed container's files stay; the next removal tries again. See what is mounted there with `findmnt -R`");
             }
         }
     }

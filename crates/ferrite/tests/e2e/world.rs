@@ -174,6 +174,7 @@ impl World {
     }
 
     /// SIGTERM; answers whether the process has ended by itself within the time that everything has.
+    #[allow(dead_code, reason = "shared with the attacks")]
     pub fn terminate(&mut self) -> bool {
         let mut child = self.up.take().expect("the cluster was started");
         let pid = nix::unistd::Pid::from_raw(child.id() as i32);
