@@ -50,6 +50,10 @@ impl Cgroups {
         Self { layout, root: root.trim_matches('/').to_string(), driver: CgroupDriver::Cgroupfs }
     }
 
+    pub(crate) fn driver(&self) -> CgroupDriver {
+        self.driver
+    }
+
     /// The same, made by another driver.
     pub(crate) fn with_driver(self, driver: CgroupDriver) -> Self {
         Self { driver, ..self }

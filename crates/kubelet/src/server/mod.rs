@@ -2,6 +2,7 @@
 //! only those the cluster trusts with its nodes are let in.
 
 mod auth;
+mod configz;
 mod gate;
 mod logs;
 mod stats;
@@ -166,26 +167,7 @@ impl Server {
     }
 
     fn configz(&self) -> Answer {
-        let c = &self.config;
-        json(&ferrite_json::json!({"kubeletconfig": {
-            "kind": "KubeletConfiguration",
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "address": c.server_address.ip().to_string(),
-            "port": c.server_address.port(),
-            "maxPods": c.max_pods,
-            "clusterDomain": c.cluster_domain,
-            "clusterDNS": c.cluster_dns.iter().map(|d| d.to_string()).collect::<Vec<_>>(),
-            "cgroupRoot": c.cgroup_root,
-            "cgroupDriver": "cgroupfs",
-            "nodeLeaseDurationSeconds": c.node_lease_duration.as_secs(),
-            "nodeStatusReportFrequency": crate::clock::go_duration(c.node_status_report_frequency),
-            "imageGCHighThresholdPercent": c.image_gc_high_threshold,
-            "imageGCLowThresholdPercent": c.image_gc_low_threshold,
-            "containerLogMaxSize": format!("{}Mi", c.container_log_max_size >> 20),
-            "containerLogMaxFiles": c.container_log_max_files,
-            "resolvConf": c.resolv_conf.to_string_lossy(),
-            "authentication": {"anonymous": {"enabled": false}},
-        }}))
+        json(&configz::configuration(&self.config, self.context.cgroups.driver()))
     }
 }
 

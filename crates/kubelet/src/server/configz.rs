@@ -1,0 +1,101 @@
+//! `/configz`: the configuration this kubelet runs with, in the words of upstream's KubeletConfiguration.
+
+use crate::clock::go_duration;
+use crate::config::Config;
+use ferrite_cri::v1::CgroupDriver;
+use ferrite_json::{Value, json};
+
+/// Every setting of [`Config`] that KubeletConfiguration has a field for. `driver` is the one in use: the runtime may
+/// have asked for another than was configured.
+pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
+    // Taken apart, so that a new setting is not forgotten here.
+    let Config {
+        node_name: _,
+        node_ip: _,
+        root_dir: _,
+        log_dir,
+        cgroup_root,
+        cgroup_driver: _,
+        server_address,
+        tls,
+        authorized_names: _,
+        cluster_dns,
+        cluster_domain,
+        resolv_conf,
+        node_labels: _,
+        max_pods,
+        api_server: _,
+        reserved_cpu_milli,
+        reserved_memory,
+        eviction_memory,
+        node_lease_duration,
+        node_status_report_frequency,
+        image_gc_high_threshold,
+        image_gc_low_threshold,
+        container_log_max_size,
+        container_log_max_files,
+        image_credential_providers: _,
+    } = config;
+    json!({"kubeletconfig": {
+        "kind": "KubeletConfiguration",
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "enableServer": tls.is_some(),
+        "address": server_address.ip().to_string(),
+        "port": server_address.port(),
+        "authentication": {"anonymous": {"enabled": false}},
+        "podLogsDir": log_dir.to_string_lossy(),
+        "cgroupRoot": cgroup_root,
+        "cgroupDriver": match driver {
+            CgroupDriver::Systemd => "systemd",
+            CgroupDriver::Cgroupfs => "cgroupfs",
+        },
+        "clusterDomain": cluster_domain,
+        "clusterDNS": cluster_dns.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "resolvConf": resolv_conf.to_string_lossy(),
+        "maxPods": max_pods,
+        "systemReserved": {"cpu": format!("{reserved_cpu_milli}m"), "memory": reserved_memory.to_string()},
+        "evictionHard": {"memory.available": eviction_memory.to_string()},
+        "nodeLeaseDurationSeconds": node_lease_duration.as_secs(),
+        "nodeStatusReportFrequency": go_duration(*node_status_report_frequency),
+        "imageGCHighThresholdPercent": image_gc_high_threshold,
+        "imageGCLowThresholdPercent": image_gc_low_threshold,
+        "containerLogMaxSize": container_log_max_size.to_string(),
+        "containerLogMaxFiles": container_log_max_files,
+    }})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+    use std::time::Duration;
+
+    #[test]
+    fn settings_are_shown_as_they_are() {
+        let usual = Config::new("node", Ipv4Addr::LOCALHOST.into());
+        let changed = Config {
+            max_pods: 7,
+            cluster_dns: Some(Ipv4Addr::new(10, 96, 0, 10).into()),
+            cgroup_root: "/other".into(),
+            node_status_report_frequency: Duration::from_secs(90),
+            eviction_memory: 5,
+            reserved_cpu_milli: 250,
+            ..usual.clone()
+        };
+        let shown = configuration(&changed, CgroupDriver::Systemd);
+        for (pointer, value) in [
+            ("maxPods", json!(7)),
+            ("clusterDNS", json!(["10.96.0.10"])),
+            ("cgroupRoot", json!("/other")),
+            ("cgroupDriver", json!("systemd")),
+            ("nodeStatusReportFrequency", json!("1m30s")),
+            ("evictionHard/memory.available", json!("5")),
+            ("systemReserved/cpu", json!("250m")),
+            ("enableServer", json!(false)),
+        ] {
+            assert_eq!(shown.pointer(&format!("/kubeletconfig/{pointer}")), Some(&value), "{pointer}");
+        }
+        let shown = configuration(&usual, CgroupDriver::Cgroupfs);
+        assert_eq!(shown["kubeletconfig"]["cgroupDriver"], "cgroupfs");
+    }
+}
