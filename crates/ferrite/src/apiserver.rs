@@ -10,16 +10,17 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Options of the API server that the user may set.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ServerOptions {
-    /// Address to listen on.
-    #[arg(long, default_value = "0.0.0.0", value_name = "IP")]
-    pub bind_address: IpAddr,
+    /// Address to listen on; 0.0.0.0 is all. By default `up` listens where only this machine and its pods reach it, a
+    /// server without a node on all addresses.
+    #[arg(long, value_name = "IP")]
+    pub bind_address: Option<IpAddr>,
     /// Port of the API.
     #[arg(long, visible_alias = "port", default_value_t = 6443, value_name = "PORT")]
     pub secure_port: u16,
@@ -156,8 +157,40 @@ pub struct Running {
     pub pki: ClusterPki,
     /// Where clients on this machine reach it.
     pub url: String,
-    serving: JoinHandle<()>,
+    serving: JoinSet<()>,
     storage: Storage,
+}
+
+/// Where a server stands.
+#[derive(Debug)]
+pub struct Place {
+    /// Where other machines and pods reach it.
+    pub address: IpAddr,
+    /// Where it listens unless the options say it.
+    pub listen: Vec<IpAddr>,
+    /// A whole cluster has nobody else's components, so that writers of what nothing acts on are warned.
+    pub whole: bool,
+}
+
+/// Listens on the same port of every address.
+async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, BoxError> {
+    let mut listeners = Vec::with_capacity(addresses.len());
+    for ip in addresses {
+        let address = SocketAddr::new(*ip, port);
+        let listener = TcpListener::bind(address).await.map_err(|e| -> BoxError {
+            match e.kind() {
+                std::io::ErrorKind::AddrInUse => format!(
+                    "port {port} is in use: stop what uses it (`ss -ltnp 'sport = :{port}'` shows it), or choose another with --port"
+                )
+                .into(),
+                _ => format!("cannot listen on {address}: {e}").into(),
+            }
+        })?;
+        // Zero is any port; all addresses share the one that was found.
+        port = listener.local_addr()?.port();
+        listeners.push(listener);
+    }
+    Ok(listeners)
 }
 
 /// The names every API server is known by, besides its addresses.
@@ -170,27 +203,12 @@ const NAMES: [&str; 5] = [
 ];
 
 impl Running {
-    /// Opens the store, makes certificates and serves. `node_address` is where other machines and pods reach us. A whole
-    /// cluster has nobody else's components, so that writers of what nothing acts on are warned.
-    pub async fn start(
-        paths: &Paths,
-        options: &ServerOptions,
-        node_address: IpAddr,
-        whole: bool,
-    ) -> Result<Self, BoxError> {
-        let address = SocketAddr::new(options.bind_address, options.secure_port);
-        let listener = TcpListener::bind(address).await.map_err(|e| -> BoxError {
-            match e.kind() {
-                std::io::ErrorKind::AddrInUse => format!(
-                    "port {} is in use: stop what uses it (`ss -ltnp 'sport = :{}'` shows it), or choose another with --port",
-                    address.port(),
-                    address.port()
-                )
-                .into(),
-                _ => format!("cannot listen on {address}: {e}").into(),
-            }
-        })?;
-        let listening = listener.local_addr()?;
+    /// Opens the store, makes certificates and serves.
+    pub async fn start(paths: &Paths, options: &ServerOptions, place: &Place) -> Result<Self, BoxError> {
+        let node_address = place.address;
+        let addresses = options.bind_address.as_ref().map_or(&place.listen[..], std::slice::from_ref);
+        let listeners = bind(addresses, options.secure_port).await?;
+        let listening = listeners.first().ok_or("there is no address to listen on")?.local_addr()?;
         let pki = ClusterPki::open(&paths.pki())?;
         let storage = Storage::open(paths, &options.storage, node_address).await?;
         let store = Arc::clone(&storage.store);
@@ -217,7 +235,7 @@ impl Running {
             extend_token_expiration: options.service_account_extend_token_expiration,
             service_account_key: Some(pki.service_account_key()?),
             serving: options.serving.to_serving(),
-            warns_of_inert: whole,
+            warns_of_inert: place.whole,
             bootstrap_tokens: options.enable_bootstrap_token_auth,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
@@ -230,7 +248,10 @@ impl Running {
             ..Config::new(SocketAddr::new(node_address, listening.port()))
         };
         let server = ApiServer::start(store, config).await?;
-        let serving = tokio::spawn(Arc::clone(&server).serve(listener, Arc::new(tls)));
+        let (mut serving, tls) = (JoinSet::new(), Arc::new(tls));
+        for listener in listeners {
+            serving.spawn(Arc::clone(&server).serve(listener, Arc::clone(&tls)));
+        }
         let host = match listening.ip() {
             ip if ip.is_unspecified() => IpAddr::from(Ipv4Addr::LOCALHOST),
             ip => ip,
@@ -300,10 +321,9 @@ impl Running {
     }
 
     /// Ends watches and connections, then the store.
-    pub async fn stop(self) {
+    pub async fn stop(mut self) {
         self.server.shutdown().await;
-        self.serving.abort();
-        let _ = self.serving.await;
+        self.serving.shutdown().await;
         self.storage.stop().await;
     }
 }

@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::apiserver::{BoxError, Running, ServerOptions};
+use crate::apiserver::{BoxError, Place, Running, ServerOptions};
 use crate::cluster::start_scheduler;
 use crate::data_dir::DataDirectory;
 use crate::image::Image;
@@ -30,7 +30,7 @@ pub struct Cli {
 #[derive(Debug, Clone, Args)]
 pub struct DataDir {
     /// Directory of the cluster. Another one is another cluster.
-    #[arg(long, default_value = DEFAULT_DATA, env = "FERRITE_DATA_DIR", value_name = "DIR")]
+    #[arg(long, global = true, default_value = DEFAULT_DATA, env = "FERRITE_DATA_DIR", value_name = "DIR")]
     pub data_dir: PathBuf,
 }
 
@@ -156,7 +156,12 @@ impl ServerPlace {
             Some(address) => address,
             None => ferrite_network::node_address().await?.unwrap_or(Ipv4Addr::LOCALHOST.into()),
         };
-        let running = Running::start(&paths, &self.server, advertise, whole).await?;
+        let running = Running::start(
+            &paths,
+            &self.server,
+            &Place { address: advertise, listen: vec![Ipv4Addr::UNSPECIFIED.into()], whole },
+        )
+        .await?;
         running.write_admin_kubeconfig(&paths)?;
         let scope = ferrite_client::Scope::new();
         running.start_controllers(controllers, &scope)?;

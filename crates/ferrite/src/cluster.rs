@@ -3,7 +3,7 @@
 //! Parts start in the order in which they need each other and stop in reverse. Containers belong to their
 //! supervisors and outlive all of it.
 
-use crate::apiserver::{BoxError, Cidr, Running, ServerOptions};
+use crate::apiserver::{BoxError, Cidr, Place, Running, ServerOptions};
 use crate::control::Control;
 use crate::paths::Paths;
 use crate::progress::Progress;
@@ -19,9 +19,6 @@ use ferrite_scheduler::{Profile, SchedulerContext};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// The name of the image made from this very binary.
-pub const TOOLS_IMAGE: &str = "ferrite.local/tools:latest";
 
 /// Who makes control groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -101,7 +98,7 @@ impl NodeParts {
     pub fn images(paths: &Paths, insecure: &[String]) -> Result<Arc<Images>, BoxError> {
         let store = ImageStore::open(paths.images())?;
         let mut registry = RegistryConfig { plain_http: insecure.to_vec(), ..RegistryConfig::default() };
-        registry.load(Path::new("/etc/ferrite/registries.yaml"), Path::new("/etc/containerd/certs.d"))?;
+        registry.load(&paths.registries(), Path::new("/etc/containerd/certs.d"))?;
         Ok(Arc::new(Images::new(store, registry)))
     }
 }
@@ -140,10 +137,17 @@ impl Cluster {
         };
         let services = options.server.service_cluster_ip_range.v4();
         let bridge = start_network(paths, &options.pod_cidr, services.as_deref()).await?;
-        let node_ip = ferrite_network::node_address().await?.unwrap_or(IpAddr::V4(bridge.gateway()));
+        // Nobody outside this machine has a reason to reach it unless the user says so: the bridge's address will do.
+        let gateway = IpAddr::V4(bridge.gateway());
+        let node_ip = match options.server.bind_address {
+            None => gateway,
+            Some(_) => ferrite_network::node_address().await?.unwrap_or(gateway),
+        };
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
-        let api = Running::start(paths, &with_node_restriction(&options.server), node_ip, true).await?;
+        let place =
+            Place { address: node_ip, listen: vec![Ipv4Addr::LOCALHOST.into(), gateway], whole: true };
+        let api = Running::start(paths, &with_node_restriction(&options.server), &place).await?;
         api.write_admin_kubeconfig(paths)?;
         progress.done("API server", &api.url);
 
@@ -310,11 +314,7 @@ pub async fn start_runtime(
 
 /// Makes the built-in image from the running binary.
 async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
-    let builtin = Builtin {
-        name: TOOLS_IMAGE.parse()?,
-        binary: std::env::current_exe()?,
-        entrypoint: vec!["/ferrite".into(), "tools".into()],
-    };
+    let builtin = Builtin::tools()?;
     let store = Arc::clone(images.store());
     tokio::task::spawn_blocking(move || store.add_builtin(&builtin)).await??;
     Ok(())
@@ -346,7 +346,10 @@ async fn start_kubelet(
         log_dir: paths.pod_logs(),
         cgroup_root: paths.cgroup(),
         cgroup_driver: options.cgroup_driver.into(),
-        server_address: SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
+        server_address: match options.server.bind_address {
+            None => SocketAddr::new(node_ip, options.kubelet_port),
+            Some(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
+        },
         tls: Some(Arc::new(tls)),
         api_server: Some((service_ip, 443)),
         image_credential_providers: options

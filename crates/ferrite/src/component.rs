@@ -1,5 +1,6 @@
 //! Components by the name the program is called with.
 
+use ferrite_runtime::image::TOOLS;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -14,12 +15,14 @@ pub fn is(arguments: &[OsString], name: &str) -> bool {
     called(arguments) == name
 }
 
-/// `kube-apiserver --x` becomes `ferrite kube-apiserver --x`.
+/// `kube-apiserver --x` becomes `ferrite kube-apiserver --x`, and `sleep 60` becomes `ferrite tools sleep 60`.
 pub fn expand(arguments: &mut Vec<OsString>) {
     let name = called(arguments).to_owned();
     if COMPONENTS.contains(&name.as_str()) {
         arguments.insert(0, "ferrite".into());
         arguments[1] = name.into();
+    } else if TOOLS.contains(&name.as_str()) {
+        arguments.splice(..1, ["ferrite".into(), "tools".into(), name.into()]);
     }
 }
 
@@ -32,6 +35,9 @@ mod tests {
         let mut arguments: Vec<OsString> = vec!["/usr/bin/kube-apiserver".into(), "--help".into()];
         expand(&mut arguments);
         assert_eq!(arguments, ["ferrite", "kube-apiserver", "--help"]);
+        let mut tool: Vec<OsString> = vec!["/bin/sleep".into(), "60".into()];
+        expand(&mut tool);
+        assert_eq!(tool, ["ferrite", "tools", "sleep", "60"]);
         let mut plain: Vec<OsString> = vec!["./ferrite".into(), "up".into()];
         expand(&mut plain);
         assert_eq!(plain, ["./ferrite", "up"]);

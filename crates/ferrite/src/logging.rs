@@ -1,5 +1,9 @@
 //! Structured logs on standard error, quiet by default, with klog's levels.
 
+mod rotate;
+
+pub use rotate::log_to;
+
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
@@ -20,7 +24,7 @@ pub fn start(verbosity: u8) {
         .with_default(theirs)
         .with_target("ferrite", ours)
         .with_target("nlink", if verbosity < 6 { netlink } else { theirs });
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    let layer = tracing_subscriber::fmt::layer().with_writer(|| rotate::Writer).with_ansi(false);
     // A second start in one process (tests) keeps the first.
     let _ = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
 }

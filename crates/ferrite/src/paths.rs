@@ -90,6 +90,11 @@ impl Paths {
         self.config.join("admin.kubeconfig")
     }
 
+    /// Mirrors and settings of registries, written by the user.
+    pub fn registries(&self) -> PathBuf {
+        self.config.join("registries.yaml")
+    }
+
     /// Who runs the cluster and how it was started.
     pub fn state(&self) -> PathBuf {
         self.data.join("cluster.json")

@@ -50,6 +50,18 @@ enum Tool {
     Env,
     /// End at once with a code.
     Exit { code: u8 },
+    /// Succeed.
+    #[command(disable_help_flag = true)]
+    True {
+        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        ignored: Vec<std::ffi::OsString>,
+    },
+    /// Fail.
+    #[command(disable_help_flag = true)]
+    False {
+        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        ignored: Vec<std::ffi::OsString>,
+    },
     /// Use memory, a mebibyte at a time, and keep it.
     Eat {
         #[arg(default_value_t = 64)]
@@ -95,6 +107,8 @@ impl Tools {
                 return Ok(ExitCode::SUCCESS);
             }
             Tool::Exit { code } => return Ok(ExitCode::from(code)),
+            Tool::True { .. } => return Ok(ExitCode::SUCCESS),
+            Tool::False { .. } => return Ok(ExitCode::FAILURE),
             Tool::Dns { name } => return dns(&name),
             Tool::Eat { mebibytes } => eat(mebibytes),
             other => {
@@ -259,4 +273,17 @@ async fn get(url: &str) -> Result<ExitCode, BoxError> {
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_image_has_a_link_for_every_tool() {
+        let command = Tool::augment_subcommands(clap::Command::new("tools"));
+        let mut names: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+        names.sort_unstable();
+        assert_eq!(names, ferrite_runtime::image::TOOLS);
+    }
 }

@@ -49,6 +49,9 @@ impl Up {
         *endpoint = State::choose_runtime(State::load(&paths).as_ref(), endpoint.as_deref())?;
         let progress = Progress::new(false);
         let _claimed = DataDirectory::claim(&paths)?;
+        if self.detached {
+            crate::logging::log_to(&paths.log())?;
+        }
         create_private(&paths)?;
         let cluster = Cluster::start(&paths, &self.cluster, &progress).await?;
         cluster.listen(&paths)?;
@@ -96,9 +99,7 @@ fn next_steps(paths: &Paths, state: &State) -> String {
         format!(" --data-dir {}", quoted(&paths.data))
     };
     text.push_str("  kubectl get nodes\n");
-    text.push_str(
-        "  kubectl create deployment web --image=ferrite.local/tools --replicas=3 -- /ferrite tools http\n",
-    );
+    text.push_str("  kubectl create deployment web --image=ferrite.local/tools --replicas=3 -- http\n");
     text.push_str("  kubectl get pods -o wide --watch\n\n");
     text.push_str(&format!("`ferrite down{data}` removes every trace of it.\n"));
     text

@@ -241,6 +241,7 @@ async fn built_in_image() {
         name: "ferrite.local/tools:latest".parse().unwrap(),
         binary: binary.clone(),
         entrypoint: vec!["/ferrite".into(), "tools".into()],
+        links: vec!["sleep".into()],
     };
     let pull = async |name: &str| {
         let reference = name.parse().unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use ferrite_cri::with_causes;
 use ferrite_runtime::image::{
-    Auth, Digest, ImageError, ImageRecord, ImageStore, ImageView, Platform, Progress, Reference,
+    Auth, Builtin, Digest, ImageError, ImageRecord, ImageStore, ImageView, Platform, Progress, Reference,
     RegistryConfig,
 };
 use serde_json::{Value, json};
@@ -145,6 +145,11 @@ impl Engine {
         let before = self.view_images()?.find(name)?.map(|image| image.id);
         let auth = credentials(reference.registry());
         let store = self.store().await?;
+        if reference.is_built_in() {
+            // Nothing to fetch: it is made from the running program.
+            let store = Arc::clone(&store);
+            blocking(move || Ok(store.add_builtin(&Builtin::tools()?)?)).await?;
+        }
         let pulled = store.pull(&reference, auth, &platform, &registry, progress).await;
         drop(store);
         let image = pulled.map_err(|error| match error {

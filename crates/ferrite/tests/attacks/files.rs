@@ -1,8 +1,5 @@
 //! From inside a container: what it writes where a root process reads, follows or removes.
 
-#[allow(dead_code, reason = "shared with the end-to-end tests")]
-#[path = "../e2e/archive.rs"]
-mod archive;
 #[path = "files/clean_up.rs"]
 mod clean_up;
 #[path = "files/docker.rs"]
@@ -14,6 +11,7 @@ mod users;
 #[path = "files/volumes.rs"]
 mod volumes;
 
+use crate::archive;
 use crate::world::World;
 use ferrite_json::Value;
 use std::os::fd::OwnedFd;

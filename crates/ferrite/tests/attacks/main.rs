@@ -6,6 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that fails should stop at once")]
 
 mod api;
+#[allow(dead_code, reason = "shared with the end-to-end tests")]
+#[path = "../e2e/archive.rs"]
+mod archive;
 mod cluster;
 mod files;
 mod pods;

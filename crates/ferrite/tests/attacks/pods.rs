@@ -1,9 +1,6 @@
 //! From the author of a pod: fields that ask for more than the policy allows.
 
-#[allow(dead_code, reason = "shared with the end-to-end tests")]
-#[path = "../e2e/archive.rs"]
-mod archive;
-
+use crate::archive;
 use crate::world::*;
 use ferrite_json::Value;
 use std::net::TcpStream;

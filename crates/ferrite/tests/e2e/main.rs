@@ -15,6 +15,7 @@ mod docker_network;
 mod docker_options;
 mod kubectl;
 mod lifecycle;
+mod newcomer;
 mod pods;
 mod proxy;
 mod registry;

@@ -24,6 +24,26 @@ pub struct Builtin {
     pub binary: PathBuf,
     /// What a container runs unless told otherwise.
     pub entrypoint: Vec<String>,
+    /// Names in `/bin`, each a link to the executable.
+    pub links: Vec<String>,
+}
+
+/// The programs of the image `ferrite.local/tools`.
+pub const TOOLS: &[&str] =
+    &["cat", "dns", "eat", "echo", "env", "exit", "false", "get", "http", "sleep", "tick", "true"];
+
+impl Builtin {
+    /// The image of small programs that every machine has: this program itself, under the names of its tools.
+    pub fn tools() -> Result<Self, ImageError> {
+        let binary =
+            std::env::current_exe().map_err(ImageError::io("find", Path::new("the running program")))?;
+        Ok(Self {
+            name: "ferrite.local/tools:latest".parse()?,
+            binary,
+            entrypoint: vec!["/ferrite".into(), "tools".into()],
+            links: TOOLS.iter().map(|name| (*name).to_owned()).collect(),
+        })
+    }
 }
 
 impl ImageStore {
@@ -48,11 +68,11 @@ impl ImageStore {
             }
         }
         let _hold = self.hold();
-        let diff_id = diff_id(&builtin.binary)?;
+        let diff_id = diff_id(builtin)?;
         let config = config(builtin, &diff_id)?;
         let id = self.content.put(&config)?;
         if !self.layers.has(&diff_id) {
-            let layer = self.layers.stage_with(&diff_id, |root| fill(root, &builtin.binary))?;
+            let layer = self.layers.stage_with(&diff_id, |root| fill(root, builtin))?;
             self.layers.commit(vec![(diff_id.clone(), layer)])?;
         }
         self.record_image(NewImage {
@@ -93,12 +113,14 @@ fn stamp(builtin: &Builtin) -> Result<String, ImageError> {
     if !meta.is_file() {
         return Err(ImageError::invalid(builtin.binary.display().to_string(), "it is not a file"));
     }
-    let command = Digest::of(builtin.entrypoint.join("\0").as_bytes());
+    let words: Vec<&str> = builtin.entrypoint.iter().chain(&builtin.links).map(String::as_str).collect();
+    let command = Digest::of(words.join("\0").as_bytes());
     Ok(format!("{}-{}-{}.{:09}-{command}", meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()))
 }
 
 /// The digest of the layer as an archive, which nobody needs to write down.
-fn diff_id(binary: &Path) -> Result<Digest, ImageError> {
+fn diff_id(builtin: &Builtin) -> Result<Digest, ImageError> {
+    let binary = builtin.binary.as_path();
     struct Sink(Hasher);
     impl Write for Sink {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -120,10 +142,15 @@ fn diff_id(binary: &Path) -> Result<Digest, ImageError> {
         header.set_size(size);
         header
     };
+    for name in &builtin.links {
+        let mut link = header(tar::EntryType::Symlink, 0o777, 0);
+        archive.append_link(&mut link, format!("bin/{name}"), EXECUTABLE).map_err(fail())?;
+    }
     let mut add = |path: &str, mode: u32, size: u64, content: &mut dyn io::Read| {
         let kind = if path.ends_with('/') { tar::EntryType::Directory } else { tar::EntryType::Regular };
         archive.append_data(&mut header(kind, mode, size), path, content)
     };
+    add("bin/", 0o755, 0, &mut io::empty()).map_err(fail())?;
     add("etc/", 0o755, 0, &mut io::empty()).map_err(fail())?;
     add("etc/group", 0o644, GROUP.len() as u64, &mut GROUP.as_bytes()).map_err(fail())?;
     add("etc/passwd", 0o644, PASSWD.len() as u64, &mut PASSWD.as_bytes()).map_err(fail())?;
@@ -143,7 +170,7 @@ fn config(builtin: &Builtin, diff_id: &Digest) -> Result<Vec<u8>, ImageError> {
         "os": platform.os,
         "config": {
             "Entrypoint": builtin.entrypoint,
-            "Env": ["PATH=/"],
+            "Env": ["PATH=/bin:/"],
             "WorkingDir": "/",
         },
         "rootfs": {"type": "layers", "diff_ids": [diff_id]},
@@ -151,11 +178,14 @@ fn config(builtin: &Builtin, diff_id: &Digest) -> Result<Vec<u8>, ImageError> {
     serde_json::to_vec(&config).map_err(|error| ImageError::invalid("image configuration", error))
 }
 
-fn fill(root: &Path, binary: &Path) -> Result<Extracted, ImageError> {
+/// Where the links lead.
+const EXECUTABLE: &str = "/ferrite";
+
+fn fill(root: &Path, builtin: &Builtin) -> Result<Extracted, ImageError> {
     let mode = |path: &Path, mode| {
         fs::set_permissions(path, Permissions::from_mode(mode)).map_err(ImageError::io("set mode of", path))
     };
-    for (name, bits) in [("etc", 0o755), ("tmp", 0o1777)] {
+    for (name, bits) in [("bin", 0o755), ("etc", 0o755), ("tmp", 0o1777)] {
         let path = root.join(name);
         fs::create_dir(&path).map_err(ImageError::io("create", &path))?;
         mode(&path, bits)?;
@@ -166,8 +196,13 @@ fn fill(root: &Path, binary: &Path) -> Result<Extracted, ImageError> {
         mode(&path, 0o644)?;
     }
     let target = root.join("ferrite");
-    let bytes = place(binary, &target)?;
-    Ok(Extracted { bytes: bytes + (PASSWD.len() + GROUP.len()) as u64, inodes: 6 })
+    let bytes = place(&builtin.binary, &target)?;
+    for name in &builtin.links {
+        let link = root.join("bin").join(name);
+        std::os::unix::fs::symlink(EXECUTABLE, &link).map_err(ImageError::io("create", &link))?;
+    }
+    let inodes = 7 + builtin.links.len() as u64;
+    Ok(Extracted { bytes: bytes + (PASSWD.len() + GROUP.len()) as u64, inodes })
 }
 
 /// The binary in the layer, without a second copy of its bytes where the filesystem allows.

@@ -25,7 +25,7 @@ mod service;
 mod store;
 pub(crate) mod tar_reader;
 
-pub use builtin::Builtin;
+pub use builtin::{Builtin, TOOLS};
 pub use digest::{Digest, chain_ids};
 pub use error::ImageError;
 pub use export::ImageView;

@@ -1,6 +1,6 @@
 //! Containers of `ferrite docker`.
 
-use super::archive;
+use crate::archive;
 use crate::world::{Netns, ferrite};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
