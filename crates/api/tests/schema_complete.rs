@@ -40,10 +40,7 @@ fn package(root: &Path, file: &Path) -> String {
 
 #[test]
 fn every_field_of_the_typed_crate_is_in_the_table() {
-    let Some(root) = sources() else {
-        eprintln!("skipped: the sources of k8s-openapi were not found");
-        return;
-    };
+    let root = sources().expect("cargo keeps the sources of k8s-openapi where its manifest says");
     let mut files = Vec::new();
     rust_files(&root, &mut files);
     let (mut checked, mut missing) = (0, Vec::new());

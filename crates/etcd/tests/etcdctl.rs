@@ -1,4 +1,4 @@
-//! etcd's own command line against our API. Skipped where `etcdctl` is not installed.
+//! etcd's own command line against our API.
 #![allow(clippy::unwrap_used)]
 
 use ferrite_etcd::server::Service;
@@ -20,13 +20,10 @@ struct Served {
     tasks: JoinSet<()>,
 }
 
-fn installed(program: &str) -> bool {
+fn require(program: &str) {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).exists()));
-    if !found {
-        eprintln!("skipped: {program} is not installed");
-    }
-    found
+    assert!(found, "{program} is not installed: run `cargo xtask test --install`");
 }
 
 /// Serves a fresh store on a unix socket and on loopback.
@@ -105,9 +102,7 @@ impl Served {
 
 #[tokio::test]
 async fn put_get_and_del() {
-    if !installed("etcdctl") {
-        return;
-    }
+    require("etcdctl");
     let etcd = serve().await;
     for (key, value) in [("/a/1", "one"), ("/a/2", "two"), ("/a/3", "three"), ("/b", "b")] {
         assert_eq!(etcd.ok(&["put", key, value]).await, "OK\n");
@@ -150,9 +145,7 @@ async fn put_get_and_del() {
 
 #[tokio::test]
 async fn transactions() {
-    if !installed("etcdctl") {
-        return;
-    }
+    require("etcdctl");
     let etcd = serve().await;
     etcd.ok(&["put", "a", "1"]).await;
     let rows = [
@@ -174,9 +167,7 @@ async fn transactions() {
 
 #[tokio::test]
 async fn watches_and_compaction() {
-    if !installed("etcdctl") {
-        return;
-    }
+    require("etcdctl");
     let etcd = serve().await;
     for i in 1..=4 {
         etcd.ok(&["put", "/w/a", &i.to_string()]).await;
@@ -215,9 +206,7 @@ async fn watches_and_compaction() {
 
 #[tokio::test]
 async fn leases() {
-    if !installed("etcdctl") {
-        return;
-    }
+    require("etcdctl");
     let etcd = serve().await;
     let granted = etcd.ok(&["lease", "grant", "600"]).await;
     let id = granted.split_whitespace().nth(1).unwrap().to_owned();
@@ -248,9 +237,7 @@ async fn leases() {
 
 #[tokio::test]
 async fn snapshots_are_real_databases() {
-    if !installed("etcdctl") {
-        return;
-    }
+    require("etcdctl");
     let etcd = serve().await;
     for round in 0..3 {
         for i in 0..400 {
@@ -272,39 +259,36 @@ async fn snapshots_are_real_databases() {
     assert_eq!(status["totalKey"], 803);
     let restored = etcd.dir.path().join("restored");
     etcd.ok(&["snapshot", "restore", path, "--data-dir", restored.to_str().unwrap()]).await;
-    if installed("etcd") {
-        let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (client, peer) = (free(), free());
-        let (client, peer) = (format!("http://{client}"), format!("http://{peer}"));
-        let _real = Command::new("etcd")
-            .args(["--data-dir", restored.to_str().unwrap(), "--log-level", "error", "--logger", "zap"])
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let args = ["--endpoints", &client, "--dial-timeout=20s", "--command-timeout=20s"];
-        let get = Command::new("etcdctl")
-            .env("ETCDCTL_API", "3")
-            .args(args)
-            .args(["get", "/registry/", "--prefix", "--limit=1", "--write-out=fields"])
-            .output()
-            .await
-            .unwrap();
-        let out = String::from_utf8_lossy(&get.stdout).into_owned();
-        assert!(out.contains("\"Count\" : 800"), "{out}{}", String::from_utf8_lossy(&get.stderr));
-        assert!(out.contains("\"Revision\" : 1200"), "{out}");
-    }
+    require("etcd");
+    let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (client, peer) = (free(), free());
+    let (client, peer) = (format!("http://{client}"), format!("http://{peer}"));
+    let _real = Command::new("etcd")
+        .args(["--data-dir", restored.to_str().unwrap(), "--log-level", "error", "--logger", "zap"])
+        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let args = ["--endpoints", &client, "--dial-timeout=20s", "--command-timeout=20s"];
+    let get = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args(args)
+        .args(["get", "/registry/", "--prefix", "--limit=1", "--write-out=fields"])
+        .output()
+        .await
+        .unwrap();
+    let out = String::from_utf8_lossy(&get.stdout).into_owned();
+    assert!(out.contains("\"Count\" : 800"), "{out}{}", String::from_utf8_lossy(&get.stderr));
+    assert!(out.contains("\"Revision\" : 1200"), "{out}");
     etcd.stop().await;
 }
 
 #[tokio::test]
 async fn the_rest_of_the_tools() {
-    if !installed("etcdctl") {
-        return;
-    }
+    require("etcdctl");
     let etcd = serve().await;
     etcd.ok(&["put", "a", "1"]).await;
     let status = etcd.json(&["endpoint", "status"]).await;

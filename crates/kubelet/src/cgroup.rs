@@ -325,9 +325,9 @@ mod tests {
             memory_limit: Some(64 << 20),
             ephemeral_request: 0,
         };
-        if cgroups.ensure_pod(QosClass::Burstable, "u", &total).is_err() {
-            return; // cgroup file systems are read-only here
-        }
+        cgroups
+            .ensure_pod(QosClass::Burstable, "u", &total)
+            .expect("cgroups can be made: the tests need root");
         let relative = format!("{name}/kubepods/burstable/podu");
         let (file, expected) = match &cgroups.layout {
             Layout::V2(m) => (m.join(&relative).join("memory.max"), "67108864"),
@@ -346,7 +346,7 @@ mod tests {
     fn pods_are_slices_where_systemd_is() {
         use ferrite_systemd::testing::Machine;
         if !Machine::is_inside() {
-            let Some(machine) = Machine::start(Hierarchy::V1) else { return };
+            let machine = Machine::start(Hierarchy::V1);
             return machine.run_again("cgroup::tests::pods_are_slices_where_systemd_is");
         }
         let mount = Path::new("/sys/fs/cgroup");

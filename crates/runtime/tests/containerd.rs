@@ -27,7 +27,7 @@ struct Containerd {
 }
 
 impl Containerd {
-    fn start(pause: &str) -> Option<Self> {
+    fn start(pause: &str) -> Self {
         let directory = tempfile::Builder::new().prefix("ferrite-containerd-").tempdir().unwrap();
         let root = directory.path().display();
         let config =
@@ -40,17 +40,9 @@ impl Containerd {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn();
-        match spawned {
-            Ok(child) => {
-                let group = format!("/ferrite-test-containerd-{}", std::process::id());
-                Some(Self { child, directory, group })
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                eprintln!("SKIPPED: containerd is not installed (package containerd)");
-                None
-            }
-            Err(error) => panic!("{error}"),
-        }
+        let child = spawned.expect("containerd can be run: `cargo xtask test --install` installs it");
+        let group = format!("/ferrite-test-containerd-{}", std::process::id());
+        Self { child, directory, group }
     }
 
     /// Waits until CRI answers.
@@ -111,11 +103,7 @@ fn remove_groups(directory: &std::path::Path) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_in_containerd() {
-    let Some(registry) = Registry::start(false) else { return };
-    if Command::new("runc").arg("--version").stdout(Stdio::null()).status().is_err() {
-        eprintln!("SKIPPED: runc is not installed (package runc)");
-        return;
-    }
+    let registry = Registry::start(false);
     let busybox = std::fs::read("/bin/busybox").expect("busybox-static is installed");
     let layer = tar(&[("bin/sh", &busybox), ("bin/sleep", &busybox), ("bin/id", &busybox)]);
     let image = TestImage::new(vec![layer.clone()], gzip);
@@ -124,7 +112,7 @@ async fn a_pod_in_containerd() {
     pause.config = text.replace("[\"/bin/sh\"]", "[\"/bin/sleep\",\"100000\"]").into_bytes();
     registry.push("test/pause", &pause, "v1");
     registry.push("test/app", &image, "v1");
-    let Some(containerd) = Containerd::start(&format!("{}/test/pause:v1", registry.address)) else { return };
+    let containerd = Containerd::start(&format!("{}/test/pause:v1", registry.address));
     let cri = containerd.client().await;
     let name = format!("{}/test/app:v1", registry.address);
     let spec = ImageSpec { image: name.clone(), ..Default::default() };

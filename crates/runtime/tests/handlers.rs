@@ -23,10 +23,8 @@ async fn sandbox(world: &World, handler: &str) -> String {
 
 async fn life(handler: &str) {
     let mut world = World::new().await;
-    if !world.config.handlers.contains_key(handler) {
-        eprintln!("SKIPPED: {handler} is not installed");
-        return;
-    }
+    let known = world.config.handlers.contains_key(handler);
+    assert!(known, "{handler} is not installed: run `cargo xtask test --install`");
     let sandbox = sandbox(&world, handler).await;
     let resources =
         LinuxContainerResources { memory_limit_in_bytes: 64 << 20, cpu_shares: 512, ..Default::default() };
@@ -152,10 +150,8 @@ async fn user_sandbox(world: &World, handler: &str, attempt: u32, pid: Namespace
 /// A pod whose root is nobody in particular outside, as with `hostUsers: false`.
 async fn users(handler: &str) {
     let mut world = World::new().await;
-    if !world.config.handlers.contains_key(handler) {
-        eprintln!("SKIPPED: {handler} is not installed");
-        return;
-    }
+    let known = world.config.handlers.contains_key(handler);
+    assert!(known, "{handler} is not installed: run `cargo xtask test --install`");
     let status = world.runtime().status(StatusRequest::default()).await.unwrap();
     let features = status.runtime_handlers.into_iter().find(|h| h.name == handler).unwrap().features.unwrap();
     assert!(features.user_namespaces);

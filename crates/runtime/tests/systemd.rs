@@ -20,9 +20,7 @@ fn inside(test: &str, hierarchy: Hierarchy, life: impl Future<Output = ()>) {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         return runtime.block_on(life);
     }
-    if let Some(machine) = Machine::start(hierarchy) {
-        machine.run_again(test);
-    }
+    Machine::start(hierarchy).run_again(test);
 }
 
 async fn run_sandbox(world: &World, handler: &str, attempt: u32) -> String {

@@ -10,13 +10,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 
-pub fn installed(program: &str) -> bool {
+pub fn require(program: &str) {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).exists()));
-    if !found {
-        eprintln!("skipped: {program} is not installed");
-    }
-    found
+    assert!(found, "{program} is not installed: run `cargo xtask test --install`");
 }
 
 /// A member of a cluster, ended with this value.

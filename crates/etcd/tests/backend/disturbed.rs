@@ -1,6 +1,6 @@
 //! Three members under load while things go wrong: nothing acknowledged is lost, nothing is told twice or out of order.
 
-use crate::cluster::{Cluster, installed, logs};
+use crate::cluster::{Cluster, logs, require};
 use crate::network::Network;
 use ferrite_etcd::proto::etcdserverpb::CompactionRequest;
 use ferrite_etcd::proto::etcdserverpb::kv_client::KvClient;
@@ -109,9 +109,7 @@ async fn nothing_is_lost_while(mut cluster: Cluster, disturb: impl AsyncFnOnce(&
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_dies_or_hangs_loses_nothing() {
-    if !installed("etcd") {
-        return;
-    }
+    require("etcd");
     nothing_is_lost_while(Cluster::start(3, &[]), async |cluster, load| {
         let leader = cluster.leader().await;
         cluster.kill(leader);
@@ -129,9 +127,7 @@ async fn a_leader_that_dies_or_hangs_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_of_all_members_loses_nothing() {
-    if !installed("etcd") {
-        return;
-    }
+    require("etcd");
     nothing_is_lost_while(Cluster::start(3, &[]), async |cluster, load| {
         for _ in 0..2 {
             (0..3).for_each(|n| cluster.kill(n));
@@ -144,9 +140,7 @@ async fn a_restart_of_all_members_loses_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compaction_during_a_watch_loses_nothing() {
-    if !installed("etcd") {
-        return;
-    }
+    require("etcd");
     nothing_is_lost_while(Cluster::start(3, &[]), async |cluster, load| {
         let reader = cluster.store("load").await;
         for member in 0..3 {
@@ -161,9 +155,8 @@ async fn compaction_during_a_watch_loses_nothing() {
 
 /// Runs a test in the namespace of the bridge.
 fn in_network(test: impl AsyncFnOnce(Cluster) + Send + 'static) {
-    if !installed("etcd") || !installed("ip") {
-        return;
-    }
+    require("etcd");
+    require("ip");
     let network = Network::new(3);
     let runtime = network.runtime();
     let inside = std::thread::spawn(move || {

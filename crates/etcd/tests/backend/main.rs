@@ -1,5 +1,4 @@
-//! The contract, and what only a cluster can do to us, against a real etcd on loopback. Skipped where `etcd` is not
-//! installed.
+//! The contract, and what only a cluster can do to us, against a real etcd on loopback.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../store/tests/contract/suite.rs"]
@@ -10,7 +9,7 @@ mod disturbed;
 mod network;
 
 use bytes::Bytes;
-use cluster::{Cluster, free_url, installed};
+use cluster::{Cluster, free_url, require};
 use ferrite_etcd::client::{ConnectError, EtcdOptions, connect};
 use ferrite_etcd::proto::etcdserverpb::CompactionRequest;
 use ferrite_etcd::proto::etcdserverpb::kv_client::KvClient;
@@ -30,9 +29,7 @@ fn value(store: &Store, key: &str) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_contract_holds() {
-    if !installed("etcd") {
-        return;
-    }
+    require("etcd");
     let cluster = Cluster::start(1, &[]);
     let mut runner = TestRunner::deterministic();
     for case in 0..12 {
@@ -47,9 +44,7 @@ async fn the_contract_holds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_servers_see_each_others_writes() {
-    if !installed("etcd") {
-        return;
-    }
+    require("etcd");
     let cluster = Cluster::start(1, &[]);
     let (one, two) = (cluster.store("shared").await, cluster.store("shared").await);
     let mut watch = two.watch(b"", two.snapshot().revision()).unwrap();
@@ -75,9 +70,7 @@ async fn several_servers_see_each_others_writes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_of_etcd_are_told() {
-    if !installed("etcd") {
-        return;
-    }
+    require("etcd");
     let cluster = Cluster::start(1, &["--quota-backend-bytes", "3000000"]);
     let store = cluster.store("limits").await;
     let large = store.commit(put("large", &"x".repeat(3 << 20))).await;
@@ -99,9 +92,7 @@ async fn limits_of_etcd_are_told() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gap_ends_watches_and_a_restart_does_not() {
-    if !installed("etcd") {
-        return;
-    }
+    require("etcd");
     let mut cluster = Cluster::start(1, &[]);
     let store = cluster.store("gap").await;
     store.commit(put("a", "1")).await.unwrap();
@@ -152,9 +143,7 @@ async fn a_gap_ends_watches_and_a_restart_does_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_put_back_to_an_earlier_state_is_listed_anew() {
-    if !installed("etcd") {
-        return;
-    }
+    require("etcd");
     let mut cluster = Cluster::start(1, &[]);
     let store = cluster.store("back").await;
     for i in 0..20 {
