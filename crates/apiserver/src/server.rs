@@ -645,6 +645,13 @@ pub struct Door {
     agent: Option<HeaderValue>,
 }
 
+impl Door {
+    /// The same door for a component that is known by another name than its user's.
+    pub fn with_agent(self, agent: &'static str) -> Self {
+        Self { agent: Some(HeaderValue::from_static(agent)), ..self }
+    }
+}
+
 impl<B> tower::Service<Request<B>> for Door
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,

@@ -43,10 +43,28 @@ impl Default for Config {
     }
 }
 
+/// Who a controller acts as, with the rights that upstream's bootstrap policy gives them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// The manager itself: it reads everything and writes events and tokens.
+    Manager,
+    /// A service account of this name in `kube-system`.
+    ServiceAccount(&'static str),
+    /// The API server, for what upstream's server does itself.
+    Server,
+}
+
+/// Makes a client that acts as somebody.
+pub type Clients = Arc<dyn Fn(Identity) -> Client + Send + Sync>;
+
 /// The API, the shared copies of it, and the scope that owns every task. Cloning is cheap.
 #[derive(Clone)]
 pub struct Context {
+    /// Acts as the controller.
     pub client: Client,
+    /// Reads as the manager does, who may list and watch everything. For writing there is `client`.
+    pub reader: Client,
+    clients: Clients,
     pub informers: Informers,
     pub events: Events,
     pub scope: Scope,
@@ -60,14 +78,22 @@ impl std::fmt::Debug for Context {
 }
 
 impl Context {
-    /// Informers and events that live as long as `scope`.
-    pub fn new(client: Client, scope: Scope, config: Config) -> Self {
+    /// Informers and events that live as long as `scope`. They are the manager's, shared by all controllers.
+    pub fn new(clients: Clients, scope: Scope, config: Config) -> Self {
+        let client = clients(Identity::Manager);
         Self {
             informers: Informers::new(client.clone(), scope.clone()),
             events: Events::start(client.clone(), &scope),
+            reader: client.clone(),
             client,
+            clients,
             scope,
             config: Arc::new(config),
         }
+    }
+
+    /// The same for a controller that acts as `identity`.
+    pub(crate) fn acting_as(&self, identity: Identity) -> Self {
+        Self { client: (self.clients)(identity), ..self.clone() }
     }
 }

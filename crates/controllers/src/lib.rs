@@ -26,70 +26,163 @@ mod service_ranges;
 mod status;
 mod storage_protection;
 
-pub use context::{Config, Context};
+pub use context::{Clients, Config, Context, Identity};
 pub use error::SyncError;
 
 /// A controller: its upstream name and how to start it. Starting spawns tasks into the context's scope and returns.
 #[derive(Debug, Clone, Copy)]
 pub struct ControllerEntry {
     pub name: &'static str,
+    /// Who it acts as.
+    pub identity: Identity,
     pub start: fn(&Context),
+}
+
+const MANAGER: Identity = Identity::Manager;
+const SERVER: Identity = Identity::Server;
+
+const fn account(name: &'static str) -> Identity {
+    Identity::ServiceAccount(name)
 }
 
 /// Every controller there is.
 pub const CONTROLLERS: &[ControllerEntry] = &[
-    ControllerEntry { name: "deployment-controller", start: deployment::start },
-    ControllerEntry { name: "replicaset-controller", start: replicas::start_replica_sets },
+    ControllerEntry {
+        name: "deployment-controller",
+        identity: account("deployment-controller"),
+        start: deployment::start,
+    },
+    ControllerEntry {
+        name: "replicaset-controller",
+        identity: account("replicaset-controller"),
+        start: replicas::start_replica_sets,
+    },
     ControllerEntry {
         name: "replicationcontroller-controller",
+        identity: account("replication-controller"),
         start: replicas::start_replication_controllers,
     },
-    ControllerEntry { name: "endpoints-controller", start: endpoints::start_endpoints },
-    ControllerEntry { name: "endpointslice-controller", start: endpoints::start_slices },
-    ControllerEntry { name: "namespace-controller", start: namespace::start },
-    ControllerEntry { name: "serviceaccount-controller", start: service_account::start },
-    ControllerEntry { name: "serviceaccount-token-controller", start: service_account_token::start },
+    ControllerEntry {
+        name: "endpoints-controller",
+        identity: account("endpoint-controller"),
+        start: endpoints::start_endpoints,
+    },
+    ControllerEntry {
+        name: "endpointslice-controller",
+        identity: account("endpointslice-controller"),
+        start: endpoints::start_slices,
+    },
+    ControllerEntry {
+        name: "namespace-controller",
+        identity: account("namespace-controller"),
+        start: namespace::start,
+    },
+    ControllerEntry {
+        name: "serviceaccount-controller",
+        identity: account("service-account-controller"),
+        start: service_account::start,
+    },
+    ControllerEntry {
+        name: "serviceaccount-token-controller",
+        identity: MANAGER,
+        start: service_account_token::start,
+    },
     ControllerEntry {
         name: "certificatesigningrequest-approving-controller",
+        identity: account("certificate-controller"),
         start: certificates::start_approving,
     },
     ControllerEntry {
         name: "certificatesigningrequest-signing-controller",
+        identity: account("certificate-controller"),
         start: certificates::start_signing,
     },
     ControllerEntry {
         name: "certificatesigningrequest-cleaner-controller",
+        identity: account("certificate-controller"),
         start: certificates::start_cleaning,
     },
-    ControllerEntry { name: "root-ca-certificate-publisher-controller", start: root_ca::start },
-    ControllerEntry { name: "clusterrole-aggregation-controller", start: cluster_roles::start },
-    ControllerEntry { name: "resourcequota-controller", start: resource_quota::start },
-    ControllerEntry { name: "disruption-controller", start: disruption::start },
+    ControllerEntry {
+        name: "root-ca-certificate-publisher-controller",
+        identity: account("root-ca-cert-publisher"),
+        start: root_ca::start,
+    },
+    ControllerEntry {
+        name: "clusterrole-aggregation-controller",
+        identity: account("clusterrole-aggregation-controller"),
+        start: cluster_roles::start,
+    },
+    ControllerEntry {
+        name: "resourcequota-controller",
+        identity: account("resourcequota-controller"),
+        start: resource_quota::start,
+    },
+    ControllerEntry {
+        name: "disruption-controller",
+        identity: account("disruption-controller"),
+        start: disruption::start,
+    },
     ControllerEntry {
         name: "persistentvolumeclaim-protection-controller",
+        identity: account("pvc-protection-controller"),
         start: storage_protection::start_claims,
     },
     ControllerEntry {
         name: "persistentvolume-protection-controller",
+        identity: account("pv-protection-controller"),
         start: storage_protection::start_volumes,
     },
-    ControllerEntry { name: "service-cidr-controller", start: service_ranges::start },
-    ControllerEntry { name: "ttl-controller", start: node_ttl::start },
-    ControllerEntry { name: "garbage-collector-controller", start: gc::start },
-    ControllerEntry { name: "node-lifecycle-controller", start: nodes::start_lifecycle },
-    ControllerEntry { name: "taint-eviction-controller", start: nodes::start_taint_eviction },
-    ControllerEntry { name: "pod-garbage-collector-controller", start: nodes::start_pod_gc },
-    ControllerEntry { name: "validatingadmissionpolicy-status-controller", start: status::policies::start },
-    ControllerEntry { name: "apiextensions-controllers", start: status::definitions::start },
+    ControllerEntry {
+        name: "service-cidr-controller",
+        identity: account("service-cidrs-controller"),
+        start: service_ranges::start,
+    },
+    ControllerEntry { name: "ttl-controller", identity: account("ttl-controller"), start: node_ttl::start },
+    ControllerEntry {
+        name: "garbage-collector-controller",
+        identity: account("generic-garbage-collector"),
+        start: gc::start,
+    },
+    ControllerEntry {
+        name: "node-lifecycle-controller",
+        identity: account("node-controller"),
+        start: nodes::start_lifecycle,
+    },
+    ControllerEntry {
+        name: "taint-eviction-controller",
+        identity: account("node-controller"),
+        start: nodes::start_taint_eviction,
+    },
+    ControllerEntry {
+        name: "pod-garbage-collector-controller",
+        identity: account("pod-garbage-collector"),
+        start: nodes::start_pod_gc,
+    },
+    ControllerEntry {
+        name: "validatingadmissionpolicy-status-controller",
+        identity: account("validatingadmissionpolicy-status-controller"),
+        start: status::policies::start,
+    },
+    ControllerEntry {
+        name: "apiextensions-controllers",
+        identity: SERVER,
+        start: status::definitions::start,
+    },
     ControllerEntry {
         name: "apiservice-status-local-available-controller",
+        identity: SERVER,
         start: status::api_services::start_local,
     },
     ControllerEntry {
         name: "apiservice-status-remote-available-controller",
+        identity: SERVER,
         start: status::api_services::start_remote,
     },
-    ControllerEntry { name: "priority-and-fairness-config-consumer", start: status::flow_schemas::start },
+    ControllerEntry {
+        name: "priority-and-fairness-config-consumer",
+        identity: SERVER,
+        start: status::flow_schemas::start,
+    },
 ];
 
 /// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
@@ -106,7 +199,7 @@ pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
     for entry in CONTROLLERS {
         if is_enabled(entry.name, names) {
             tracing::info!(controller = entry.name, "starting");
-            (entry.start)(context);
+            (entry.start)(&context.acting_as(entry.identity));
         }
     }
     names

@@ -5,6 +5,7 @@ use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, User};
+use ferrite_controllers::{Clients, Identity};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -161,6 +162,10 @@ pub struct Running {
     storage: Storage,
 }
 
+/// The user of the controller manager.
+const MANAGER: &str = "system:kube-controller-manager";
+const NO_GROUPS: [&str; 0] = [];
+
 /// Where a server stands.
 #[derive(Debug)]
 pub struct Place {
@@ -262,10 +267,26 @@ impl Running {
 
     /// A client for a component in this process.
     pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
-        // The controllers share one identity here, and so need what all of upstream's have together.
-        let all = (user == "system:kube-controller-manager").then_some("system:masters");
-        let door: Door = self.server.door(User::new(user, groups.iter().copied().chain(all)));
+        let door: Door = self.server.door(User::new(user, groups.iter().copied()));
         kube::Client::new(door, "default")
+    }
+
+    /// Clients for controllers, each with the rights of its own identity and no more.
+    fn controller_clients(&self) -> Clients {
+        let server = Arc::clone(&self.server);
+        Arc::new(move |identity| {
+            let user = match identity {
+                Identity::Manager => User::new(MANAGER, NO_GROUPS),
+                Identity::ServiceAccount(name) => User::new(
+                    format!("system:serviceaccount:kube-system:{name}"),
+                    ["system:serviceaccounts", "system:serviceaccounts:kube-system"],
+                ),
+                Identity::Server => User::new("system:apiserver", ["system:masters"]),
+            };
+            let agent =
+                if identity == Identity::Server { "kube-apiserver" } else { "kube-controller-manager" };
+            kube::Client::new(server.door(user).with_agent(agent), "default")
+        })
     }
 
     /// What controllers know of this cluster beyond its API.
@@ -283,9 +304,8 @@ impl Running {
     /// Starts the server's own controllers and those that `names` selects, with the rules of upstream's
     /// `--controllers`.
     pub fn start_controllers(&self, names: &[String], scope: &ferrite_client::Scope) -> Result<(), BoxError> {
-        let client = self.client("system:kube-controller-manager", &[]);
         let config = self.controllers_config()?;
-        let context = ferrite_controllers::Context::new(client, scope.clone(), config);
+        let context = ferrite_controllers::Context::new(self.controller_clients(), scope.clone(), config);
         let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
         let names: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
         match ferrite_controllers::start_all(&context, &names).as_slice() {

@@ -152,7 +152,7 @@ impl Cluster {
         progress.done("API server", &api.url);
 
         let scope = Scope::new();
-        start_controllers(&api, &scope)?;
+        api.start_controllers(&["*".to_owned()], &scope)?;
         start_scheduler(&api, &scope)?;
         progress.done("control plane", "controllers, scheduler");
 
@@ -272,14 +272,6 @@ fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
         server.enable_admission_plugins.push(PLUGIN.into());
     }
     server
-}
-
-fn start_controllers(api: &Running, scope: &Scope) -> Result<(), BoxError> {
-    let client = api.client("system:kube-controller-manager", &[]);
-    let config = api.controllers_config()?;
-    let context = ferrite_controllers::Context::new(client, scope.clone(), config);
-    ferrite_controllers::start_all(&context, &["*"]);
-    Ok(())
 }
 
 /// Starts the scheduler beside an API server.

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{EventType, is_already_exists, is_not_found, message_of};
-use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 
 use super::controller::Controller;
 use super::scaling::{self, Share, Size};
@@ -437,14 +436,17 @@ impl<'a> Rollout<'a> {
         if revision.is_none() || annotation(&self.deployment.metadata, REVISION) == revision {
             return Ok(());
         }
-        let patch = json!({"metadata": {"annotations": {REVISION: revision}}});
+        // As upstream an update: the controller has no right to patch.
+        let mut deployment = self.deployment.clone();
+        let annotations = deployment.metadata.annotations.get_or_insert_default();
+        annotations.insert(REVISION.into(), revision.unwrap_or_default().into());
         let name = self.name().to_owned();
-        let patched = self
+        let written = self
             .deployments_api()
-            .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .replace(&name, &PostParams::default(), &deployment)
             .await
             .during(|| format!("record revision of deployment {name}"))?;
-        self.deployment.metadata = patched.metadata;
+        self.deployment.metadata = written.metadata;
         Ok(())
     }
 

@@ -59,8 +59,8 @@ pub(crate) fn start(context: &Context) {
     });
     controller.pods.add_index(BY_NODE, pods::node_index);
     let (scope, workers) = (context.scope.clone(), context.config.workers);
+    let leases: Api<Lease> = Api::namespaced(context.reader.clone(), LEASES);
     context.scope.spawn(async move {
-        let leases: Api<Lease> = Api::namespaced(controller.client.clone(), LEASES);
         let leases = Informer::start(leases, ListSelector::everything(), &scope);
         let watching = controller.clone();
         leases.subscribe(move |change| watching.lease_changed(change));

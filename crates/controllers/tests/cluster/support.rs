@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ferrite_apiserver::{ApiServer, Config as ServerConfig, User};
 use ferrite_client::{Informer, Object, Scope};
-use ferrite_controllers::{Config, Context, start_all};
+use ferrite_controllers::{Clients, Config, Context, Identity, start_all};
 use ferrite_json::{Value, json};
 use ferrite_scheduler::{Profile, SchedulerContext};
 use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
@@ -21,6 +21,22 @@ pub struct Cluster {
     pub context: Context,
     server: Arc<ApiServer>,
     scope: Scope,
+}
+
+/// Clients with the rights that controllers have in a real cluster.
+fn clients(server: &Arc<ApiServer>) -> Clients {
+    let server = Arc::clone(server);
+    Arc::new(move |identity| {
+        let user = match identity {
+            Identity::Manager => User::new("system:kube-controller-manager", ["system:authenticated"]),
+            Identity::ServiceAccount(name) => User::new(
+                format!("system:serviceaccount:kube-system:{name}"),
+                ["system:serviceaccounts", "system:serviceaccounts:kube-system"],
+            ),
+            Identity::Server => User::new("system:apiserver", ["system:masters"]),
+        };
+        Client::new(server.door(user), "default")
+    })
 }
 
 impl Cluster {
@@ -39,7 +55,7 @@ impl Cluster {
         let client = Client::new(server.door(User::new("system:admin", ["system:masters"])), "default");
         let scope = Scope::new();
         let config = Config { root_ca: Some("PEM".into()), ..config };
-        let context = Context::new(client.clone(), scope.clone(), config);
+        let context = Context::new(clients(&server), scope.clone(), config);
         assert!(start_all(&context, &["*"]).is_empty());
         ferrite_scheduler::start(&SchedulerContext {
             client: client.clone(),
