@@ -92,6 +92,17 @@ fn plugins_open_registries() {
         &text(&plugins),
     ]);
 
+    // Nodes get tokens for the audiences of pods' volumes, and for others where they are allowed to ask.
+    world.create(
+        "apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: registry-tokens}
+rules: [{apiGroups: [''], resources: [registry], verbs: [request-serviceaccounts-token-audience]}]
+",
+    );
+    let binding = ["create", "clusterrolebinding", "registry-tokens", "--clusterrole=registry-tokens"];
+    world.kubectl(&[&binding[..], &["--group=system:nodes"]].concat());
+
     // A plugin that fails is in nobody's way, and an answer is asked for once.
     let image = format!("{address}/open/web");
     let always = |name: &str| json!([{"name": "main", "image": name, "imagePullPolicy": "Always"}]);
