@@ -2,6 +2,7 @@
 
 mod bench;
 mod fuzz;
+mod policy;
 mod schema;
 mod test;
 
@@ -19,7 +20,7 @@ const COMMANDS: &[Row] = &[
     Row {
         name: "test",
         arguments: "[--install] [--quick]",
-        what: "formatting, lints, unit tests and, unless quick, end-to-end tests",
+        what: "formatting, dependency policy, lints, unit tests and, unless quick, end-to-end tests and attacks",
         run: test::run,
     },
     Row {

@@ -22,6 +22,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     let has = |flag: &str| arguments.iter().any(|a| a == flag);
     install(has("--install"))?;
     cargo(&["fmt", "--all", "--check"])?;
+    crate::policy::check()?;
     cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])?;
     let quick = has("--quick");
     let nextest = Command::new("cargo").args(["nextest", "--version"]).output();
