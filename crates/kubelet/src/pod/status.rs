@@ -278,6 +278,15 @@ fn waiting(reason: WaitingReason) -> ContainerState {
     }
 }
 
+/// As upstream: the termination messages of all containers of a pod together stay below this.
+const MAX_MESSAGES: usize = 12 * 1024;
+
+/// Cuts a termination message to its share of what a pod of so many containers may say.
+fn share(mut message: String, containers: usize) -> String {
+    message.truncate(message.floor_char_boundary(MAX_MESSAGES / containers.max(1)));
+    message
+}
+
 /// How an instance ended. A message that was told before stays: its file may be gone.
 fn terminated(
     inputs: &StatusInputs<'_>,
@@ -300,7 +309,10 @@ fn terminated(
         terminated: Some(ContainerStateTerminated {
             exit_code: instance.exit_code,
             reason: Some(reason.to_string()),
-            message: Some(instance.message.clone()).filter(|message| !message.is_empty()).or(told),
+            message: Some(instance.message.clone())
+                .filter(|message| !message.is_empty())
+                .or(told)
+                .map(|message| share(message, model::containers(inputs.pod).len())),
             started_at: instance.started_at.map(Time),
             finished_at: instance.finished_at.map(Time),
             container_id: Some(id),
