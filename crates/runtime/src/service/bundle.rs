@@ -179,7 +179,14 @@ impl Inner {
         let map = user_map(&sandbox.config)?;
         refuse_unsupported(config, map.as_ref())?;
         let pid = match pid_namespace(&security) {
-            PidNamespace::Target(target) => PidNamespace::Target(self.index.container(&target)?.id.clone()),
+            PidNamespace::Target(target) => {
+                let target = self.index.container(&target)?;
+                if target.sandbox != sandbox.id {
+                    let message = format!("target container {} is not of this pod", target.id);
+                    return Err(Error::invalid(message));
+                }
+                PidNamespace::Target(target.id.clone())
+            }
             other => other,
         };
         let mut identity = identify(&security, &image, &lowers)?;

@@ -75,6 +75,7 @@ impl Inner {
         handler: String,
     ) -> Result<String> {
         let metadata = required(config.metadata.clone(), "config.metadata")?;
+        super::refusals::check_sandbox(&config)?;
         if !handler.is_empty() && !self.config.handlers.contains_key(&handler) {
             return Err(Error::invalid(format!("no runtime for {handler:?} is configured")));
         }
