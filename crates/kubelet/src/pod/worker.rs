@@ -7,6 +7,7 @@ use super::decide::{self, Actions, Inputs, KillCause};
 use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
+use super::resize;
 use super::runtime_pod::{RunState, RuntimePod};
 use super::start::{SandboxError, StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
@@ -256,7 +257,7 @@ impl Worker {
             context.event(pod, EventType::Warning, unsupported.reason(), unsupported.to_string());
             return Err(unsupported.into());
         }
-        self.ensure_cgroup(pod).await?;
+        self.ensure_cgroup(pod, &runtime).await?;
         self.ensure_volumes(pod).await?;
         let probes = self.probes.results();
         let actions = decide::decide(&Inputs {
@@ -339,8 +340,8 @@ impl Worker {
     }
 
     /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
-    async fn ensure_cgroup(&mut self, pod: &Pod) -> Result<(), SyncError> {
-        let total = pod_resources(pod);
+    async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
+        let total = pod_resources(&resize::allocated(pod, runtime));
         if self.cgroup_of == Some(total) {
             return Ok(());
         }

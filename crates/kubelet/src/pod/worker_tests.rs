@@ -440,3 +440,36 @@ async fn a_termination_message_waits_for_the_api_server() {
     assert_eq!(state(&pod)["terminated"]["message"], "last words");
     assert_eq!(condition(&pod, "Else"), "True");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_resize_that_was_not_done_is_not_claimed() {
+    let h = Harness::start().await;
+    let with = |cpu: &str| {
+        let mut c = container("c");
+        c["resources"] = json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
+        json!({"containers": [c]})
+    };
+    h.create("p", with("100m"));
+    h.until("p", "ready", ready).await;
+    let resize = |cpu: &str| {
+        let mut pod = h.pod("p").unwrap();
+        pod["spec"]["containers"][0]["resources"] = with(cpu)["containers"][0]["resources"].clone();
+        pod["metadata"]["generation"] = json!(2);
+        h.api.put("pods", pod);
+    };
+    resize("200m");
+    let pod = h.until("p", "pending", |p| condition(p, "PodResizePending") == "True").await;
+    let status = &pod["status"]["containerStatuses"][0];
+    assert_eq!(status["allocatedResources"]["cpu"], "100m");
+    assert_eq!(status["resources"]["limits"]["cpu"], "100m");
+    // Taken back, it is no longer pending.
+    resize("100m");
+    h.until("p", "settled", |p| condition(p, "PodResizePending").is_empty()).await;
+    // A container that starts again has what is asked for.
+    resize("300m");
+    h.until("p", "pending", |p| condition(p, "PodResizePending") == "True").await;
+    h.runtime.exit("c", 1);
+    let pod = h.until("p", "restarted", |p| p["status"]["containerStatuses"][0]["restartCount"] == 1).await;
+    assert_eq!(pod["status"]["containerStatuses"][0]["allocatedResources"]["cpu"], "300m");
+    assert_eq!(condition(&pod, "PodResizePending"), "");
+}
