@@ -6,6 +6,7 @@ pub(crate) mod client;
 mod container;
 mod events;
 pub(crate) mod exec;
+mod files;
 mod images;
 mod query;
 mod records;
