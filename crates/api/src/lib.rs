@@ -20,6 +20,7 @@ pub mod schema;
 pub mod selector;
 pub mod status;
 pub mod table;
+pub mod version;
 
 pub use cidr::{Cidr, number as address_number};
 pub use gvk::{Gvk, Gvr};

@@ -288,6 +288,7 @@ impl ApiServer {
         let asked = Asked::new(request.method(), &uri);
         let kind = RequestKind::of(&method, &asked.route, asked.verb, &self.registry.table, uri.query());
         let compress = compress::wanted(request.headers());
+        let body = http_body::Body::size_hint(request.body()).exact();
         let privileged = user.as_ref().is_some_and(|u| u.is_master());
         let Some(_running) = self.metrics.enter(&kind, privileged) else {
             self.metrics.terminated(&kind, 429);
@@ -321,7 +322,7 @@ impl ApiServer {
         };
         let code = answer.status().as_u16();
         let length = http_body::Body::size_hint(answer.body()).exact();
-        self.metrics.record(&kind, code, started.elapsed(), length);
+        self.metrics.record(&kind, code, started.elapsed(), length, body);
         tracing::debug!(%method, path = uri.path(), code, elapsed = ?started.elapsed(), "request");
         match (long, compress) {
             (true, _) => {
@@ -342,7 +343,10 @@ impl ApiServer {
     ) -> Result<Answer, (Status, Representation)> {
         let (mut parts, body) = request.into_parts();
         let plain = |status: Status| (status, PLAIN_JSON);
-        let user = self.authenticate(user, &parts.headers).map_err(plain)?;
+        let asked_at = std::time::Instant::now();
+        let user = self.authenticate(user, &parts.headers);
+        self.metrics.access.authenticated(user.as_deref().ok(), asked_at.elapsed());
+        let user = user.map_err(plain)?;
         if let Some(connection) = parts.extensions.get::<Arc<Slot>>().filter(|_| !user.is_anonymous()) {
             connection.belongs_to(&user.name);
         }
@@ -352,14 +356,19 @@ impl ApiServer {
         if !matches!((&route, verb), (Route::Resource(_), Some(Verb::Get))) {
             tokio::task::yield_now().await;
         }
+        let asked_at = std::time::Instant::now();
         let user = if user.is_master() && !auth::impersonates(&parts.headers) {
+            self.metrics.access.authorized(true, asked_at.elapsed());
             user
         } else {
             let view = self.registry.view();
             let action = auth::Action::of(&route, verb, &parts.method, parts.uri.path(), &query);
             let rbac = &self.registry.rbac;
             let user = auth::impersonate(rbac, &view, user, &parts.headers, &action).map_err(plain)?;
-            auth::authorize(rbac, &view, &user, &action).map_err(plain)?;
+            let asked_at = std::time::Instant::now();
+            let allowed = auth::authorize(rbac, &view, &user, &action);
+            self.metrics.access.authorized(allowed.is_ok(), asked_at.elapsed());
+            allowed.map_err(plain)?;
             auth::forget_impersonation(&mut parts.headers);
             user
         };
@@ -512,6 +521,7 @@ impl ApiServer {
             Route::Metrics => {
                 let mut text = self.metrics.text();
                 self.registry.times.put(&mut text);
+                self.registry.admission.times.put(&mut text);
                 let usage = self.registry.store.usage();
                 metrics::put_storage(&mut text, table, &self.registry.view().snapshot, &usage);
                 Ok(http::answer(200, metrics::CONTENT_TYPE, text))

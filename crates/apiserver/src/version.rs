@@ -1,9 +1,7 @@
 //! `/version`.
 
+pub use ferrite_api::version::KUBERNETES_VERSION;
 use ferrite_json::{Value, json};
-
-/// The Kubernetes version whose API this is.
-pub const KUBERNETES_VERSION: &str = "v1.36.4";
 
 pub(crate) fn info() -> Value {
     json!({

@@ -51,6 +51,13 @@ pub fn is_already_exists(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason == "AlreadyExists")
 }
 
+/// Whether a create was refused because its namespace is being deleted: there is no point in trying again.
+pub fn is_namespace_terminating(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.as_ref().map(|details| details.causes.as_slice()).unwrap_or_default();
+    status.code == 403 && causes.iter().any(|cause| cause.reason == "NamespaceTerminating")
+}
+
 /// The server's message if it answered with a `Status`, else the transport's error.
 pub fn message_of(error: &kube::Error) -> String {
     match error {

@@ -1,5 +1,6 @@
 //! Why a sync did not reach its goal.
 
+pub(crate) use ferrite_client::is_namespace_terminating;
 use ferrite_client::message_of;
 
 /// A sync that must be tried again.
@@ -20,14 +21,4 @@ impl<T> During<T> for Result<T, kube::Error> {
     fn during(self, action: impl FnOnce() -> String) -> Result<T, SyncError> {
         self.map_err(|error| SyncError::Api { action: action(), error })
     }
-}
-
-/// Whether a create was refused because its namespace is being deleted: there is no point in trying again.
-pub(crate) fn is_namespace_terminating(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
-    status.code == 403
-        && status
-            .details
-            .as_ref()
-            .is_some_and(|details| details.causes.iter().any(|cause| cause.reason == "NamespaceTerminating"))
 }

@@ -134,6 +134,7 @@ impl Kubelet {
                 checker: Checker::new(runtime.clone()),
                 recorder: recorder.clone(),
                 clock,
+                counts: Default::default(),
             },
             clock,
         });

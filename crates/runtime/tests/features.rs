@@ -317,6 +317,7 @@ async fn statistics_of_pods_and_layers() {
     assert!(pod.network.unwrap().interfaces.is_empty(), "this test's network has loopback only");
     let metrics = world.runtime().list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {}).await.unwrap();
     let names = world.runtime().list_metric_descriptors(ListMetricDescriptorsRequest {}).await.unwrap();
+    assert!(metrics.pod_metrics[0].metrics.iter().any(|m| m.name == "container_processes"));
     let metrics = &metrics.pod_metrics[0].container_metrics[0].metrics;
     assert!(metrics.len() >= 4);
     assert!(metrics.iter().all(|m| names.descriptors.iter().any(|d| d.name == m.name)));

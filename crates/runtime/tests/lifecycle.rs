@@ -37,9 +37,9 @@ async fn log_lines_have_time_stream_and_tag() {
         assert!(time.as_second() > 1_600_000_000);
     }
     let stdout: Vec<_> = lines.iter().filter(|l| l[1] == "stdout").map(|l| (l[2], l[3])).collect();
-    assert_eq!(stdout, [("F", "one"), ("F", "no newline")]);
+    assert_eq!(stdout, [("F", "one"), ("P", "no newline")]);
     let stderr: Vec<_> = lines.iter().filter(|l| l[1] == "stderr").map(|l| (l[2], l[3].len())).collect();
-    assert_eq!(stderr, [("P", 16384), ("F", 20000 - 16384)]);
+    assert_eq!(stderr, [("P", 16384), ("P", 20000 - 16384)]);
 }
 
 #[tokio::test]

@@ -31,12 +31,14 @@ mod toleration_restriction;
 pub use config::{ConfigError, Configurations, read as read_admission_config};
 
 use crate::auth::{Action, Rbac, User, decide};
+use crate::metrics::AdmissionTimes;
 use crate::options::WriteOptions;
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Txn};
+use std::time::Instant;
 
 /// What is about to happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +46,16 @@ pub(crate) enum Operation {
     Create,
     Update,
     Delete,
+}
+
+impl Operation {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Update => "UPDATE",
+            Self::Delete => "DELETE",
+        }
+    }
 }
 
 /// What a plugin is told about a request.
@@ -253,6 +265,7 @@ pub(crate) struct Chain {
     links: Vec<Link>,
     /// Whether a namespace that does not exist is made for who creates something in it.
     pub provisions_namespaces: bool,
+    pub times: AdmissionTimes,
 }
 
 impl Chain {
@@ -268,6 +281,7 @@ impl Chain {
         let works = |row: &&Row| named(&wanted.enable, row) || (row.default && !named(&wanted.disable, row));
         let rows: Vec<&Row> = PLUGINS.iter().filter(works).collect();
         Ok(Self {
+            times: AdmissionTimes::default(),
             links: rows.iter().map(|row| row.link(&wanted.configurations)).collect::<Result<_, _>>()?,
             provisions_namespaces: rows
                 .iter()
@@ -276,17 +290,32 @@ impl Chain {
     }
 
     pub fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
+        let started = Instant::now();
         certificates::stamp_requester(attributes, object);
-        self.links.iter().try_for_each(|plugin| {
+        let admitted = self.links.iter().try_for_each(|plugin| {
             let _span =
                 tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name)
                     .entered();
             plugin.mutate(view, attributes, object)
-        })
+        });
+        self.times.observe(false, attributes.operation.name(), admitted.is_err(), started.elapsed());
+        admitted
     }
 
     /// Asks all plugins. What the write costs has to be written with it.
     pub fn validate(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: Option<&Value>,
+    ) -> Result<Charges, Status> {
+        let started = Instant::now();
+        let validated = self.ask_validators(view, attributes, object);
+        self.times.observe(true, attributes.operation.name(), validated.is_err(), started.elapsed());
+        validated
+    }
+
+    fn ask_validators(
         &self,
         view: &View,
         attributes: &Attributes<'_>,

@@ -235,6 +235,7 @@ pub(crate) fn user_of<'a>(
             }
         }
     }
+    server.metrics.access.token_used();
     Ok((user, audiences))
 }
 

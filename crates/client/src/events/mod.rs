@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use self::correlator::{Correlator, Verdict};
-use crate::{Scope, is_not_found};
+use crate::{Scope, is_already_exists, is_namespace_terminating, is_not_found};
 
 /// Events wait here while the server is slow; more are dropped, because telling must never hold back doing.
 const QUEUE: usize = 1000;
@@ -117,9 +117,17 @@ async fn write_all(client: Client, mut occurrences: mpsc::Receiver<Occurrence>) 
     while let Some(occurrence) = occurrences.recv().await {
         let verdict = correlator.correlate(&occurrence);
         if let Err(error) = write(&client, &mut correlator, &occurrence, verdict).await {
-            warn!(%error, reason = occurrence.reason, "cannot write event");
+            match is_expected(&error) {
+                true => debug!(%error, reason = occurrence.reason, "event not kept"),
+                false => warn!(%error, reason = occurrence.reason, "cannot write event"),
+            }
         }
     }
+}
+
+/// Whether an event was refused for a reason that is nobody's fault: its namespace is being deleted or is gone.
+fn is_expected(error: &kube::Error) -> bool {
+    is_namespace_terminating(error) || is_not_found(error) || is_already_exists(error)
 }
 
 async fn write(
@@ -182,5 +190,28 @@ fn new_event(namespace: &str, occurrence: &Occurrence, message: String) -> Event
         reporting_component: Some(occurrence.component.clone()),
         reporting_instance: Some(host.unwrap_or_default()),
         ..Event::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_that_are_nobodys_fault() {
+        let terminating =
+            json!({"causes": [{"reason": "NamespaceTerminating", "message": "m", "field": "f"}]});
+        for (code, reason, details, expected) in [
+            (403, "Forbidden", terminating.clone(), true),
+            (404, "NotFound", json!({}), true),
+            (409, "AlreadyExists", json!({}), true),
+            (409, "Conflict", json!({}), false),
+            (403, "Forbidden", json!({}), false),
+            (500, "InternalError", terminating, false),
+        ] {
+            let status = json!({"status": "Failure", "code": code, "reason": reason, "message": "m", "details": details});
+            let error = kube::Error::Api(ferrite_json::from_value(status).unwrap());
+            assert_eq!(is_expected(&error), expected, "{code} {reason}");
+        }
     }
 }

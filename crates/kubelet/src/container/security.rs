@@ -115,7 +115,8 @@ pub(crate) fn sandbox_context(pod: &Pod, users: &UserNamespace) -> LinuxSandboxS
         namespace_options: Some(namespaces(pod, users)),
         selinux_options: selinux(context.se_linux_options.as_ref()),
         run_as_user: int(context.run_as_user),
-        run_as_group: int(context.run_as_group),
+        // A runtime refuses a sandbox with a group alone; the containers' own contexts have the group.
+        run_as_group: int(context.run_as_group.filter(|_| context.run_as_user.is_some())),
         supplemental_groups: supplemental(&context),
         supplemental_groups_policy: groups_policy(&context),
         privileged: model::containers(pod)

@@ -207,9 +207,11 @@ impl Images {
 }
 
 fn present_image(asked: &str, image: Image) -> PresentImage {
+    // As upstream: an image that names no user runs as root.
+    let root = image.username.is_empty().then_some(0);
     PresentImage {
         reference: if image.id.is_empty() { asked.to_string() } else { image.id },
-        user: ImageUser { uid: image.uid.map(|u| u.value), name: image.username },
+        user: ImageUser { uid: image.uid.map(|u| u.value).or(root), name: image.username },
     }
 }
 

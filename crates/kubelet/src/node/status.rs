@@ -4,6 +4,7 @@ use super::features::RuntimeFeatures;
 use super::machine::Machine;
 use crate::config::Config;
 use crate::container::fields::NodeLimits;
+use ferrite_api::version::KUBERNETES_VERSION;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus,
@@ -13,8 +14,6 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::BTreeMap;
 
-/// The API level this kubelet speaks.
-pub(crate) const VERSION: &str = "v1.36.0";
 /// Images named in the status, the largest first.
 const MAX_IMAGES: usize = 50;
 const MAX_NAMES_PER_IMAGE: usize = 5;
@@ -119,7 +118,7 @@ pub(crate) fn node_status(
             container_runtime_version: observed.runtime_version.clone(),
             kernel_version: machine.kernel_version.clone(),
             kube_proxy_version: String::new(),
-            kubelet_version: VERSION.into(),
+            kubelet_version: KUBERNETES_VERSION.into(),
             machine_id: machine.machine_id.clone(),
             operating_system: "linux".into(),
             os_image: machine.os_image.clone(),

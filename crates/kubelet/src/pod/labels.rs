@@ -16,6 +16,8 @@ pub(crate) const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.ter
 pub(crate) const TERMINATION_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
 const DELETION_GRACE: &str = "io.kubernetes.pod.deletionGracePeriod";
 pub(crate) const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
+/// The resources a container was started with, so that a later resize is not mistaken for them.
+pub(crate) const RESOURCES: &str = "io.kubernetes.container.resources";
 const PORTS: &str = "io.kubernetes.container.ports";
 
 fn identity(pod: &PodId) -> BTreeMap<String, String> {
@@ -60,6 +62,10 @@ pub(crate) fn container_annotations(
     ]);
     if let Some(grace) = pod.metadata.deletion_grace_period_seconds {
         annotations.insert(DELETION_GRACE.into(), grace.to_string());
+    }
+    let resources = spec.resources.clone().unwrap_or_default();
+    if let Ok(json) = ferrite_json::to_string(&resources) {
+        annotations.insert(RESOURCES.into(), json);
     }
     let hook = spec.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
     if let Some(json) = hook.and_then(|h| ferrite_json::to_string(h).ok()) {

@@ -14,6 +14,7 @@ pub(crate) mod model;
 pub(crate) mod observe;
 #[cfg(test)]
 mod refusal_tests;
+mod resize;
 pub(crate) mod runtime_pod;
 mod start;
 pub(crate) mod status;

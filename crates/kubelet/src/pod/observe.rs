@@ -64,7 +64,9 @@ fn message_sources(instance: &Instance) -> MessageSources {
     let mount = path.and_then(|p| instance.mounts.iter().find(|m| m.container_path == *p));
     let to_logs = instance.annotations.get(labels::TERMINATION_MESSAGE_POLICY).map(String::as_str)
         == Some("FallbackToLogsOnError");
-    let log = to_logs && instance.exit_code != 0 && !instance.log_path.is_empty();
+    // A container that could not even be started has no log.
+    let ran = instance.reason != "ContainerCannotRun";
+    let log = to_logs && instance.exit_code != 0 && ran && !instance.log_path.is_empty();
     MessageSources {
         file: mount.map(|m| PathBuf::from(&m.host_path)),
         log: log.then(|| PathBuf::from(&instance.log_path)),
@@ -73,16 +75,21 @@ fn message_sources(instance: &Instance) -> MessageSources {
 
 /// What the container left at its termination message path, or the end of its log.
 async fn message(instance: &Instance) -> String {
-    if !instance.message.is_empty() {
-        return instance.message.clone();
-    }
     let sources = message_sources(instance);
     if sources == MessageSources::default() {
-        return String::new();
+        return instance.message.clone();
     }
     // Files of a container: even a regular one may be on a file system that does not answer.
-    let read = tokio::task::spawn_blocking(move || read_message(&sources)).await;
-    read.unwrap_or_default()
+    let read = tokio::task::spawn_blocking(move || read_message(&sources)).await.unwrap_or_default();
+    joined(&instance.message, &read)
+}
+
+/// As upstream: the runtime's own message stands before the container's.
+fn joined(runtime: &str, container: &str) -> String {
+    match (runtime, container) {
+        ("", only) | (only, "") => only.to_owned(),
+        (first, second) => format!("{first}: {second}"),
+    }
 }
 
 fn read_message(sources: &MessageSources) -> String {
@@ -96,8 +103,9 @@ fn read_message(sources: &MessageSources) -> String {
             _ => {}
         }
     }
-    let log = sources.log.as_deref();
-    log.map(|path| crate::logs::tail_text(path, MAX_LOG_LINES, MAX_LOG_MESSAGE)).unwrap_or_default()
+    let Some(log) = sources.log.as_deref() else { return String::new() };
+    crate::logs::tail_text(log, MAX_LOG_LINES, MAX_LOG_MESSAGE)
+        .unwrap_or_else(|e| format!("Error on reading termination message from logs: {e}"))
 }
 
 #[cfg(test)]
@@ -117,18 +125,21 @@ mod tests {
         nix::unistd::mkfifo(&path("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", path("link")).unwrap();
         let refused = format!("Error on reading termination log {}: ", path("pipe").display());
+        let unread = "Error on reading termination message from logs: ";
         for (file, log, expected) in [
             ("said", "log", "last words"),
             ("long", "log", "y".repeat(4096).as_str()),
             ("empty", "log", "from the log\n"),
             ("missing", "log", "from the log\n"),
-            ("empty", "pipe", ""),
-            ("empty", "link", ""),
+            ("empty", "pipe", &format!("{unread}{} is not a regular file", path("pipe").display())),
+            ("empty", "missing", &format!("{unread}No such file or directory (os error 2)")),
             ("pipe", "log", &format!("{refused}{} is not a regular file", path("pipe").display())),
         ] {
             assert_eq!(read_message(&sources(file, log)), expected, "{file} {log}");
         }
         let through_link = read_message(&sources("link", "log"));
         assert!(through_link.starts_with("Error on reading termination log"), "{through_link}");
+        let link_as_log = read_message(&sources("empty", "link"));
+        assert!(link_as_log.starts_with(unread), "{link_as_log}");
     }
 }

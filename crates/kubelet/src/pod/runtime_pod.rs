@@ -4,6 +4,7 @@ use super::labels;
 use crate::clock;
 use ferrite_cri::v1::{self, ContainerState as CriState};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub(crate) struct Instance {
     pub image_ref: String,
     pub image_id: String,
     pub hash: Option<String>,
+    /// What it was started with, where the kubelet noted it.
+    pub resources: Option<ResourceRequirements>,
     pub log_path: String,
     pub annotations: BTreeMap<String, String>,
     pub user: Option<v1::LinuxContainerUser>,
@@ -69,6 +72,7 @@ impl Instance {
             image_ref: status.image_ref,
             image_id: status.image_id,
             hash: status.annotations.get(labels::CONTAINER_HASH).cloned(),
+            resources: status.annotations.get(labels::RESOURCES).and_then(|r| ferrite_json::from_str(r).ok()),
             log_path: status.log_path,
             annotations: status.annotations,
             user: status.user.and_then(|u| u.linux),

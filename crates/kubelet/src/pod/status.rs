@@ -1,6 +1,7 @@
 //! A pod's status, computed from its spec and from what the runtime has.
 
 use super::model::{self, ContainerKind, PodContainer, RestartPolicy};
+use super::resize;
 use super::runtime_pod::{Instance, RunState, RuntimePod};
 use crate::clock;
 use crate::probe::ProbeResults;
@@ -215,8 +216,8 @@ fn container_status(
         restart_count: i32::try_from(latest.attempt).unwrap_or(i32::MAX),
         started: Some(started),
         state: Some(state),
-        allocated_resources: spec.resources.as_ref().and_then(|r| r.requests.clone()),
-        resources: spec.resources.clone().filter(|_| running),
+        allocated_resources: resize::actual(spec, Some(latest)).and_then(|r| r.requests.clone()),
+        resources: resize::actual(spec, Some(latest)).cloned().filter(|_| running),
         user: latest.user.as_ref().map(|u| k8s_openapi::api::core::v1::ContainerUser {
             linux: Some(k8s_openapi::api::core::v1::LinuxContainerUser {
                 uid: u.uid,
@@ -278,6 +279,15 @@ fn waiting(reason: WaitingReason) -> ContainerState {
     }
 }
 
+/// As upstream: the termination messages of all containers of a pod together stay below this.
+const MAX_MESSAGES: usize = 12 * 1024;
+
+/// Cuts a termination message to its share of what a pod of so many containers may say.
+fn share(mut message: String, containers: usize) -> String {
+    message.truncate(message.floor_char_boundary(MAX_MESSAGES / containers.max(1)));
+    message
+}
+
 /// How an instance ended. A message that was told before stays: its file may be gone.
 fn terminated(
     inputs: &StatusInputs<'_>,
@@ -300,7 +310,10 @@ fn terminated(
         terminated: Some(ContainerStateTerminated {
             exit_code: instance.exit_code,
             reason: Some(reason.to_string()),
-            message: Some(instance.message.clone()).filter(|message| !message.is_empty()).or(told),
+            message: Some(instance.message.clone())
+                .filter(|message| !message.is_empty())
+                .or(told)
+                .map(|message| share(message, model::containers(inputs.pod).len())),
             started_at: instance.started_at.map(Time),
             finished_at: instance.finished_at.map(Time),
             container_id: Some(id),
@@ -393,6 +406,8 @@ fn conditions(
         scheduled = given.clone();
     }
     wanted.push(scheduled);
+    let resizing = !matches!(phase, "Failed" | "Succeeded");
+    wanted.extend(resize::condition(inputs.pod, inputs.runtime).filter(|_| resizing));
     for condition in &mut wanted {
         condition.observed_generation = inputs.pod.metadata.generation;
         let before = kept.iter().find(|c| c.type_ == condition.type_);
@@ -402,7 +417,8 @@ fn conditions(
         };
     }
     let owned: Vec<String> = wanted.iter().map(|c| c.type_.clone()).collect();
-    wanted.extend(kept.into_iter().filter(|c| !owned.contains(&c.type_)));
+    // A resize that is no longer pending has no condition.
+    wanted.extend(kept.into_iter().filter(|c| !owned.contains(&c.type_) && c.type_ != resize::CONDITION));
     wanted
 }
 

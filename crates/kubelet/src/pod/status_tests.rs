@@ -175,3 +175,15 @@ fn a_termination_message_stays_when_its_file_is_gone() {
         assert_eq!(ended.message.as_deref(), expected, "{id} {read}");
     }
 }
+
+#[test]
+fn termination_messages_share_what_a_pod_may_say() {
+    for (message, containers, length) in [
+        ("x".repeat(4096), 1, 4096),
+        ("x".repeat(4096), 4, 3072),
+        ("é".repeat(2048), 5, 2456),
+        (String::new(), 0, 0),
+    ] {
+        assert_eq!(share(message, containers).len(), length, "{containers}");
+    }
+}

@@ -2,7 +2,6 @@
 
 use super::kill::{Hooks, grace_of};
 use super::model;
-use super::observe::observe;
 use super::worker::{Desired, SyncError, Worker};
 use ferrite_client::{Backoff, is_conflict, is_not_found, message_of};
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
@@ -21,8 +20,7 @@ impl Worker {
         let context = self.context.clone();
         self.probes.stop();
         self.kill_all(desired).await?;
-        let mut runtime = observe(&*context.runtime, &self.id.uid).await?;
-        self.keep_messages(&mut runtime);
+        let runtime = self.observe().await?;
         if let Desired::Present(pod) = desired {
             // The last status is on record before the pod may disappear.
             self.publish(pod, &runtime, true, true);
@@ -61,7 +59,7 @@ impl Worker {
         loop {
             let limit = grace(&current);
             let pod: Arc<Pod> = current.pod().clone();
-            let runtime = observe(&*context.runtime, &self.id.uid).await?;
+            let runtime = self.observe().await?;
             let mut shorter = self.desired.clone();
             tokio::select! {
                 killed = Box::pin(context.kill_pod(&pod, &runtime, limit, hooks)) => return Ok(killed?),
@@ -74,7 +72,7 @@ impl Worker {
         }
     }
 
-    async fn until_gone_or(&self, other: impl Future<Output = ()>) {
+    pub(super) async fn until_gone_or(&self, other: impl Future<Output = ()>) {
         let mut desired = self.desired.clone();
         tokio::select! {
             () = other => {}

@@ -7,6 +7,7 @@ use super::decide::{self, Actions, Inputs, KillCause};
 use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
+use super::resize;
 use super::runtime_pod::{RunState, RuntimePod};
 use super::start::{SandboxError, StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
@@ -211,8 +212,9 @@ impl Worker {
 
     /// Only the status changed, by our own hand or another's: nothing to do but to see that it is right.
     async fn reconcile(&mut self, pod: &Arc<Pod>) -> Result<Option<Timestamp>, SyncError> {
-        let runtime = observe(&*self.context.runtime, &self.id.uid).await?;
-        self.publish(pod, &runtime, false, false);
+        let runtime = self.observe().await?;
+        // A pod that is over for good stays so while the API server does not know it yet.
+        self.publish(pod, &runtime, self.finished, self.finished);
         Ok(deadline(pod))
     }
 
@@ -220,7 +222,7 @@ impl Worker {
     async fn sync(&mut self, pod: &Arc<Pod>) -> Result<Option<Timestamp>, SyncError> {
         let context = self.context.clone();
         let now = context.clock.now();
-        let runtime = observe(&*context.runtime, &self.id.uid).await?;
+        let runtime = self.observe().await?;
         if self.finished || model::is_finished(pod) {
             self.finish(pod, &runtime).await?;
             return Ok(None);
@@ -255,7 +257,7 @@ impl Worker {
             context.event(pod, EventType::Warning, unsupported.reason(), unsupported.to_string());
             return Err(unsupported.into());
         }
-        self.ensure_cgroup(pod).await?;
+        self.ensure_cgroup(pod, &runtime).await?;
         self.ensure_volumes(pod).await?;
         let probes = self.probes.results();
         let actions = decide::decide(&Inputs {
@@ -270,7 +272,7 @@ impl Worker {
             return Ok(None);
         }
         let acted = Box::pin(self.apply(pod, &runtime, &actions)).await;
-        let runtime = observe(&*context.runtime, &self.id.uid).await?;
+        let runtime = self.observe().await?;
         self.publish(pod, &runtime, false, false);
         let ip = self.pod_ip(pod, &runtime);
         self.probes.update(pod, &model::containers(pod), &runtime, &ip);
@@ -338,8 +340,8 @@ impl Worker {
     }
 
     /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
-    async fn ensure_cgroup(&mut self, pod: &Pod) -> Result<(), SyncError> {
-        let total = pod_resources(pod);
+    async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
+        let total = pod_resources(&resize::allocated(pod, runtime));
         if self.cgroup_of == Some(total) {
             return Ok(());
         }
@@ -435,7 +437,7 @@ impl Worker {
                 continue;
             }
             // The address is shown, and earlier containers are, while later images are pulled.
-            let current = observe(&*context.runtime, &self.id.uid).await?;
+            let current = self.observe().await?;
             self.publish(pod, &current, false, false);
             let inputs = StartInputs {
                 pod,
@@ -501,10 +503,11 @@ impl Worker {
         if runtime.running().next().is_some() || runtime.sandboxes.iter().any(|s| s.ready) {
             context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
         }
-        let mut runtime = observe(&*context.runtime, &self.id.uid).await?;
-        self.keep_messages(&mut runtime);
+        let runtime = self.observe().await?;
         self.publish(pod, &runtime, true, true);
         if !self.finished {
+            // The files of the termination messages go with the pod's directory: the messages are on record first.
+            self.until_gone_or(self.writer.flushed()).await;
             context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
             context.userns.release(&self.id.uid);
             context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
@@ -513,13 +516,20 @@ impl Worker {
         Ok(())
     }
 
-    /// Termination messages are read from files that go with the pod's directory: each is kept once it was read.
-    pub(super) fn keep_messages(&mut self, runtime: &mut RuntimePod) {
+    /// Everything the runtime has for the pod. Whatever is published comes from here: termination messages are
+    /// read from files that go with the pod's directory, so each is kept once it was read.
+    pub(super) async fn observe(&mut self) -> ferrite_cri::Result<RuntimePod> {
+        let mut runtime = observe(&*self.context.runtime, &self.id.uid).await?;
+        self.keep_messages(&mut runtime);
+        Ok(runtime)
+    }
+
+    fn keep_messages(&mut self, runtime: &mut RuntimePod) {
         for instance in runtime.instances.iter_mut().filter(|i| i.state == RunState::Exited) {
             match self.messages.get(&instance.id) {
-                Some(message) if instance.message.is_empty() => instance.message.clone_from(message),
-                _ if instance.message.is_empty() => {}
-                _ => {
+                Some(message) => instance.message.clone_from(message),
+                None if instance.message.is_empty() => {}
+                None => {
                     self.messages.insert(instance.id.clone(), instance.message.clone());
                 }
             }

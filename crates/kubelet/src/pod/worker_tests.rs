@@ -411,3 +411,65 @@ async fn an_ephemeral_container_joins_a_running_pod() {
     let ended = |p: &Value| !p["status"]["ephemeralContainerStatuses"][0]["state"]["terminated"].is_null();
     assert_eq!(h.until("p", "the debugger ended", ended).await["status"]["phase"], "Running");
 }
+
+/// The host's file behind the container's termination message path.
+fn message_file(h: &Harness, container: &str) -> std::path::PathBuf {
+    let config = h.runtime.container_config(container).unwrap();
+    let mount = config.mounts.iter().find(|m| m.container_path == "/dev/termination-log").unwrap();
+    mount.host_path.clone().into()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_termination_message_waits_for_the_api_server() {
+    let h = Harness::start().await;
+    let mut c = container("c");
+    c["terminationMessagePath"] = json!("/dev/termination-log");
+    h.create("p", json!({"restartPolicy": "Never", "containers": [c]}));
+    h.until("p", "ready", ready).await;
+    std::fs::write(message_file(&h, "c"), "last words").unwrap();
+    h.api.refuse_patches(true);
+    h.runtime.exit("c", 0);
+    h.api.until_refused(4).await;
+    // Somebody else's write to the status makes the kubelet look again.
+    let mut pod = h.pod("p").unwrap();
+    pod["status"]["conditions"].as_array_mut().unwrap().push(json!({"type": "Else", "status": "True"}));
+    h.api.put("pods", pod);
+    h.api.until_refused(4).await;
+    h.api.refuse_patches(false);
+    let pod = h.until_phase("p", "Succeeded").await;
+    assert_eq!(state(&pod)["terminated"]["message"], "last words");
+    assert_eq!(condition(&pod, "Else"), "True");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resize_that_was_not_done_is_not_claimed() {
+    let h = Harness::start().await;
+    let with = |cpu: &str| {
+        let mut c = container("c");
+        c["resources"] = json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
+        json!({"containers": [c]})
+    };
+    h.create("p", with("100m"));
+    h.until("p", "ready", ready).await;
+    let resize = |cpu: &str| {
+        let mut pod = h.pod("p").unwrap();
+        pod["spec"]["containers"][0]["resources"] = with(cpu)["containers"][0]["resources"].clone();
+        pod["metadata"]["generation"] = json!(2);
+        h.api.put("pods", pod);
+    };
+    resize("200m");
+    let pod = h.until("p", "pending", |p| condition(p, "PodResizePending") == "True").await;
+    let status = &pod["status"]["containerStatuses"][0];
+    assert_eq!(status["allocatedResources"]["cpu"], "100m");
+    assert_eq!(status["resources"]["limits"]["cpu"], "100m");
+    // Taken back, it is no longer pending.
+    resize("100m");
+    h.until("p", "settled", |p| condition(p, "PodResizePending").is_empty()).await;
+    // A container that starts again has what is asked for.
+    resize("300m");
+    h.until("p", "pending", |p| condition(p, "PodResizePending") == "True").await;
+    h.runtime.exit("c", 1);
+    let pod = h.until("p", "restarted", |p| p["status"]["containerStatuses"][0]["restartCount"] == 1).await;
+    assert_eq!(pod["status"]["containerStatuses"][0]["allocatedResources"]["cpu"], "300m");
+    assert_eq!(condition(&pod, "PodResizePending"), "");
+}

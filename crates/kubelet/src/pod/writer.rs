@@ -12,7 +12,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// Conditions this kubelet speaks for; all others belong to somebody else.
-const OWNED: [&str; 4] = ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady"];
+const OWNED: [&str; 5] =
+    ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", super::resize::CONDITION];
 
 #[derive(Clone, Default)]
 struct Wanted {

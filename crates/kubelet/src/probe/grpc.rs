@@ -35,7 +35,7 @@ async fn exchange(host: &str, port: u16, service: &str) -> Outcome {
         hyper::Request::post(format!("http://{}/grpc.health.v1.Health/Check", authority(host, port)))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
-            .header("user-agent", "kube-probe/1.36")
+            .header("user-agent", ferrite_api::version::PROBE_USER_AGENT)
             .body(Full::new(encode(service)));
     let request = match request {
         Ok(request) => request,

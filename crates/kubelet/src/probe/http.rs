@@ -90,7 +90,7 @@ where
         builder = builder.header("Host", authority(&request.host, request.port));
     }
     if !request.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case("user-agent")) {
-        builder = builder.header("User-Agent", "kube-probe/1.36");
+        builder = builder.header("User-Agent", ferrite_api::version::PROBE_USER_AGENT);
     }
     let outgoing =
         builder.header("Connection", "close").body(Empty::<Bytes>::new()).map_err(|e| e.to_string())?;

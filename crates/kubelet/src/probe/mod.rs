@@ -1,12 +1,14 @@
 //! Probes: results, thresholds, the checks themselves, and one timer per probe of a running container.
 
 mod check;
+mod counts;
 mod grpc;
 mod http;
 mod machine;
 mod worker;
 
 pub(crate) use check::{Checker, Target};
+pub(crate) use counts::ProbeCounts;
 pub(crate) use http::get as http_get;
 pub(crate) use machine::Outcome;
 pub(crate) use worker::{ProbeContext, ProbeSet};

@@ -1,7 +1,7 @@
 //! The probes of one pod: a task with a timer for each probe of each running container.
 
 use super::machine::{Machine, Step, Thresholds};
-use super::{Checker, Outcome, ProbeKind, ProbeResults, Target};
+use super::{Checker, Outcome, ProbeCounts, ProbeKind, ProbeResults, Target};
 use crate::clock::{self, Clock};
 use crate::pod::model::{self, PodContainer};
 use crate::pod::runtime_pod::RuntimePod;
@@ -20,6 +20,7 @@ pub(crate) struct ProbeContext {
     pub checker: Checker,
     pub recorder: EventRecorder,
     pub clock: Clock,
+    pub counts: ProbeCounts,
 }
 
 /// Probes of one pod. Dropping it ends them.
@@ -27,6 +28,8 @@ pub(crate) struct ProbeSet {
     context: ProbeContext,
     scope: Scope,
     running: HashMap<(String, ProbeKind), Scope>,
+    /// The pod whose probes these are, once one was started.
+    uid: Option<String>,
     results: Arc<Mutex<ProbeResults>>,
     changed: Arc<Notify>,
 }
@@ -34,7 +37,14 @@ pub(crate) struct ProbeSet {
 impl ProbeSet {
     /// `changed` is notified when a verdict changes.
     pub(crate) fn new(context: ProbeContext, scope: &Scope, changed: Arc<Notify>) -> Self {
-        Self { context, scope: scope.child(), running: HashMap::new(), results: Arc::default(), changed }
+        Self {
+            context,
+            scope: scope.child(),
+            running: HashMap::new(),
+            uid: None,
+            results: Arc::default(),
+            changed,
+        }
     }
 
     pub(crate) fn results(&self) -> ProbeResults {
@@ -49,6 +59,7 @@ impl ProbeSet {
         runtime: &RuntimePod,
         pod_ip: &str,
     ) {
+        self.uid.clone_from(&pod.metadata.uid);
         let results = self.results();
         let mut wanted = HashMap::new();
         for c in containers {
@@ -108,6 +119,9 @@ impl ProbeSet {
 impl Drop for ProbeSet {
     fn drop(&mut self) {
         self.scope.cancel();
+        if let Some(uid) = &self.uid {
+            self.context.counts.forget(uid);
+        }
     }
 }
 
@@ -130,6 +144,7 @@ impl ProbeTask {
         loop {
             tokio::time::sleep_until(next).await;
             let outcome = self.attempt(thresholds.timeout).await;
+            self.context.counts.count(&self.about, &self.target.container.name, self.kind, &outcome);
             self.tell(&outcome);
             match machine.observe(&outcome) {
                 Step::Continue => {}

@@ -145,6 +145,8 @@ impl Server {
             ["stats", "summary"] if reading => stats::summary(&self.context).await,
             ["metrics"] if reading => stats::metrics(&self.context).await,
             ["metrics", "resource"] if reading => stats::resource_metrics(&self.context).await,
+            ["metrics", "cadvisor"] if reading => stats::cadvisor(&self.context).await,
+            ["metrics", "probes"] if reading => stats::probes(&self.context),
             ["containerLogs", namespace, pod, container] if reading => {
                 self.logs(&request, namespace, pod, container).await
             }

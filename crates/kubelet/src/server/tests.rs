@@ -141,6 +141,8 @@ async fn documents_are_served() {
     assert_eq!(summary["node"]["nodeName"], "node");
     assert!(door.ask("/configz").await.1.contains("\"maxPods\":110"));
     assert!(door.ask("/metrics").await.1.contains("kubelet_node_name{node=\"node\"} 1"));
+    assert!(door.ask("/metrics/cadvisor").await.1.contains("machine_cpu_cores "));
+    assert_eq!(door.ask("/metrics/probes").await.1, "");
     assert!(door.ask("/metrics/resource").await.1.contains("node_memory_working_set_bytes"));
 }
 

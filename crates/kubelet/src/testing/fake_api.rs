@@ -31,6 +31,8 @@ struct State {
     revision: u64,
     objects: BTreeMap<Key, Value>,
     log: Vec<Entry>,
+    refuses_patches: bool,
+    refused: usize,
 }
 
 #[derive(Clone)]
@@ -115,6 +117,31 @@ impl FakeApi {
         state.objects.iter().filter(|(k, _)| k.resource == resource).map(|(_, v)| v.clone()).collect()
     }
 
+    /// Patches fail until this is taken back.
+    pub(crate) fn refuse_patches(&self, refuse: bool) {
+        self.state.lock().unwrap().refuses_patches = refuse;
+    }
+
+    fn refuses(&self) -> bool {
+        let mut state = self.state.lock().unwrap();
+        state.refused += usize::from(state.refuses_patches);
+        let revision = state.revision;
+        let refuses = state.refuses_patches;
+        drop(state);
+        self.changed.send_replace(revision);
+        refuses
+    }
+
+    /// Waits for that many more refused patches. The clock stands still while anybody has work to do, so whatever
+    /// follows from earlier changes has happened then.
+    pub(crate) async fn until_refused(&self, more: usize) {
+        let seen = self.state.lock().unwrap().refused;
+        self.until("patches are refused", |api| {
+            (api.state.lock().unwrap().refused >= seen + more).then_some(())
+        })
+        .await;
+    }
+
     /// Every state of an object so far, the last one first removed.
     pub(crate) fn history(&self, key: &Key) -> Vec<Value> {
         let state = self.state.lock().unwrap();
@@ -165,6 +192,7 @@ impl FakeApi {
         let Some(current) = self.get(&key) else { return failure(404, "NotFound", "not found") };
         match parts.method.as_str() {
             "GET" => ok(current),
+            "PATCH" if self.refuses() => failure(500, "InternalError", "patches are refused"),
             "DELETE" => {
                 let uid = body["preconditions"]["uid"].as_str();
                 if uid.is_some_and(|uid| current["metadata"]["uid"] != uid) {

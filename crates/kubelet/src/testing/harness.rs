@@ -100,7 +100,12 @@ impl Harness {
             readiness: seen,
             client,
             recorder: recorder.clone(),
-            probes: ProbeContext { checker: Checker::new(shared), recorder, clock },
+            probes: ProbeContext {
+                checker: Checker::new(shared),
+                recorder,
+                clock,
+                counts: Default::default(),
+            },
             clock,
         });
         manager::start(context.clone(), workers.clone(), &scope).await.unwrap();

@@ -84,6 +84,11 @@ impl Volumes {
         self.tokens.clone()
     }
 
+    /// The kubelet's directory.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     pub(crate) fn pod_dir(&self, uid: &str) -> PathBuf {
         self.root.join("pods").join(uid)
     }

@@ -11,11 +11,11 @@ use ferrite_cri::v1::{
 use ferrite_cri::{Code, Error, Result};
 use oci_spec::runtime::{LinuxDevice, LinuxDeviceType};
 
-use super::Inner;
 use super::container::{failed, image_error, security_of};
 use super::records::{self, ContainerRecord};
 use super::sandbox::{host_ipc, host_network, user_map};
 use super::state::Sandbox;
+use super::{Inner, files};
 use crate::cgroup;
 use crate::rootfs::ImageConfigView;
 use crate::spec::{self, GivenDevice, IdMap, Identity, IdentityRequest};
@@ -179,7 +179,14 @@ impl Inner {
         let map = user_map(&sandbox.config)?;
         refuse_unsupported(config, map.as_ref())?;
         let pid = match pid_namespace(&security) {
-            PidNamespace::Target(target) => PidNamespace::Target(self.index.container(&target)?.id.clone()),
+            PidNamespace::Target(target) => {
+                let target = self.index.container(&target)?;
+                if target.sandbox != sandbox.id {
+                    let message = format!("target container {} is not of this pod", target.id);
+                    return Err(Error::invalid(message));
+                }
+                PidNamespace::Target(target.id.clone())
+            }
             other => other,
         };
         let mut identity = identify(&security, &image, &lowers)?;
@@ -222,8 +229,9 @@ impl Inner {
                 Some(join) => join.shared_memory.clone(),
                 None => sandbox.run_dir.join(SHM),
             },
-            resolv_conf: own("resolv.conf"),
-            hostname_file: own("hostname"),
+            resolv_conf: own(files::RESOLV_CONF),
+            hostname_file: own(files::HOSTNAME),
+            hosts_file: own(files::HOSTS),
             network_namespace: (!host_network(&sandbox.config)).then(|| sandbox.run_dir.join(NETNS)),
             own_pid: pid == PidNamespace::Own,
             cgroup_v2: self.cgroups.is_v2(),

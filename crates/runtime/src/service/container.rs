@@ -58,6 +58,7 @@ impl Inner {
             return Err(Error::new(Code::FailedPrecondition, message));
         }
         let metadata = required(config.metadata.clone(), "config.metadata")?;
+        super::refusals::check_container(&config)?;
         let _gate = sandbox.gate.lock().await;
         let taken = self
             .index

@@ -36,6 +36,8 @@ impl ImageService for Runtime {
     }
 
     async fn image_fs_info(&self, request: ImageFsInfoRequest) -> Result<ImageFsInfoResponse> {
-        self.inner.config.images.image_fs_info(request).await
+        let mut answer = self.inner.config.images.image_fs_info(request).await?;
+        answer.container_filesystems = vec![self.inner.layers_usage().await?];
+        Ok(answer)
     }
 }

@@ -6,10 +6,12 @@ pub(crate) mod client;
 mod container;
 mod events;
 pub(crate) mod exec;
+mod files;
 mod images;
 mod query;
 mod records;
 mod recover;
+mod refusals;
 mod sandbox;
 mod spawner;
 pub(crate) mod state;
@@ -364,17 +366,13 @@ impl RuntimeService for Runtime {
         if request.cmd.is_empty() {
             return Err(Error::invalid("cmd is required"));
         }
-        if !request.stdin && !request.stdout && !request.stderr {
-            return Err(Error::invalid("one of stdin, stdout and stderr must be asked for"));
-        }
+        refusals::check_streams(request.stdin, request.stdout, request.stderr, request.tty)?;
         self.inner.running(&request.container_id)?;
         Ok(ExecResponse { url: self.inner.tickets.issue(Action::Exec(request)) })
     }
 
     async fn attach(&self, request: AttachRequest) -> Result<AttachResponse> {
-        if !request.stdin && !request.stdout && !request.stderr {
-            return Err(Error::invalid("one of stdin, stdout and stderr must be asked for"));
-        }
+        refusals::check_streams(request.stdin, request.stdout, request.stderr, request.tty)?;
         self.inner.running(&request.container_id)?;
         Ok(AttachResponse { url: self.inner.tickets.issue(Action::Attach(request)) })
     }

@@ -1,7 +1,7 @@
 //! What is kept on disk. A directory without its `state.json` was never finished.
 //!
 //! ```text
-//! <root>/sandboxes/<id>/            config.pb state.json resolv.conf hostname
+//! <root>/sandboxes/<id>/            config.pb state.json resolv.conf hostname hosts
 //! <root>/sandboxes/<id>/c/<id>/     config.pb state.json config.json bundle.json exit.json upper/ work/ rootfs/
 //! <run>/sandboxes/<id>/             setup.json supervisor s.sock netns shm/
 //! ```

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use ferrite_cri::v1::{DnsConfig, NamespaceMode, NamespaceOption, PodSandboxConfig};
+use ferrite_cri::v1::{NamespaceMode, NamespaceOption, PodSandboxConfig};
 use ferrite_cri::{Code, Error, Result, with_causes};
 use ferrite_network::PodRef;
 use ferrite_systemd::Slice;
@@ -12,7 +12,7 @@ use ferrite_systemd::Slice;
 use super::client::{self, blocking};
 use super::records::{self, SandboxRecord};
 use super::state::{Sandbox, new_id};
-use super::{Inner, required};
+use super::{Inner, files, required};
 use crate::spec::{IdMap, OwnNamespaces, check_sysctl, map_file};
 use crate::supervisor::Setup;
 use crate::supervisor::protocol::Request;
@@ -50,24 +50,6 @@ fn failed(what: &str) -> impl Fn(io::Error) -> Error {
     move |error| Error::internal(format!("{what}: {error}"))
 }
 
-/// The content of the pod's resolv.conf; `None` leaves the node's in place.
-fn resolv_conf(dns: &DnsConfig) -> Option<String> {
-    if dns.servers.is_empty() && dns.searches.is_empty() && dns.options.is_empty() {
-        return None;
-    }
-    let mut text = String::new();
-    if !dns.searches.is_empty() {
-        text.push_str(&format!("search {}\n", dns.searches.join(" ")));
-    }
-    for server in &dns.servers {
-        text.push_str(&format!("nameserver {server}\n"));
-    }
-    if !dns.options.is_empty() {
-        text.push_str(&format!("options {}\n", dns.options.join(" ")));
-    }
-    Some(text)
-}
-
 impl Inner {
     pub(super) async fn run_sandbox(
         self: Arc<Self>,
@@ -75,6 +57,7 @@ impl Inner {
         handler: String,
     ) -> Result<String> {
         let metadata = required(config.metadata.clone(), "config.metadata")?;
+        super::refusals::check_sandbox(&config)?;
         if !handler.is_empty() && !self.config.handlers.contains_key(&handler) {
             return Err(Error::invalid(format!("no runtime for {handler:?} is configured")));
         }
@@ -131,10 +114,15 @@ impl Inner {
             sandbox.update(|record| record.ips = attachment.ips.iter().map(ToString::to_string).collect());
         }
         // Written last: a sandbox without this record is not one, and is cleared at the next start.
-        let written = sandbox.clone();
-        blocking(move || records::write(&written.state_dir, &written.config, &written.record()))
-            .await
-            .map_err(failed("record sandbox"))
+        let (written, hostname) = (sandbox.clone(), self.hostname(&sandbox.config));
+        blocking(move || {
+            let record = written.record();
+            let on_node = host_network(&written.config);
+            files::write_hosts(&written.state_dir, on_node, &record.ips, &hostname)?;
+            records::write(&written.state_dir, &written.config, &record)
+        })
+        .await
+        .map_err(failed("record sandbox"))
     }
 
     fn start_supervisor(&self, sandbox: &Sandbox) -> io::Result<()> {
@@ -145,10 +133,7 @@ impl Inner {
         private.create(&sandbox.run_dir)?;
         std::fs::create_dir(sandbox.state_dir.join(records::CONTAINERS))?;
         let config = &sandbox.config;
-        if let Some(text) = config.dns_config.as_ref().and_then(resolv_conf) {
-            std::fs::write(sandbox.state_dir.join("resolv.conf"), text)?;
-        }
-        std::fs::write(sandbox.state_dir.join("hostname"), format!("{}\n", self.hostname(config)))?;
+        files::write(&sandbox.state_dir, config.dns_config.as_ref(), &self.hostname(config))?;
         let options = namespace_options(config);
         let linux = config.linux.clone().unwrap_or_default();
         let setup = Setup {
@@ -304,22 +289,4 @@ pub(super) fn end_supervisor(run_dir: &Path) -> io::Result<()> {
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     ferrite_hostfs::remove_tree(path)
         .map_err(|error| io::Error::new(error.kind(), format!("remove {}: {error}", path.display())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn resolver_files() {
-        let dns = |servers: &[&str], searches: &[&str], options: &[&str]| {
-            let owned = |v: &[&str]| v.iter().map(|s| (*s).to_owned()).collect();
-            DnsConfig { servers: owned(servers), searches: owned(searches), options: owned(options) }
-        };
-        assert_eq!(resolv_conf(&dns(&[], &[], &[])), None);
-        assert_eq!(
-            resolv_conf(&dns(&["10.0.0.10", "::1"], &["a.svc", "svc"], &["ndots:5"])).as_deref(),
-            Some("search a.svc svc\nnameserver 10.0.0.10\nnameserver ::1\noptions ndots:5\n")
-        );
-    }
 }

@@ -113,6 +113,65 @@ fn network(sandbox: &Sandbox, timestamp: i64) -> Option<NetworkUsage> {
     Some(NetworkUsage { timestamp, default_interface: interfaces.first().cloned(), interfaces })
 }
 
+/// A figure of a pod's interface.
+struct InterfaceFigure {
+    name: &'static str,
+    help: &'static str,
+    read: fn(&NetworkInterfaceUsage) -> Option<UInt64Value>,
+}
+
+const INTERFACE_FIGURES: &[InterfaceFigure] = &[
+    InterfaceFigure {
+        name: "container_network_receive_bytes_total",
+        help: "Bytes received by an interface of the pod",
+        read: |interface| interface.rx_bytes,
+    },
+    InterfaceFigure {
+        name: "container_network_receive_errors_total",
+        help: "Errors while receiving on an interface of the pod",
+        read: |interface| interface.rx_errors,
+    },
+    InterfaceFigure {
+        name: "container_network_transmit_bytes_total",
+        help: "Bytes sent by an interface of the pod",
+        read: |interface| interface.tx_bytes,
+    },
+    InterfaceFigure {
+        name: "container_network_transmit_errors_total",
+        help: "Errors while sending on an interface of the pod",
+        read: |interface| interface.tx_errors,
+    },
+];
+
+/// The label of a pod's own metrics, and of its containers'.
+const INTERFACE: &str = "interface";
+const CONTAINER: &str = "container";
+const PROCESSES: &str = "container_processes";
+
+/// The metrics of a pod as a whole.
+fn pod_figures(linux: &LinuxPodSandboxStats) -> Vec<Metric> {
+    let metric = |name: &str, kind: MetricType, labels: Vec<String>, value| Metric {
+        name: name.to_owned(),
+        timestamp: sys::now(),
+        metric_type: kind.into(),
+        label_values: labels,
+        value,
+    };
+    let interfaces = linux.network.iter().flat_map(|network| &network.interfaces);
+    let mut metrics: Vec<Metric> = interfaces
+        .flat_map(|interface| {
+            INTERFACE_FIGURES.iter().filter_map(move |figure| {
+                let value = (figure.read)(interface)?;
+                Some(metric(figure.name, MetricType::Counter, vec![interface.name.clone()], Some(value)))
+            })
+        })
+        .collect();
+    if let Some(count) = linux.process.and_then(|process| process.process_count) {
+        metrics.push(metric(PROCESSES, MetricType::Gauge, Vec::new(), Some(count)));
+    }
+    metrics
+}
+
 /// A figure of [`Inner::list_metrics`]: what it is called and where it comes from.
 struct Figure {
     name: &'static str,
@@ -182,6 +241,23 @@ impl Inner {
         blocking(move || Ok(containers.iter().map(|container| measure(&cgroups, container)).collect()))
             .await
             .map_err(|error| Error::internal(format!("read statistics: {error}")))
+    }
+
+    /// What all writable layers take together.
+    pub(super) async fn layers_usage(&self) -> Result<FilesystemUsage> {
+        let containers: Vec<_> = self.index.read().containers.values().cloned().collect();
+        let mountpoint = self.config.root.display().to_string();
+        let count = move || {
+            let layers = containers.iter().map(|container| layer_usage(container));
+            let (bytes, inodes) = layers.fold((0, 0), |(b, i), layer| (b + layer.bytes, i + layer.inodes));
+            Ok(FilesystemUsage {
+                timestamp: sys::now(),
+                fs_id: Some(FilesystemIdentifier { mountpoint }),
+                used_bytes: value(bytes),
+                inodes_used: value(inodes),
+            })
+        };
+        blocking(count).await.map_err(|error| Error::internal(format!("read statistics: {error}")))
     }
 
     pub(super) async fn container_stats(&self, id: &str) -> Result<ContainerStatsResponse> {
@@ -267,12 +343,16 @@ impl Inner {
     }
 
     pub(super) fn metric_descriptors() -> ListMetricDescriptorsResponse {
-        let describe = |figure: &Figure| MetricDescriptor {
-            name: figure.name.to_owned(),
-            help: figure.help.to_owned(),
-            label_keys: vec!["container".to_owned()],
+        let describe = |name: &str, help: &str, labels: &[&str]| MetricDescriptor {
+            name: name.to_owned(),
+            help: help.to_owned(),
+            label_keys: labels.iter().map(|label| (*label).to_owned()).collect(),
         };
-        ListMetricDescriptorsResponse { descriptors: FIGURES.iter().map(describe).collect() }
+        let containers = FIGURES.iter().map(|f| describe(f.name, f.help, &[CONTAINER]));
+        let interfaces = INTERFACE_FIGURES.iter().map(|f| describe(f.name, f.help, &[INTERFACE]));
+        let processes = describe(PROCESSES, "Processes of the pod", &[]);
+        let descriptors = containers.chain(interfaces).chain([processes]).collect();
+        ListMetricDescriptorsResponse { descriptors }
     }
 
     pub(super) async fn list_metrics(&self) -> Result<ListPodSandboxMetricsResponse> {
@@ -280,7 +360,7 @@ impl Inner {
         let id_of = |stats: &ContainerStats| stats.attributes.as_ref().map(|a| a.id.clone());
         let pod_metrics = stats.into_iter().map(|pod| PodSandboxMetrics {
             pod_sandbox_id: pod.attributes.map(|attributes| attributes.id).unwrap_or_default(),
-            metrics: Vec::new(),
+            metrics: pod.linux.as_ref().map(pod_figures).unwrap_or_default(),
             container_metrics: pod
                 .linux
                 .unwrap_or_default()
@@ -312,5 +392,24 @@ mod tests {
         let numbers = [found[0].rx_bytes, found[0].rx_errors, found[0].tx_bytes, found[0].tx_errors];
         assert_eq!(numbers.map(|n| n.unwrap().value), [1234, 2, 5678, 3]);
         assert!(interfaces("garbage\n:::\n").iter().all(|i| i.rx_bytes.is_none()));
+    }
+
+    #[test]
+    fn metrics_of_a_pod_are_described() {
+        let interfaces = interfaces("eth0: 1234 10 2 0 0 0 0 0 5678 20 3 0\nnet1: 1 1 0 0 0 0 0 0 2 1 0 0\n");
+        let linux = LinuxPodSandboxStats {
+            network: Some(NetworkUsage { interfaces, ..Default::default() }),
+            process: Some(ProcessUsage { timestamp: 0, process_count: value(7) }),
+            ..Default::default()
+        };
+        let metrics = pod_figures(&linux);
+        assert_eq!(metrics.len(), 2 * INTERFACE_FIGURES.len() + 1);
+        let described = Inner::metric_descriptors().descriptors;
+        for metric in &metrics {
+            let descriptor = described.iter().find(|d| d.name == metric.name).expect("a descriptor");
+            assert_eq!(descriptor.label_keys.len(), metric.label_values.len(), "{}", metric.name);
+        }
+        let received = metrics.iter().find(|m| m.name == "container_network_receive_bytes_total").unwrap();
+        assert_eq!((received.label_values[0].as_str(), received.value.unwrap().value), ("eth0", 1234));
     }
 }

@@ -82,6 +82,7 @@ pub struct Input<'a> {
     pub shm: PathBuf,
     pub resolv_conf: Option<PathBuf>,
     pub hostname_file: Option<PathBuf>,
+    pub hosts_file: Option<PathBuf>,
     pub network_namespace: Option<PathBuf>,
     /// Whether the container gets a PID namespace of its own.
     pub own_pid: bool,

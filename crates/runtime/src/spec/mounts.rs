@@ -36,7 +36,12 @@ pub fn mounts(input: &Input<'_>, privileged: bool) -> Result<Vec<Mount>, SpecErr
         entry("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", mode]),
         entry("/dev/shm", "bind", input.shm.clone(), &["rbind", "rw"]),
     ];
-    for (path, file) in [("/etc/resolv.conf", &input.resolv_conf), ("/etc/hostname", &input.hostname_file)] {
+    let files = [
+        ("/etc/resolv.conf", &input.resolv_conf),
+        ("/etc/hostname", &input.hostname_file),
+        ("/etc/hosts", &input.hosts_file),
+    ];
+    for (path, file) in files {
         if let Some(file) = file {
             let mut options = vec!["rbind", "rprivate", "rw"];
             // The pod's root owns them, as it does what the kubelet mounts.

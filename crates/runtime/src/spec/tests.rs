@@ -12,6 +12,7 @@ fn input<'a>(config: &'a ContainerConfig, image: &'a ImageConfigView, identity: 
         shm: "/run/shm".into(),
         resolv_conf: Some("/run/resolv.conf".into()),
         hostname_file: None,
+        hosts_file: Some("/run/hosts".into()),
         network_namespace: Some("/run/netns".into()),
         own_pid: true,
         cgroup_v2: false,
@@ -78,12 +79,13 @@ fn own_mounts_replace_standard_ones_and_parents_come_first() {
             "/sys",
             "/sys/fs/cgroup",
             "/etc/resolv.conf",
+            "/etc/hosts",
             "/data",
             "/dev/shm",
             "/data/deep/er"
         ]
     );
-    assert_eq!(list[7].options().as_ref().unwrap(), &["rbind", "rprivate", "ro"]);
+    assert_eq!(list[8].options().as_ref().unwrap(), &["rbind", "rprivate", "ro"]);
     let config = ContainerConfig { mounts: vec![mount("data")], ..Default::default() };
     let error = mounts::mounts(&input(&config, &image, &identity), false).unwrap_err();
     assert_eq!(error, SpecError::MountPath("data".into()));

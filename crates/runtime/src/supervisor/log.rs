@@ -47,10 +47,11 @@ impl LineSplitter {
         }
     }
 
-    /// The stream has ended: what is left becomes the last entry.
+    /// The stream has ended: text after the last newline becomes a partial entry, so that readers add no newline
+    /// that the container did not write.
     pub fn finish(&mut self, time: &str, out: &mut Vec<u8>) {
         if !self.pending.is_empty() {
-            self.entry(time, 'F', &[], out);
+            self.entry(time, 'P', &[], out);
         }
     }
 
@@ -153,7 +154,8 @@ mod tests {
     fn lines() {
         assert_eq!(split(&[b"a\nb\n"]), "T stdout F a\nT stdout F b\n");
         assert_eq!(split(&[b"he", b"llo\n\n"]), "T stdout F hello\nT stdout F \n");
-        assert_eq!(split(&[b"no newline"]), "T stdout F no newline\n");
+        assert_eq!(split(&[b"no newline"]), "T stdout P no newline\n");
+        assert_eq!(split(&[b"a\nno newline"]), "T stdout F a\nT stdout P no newline\n");
         assert_eq!(split(&[]), "");
     }
 

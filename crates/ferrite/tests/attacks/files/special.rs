@@ -94,6 +94,86 @@ spec:
     }
 }
 
+/// How a container of upstream's conformance tests ends, and the message it must leave.
+struct LastWords {
+    script: &'static str,
+    path: &'static str,
+    policy: &'static str,
+    user: u32,
+    message: &'static str,
+}
+
+const LAST_WORDS: [LastWords; 4] = [
+    LastWords {
+        script: "echo -n DONE; exit 1",
+        path: "/dev/termination-log",
+        policy: "FallbackToLogsOnError",
+        user: 0,
+        message: "DONE",
+    },
+    LastWords {
+        script: "echo -n OK > /dev/termination-log; echo DONE",
+        path: "/dev/termination-log",
+        policy: "FallbackToLogsOnError",
+        user: 0,
+        message: "OK",
+    },
+    LastWords {
+        script: "echo -n DONE > /dev/termination-custom-log",
+        path: "/dev/termination-custom-log",
+        policy: "File",
+        user: 1000,
+        message: "DONE",
+    },
+    LastWords {
+        script: "echo -n DONE",
+        path: "/dev/termination-log",
+        policy: "FallbackToLogsOnError",
+        user: 0,
+        message: "",
+    },
+];
+
+#[test]
+fn no_termination_message_is_lost_when_many_pods_end_at_once() {
+    let world = world_with_shell();
+    let pods: Vec<(String, &LastWords)> =
+        LAST_WORDS.iter().cycle().take(52).enumerate().map(|(i, words)| (format!("p{i}"), words)).collect();
+    let manifests = pods.iter().map(|(name, words)| {
+        let LastWords { script, path, policy, user, .. } = words;
+        format!(
+            r#"---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, labels: {{app: words}}}}
+spec:
+  restartPolicy: Never
+  containers:
+  - name: c
+    image: {SHELL}
+    command: [/bin/busybox, sh, -c, '{script}']
+    terminationMessagePath: {path}
+    terminationMessagePolicy: {policy}
+    securityContext: {{runAsUser: {user}}}
+"#
+        )
+    });
+    world.create(&manifests.collect::<String>());
+    for (name, words) in &pods {
+        let ended = |p: &Value| matches!(p["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let pod = world.watch(&["pod", name], ended);
+        let message = &container_status(&pod)["state"]["terminated"]["message"];
+        assert_eq!(message.as_str().unwrap_or_default(), words.message, "{name}: {}", pod["status"]);
+    }
+    // Nothing that comes later takes a message away.
+    world.kubectl(&["label", "pod", "-l", "app=words", "seen=again"]);
+    for (name, words) in &pods {
+        let pod = world.watch(&["pod", name], |p| p["metadata"]["labels"]["seen"] == "again");
+        let message = &container_status(&pod)["state"]["terminated"]["message"];
+        assert_eq!(message.as_str().unwrap_or_default(), words.message, "{name}: {}", pod["status"]);
+    }
+}
+
 #[test]
 fn a_log_that_is_no_file_is_not_read() {
     let world = world_with_shell();

@@ -1,9 +1,12 @@
 //! What the server counts, in the format and with the names of upstream.
 
+mod access;
+mod histogram;
+mod process;
+
 use crate::encode::WatchEncoder;
 use crate::registry::{Table, stored};
 use crate::request::{Route, Verb};
-use crate::version;
 use ::http::Method;
 use ferrite_api::resource::Resource;
 use ferrite_store::{Snapshot, Usage};
@@ -14,6 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 
+pub(crate) use access::{Access, AdmissionTimes};
+use histogram::Histogram;
+
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Upstream's buckets.
@@ -21,7 +27,27 @@ const SECONDS: &[f64] = &[
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0,
     20.0, 30.0, 45.0, 60.0,
 ];
+/// The first bucket of the service level's family: it has none for faster requests.
+const SLI_FROM: f64 = 0.05;
 const ANSWER_BYTES: &[f64] = &[1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9];
+/// The server takes no larger body than the last of these.
+const BODY_BYTES: &[f64] = &{
+    let mut limits = [50_000.0; 31];
+    let mut index = 1;
+    while index < limits.len() {
+        limits[index] = limits[index - 1] + 100_000.0;
+        index += 1;
+    }
+    limits
+};
+/// Verbs with a body, by the names the family of body sizes has for them.
+const BODY_VERBS: [(&str, &str); 5] = [
+    ("DELETE", "delete"),
+    ("DELETECOLLECTION", "delete_collection"),
+    ("PATCH", "patch"),
+    ("POST", "create"),
+    ("PUT", "update"),
+];
 const EVENT_BYTES: &[f64] = &[1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131_072.0];
 
 /// What a request is, for counting. Only what is served has a resource, so there are not more kinds than that.
@@ -129,39 +155,6 @@ struct Key {
     dry_run: bool,
 }
 
-struct Histogram {
-    limits: &'static [f64],
-    counts: Vec<u64>,
-    count: u64,
-    sum: f64,
-}
-
-impl Histogram {
-    fn new(limits: &'static [f64]) -> Self {
-        Self { limits, counts: vec![0; limits.len()], count: 0, sum: 0.0 }
-    }
-
-    fn observe(&mut self, value: f64) {
-        self.count += 1;
-        self.sum += value;
-        let bucket = self.limits.partition_point(|limit| *limit < value);
-        if let Some(count) = self.counts.get_mut(bucket) {
-            *count += 1;
-        }
-    }
-
-    fn put(&self, out: &mut String, name: &str, labels: &str) {
-        let mut below = 0;
-        for (limit, count) in self.limits.iter().zip(&self.counts) {
-            below += count;
-            put(out, &format!("{name}_bucket{{{labels},le=\"{limit}\"}} {below}"));
-        }
-        put(out, &format!("{name}_bucket{{{labels},le=\"+Inf\"}} {}", self.count));
-        put(out, &format!("{name}_sum{{{labels}}} {}", self.sum));
-        put(out, &format!("{name}_count{{{labels}}} {}", self.count));
-    }
-}
-
 struct Series {
     kind: RequestKind,
     codes: BTreeMap<u16, u64>,
@@ -169,6 +162,8 @@ struct Series {
     bytes: Histogram,
     running: u64,
     terminations: BTreeMap<u16, u64>,
+    /// Bytes of the bodies that were sent with it.
+    bodies: Histogram,
 }
 
 impl Series {
@@ -180,6 +175,7 @@ impl Series {
             bytes: Histogram::new(ANSWER_BYTES),
             running: 0,
             terminations: BTreeMap::new(),
+            bodies: Histogram::new(BODY_BYTES),
         }
     }
 }
@@ -228,6 +224,7 @@ pub(crate) struct Metrics {
     series: Mutex<BTreeMap<Key, Series>>,
     watched: Mutex<BTreeMap<usize, Watched>>,
     pub handshake_errors: AtomicU64,
+    pub access: Access,
     /// Frames of changes made for watchers; without it, nobody would notice a watcher that does not share.
     pub watch_encodings: Arc<AtomicU64>,
 }
@@ -280,6 +277,7 @@ impl Metrics {
             series: Mutex::default(),
             watched: Mutex::default(),
             handshake_errors: AtomicU64::new(0),
+            access: Access::default(),
             watch_encodings: Arc::default(),
         }
     }
@@ -311,15 +309,26 @@ impl Metrics {
         }
     }
 
-    /// `bytes` is the length of the answer where it is known beforehand.
-    pub fn record(&self, kind: &RequestKind, code: u16, elapsed: Duration, bytes: Option<u64>) {
+    /// `bytes` is the length of the answer, `body` that of the request's body, where they are known beforehand.
+    pub fn record(
+        &self,
+        kind: &RequestKind,
+        code: u16,
+        elapsed: Duration,
+        bytes: Option<u64>,
+        body: Option<u64>,
+    ) {
         let mut all = lock(&self.series);
         let series = all.entry(kind.key()).or_insert_with(|| Series::new(kind));
         *series.codes.entry(code).or_default() += 1;
         if !kind.long_running {
             series.seconds.observe(elapsed.as_secs_f64());
-            if let Some(bytes) = bytes {
+            // As upstream: the sizes of what was read, not of what writes answer.
+            if let Some(bytes) = bytes.filter(|_| matches!(kind.verb, "GET" | "LIST")) {
                 series.bytes.observe(bytes as f64);
+            }
+            if let Some(body) = body.filter(|_| kind.mutating && kind.resource.is_some()) {
+                series.bodies.observe(body as f64);
             }
         }
     }
@@ -363,8 +372,9 @@ impl Metrics {
         let name = "apiserver_tls_handshake_errors_total";
         head(&mut out, name, "counter", "Connections that did not get past the TLS handshake.");
         put(&mut out, &format!("{name} {}", self.handshake_errors.load(Ordering::Relaxed)));
-        put_build(&mut out);
-        put_process(&mut out);
+        self.access.put(&mut out);
+        process::put_build(&mut out);
+        process::put_process(&mut out);
         out
     }
 
@@ -386,13 +396,14 @@ impl Metrics {
         let name = "apiserver_request_sli_duration_seconds";
         head(out, name, "histogram", "How long requests took, without what webhooks and queues took.");
         for series in counted.clone().filter(|s| s.seconds.count > 0 && !s.kind.dry_run) {
-            series.seconds.put(out, name, &series.kind.labels(false));
+            series.seconds.put_from(out, name, &series.kind.labels(false), SLI_FROM);
         }
         let name = "apiserver_response_sizes";
         head(out, name, "histogram", "Bytes of answers.");
         for series in counted.filter(|s| s.bytes.count > 0 && !s.kind.dry_run) {
             series.bytes.put(out, name, &series.kind.labels(false));
         }
+        put_bodies(out, all.values());
         let name = "apiserver_request_terminations_total";
         head(out, name, "counter", "Requests ended before they were done.");
         for series in all.values() {
@@ -422,6 +433,22 @@ impl Metrics {
         let name = "ferrite_watch_encodings_total";
         head(out, name, "counter", "Events encoded for watchers, which share what is encoded.");
         put(out, &format!("{name} {}", self.watch_encodings.load(Ordering::Relaxed)));
+    }
+}
+
+/// The sizes of bodies do not tell versions and scopes apart.
+fn put_bodies<'a>(out: &mut String, all: impl Iterator<Item = &'a Series>) {
+    let mut merged: BTreeMap<(&str, &str, &str), Histogram> = BTreeMap::new();
+    for series in all.filter(|s| s.bodies.count > 0) {
+        let Some((_, verb)) = BODY_VERBS.iter().find(|(verb, _)| *verb == series.kind.verb) else { continue };
+        let (group, _, plural) = names(series.kind.resource.as_deref());
+        let key = (group, plural, *verb);
+        merged.entry(key).or_insert_with(|| Histogram::new(BODY_BYTES)).add(&series.bodies);
+    }
+    let name = "apiserver_request_body_size_bytes";
+    head(out, name, "histogram", "Bytes of the bodies of requests.");
+    for ((group, resource, verb), bodies) in &merged {
+        bodies.put(out, name, &format!("group={group:?},resource={resource:?},verb={verb:?}"));
     }
 }
 
@@ -470,48 +497,6 @@ pub(crate) fn put_storage(out: &mut String, table: &Table, snapshot: &Snapshot, 
     put(out, &format!("{name}{{storage_cluster_id=\"etcd-0\"}} {total}"));
 }
 
-fn put_build(out: &mut String) {
-    let info = version::info();
-    let text = |key: &str| info.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
-    let labels: Vec<String> = [
-        ("build_date", "buildDate"),
-        ("compiler", "compiler"),
-        ("git_commit", "gitCommit"),
-        ("git_tree_state", "gitTreeState"),
-        ("git_version", "gitVersion"),
-        ("go_version", "goVersion"),
-        ("major", "major"),
-        ("minor", "minor"),
-        ("platform", "platform"),
-    ]
-    .iter()
-    .map(|(label, key)| format!("{label}={:?}", text(key)))
-    .collect();
-    head(out, "kubernetes_build_info", "gauge", "What this server is.");
-    put(out, &format!("kubernetes_build_info{{{}}} 1", labels.join(",")));
-}
-
-/// What the kernel knows about this process.
-fn put_process(out: &mut String) {
-    const PAGE: u64 = 4096;
-    const TICKS: f64 = 100.0;
-    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
-    // The name, in parentheses, may hold anything.
-    let Some((_, rest)) = stat.rsplit_once(") ") else { return };
-    let fields: Vec<&str> = rest.split(' ').collect();
-    let number = |index: usize| fields.get(index).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
-    head(out, "process_cpu_seconds_total", "counter", "Processor time used.");
-    put(out, &format!("process_cpu_seconds_total {}", (number(11) + number(12)) as f64 / TICKS));
-    head(out, "process_resident_memory_bytes", "gauge", "Resident memory.");
-    put(out, &format!("process_resident_memory_bytes {}", number(21) * PAGE));
-    head(out, "process_virtual_memory_bytes", "gauge", "Virtual memory.");
-    put(out, &format!("process_virtual_memory_bytes {}", number(20)));
-    if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
-        head(out, "process_open_fds", "gauge", "Open file descriptors.");
-        put(out, &format!("process_open_fds {}", open.count()));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -530,10 +515,19 @@ mod tests {
         let table = Table::new(ferrite_api::kinds::built_in());
         let metrics = Metrics::new(1, 1);
         let list = kind(&Method::GET, "/api/v1/pods?limit=5", &table);
-        metrics.record(&list, 200, Duration::from_millis(30), Some(1500));
+        metrics.record(&list, 200, Duration::from_millis(30), Some(1500), None);
+        for path in ["/api/v1/namespaces/a/pods", "/api/v1/namespaces/a/pods?dryRun=All"] {
+            let create = kind(&Method::POST, path, &table);
+            metrics.record(&create, 201, Duration::from_millis(1), Some(99), Some(60_000));
+        }
         let text = metrics.text();
         let tail = r#"group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1""#;
         let labels = format!("component=\"apiserver\",{tail}");
+        let body = |bucket: &str, count: u64| {
+            format!(
+                "apiserver_request_body_size_bytes_bucket{{group=\"\",resource=\"pods\",verb=\"create\",{bucket}}} {count}\n"
+            )
+        };
         let with_dry_run = format!("component=\"apiserver\",dry_run=\"\",{tail}");
         for line in [
             format!("apiserver_request_total{{code=\"200\",{with_dry_run}}} 1\n"),
@@ -541,8 +535,17 @@ mod tests {
             format!("{with_dry_run},le=\"0.05\"}} 1\n"),
             format!("apiserver_response_sizes_bucket{{{labels},le=\"10000\"}} 1\n"),
             format!("apiserver_response_sizes_sum{{{labels}}} 1500\n"),
+            format!("apiserver_request_sli_duration_seconds_bucket{{{labels},le=\"0.05\"}} 1\n"),
+            body("le=\"50000\"", 0),
+            body("le=\"150000\"", 2),
         ] {
             assert!(text.contains(&line), "{line} in {text}");
+        }
+        for absent in [
+            format!("apiserver_request_sli_duration_seconds_bucket{{{labels},le=\"0.025\"}}"),
+            "apiserver_response_sizes_sum{component=\"apiserver\",group=\"\",resource=\"pods\",scope=\"namespace\"".into(),
+        ] {
+            assert!(!text.contains(&absent), "{absent} in {text}");
         }
     }
 

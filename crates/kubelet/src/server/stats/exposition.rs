@@ -1,0 +1,263 @@
+//! The same figures as text for Prometheus.
+
+use super::node::node_use;
+use super::{PodFigures, PodKey, Pods, cpu_nanoseconds, number, pods, swap, working_set};
+use crate::pod::context::Context;
+use crate::server::{Answer, answer, full, text};
+use ferrite_cri::v1::{ContainerStats, NetworkInterfaceUsage, UInt64Value};
+use hyper::StatusCode;
+use std::fmt::Write;
+
+fn exposition(body: String) -> Answer {
+    answer(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", full(body))
+}
+
+/// A family: its head once, then its lines. A family without lines is not written.
+fn family(out: &mut String, name: &str, kind: &str, help: &str, lines: impl Iterator<Item = (String, f64)>) {
+    for (index, (labels, value)) in lines.enumerate() {
+        if index == 0 {
+            let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        }
+        let _ = match labels.is_empty() {
+            true => writeln!(out, "{name} {value}"),
+            false => writeln!(out, "{name}{{{labels}}} {value}"),
+        };
+    }
+}
+
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
+/// A family with a line for each container.
+fn by_container(
+    out: &mut String,
+    pods: &Pods,
+    (name, kind, help): (&str, &str, &str),
+    with_id: bool,
+    read: impl Fn(&ContainerStats) -> Option<f64>,
+) {
+    let lines = pods.iter().flat_map(|(pod, figures)| {
+        let read = &read;
+        figures.containers.iter().filter_map(move |(container, stats)| {
+            let PodKey { namespace, name, .. } = pod;
+            let id = stats.attributes.as_ref().map(|a| a.id.as_str()).unwrap_or_default();
+            let id = if with_id { format!("name=\"{id}\",") } else { String::new() };
+            let labels = format!("container=\"{container}\",{id}namespace=\"{namespace}\",pod=\"{name}\"");
+            Some((labels, read(stats)?))
+        })
+    });
+    family(out, name, kind, help, lines);
+}
+
+/// A family with a line for each pod.
+fn by_pod(
+    out: &mut String,
+    pods: &Pods,
+    (name, kind, help): (&str, &str, &str),
+    read: impl Fn(&PodFigures) -> Option<f64>,
+) {
+    let lines = pods.iter().filter_map(|(pod, figures)| {
+        Some((format!("namespace=\"{}\",pod=\"{}\"", pod.namespace, pod.name), read(figures)?))
+    });
+    family(out, name, kind, help, lines);
+}
+
+pub(in crate::server) async fn metrics(context: &Context) -> Answer {
+    let pods = pods(context).await.unwrap_or_default();
+    let containers: usize = pods.values().map(|pod| pod.containers.len()).sum();
+    let mut out = String::new();
+    let one = |labels: String, value: f64| std::iter::once((labels, value));
+    let help = "Number of pods that have a running pod sandbox";
+    family(&mut out, "kubelet_running_pods", "gauge", help, one(String::new(), pods.len() as f64));
+    let help = "Number of containers currently running";
+    let state = "container_state=\"running\"".to_owned();
+    family(&mut out, "kubelet_running_containers", "gauge", help, one(state, containers as f64));
+    let help = "The node's name. The count is always 1.";
+    let node = format!("node=\"{}\"", context.node_name);
+    family(&mut out, "kubelet_node_name", "gauge", help, one(node, 1.0));
+    exposition(out)
+}
+
+const CPU: (&str, &str, &str) =
+    ("container_cpu_usage_seconds_total", "counter", "Processor time used by the container");
+const WORKING_SET: (&str, &str, &str) = (
+    "container_memory_working_set_bytes",
+    "gauge",
+    "Memory of the container that cannot be given back easily",
+);
+
+pub(in crate::server) async fn resource_metrics(context: &Context) -> Answer {
+    match pods(context).await {
+        Ok(pods) => exposition(resource_text(&pods)),
+        Err(e) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")),
+    }
+}
+
+fn resource_text(pods: &Pods) -> String {
+    let used = node_use();
+    let mut out = String::new();
+    for (name, kind, help, value) in [
+        (
+            "node_cpu_usage_seconds_total",
+            "counter",
+            "Processor time used by the node",
+            seconds(used.cpu_nanos),
+        ),
+        (
+            "node_memory_working_set_bytes",
+            "gauge",
+            "Memory of the node that cannot be given back easily",
+            used.memory_working_set as f64,
+        ),
+        ("node_swap_usage_bytes", "gauge", "Swap used by the node", used.swap_used as f64),
+    ] {
+        family(&mut out, name, kind, help, std::iter::once((String::new(), value)));
+    }
+    let out = &mut out;
+    by_container(out, pods, CPU, false, |s| cpu_nanoseconds(s).map(seconds));
+    by_container(out, pods, WORKING_SET, false, |s| working_set(s).map(|b| b as f64));
+    let swap_usage = ("container_swap_usage_bytes", "gauge", "Swap used by the container");
+    by_container(out, pods, swap_usage, false, |s| swap(s).map(|b| b as f64));
+    let cpu = ("pod_cpu_usage_seconds_total", "counter", "Processor time used by the pod");
+    by_pod(out, pods, cpu, |p| p.cpu_nanoseconds().map(seconds));
+    let memory =
+        ("pod_memory_working_set_bytes", "gauge", "Memory of the pod that cannot be given back easily");
+    by_pod(out, pods, memory, |p| p.working_set().map(|b| b as f64));
+    by_pod(out, pods, ("pod_swap_usage_bytes", "gauge", "Swap used by the pod"), |p| {
+        p.swap().map(|b| b as f64)
+    });
+    for name in ["scrape_error", "resource_scrape_error"] {
+        // A failure is answered with an error instead of figures.
+        family(
+            out,
+            name,
+            "gauge",
+            "1 if the figures could not be read",
+            std::iter::once((String::new(), 0.0)),
+        );
+    }
+    std::mem::take(out)
+}
+
+pub(in crate::server) async fn cadvisor(context: &Context) -> Answer {
+    match pods(context).await {
+        Ok(pods) => exposition(cadvisor_text(&pods)),
+        Err(e) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")),
+    }
+}
+
+type ReadContainer = fn(&ContainerStats) -> Option<u64>;
+type ReadInterface = fn(&NetworkInterfaceUsage) -> &Option<UInt64Value>;
+
+const CONTAINERS: &[(&str, &str, ReadContainer)] = &[
+    ("container_memory_usage_bytes", "Memory in use, including the page cache", |s| {
+        number(&s.memory?.usage_bytes)
+    }),
+    ("container_memory_rss", "Anonymous memory in use", |s| number(&s.memory?.rss_bytes)),
+    ("container_memory_swap", "Swap in use", swap),
+    ("container_fs_usage_bytes", "Space taken by the writable layer", |s| {
+        number(&s.writable_layer.as_ref()?.used_bytes)
+    }),
+];
+
+const INTERFACES: &[(&str, &str, ReadInterface)] = &[
+    ("container_network_receive_bytes_total", "Bytes received", |i| &i.rx_bytes),
+    ("container_network_receive_errors_total", "Errors while receiving", |i| &i.rx_errors),
+    ("container_network_transmit_bytes_total", "Bytes sent", |i| &i.tx_bytes),
+    ("container_network_transmit_errors_total", "Errors while sending", |i| &i.tx_errors),
+];
+
+fn cadvisor_text(pods: &Pods) -> String {
+    let mut text = String::new();
+    let out = &mut text;
+    by_container(out, pods, CPU, true, |s| cpu_nanoseconds(s).map(seconds));
+    by_container(out, pods, WORKING_SET, true, |s| working_set(s).map(|b| b as f64));
+    for (name, help, read) in CONTAINERS {
+        by_container(out, pods, (name, "gauge", help), true, |s| read(s).map(|v| v as f64));
+    }
+    let processes = ("container_processes", "gauge", "Processes of the pod");
+    by_pod(
+        out,
+        pods,
+        processes,
+        |p| Some(number(&p.whole.as_ref()?.process.as_ref()?.process_count)? as f64),
+    );
+    for (name, help, read) in INTERFACES {
+        let lines = pods.iter().flat_map(|(pod, figures)| {
+            let network = figures.whole.as_ref().and_then(|w| w.network.as_ref());
+            network.into_iter().flat_map(|n| &n.interfaces).filter_map(move |interface| {
+                let labels = format!(
+                    "interface=\"{}\",namespace=\"{}\",pod=\"{}\"",
+                    interface.name, pod.namespace, pod.name
+                );
+                Some((labels, number(read(interface))? as f64))
+            })
+        });
+        family(out, name, "counter", help, lines);
+    }
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory = crate::node::meminfo_bytes(&meminfo, "MemTotal").map(|b| (String::new(), b as f64));
+    family(out, "machine_memory_bytes", "gauge", "Memory of the machine", memory.into_iter());
+    let cores = std::thread::available_parallelism().ok().map(|n| (String::new(), n.get() as f64));
+    family(out, "machine_cpu_cores", "gauge", "Processors of the machine", cores.into_iter());
+    text
+}
+
+pub(in crate::server) fn probes(context: &Context) -> Answer {
+    let mut out = String::new();
+    let counted = context.probes.counts.lines();
+    let help = "Probes of a container by their result";
+    family(&mut out, "prober_probe_total", "counter", help, counted.into_iter().map(|(l, n)| (l, n as f64)));
+    exposition(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_cri::v1::{ContainerAttributes, CpuUsage, LinuxPodSandboxStats, NetworkUsage};
+
+    fn value(value: u64) -> Option<UInt64Value> {
+        Some(UInt64Value { value })
+    }
+
+    fn figures() -> Pods {
+        let stats = ContainerStats {
+            attributes: Some(ContainerAttributes { id: "abc".into(), ..Default::default() }),
+            cpu: Some(CpuUsage { usage_core_nano_seconds: value(1_500_000_000), ..Default::default() }),
+            ..Default::default()
+        };
+        let eth0 = NetworkInterfaceUsage { name: "eth0".into(), tx_bytes: value(9), ..Default::default() };
+        let network = Some(NetworkUsage { interfaces: vec![eth0], ..Default::default() });
+        let whole = Some(LinuxPodSandboxStats { network, ..Default::default() });
+        let key = PodKey { namespace: "n".into(), name: "p".into(), uid: "u".into() };
+        Pods::from([(key, PodFigures { whole, containers: vec![("c".into(), stats)] })])
+    }
+
+    #[test]
+    fn families_of_resources() {
+        let text = resource_text(&figures());
+        for line in [
+            "container_cpu_usage_seconds_total{container=\"c\",namespace=\"n\",pod=\"p\"} 1.5\n",
+            "pod_cpu_usage_seconds_total{namespace=\"n\",pod=\"p\"} 1.5\n",
+            "# TYPE node_swap_usage_bytes gauge\n",
+            "scrape_error 0\n",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        assert!(!text.contains("memory_working_set_bytes{"), "not measured, not said: {text}");
+    }
+
+    #[test]
+    fn families_of_cadvisor() {
+        let text = cadvisor_text(&figures());
+        for line in [
+            "container_cpu_usage_seconds_total{container=\"c\",name=\"abc\",namespace=\"n\",pod=\"p\"} 1.5\n",
+            "container_network_transmit_bytes_total{interface=\"eth0\",namespace=\"n\",pod=\"p\"} 9\n",
+            "# TYPE machine_memory_bytes gauge\n",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        assert!(!text.contains("container_memory_rss"), "{text}");
+    }
+}
