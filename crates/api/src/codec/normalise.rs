@@ -17,18 +17,44 @@ use ferrite_json::{Map, Text, Value};
 /// Fields the schema does not know, and values of another shape than the schema's, are left alone: decoding
 /// has dealt with them.
 pub fn normalise(type_: TypeRef, value: &mut Value) {
-    Normaliser { stored: false }.root(type_, value);
+    Normaliser { stored: false, keeps_empty: false }.root(type_, value);
 }
 
 /// [`normalise`] for an object that goes to the store: upstream stores protobuf, which does not tell an
 /// empty list from none, so that what a client reads back as `rules: null` it may have sent as `rules: []`.
 pub fn normalise_for_storage(type_: TypeRef, value: &mut Value) {
-    Normaliser { stored: true }.root(type_, value);
+    Normaliser { stored: true, keeps_empty: false }.root(type_, value);
+}
+
+/// [`normalise_for_storage`], but lists and maps that a client has sent empty stay, as they do in the memory of
+/// upstream's server until the object is stored.
+pub fn normalise_as_sent(type_: TypeRef, value: &mut Value) {
+    Normaliser { stored: false, keeps_empty: true }.root(type_, value);
+}
+
+/// Whether [`normalise_as_sent`] keeps something that [`normalise_for_storage`] drops.
+pub fn has_empty(type_: TypeRef, value: &Value) -> bool {
+    let Value::Object(map) = value else { return false };
+    map.iter().any(|(name, value)| type_.field(name).is_some_and(|field| kind_has_empty(&field.kind, value)))
+}
+
+fn kind_has_empty(kind: &Kind, value: &Value) -> bool {
+    match (kind, value) {
+        (Kind::Struct(type_), value) => has_empty(type_, value),
+        (Kind::List(item), Value::Array(list)) => {
+            list.is_empty() || list.iter().any(|value| kind_has_empty(item, value))
+        }
+        (Kind::Map(item), Value::Object(map)) => {
+            map.is_empty() || map.values().any(|value| kind_has_empty(item, value))
+        }
+        _ => false,
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Normaliser {
     stored: bool,
+    keeps_empty: bool,
 }
 
 impl Normaliser {
@@ -59,7 +85,8 @@ impl Normaliser {
         // A zero that is written anyway needs no replacing, but for lists in the store.
         let stays = field.presence.is_pointer()
             || field.presence == Presence::Always && !self.stored
-            || is_items(type_, field);
+            || is_items(type_, field)
+            || self.keeps_empty && matches!(field.kind, Kind::List(_) | Kind::Map(_));
         !value.is_null() && (stays || !is_zero(field, value))
     }
 
@@ -138,7 +165,7 @@ fn zero(kind: &Kind) -> Value {
         Kind::Duration => "0s".into(),
         Kind::Struct(type_) => {
             let mut map = Map::new();
-            Normaliser { stored: false }.object(type_, &mut map);
+            Normaliser { stored: false, keeps_empty: false }.object(type_, &mut map);
             Value::Object(map)
         }
         _ => Value::Null,

@@ -1,6 +1,7 @@
 //! Create.
 
 use super::addresses::is_service;
+use super::checks::{self, Sent};
 use super::stored::Written;
 use super::{Registry, Write, metadata, store_status, stored};
 use crate::admission::{Attributes, Charges, Operation};
@@ -8,7 +9,6 @@ use crate::auth::{Grant, check_escalation};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
-use ferrite_api::meta_validation::validate_metadata;
 use ferrite_api::resource::Resource;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Lease, LeaseId, Op, Outcome, Txn};
@@ -117,11 +117,10 @@ impl Registry {
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
         let allocation = self.services.allocate(&view, resource, &mut object, None)?;
+        let sent = Sent::of(resource, &object);
         super::normalise(resource, &mut object);
         super::check_depth(&object)?;
-        let mut errors =
-            validate_metadata(&object, resource.is_namespaced(), |name| strategy.validate_name(name));
-        errors.extend(strategy.validate(&object));
+        let errors = sent.errors(resource, &object, |object| checks::of_new(resource, object));
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, &name, &errors));
         }

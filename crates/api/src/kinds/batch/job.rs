@@ -110,10 +110,18 @@ impl Strategy for Jobs {
                     .rendered_as(go::pod_template(&is["template"])),
             );
         }
-        for key in
-            ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"]
-        {
-            errors.extend(immutable(&is[key], &was[key], &path.child(key)));
+        for (key, layout) in [
+            ("completionMode", ""),
+            ("podFailurePolicy", "PodFailurePolicy"),
+            ("backoffLimitPerIndex", ""),
+            ("managedBy", ""),
+            ("successPolicy", "SuccessPolicy"),
+        ] {
+            let changed = immutable(&is[key], &was[key], &path.child(key));
+            errors.extend(changed.map(|error| match is[key].is_object() {
+                true => error.rendered_as(go::compact(layout, &is[key])),
+                false => error,
+            }));
         }
         errors
     }

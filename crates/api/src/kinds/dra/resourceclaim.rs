@@ -7,7 +7,7 @@ use crate::kinds::check::{IMMUTABLE, complaints};
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_subdomain, validate_annotations, validate_labels};
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 use std::collections::HashSet;
@@ -17,6 +17,10 @@ const CONSUMERS_MAX: usize = 256;
 pub(in crate::kinds) struct ResourceClaims;
 
 impl Strategy for ResourceClaims {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         default_claim(ensure_object(object, "spec"));
     }
@@ -110,6 +114,10 @@ fn validate_status(status: &Value, old: &Value) -> FieldErrors {
 pub(in crate::kinds) struct ResourceClaimTemplates;
 
 impl Strategy for ResourceClaimTemplates {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         default_claim(ensure_object(ensure_object(object, "spec"), "spec"));
     }

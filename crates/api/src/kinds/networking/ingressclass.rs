@@ -8,7 +8,7 @@ use crate::kinds::cell;
 use crate::kinds::check::{complaints, immutable};
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::dns1123_label;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::NONE;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -18,6 +18,10 @@ const CONTROLLER_MAX: usize = 250;
 pub(in crate::kinds) struct IngressClasses;
 
 impl Strategy for IngressClasses {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         if let Some(parameters) = object_mut(ensure_object(object, "spec"), "parameters") {
             default_field(parameters, "scope", "Cluster");

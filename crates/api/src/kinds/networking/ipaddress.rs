@@ -6,13 +6,17 @@ use crate::kinds::check::{IMMUTABLE, complaints, strict_ip};
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_subdomain, path_segment};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 
 pub(in crate::kinds) struct IpAddresses;
 
 impl Strategy for IpAddresses {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(object, "spec");
     }
