@@ -208,7 +208,8 @@ pub fn port_name(name: &str) -> Vec<String> {
     if name.len() > 15 {
         problems.push(max_characters(15));
     }
-    if !name.bytes().all(|b| is_lower_alnum(b) || b == b'-') {
+    // An empty name has no character that is alright.
+    if name.is_empty() || !name.bytes().all(|b| is_lower_alnum(b) || b == b'-') {
         problems.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
     }
     if !name.bytes().any(|b| b.is_ascii_lowercase()) {
@@ -453,8 +454,8 @@ const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDelet
 fn validate_finalizers(finalizers: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let names = strings(finalizers);
-    for (index, name) in names.iter().enumerate() {
-        errors.extend(validate_finalizer_name(name, &path.index(index)));
+    for name in &names {
+        errors.extend(validate_finalizer_name(name, path));
     }
     if names.contains(&"orphan") && names.contains(&"foregroundDeletion") {
         errors.push(FieldError::invalid(

@@ -60,8 +60,7 @@ impl Strategy for Namespaces {
         list(&object["spec"], "finalizers")
             .iter()
             .filter_map(Value::as_str)
-            .enumerate()
-            .flat_map(|(index, name)| validate_finalizer_name(name, &path.index(index)))
+            .flat_map(|name| validate_finalizer_name(name, &path))
             .collect()
     }
 

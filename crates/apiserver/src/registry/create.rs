@@ -116,7 +116,7 @@ impl Registry {
         // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
-        let allocation = self.services.allocate(&view, resource, &mut object, None)?;
+        let allocation = self.services.allocate(&view, resource, &mut object, None, write.options.dry_run)?;
         let sent = Sent::of(resource, &object);
         super::normalise(resource, &mut object);
         super::check_depth(&object)?;

@@ -171,7 +171,10 @@ impl Registry {
         let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
         check_escalation(&self.rbac, view, &grant)?;
         let allocation = match update.subresource {
-            None => self.services.allocate(view, resource, new, Some(old))?,
+            None => {
+                let dry_run = update.write.options.dry_run;
+                self.services.allocate(view, resource, new, Some(old), dry_run)?
+            }
             Some(_) => super::allocator::Allocation::none(),
         };
         let sent = Sent::of(resource, new);

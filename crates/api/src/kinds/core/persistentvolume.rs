@@ -318,7 +318,7 @@ fn validate_capacity(spec: &Value, path: &Path) -> FieldErrors {
         errors.push(FieldError::required(path, ""));
     }
     if capacity.is_none_or(|c| c.len() > 1 || !c.contains_key("storage")) {
-        let given = capacity.map_or(Value::Null, |c| Value::Object(c.clone()));
+        let given = spec["capacity"].clone();
         errors.push(FieldError::not_supported(path, given, &["storage"]));
     }
     for (name, amount) in amounts(spec, "capacity") {

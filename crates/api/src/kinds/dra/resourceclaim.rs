@@ -41,7 +41,6 @@ impl Strategy for ResourceClaims {
                     .rendered_as(go::compact("ResourceClaimSpec", &new["spec"])),
             );
         }
-        errors.extend(self.validate(new));
         errors
     }
 
@@ -135,14 +134,13 @@ impl Strategy for ResourceClaimTemplates {
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        let mut errors = Vec::new();
+        let mut errors = self.validate(new);
         if new["spec"] != old["spec"] {
             errors.push(
                 FieldError::invalid(&Path::new("spec"), new["spec"].clone(), IMMUTABLE)
                     .rendered_as(go::compact("ResourceClaimTemplateSpec", &new["spec"])),
             );
         }
-        errors.extend(self.validate(new));
         errors
     }
 

@@ -5,7 +5,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
     ensure_object, flag, int, list, list_mut, map, object, object_mut, present, text,
 };
-use crate::kinds::check::{complaints, immutable, named};
+use crate::kinds::check::{complaints, immutable};
 use crate::kinds::pod::validate_node_selector;
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::volume_source::validate_driver_name;
@@ -149,7 +149,7 @@ fn validate_where(spec: &Value, path: &Path) -> FieldErrors {
         .into_iter()
         .filter(|key| match *key {
             "allNodes" | "perDeviceNodeSelection" => flag(spec, key),
-            "nodeName" => spec["nodeName"].is_string(),
+            "nodeName" => !text(spec, "nodeName").is_empty(),
             _ => present(spec, key),
         })
         .collect();
@@ -167,12 +167,17 @@ fn validate_where(spec: &Value, path: &Path) -> FieldErrors {
     }
     if let Some(selector) = object(spec, "nodeSelector") {
         errors.extend(validate_node_selector(selector, &path.child("nodeSelector")));
-        if list(selector, "nodeSelectorTerms").len() > 1 {
+        if list(selector, "nodeSelectorTerms").len() != 1 {
             errors.push(FieldError::invalid(
                 &path.child("nodeSelector").child("nodeSelectorTerms"),
                 list(selector, "nodeSelectorTerms").to_vec(),
                 "must have exactly one node selector term",
             ));
+        }
+    }
+    for key in ["allNodes", "perDeviceNodeSelection"] {
+        if spec[key] == false {
+            errors.push(FieldError::invalid(&path.child(key), false, "must be either unset or set to true"));
         }
     }
     match set.len() {
@@ -191,7 +196,8 @@ fn validate_where(spec: &Value, path: &Path) -> FieldErrors {
 }
 
 fn validate_device(device: &Value, path: &Path) -> FieldErrors {
-    let mut errors = named(device, "name", path, dns1123_label);
+    let name = text(device, "name");
+    let mut errors = complaints(&path.child("name"), name, dns1123_label(name));
     let (attributes, capacity) = (map(device, "attributes"), map(device, "capacity"));
     let total = attributes.map_or(0, ferrite_json::Map::len) + capacity.map_or(0, ferrite_json::Map::len);
     if total > ATTRIBUTES_MAX {
@@ -218,15 +224,15 @@ fn validate_attribute(attribute: &Value, path: &Path) -> FieldErrors {
     let given = attribute.as_object().map_or(0, |a| a.values().filter(|v| !v.is_null()).count());
     for key in ["string", "version"] {
         let Some(value) = attribute[key].as_str() else { continue };
-        if value.len() > VALUE_MAX {
-            errors.push(FieldError::too_long(&path.child(key), VALUE_MAX));
-        }
         if key == "version" && !is_semver(value) {
             errors.push(FieldError::invalid(
                 &path.child(key),
                 value,
                 "must be a string compatible with semver.org spec 2.0.0",
             ));
+        }
+        if value.len() > VALUE_MAX {
+            errors.push(FieldError::too_long(&path.child(key), VALUE_MAX));
         }
     }
     match given {

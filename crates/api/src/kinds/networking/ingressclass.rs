@@ -76,7 +76,6 @@ fn validate_parameters(parameters: &Value, path: &Path) -> FieldErrors {
     let namespace = parameters["namespace"].as_str();
     let at = path.child("namespace");
     match (text(parameters, "scope"), namespace) {
-        ("", _) => errors.push(FieldError::required(&path.child("scope"), "")),
         ("Namespace", None) => {
             errors.push(FieldError::required(&at, "`parameters.scope` is set to 'Namespace'"));
         }

@@ -42,13 +42,13 @@ impl Strategy for IpAddresses {
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let (is, was) = (&new["spec"]["parentRef"], &old["spec"]["parentRef"]);
-        if is == was {
-            return Vec::new();
+        let mut errors = self.validate(new);
+        if is != was {
+            let shown = if is.is_object() { go::compact("ParentReference", is) } else { "null".to_owned() };
+            let path = Path::new("spec").child("parentRef");
+            errors.push(FieldError::invalid(&path, is.clone(), IMMUTABLE).rendered_as(shown));
         }
-        vec![
-            FieldError::invalid(&Path::new("spec").child("parentRef"), is.clone(), IMMUTABLE)
-                .rendered_as(go::compact("ParentReference", is)),
-        ]
+        errors
     }
 
     fn validate_name(&self, name: &str) -> Vec<String> {

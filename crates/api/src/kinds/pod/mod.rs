@@ -7,6 +7,7 @@ mod env;
 mod handlers;
 mod mounts;
 mod os;
+mod overlaps;
 mod print;
 pub mod resources;
 mod scheduling;
