@@ -455,7 +455,7 @@ fn validate_finalizers(finalizers: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let names = strings(finalizers);
     for name in &names {
-        errors.extend(validate_finalizer_name(name, path));
+        errors.extend(qualified_name(name).into_iter().map(|p| FieldError::invalid(path, *name, p)));
     }
     if names.contains(&"orphan") && names.contains(&"foregroundDeletion") {
         errors.push(FieldError::invalid(
@@ -464,20 +464,25 @@ fn validate_finalizers(finalizers: &Value, path: &Path) -> FieldErrors {
             "finalizer orphan and foregroundDeletion cannot be both set",
         ));
     }
+    // As upstream: only this complaint says which of them.
+    for (index, name) in names.iter().enumerate() {
+        errors.extend(unknown_finalizer(name, &path.index(index)));
+    }
     errors
+}
+
+/// A finalizer is one of the standard ones, or has a domain.
+fn unknown_finalizer(name: &str, path: &Path) -> Option<FieldError> {
+    (!name.contains('/') && !STANDARD_FINALIZERS.contains(&name)).then(|| {
+        FieldError::invalid(path, name, "name is neither a standard finalizer name nor is it fully qualified")
+    })
 }
 
 /// Validates one finalizer: a qualified name, with a prefix unless it is one of upstream's own.
 pub fn validate_finalizer_name(name: &str, path: &Path) -> FieldErrors {
     let mut errors: FieldErrors =
         qualified_name(name).into_iter().map(|p| FieldError::invalid(path, name, p)).collect();
-    if !name.contains('/') && !STANDARD_FINALIZERS.contains(&name) {
-        errors.push(FieldError::invalid(
-            path,
-            name,
-            "name is neither a standard finalizer name nor is it fully qualified",
-        ));
-    }
+    errors.extend(unknown_finalizer(name, path));
     errors
 }
 

@@ -32,22 +32,63 @@ pub fn normalise_as_sent(type_: TypeRef, value: &mut Value) {
     Normaliser { stored: false, keeps_empty: true }.root(type_, value);
 }
 
-/// Whether [`normalise_as_sent`] keeps something that [`normalise_for_storage`] drops.
-pub fn has_empty(type_: TypeRef, value: &Value) -> bool {
-    let Value::Object(map) = value else { return false };
-    map.iter().any(|(name, value)| type_.field(name).is_some_and(|field| kind_has_empty(&field.kind, value)))
+/// Where a list or map is empty that other forms than [`normalise_as_sent`] may leave out, and which of both.
+pub fn empty_places(type_: TypeRef, value: &Value) -> Vec<(Vec<Step>, Value)> {
+    let mut search = Search { at: Vec::new(), found: Vec::new() };
+    search.object(type_, value);
+    search.found
 }
 
-fn kind_has_empty(kind: &Kind, value: &Value) -> bool {
-    match (kind, value) {
-        (Kind::Struct(type_), value) => has_empty(type_, value),
-        (Kind::List(item), Value::Array(list)) => {
-            list.is_empty() || list.iter().any(|value| kind_has_empty(item, value))
+/// A step down into a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    Key(Text),
+    Index(usize),
+}
+
+struct Search {
+    at: Vec<Step>,
+    found: Vec<(Vec<Step>, Value)>,
+}
+
+impl Search {
+    fn object(&mut self, type_: TypeRef, value: &Value) {
+        for (name, value) in value.as_object().into_iter().flatten() {
+            let Some(field) = type_.field(name) else { continue };
+            if !matches!(field.kind, Kind::Struct(_) | Kind::List(_) | Kind::Map(_)) {
+                continue;
+            }
+            self.at.push(Step::Key(Text::const_new(field.name)));
+            self.value(&field.kind, value);
+            self.at.pop();
         }
-        (Kind::Map(item), Value::Object(map)) => {
-            map.is_empty() || map.values().any(|value| kind_has_empty(item, value))
+    }
+
+    fn value(&mut self, kind: &Kind, value: &Value) {
+        match (kind, value) {
+            (Kind::Struct(type_), value) => self.object(type_, value),
+            (Kind::List(_), Value::Array(list)) if list.is_empty() => {
+                self.found.push((self.at.clone(), value.clone()));
+            }
+            (Kind::Map(_), Value::Object(map)) if map.is_empty() => {
+                self.found.push((self.at.clone(), value.clone()));
+            }
+            (Kind::List(item), Value::Array(list)) => {
+                for (index, value) in list.iter().enumerate() {
+                    self.at.push(Step::Index(index));
+                    self.value(item, value);
+                    self.at.pop();
+                }
+            }
+            (Kind::Map(item @ (Kind::Struct(_) | Kind::List(_) | Kind::Map(_))), Value::Object(map)) => {
+                for (key, value) in map {
+                    self.at.push(Step::Key(key.clone()));
+                    self.value(item, value);
+                    self.at.pop();
+                }
+            }
+            _ => {}
         }
-        _ => false,
     }
 }
 

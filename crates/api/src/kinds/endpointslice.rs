@@ -1,9 +1,7 @@
 //! EndpointSlices.
 
 use super::access::{default_field, ensure_object, list, list_mut, map, strings, text};
-use super::check::{
-    IMMUTABLE, PROTOCOLS, complaints, endpoint_address, ip, ip_warning, one_of,
-};
+use super::check::{IMMUTABLE, PROTOCOLS, complaints, endpoint_address, ip, ip_warning, one_of};
 use super::endpoints::first_few;
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};

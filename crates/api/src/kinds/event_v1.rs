@@ -1,8 +1,8 @@
 //! Events of `events.k8s.io`: the stored fields of the core group's under newer names, and stricter rules.
 
 use super::access::{default_field, ensure_object, present, remove, text};
-use super::event::{self, Events};
 use super::check::IMMUTABLE;
+use super::event::{self, Events};
 use super::go;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_subdomain, validate_metadata, validate_metadata_update};
@@ -131,7 +131,7 @@ impl Strategy for EventsV1 {
         }
         for (key, layout) in STATED {
             let (is, was) = (&new[key], &old[key]);
-            if is == was || (empty(is) && empty(was)) {
+            if is == was || (key != "related" && empty(is) && empty(was)) {
                 continue;
             }
             let path = Path::new(if key == "reportingComponent" { "reportingController" } else { key });
@@ -139,7 +139,13 @@ impl Strategy for EventsV1 {
             let shown = match key {
                 "related" if is.is_null() => is.clone(),
                 "count" => is.as_i64().unwrap_or(0).into(),
-                _ if is.is_null() && layout.is_empty() && !key.ends_with("Time") && !key.ends_with("stamp") => "".into(),
+                _ if is.is_null()
+                    && layout.is_empty()
+                    && !key.ends_with("Time")
+                    && !key.ends_with("stamp") =>
+                {
+                    "".into()
+                }
                 _ => is.clone(),
             };
             let error = FieldError::invalid(&path, shown, IMMUTABLE);

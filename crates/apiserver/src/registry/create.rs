@@ -81,6 +81,7 @@ impl Registry {
             ));
         }
         let versioned = meta::str(&object, "resourceVersion").parse().is_ok_and(|version: u64| version != 0);
+        let sent = Sent::take(resource, &mut object);
         strategy.default(&mut object);
         metadata::stamp_new(resource, &mut object, write.namespace, now);
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_GIVEN);
@@ -117,10 +118,9 @@ impl Registry {
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
         let allocation = self.services.allocate(&view, resource, &mut object, None, write.options.dry_run)?;
-        let sent = Sent::of(resource, &object);
         super::normalise(resource, &mut object);
         super::check_depth(&object)?;
-        let errors = sent.errors(resource, &object, |object| checks::of_new(resource, object));
+        let errors = sent.errors(&object, |object| checks::of_new(resource, object));
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, &name, &errors));
         }

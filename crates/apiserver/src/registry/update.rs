@@ -143,6 +143,7 @@ impl Registry {
         let resource = update.write.resource;
         let strategy = &resource.strategy;
         let now = Timestamp::now();
+        let sent = Sent::take(resource, new);
         strategy.default(new);
         metadata::keep_identity(new, old);
         let warnings = &update.write.options.warnings;
@@ -177,7 +178,6 @@ impl Registry {
             }
             Some(_) => super::allocator::Allocation::none(),
         };
-        let sent = Sent::of(resource, new);
         super::normalise(resource, new);
         super::check_depth(new)?;
         // As upstream: status says nothing about what is wanted, and where a pod runs is not the client's wish.
@@ -185,7 +185,7 @@ impl Registry {
             metadata::bump_generation(resource, new, old);
         }
         let change = |new: &Value| checks::of_change(resource, update.subresource, new, old);
-        let errors = sent.errors(resource, new, change);
+        let errors = sent.errors(new, change);
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, update.name, &errors));
         }

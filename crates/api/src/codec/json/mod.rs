@@ -339,10 +339,9 @@ impl<'a> Decoder<'a> {
             Kind::Int32 => text.parse::<i32>().map_err(|_| wrong())?.into(),
             Kind::Int64 => text.parse::<i64>().map_err(|_| wrong())?.into(),
             Kind::Double => double(text.parse().map_err(|_| wrong())?).ok_or_else(wrong)?,
-            Kind::IntOrString => text
-                .parse::<i32>()
-                .map_err(|_| self.mismatch(format!("number {text}"), "int32"))?
-                .into(),
+            Kind::IntOrString => {
+                text.parse::<i32>().map_err(|_| self.mismatch(format!("number {text}"), "int32"))?.into()
+            }
             Kind::Quantity => Value::String(scalar::canonical_quantity(text)?),
             _ => return Err(wrong()),
         })

@@ -199,7 +199,10 @@ fn validate_rolling_update(rolling: &Value, path: &Path) -> FieldErrors {
     }
     // A text that is neither a share nor a number counts as nothing.
     let set = |key: &str| match &rolling[key] {
-        Value::String(text) => percent(text).or_else(|| text.parse().ok()).unwrap_or(0) != 0,
+        Value::String(text) => match percent(text) {
+            Some(share) => share != 0,
+            None => text.parse::<i64>().is_ok_and(|number| number != 0),
+        },
         number => number.as_i64().unwrap_or(0) != 0,
     };
     match (set("maxUnavailable"), set("maxSurge")) {

@@ -30,8 +30,7 @@ pub(super) fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path) -> F
         ));
     }
     match max {
-        0 => errors
-            .push(FieldError::required(&path.child("maxReplicas"), "must be set and greater than 0")),
+        0 => errors.push(FieldError::required(&path.child("maxReplicas"), "must be set and greater than 0")),
         ..0 => errors.push(FieldError::invalid(
             &path.child("maxReplicas"),
             max,

@@ -95,7 +95,9 @@ impl Strategy for PersistentVolumes {
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        // As upstream: the volume is looked at as a new one, and again as one that changes.
         let mut errors = self.validate(new);
+        errors.extend_from_within(..);
         let (is, was) = (&new["spec"], &old["spec"]);
         let sources = |spec: &Value| -> Value {
             SOURCES.iter().filter_map(|kind| Some((*kind, object(spec, kind)?.clone()))).collect()

@@ -65,7 +65,8 @@ pub(super) fn validate_claim(spec: &Value, path: &Path) -> FieldErrors {
     for (index, constraint) in constraints.iter().enumerate() {
         let path = path.child("constraints").index(index);
         errors.extend(validate_request_names(constraint, &known, &path));
-        let given = ["matchAttribute", "distinctAttribute"].into_iter().find(|key| constraint[*key].is_string());
+        let given =
+            ["matchAttribute", "distinctAttribute"].into_iter().find(|key| constraint[*key].is_string());
         match given {
             Some(key) => errors.extend(validate_attribute_name(text(constraint, key), true, &path.child(key))),
             None => errors.push(FieldError::required(

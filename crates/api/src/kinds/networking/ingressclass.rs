@@ -45,7 +45,9 @@ impl Strategy for IngressClasses {
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let path = Path::new("spec").child("controller");
         let mut errors: FieldErrors =
-            immutable(&new["spec"]["controller"], &old["spec"]["controller"], &path).into_iter().collect();
+            immutable(&text(&new["spec"], "controller").into(), &old["spec"]["controller"], &path)
+                .into_iter()
+                .collect();
         errors.extend(self.validate(new));
         errors
     }

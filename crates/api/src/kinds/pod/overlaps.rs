@@ -111,7 +111,10 @@ mod tests {
     #[test]
     fn files_in_each_others_way() {
         for (volume, expected) in [
-            (json!({"name": "v", "configMap": {"name": "c", "items": [{"path": "a"}, {"path": "b"}]}}), vec![]),
+            (
+                json!({"name": "v", "configMap": {"name": "c", "items": [{"path": "a"}, {"path": "b"}]}}),
+                vec![],
+            ),
             (
                 json!({"name": "v", "configMap": {"name": "c", "items": [{"path": "a/b"}, {"path": "a/"}]}}),
                 vec![r#"volume "v" (ConfigMap "c"): overlapping paths: "a" with "a/b""#],

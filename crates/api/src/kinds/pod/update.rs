@@ -126,7 +126,8 @@ fn validate_gated(new: &Value, old: &Value, path: &Path) -> FieldErrors {
     let (is, was) = (terms(new), terms(old));
     let path = path.child("affinity").child("nodeAffinity").child(TERMS).child("nodeSelectorTerms");
     if !was.is_empty() && was.len() != is.len() {
-        let shown = go::compact_list("NodeSelectorTerm", &is);
+        let given = new["affinity"]["nodeAffinity"][TERMS]["nodeSelectorTerms"].is_array();
+        let shown = if given { go::compact_list("NodeSelectorTerm", &is) } else { "null".to_owned() };
         errors.push(
             FieldError::invalid(
                 &path,
