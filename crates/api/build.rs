@@ -22,6 +22,8 @@ struct Field<'a> {
     merge_key: &'a str,
     default: &'a str,
     declared: usize,
+    go: &'a str,
+    embedded: &'a str,
 }
 
 struct Type<'a> {
@@ -33,11 +35,14 @@ struct Type<'a> {
 
 fn main() {
     const SOURCE: &str = "schema/types.tsv";
+    const GO: &str = "schema/go.tsv";
     println!("cargo:rerun-if-changed={SOURCE}");
+    println!("cargo:rerun-if-changed={GO}");
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=src/schema/slots.rs");
     let text = fs::read_to_string(SOURCE).expect("the schema table is part of the crate");
-    let types = parse(&text);
+    let go = fs::read_to_string(GO).expect("the table of Go's types is part of the crate");
+    let types = parse(&text, &go_types(&go));
     let index: HashMap<&str, usize> = types.iter().enumerate().map(|(i, t)| (t.name, i)).collect();
 
     let mut out = String::new();
@@ -54,7 +59,19 @@ fn main() {
     fs::write(target, out).expect("OUT_DIR is writable");
 }
 
-fn parse(text: &str) -> Vec<Type<'_>> {
+/// What `schema/go.tsv` says: the Go type and the embedded structs of a field, empty where there is nothing to say.
+fn go_types(text: &str) -> HashMap<(&str, &str), (&str, &str)> {
+    let told = |text| if text == "-" { "" } else { text };
+    text.lines()
+        .filter(|l| !l.starts_with('#'))
+        .map(|line| match line.split('\t').collect::<Vec<_>>().as_slice() {
+            [type_, field, go, embedded] => ((*type_, *field), (told(*go), told(*embedded))),
+            _ => panic!("schema/go.tsv: unexpected line {line:?}"),
+        })
+        .collect()
+}
+
+fn parse<'a>(text: &'a str, go_types: &HashMap<(&str, &str), (&'a str, &'a str)>) -> Vec<Type<'a>> {
     let mut types: Vec<Type> = Vec::new();
     for line in text.lines().filter(|l| !l.starts_with('#')) {
         let columns: Vec<&str> = line.split('\t').collect();
@@ -68,6 +85,7 @@ fn parse(text: &str) -> Vec<Type<'_>> {
             [name, path, type_, presence, list, keys, patch, merge_key, default] => {
                 let owner = types.last_mut().expect("a type line comes first");
                 let declared = owner.fields.len();
+                let (go, embedded) = go_types.get(&(owner.name, *name)).copied().unwrap_or_default();
                 owner.fields.push(Field {
                     name,
                     path,
@@ -79,6 +97,8 @@ fn parse(text: &str) -> Vec<Type<'_>> {
                     merge_key,
                     default,
                     declared,
+                    go,
+                    embedded,
                 });
             }
             _ => panic!("schema/types.tsv: unexpected line {line:?}"),
@@ -157,7 +177,7 @@ fn emit_type(out: &mut String, number: usize, type_: &Type, index: &HashMap<&str
             out,
             "Field {{ name: {:?}, key: {:?}, kind: {}, presence: Presence::{presence}, required: {required}, merge: \
              Merge::{merge}, keys: &{keys:?}, patch: Patch {{ merge: {}, replace: {}, retain_keys: {}, \
-             merge_key: {:?} }}, default: {:?}, declared: {} }},",
+             merge_key: {:?} }}, default: {:?}, declared: {}, go: {:?}, embedded: {:?} }},",
             field.name,
             format!("f:{}", field.name),
             kind(field.type_, index),
@@ -167,6 +187,8 @@ fn emit_type(out: &mut String, number: usize, type_: &Type, index: &HashMap<&str
             field.merge_key,
             field.default,
             field.declared,
+            field.go,
+            field.embedded,
         );
     }
     out.push_str("];\n");

@@ -208,7 +208,8 @@ pub fn port_name(name: &str) -> Vec<String> {
     if name.len() > 15 {
         problems.push(max_characters(15));
     }
-    if !name.bytes().all(|b| is_lower_alnum(b) || b == b'-') {
+    // An empty name has no character that is alright.
+    if name.is_empty() || !name.bytes().all(|b| is_lower_alnum(b) || b == b'-') {
         problems.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
     }
     if !name.bytes().any(|b| b.is_ascii_lowercase()) {
@@ -453,8 +454,8 @@ const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDelet
 fn validate_finalizers(finalizers: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let names = strings(finalizers);
-    for (index, name) in names.iter().enumerate() {
-        errors.extend(validate_finalizer_name(name, &path.index(index)));
+    for name in &names {
+        errors.extend(qualified_name(name).into_iter().map(|p| FieldError::invalid(path, *name, p)));
     }
     if names.contains(&"orphan") && names.contains(&"foregroundDeletion") {
         errors.push(FieldError::invalid(
@@ -463,20 +464,25 @@ fn validate_finalizers(finalizers: &Value, path: &Path) -> FieldErrors {
             "finalizer orphan and foregroundDeletion cannot be both set",
         ));
     }
+    // As upstream: only this complaint says which of them.
+    for (index, name) in names.iter().enumerate() {
+        errors.extend(unknown_finalizer(name, &path.index(index)));
+    }
     errors
+}
+
+/// A finalizer is one of the standard ones, or has a domain.
+fn unknown_finalizer(name: &str, path: &Path) -> Option<FieldError> {
+    (!name.contains('/') && !STANDARD_FINALIZERS.contains(&name)).then(|| {
+        FieldError::invalid(path, name, "name is neither a standard finalizer name nor is it fully qualified")
+    })
 }
 
 /// Validates one finalizer: a qualified name, with a prefix unless it is one of upstream's own.
 pub fn validate_finalizer_name(name: &str, path: &Path) -> FieldErrors {
     let mut errors: FieldErrors =
         qualified_name(name).into_iter().map(|p| FieldError::invalid(path, name, p)).collect();
-    if !name.contains('/') && !STANDARD_FINALIZERS.contains(&name) {
-        errors.push(FieldError::invalid(
-            path,
-            name,
-            "name is neither a standard finalizer name nor is it fully qualified",
-        ));
-    }
+    errors.extend(unknown_finalizer(name, path));
     errors
 }
 

@@ -29,8 +29,6 @@ pub enum Format {
 pub enum QuantityError {
     #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
     Format,
-    #[error("unable to parse numeric part of quantity")]
-    Numeric,
     #[error("unable to parse quantity's suffix")]
     Suffix,
 }
@@ -53,16 +51,21 @@ impl Quantity {
             Some(_) => (false, text),
             None => return Err(QuantityError::Format),
         };
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-        let (number, suffix) = rest.split_at(end);
-        if number.is_empty() || !suffix_is_plausible(suffix) {
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (whole, below) = rest.split_at(end);
+        let (fraction, suffix) = match below.strip_prefix('.') {
+            None => (None, below),
+            Some(below) => {
+                let end = below.find(|c: char| !c.is_ascii_digit()).unwrap_or(below.len());
+                (Some(&below[..end]), &below[end..])
+            }
+        };
+        if !suffix_is_plausible(suffix) {
             return Err(QuantityError::Format);
         }
         let (scale, format) = Scale::parse(suffix).ok_or(QuantityError::Suffix)?;
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
-            return Err(QuantityError::Numeric);
-        }
+        // A number without digits is zero, as it is upstream.
+        let fraction = fraction.unwrap_or_default();
         let magnitude = match scale {
             Scale::Ten(exponent) => decimal_nanos(whole, fraction, exponent),
             Scale::Two(shift) => binary_nanos(whole, fraction, shift),
@@ -415,16 +418,24 @@ mod tests {
     }
 
     #[test]
+    fn a_number_without_digits_is_zero() {
+        for input in ["-", "+", ".", "-.", "Mi", ".Mi", "e3"] {
+            assert!(Quantity::parse(input).unwrap().is_zero(), "{input:?}");
+        }
+    }
+
+    #[test]
     fn what_is_not_a_quantity() {
         for (input, error) in [
             ("", QuantityError::Format),
             ("x", QuantityError::Format),
-            ("-", QuantityError::Format),
             ("1 ", QuantityError::Format),
             ("1x", QuantityError::Format),
             ("1e3x", QuantityError::Format),
-            ("1.2.3", QuantityError::Numeric),
-            (".", QuantityError::Numeric),
+            ("1.2.3", QuantityError::Format),
+            ("..", QuantityError::Format),
+            ("i", QuantityError::Suffix),
+            ("+-1", QuantityError::Suffix),
             ("1kk", QuantityError::Suffix),
             ("1K", QuantityError::Suffix),
             ("1mi", QuantityError::Suffix),

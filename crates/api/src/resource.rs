@@ -153,6 +153,17 @@ pub enum StatusUse {
     Alone,
 }
 
+/// What a kind's own validation looks at in the metadata of an update: clients are told once by each who looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetadataUse {
+    /// Nothing, and of a new object neither: the server alone looks, after the kind.
+    Nothing,
+    /// The change.
+    Change,
+    /// The change, and the metadata as that of a new object.
+    Everything,
+}
+
 /// How a kind differs from others. All methods work on the versioned object as JSON.
 pub trait Strategy: Send + Sync + 'static {
     /// Fills defaults. Runs on every object that is decoded or read, so it must be idempotent.
@@ -206,6 +217,11 @@ pub trait Strategy: Send + Sync + 'static {
     /// Validates the change from `old` to `new`; includes what [`Strategy::validate`] checks.
     fn validate_update(&self, new: &Value, _old: &Value) -> FieldErrors {
         self.validate(new)
+    }
+
+    /// How upstream's validation of the kind looks at metadata, beside what the server does for every kind.
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Change
     }
 
     fn validate_status_update(&self, _new: &Value, _old: &Value) -> FieldErrors {

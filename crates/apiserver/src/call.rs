@@ -221,7 +221,7 @@ fn finish(type_: TypeRef, expected: &Gvk, given: Given, mut decoded: Decoded) ->
             expected.api_version()
         )));
     }
-    ferrite_api::codec::normalise(type_, &mut decoded.value);
+    ferrite_api::codec::normalise_as_sent(type_, &mut decoded.value);
     decoded.value["kind"] = expected.kind.clone().into();
     decoded.value["apiVersion"] = expected.api_version().into();
     Ok(decoded)

@@ -80,7 +80,7 @@ impl Kind {
         }
         let mut decoded = codec::json::conform(type_, &patched)
             .map_err(|e| refused(if self == Self::Strategic { e.unstructured() } else { e.to_string() }))?;
-        ferrite_api::codec::normalise(type_, &mut decoded.value);
+        ferrite_api::codec::normalise_as_sent(type_, &mut decoded.value);
         decoded.value["kind"] = gvk.kind.clone().into();
         decoded.value["apiVersion"] = gvk.api_version().into();
         Ok(decoded)

@@ -14,7 +14,7 @@ mod time;
 pub mod yaml;
 
 pub use error::DecodeError;
-pub use normalise::{normalise, normalise_for_storage};
+pub use normalise::{Step, empty_places, normalise, normalise_as_sent, normalise_for_storage};
 
 use ferrite_json::Value;
 

@@ -17,18 +17,85 @@ use ferrite_json::{Map, Text, Value};
 /// Fields the schema does not know, and values of another shape than the schema's, are left alone: decoding
 /// has dealt with them.
 pub fn normalise(type_: TypeRef, value: &mut Value) {
-    Normaliser { stored: false }.root(type_, value);
+    Normaliser { stored: false, keeps_empty: false }.root(type_, value);
 }
 
 /// [`normalise`] for an object that goes to the store: upstream stores protobuf, which does not tell an
 /// empty list from none, so that what a client reads back as `rules: null` it may have sent as `rules: []`.
 pub fn normalise_for_storage(type_: TypeRef, value: &mut Value) {
-    Normaliser { stored: true }.root(type_, value);
+    Normaliser { stored: true, keeps_empty: false }.root(type_, value);
+}
+
+/// [`normalise_for_storage`], but lists and maps that a client has sent empty stay, as they do in the memory of
+/// upstream's server until the object is stored.
+pub fn normalise_as_sent(type_: TypeRef, value: &mut Value) {
+    Normaliser { stored: false, keeps_empty: true }.root(type_, value);
+}
+
+/// Where a list or map is empty that other forms than [`normalise_as_sent`] may leave out, and which of both.
+pub fn empty_places(type_: TypeRef, value: &Value) -> Vec<(Vec<Step>, Value)> {
+    let mut search = Search { at: Vec::new(), found: Vec::new() };
+    search.object(type_, value);
+    search.found
+}
+
+/// A step down into a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    Key(Text),
+    Index(usize),
+}
+
+struct Search {
+    at: Vec<Step>,
+    found: Vec<(Vec<Step>, Value)>,
+}
+
+impl Search {
+    fn object(&mut self, type_: TypeRef, value: &Value) {
+        for (name, value) in value.as_object().into_iter().flatten() {
+            let Some(field) = type_.field(name) else { continue };
+            if !matches!(field.kind, Kind::Struct(_) | Kind::List(_) | Kind::Map(_)) {
+                continue;
+            }
+            self.at.push(Step::Key(Text::const_new(field.name)));
+            self.value(&field.kind, value);
+            self.at.pop();
+        }
+    }
+
+    fn value(&mut self, kind: &Kind, value: &Value) {
+        match (kind, value) {
+            (Kind::Struct(type_), value) => self.object(type_, value),
+            (Kind::List(_), Value::Array(list)) if list.is_empty() => {
+                self.found.push((self.at.clone(), value.clone()));
+            }
+            (Kind::Map(_), Value::Object(map)) if map.is_empty() => {
+                self.found.push((self.at.clone(), value.clone()));
+            }
+            (Kind::List(item), Value::Array(list)) => {
+                for (index, value) in list.iter().enumerate() {
+                    self.at.push(Step::Index(index));
+                    self.value(item, value);
+                    self.at.pop();
+                }
+            }
+            (Kind::Map(item @ (Kind::Struct(_) | Kind::List(_) | Kind::Map(_))), Value::Object(map)) => {
+                for (key, value) in map {
+                    self.at.push(Step::Key(key.clone()));
+                    self.value(item, value);
+                    self.at.pop();
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
 struct Normaliser {
     stored: bool,
+    keeps_empty: bool,
 }
 
 impl Normaliser {
@@ -59,7 +126,8 @@ impl Normaliser {
         // A zero that is written anyway needs no replacing, but for lists in the store.
         let stays = field.presence.is_pointer()
             || field.presence == Presence::Always && !self.stored
-            || is_items(type_, field);
+            || is_items(type_, field)
+            || self.keeps_empty && matches!(field.kind, Kind::List(_) | Kind::Map(_));
         !value.is_null() && (stays || !is_zero(field, value))
     }
 
@@ -138,7 +206,7 @@ fn zero(kind: &Kind) -> Value {
         Kind::Duration => "0s".into(),
         Kind::Struct(type_) => {
             let mut map = Map::new();
-            Normaliser { stored: false }.object(type_, &mut map);
+            Normaliser { stored: false, keeps_empty: false }.object(type_, &mut map);
             Value::Object(map)
         }
         _ => Value::Null,

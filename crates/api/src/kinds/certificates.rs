@@ -9,7 +9,7 @@ use super::cell;
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, dns1123_subdomain};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::{NONE, duration};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -52,6 +52,10 @@ pub const USAGES: &[&str] = &[
 pub(super) struct CertificateSigningRequests;
 
 impl Strategy for CertificateSigningRequests {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(object, "spec");
     }

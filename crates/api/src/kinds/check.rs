@@ -5,7 +5,6 @@ pub use crate::cidr::Cidr;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{label_value, port_name, port_number, qualified_name};
 use ferrite_json::Value;
-use std::collections::HashSet;
 use std::net::IpAddr;
 
 pub const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
@@ -129,20 +128,6 @@ pub fn endpoint_address(address: IpAddr, value: &str, path: &Path) -> FieldError
         complain("may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)");
     }
     errors
-}
-
-/// Names that occur a second time.
-pub fn duplicates<'a>(items: &'a [Value], key: &str, path: &Path) -> FieldErrors {
-    let mut seen: HashSet<&'a str> = HashSet::new();
-    items
-        .iter()
-        .enumerate()
-        .filter_map(|(index, item)| {
-            let name = text(item, key);
-            (!name.is_empty() && !seen.insert(name))
-                .then(|| FieldError::duplicate(&path.index(index).child(key), name))
-        })
-        .collect()
 }
 
 /// Conditions on labels and fields of nodes. Values that no label has do no harm where they are only preferred.

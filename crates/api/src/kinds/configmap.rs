@@ -4,7 +4,7 @@ use super::access::{flag, map};
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::config_map_key;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::age;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -15,6 +15,10 @@ pub(super) const DATA_MAX: usize = 1024 * 1024;
 pub(super) struct ConfigMaps;
 
 impl Strategy for ConfigMaps {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn validate(&self, object: &Value) -> FieldErrors {
         let mut errors = Vec::new();
         let binary = map(object, "binaryData");

@@ -1,9 +1,7 @@
 //! EndpointSlices.
 
 use super::access::{default_field, ensure_object, list, list_mut, map, strings, text};
-use super::check::{
-    IMMUTABLE, PROTOCOLS, complaints, duplicates, endpoint_address, ip, ip_warning, one_of, port,
-};
+use super::check::{IMMUTABLE, PROTOCOLS, complaints, endpoint_address, ip, ip_warning, one_of};
 use super::endpoints::first_few;
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
@@ -103,6 +101,7 @@ const ENDPOINTS_MAX: usize = 1000;
 const ADDRESSES_MAX: usize = 100;
 const PORTS_MAX: usize = 20_000;
 const ZONES_MAX: usize = 8;
+const NODES_MAX: usize = 8;
 
 fn validate_endpoints(endpoints: &[Value], kind: &str, path: &Path) -> FieldErrors {
     if endpoints.len() > ENDPOINTS_MAX {
@@ -137,8 +136,30 @@ fn validate_endpoints(endpoints: &[Value], kind: &str, path: &Path) -> FieldErro
         let zones_path = path.child("hints").child("forZones");
         if zones.len() > ZONES_MAX {
             errors.push(FieldError::too_many(&zones_path, zones.len(), ZONES_MAX));
+            continue;
         }
-        errors.extend(duplicates(zones, "name", &zones_path));
+        let nodes = list(&endpoint["hints"], "forNodes");
+        let nodes_path = path.child("hints").child("forNodes");
+        errors.extend(validate_hints(zones, &zones_path, label_value));
+        if nodes.len() > NODES_MAX {
+            errors.push(FieldError::too_many(&nodes_path, nodes.len(), NODES_MAX));
+        } else {
+            errors.extend(validate_hints(nodes, &nodes_path, dns1123_subdomain));
+        }
+    }
+    errors
+}
+
+/// The zones or nodes for whose clients an endpoint is.
+fn validate_hints(hints: &[Value], path: &Path, check: impl Fn(&str) -> Vec<String>) -> FieldErrors {
+    let mut errors = Vec::new();
+    let mut names = HashSet::new();
+    for (index, hint) in hints.iter().enumerate() {
+        let (path, name) = (path.index(index).child("name"), text(hint, "name"));
+        if !names.insert(name) {
+            errors.push(FieldError::duplicate(&path, name));
+        }
+        errors.extend(complaints(&path, name, check(name)));
     }
     errors
 }
@@ -178,9 +199,9 @@ fn validate_ports(ports: &[Value], path: &Path) -> FieldErrors {
         if !names.insert(name) {
             errors.push(FieldError::duplicate(&path.child("name"), name));
         }
-        errors.extend(one_of(entry, "protocol", &path, PROTOCOLS));
-        if let Some(number) = entry["port"].as_i64() {
-            errors.extend(port(number, &path.child("port")));
+        let protocol = text(entry, "protocol");
+        if !PROTOCOLS.contains(&protocol) {
+            errors.push(FieldError::not_supported(&path.child("protocol"), protocol, PROTOCOLS));
         }
         if let Some(protocol) = entry["appProtocol"].as_str() {
             errors.extend(complaints(&path.child("appProtocol"), protocol, qualified_name(protocol)));

@@ -5,7 +5,7 @@ use super::access::{default_field, ensure_object, int, present, text};
 use super::row::{NAME, shown, wide};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::qualified_name;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::since;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -16,6 +16,10 @@ const NOTE_MAX: usize = 1024;
 pub(super) struct Events;
 
 impl Strategy for Events {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Nothing
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(object, "involvedObject");
         ensure_object(object, "source");
@@ -28,12 +32,7 @@ impl Strategy for Events {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        let mut errors = validate_namespace(object, present(object, "eventTime"));
-        // Events without eventTime come from old clients, which are held to less.
-        if present(object, "eventTime") {
-            errors.extend(validate_new_style(object, "reportingComponent"));
-        }
-        errors
+        validate_legacy(object, "reportingComponent")
     }
 
     fn validate_update(&self, new: &Value, _old: &Value) -> FieldErrors {
@@ -136,7 +135,7 @@ fn first_set<'a>(first: &'a str, second: &'a str) -> &'a str {
 
 /// An event lives in the namespace of what it is about; about something without one, in `default` (or, as
 /// the newer form allows, `kube-system`).
-pub(super) fn validate_namespace(event: &Value, new_style: bool) -> FieldErrors {
+fn validate_namespace(event: &Value, new_style: bool) -> FieldErrors {
     let about = &event["involvedObject"];
     let about_namespace = text(about, "namespace");
     let namespace = crate::meta::namespace(event);
@@ -150,7 +149,17 @@ pub(super) fn validate_namespace(event: &Value, new_style: bool) -> FieldErrors 
     if about_namespace == namespace || new_style { Vec::new() } else { mismatch() }
 }
 
-pub(super) fn validate_new_style(event: &Value, controller_field: &str) -> FieldErrors {
+/// The rules that hold for events of both groups. Those without eventTime come from old clients, which are held to less.
+pub(super) fn validate_legacy(event: &Value, controller_field: &str) -> FieldErrors {
+    let new_style = present(event, "eventTime");
+    let mut errors = validate_namespace(event, new_style);
+    if new_style {
+        errors.extend(validate_new_style(event, controller_field));
+    }
+    errors
+}
+
+fn validate_new_style(event: &Value, controller_field: &str) -> FieldErrors {
     let mut errors = Vec::new();
     let controller = text(event, "reportingComponent");
     let path = Path::new(controller_field);

@@ -1,9 +1,12 @@
 //! Events of `events.k8s.io`: the stored fields of the core group's under newer names, and stricter rules.
 
 use super::access::{default_field, ensure_object, present, remove, text};
+use super::check::IMMUTABLE;
 use super::event::{self, Events};
+use super::go;
 use crate::field::{FieldError, FieldErrors, Path};
-use crate::resource::{Column, Storage, Strategy};
+use crate::meta_validation::{dns1123_subdomain, validate_metadata, validate_metadata_update};
+use crate::resource::{Column, MetadataUse, Storage, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 
@@ -61,6 +64,10 @@ fn stored(object: &Value) -> Value {
 pub(super) struct EventsV1;
 
 impl Strategy for EventsV1 {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Nothing
+    }
+
     fn default(&self, object: &mut Value) {
         for key in ["regarding", "deprecatedSource"] {
             ensure_object(object, key);
@@ -72,19 +79,19 @@ impl Strategy for EventsV1 {
 
     fn validate(&self, object: &Value) -> FieldErrors {
         let event = stored(object);
-        let mut errors = event::validate_namespace(&event, true);
+        let mut errors = event::validate_legacy(&event, "reportingController");
+        errors.extend(validate_metadata(object, true, dns1123_subdomain));
+        errors.extend(event::validate_series(&event));
         if !present(&event, "eventTime") {
             errors.push(FieldError::required(&Path::new("eventTime"), ""));
         }
         let kind = text(&event, "type");
-        errors.extend(event::validate_new_style(&event, "reportingController"));
-        errors.extend(event::validate_series(&event));
         if !matches!(kind, "Normal" | "Warning") {
             errors.push(FieldError::invalid(&Path::new("type"), "", format!("has invalid value: {kind}")));
         }
-        for (key, path) in [("firstTimestamp", "firstTimestamp"), ("lastTimestamp", "lastTimestamp")] {
+        for key in ["firstTimestamp", "lastTimestamp"] {
             if present(&event, key) {
-                errors.push(FieldError::invalid(&Path::new(path), "", "needs to be unset"));
+                errors.push(FieldError::invalid(&Path::new(key), "", "needs to be unset"));
             }
         }
         if event["count"].as_i64().unwrap_or(0) != 0 {
@@ -99,29 +106,54 @@ impl Strategy for EventsV1 {
 
     /// An event is a statement: only how often and when it was last seen changes.
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        /// In upstream's order, which names the reason twice. Structures print as their layouts say.
+        const STATED: [(&str, &str); 14] = [
+            ("involvedObject", "ObjectReference"),
+            ("reason", ""),
+            ("message", ""),
+            ("source", "EventSource"),
+            ("firstTimestamp", ""),
+            ("lastTimestamp", ""),
+            ("count", ""),
+            ("reason", ""),
+            ("type", ""),
+            ("eventTime", ""),
+            ("action", ""),
+            ("related", "ObjectReference"),
+            ("reportingComponent", ""),
+            ("reportingInstance", ""),
+        ];
         let (new, old) = (stored(new), stored(old));
-        let mut errors = event::validate_namespace(&new, true);
-        errors.extend(event::validate_series(&new));
-        for key in [
-            "involvedObject",
-            "reason",
-            "message",
-            "source",
-            "firstTimestamp",
-            "lastTimestamp",
-            "count",
-            "reportingComponent",
-            "reportingInstance",
-            "action",
-            "related",
-            "type",
-            "eventTime",
-        ] {
-            let same = new[key] == old[key] || (empty(&new[key]) && empty(&old[key]));
-            if !same {
-                let path = Path::new(if key == "reportingComponent" { "reportingController" } else { key });
-                errors.push(FieldError::invalid(&path, new[key].clone(), "field is immutable"));
+        let mut errors = event::validate_legacy(&new, "reportingController");
+        errors.extend(validate_metadata_update(&new, &old));
+        if new["series"] != old["series"] {
+            errors.extend(event::validate_series(&new));
+        }
+        for (key, layout) in STATED {
+            let (is, was) = (&new[key], &old[key]);
+            if is == was || (key != "related" && empty(is) && empty(was)) {
+                continue;
             }
+            let path = Path::new(if key == "reportingComponent" { "reportingController" } else { key });
+            // Of values, not pointers: what is not set is the zero of its type.
+            let shown = match key {
+                "related" if is.is_null() => is.clone(),
+                "count" => is.as_i64().unwrap_or(0).into(),
+                _ if is.is_null()
+                    && layout.is_empty()
+                    && !key.ends_with("Time")
+                    && !key.ends_with("stamp") =>
+                {
+                    "".into()
+                }
+                _ => is.clone(),
+            };
+            let error = FieldError::invalid(&path, shown, IMMUTABLE);
+            errors.push(match layout {
+                "" => error,
+                "ObjectReference" if key == "related" && is.is_null() => error,
+                layout => error.rendered_as(go::compact(layout, is)),
+            });
         }
         errors
     }

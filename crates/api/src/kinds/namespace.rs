@@ -4,7 +4,7 @@ use super::access::{default_text, ensure_object, keep, list, text};
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1123_label, validate_finalizer_name};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::age;
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
@@ -17,6 +17,10 @@ const FINALIZER: &str = "kubernetes";
 pub(super) struct Namespaces;
 
 impl Strategy for Namespaces {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn checks_preconditions_itself(&self) -> bool {
         true
     }
@@ -56,8 +60,7 @@ impl Strategy for Namespaces {
         list(&object["spec"], "finalizers")
             .iter()
             .filter_map(Value::as_str)
-            .enumerate()
-            .flat_map(|(index, name)| validate_finalizer_name(name, &path.index(index)))
+            .flat_map(|name| validate_finalizer_name(name, &path))
             .collect()
     }
 

@@ -11,7 +11,7 @@ use super::pod::validate_taint_effect;
 use super::row::{NAME, shown, wide};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{label_value, qualified_name};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::{NONE, UNKNOWN, age};
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
@@ -33,6 +33,10 @@ const NODE_INFO: [&str; 10] = [
 pub(super) struct Nodes;
 
 impl Strategy for Nodes {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         default_pod_cidrs(ensure_object(object, "spec"));
         let status = ensure_object(object, "status");

@@ -1,8 +1,8 @@
 //! PriorityClasses.
 
-use super::access::{default_field, int, text};
+use super::access::{default_field, int, present, text};
 use super::cell;
-use super::check::{immutable, one_of_if_set};
+use super::check::{immutable, one_of};
 use super::row::{NAME, boolean, number, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::resource::{Column, Strategy};
@@ -55,12 +55,14 @@ impl Strategy for PriorityClasses {
                 format!("maximum allowed value of a user defined priority is {USER_MAX}"),
             ));
         }
-        errors.extend(one_of_if_set(
-            object,
-            "preemptionPolicy",
-            &Path::default(),
-            &["Never", "PreemptLowerPriority"],
-        ));
+        if present(object, "preemptionPolicy") {
+            errors.extend(one_of(
+                object,
+                "preemptionPolicy",
+                &Path::default(),
+                &["PreemptLowerPriority", "Never"],
+            ));
+        }
         errors
     }
 

@@ -2,7 +2,7 @@
 
 use super::access::{list_mut, text};
 use super::row::{NAME, shown};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::age;
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
@@ -10,6 +10,10 @@ use jiff::Timestamp;
 pub(super) struct ServiceAccounts;
 
 impl Strategy for ServiceAccounts {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn prepare_create(&self, object: &mut Value) {
         keep_only_secret_names(object);
     }

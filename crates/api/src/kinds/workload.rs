@@ -78,12 +78,19 @@ pub fn labels_do_not_match(labels: &Value, path: &Path) -> FieldError {
     )
 }
 
+/// Validates labels and annotations of a template.
+pub fn validate_template_marks(template: &Value, path: &Path) -> FieldErrors {
+    let (metadata, spec) = (&template["metadata"], &template["spec"]);
+    let mut errors = validate_labels(&metadata["labels"], &path.child("labels"));
+    errors.extend(validate_annotations(&metadata["annotations"], &path.child("annotations")));
+    errors.extend(super::pod::validate_annotations(metadata, None, spec, &path.child("annotations")));
+    errors
+}
+
 /// Validates a `PodTemplateSpec` wherever it occurs.
 pub fn validate_pod_template(template: &Value, path: &Path) -> FieldErrors {
-    let mut errors = validate_labels(&template["metadata"]["labels"], &path.child("labels"));
-    errors.extend(validate_annotations(&template["metadata"]["annotations"], &path.child("annotations")));
+    let mut errors = validate_template_marks(template, path);
     let (metadata, spec) = (&template["metadata"], &template["spec"]);
-    errors.extend(super::pod::validate_annotations(metadata, None, spec, &path.child("annotations")));
     let path = path.child("spec");
     errors.extend(super::pod::validate_spec(spec, None, &path));
     errors.extend(super::pod::validate_profiles_match(metadata, spec, &path));

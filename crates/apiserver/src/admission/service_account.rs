@@ -4,6 +4,7 @@ use super::{Attributes, Plugin};
 use crate::auth::node::references;
 use crate::registry::{View, metadata};
 use ferrite_api::Status;
+use ferrite_api::meta_validation::path_segment;
 use ferrite_api::quota::amounts::list;
 use ferrite_json::{Map, Value, json};
 
@@ -33,15 +34,14 @@ impl Plugin for ServiceAccount {
         spec.insert("serviceAccount", name.clone().into());
         spec.insert("serviceAccountName", name.clone().into());
         let Some(account) = view.get("", "serviceaccounts", attributes.namespace, &name) else {
-            return Err(Status::forbidden(
-                "",
-                "pods",
-                attributes.name,
-                &format!(
-                    "error looking up service account {}/{name}: serviceaccount {name:?} not found",
-                    attributes.namespace
-                ),
-            ));
+            let problems = path_segment(&name);
+            let why = match problems.is_empty() {
+                true => format!("serviceaccount {name:?} not found"),
+                // As upstream: such a name is not even asked for.
+                false => format!("invalid resource name {name:?}: [{}]", problems.join(" ")),
+            };
+            let why = format!("error looking up service account {}/{name}: {why}", attributes.namespace);
+            return Err(Status::forbidden("", "pods", attributes.name, &why));
         };
         let wants = |o: &Map| o.get("automountServiceAccountToken").and_then(Value::as_bool);
         if wants(spec).or_else(|| account.as_object().and_then(wants)).unwrap_or(true) {

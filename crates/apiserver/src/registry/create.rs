@@ -1,6 +1,7 @@
 //! Create.
 
 use super::addresses::is_service;
+use super::checks::{self, Sent};
 use super::stored::Written;
 use super::{Registry, Write, metadata, store_status, stored};
 use crate::admission::{Attributes, Charges, Operation};
@@ -8,7 +9,6 @@ use crate::auth::{Grant, check_escalation};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
-use ferrite_api::meta_validation::validate_metadata;
 use ferrite_api::resource::Resource;
 use ferrite_json::Value;
 use ferrite_store::{Compare, Entry, Lease, LeaseId, Op, Outcome, Txn};
@@ -81,6 +81,7 @@ impl Registry {
             ));
         }
         let versioned = meta::str(&object, "resourceVersion").parse().is_ok_and(|version: u64| version != 0);
+        let sent = Sent::take(resource, &mut object);
         strategy.default(&mut object);
         metadata::stamp_new(resource, &mut object, write.namespace, now);
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_GIVEN);
@@ -116,12 +117,10 @@ impl Registry {
         // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
-        let allocation = self.services.allocate(&view, resource, &mut object, None)?;
+        let allocation = self.services.allocate(&view, resource, &mut object, None, write.options.dry_run)?;
         super::normalise(resource, &mut object);
         super::check_depth(&object)?;
-        let mut errors =
-            validate_metadata(&object, resource.is_namespaced(), |name| strategy.validate_name(name));
-        errors.extend(strategy.validate(&object));
+        let errors = sent.errors(&object, |object| checks::of_new(resource, object));
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, &name, &errors));
         }

@@ -4,6 +4,7 @@
 
 mod addresses;
 mod allocator;
+mod checks;
 mod create;
 mod decoded;
 mod delete;

@@ -1,12 +1,12 @@
 //! Update and patch: one loop that reads, changes, checks and swaps.
 
+use super::checks::{self, Sent};
 use super::stored::Written;
 use super::{Registry, Write, metadata, stored, unreadable};
 use crate::admission::{Attributes, Charges, Operation};
 use crate::auth::{Grant, check_escalation};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
-use ferrite_api::meta_validation::{validate_metadata, validate_metadata_update};
 use ferrite_api::{Status, meta};
 use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
@@ -143,6 +143,7 @@ impl Registry {
         let resource = update.write.resource;
         let strategy = &resource.strategy;
         let now = Timestamp::now();
+        let sent = Sent::take(resource, new);
         strategy.default(new);
         metadata::keep_identity(new, old);
         let warnings = &update.write.options.warnings;
@@ -171,7 +172,10 @@ impl Registry {
         let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
         check_escalation(&self.rbac, view, &grant)?;
         let allocation = match update.subresource {
-            None => self.services.allocate(view, resource, new, Some(old))?,
+            None => {
+                let dry_run = update.write.options.dry_run;
+                self.services.allocate(view, resource, new, Some(old), dry_run)?
+            }
             Some(_) => super::allocator::Allocation::none(),
         };
         super::normalise(resource, new);
@@ -180,16 +184,8 @@ impl Registry {
         if !matches!(update.subresource, Some("status" | "binding")) {
             metadata::bump_generation(resource, new, old);
         }
-        let mut errors =
-            validate_metadata(new, resource.is_namespaced(), |name| strategy.validate_name(name));
-        // As upstream: the server checks it and so does the kind, and both tell.
-        let changed = validate_metadata_update(new, old);
-        errors.extend(changed.iter().cloned().chain(changed.iter().cloned()));
-        match update.subresource {
-            None => errors.extend(strategy.validate_update(new, old)),
-            Some("status") => errors.extend(strategy.validate_status_update(new, old)),
-            Some(subresource) => errors.extend(strategy.validate_subresource_update(subresource, new, old)),
-        }
+        let change = |new: &Value| checks::of_change(resource, update.subresource, new, old);
+        let errors = sent.errors(new, change);
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, update.name, &errors));
         }

@@ -9,7 +9,7 @@ mod tests;
 
 use super::{DecodeError, Decoded, MAX_DEPTH};
 use super::{scalar, time};
-use crate::schema::{Kind, Type, TypeRef};
+use crate::schema::{Field, Kind, Type, TypeRef};
 use ferrite_json::{Map, Text, Value};
 use lexer::{Lexer, Shape};
 use std::borrow::Cow;
@@ -33,7 +33,7 @@ const MAX_STRICT: usize = 100;
 /// Decodes an object of `type_`.
 pub fn decode(type_: TypeRef, bytes: &[u8]) -> Result<Decoded, DecodeError> {
     let mut decoder = Decoder::new(bytes);
-    let value = decoder.value(&Kind::Struct(type_), 0)?.unwrap_or_else(|| Value::Object(Map::new()));
+    let value = decoder.value(&Kind::Struct(type_), "", 0)?.unwrap_or_else(|| Value::Object(Map::new()));
     Ok(decoder.finish(value)?)
 }
 
@@ -89,7 +89,7 @@ pub fn type_meta(bytes: &[u8]) -> Result<(String, String), DecodeError> {
 }
 
 enum Segment<'a> {
-    Field(&'static str),
+    Field(&'static Field),
     Key(Cow<'a, str>),
     Index(usize),
 }
@@ -128,9 +128,9 @@ impl<'a> Decoder<'a> {
         for segment in &self.path {
             let _ = match segment {
                 Segment::Index(index) => write!(path, "[{index}]"),
-                Segment::Field(name) if path.is_empty() => write!(path, "{name}"),
+                Segment::Field(field) if path.is_empty() => write!(path, "{}", field.name),
                 Segment::Key(name) if path.is_empty() => write!(path, "{name}"),
-                Segment::Field(name) => write!(path, ".{name}"),
+                Segment::Field(field) => write!(path, ".{}", field.name),
                 Segment::Key(name) => write!(path, ".{name}"),
             };
         }
@@ -150,8 +150,11 @@ impl<'a> Decoder<'a> {
             Some(owner) => {
                 let mut place = format!("struct field {}", owner.go_name());
                 for segment in &self.path {
-                    if let Segment::Field(name) = segment {
-                        let _ = write!(place, ".{name}");
+                    if let Segment::Field(field) = segment {
+                        if !field.embedded.is_empty() {
+                            let _ = write!(place, ".{}", field.embedded);
+                        }
+                        let _ = write!(place, ".{}", field.name);
                     }
                 }
                 place
@@ -160,8 +163,8 @@ impl<'a> Decoder<'a> {
         Fault::new(DecodeError::Mismatch { found: found.into(), place, expected: expected.into() })
     }
 
-    /// A value of `kind`; `None` for null.
-    fn value(&mut self, kind: &Kind, depth: usize) -> Result<Option<Value>, Fault> {
+    /// A value of `kind`; `None` for null. `go` is the type as Go prints it, where the kind does not tell.
+    fn value(&mut self, kind: &Kind, go: &str, depth: usize) -> Result<Option<Value>, Fault> {
         if depth > MAX_DEPTH {
             return Err(Fault::new(DecodeError::TooDeep));
         }
@@ -172,11 +175,11 @@ impl<'a> Decoder<'a> {
         }
         let value = match (kind, shape) {
             (Kind::Struct(type_), Shape::Object) => self.object(type_, depth)?,
-            (Kind::List(item), Shape::Array) => self.list(item, depth)?,
-            (Kind::Strings, Shape::Array) => self.list(&Kind::String, depth)?,
-            (Kind::Map(item), Shape::Object) => self.map(item, depth)?,
-            (Kind::SchemaOrArray(type_), Shape::Array) => self.list(&Kind::Struct(type_), depth)?,
-            (Kind::SchemaOrStrings(_), Shape::Array) => self.list(&Kind::String, depth)?,
+            (Kind::List(item), Shape::Array) => self.list(item, item_of(go), depth)?,
+            (Kind::Strings, Shape::Array) => self.list(&Kind::String, "", depth)?,
+            (Kind::Map(item), Shape::Object) => self.map(item, item_of(go), depth)?,
+            (Kind::SchemaOrArray(type_), Shape::Array) => self.list(&Kind::Struct(type_), "", depth)?,
+            (Kind::SchemaOrStrings(_), Shape::Array) => self.list(&Kind::String, "", depth)?,
             (Kind::SchemaOrBool(_), Shape::Bool) => Value::Bool(self.lexer.bool()?),
             (
                 Kind::SchemaOrArray(type_) | Kind::SchemaOrBool(type_) | Kind::SchemaOrStrings(type_),
@@ -189,7 +192,7 @@ impl<'a> Decoder<'a> {
                 Shape::Number,
             ) => {
                 let text = self.lexer.number()?;
-                self.number(kind, text)?
+                self.number(kind, go, text)?
             }
             (
                 Kind::String
@@ -202,22 +205,14 @@ impl<'a> Decoder<'a> {
                 Shape::String,
             ) => text(kind, self.lexer.string()?)?,
             (Kind::Time | Kind::MicroTime | Kind::Duration, _) => {
-                return Err(Fault::new(DecodeError::Mismatch {
-                    found: shape.go_name().into(),
-                    place: "value".into(),
-                    expected: "string".into(),
-                }));
+                return Err(self.mismatch(shape.go_name(), "string"));
             }
             (Kind::IntOrString, _) => {
-                return Err(Fault::new(DecodeError::Mismatch {
-                    found: shape.go_name().into(),
-                    place: "value".into(),
-                    expected: "int32".into(),
-                }));
+                return Err(self.mismatch(shape.go_name(), "int32"));
             }
             // Upstream hands whatever is there to the parser of quantities, which refuses it.
             (Kind::Quantity, _) => Value::String(scalar::canonical_quantity(shape.go_name())?),
-            _ => return Err(self.mismatch(shape.go_name(), go_type(kind))),
+            _ => return Err(self.mismatch(shape.go_name(), go_name(kind, go))),
         };
         Ok(Some(value))
     }
@@ -235,8 +230,8 @@ impl<'a> Decoder<'a> {
                 decoder.complain("duplicate", &name);
             }
             let field = &type_.fields[place];
-            decoder.path.push(Segment::Field(field.name));
-            let value = decoder.value(&field.kind, depth + 1)?;
+            decoder.path.push(Segment::Field(field));
+            let value = decoder.value(&field.kind, field.go, depth + 1)?;
             decoder.path.pop();
             match value {
                 Some(value) => map.insert(Text::const_new(field.name), value),
@@ -248,14 +243,14 @@ impl<'a> Decoder<'a> {
         Ok(Value::Object(map))
     }
 
-    fn map(&mut self, item: &Kind, depth: usize) -> Result<Value, Fault> {
+    fn map(&mut self, item: &Kind, go: &str, depth: usize) -> Result<Value, Fault> {
         let mut map = Map::new();
         self.members(|decoder, name| {
             if map.contains_key(&*name) {
                 decoder.complain("duplicate", &name);
             }
             decoder.path.push(Segment::Key(name.clone()));
-            let value = decoder.value(item, depth + 1)?;
+            let value = decoder.value(item, go, depth + 1)?;
             decoder.path.pop();
             map.insert(name, value.unwrap_or_else(|| zero(item)));
             Ok(())
@@ -263,11 +258,11 @@ impl<'a> Decoder<'a> {
         Ok(Value::Object(map))
     }
 
-    fn list(&mut self, item: &Kind, depth: usize) -> Result<Value, Fault> {
+    fn list(&mut self, item: &Kind, go: &str, depth: usize) -> Result<Value, Fault> {
         let mut list = Vec::new();
         self.elements(|decoder| {
             decoder.path.push(Segment::Index(list.len()));
-            let value = decoder.value(item, depth + 1)?;
+            let value = decoder.value(item, go, depth + 1)?;
             decoder.path.pop();
             list.push(value.unwrap_or_else(|| zero(item)));
             Ok(())
@@ -338,20 +333,15 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    fn number(&self, kind: &Kind, text: &str) -> Result<Value, Fault> {
-        let wrong = || self.mismatch(format!("number {text}"), go_type(kind));
+    fn number(&self, kind: &Kind, go: &str, text: &str) -> Result<Value, Fault> {
+        let wrong = || self.mismatch(format!("number {text}"), go_name(kind, go));
         Ok(match kind {
             Kind::Int32 => text.parse::<i32>().map_err(|_| wrong())?.into(),
             Kind::Int64 => text.parse::<i64>().map_err(|_| wrong())?.into(),
             Kind::Double => double(text.parse().map_err(|_| wrong())?).ok_or_else(wrong)?,
-            Kind::IntOrString => text
-                .parse::<i32>()
-                .map_err(|_| DecodeError::Mismatch {
-                    found: format!("number {text}"),
-                    place: "value".into(),
-                    expected: "int32".into(),
-                })?
-                .into(),
+            Kind::IntOrString => {
+                text.parse::<i32>().map_err(|_| self.mismatch(format!("number {text}"), "int32"))?.into()
+            }
             Kind::Quantity => Value::String(scalar::canonical_quantity(text)?),
             _ => return Err(wrong()),
         })
@@ -433,7 +423,7 @@ fn text(kind: &Kind, text: Cow<'_, str>) -> Result<Value, Fault> {
 /// What null stands for inside a list or map.
 fn zero(kind: &Kind) -> Value {
     match kind {
-        Kind::String => "".into(),
+        Kind::String | Kind::Bytes => "".into(),
         Kind::Bool => false.into(),
         Kind::Int32 | Kind::Int64 | Kind::Double | Kind::IntOrString => 0.into(),
         Kind::Quantity => "0".into(),
@@ -442,7 +432,18 @@ fn zero(kind: &Kind) -> Value {
     }
 }
 
-/// The Go type as it appears in type errors. Named string types are not told apart from strings.
+/// The Go type as it appears in type errors: `go` where the schema's table has it.
+fn go_name(kind: &Kind, go: &str) -> String {
+    if go.is_empty() { go_type(kind) } else { go.into() }
+}
+
+/// The Go type of the items of a list or map, empty where it has a name of its own that hides them.
+fn item_of(go: &str) -> &str {
+    let of_map = || go.strip_prefix("map[")?.split_once(']').map(|(_, item)| item);
+    go.strip_prefix("[]").or_else(of_map).unwrap_or_default()
+}
+
+/// The Go type that a kind stands for, of those without a name of their own.
 fn go_type(kind: &Kind) -> String {
     match kind {
         Kind::String => "string".into(),

@@ -124,3 +124,54 @@ proptest::proptest! {
         let _ = pod(&text);
     }
 }
+
+/// Go's names of types: the declared ones, embedded structs on the way, and what custom decoders complain of.
+#[test]
+fn type_errors_name_the_types_of_go() {
+    for (api_version, kind, body, message) in [
+        (
+            "v1",
+            "Service",
+            r#"{"spec":{"type":5}}"#,
+            "json: cannot unmarshal number into Go struct field ServiceSpec.spec.type of type v1.ServiceType",
+        ),
+        (
+            "v1",
+            "Pod",
+            r#"{"spec":{"volumes":[{"configMap":{"name":5}}]}}"#,
+            "json: cannot unmarshal number into Go struct field \
+             ConfigMapVolumeSource.spec.volumes.VolumeSource.configMap.LocalObjectReference.name of type string",
+        ),
+        (
+            "v1",
+            "Pod",
+            r#"{"spec":{"containers":[{"securityContext":{"capabilities":{"add":[5]}}}]}}"#,
+            "json: cannot unmarshal number into Go struct field \
+             Capabilities.spec.containers.securityContext.capabilities.add of type v1.Capability",
+        ),
+        (
+            "v1",
+            "Pod",
+            r#"{"spec":{"containers":[{"resources":{"limits":"x"}}]}}"#,
+            "json: cannot unmarshal string into Go struct field \
+             ResourceRequirements.spec.containers.resources.limits of type v1.ResourceList",
+        ),
+        (
+            "coordination.k8s.io/v1",
+            "Lease",
+            r#"{"spec":{"renewTime":5}}"#,
+            "json: cannot unmarshal number into Go struct field LeaseSpec.spec.renewTime of type string",
+        ),
+        (
+            "v1",
+            "Service",
+            r#"{"spec":{"ports":[{"targetPort":2147483648}]}}"#,
+            "json: cannot unmarshal number 2147483648 into Go struct field \
+             ServicePort.spec.ports.targetPort of type int32",
+        ),
+    ] {
+        let type_ = crate::schema::of_api_version(api_version, kind).unwrap();
+        let error = super::decode(type_, body.as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), message);
+    }
+}

@@ -66,9 +66,10 @@ fn validate_url(url: &str, path: &Path) -> FieldErrors {
 
 fn validate_service(service: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    for key in ["name", "namespace"] {
+    // As upstream: each is missed under the other's name.
+    for (key, told) in [("namespace", "name"), ("name", "namespace")] {
         if text(service, key).is_empty() {
-            errors.push(FieldError::required(&path.child(key), ""));
+            errors.push(FieldError::required(&path.child(told), ""));
         }
     }
     let port = int(service, "port");
@@ -110,7 +111,8 @@ pub(in crate::kinds) fn validate_review_versions(versions: &[&str], path: &Path)
     let mut errors = Vec::new();
     for (index, version) in versions.iter().enumerate() {
         if versions[..index].contains(version) {
-            errors.push(FieldError::duplicate(&path.index(index), *version));
+            errors.push(FieldError::invalid(&path.index(index), *version, "duplicate version"));
+            continue;
         }
         errors.extend(complaints(&path.index(index), version, dns1035_label(version)));
     }

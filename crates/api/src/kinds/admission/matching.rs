@@ -109,7 +109,7 @@ fn validate_resources(resources: &[&str], path: &Path) -> FieldErrors {
         if resource.is_empty() {
             errors.push(FieldError::required(&at, ""));
         }
-        if matches!(*resource, "" | "*/*" | "*") {
+        if matches!(*resource, "" | "*") {
             continue;
         }
         let Some((name, sub)) = resource.split_once('/') else {

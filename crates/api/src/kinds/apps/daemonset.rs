@@ -3,10 +3,10 @@
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
     clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, object_mut,
-    present, remove, text,
+    remove, text,
 };
 use crate::kinds::cell;
-use crate::kinds::check::{at_most_whole, int_or_percent, is_zero_share, not_negative};
+use crate::kinds::check::{at_most_whole, int_or_percent, not_negative, percent};
 use crate::kinds::go;
 use crate::kinds::row::{NAME, number, shown, wide};
 use crate::kinds::workload;
@@ -197,7 +197,14 @@ fn validate_rolling_update(rolling: &Value, path: &Path) -> FieldErrors {
     for key in ["maxUnavailable", "maxSurge"] {
         errors.extend(at_most_whole(&rolling[key], &path.child(key)));
     }
-    let set = |key: &str| present(rolling, key) && !is_zero_share(&rolling[key]);
+    // A text that is neither a share nor a number counts as nothing.
+    let set = |key: &str| match &rolling[key] {
+        Value::String(text) => match percent(text) {
+            Some(share) => share != 0,
+            None => text.parse::<i64>().is_ok_and(|number| number != 0),
+        },
+        number => number.as_i64().unwrap_or(0) != 0,
+    };
     match (set("maxUnavailable"), set("maxSurge")) {
         (true, true) => errors.push(FieldError::invalid(
             &path.child("maxSurge"),

@@ -16,6 +16,7 @@ use crate::resource::{Column, StatusUse, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
+use std::collections::BTreeSet;
 
 /// What of a specification may change.
 const MUTABLE: &[&str] = &[
@@ -35,9 +36,14 @@ impl Strategy for StatefulSets {
         let spec = ensure_object(object, "spec");
         default_text(spec, "podManagementPolicy", "OrderedReady");
         let strategy = ensure_object(spec, "updateStrategy");
-        default_text(strategy, "type", "RollingUpdate");
-        if text(strategy, "type") == "RollingUpdate" {
-            default_field(ensure_object(strategy, "rollingUpdate"), "partition", 0);
+        if text(strategy, "type").is_empty() {
+            strategy["type"] = "RollingUpdate".into();
+            ensure_object(strategy, "rollingUpdate");
+        }
+        if text(strategy, "type") == "RollingUpdate"
+            && let Some(rolling) = object_mut(strategy, "rollingUpdate")
+        {
+            default_field(rolling, "partition", 0);
         }
         let retention = ensure_object(spec, "persistentVolumeClaimRetentionPolicy");
         default_text(retention, "whenDeleted", "Retain");
@@ -141,7 +147,8 @@ impl Strategy for StatefulSets {
 /// The template as its pods will be: with the claims made for each of them, and named by the controller.
 fn as_made(spec: &Value) -> Value {
     let mut template = spec["template"].clone();
-    let claims: Vec<&str> =
+    // Of claims of one name the pods have one.
+    let claims: BTreeSet<&str> =
         list(spec, "volumeClaimTemplates").iter().map(|claim| text(&claim["metadata"], "name")).collect();
     let Some(pod) = object_mut(&mut template, "spec") else { return template };
     remove(pod, "hostname");
@@ -213,6 +220,8 @@ fn validate_spec(spec: &Value, new: bool, path: &Path) -> FieldErrors {
                 errors.push(workload::labels_do_not_match(labels, &template_path));
             }
             errors.extend(workload::validate_pod_template(template, &template_path));
+            // As upstream: what pods are marked with is looked at again.
+            errors.extend(workload::validate_template_marks(template, &template_path));
         }
     }
     errors.extend(workload::validate_runs_for_ever(template, "StatefulSet", &template_path));

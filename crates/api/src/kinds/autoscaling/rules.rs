@@ -18,7 +18,8 @@ const SOURCES: [(&str, &str); 5] = [
     ("containerResource", "ContainerResource"),
 ];
 
-pub(super) fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
+/// Validates a specification that is new, or comes after `old`.
+pub(super) fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let (min, max) = (spec["minReplicas"].as_i64(), int(spec, "maxReplicas"));
     if let Some(min) = min.filter(|m| *m < 1) {
@@ -28,8 +29,14 @@ pub(super) fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
             "must be greater than or equal to 1",
         ));
     }
-    if max < 1 {
-        errors.push(FieldError::invalid(&path.child("maxReplicas"), max, "must be greater than 0"));
+    match max {
+        0 => errors.push(FieldError::required(&path.child("maxReplicas"), "must be set and greater than 0")),
+        ..0 => errors.push(FieldError::invalid(
+            &path.child("maxReplicas"),
+            max,
+            "must be greater than or equal to 1",
+        )),
+        _ => {}
     }
     if min.is_some_and(|min| max < min) {
         errors.push(FieldError::invalid(
@@ -38,7 +45,11 @@ pub(super) fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
             "must be greater than or equal to `minReplicas`",
         ));
     }
-    errors.extend(validate_reference(&spec["scaleTargetRef"], &path.child("scaleTargetRef")));
+    errors.extend(validate_target_reference(
+        &spec["scaleTargetRef"],
+        old.map(|old| &old["scaleTargetRef"]),
+        &path.child("scaleTargetRef"),
+    ));
     let metrics = list(spec, "metrics");
     for (index, metric) in metrics.iter().enumerate() {
         errors.extend(validate_metric(metric, &path.child("metrics").index(index)));
@@ -56,6 +67,28 @@ pub(super) fn validate_spec(spec: &Value, path: &Path) -> FieldErrors {
         }
     }
     errors
+}
+
+/// What is scaled belongs to a group, unless it is of the one kind of the core group that can be scaled; a reference
+/// that stays need not say so.
+fn validate_target_reference(reference: &Value, old: Option<&Value>, path: &Path) -> FieldErrors {
+    let mut errors = validate_reference(reference, path);
+    let version = text(reference, "apiVersion");
+    let stays = old.is_some_and(|old| text(old, "apiVersion") == version && old["kind"] == reference["kind"]);
+    if !stays {
+        let core = text(reference, "kind") == "ReplicationController";
+        let why = version_problem(version)
+            .or_else(|| (!core && !version.contains('/')).then(|| NO_GROUP.to_owned()));
+        errors.extend(why.map(|why| FieldError::invalid(&path.child("apiVersion"), version, why)));
+    }
+    errors
+}
+
+const NO_GROUP: &str = "apiVersion must specify API group";
+
+/// Why a text is no version of a group.
+fn version_problem(version: &str) -> Option<String> {
+    (version.matches('/').count() > 1).then(|| format!("unexpected GroupVersion string: {version}"))
 }
 
 fn validate_reference(reference: &Value, path: &Path) -> FieldErrors {
@@ -112,7 +145,11 @@ fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
     let target = &source["target"];
     let target_path = path.child("target");
     if kind == "object" {
-        errors.extend(validate_reference(&source["describedObject"], &path.child("describedObject")));
+        let (about, path) = (&source["describedObject"], path.child("describedObject"));
+        errors.extend(validate_reference(about, &path));
+        let version = text(about, "apiVersion");
+        let why = version_problem(version);
+        errors.extend(why.map(|why| FieldError::invalid(&path.child("apiVersion"), version, why)));
     }
     if matches!(kind, "object" | "external" | "pods") {
         let path = path.child("metric").child("name");

@@ -43,7 +43,11 @@ impl Strategy for HorizontalPodAutoscalers {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        validate_spec(&object["spec"], &Path::new("spec"))
+        validate_spec(&object["spec"], None, &Path::new("spec"))
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        validate_spec(&new["spec"], Some(&old["spec"]), &Path::new("spec"))
     }
 
     fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {

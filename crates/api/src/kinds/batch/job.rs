@@ -11,7 +11,7 @@ use crate::kinds::check::{IMMUTABLE, immutable};
 use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::{cell, go, workload};
 use crate::meta_validation::{dns1123_label, validate_labels};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
 use crate::table::duration;
 use ferrite_json::{Map, Value, json};
@@ -37,6 +37,10 @@ fn default_labels(object: &mut Value) {
 }
 
 impl Strategy for Jobs {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         default_job_template(spec);
@@ -110,10 +114,18 @@ impl Strategy for Jobs {
                     .rendered_as(go::pod_template(&is["template"])),
             );
         }
-        for key in
-            ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"]
-        {
-            errors.extend(immutable(&is[key], &was[key], &path.child(key)));
+        for (key, layout) in [
+            ("completionMode", ""),
+            ("podFailurePolicy", "PodFailurePolicy"),
+            ("backoffLimitPerIndex", ""),
+            ("managedBy", ""),
+            ("successPolicy", "SuccessPolicy"),
+        ] {
+            let changed = immutable(&is[key], &was[key], &path.child(key));
+            errors.extend(changed.map(|error| match is[key].is_object() {
+                true => error.rendered_as(go::compact(layout, &is[key])),
+                false => error,
+            }));
         }
         errors
     }

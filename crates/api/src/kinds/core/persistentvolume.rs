@@ -95,7 +95,9 @@ impl Strategy for PersistentVolumes {
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        // As upstream: the volume is looked at as a new one, and again as one that changes.
         let mut errors = self.validate(new);
+        errors.extend_from_within(..);
         let (is, was) = (&new["spec"], &old["spec"]);
         let sources = |spec: &Value| -> Value {
             SOURCES.iter().filter_map(|kind| Some((*kind, object(spec, kind)?.clone()))).collect()
@@ -318,7 +320,7 @@ fn validate_capacity(spec: &Value, path: &Path) -> FieldErrors {
         errors.push(FieldError::required(path, ""));
     }
     if capacity.is_none_or(|c| c.len() > 1 || !c.contains_key("storage")) {
-        let given = capacity.map_or(Value::Null, |c| Value::Object(c.clone()));
+        let given = spec["capacity"].clone();
         errors.push(FieldError::not_supported(path, given, &["storage"]));
     }
     for (name, amount) in amounts(spec, "capacity") {

@@ -65,18 +65,14 @@ pub(super) fn validate_claim(spec: &Value, path: &Path) -> FieldErrors {
     for (index, constraint) in constraints.iter().enumerate() {
         let path = path.child("constraints").index(index);
         errors.extend(validate_request_names(constraint, &known, &path));
-        let mut given = 0;
-        for key in ["matchAttribute", "distinctAttribute"] {
-            if let Some(attribute) = constraint[key].as_str() {
-                given += 1;
-                errors.extend(validate_attribute_name(attribute, true, &path.child(key)));
-            }
-        }
-        if given == 0 {
-            errors.push(FieldError::required(
+        let given =
+            ["matchAttribute", "distinctAttribute"].into_iter().find(|key| constraint[*key].is_string());
+        match given {
+            Some(key) => errors.extend(validate_attribute_name(text(constraint, key), true, &path.child(key))),
+            None => errors.push(FieldError::required(
                 &path,
-                "exactly one of `matchAttribute` or `distinctAttribute` is required",
-            ));
+                "exactly one of \"matchAttribute\" or \"distinctAttribute\" is required, but multiple fields are set",
+            )),
         }
     }
     let configs = list(devices, "config");
@@ -99,6 +95,12 @@ fn validate_request_names(parent: &Value, known: &HashSet<String>, path: &Path) 
     let mut errors = Vec::new();
     for (index, name) in names.iter().enumerate() {
         let path = path.index(index);
+        let parts: Vec<&str> = name.split('/').collect();
+        if parts.len() <= 2 {
+            for part in parts {
+                errors.extend(complaints(&path, part, dns1123_label(part)));
+            }
+        }
         if !known.contains(*name) {
             errors.push(FieldError::invalid(&path, *name, UNKNOWN_REQUEST));
         }
@@ -110,7 +112,8 @@ fn validate_request_names(parent: &Value, known: &HashSet<String>, path: &Path) 
 }
 
 fn validate_request(request: &Value, path: &Path) -> FieldErrors {
-    let mut errors = named(request, "name", path, dns1123_label);
+    let name = text(request, "name");
+    let mut errors = complaints(&path.child("name"), name, dns1123_label(name));
     let (exactly, alternatives) = (object(request, "exactly"), list(request, "firstAvailable"));
     match (exactly, alternatives.is_empty()) {
         (None, true) => errors
@@ -127,9 +130,9 @@ fn validate_request(request: &Value, path: &Path) -> FieldErrors {
             let mut names = HashSet::new();
             for (index, alternative) in alternatives.iter().enumerate() {
                 let path = path.index(index);
-                errors.extend(named(alternative, "name", &path, dns1123_label));
-                errors.extend(validate_exact(alternative, &path));
                 let name = text(alternative, "name");
+                errors.extend(complaints(&path.child("name"), name, dns1123_label(name)));
+                errors.extend(validate_exact(alternative, &path));
                 if !names.insert(name) {
                     errors.push(FieldError::duplicate(&path, name));
                 }
@@ -221,7 +224,7 @@ pub(super) fn validate_selectors(selectors: &[Value], path: &Path) -> FieldError
 /// Configuration for one driver.
 pub(super) fn validate_config(config: &Value, path: &Path) -> FieldErrors {
     let Some(opaque) = object(config, "opaque") else {
-        return vec![FieldError::required(path, "exactly one of `opaque` is required")];
+        return vec![FieldError::required(&path.child("opaque"), "")];
     };
     let path = path.child("opaque");
     let mut errors = validate_driver_name(text(opaque, "driver"), &path.child("driver"));
@@ -239,13 +242,10 @@ pub(super) fn validate_config(config: &Value, path: &Path) -> FieldErrors {
 /// The name of a device's attribute, with or without the driver's domain.
 pub(super) fn validate_attribute_name(name: &str, full: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    if name.is_empty() {
-        return vec![FieldError::required(path, "name required")];
-    }
     let identifier = match name.split_once('/') {
         Some((domain, identifier)) => {
             if domain.is_empty() {
-                errors.push(FieldError::required(path, "the domain must not be empty"));
+                errors.push(FieldError::invalid(path, "", "the domain must not be empty"));
             } else {
                 if domain.len() > DOMAIN_MAX {
                     errors.push(FieldError::too_long(path, DOMAIN_MAX));
@@ -253,17 +253,10 @@ pub(super) fn validate_attribute_name(name: &str, full: bool, path: &Path) -> Fi
                 errors.extend(complaints(path, domain, dns1123_subdomain(domain)));
             }
             if identifier.is_empty() {
-                errors.push(FieldError::required(path, "the name must not be empty"));
+                errors.push(FieldError::invalid(path, "", "the name must not be empty"));
                 return errors;
             }
             identifier
-        }
-        None if full => {
-            return vec![FieldError::invalid(
-                path,
-                name,
-                "a fully qualified name must be a domain and a name separated by a slash",
-            )];
         }
         None => name,
     };
@@ -279,6 +272,13 @@ pub(super) fn validate_attribute_name(name: &str, full: bool, path: &Path) -> Fi
             "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric \
              characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is \
              '[A-Za-z_][A-Za-z0-9_]*')",
+        ));
+    }
+    if full && !name.contains('/') {
+        errors.push(FieldError::invalid(
+            path,
+            name,
+            "a fully qualified name must be a domain and a name separated by a slash",
         ));
     }
     errors

@@ -6,13 +6,17 @@ use crate::kinds::access::{ensure_object, list};
 use crate::kinds::cell;
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::long_name;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 
 pub(in crate::kinds) struct DeviceClasses;
 
 impl Strategy for DeviceClasses {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(object, "spec");
     }

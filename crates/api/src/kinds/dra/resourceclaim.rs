@@ -7,7 +7,7 @@ use crate::kinds::check::{IMMUTABLE, complaints};
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_subdomain, validate_annotations, validate_labels};
-use crate::resource::{Column, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 use std::collections::HashSet;
@@ -17,6 +17,10 @@ const CONSUMERS_MAX: usize = 256;
 pub(in crate::kinds) struct ResourceClaims;
 
 impl Strategy for ResourceClaims {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         default_claim(ensure_object(object, "spec"));
     }
@@ -37,7 +41,6 @@ impl Strategy for ResourceClaims {
                     .rendered_as(go::compact("ResourceClaimSpec", &new["spec"])),
             );
         }
-        errors.extend(self.validate(new));
         errors
     }
 
@@ -110,6 +113,10 @@ fn validate_status(status: &Value, old: &Value) -> FieldErrors {
 pub(in crate::kinds) struct ResourceClaimTemplates;
 
 impl Strategy for ResourceClaimTemplates {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         default_claim(ensure_object(ensure_object(object, "spec"), "spec"));
     }
@@ -127,14 +134,13 @@ impl Strategy for ResourceClaimTemplates {
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        let mut errors = Vec::new();
+        let mut errors = self.validate(new);
         if new["spec"] != old["spec"] {
             errors.push(
                 FieldError::invalid(&Path::new("spec"), new["spec"].clone(), IMMUTABLE)
                     .rendered_as(go::compact("ResourceClaimTemplateSpec", &new["spec"])),
             );
         }
-        errors.extend(self.validate(new));
         errors
     }
 

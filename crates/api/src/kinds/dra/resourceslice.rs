@@ -5,7 +5,7 @@ use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
     ensure_object, flag, int, list, list_mut, map, object, object_mut, present, text,
 };
-use crate::kinds::check::{complaints, immutable, named};
+use crate::kinds::check::{IMMUTABLE, complaints};
 use crate::kinds::pod::validate_node_selector;
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::volume_source::validate_driver_name;
@@ -38,39 +38,11 @@ impl Strategy for ResourceSlices {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        let (spec, path) = (&object["spec"], Path::new("spec"));
-        let mut errors = validate_driver_name(text(spec, "driver"), &path.child("driver"));
-        errors.extend(validate_pool(&spec["pool"], &path.child("pool")));
-        errors.extend(validate_where(spec, &path));
-        let devices = list(spec, "devices");
-        let path = path.child("devices");
-        if devices.len() > DEVICES_MAX {
-            errors.push(FieldError::too_many(&path, devices.len(), DEVICES_MAX));
-        }
-        let mut names = HashSet::new();
-        for (index, device) in devices.iter().enumerate() {
-            let path = path.index(index);
-            errors.extend(validate_device(device, &path));
-            let name = text(device, "name");
-            if !names.insert(name) {
-                errors.push(FieldError::duplicate(&path, name));
-            }
-        }
-        errors
+        validate_spec(&object["spec"], None)
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        let path = Path::new("spec");
-        let (is, was) = (&new["spec"], &old["spec"]);
-        let mut errors = self.validate(new);
-        errors.extend(immutable(&is["driver"], &was["driver"], &path.child("driver")));
-        errors.extend(immutable(
-            &is["pool"]["name"],
-            &was["pool"]["name"],
-            &path.child("pool").child("name"),
-        ));
-        errors.extend(immutable(&is["nodeName"], &was["nodeName"], &path.child("nodeName")));
-        errors
+        validate_spec(&new["spec"], Some(&old["spec"]))
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {
@@ -107,6 +79,40 @@ impl Strategy for ResourceSlices {
     fn returns_deleted(&self) -> bool {
         true
     }
+}
+
+/// Validates a specification that is new, or comes after `old`.
+fn validate_spec(spec: &Value, old: Option<&Value>) -> FieldErrors {
+    let path = Path::new("spec");
+    let mut errors = validate_driver_name(text(spec, "driver"), &path.child("driver"));
+    errors.extend(validate_pool(&spec["pool"], &path.child("pool")));
+    if let Some(old) = old {
+        for (is, was, path) in [
+            (text(&spec["pool"], "name"), text(&old["pool"], "name"), path.child("pool").child("name")),
+            (text(spec, "driver"), text(old, "driver"), path.child("driver")),
+        ] {
+            errors.extend((is != was).then(|| FieldError::invalid(&path, is, IMMUTABLE)));
+        }
+        if spec["nodeName"] != old["nodeName"] {
+            errors.push(FieldError::invalid(&path.child("nodeName"), spec["nodeName"].clone(), IMMUTABLE));
+        }
+    }
+    errors.extend(validate_where(spec, &path));
+    let devices = list(spec, "devices");
+    let path = path.child("devices");
+    if devices.len() > DEVICES_MAX {
+        errors.push(FieldError::too_many(&path, devices.len(), DEVICES_MAX));
+    }
+    let mut names = HashSet::new();
+    for (index, device) in devices.iter().enumerate() {
+        let path = path.index(index);
+        errors.extend(validate_device(device, &path));
+        let name = text(device, "name");
+        if !names.insert(name) {
+            errors.push(FieldError::duplicate(&path, name));
+        }
+    }
+    errors
 }
 
 fn validate_pool(pool: &Value, path: &Path) -> FieldErrors {
@@ -149,7 +155,7 @@ fn validate_where(spec: &Value, path: &Path) -> FieldErrors {
         .into_iter()
         .filter(|key| match *key {
             "allNodes" | "perDeviceNodeSelection" => flag(spec, key),
-            "nodeName" => spec["nodeName"].is_string(),
+            "nodeName" => !text(spec, "nodeName").is_empty(),
             _ => present(spec, key),
         })
         .collect();
@@ -167,12 +173,17 @@ fn validate_where(spec: &Value, path: &Path) -> FieldErrors {
     }
     if let Some(selector) = object(spec, "nodeSelector") {
         errors.extend(validate_node_selector(selector, &path.child("nodeSelector")));
-        if list(selector, "nodeSelectorTerms").len() > 1 {
+        if list(selector, "nodeSelectorTerms").len() != 1 {
             errors.push(FieldError::invalid(
                 &path.child("nodeSelector").child("nodeSelectorTerms"),
                 list(selector, "nodeSelectorTerms").to_vec(),
                 "must have exactly one node selector term",
             ));
+        }
+    }
+    for key in ["allNodes", "perDeviceNodeSelection"] {
+        if spec[key] == false {
+            errors.push(FieldError::invalid(&path.child(key), false, "must be either unset or set to true"));
         }
     }
     match set.len() {
@@ -191,7 +202,8 @@ fn validate_where(spec: &Value, path: &Path) -> FieldErrors {
 }
 
 fn validate_device(device: &Value, path: &Path) -> FieldErrors {
-    let mut errors = named(device, "name", path, dns1123_label);
+    let name = text(device, "name");
+    let mut errors = complaints(&path.child("name"), name, dns1123_label(name));
     let (attributes, capacity) = (map(device, "attributes"), map(device, "capacity"));
     let total = attributes.map_or(0, ferrite_json::Map::len) + capacity.map_or(0, ferrite_json::Map::len);
     if total > ATTRIBUTES_MAX {
@@ -218,15 +230,15 @@ fn validate_attribute(attribute: &Value, path: &Path) -> FieldErrors {
     let given = attribute.as_object().map_or(0, |a| a.values().filter(|v| !v.is_null()).count());
     for key in ["string", "version"] {
         let Some(value) = attribute[key].as_str() else { continue };
-        if value.len() > VALUE_MAX {
-            errors.push(FieldError::too_long(&path.child(key), VALUE_MAX));
-        }
         if key == "version" && !is_semver(value) {
             errors.push(FieldError::invalid(
                 &path.child(key),
                 value,
                 "must be a string compatible with semver.org spec 2.0.0",
             ));
+        }
+        if value.len() > VALUE_MAX {
+            errors.push(FieldError::too_long(&path.child(key), VALUE_MAX));
         }
     }
     match given {

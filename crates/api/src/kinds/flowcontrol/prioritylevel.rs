@@ -191,6 +191,7 @@ fn validate_limited(limited: &Value, path: &Path) -> FieldErrors {
             &queuing_path,
             "must not be empty if limited.limitResponse.type is Limited",
         )),
+        ("", _) => errors.push(FieldError::required(&response_path.child("type"), "")),
         (other, _) => {
             errors.push(FieldError::not_supported(&response_path.child("type"), other, &["Queue", "Reject"]))
         }

@@ -91,11 +91,8 @@ fn structure(layout: &str, value: &Value) -> Node {
                     raw(found)
                 }
             }
-            "p" => match is_empty(found) {
-                true if found.is_object() && field.json == "selector" => Node::Object(Vec::new()),
-                true => Node::Leaf(NULL.to_owned()),
-                false => raw(found),
-            },
+            // An empty list or map that a client has sent differs from none.
+            "p" => raw(found),
             "o" if is_empty(found) || found.as_str() == Some("") => continue,
             "o" => raw(found),
             "m" => {
@@ -110,7 +107,7 @@ fn structure(layout: &str, value: &Value) -> Node {
             },
             shape => match (shape.strip_prefix('?'), shape.strip_prefix("[]")) {
                 (Some(name), _) if found.is_object() => structure(name, found),
-                (_, Some(name)) => match found.as_array().filter(|a| !a.is_empty()) {
+                (_, Some(name)) => match found.as_array() {
                     Some(items) => Node::List(items.iter().map(|item| structure(name, item)).collect()),
                     None => Node::Leaf(NULL.to_owned()),
                 },

@@ -8,7 +8,7 @@ use crate::kinds::cell;
 use crate::kinds::check::{complaints, immutable};
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::dns1123_label;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use crate::table::NONE;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -18,6 +18,10 @@ const CONTROLLER_MAX: usize = 250;
 pub(in crate::kinds) struct IngressClasses;
 
 impl Strategy for IngressClasses {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         if let Some(parameters) = object_mut(ensure_object(object, "spec"), "parameters") {
             default_field(parameters, "scope", "Cluster");
@@ -41,7 +45,9 @@ impl Strategy for IngressClasses {
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let path = Path::new("spec").child("controller");
         let mut errors: FieldErrors =
-            immutable(&new["spec"]["controller"], &old["spec"]["controller"], &path).into_iter().collect();
+            immutable(&text(&new["spec"], "controller").into(), &old["spec"]["controller"], &path)
+                .into_iter()
+                .collect();
         errors.extend(self.validate(new));
         errors
     }
@@ -72,7 +78,6 @@ fn validate_parameters(parameters: &Value, path: &Path) -> FieldErrors {
     let namespace = parameters["namespace"].as_str();
     let at = path.child("namespace");
     match (text(parameters, "scope"), namespace) {
-        ("", _) => errors.push(FieldError::required(&path.child("scope"), "")),
         ("Namespace", None) => {
             errors.push(FieldError::required(&at, "`parameters.scope` is set to 'Namespace'"));
         }

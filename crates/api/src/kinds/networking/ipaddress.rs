@@ -6,13 +6,17 @@ use crate::kinds::check::{IMMUTABLE, complaints, strict_ip};
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_subdomain, path_segment};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 
 pub(in crate::kinds) struct IpAddresses;
 
 impl Strategy for IpAddresses {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         ensure_object(object, "spec");
     }
@@ -38,13 +42,13 @@ impl Strategy for IpAddresses {
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let (is, was) = (&new["spec"]["parentRef"], &old["spec"]["parentRef"]);
-        if is == was {
-            return Vec::new();
+        let mut errors = self.validate(new);
+        if is != was {
+            let shown = if is.is_object() { go::compact("ParentReference", is) } else { "null".to_owned() };
+            let path = Path::new("spec").child("parentRef");
+            errors.push(FieldError::invalid(&path, is.clone(), IMMUTABLE).rendered_as(shown));
         }
-        vec![
-            FieldError::invalid(&Path::new("spec").child("parentRef"), is.clone(), IMMUTABLE)
-                .rendered_as(go::compact("ParentReference", is)),
-        ]
+        errors
     }
 
     fn validate_name(&self, name: &str) -> Vec<String> {

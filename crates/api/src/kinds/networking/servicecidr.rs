@@ -6,7 +6,7 @@ use crate::kinds::cell;
 use crate::kinds::check::{Cidr, IMMUTABLE, NOT_A_CIDR};
 use crate::kinds::row::{NAME, shown};
 use crate::resource::{Column, StatusUse, Strategy};
-use ferrite_json::Value;
+use ferrite_json::{Value, json};
 use jiff::Timestamp;
 
 pub(in crate::kinds) struct ServiceCidrs;
@@ -27,7 +27,8 @@ impl Strategy for ServiceCidrs {
             return vec![FieldError::required(&path, "at least one CIDR required")];
         }
         if ranges.len() > 2 {
-            return vec![FieldError::invalid(&path, ranges, "may only hold up to 2 values")];
+            let shown = json!({"CIDRs": ranges});
+            return vec![FieldError::invalid(&path, shown, "may only hold up to 2 values")];
         }
         let parsed: Vec<Option<Cidr>> = ranges.iter().map(|r| Cidr::parse(r)).collect();
         let mut errors = Vec::new();
@@ -72,7 +73,7 @@ impl Strategy for ServiceCidrs {
             return Vec::new();
         }
         if is.len() < was.len() {
-            return vec![FieldError::invalid(&path, is, IMMUTABLE)];
+            return vec![FieldError::invalid(&path, new["spec"]["cidrs"].clone(), IMMUTABLE)];
         }
         let changed: FieldErrors = is
             .iter()

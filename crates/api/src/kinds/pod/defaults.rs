@@ -13,6 +13,9 @@ const MODE: i64 = 0o644;
 
 /// What a pod gets and a template does not: upstream leaves these to the pods made from a template.
 pub fn default_pod(spec: &mut Value) {
+    if int(spec, "terminationGracePeriodSeconds") < 0 {
+        spec["terminationGracePeriodSeconds"] = 1.into();
+    }
     default_field(spec, "enableServiceLinks", true);
     for kind in ["containers", "initContainers"] {
         for container in list_mut(spec, kind) {
@@ -218,6 +221,9 @@ fn pull_policy(image: &str) -> &'static str {
     if image_tag(image) == Some("latest") { "Always" } else { "IfNotPresent" }
 }
 
+/// A reference cannot be read whose name is longer.
+const REPOSITORY_MAX: usize = 255;
+
 /// The tag of an image reference, `latest` when it has neither tag nor digest; `None` when there is none or
 /// the reference cannot be read.
 fn image_tag(image: &str) -> Option<&str> {
@@ -239,7 +245,7 @@ fn image_tag(image: &str) -> Option<&str> {
     {
         components.next();
     }
-    if !components.all(is_repository_component) {
+    if repository.len() > REPOSITORY_MAX || !components.all(is_repository_component) {
         return None;
     }
     match (tag, digest) {

@@ -7,6 +7,7 @@ mod env;
 mod handlers;
 mod mounts;
 mod os;
+mod overlaps;
 mod print;
 pub mod resources;
 mod scheduling;
@@ -29,13 +30,17 @@ use super::access::{
 };
 use super::row::{NAME, shown, wide};
 use crate::field::FieldErrors;
-use crate::resource::{Column, Deletion, Strategy};
+use crate::resource::{Column, Deletion, MetadataUse, Strategy};
 use ferrite_json::{Value, json};
 use jiff::Timestamp;
 
 pub(super) struct Pods;
 
 impl Strategy for Pods {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         defaults::default_spec(spec);

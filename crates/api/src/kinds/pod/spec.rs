@@ -155,7 +155,7 @@ pub fn validate_spec(spec: &Value, pod: Option<&str>, path: &Path) -> FieldError
     if let Some(os) = spec.get("os").filter(|o| o.is_object()) {
         let path_of = path.child("os");
         match text(os, "name") {
-            "" => errors.push(FieldError::required(&path_of.child("name"), "cannot be empty")),
+            "" => errors.push(FieldError::required(&path_of.child("name"), "")),
             "linux" | "windows" => errors.extend(super::os::validate_os(spec, path)),
             name => errors.push(FieldError::not_supported(&path_of, name, &["linux", "windows"])),
         }

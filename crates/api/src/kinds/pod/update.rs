@@ -126,11 +126,16 @@ fn validate_gated(new: &Value, old: &Value, path: &Path) -> FieldErrors {
     let (is, was) = (terms(new), terms(old));
     let path = path.child("affinity").child("nodeAffinity").child(TERMS).child("nodeSelectorTerms");
     if !was.is_empty() && was.len() != is.len() {
-        errors.push(FieldError::invalid(
-            &path,
-            is,
-            "no additions/deletions to non-empty NodeSelectorTerms list are allowed",
-        ));
+        let given = new["affinity"]["nodeAffinity"][TERMS]["nodeSelectorTerms"].is_array();
+        let shown = if given { go::compact_list("NodeSelectorTerm", &is) } else { "null".to_owned() };
+        errors.push(
+            FieldError::invalid(
+                &path,
+                is,
+                "no additions/deletions to non-empty NodeSelectorTerms list are allowed",
+            )
+            .rendered_as(shown),
+        );
         return errors;
     }
     for (index, (is, was)) in is.iter().zip(&was).enumerate() {
@@ -141,11 +146,14 @@ fn validate_gated(new: &Value, old: &Value, path: &Path) -> FieldErrors {
         let empty = list(was, "matchExpressions").is_empty() && list(was, "matchFields").is_empty();
         let grown = is != was;
         if !(extends("matchExpressions") && extends("matchFields")) || (empty && grown) {
-            errors.push(FieldError::invalid(
-                &path.index(index),
-                is.clone(),
-                "only additions are allowed (no mutations or deletions)",
-            ));
+            errors.push(
+                FieldError::invalid(
+                    &path.index(index),
+                    is.clone(),
+                    "only additions are allowed (no mutations or deletions)",
+                )
+                .rendered_as(go::compact("NodeSelectorTerm", is)),
+            );
         }
     }
     errors

@@ -6,7 +6,7 @@ use crate::field::Path;
 use crate::kinds::access::{int, list, map, object, present, strings, text};
 use crate::kinds::check::ip_warning;
 use crate::kinds::core::persistentvolumeclaim::claim_spec_warnings;
-use crate::meta_validation::dns1123_label;
+use crate::meta_validation::{dns1123_label, label_value};
 use crate::quantity::Quantity;
 use ferrite_json::{Map, Value};
 use std::collections::HashSet;
@@ -108,7 +108,7 @@ fn warnings_of(pod: &Value, root: &Path) -> Vec<String> {
             }
         }
     }
-    warnings.extend(token_path_warnings(spec, &path.child("volumes")));
+    warnings.extend(super::overlaps::warnings(list(spec, "volumes")));
     warnings.extend(repetition_warnings(spec, path));
     for name in ["memory", "ephemeral-storage"] {
         warnings.extend(fractional(&spec["overhead"][name], &path.child("overhead").key(name)));
@@ -171,37 +171,6 @@ fn affinity_warnings(affinity: &Value, path: &Path) -> Vec<String> {
     warnings
 }
 
-/// Files of a projected volume that the token of the service account replaces.
-fn token_path_warnings(spec: &Value, path: &Path) -> Vec<String> {
-    let sources = |volume: &Value| list(&volume["projected"], "sources").to_vec();
-    let volumes = list(spec, "volumes");
-    let tokens: Vec<String> = volumes
-        .iter()
-        .flat_map(sources)
-        .filter_map(|source| Some(text(object(&source, "serviceAccountToken")?, "path").to_owned()))
-        .collect();
-    let mut warnings = Vec::new();
-    for (index, volume) in volumes.iter().enumerate() {
-        let path = path.index(index).child("projected").child("sources");
-        for source in sources(volume) {
-            for (kind, shown) in
-                [("configMap", "configMap"), ("secret", "secrets"), ("downwardAPI", "downwardAPI")]
-            {
-                for (index, item) in list(&source[kind], "items").iter().enumerate() {
-                    let place = text(item, "path");
-                    if tokens.iter().any(|token| token == place) {
-                        warnings.push(format!(
-                            "{}: has duplicated path with ServiceAccountToken {place:?}",
-                            path.child(shown).index(index)
-                        ));
-                    }
-                }
-            }
-        }
-    }
-    warnings
-}
-
 /// Bytes are not divided.
 fn fractional(amount: &Value, place: &Path) -> Option<String> {
     let quantity = Quantity::parse(amount.as_str()?).ok()?;
@@ -221,11 +190,17 @@ fn node_label_warnings(spec: &Value, path: &Path) -> Vec<String> {
             warnings.push(format!("{}: {why}", path.child("nodeSelector").key(key)));
         }
     }
-    let mut terms = |term: &Value, path: &Path| {
+    // Values that no label has are refused where they are required.
+    let mut terms = |term: &Value, preferred: bool, path: &Path| {
         for (index, expression) in list(term, "matchExpressions").iter().enumerate() {
+            let path = path.child("matchExpressions").index(index);
             if let Some(why) = old_label(text(expression, "key")) {
-                let place = path.child("matchExpressions").index(index).child("key");
-                warnings.push(format!("{place}: {} is {why}", text(expression, "key")));
+                warnings.push(format!("{}: {} is {why}", path.child("key"), text(expression, "key")));
+            }
+            for (index, value) in strings(expression, "values").iter().enumerate().filter(|_| preferred) {
+                let place = path.child("values").index(index);
+                let problems = label_value(value).into_iter();
+                warnings.extend(problems.map(|why| format!("{place}: {value} is invalid, {why}")));
             }
         }
     };
@@ -233,11 +208,11 @@ fn node_label_warnings(spec: &Value, path: &Path) -> Vec<String> {
     let required_path =
         path.child("affinity").child("nodeAffinity").child(REQUIRED).child("nodeSelectorTerms");
     for (index, term) in list(required, "nodeSelectorTerms").iter().enumerate() {
-        terms(term, &required_path.index(index));
+        terms(term, false, &required_path.index(index));
     }
     let preferred_path = path.child("affinity").child("nodeAffinity").child(PREFERRED);
     for (index, term) in list(&spec["affinity"]["nodeAffinity"], PREFERRED).iter().enumerate() {
-        terms(&term["preference"], &preferred_path.index(index).child("preference"));
+        terms(&term["preference"], true, &preferred_path.index(index).child("preference"));
     }
     warnings
 }

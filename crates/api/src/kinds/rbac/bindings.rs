@@ -7,7 +7,7 @@ use crate::kinds::check::complaints;
 use crate::kinds::row::{NAME, shown, wide};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{dns1123_subdomain, path_segment};
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 
@@ -16,6 +16,10 @@ pub(in crate::kinds) struct Bindings {
 }
 
 impl Strategy for Bindings {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         default_text(ensure_object(object, "roleRef"), "apiGroup", GROUP);
         for subject in list_mut(object, "subjects") {

@@ -3,7 +3,7 @@
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{list, object, strings};
 use crate::meta_validation::path_segment;
-use crate::resource::Strategy;
+use crate::resource::{MetadataUse, Strategy};
 use crate::selector::{LabelSelector, validate_label_selector};
 use ferrite_json::Value;
 
@@ -12,6 +12,10 @@ pub(in crate::kinds) struct Roles {
 }
 
 impl Strategy for Roles {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn validate(&self, object: &Value) -> FieldErrors {
         let mut errors = Vec::new();
         for (index, rule) in list(object, "rules").iter().enumerate() {

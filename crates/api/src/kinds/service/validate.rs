@@ -329,6 +329,14 @@ pub(super) fn validate_update(new: &Value, old: &Value) -> FieldErrors {
             "may not change once set",
         ));
     }
+    // As upstream: the class is looked at as that of a changed Service, and again as that of a new one.
+    if let Some(class) = new_spec["loadBalancerClass"].as_str() {
+        let path = path.child("loadBalancerClass");
+        errors.extend(match new_kind {
+            "LoadBalancer" => complaints(&path, class, qualified_name(class)),
+            _ => vec![FieldError::forbidden(&path, ONLY_BALANCERS)],
+        });
+    }
     if needs_health_check(new_spec)
         && needs_health_check(old_spec)
         && int(new_spec, "healthCheckNodePort") != int(old_spec, "healthCheckNodePort")

@@ -7,7 +7,7 @@ use crate::kinds::cell;
 use crate::kinds::check::{complaints, immutable, one_of};
 use crate::kinds::row::{NAME, shown};
 use crate::meta_validation::qualified_name;
-use crate::resource::{Column, Strategy};
+use crate::resource::{Column, MetadataUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -15,6 +15,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 pub(in crate::kinds) struct StorageClasses;
 
 impl Strategy for StorageClasses {
+    fn metadata_use(&self) -> MetadataUse {
+        MetadataUse::Everything
+    }
+
     fn default(&self, object: &mut Value) {
         default_field(object, "reclaimPolicy", "Delete");
         default_field(object, "volumeBindingMode", "Immediate");
@@ -27,18 +31,22 @@ impl Strategy for StorageClasses {
         if !text(object, "reclaimPolicy").is_empty() {
             errors.extend(one_of(object, "reclaimPolicy", &root, &["Delete", "Retain"]));
         }
-        errors.extend(one_of(object, "volumeBindingMode", &root, &["Immediate", "WaitForFirstConsumer"]));
+        const MODES: &[&str] = &["Immediate", "WaitForFirstConsumer"];
+        // A mode that is sent empty is there, and is none of them.
+        let mode = text(object, "volumeBindingMode");
+        if !MODES.contains(&mode) {
+            errors.push(FieldError::not_supported(&root.child("volumeBindingMode"), mode, MODES));
+        }
         errors
             .extend(validate_topologies(list(object, "allowedTopologies"), &root.child("allowedTopologies")));
         errors
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"]
+        let changed = ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"]
             .iter()
-            .filter_map(|key| immutable(&new[*key], &old[*key], &Path::new(key)))
-            .chain(validate_topologies(list(new, "allowedTopologies"), &Path::new("allowedTopologies")))
-            .collect()
+            .filter_map(|key| immutable(&new[*key], &old[*key], &Path::new(key)));
+        self.validate(new).into_iter().chain(changed).collect()
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -72,11 +72,13 @@ pub(super) fn settle(
     let selects = spec.get("selector").and_then(Value::as_object).is_some_and(|s| !s.is_empty());
     // Nobody but its endpoints' author knows the families of such a Service.
     let is_free = text(spec, "clusterIP") == "None" && !selects;
-    let policy = match (text(spec, "ipFamilyPolicy"), old.map(|old| text(old, "ipFamilyPolicy"))) {
-        ("", Some(before)) if !before.is_empty() => before.to_owned(),
-        ("", _) if is_free => "RequireDualStack".to_owned(),
-        ("", _) => "SingleStack".to_owned(),
-        (policy, _) => policy.to_owned(),
+    let given = spec.get("ipFamilyPolicy").and_then(Value::as_str);
+    let policy = match (given, old.map(|old| text(old, "ipFamilyPolicy"))) {
+        (None, Some(before)) if !before.is_empty() => before.to_owned(),
+        (None, _) if is_free => "RequireDualStack".to_owned(),
+        (None, _) => "SingleStack".to_owned(),
+        // An empty one is none of those there are, and refused as such.
+        (Some(policy), _) => policy.to_owned(),
     };
     spec["ipFamilyPolicy"] = policy.as_str().into();
     let errors = validate_cluster_ips(spec);

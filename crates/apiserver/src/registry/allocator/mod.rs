@@ -16,6 +16,9 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Stands for the Service in a record that is not made.
+const UNRECORDED: &str = "-";
+
 /// Hands out cluster addresses and node ports, each to one Service. Who has which is recorded with the Services.
 pub(crate) struct ServiceAllocator {
     /// The ranges the server was told, the primary family's first.
@@ -91,12 +94,15 @@ impl ServiceAllocator {
         resource: &Resource,
         object: &mut Value,
         old: Option<&Value>,
+        dry_run: bool,
     ) -> Result<Allocation<'_>, Status> {
         if !addresses::is_service(resource) {
             return Ok(Allocation::none());
         }
         let mut allocation = Allocation { allocator: Some(self), addresses: Vec::new(), ports: Vec::new() };
         let name = meta::name(object).to_owned();
+        // A dry run makes no record of an address, so that nothing misses the name in it.
+        let owner = if dry_run { UNRECORDED } else { name.as_str() };
         let old = old.map(|old| &old["spec"]);
         let spec = &mut object["spec"];
         if text(spec, "type") == "ExternalName" || !spec.is_object() {
@@ -105,7 +111,7 @@ impl ServiceAllocator {
         let invalid = |errors: &[FieldError]| Status::invalid("", "Service", &name, errors);
         if !old.is_some_and(|old| families::is_settled(spec, old)) {
             families::settle(spec, old, &self.families()).map_err(|errors| invalid(&errors))?;
-            self.give_addresses(view, spec, old, &name, &mut allocation).map_err(|e| invalid(&[e]))?;
+            self.give_addresses(view, spec, old, owner, &mut allocation).map_err(|e| invalid(&[e]))?;
         }
         let mut reserved = self.reserved();
         let mut giving = ports::Giving {
