@@ -75,7 +75,10 @@ impl Kind {
         let mut patched = old.clone();
         self.apply_to(type_, &mut patched, document)?;
         let refused = |why: String| self.refused(type_, &patched, document, why);
-        if let Some(why) = crate::call::kind_problem(&patched, gvk) {
+        // A strategic patch is merged into an object that already has its type, whatever the patch calls it.
+        if self != Self::Strategic
+            && let Some(why) = crate::call::kind_problem(&patched, gvk)
+        {
             return Err(refused(why));
         }
         let mut decoded = codec::json::conform(type_, &patched)
@@ -150,11 +153,12 @@ async fn plain(
             replaces: false,
             applied: false,
         })
-        .await?;
+        .await;
+    // A client learns of unknown fields even when the object is refused for another reason.
     if options.field_validation == FieldValidation::Warn {
         call.warnings.extend(found.into_inner().unwrap_or_else(PoisonError::into_inner));
     }
-    Ok(result)
+    result
 }
 
 const NO_MERGE_PATCH: &str = "Invalid JSON Patch";
@@ -182,8 +186,13 @@ pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Re
             document.value = json!({});
             return Ok(document);
         }
-        (Kind::Json, Value::Array(_)) => return Ok(document),
-        (Kind::Json, _) if looks => "[]interface {}",
+        (Kind::Json, Value::Array(operations)) => {
+            if looks {
+                check_operations(operations, &mut document.strict).map_err(refuse)?;
+            }
+            return Ok(document);
+        }
+        (Kind::Json, _) if looks => "[]handlers.jsonPatchOp",
         (Kind::Json, _) => "jsonpatch.Patch",
         (_, Value::Object(_)) => return Ok(document),
         // Such a patch is what the object becomes, and refused as that.
@@ -194,6 +203,42 @@ pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Re
         "json: cannot unmarshal {} into Go value of type {wanted}",
         patch::json_name(&document.value)
     )))
+}
+
+/// Members of an operation of a JSON patch; all but the value are text.
+const OPERATION: [&str; 4] = ["op", "path", "from", "value"];
+
+/// Whether the operations are what upstream's type for them takes, with its complaints about unknown members.
+fn check_operations(operations: &[Value], strict: &mut Vec<String>) -> Result<(), String> {
+    let mut unknown = Vec::new();
+    for (index, operation) in operations.iter().enumerate() {
+        let found = match operation {
+            Value::Null => continue,
+            Value::Object(members) => {
+                for (name, value) in members {
+                    match OPERATION.iter().position(|known| *known == name.as_str()) {
+                        None => unknown.push(format!("unknown field \"[{index}].{name}\"")),
+                        Some(3) => {}
+                        Some(_) if value.is_string() || value.is_null() => {}
+                        Some(_) => {
+                            return Err(format!(
+                                "json: cannot unmarshal {} into Go struct field jsonPatchOp.{name} of type string",
+                                patch::json_name(value)
+                            ));
+                        }
+                    }
+                }
+                continue;
+            }
+            other => patch::json_name(other),
+        };
+        return Err(format!("json: cannot unmarshal {found} into Go value of type handlers.jsonPatchOp"));
+    }
+    strict.append(&mut unknown);
+    for complaint in strict {
+        *complaint = format!("json patch {complaint}");
+    }
+    Ok(())
 }
 
 /// An applied configuration may leave out where it belongs, but not name another place.
@@ -245,7 +290,7 @@ async fn apply(
     if meta::name(&applied).is_empty() {
         meta::set_str(&mut applied, "name", &name);
     }
-    if applied.pointer("/metadata/managedFields").and_then(Value::as_array).is_some_and(|m| !m.is_empty()) {
+    if applied.pointer("/metadata/managedFields").is_some_and(|fields| !fields.is_null()) {
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
     // As upstream: what does not fit the schema is refused before anybody looks for unknown fields.
