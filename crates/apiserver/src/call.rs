@@ -53,7 +53,13 @@ impl Call {
     }
 
     pub fn include_object(&self) -> Result<IncludeObject, Status> {
-        IncludeObject::parse(self.query.get("includeObject").unwrap_or_default())
+        // Only tables have objects to include.
+        match self.representation.shape {
+            negotiate::Shape::Table { .. } => {
+                IncludeObject::parse(self.query.get("includeObject").unwrap_or_default())
+            }
+            _ => IncludeObject::parse(""),
+        }
     }
 
     pub fn write_options(&self) -> Result<WriteOptions, Status> {
@@ -115,11 +121,11 @@ impl Call {
     /// A whole object that replaces another says where it belongs, and it is the place that the path names.
     pub fn check_place(&self, object: &Value) -> Result<(), Status> {
         check_name(object, self.name())?;
-        let (namespace, within) = (meta::namespace(object), self.namespace());
-        if self.resource.is_namespaced() && !namespace.is_empty() && namespace != within {
-            return Err(Status::bad_request(format!(
-                "the namespace of the object ({namespace}) does not match the namespace on the request ({within})"
-            )));
+        let namespace = meta::namespace(object);
+        if self.resource.is_namespaced() && !namespace.is_empty() && namespace != self.namespace() {
+            return Err(Status::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
         }
         Ok(())
     }
@@ -175,6 +181,21 @@ pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Dec
         }
     };
     finish(type_, expected, given, decoded)
+}
+
+/// Decodes options, whose kind has been checked: what is wrong is told without naming them.
+pub(crate) fn decode_options(format: Format, bytes: &[u8], gvk: &Gvk) -> Result<Decoded, Status> {
+    let type_ = type_of(gvk)?;
+    let refuse = |e: DecodeError| Status::bad_request(e.to_string());
+    Ok(match format {
+        Format::Protobuf => {
+            let envelope = protobuf::open(bytes).map_err(refuse)?;
+            let value = protobuf::decode_message(type_, envelope.raw).map_err(refuse)?;
+            Decoded { value, strict: Vec::new() }
+        }
+        Format::Json => json::decode(type_, bytes).map_err(refuse)?,
+        Format::Yaml => yaml::read(bytes).and_then(|document| document.decode(type_)).map_err(refuse)?,
+    })
 }
 
 /// As [`decode`], for YAML that has been read already.

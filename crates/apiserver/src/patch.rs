@@ -34,6 +34,12 @@ pub(crate) fn is_apply(content_type: &str) -> bool {
     Kind::of(content_type).is_ok_and(|kind| kind == Kind::Apply)
 }
 
+/// Whether the body is of a kind of patch: others find no route.
+pub(crate) fn is_patch(headers: &::http::HeaderMap) -> bool {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    Kind::of(given).is_ok()
+}
+
 impl Kind {
     pub fn of(content_type: &str) -> Result<Self, Status> {
         Ok(match content_type.split(';').next().unwrap_or_default().trim() {
@@ -89,6 +95,15 @@ impl Kind {
         Ok(decoded)
     }
 
+    /// The refusal of what a patch makes of `old`.
+    pub fn refuse_patched(self, type_: TypeRef, old: &Value, document: &Value, why: String) -> Status {
+        let mut patched = old.clone();
+        match self.apply_to(type_, &mut patched, document) {
+            Ok(()) => self.refused(type_, &patched, document, why),
+            Err(status) => status,
+        }
+    }
+
     /// Upstream quotes what it could not take: the patched object, or a strategic patch itself.
     fn refused(self, type_: TypeRef, patched: &Value, document: &Value, why: String) -> Status {
         let quoted = match self {
@@ -130,9 +145,7 @@ async fn plain(
         let mut decoded = kind.patched(type_, &gvk, old, document)?;
         decoded.strict.splice(0..0, complaints.iter().cloned());
         if strict && let Some(why) = decoded.strict_error() {
-            let mut patched = old.clone();
-            kind.apply_to(type_, &mut patched, document)?;
-            return Err(kind.refused(type_, &patched, document, why));
+            return Err(kind.refuse_patched(type_, old, document, why));
         }
         let errors = call.resource.strategy.validate_patch(&decoded.value);
         if !errors.is_empty() {
@@ -271,6 +284,13 @@ fn check_applied(document: &Value, expected: &Gvk) -> Result<(), Status> {
     Err(Status::bad_request(format!(
         "error decoding YAML: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
     )))
+}
+
+/// As [`check_applied`], for a body that has not been read.
+pub(crate) fn check_applied_body(body: &Bytes, expected: &Gvk) -> Result<(), Status> {
+    let unreadable = |e| Status::bad_request(format!("error decoding YAML: {e}"));
+    let document = yaml::read(body).map_err(unreadable)?;
+    check_applied(&codec::json::decode_any(document.json().as_bytes()).map_err(unreadable)?.value, expected)
 }
 
 /// Server-side apply: creates the object or merges the configuration into it.

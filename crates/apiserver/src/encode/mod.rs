@@ -131,7 +131,7 @@ pub(crate) fn list(
     values(resource, objects, metadata, as_, include)
 }
 
-fn list_metadata(revision: Revision, token: Option<&str>, remaining: Option<usize>) -> Value {
+pub(crate) fn list_metadata(revision: Revision, token: Option<&str>, remaining: Option<usize>) -> Value {
     let mut metadata = json!({"resourceVersion": revision.to_string()});
     if let Some(token) = token {
         metadata["continue"] = token.into();
