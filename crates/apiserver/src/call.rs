@@ -222,6 +222,10 @@ fn given_and_decoded(
         let text = |key: &str| decoded.value.get(key).and_then(Value::as_str);
         Some(Given::new(text("apiVersion")?, text("kind")?, expected))
     });
+    if let Some(given) = said.as_ref().filter(|given| given.0.version.contains('/')) {
+        let why = DecodeError::Text(format!("unexpected GroupVersion string: {}", given.api_version()));
+        return Err(unrecognised(bytes, expected, &why));
+    }
     let given = match said {
         Some(given) => given,
         None => {
@@ -318,7 +322,7 @@ fn go_quote(text: &str) -> String {
 }
 
 /// The Go package of a group's internal types.
-fn internal_package(group: &str) -> &str {
+pub(crate) fn internal_package(group: &str) -> &str {
     match group {
         "" | "events.k8s.io" => "core",
         group => group.split('.').next().unwrap_or(group),

@@ -1,7 +1,7 @@
 //! What this server serves, for clients that ask: group by group, or all at once.
 
-use crate::registry::Table;
 use crate::negotiate::Format;
+use crate::registry::Table;
 use ferrite_api::gvk::api_version;
 use ferrite_api::resource::{Resource, Scope};
 use ferrite_json::{Value, json};
@@ -183,7 +183,11 @@ const STORED_AS: &[(&str, &str, &str)] = &[
     ("events.k8s.io", "Event", "/v1"),
     ("autoscaling", "HorizontalPodAutoscaler", "autoscaling/v2"),
     ("admissionregistration.k8s.io", "MutatingAdmissionPolicy", "admissionregistration.k8s.io/v1beta1"),
-    ("admissionregistration.k8s.io", "MutatingAdmissionPolicyBinding", "admissionregistration.k8s.io/v1beta1"),
+    (
+        "admissionregistration.k8s.io",
+        "MutatingAdmissionPolicyBinding",
+        "admissionregistration.k8s.io/v1beta1",
+    ),
     ("apiextensions.k8s.io", "CustomResourceDefinition", "apiextensions.k8s.io/v1beta1"),
 ];
 
@@ -191,7 +195,8 @@ const STORED_AS: &[(&str, &str, &str)] = &[
 /// SHA-256.
 fn storage_hash(resource: &Resource) -> String {
     use base64::Engine;
-    let elsewhere = STORED_AS.iter().find(|(group, kind, _)| *group == resource.group && *kind == resource.kind);
+    let elsewhere =
+        STORED_AS.iter().find(|(group, kind, _)| *group == resource.group && *kind == resource.kind);
     let text = match elsewhere {
         Some((_, kind, version)) => format!("{version}/{kind}"),
         None => format!("{}/{}/{}", resource.group, resource.version, resource.kind),

@@ -60,7 +60,8 @@ pub(crate) const PLAIN_JSON: Representation =
 
 pub(crate) const ACCEPTED: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
 /// What a watch is sent as.
-pub(crate) const WATCHED: &str = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+pub(crate) const WATCHED: &str =
+    "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 /// Media types of the routes that list, which also watch.
 const LISTED: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf, application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 

@@ -274,11 +274,9 @@ impl ListOptions {
         invalid("ListOptions", &errors)?;
         let resource_version = match version.as_str() {
             "" => None,
-            version => Some(parse_version(version).map_err(|why| {
-                match watch {
-                    true => Status::new(500, "", why.to_string()),
-                    false => Status::bad_request(format!("invalid resource version: {why}")),
-                }
+            version => Some(parse_version(version).map_err(|why| match watch {
+                true => Status::new(500, "", why.to_string()),
+                false => Status::bad_request(format!("invalid resource version: {why}")),
             })?),
         };
         let version_match = match wanted.as_str() {
@@ -346,10 +344,10 @@ fn watch_errors(wanted: &str, send_initial_events: Option<bool>, continue_token:
         if wanted != "NotOlderThan" {
             errors.push(FieldError::not_supported(&path, wanted, &["NotOlderThan"]));
         }
-        if !continue_token.is_empty() {
-            let why = "resourceVersionMatch is forbidden when continue is provided";
-            errors.push(FieldError::forbidden(&path, why));
-        }
+    }
+    if !continue_token.is_empty() {
+        let why = "resourceVersionMatch is forbidden when continue is provided";
+        errors.push(FieldError::forbidden(&path, why));
     }
     errors
 }
@@ -369,6 +367,9 @@ pub(crate) struct DeleteOptions {
     pub uid: Option<String>,
     pub resource_version: Option<String>,
     pub propagation: Option<Propagation>,
+    /// The old way of asking for dependents to go too. As upstream: only then is a deletion that is under way
+    /// answered as accepted.
+    pub waits_for_dependents: bool,
     pub dry_run: bool,
 }
 
@@ -398,6 +399,7 @@ impl DeleteOptions {
                 dry_run = query.all("dryRun").map(str::to_owned).collect();
             }
         }
+        options.waits_for_dependents = orphans == Some(false);
         let path = Path::new("propagationPolicy");
         if let (Some(policy), Some(_)) = (&policy, orphans) {
             let why = "orphanDependents and deletionPropagation cannot be both set";

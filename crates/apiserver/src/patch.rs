@@ -307,7 +307,8 @@ async fn apply(
     let mut applied = codec::json::decode_any(document.json().as_bytes()).map_err(unreadable)?.value;
     check_applied(&applied, &gvk)?;
     let name = call.name().to_owned();
-    if meta::name(&applied).is_empty() {
+    let named = !meta::name(&applied).is_empty();
+    if !named {
         meta::set_str(&mut applied, "name", &name);
     }
     if applied.pointer("/metadata/managedFields").is_some_and(|fields| !fields.is_null()) {
@@ -316,6 +317,13 @@ async fn apply(
     // As upstream: what does not fit the schema is refused before anybody looks for unknown fields.
     crate::managed::check(&call.resource, &applied)?;
     let decoded = crate::call::decode_yaml(&document, body, &gvk)?;
+    if options.field_validation == FieldValidation::Strict
+        && let Some(why) = decoded.strict.iter().find(|why| why.starts_with("yaml: "))
+    {
+        return Err(Status::bad_request(format!(
+            "error strict decoding YAML: error converting YAML to JSON: {why}"
+        )));
+    }
     call.take_strict(&gvk.kind, decoded, options.field_validation)?;
     check_place(call, &applied)?;
     let registry = &call.server.registry;
@@ -332,6 +340,17 @@ async fn apply(
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
             call.authorize_create()?;
+            // What is made says itself what it is called, and cannot be an object that was there before.
+            if !named {
+                crate::registry::metadata::check_name(&Value::Null, &name)?;
+            }
+            let uid = meta::uid(&applied);
+            if !uid.is_empty() {
+                let why = format!(
+                    "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                );
+                return Err(Status::conflict(&call.resource.group, &call.resource.plural, &name, &why));
+            }
             let new = crate::managed::apply(&call.resource, None, &applied, options, None)?;
             crate::verbs::provide_namespace(call, options).await?;
             registry.create_applied(&call.write(options), new).await.map(|created| (201, created))

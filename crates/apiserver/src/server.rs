@@ -97,6 +97,8 @@ pub struct Config {
     pub service_account_issuer: String,
     /// The key that signs them, as PEM. Without it there are no tokens.
     pub service_account_key: Option<String>,
+    /// The authority of client certificates, as PEM: published for servers that check them too.
+    pub client_ca: Option<String>,
     /// Whether tokens that admission mounts into pods live for a year instead of an hour, for clients that never read
     /// them again.
     pub extend_token_expiration: bool,
@@ -120,6 +122,7 @@ impl Config {
             kubelet_client: None,
             runtime_config: BTreeMap::new(),
             service_account_issuer: "https://kubernetes.default.svc".into(),
+            client_ca: None,
             service_account_key: None,
             extend_token_expiration: true,
             event_ttl_seconds: 3600,
@@ -515,8 +518,9 @@ impl ApiServer {
                 }
                 // As upstream: with a slash at the end it is another handler, which knows no shapes.
                 let aggregates = core || !parts.uri.path().ends_with('/');
-                let as_ = negotiate::accept(accept, |_, shape| aggregates && shape == Shape::AggregatedDiscovery)
-                    .ok_or_else(unacceptable)?;
+                let as_ =
+                    negotiate::accept(accept, |_, shape| aggregates && shape == Shape::AggregatedDiscovery)
+                        .ok_or_else(unacceptable)?;
                 if as_.shape == Shape::AggregatedDiscovery {
                     let mut answer = encode::value(200, &discovery::aggregated(table, core), as_)?;
                     let content_type = discovery::aggregated_type(as_.format);
@@ -570,7 +574,8 @@ impl ApiServer {
 /// Whether objects of a kind, or of one of its parts, can be told as a table: upstream's reviews and the other
 /// questions that are answered and not stored have no columns.
 fn has_table(resource: &ferrite_api::resource::Resource, part: Option<&str>) -> bool {
-    let asks = crate::reviews::is_review(&resource.group) || (resource.group.is_empty() && resource.plural == "bindings");
+    let asks = crate::reviews::is_review(&resource.group)
+        || (resource.group.is_empty() && resource.plural == "bindings");
     !asks && !matches!(part, Some("eviction" | "binding" | "token"))
 }
 

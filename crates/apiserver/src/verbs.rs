@@ -80,7 +80,8 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
 
 fn get(call: &Call) -> Result<Answer, Status> {
     if let Some(version) = call.query.get("resourceVersion").filter(|v| !v.is_empty()) {
-        let version = crate::options::parse_version(version).map_err(|why| Status::new(500, "", why.to_string()))?;
+        let version =
+            crate::options::parse_version(version).map_err(|why| Status::new(500, "", why.to_string()))?;
         call.server.registry.check_reached(version)?;
     }
     let entry = call.server.registry.get(&call.resource, call.namespace(), call.name())?;
@@ -202,15 +203,18 @@ fn options_gvk(api_version: &str, kind: &str) -> Result<Gvk, Status> {
         // The options are of meta's version, which every group has.
         kind == "DeleteOptions" && (gvk.group == "meta.k8s.io" || ferrite_api::schema::of(gvk).is_some())
     });
-    gvk.map(|gvk| if gvk.group == "meta.k8s.io" { Gvk::new("", "v1", "DeleteOptions") } else { gvk }).ok_or_else(|| {
-        let why = match (api_version, kind) {
-            ("v1" | "meta.k8s.io/v1", "Status") => {
-                "converting (v1.Status) to (v1.DeleteOptions): unknown conversion".to_owned()
-            }
-            _ => format!("no kind {kind:?} is registered for version {api_version:?} in scheme {OPTIONS_SCHEME:?}"),
-        };
-        Status::bad_request(why)
-    })
+    gvk.map(|gvk| if gvk.group == "meta.k8s.io" { Gvk::new("", "v1", "DeleteOptions") } else { gvk })
+        .ok_or_else(|| {
+            let why = match (api_version, kind) {
+                ("v1" | "meta.k8s.io/v1", "Status") => {
+                    "converting (v1.Status) to (v1.DeleteOptions): unknown conversion".to_owned()
+                }
+                _ => format!(
+                    "no kind {kind:?} is registered for version {api_version:?} in scheme {OPTIONS_SCHEME:?}"
+                ),
+            };
+            Status::bad_request(why)
+        })
 }
 
 /// Reads delete options from the body.
@@ -258,7 +262,12 @@ async fn delete(call: &mut Call) -> Result<Answer, Status> {
     }
     let write_options = delete_write(call, &options);
     let deleted = call.server.registry.delete(&call.write(&write_options), call.name(), &options).await?;
-    answer_deleted(call, deleted)
+    let accepted = options.waits_for_dependents && matches!(deleted, Deleted::Marked(_));
+    let mut answer = answer_deleted(call, deleted)?;
+    if accepted {
+        *answer.status_mut() = ::http::StatusCode::ACCEPTED;
+    }
+    Ok(answer)
 }
 
 pub(crate) fn answer_deleted(call: &Call, deleted: Deleted) -> Result<Answer, Status> {
@@ -302,7 +311,8 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
             let mut write = call.write(&write_options);
             write.namespace = meta::namespace(&object);
             match registry.delete(&write, meta::name(&object), &options).await {
-                Ok(Deleted::Gone(o) | Deleted::Marked(o)) => objects.push(o),
+                // As upstream: the answer is what was found, not what became of it.
+                Ok(Deleted::Gone(_) | Deleted::Marked(_)) => objects.push(object),
                 // Somebody else was faster, which is what was wanted.
                 Err(status) if status.code == 404 => {}
                 Err(status) => return Err(status),

@@ -73,6 +73,10 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "persistentvolume-protection-controller",
         start: storage_protection::start_volumes,
     },
+    ControllerEntry {
+        name: "volumeattributesclass-protection-controller",
+        start: storage_protection::start_classes,
+    },
     ControllerEntry { name: "service-cidr-controller", start: service_ranges::start },
     ControllerEntry { name: "ttl-controller", start: node_ttl::start },
     ControllerEntry { name: "garbage-collector-controller", start: gc::start },

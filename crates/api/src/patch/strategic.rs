@@ -1,7 +1,7 @@
 //! Strategic merge patch: a merge patch that knows, from the schema, how lists merge, and that carries
 //! directives of its own (`$patch`, `$retainKeys`, `$setElementOrder/…`, `$deleteFromPrimitiveList/…`).
 
-use super::{PatchError, go_format};
+use super::{PatchError, go_format, go_type};
 use crate::schema::{Kind, Patch, TypeRef};
 use ferrite_json::{Map, Text, Value};
 
@@ -77,19 +77,6 @@ fn directive(text: impl Into<String>) -> PatchError {
 
 fn malformed(text: impl Into<String>) -> PatchError {
     PatchError::Malformed(text.into())
-}
-
-/// The type Go gives a value it reads from JSON.
-fn go_type(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "<nil>",
-        Value::Bool(_) => "bool",
-        Value::Number(number) if number.as_i64().is_some() => "int64",
-        Value::Number(_) => "float64",
-        Value::String(_) => "string",
-        Value::Array(_) => "[]interface {}",
-        Value::Object(_) => "map[string]interface {}",
-    }
 }
 
 fn not_a_list(value: &Value) -> PatchError {

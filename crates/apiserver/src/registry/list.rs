@@ -242,8 +242,9 @@ fn parse_token(text: &str) -> Result<Option<Token>, Status> {
     let lenient = GeneralPurposeConfig::new()
         .with_decode_allow_trailing_bits(true)
         .with_decode_padding_mode(base64::engine::DecodePaddingMode::RequireNone);
-    let bytes =
-        GeneralPurpose::new(&alphabet::URL_SAFE, lenient).decode(text).map_err(|e| bad(&base64_fault(text, &e)))?;
+    let bytes = GeneralPurpose::new(&alphabet::URL_SAFE, lenient)
+        .decode(text)
+        .map_err(|e| bad(&base64_fault(text, &e)))?;
     let token: Token = match ferrite_json::from_slice(&bytes) {
         Ok(token) => token,
         Err(_) => match std::str::from_utf8(&bytes).ok().and_then(|t| t.trim_start().chars().next()) {
@@ -287,7 +288,10 @@ mod tests {
     fn a_token_that_is_no_base64_is_refused_in_gos_words() {
         for (text, at) in [("x", 0), ("e30=", 3), ("e3%0", 2), ("e30aa", 4)] {
             let message = parse_token(text).unwrap_err().message;
-            assert!(message.ends_with(&format!("illegal base64 data at input byte {at}")), "{text}: {message}");
+            assert!(
+                message.ends_with(&format!("illegal base64 data at input byte {at}")),
+                "{text}: {message}"
+            );
         }
     }
 

@@ -2,11 +2,11 @@
 
 use crate::call::{self, Call};
 use crate::http::Answer;
+use crate::options::FieldValidation;
 use crate::patch;
 use crate::request::Verb;
 use crate::{encode, verbs};
 use ::http::header;
-use crate::options::FieldValidation;
 use ferrite_api::codec::Decoded;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::selector::LabelSelector;
@@ -107,7 +107,8 @@ async fn write(
         let (given, stored) = (meta::uid(&scale), meta::uid(old));
         if !given.is_empty() && given != stored {
             let plural = format!("{}/scale", resource.plural);
-            let why = format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
+            let why =
+                format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
             return Err(Status::conflict(&resource.group, &plural, meta::name(old), &why));
         }
         let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
