@@ -11,11 +11,13 @@ pub struct Status {
     pub reason: &'static str,
     pub message: String,
     pub details: Option<Box<Map>>,
+    /// Where a list that could not go on may go on nevertheless.
+    pub continue_token: Option<Box<str>>,
 }
 
 impl Status {
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: None }
+        Self { code, reason, message: message.into(), details: None, continue_token: None }
     }
 
     fn with_details(mut self, group: &str, kind: &str, name: &str) -> Self {
@@ -165,6 +167,9 @@ impl Status {
             "message": self.message,
             "code": self.code,
         });
+        if let Some(token) = &self.continue_token {
+            object["metadata"]["continue"] = token.to_string().into();
+        }
         if !self.reason.is_empty() {
             object["reason"] = self.reason.into();
         }

@@ -28,7 +28,26 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
         ensure(server, "", "namespaces", "", namespace)
     });
     future::try_join_all(namespaces).await?;
-    future::try_join3(policy(server), services(server), service_range(server)).await.map(drop)
+    future::try_join4(policy(server), services(server), service_range(server), published(server))
+        .await
+        .map(drop)
+}
+
+/// ConfigMaps that tell others how this server authenticates: the authority of client certificates, and since when
+/// the use of old tokens is noted.
+async fn published(server: &ApiServer) -> Result<(), Status> {
+    let since = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
+    let tracking = json!({
+        "metadata": {"name": "kube-apiserver-legacy-service-account-token-tracking"},
+        "data": {"since": since},
+    });
+    ensure(server, "", "configmaps", "kube-system", tracking).await?;
+    let Some(authority) = &server.config.client_ca else { return Ok(()) };
+    let authentication = json!({
+        "metadata": {"name": "extension-apiserver-authentication"},
+        "data": {"client-ca-file": authority},
+    });
+    replace(server, "", "configmaps", "kube-system", authentication).await
 }
 
 /// Makes a namespace that somebody creates something in, if it is not there.

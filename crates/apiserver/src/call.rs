@@ -53,7 +53,13 @@ impl Call {
     }
 
     pub fn include_object(&self) -> Result<IncludeObject, Status> {
-        IncludeObject::parse(self.query.get("includeObject").unwrap_or_default())
+        // Only tables have objects to include.
+        match self.representation.shape {
+            negotiate::Shape::Table { .. } => {
+                IncludeObject::parse(self.query.get("includeObject").unwrap_or_default())
+            }
+            _ => IncludeObject::parse(""),
+        }
     }
 
     pub fn write_options(&self) -> Result<WriteOptions, Status> {
@@ -115,11 +121,11 @@ impl Call {
     /// A whole object that replaces another says where it belongs, and it is the place that the path names.
     pub fn check_place(&self, object: &Value) -> Result<(), Status> {
         check_name(object, self.name())?;
-        let (namespace, within) = (meta::namespace(object), self.namespace());
-        if self.resource.is_namespaced() && !namespace.is_empty() && namespace != within {
-            return Err(Status::bad_request(format!(
-                "the namespace of the object ({namespace}) does not match the namespace on the request ({within})"
-            )));
+        let namespace = meta::namespace(object);
+        if self.resource.is_namespaced() && !namespace.is_empty() && namespace != self.namespace() {
+            return Err(Status::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
         }
         Ok(())
     }
@@ -177,6 +183,21 @@ pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Dec
     finish(type_, expected, given, decoded)
 }
 
+/// Decodes options, whose kind has been checked: what is wrong is told without naming them.
+pub(crate) fn decode_options(format: Format, bytes: &[u8], gvk: &Gvk) -> Result<Decoded, Status> {
+    let type_ = type_of(gvk)?;
+    let refuse = |e: DecodeError| Status::bad_request(e.to_string());
+    Ok(match format {
+        Format::Protobuf => {
+            let envelope = protobuf::open(bytes).map_err(refuse)?;
+            let value = protobuf::decode_message(type_, envelope.raw).map_err(refuse)?;
+            Decoded { value, strict: Vec::new() }
+        }
+        Format::Json => json::decode(type_, bytes).map_err(refuse)?,
+        Format::Yaml => yaml::read(bytes).and_then(|document| document.decode(type_)).map_err(refuse)?,
+    })
+}
+
 /// As [`decode`], for YAML that has been read already.
 pub(crate) fn decode_yaml(
     document: &yaml::Document,
@@ -201,6 +222,10 @@ fn given_and_decoded(
         let text = |key: &str| decoded.value.get(key).and_then(Value::as_str);
         Some(Given::new(text("apiVersion")?, text("kind")?, expected))
     });
+    if let Some(given) = said.as_ref().filter(|given| given.0.version.contains('/')) {
+        let why = DecodeError::Text(format!("unexpected GroupVersion string: {}", given.api_version()));
+        return Err(unrecognised(bytes, expected, &why));
+    }
     let given = match said {
         Some(given) => given,
         None => {
@@ -297,7 +322,7 @@ fn go_quote(text: &str) -> String {
 }
 
 /// The Go package of a group's internal types.
-fn internal_package(group: &str) -> &str {
+pub(crate) fn internal_package(group: &str) -> &str {
     match group {
         "" | "events.k8s.io" => "core",
         group => group.split('.').next().unwrap_or(group),

@@ -1,12 +1,22 @@
 //! What this server serves, for clients that ask: group by group, or all at once.
 
+use crate::negotiate::Format;
 use crate::registry::Table;
 use ferrite_api::gvk::api_version;
 use ferrite_api::resource::{Resource, Scope};
 use ferrite_json::{Value, json};
 
 /// The media type of [`aggregated`].
-pub(crate) const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+/// The media type of aggregated discovery.
+pub(crate) fn aggregated_type(format: Format) -> &'static str {
+    match format {
+        Format::Json => "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+        Format::Yaml => "application/yaml;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList",
+        Format::Protobuf => {
+            "application/vnd.kubernetes.protobuf;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+        }
+    }
+}
 
 /// `/api`
 pub(crate) fn core_versions(address: &str) -> Value {
@@ -162,19 +172,37 @@ fn resource_value(resource: &Resource) -> Value {
     if !resource.categories.is_empty() {
         value["categories"] = resource.categories.to_vec().into();
     }
-    if resource.verbs.contains(&"list") {
+    if resource.verbs.contains(&"list") && resource.kind != "ComponentStatus" {
         value["storageVersionHash"] = storage_hash(resource).into();
     }
     value
 }
 
-/// Tells clients when the stored version of a kind changes; any stable text of it will do.
+/// Kinds whose objects upstream stores in another version than the one served: group, kind, and what it stores.
+const STORED_AS: &[(&str, &str, &str)] = &[
+    ("events.k8s.io", "Event", "/v1"),
+    ("autoscaling", "HorizontalPodAutoscaler", "autoscaling/v2"),
+    ("admissionregistration.k8s.io", "MutatingAdmissionPolicy", "admissionregistration.k8s.io/v1beta1"),
+    (
+        "admissionregistration.k8s.io",
+        "MutatingAdmissionPolicyBinding",
+        "admissionregistration.k8s.io/v1beta1",
+    ),
+    ("apiextensions.k8s.io", "CustomResourceDefinition", "apiextensions.k8s.io/v1beta1"),
+];
+
+/// Tells clients when the stored version of a kind changes; the same text as upstream's, which is eight bytes of a
+/// SHA-256.
 fn storage_hash(resource: &Resource) -> String {
     use base64::Engine;
-    let text = format!("{}/{}/{}", resource.group, resource.version, resource.kind);
-    let hash =
-        text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    base64::engine::general_purpose::STANDARD.encode(hash.to_be_bytes())
+    let elsewhere =
+        STORED_AS.iter().find(|(group, kind, _)| *group == resource.group && *kind == resource.kind);
+    let text = match elsewhere {
+        Some((_, kind, version)) => format!("{version}/{kind}"),
+        None => format!("{}/{}/{}", resource.group, resource.version, resource.kind),
+    };
+    let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+    base64::engine::general_purpose::STANDARD.encode(&digest.as_ref()[..8])
 }
 
 /// Aggregated discovery: of the core group (`/api`) or all others (`/apis`).
@@ -204,9 +232,10 @@ pub(crate) fn aggregated(table: &Table, core: bool) -> Value {
 }
 
 fn aggregated_resource(resource: &Resource) -> Value {
-    // As upstream: the core group is told by saying neither group nor version.
+    // As upstream: the resource's own group and version are told by saying neither.
     let kind = |group: &str, version: &str, kind: &str| {
-        let version = if group.is_empty() { "" } else { version };
+        let own = (group, version) == (&*resource.group, &*resource.version);
+        let (group, version) = if own || group.is_empty() { ("", "") } else { (group, version) };
         json!({"group": group, "version": version, "kind": kind})
     };
     let mut value = json!({

@@ -12,7 +12,8 @@ use jiff::Timestamp;
 fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
     match (subresource, &*resource.plural) {
         (Some("status"), "deployments") => &["spec", "metadata.labels"],
-        (Some("status"), "resourceclaims") => &["spec", "metadata"],
+        (Some("status"), "resourceclaims" | "apiservices") => &["spec", "metadata"],
+        (Some("status"), "pods") => &["spec", "metadata.deletionTimestamp", "metadata.ownerReferences"],
         (None, "certificatesigningrequests") => &["spec", "status"],
         (Some("status"), _) => &["spec"],
         _ => plain(resource, subresource),

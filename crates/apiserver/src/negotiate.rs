@@ -59,16 +59,19 @@ pub(crate) const PLAIN_JSON: Representation =
     Representation { format: Format::Json, shape: Shape::AsIs, pretty: false };
 
 pub(crate) const ACCEPTED: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
-/// What upstream says when no media type of the header is known to it at all.
-const UNKNOWN_MEDIA_TYPES: &str = "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf, application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+/// What a watch is sent as.
+pub(crate) const WATCHED: &str =
+    "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
+/// Media types of the routes that list, which also watch.
+const LISTED: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf, application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 
 /// Longer headers are cut: nobody needs more alternatives.
 const MAX_CLAUSES: usize = 64;
 
-/// Picks the best clause of an `Accept` header that we can serve.
-pub(crate) fn accept(header: &str) -> Result<Representation, Status> {
+/// Picks the best clause of an `Accept` header that we can serve, of those whose shape is `allowed`.
+pub(crate) fn accept(header: &str, allowed: impl Fn(Format, Shape) -> bool) -> Option<Representation> {
     if header.trim().is_empty() {
-        return Ok(PLAIN_JSON);
+        return Some(PLAIN_JSON);
     }
     let mut clauses: Vec<(f32, &str)> = header
         .split(',')
@@ -76,25 +79,45 @@ pub(crate) fn accept(header: &str) -> Result<Representation, Status> {
         .map(|clause| (parameter(clause, "q").and_then(|q| q.parse().ok()).unwrap_or(1.0), clause))
         .collect();
     clauses.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut known = false;
-    for (_, clause) in clauses {
+    clauses.into_iter().find_map(|(_, clause)| {
+        let format = Format::of(clause.split(';').next().unwrap_or_default().trim())?;
+        let shape = shape(clause).filter(|shape| *shape == Shape::AsIs || allowed(format, *shape))?;
+        let pretty = parameter(clause, "pretty").is_some_and(|p| matches!(p, "1" | "true"));
+        Some(Representation { format, shape, pretty })
+    })
+}
+
+/// What an error is encoded as: errors have no other shape, and JSON is for whoever accepts nothing we have.
+pub(crate) fn for_errors(header: &str) -> Representation {
+    accept(header, |_, _| false).unwrap_or(PLAIN_JSON)
+}
+
+/// Refuses a header that names no media type of a route. As upstream, whose router looks before the handler does:
+/// only a handler knows shapes.
+pub(crate) fn check_route(header: &str, lists: bool) -> Result<(), Status> {
+    let named = |clause: &str| Format::of(clause.split(';').next().unwrap_or_default().trim()).is_some();
+    if header.trim().is_empty() || header.split(',').take(MAX_CLAUSES).any(named) {
+        return Ok(());
+    }
+    Err(none_available(if lists { LISTED } else { ACCEPTED }))
+}
+
+/// The router's refusal, with the media types that the route has.
+pub(crate) fn none_available(available: &str) -> Status {
+    let message = format!("406: Not Acceptable\n\nAvailable representations: {available}");
+    Status::new(406, "NotAcceptable", message).with_empty_details()
+}
+
+/// Refuses a header that names nothing but media types other than `only`.
+pub(crate) fn check_only(header: &str, only: &str) -> Result<(), Status> {
+    let named = |clause: &str| {
         let media_type = clause.split(';').next().unwrap_or_default().trim();
-        let Some(format) = Format::of(media_type) else { continue };
-        known = true;
-        // Tables have no protobuf form: the next clause has its turn.
-        let shape =
-            shape(clause).filter(|s| !(format == Format::Protobuf && matches!(s, Shape::Table { .. })));
-        if let Some(shape) = shape {
-            let pretty = parameter(clause, "pretty").is_some_and(|p| matches!(p, "1" | "true"));
-            return Ok(Representation { format, shape, pretty });
-        }
+        media_type == "*/*" || media_type == only
+    };
+    match header.trim().is_empty() || header.split(',').take(MAX_CLAUSES).any(named) {
+        true => Ok(()),
+        false => Err(none_available(only)),
     }
-    if known {
-        return Err(Status::not_acceptable(ACCEPTED));
-    }
-    let mut status = Status::new(406, "NotAcceptable", UNKNOWN_MEDIA_TYPES);
-    status.details = Some(Box::default());
-    Err(status)
 }
 
 fn shape(clause: &str) -> Option<Shape> {
@@ -152,8 +175,43 @@ mod tests {
             ("text/html", None),
         ];
         for (header, expected) in rows {
-            let got = accept(header).ok().map(|r| (r.format, r.shape));
+            let got = accept(header, |format, _| format != Format::Protobuf).map(|r| (r.format, r.shape));
             assert_eq!(got, expected, "{header}");
         }
+    }
+
+    #[test]
+    fn errors_have_no_shape_of_their_own() {
+        let rows = [
+            ("application/yaml", Format::Yaml),
+            ("application/yaml;as=Table;v=v1;g=meta.k8s.io", Format::Json),
+            ("application/json;as=Table;v=v1;g=meta.k8s.io,application/yaml", Format::Yaml),
+            ("application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;v=v1;g=meta.k8s.io", Format::Json),
+            ("application/vnd.kubernetes.protobuf", Format::Protobuf),
+            ("text/html", Format::Json),
+        ];
+        for (header, expected) in rows {
+            let got = for_errors(header);
+            assert_eq!((got.format, got.shape), (expected, Shape::AsIs), "{header}");
+        }
+    }
+
+    #[test]
+    fn the_router_knows_media_types_but_no_shapes() {
+        for (header, lists, taken) in [
+            ("", true, true),
+            ("application/json;as=Bogus;v=v1;g=meta.k8s.io", false, true),
+            ("text/html,*/*", false, true),
+            ("text/html", false, false),
+            ("application/*", true, false),
+        ] {
+            let got = check_route(header, lists);
+            assert_eq!(got.is_ok(), taken, "{header}");
+            if let Err(status) = got {
+                assert_eq!(status.message.ends_with("stream=watch"), lists, "{header}");
+            }
+        }
+        assert!(check_only("application/jwk-set+json", "application/jwk-set+json").is_ok());
+        assert!(check_only("application/json", "application/jwk-set+json").is_err());
     }
 }

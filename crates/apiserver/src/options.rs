@@ -30,7 +30,7 @@ impl Query {
     }
 
     pub fn integer(&self, key: &str) -> Result<Option<i64>, Status> {
-        match self.get(key).filter(|v| !v.is_empty()) {
+        match self.get(key) {
             None => Ok(None),
             Some(text) => text.parse().map(Some).map_err(|e: std::num::ParseIntError| {
                 let why = match e.kind() {
@@ -202,6 +202,39 @@ fn invalid(kind: &str, errors: &[FieldError]) -> Result<(), Status> {
     }
 }
 
+/// A text that is no number without a sign, in Go's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("strconv.ParseUint: parsing {text:?}: {why}")]
+pub(crate) struct NotUnsigned {
+    text: String,
+    why: &'static str,
+}
+
+/// Reads a number as Go's `ParseUint` does.
+pub(crate) fn parse_uint(text: &str) -> Result<u64, NotUnsigned> {
+    let refuse = |why| NotUnsigned { text: text.to_owned(), why };
+    // Rust takes a sign, which Go does not.
+    if text.starts_with('+') {
+        return Err(refuse("invalid syntax"));
+    }
+    text.parse().map_err(|e: std::num::ParseIntError| match e.kind() {
+        std::num::IntErrorKind::PosOverflow => refuse("value out of range"),
+        _ => refuse("invalid syntax"),
+    })
+}
+
+/// A text that is no resource version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("resourceVersion: Invalid value: {version:?}: {why}")]
+pub(crate) struct BadVersion {
+    version: String,
+    why: NotUnsigned,
+}
+
+pub(crate) fn parse_version(version: &str) -> Result<u64, BadVersion> {
+    parse_uint(version).map_err(|why| BadVersion { version: version.to_owned(), why })
+}
+
 /// How old an answer to a list may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum VersionMatch {
@@ -241,12 +274,9 @@ impl ListOptions {
         invalid("ListOptions", &errors)?;
         let resource_version = match version.as_str() {
             "" => None,
-            version => Some(version.parse().map_err(|_| {
-                let why = format!("resourceVersion: Invalid value: {version:?}: strconv.ParseUint: parsing {version:?}: invalid syntax");
-                match watch {
-                    true => Status::new(500, "", why),
-                    false => Status::bad_request(format!("invalid resource version: {why}")),
-                }
+            version => Some(parse_version(version).map_err(|why| match watch {
+                true => Status::new(500, "", why.to_string()),
+                false => Status::bad_request(format!("invalid resource version: {why}")),
             })?),
         };
         let version_match = match wanted.as_str() {
@@ -314,10 +344,10 @@ fn watch_errors(wanted: &str, send_initial_events: Option<bool>, continue_token:
         if wanted != "NotOlderThan" {
             errors.push(FieldError::not_supported(&path, wanted, &["NotOlderThan"]));
         }
-        if !continue_token.is_empty() {
-            let why = "resourceVersionMatch is forbidden when continue is provided";
-            errors.push(FieldError::forbidden(&path, why));
-        }
+    }
+    if !continue_token.is_empty() {
+        let why = "resourceVersionMatch is forbidden when continue is provided";
+        errors.push(FieldError::forbidden(&path, why));
     }
     errors
 }
@@ -337,6 +367,9 @@ pub(crate) struct DeleteOptions {
     pub uid: Option<String>,
     pub resource_version: Option<String>,
     pub propagation: Option<Propagation>,
+    /// The old way of asking for dependents to go too. As upstream: only then is a deletion that is under way
+    /// answered as accepted.
+    pub waits_for_dependents: bool,
     pub dry_run: bool,
 }
 
@@ -359,11 +392,14 @@ impl DeleteOptions {
             }
             None => {
                 options.grace_seconds = query.integer("gracePeriodSeconds")?;
-                policy = query.get("propagationPolicy").filter(|p| !p.is_empty()).map(str::to_owned);
+                options.uid = query.get("uid").map(str::to_owned);
+                options.resource_version = query.get("resourceVersion").map(str::to_owned);
+                policy = query.get("propagationPolicy").map(str::to_owned);
                 orphans = query.get("orphanDependents").map(|_| query.flag("orphanDependents"));
                 dry_run = query.all("dryRun").map(str::to_owned).collect();
             }
         }
+        options.waits_for_dependents = orphans == Some(false);
         let path = Path::new("propagationPolicy");
         if let (Some(policy), Some(_)) = (&policy, orphans) {
             let why = "orphanDependents and deletionPropagation cannot be both set";
@@ -390,6 +426,37 @@ impl DeleteOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_refused_in_gos_words() {
+        let said = |text: &str| parse_version(text).map_err(|e| e.to_string());
+        assert_eq!(said("7"), Ok(7));
+        assert_eq!(said("007"), Ok(7));
+        for (text, why) in [
+            ("x", "invalid syntax"),
+            ("-1", "invalid syntax"),
+            ("+1", "invalid syntax"),
+            ("0x1", "invalid syntax"),
+            ("99999999999999999999999", "value out of range"),
+        ] {
+            let expected = format!(
+                "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: {why}"
+            );
+            assert_eq!(said(text), Err(expected));
+        }
+        let query = |text: &str| Query::parse(Some(text)).integer("limit").map_err(|status| status.message);
+        assert_eq!(query(""), Ok(None));
+        assert_eq!(query("limit=-1"), Ok(Some(-1)));
+        assert_eq!(query("limit="), Err("strconv.ParseInt: parsing \"\": invalid syntax".into()));
+    }
+
+    #[test]
+    fn a_delete_names_the_object_it_means_in_its_query() {
+        let query = Query::parse(Some("uid=u&resourceVersion=7"));
+        let options = DeleteOptions::parse(&query, None).unwrap();
+        assert_eq!((options.uid.as_deref(), options.resource_version.as_deref()), (Some("u"), Some("7")));
+        assert!(DeleteOptions::parse(&Query::parse(Some("propagationPolicy=")), None).is_err());
+    }
 
     #[test]
     fn durations_are_read_as_go_reads_them() {

@@ -34,6 +34,12 @@ pub(crate) fn is_apply(content_type: &str) -> bool {
     Kind::of(content_type).is_ok_and(|kind| kind == Kind::Apply)
 }
 
+/// Whether the body is of a kind of patch: others find no route.
+pub(crate) fn is_patch(headers: &::http::HeaderMap) -> bool {
+    let given = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    Kind::of(given).is_ok()
+}
+
 impl Kind {
     pub fn of(content_type: &str) -> Result<Self, Status> {
         Ok(match content_type.split(';').next().unwrap_or_default().trim() {
@@ -75,7 +81,10 @@ impl Kind {
         let mut patched = old.clone();
         self.apply_to(type_, &mut patched, document)?;
         let refused = |why: String| self.refused(type_, &patched, document, why);
-        if let Some(why) = crate::call::kind_problem(&patched, gvk) {
+        // A strategic patch is merged into an object that already has its type, whatever the patch calls it.
+        if self != Self::Strategic
+            && let Some(why) = crate::call::kind_problem(&patched, gvk)
+        {
             return Err(refused(why));
         }
         let mut decoded = codec::json::conform(type_, &patched)
@@ -84,6 +93,15 @@ impl Kind {
         decoded.value["kind"] = gvk.kind.clone().into();
         decoded.value["apiVersion"] = gvk.api_version().into();
         Ok(decoded)
+    }
+
+    /// The refusal of what a patch makes of `old`.
+    pub fn refuse_patched(self, type_: TypeRef, old: &Value, document: &Value, why: String) -> Status {
+        let mut patched = old.clone();
+        match self.apply_to(type_, &mut patched, document) {
+            Ok(()) => self.refused(type_, &patched, document, why),
+            Err(status) => status,
+        }
     }
 
     /// Upstream quotes what it could not take: the patched object, or a strategic patch itself.
@@ -127,9 +145,7 @@ async fn plain(
         let mut decoded = kind.patched(type_, &gvk, old, document)?;
         decoded.strict.splice(0..0, complaints.iter().cloned());
         if strict && let Some(why) = decoded.strict_error() {
-            let mut patched = old.clone();
-            kind.apply_to(type_, &mut patched, document)?;
-            return Err(kind.refused(type_, &patched, document, why));
+            return Err(kind.refuse_patched(type_, old, document, why));
         }
         let errors = call.resource.strategy.validate_patch(&decoded.value);
         if !errors.is_empty() {
@@ -150,11 +166,12 @@ async fn plain(
             replaces: false,
             applied: false,
         })
-        .await?;
+        .await;
+    // A client learns of unknown fields even when the object is refused for another reason.
     if options.field_validation == FieldValidation::Warn {
         call.warnings.extend(found.into_inner().unwrap_or_else(PoisonError::into_inner));
     }
-    Ok(result)
+    result
 }
 
 const NO_MERGE_PATCH: &str = "Invalid JSON Patch";
@@ -182,8 +199,13 @@ pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Re
             document.value = json!({});
             return Ok(document);
         }
-        (Kind::Json, Value::Array(_)) => return Ok(document),
-        (Kind::Json, _) if looks => "[]interface {}",
+        (Kind::Json, Value::Array(operations)) => {
+            if looks {
+                check_operations(operations, &mut document.strict).map_err(refuse)?;
+            }
+            return Ok(document);
+        }
+        (Kind::Json, _) if looks => "[]handlers.jsonPatchOp",
         (Kind::Json, _) => "jsonpatch.Patch",
         (_, Value::Object(_)) => return Ok(document),
         // Such a patch is what the object becomes, and refused as that.
@@ -194,6 +216,42 @@ pub(crate) fn parse(kind: Kind, body: &Bytes, validation: FieldValidation) -> Re
         "json: cannot unmarshal {} into Go value of type {wanted}",
         patch::json_name(&document.value)
     )))
+}
+
+/// Members of an operation of a JSON patch; all but the value are text.
+const OPERATION: [&str; 4] = ["op", "path", "from", "value"];
+
+/// Whether the operations are what upstream's type for them takes, with its complaints about unknown members.
+fn check_operations(operations: &[Value], strict: &mut Vec<String>) -> Result<(), String> {
+    let mut unknown = Vec::new();
+    for (index, operation) in operations.iter().enumerate() {
+        let found = match operation {
+            Value::Null => continue,
+            Value::Object(members) => {
+                for (name, value) in members {
+                    match OPERATION.iter().position(|known| *known == name.as_str()) {
+                        None => unknown.push(format!("unknown field \"[{index}].{name}\"")),
+                        Some(3) => {}
+                        Some(_) if value.is_string() || value.is_null() => {}
+                        Some(_) => {
+                            return Err(format!(
+                                "json: cannot unmarshal {} into Go struct field jsonPatchOp.{name} of type string",
+                                patch::json_name(value)
+                            ));
+                        }
+                    }
+                }
+                continue;
+            }
+            other => patch::json_name(other),
+        };
+        return Err(format!("json: cannot unmarshal {found} into Go value of type handlers.jsonPatchOp"));
+    }
+    strict.append(&mut unknown);
+    for complaint in strict {
+        *complaint = format!("json patch {complaint}");
+    }
+    Ok(())
 }
 
 /// An applied configuration may leave out where it belongs, but not name another place.
@@ -228,6 +286,13 @@ fn check_applied(document: &Value, expected: &Gvk) -> Result<(), Status> {
     )))
 }
 
+/// As [`check_applied`], for a body that has not been read.
+pub(crate) fn check_applied_body(body: &Bytes, expected: &Gvk) -> Result<(), Status> {
+    let unreadable = |e| Status::bad_request(format!("error decoding YAML: {e}"));
+    let document = yaml::read(body).map_err(unreadable)?;
+    check_applied(&codec::json::decode_any(document.json().as_bytes()).map_err(unreadable)?.value, expected)
+}
+
 /// Server-side apply: creates the object or merges the configuration into it.
 async fn apply(
     call: &mut Call,
@@ -242,15 +307,23 @@ async fn apply(
     let mut applied = codec::json::decode_any(document.json().as_bytes()).map_err(unreadable)?.value;
     check_applied(&applied, &gvk)?;
     let name = call.name().to_owned();
-    if meta::name(&applied).is_empty() {
+    let named = !meta::name(&applied).is_empty();
+    if !named {
         meta::set_str(&mut applied, "name", &name);
     }
-    if applied.pointer("/metadata/managedFields").and_then(Value::as_array).is_some_and(|m| !m.is_empty()) {
+    if applied.pointer("/metadata/managedFields").is_some_and(|fields| !fields.is_null()) {
         return Err(Status::bad_request("metadata.managedFields must be nil"));
     }
     // As upstream: what does not fit the schema is refused before anybody looks for unknown fields.
     crate::managed::check(&call.resource, &applied)?;
     let decoded = crate::call::decode_yaml(&document, body, &gvk)?;
+    if options.field_validation == FieldValidation::Strict
+        && let Some(why) = decoded.strict.iter().find(|why| why.starts_with("yaml: "))
+    {
+        return Err(Status::bad_request(format!(
+            "error strict decoding YAML: error converting YAML to JSON: {why}"
+        )));
+    }
     call.take_strict(&gvk.kind, decoded, options.field_validation)?;
     check_place(call, &applied)?;
     let registry = &call.server.registry;
@@ -267,6 +340,17 @@ async fn apply(
     match registry.update(&update).await {
         Err(status) if status.code == 404 && subresource.is_none() => {
             call.authorize_create()?;
+            // What is made says itself what it is called, and cannot be an object that was there before.
+            if !named {
+                crate::registry::metadata::check_name(&Value::Null, &name)?;
+            }
+            let uid = meta::uid(&applied);
+            if !uid.is_empty() {
+                let why = format!(
+                    "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                );
+                return Err(Status::conflict(&call.resource.group, &call.resource.plural, &name, &why));
+            }
             let new = crate::managed::apply(&call.resource, None, &applied, options, None)?;
             crate::verbs::provide_namespace(call, options).await?;
             registry.create_applied(&call.write(options), new).await.map(|created| (201, created))

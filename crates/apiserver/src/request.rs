@@ -49,14 +49,17 @@ impl Route {
     /// left to the far side, and objects of all namespaces can be looked at and nothing else.
     pub fn takes(&self, method: &Method, verb: Option<Verb>, is_namespaced: bool) -> bool {
         match self {
-            Self::Version | Self::CoreVersions | Self::Groups | Self::Group(_) | Self::Resources { .. } => {
-                method == Method::GET
-            }
+            Self::Version
+            | Self::CoreVersions
+            | Self::Resources { .. }
+            | Self::OpenIdConfiguration
+            | Self::JsonWebKeys => method == Method::GET,
             Self::Resource(target) if target.subresource.as_deref() == Some("proxy") => true,
             Self::Resource(target) => {
                 let (named, everywhere) =
                     (target.name.is_some(), target.namespace.is_none() && is_namespaced);
                 method != Method::HEAD
+                    && (!target.watch_prefix || verb == Some(Verb::Watch))
                     && match verb {
                         Some(Verb::Get | Verb::List | Verb::Watch) => true,
                         Some(Verb::Update | Verb::Patch | Verb::Delete) => named,
@@ -180,9 +183,18 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Route {
     Route::Resource(target)
 }
 
-/// The path's segments, decoded. None when a segment is empty (`//`) or does not decode to text.
+/// The path's segments, decoded. None when a segment is empty (`//`) or does not decode to text. As upstream, an
+/// encoded slash separates segments as any other.
 fn segments(path: &str) -> Option<Vec<Cow<'_, str>>> {
     let path = path.strip_prefix('/')?;
+    if path.contains("%2F") || path.contains("%2f") {
+        let decoded = percent_decode_str(path).decode_utf8().ok()?;
+        let decoded = decoded.strip_suffix('/').unwrap_or(&decoded);
+        return decoded
+            .split('/')
+            .map(|segment| (!segment.is_empty()).then(|| Cow::Owned(segment.to_owned())))
+            .collect();
+    }
     let path = path.strip_suffix('/').unwrap_or(path);
     if path.is_empty() {
         return Some(Vec::new());

@@ -59,7 +59,15 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
             crate::managed::on_write(resource, None, &mut review, options, None, Timestamp::now());
             review["status"] = token_status(call, &review);
         }
-        "selfsubjectrulesreviews" => review["status"] = rules_status(call, &review),
+        "selfsubjectrulesreviews" => {
+            if review["spec"]["namespace"].as_str().unwrap_or_default().is_empty() {
+                return Err(Status::bad_request("no namespace on request"));
+            }
+            let status = rules_status(call, &review);
+            // As upstream: the answer does not repeat the question.
+            review["spec"] = json!({});
+            review["status"] = status;
+        }
         plural => {
             let user = if plural == "selfsubjectaccessreviews" {
                 User::clone(&call.user)

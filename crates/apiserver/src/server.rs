@@ -6,7 +6,7 @@ use crate::call::Call;
 use crate::connections::{ConnectionLimits, Slot};
 use crate::http::{self, Answer, Body, BoxError};
 use crate::metrics::{Metrics, RequestKind};
-use crate::negotiate::{self, PLAIN_JSON, Representation, Shape};
+use crate::negotiate::{self, Format, PLAIN_JSON, Representation, Shape};
 use crate::options::{Query, go_duration};
 use crate::registry::{Registry, ServiceAllocator, Table};
 use crate::request::{self, Health, Route, Verb};
@@ -97,6 +97,8 @@ pub struct Config {
     pub service_account_issuer: String,
     /// The key that signs them, as PEM. Without it there are no tokens.
     pub service_account_key: Option<String>,
+    /// The authority of client certificates, as PEM: published for servers that check them too.
+    pub client_ca: Option<String>,
     /// Whether tokens that admission mounts into pods live for a year instead of an hour, for clients that never read
     /// them again.
     pub extend_token_expiration: bool,
@@ -120,6 +122,7 @@ impl Config {
             kubelet_client: None,
             runtime_config: BTreeMap::new(),
             service_account_issuer: "https://kubernetes.default.svc".into(),
+            client_ca: None,
             service_account_key: None,
             extend_token_expiration: true,
             event_ttl_seconds: 3600,
@@ -342,7 +345,10 @@ impl ApiServer {
         deadline: tokio::time::Instant,
     ) -> Result<Answer, (Status, Representation)> {
         let (mut parts, body) = request.into_parts();
-        let plain = |status: Status| (status, PLAIN_JSON);
+        let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let accept = accept.to_owned();
+        let for_errors = negotiate::for_errors(&accept);
+        let plain = |status: Status| (status, for_errors);
         let asked_at = std::time::Instant::now();
         let user = self.authenticate(user, &parts.headers);
         self.metrics.access.authenticated(user.as_deref().ok(), asked_at.elapsed());
@@ -372,16 +378,12 @@ impl ApiServer {
             auth::forget_impersonation(&mut parts.headers);
             user
         };
-        let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
-        let negotiated = negotiate::accept(accept);
-        let representation = negotiated.as_ref().copied().unwrap_or(PLAIN_JSON);
-        let for_errors = Representation { shape: Shape::AsIs, ..representation };
         let not_allowed = || (Status::not_allowed(), for_errors);
         let Route::Resource(target) = &route else {
             if !route.takes(&parts.method, verb, false) {
                 return Err(not_allowed());
             }
-            let answer = self.document(&route, &parts, &query, negotiated).await;
+            let answer = self.document(&route, &parts, &query, &accept).await;
             return answer.map_err(|s| (s, for_errors));
         };
         let Some(resource) = self.registry.table.find(&target.group, &target.version, &target.resource)
@@ -394,6 +396,12 @@ impl ApiServer {
         {
             return Err((Status::no_such_path(), for_errors));
         }
+        // A part that the kind does not have is missed whatever is to be done with it.
+        if let Some(part) = &target.subresource
+            && (resource.subresource(part).is_none() || (part != "proxy" && !target.rest.is_empty()))
+        {
+            return Err((Status::no_such_path(), for_errors));
+        }
         if !route.takes(&parts.method, verb, resource.is_namespaced()) {
             return Err(not_allowed());
         }
@@ -402,13 +410,30 @@ impl ApiServer {
         let asks_options =
             parts.method == ::http::Method::OPTIONS && target.subresource.as_deref() == Some("proxy");
         let Some(verb) = verb.or(asks_options.then_some(Verb::Get)) else { return Err(not_allowed()) };
-        let streams = matches!(
-            target.subresource.as_deref(),
-            Some("log" | "exec" | "attach" | "portforward" | "proxy")
-        );
-        if !streams {
-            negotiated.map_err(|s| (s, PLAIN_JSON))?;
-        }
+        check_segments(&target).map_err(plain)?;
+        // Streams to a kubelet or a backend are in the far side's words.
+        let connects =
+            matches!(target.subresource.as_deref(), Some("exec" | "attach" | "portforward" | "proxy"));
+        let representation = match connects {
+            true => for_errors,
+            false => {
+                let part = target.subresource.as_deref();
+                let lists = matches!(verb, Verb::List | Verb::Watch);
+                if part != Some("log") && (verb != Verb::Patch || crate::patch::is_patch(&parts.headers)) {
+                    negotiate::check_route(&accept, lists).map_err(plain)?;
+                }
+                let has_table = has_table(resource, part);
+                let found = negotiate::accept(&accept, |format, shape| match shape {
+                    Shape::Table { .. } => has_table && format != Format::Protobuf,
+                    shape => shape != Shape::AggregatedDiscovery,
+                });
+                match (found, verb) {
+                    (Some(found), _) => found,
+                    (None, Verb::Watch) => return Err(plain(Status::not_acceptable(negotiate::WATCHED))),
+                    (None, _) => return Err(plain(Status::not_acceptable(negotiate::ACCEPTED))),
+                }
+            }
+        };
         let call = Call {
             server: Arc::clone(&self),
             user,
@@ -435,12 +460,11 @@ impl ApiServer {
         if let Some(user) = user {
             return Ok(user);
         }
-        let Some(given) = headers.get(header::AUTHORIZATION) else {
+        let Some(token) = headers.get(header::AUTHORIZATION).and_then(auth::bearer_token) else {
             return Ok(Arc::new(User::anonymous()));
         };
-        let token = given.to_str().ok().and_then(|v| v.strip_prefix("Bearer ")).map(str::trim);
         let issuer = self.config.service_account_issuer.as_str();
-        let known = token.and_then(|token| self.token_user(token, &[issuer]).ok());
+        let known = self.token_user(token, &[issuer]).ok();
         known.map(|(user, _)| Arc::new(user)).ok_or_else(Status::unauthorized)
     }
 
@@ -484,24 +508,33 @@ impl ApiServer {
         route: &Route,
         parts: &::http::request::Parts,
         query: &Query,
-        negotiated: Result<Representation, Status>,
+        accept: &str,
     ) -> Result<Answer, Status> {
         let table = &self.registry.table;
-        let as_ = || negotiated.clone();
-        let plain = || match negotiated.clone()? {
-            as_ if as_.shape == Shape::AsIs => Ok(as_),
-            _ => Err(Status::not_acceptable(negotiate::ACCEPTED)),
-        };
+        let unacceptable = || Status::not_acceptable(negotiate::ACCEPTED);
+        let plain = || negotiate::accept(accept, |_, _| false).ok_or_else(unacceptable);
         let address = self.config.advertise.to_string();
         match route {
-            Route::Version => Ok(http::json(200, &version::info())),
+            Route::Version => {
+                negotiate::check_only(accept, "application/json")?;
+                Ok(http::json(200, &version::info()))
+            }
             Route::Health { endpoint, check } => Ok(self.health(*endpoint, check.as_deref(), query).await),
             Route::CoreVersions | Route::Groups => {
-                let as_ = as_()?;
                 let core = *route == Route::CoreVersions;
+                if core {
+                    negotiate::check_route(accept, false)?;
+                }
+                // As upstream: with a slash at the end it is another handler, which knows no shapes.
+                let aggregates = core || !parts.uri.path().ends_with('/');
+                let as_ =
+                    negotiate::accept(accept, |_, shape| aggregates && shape == Shape::AggregatedDiscovery)
+                        .ok_or_else(unacceptable)?;
                 if as_.shape == Shape::AggregatedDiscovery {
-                    let value = discovery::aggregated(table, core);
-                    return Ok(http::answer(200, discovery::AGGREGATED, value.to_string()));
+                    let mut answer = encode::value(200, &discovery::aggregated(table, core), as_)?;
+                    let content_type = discovery::aggregated_type(as_.format);
+                    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+                    return Ok(answer);
                 }
                 let value =
                     if core { discovery::core_versions(&address) } else { discovery::group_list(table) };
@@ -512,7 +545,11 @@ impl ApiServer {
                 value.map_or_else(|| Ok(page_not_found()), |value| encode::value(200, &value, plain()?))
             }
             Route::Resources { group, version } => {
+                if discovery::group(table, group).is_none() && !group.is_empty() {
+                    return Ok(page_not_found());
+                }
                 let value = discovery::resources(table, group, version).ok_or_else(Status::no_such_path)?;
+                negotiate::check_route(accept, false)?;
                 encode::value(200, &value, plain()?)
             }
             Route::OpenApiV2 => Ok(self.openapi.v2(table, &parts.headers)),
@@ -533,12 +570,38 @@ impl ApiServer {
                 .tokens
                 .as_ref()
                 .map_or_else(page_not_found, |t| http::json(200, &t.configuration(&address)))),
-            Route::JsonWebKeys => Ok(self.tokens.as_ref().map_or_else(page_not_found, |t| {
-                http::answer(200, "application/jwk-set+json", t.keys().to_string())
-            })),
+            Route::JsonWebKeys => {
+                negotiate::check_only(accept, "application/jwk-set+json")?;
+                Ok(self.tokens.as_ref().map_or_else(page_not_found, |t| {
+                    http::answer(200, "application/jwk-set+json", t.keys().to_string())
+                }))
+            }
             Route::Profile(_) | Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
         }
     }
+}
+
+/// Whether objects of a kind, or of one of its parts, can be told as a table: upstream's reviews and the other
+/// questions that are answered and not stored have no columns.
+fn has_table(resource: &ferrite_api::resource::Resource, part: Option<&str>) -> bool {
+    let asks = crate::reviews::is_review(&resource.group)
+        || (resource.group.is_empty() && resource.plural == "bindings");
+    !asks && !matches!(part, Some("eviction" | "binding" | "token"))
+}
+
+/// Refuses names that no object can have because no path can name them.
+fn check_segments(target: &request::Target) -> Result<(), Status> {
+    let refuse = |what: &str, name: &str| {
+        let why = match name {
+            "." | ".." => format!("may not be '{name}'"),
+            name if name.contains('/') => "may not contain '/'".to_owned(),
+            name if name.contains('%') => "may not contain '%'".to_owned(),
+            _ => return Ok(()),
+        };
+        Err(Status::bad_request(format!("{what} parameter invalid: {name:?}: {why}")))
+    };
+    refuse("Namespace", target.namespace.as_deref().unwrap_or_default())?;
+    refuse("Name", target.name.as_deref().unwrap_or_default())
 }
 
 /// What a request asks for, read before anything is done about it.

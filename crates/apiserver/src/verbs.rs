@@ -53,7 +53,9 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
         // A patch of no known kind finds no route upstream, and so nobody who warns.
         patch::Kind::of(call.header(header::CONTENT_TYPE))?;
     }
-    if let Some((_, _, warning)) = deprecated {
+    if let Some((_, _, warning)) = deprecated
+        && (call.target.subresource.is_some() || call.resource.verbs.contains(&call.verb.as_str()))
+    {
         call.warnings.push((*warning).to_owned());
     }
     call.server.registry.catch_up(call.verb, &call.query).await?;
@@ -77,6 +79,11 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
 }
 
 fn get(call: &Call) -> Result<Answer, Status> {
+    if let Some(version) = call.query.get("resourceVersion").filter(|v| !v.is_empty()) {
+        let version =
+            crate::options::parse_version(version).map_err(|why| Status::new(500, "", why.to_string()))?;
+        call.server.registry.check_reached(version)?;
+    }
     let entry = call.server.registry.get(&call.resource, call.namespace(), call.name())?;
     encode::entry(&call.resource, &entry, call.representation, call.include_object()?)
 }
@@ -182,7 +189,35 @@ pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result
     encode::written(code, &call.resource, &result, call.representation, call.include_object()?)
 }
 
-/// Reads delete options from the body, which may be of any group's version.
+/// The scheme that upstream reads delete options with, as its errors name it.
+const OPTIONS_SCHEME: &str = "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme/register.go:27";
+
+/// The kind of delete options that a body says it is: of any group's version, by itself `meta.k8s.io/v1`.
+fn options_gvk(api_version: &str, kind: &str) -> Result<Gvk, Status> {
+    let kind = if kind.is_empty() { "DeleteOptions" } else { kind };
+    let api_version = if api_version.is_empty() { "meta.k8s.io/v1" } else { api_version };
+    if api_version.matches('/').count() > 1 {
+        return Err(Status::bad_request(format!("unexpected GroupVersion string: {api_version}")));
+    }
+    let gvk = Gvk::from_api_version(api_version, kind).filter(|gvk| {
+        // The options are of meta's version, which every group has.
+        kind == "DeleteOptions" && (gvk.group == "meta.k8s.io" || ferrite_api::schema::of(gvk).is_some())
+    });
+    gvk.map(|gvk| if gvk.group == "meta.k8s.io" { Gvk::new("", "v1", "DeleteOptions") } else { gvk })
+        .ok_or_else(|| {
+            let why = match (api_version, kind) {
+                ("v1" | "meta.k8s.io/v1", "Status") => {
+                    "converting (v1.Status) to (v1.DeleteOptions): unknown conversion".to_owned()
+                }
+                _ => format!(
+                    "no kind {kind:?} is registered for version {api_version:?} in scheme {OPTIONS_SCHEME:?}"
+                ),
+            };
+            Status::bad_request(why)
+        })
+}
+
+/// Reads delete options from the body.
 async fn delete_options(call: &mut Call) -> Result<DeleteOptions, Status> {
     let bytes = call.read_body().await?;
     if bytes.is_empty() {
@@ -190,26 +225,30 @@ async fn delete_options(call: &mut Call) -> Result<DeleteOptions, Status> {
     }
     let content_type = call.header(header::CONTENT_TYPE);
     let format = crate::negotiate::content_type(content_type)?;
-    let decoded = match format {
+    let gvk = match format {
         Format::Protobuf => {
             let envelope =
                 ferrite_api::codec::protobuf::open(&bytes).map_err(|e| Status::bad_request(e.to_string()))?;
-            crate::call::decode(
-                format,
-                &bytes,
-                &Gvk::from_api_version(&envelope.api_version, "DeleteOptions")
-                    .unwrap_or_else(|| Gvk::new("", "v1", "DeleteOptions")),
-            )?
+            options_gvk(&envelope.api_version, &envelope.kind)?
         }
-        _ => {
-            let (api_version, _) = ferrite_api::codec::json::type_meta(&bytes).unwrap_or_default();
-            let api_version = if api_version.is_empty() { "v1" } else { &api_version };
-            let gvk = Gvk::from_api_version(api_version, "DeleteOptions")
-                .unwrap_or_else(|| Gvk::new("", "v1", "DeleteOptions"));
-            crate::call::decode(format, &bytes, &gvk)?
+        Format::Json => {
+            let (api_version, kind) = ferrite_api::codec::json::type_meta(&bytes).map_err(unversioned)?;
+            options_gvk(&api_version, &kind)?
+        }
+        Format::Yaml => {
+            let document = ferrite_api::codec::yaml::read(&bytes).map_err(unversioned)?;
+            let (api_version, kind) =
+                ferrite_api::codec::json::type_meta(document.json().as_bytes()).map_err(unversioned)?;
+            options_gvk(&api_version, &kind)?
         }
     };
+    let decoded = crate::call::decode_options(format, &bytes, &gvk)?;
     DeleteOptions::parse(&call.query, Some(&decoded.value))
+}
+
+/// A body whose kind cannot be found out.
+fn unversioned(why: ferrite_api::codec::DecodeError) -> Status {
+    Status::bad_request(format!("couldn't get version/kind; json parse error: {why}"))
 }
 
 fn delete_write(call: &Call, options: &DeleteOptions) -> WriteOptions {
@@ -223,7 +262,12 @@ async fn delete(call: &mut Call) -> Result<Answer, Status> {
     }
     let write_options = delete_write(call, &options);
     let deleted = call.server.registry.delete(&call.write(&write_options), call.name(), &options).await?;
-    answer_deleted(call, deleted)
+    let accepted = options.waits_for_dependents && matches!(deleted, Deleted::Marked(_));
+    let mut answer = answer_deleted(call, deleted)?;
+    if accepted {
+        *answer.status_mut() = ::http::StatusCode::ACCEPTED;
+    }
+    Ok(answer)
 }
 
 pub(crate) fn answer_deleted(call: &Call, deleted: Deleted) -> Result<Answer, Status> {
@@ -258,6 +302,7 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let registry = &call.server.registry;
     let namespace = call.target.namespace.as_deref();
     let mut page = registry.list(&call.resource, namespace, selectors, &list_options)?;
+    let (continue_token, remaining) = (page.continue_token.take(), page.remaining);
     let write_options = delete_write(call, &options);
     let mut objects = Vec::new();
     while let Some(entries) = page.items.take(encode::list::PIECE) {
@@ -266,14 +311,15 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
             let mut write = call.write(&write_options);
             write.namespace = meta::namespace(&object);
             match registry.delete(&write, meta::name(&object), &options).await {
-                Ok(Deleted::Gone(o) | Deleted::Marked(o)) => objects.push(o),
+                // As upstream: the answer is what was found, not what became of it.
+                Ok(Deleted::Gone(_) | Deleted::Marked(_)) => objects.push(object),
                 // Somebody else was faster, which is what was wanted.
                 Err(status) if status.code == 404 => {}
                 Err(status) => return Err(status),
             }
         }
     }
-    let metadata = json!({"resourceVersion": page.revision.to_string()});
+    let metadata = encode::list_metadata(page.revision, continue_token.as_deref(), remaining);
     encode::values(&call.resource, objects, metadata, call.representation, call.include_object()?)
 }
 
@@ -300,4 +346,32 @@ pub(crate) async fn modify(
 /// The time as the API writes it.
 pub(crate) fn now() -> String {
     crate::registry::metadata::time(Timestamp::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delete_options_are_of_any_served_version() {
+        let rows = [
+            ("", "", None),
+            ("", "DeleteOptions", None),
+            ("v1", "DeleteOptions", None),
+            ("meta.k8s.io/v1", "DeleteOptions", None),
+            ("a/b/c", "DeleteOptions", Some("unexpected GroupVersion string: a/b/c")),
+            ("v1", "Status", Some("converting (v1.Status) to (v1.DeleteOptions): unknown conversion")),
+            (
+                "",
+                "Pod",
+                Some(
+                    "no kind \"Pod\" is registered for version \"meta.k8s.io/v1\" in scheme \"k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme/register.go:27\"",
+                ),
+            ),
+        ];
+        for (api_version, kind, refused) in rows {
+            let got = options_gvk(api_version, kind).err().map(|status| status.message);
+            assert_eq!(got.as_deref(), refused, "{api_version} {kind}");
+        }
+    }
 }

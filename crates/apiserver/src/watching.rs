@@ -27,6 +27,10 @@ pub(crate) fn answer(call: &mut Call) -> Result<Answer, Status> {
     let mut options = ListOptions::parse(&call.query, true)?;
     if let Some(name) = &call.target.name {
         // The old form: a watch of one object, by its path.
+        let wanted = ferrite_api::selector::FieldSelector::parse(&options.field_selector).ok();
+        if wanted.is_some_and(|selector| selector.exact("metadata.name").is_some_and(|other| other != name)) {
+            return Err(Status::bad_request("fieldSelector metadata.name doesn't match requested name"));
+        }
         options.field_selector = format!("metadata.name={name}");
     }
     let selectors = Selectors::parse(&call.resource, &options)?;

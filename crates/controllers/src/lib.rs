@@ -133,6 +133,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: storage_protection::start_volumes,
     },
     ControllerEntry {
+        name: "volumeattributesclass-protection-controller",
+        identity: account("volumeattributesclass-protection-controller"),
+        start: storage_protection::start_classes,
+    },
+    ControllerEntry {
         name: "service-cidr-controller",
         identity: account("service-cidrs-controller"),
         start: service_ranges::start,

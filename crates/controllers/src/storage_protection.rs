@@ -1,10 +1,11 @@
-//! Lets claims and volumes go that are being deleted, once nobody uses them.
+//! Lets claims, volumes and classes of their attributes go that are being deleted, once nobody uses them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Change, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -15,6 +16,8 @@ use crate::error::{During, SyncError};
 const CLAIMS: &str = "persistentvolumeclaim-protection-controller";
 const VOLUMES: &str = "persistentvolume-protection-controller";
 const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
+const CLASSES: &str = "volumeattributesclass-protection-controller";
+const CLASS_FINALIZER: &str = "kubernetes.io/vac-protection";
 const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
 
 /// What to do about an object's finalizer.
@@ -133,6 +136,78 @@ pub(crate) fn start_volumes(context: &Context) {
     });
 }
 
+/// The classes a claim uses: the one it wants, the one it has, and the one it is on its way to.
+fn classes_of(claim: &PersistentVolumeClaim) -> Vec<String> {
+    let status = claim.status.as_ref();
+    let wanted = claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.clone());
+    let has = status.and_then(|status| status.current_volume_attributes_class_name.clone());
+    let target = status
+        .and_then(|status| status.modify_volume_status.as_ref()?.target_volume_attributes_class_name.clone());
+    let mut classes: Vec<String> =
+        [wanted, has, target].into_iter().flatten().filter(|c| !c.is_empty()).collect();
+    classes.dedup();
+    classes
+}
+
+/// The class a volume has.
+fn class_of(volume: &PersistentVolume) -> Option<String> {
+    volume.spec.as_ref()?.volume_attributes_class_name.clone().filter(|class| !class.is_empty())
+}
+
+pub(crate) fn start_classes(context: &Context) {
+    let queue = Arc::new(WorkQueue::new());
+    let classes: Informer<VolumeAttributesClass> = context.informers.get();
+    let claims: Informer<PersistentVolumeClaim> = context.informers.get();
+    let volumes: Informer<PersistentVolume> = context.informers.get();
+    let (client, scope, workers): (Client, _, _) =
+        (context.client.clone(), context.scope.clone(), context.config.workers);
+    context.scope.spawn(async move {
+        let watching = queue.clone();
+        classes.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
+        // A claim that moves to another class no longer uses the one it had, which only the old state names: a
+        // deleted class in use is looked at again with every change of a claim or volume.
+        let (watching, all) = (queue.clone(), classes.clone());
+        let wake = move || {
+            for class in all.list().iter().filter(|class| class.metadata.deletion_timestamp.is_some()) {
+                watching.add(ObjectKey::of(&**class));
+            }
+        };
+        let woken = wake.clone();
+        claims.subscribe(move |change| {
+            if !matches!(change, Change::Added(_)) {
+                woken();
+            }
+        });
+        volumes.subscribe(move |change| {
+            if !matches!(change, Change::Added(_)) {
+                wake();
+            }
+        });
+        classes.synced().await;
+        claims.synced().await;
+        volumes.synced().await;
+        run_workers(CLASSES, queue, workers, scope, |key: ObjectKey| {
+            let class = classes.get(&key);
+            let in_use = || {
+                claims.list().iter().any(|claim| classes_of(claim).contains(&key.name))
+                    || volumes.list().iter().any(|volume| class_of(volume).as_ref() == Some(&key.name))
+            };
+            let step = class.as_ref().map(|class| decide(&class.metadata, CLASS_FINALIZER, in_use()));
+            let client = client.clone();
+            async move {
+                let (Some(class), Some(step @ (Step::Hold | Step::Release))) = (class, step) else {
+                    return Ok(None);
+                };
+                let api: Api<VolumeAttributesClass> = Api::all(client);
+                let mut class = (*class).clone();
+                class.metadata = after(class.metadata, CLASS_FINALIZER, &step);
+                settled(api.replace(&key.name, &PostParams::default(), &class).await, &key)
+            }
+        })
+        .await;
+    });
+}
+
 /// Somebody else's write wakes us again.
 pub(crate) fn settled<T>(
     result: Result<T, kube::Error>,
@@ -170,6 +245,25 @@ mod tests {
         }
         let released = after(metadata(true, true), CLAIM_FINALIZER, &Step::Release);
         assert_eq!(released.finalizers.unwrap(), ["other"]);
+    }
+
+    #[test]
+    fn a_claim_uses_the_classes_it_wants_has_and_moves_to() {
+        let claim: PersistentVolumeClaim = ferrite_json::from_value(json!({
+            "metadata": {"name": "c"},
+            "spec": {"volumeAttributesClassName": "gold"},
+            "status": {
+                "currentVolumeAttributesClassName": "silver",
+                "modifyVolumeStatus": {"status": "InProgress", "targetVolumeAttributesClassName": "bronze"},
+            },
+        }))
+        .unwrap();
+        assert_eq!(classes_of(&claim), ["gold", "silver", "bronze"]);
+        assert!(classes_of(&PersistentVolumeClaim::default()).is_empty());
+        let volume: PersistentVolume =
+            ferrite_json::from_value(json!({"metadata": {}, "spec": {"volumeAttributesClassName": "gold"}}))
+                .unwrap();
+        assert_eq!(class_of(&volume).as_deref(), Some("gold"));
     }
 
     #[test]

@@ -239,6 +239,7 @@ impl Running {
             service_account_issuer: options.service_account_issuer.clone(),
             extend_token_expiration: options.service_account_extend_token_expiration,
             service_account_key: Some(pki.service_account_key()?),
+            client_ca: Some(pki.ca().to_owned()),
             serving: options.serving.to_serving(),
             warns_of_inert: place.whole,
             bootstrap_tokens: options.enable_bootstrap_token_auth,

@@ -35,7 +35,12 @@ impl DecodeError {
     /// The same problem as upstream words it when the object comes from a strategic merge, which it converts
     /// from an unstructured map rather than from JSON.
     pub fn unstructured(&self) -> String {
-        let Self::Mismatch { found, expected, .. } = self else { return self.to_string() };
+        let Self::Mismatch { found, expected, .. } = self else {
+            return match self {
+                Self::Text(why) => format!("error decoding from json: {why}"),
+                other => other.to_string(),
+            };
+        };
         let found = match found.split_once(' ') {
             Some((_, number)) if number.contains(['.', 'e', 'E']) => "float64",
             Some(_) => "int64",
@@ -47,6 +52,9 @@ impl DecodeError {
             },
         };
         match expected.as_str() {
+            // Go could convert these, though not to anything the field means.
+            "string" if found == "int64" => format!("cannot convert {found} to {expected}"),
+            "int32" | "int64" if found == "float64" => format!("cannot convert {found} to {expected}"),
             "string" | "bool" | "int32" | "int64" | "float64" => format!("unrecognized type: {expected}"),
             list if list.starts_with("[]") => format!("cannot restore slice from {found}"),
             map if map.starts_with("map[") => format!("cannot restore map from {found}"),

@@ -2,7 +2,7 @@
 
 use super::ApplyError;
 use super::node::Node;
-use crate::patch::go_format;
+use crate::patch::{go_format, go_type};
 use crate::schema::{Kind, TypeRef};
 use ferrite_json::Value;
 
@@ -28,8 +28,13 @@ pub fn validate(type_: TypeRef, config: &Value, api_version: &str) -> Result<(),
 
 fn check(node: Node, kind: &Kind, value: &Value, path: &str, problems: &mut Vec<String>) {
     let mut expected = |what: &str| {
-        let got = go_format(value);
-        problems.push(format!("{path}: expected {what}, got &value.valueUnstructured{{Value:{got}}}"));
+        // Upstream prints each of its complaints with another verb of Go's.
+        let got = match what {
+            what if what.starts_with("numeric") => go_type(value).to_owned(),
+            "string" => format!("&value.valueUnstructured{{Value:{}}}", go_format(value)),
+            _ => format!("&{{{}}}", go_format(value)),
+        };
+        problems.push(format!("{path}: expected {what}, got {got}"));
     };
     match (kind, value) {
         (_, Value::Null) | (Kind::Raw, _) => {}

@@ -1,5 +1,6 @@
 //! JSON Patch (RFC 6902) with the leniencies of the library upstream uses: negative indices count from the
-//! end, and a test for null succeeds on a missing member.
+//! end, a test for null succeeds on a missing member of an object that is there, a replace of a missing member
+//! adds it, a copy of a missing member copies null, and a pointer's text before its first slash is ignored.
 
 use super::PatchError;
 use crate::codec::MAX_DEPTH;
@@ -43,7 +44,8 @@ pub fn json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     }
     let mut spent = Spent::default();
     for operation in operations {
-        if !operation.is_object() {
+        // Null is an operation without members, which has no known kind.
+        if !operation.is_object() && !operation.is_null() {
             let found = super::json_name(operation);
             return Err(PatchError::Malformed(format!(
                 "json: cannot unmarshal {found} into Go value of type jsonpatch.Operation"
@@ -56,37 +58,39 @@ pub fn json_patch(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
 
 fn apply(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(), PatchError> {
     let text = |key: &str| operation.get(key).and_then(Value::as_str).ok_or(PatchError::Rejected);
-    let value = || operation.get("value").cloned().ok_or(PatchError::Rejected);
-    let path = Pointer::parse(text("path")?)?;
+    let value = || operation.get("value").cloned().unwrap_or(Value::Null);
     match text("op")? {
         "add" => {
-            let value = operation.get("value").cloned().unwrap_or(Value::Null);
+            let (path, value) = (Pointer::parse(text("path")?)?, value());
             spent.check_depth(&path, &value)?;
             add(target, &path, value)
         }
-        "remove" => remove(target, &path).map(drop),
+        "remove" => remove(target, &Pointer::parse(text("path")?)?).map(drop),
         "replace" => {
-            if path.is_root() {
-                *target = value()?;
+            let value = value();
+            if text("path")?.is_empty() {
+                if !value.is_object() && !value.is_array() {
+                    return Err(PatchError::Rejected);
+                }
+                *target = value;
                 return Ok(());
             }
-            let place = find_mut(target, &path.tokens).ok_or(PatchError::Rejected)?;
-            let value = operation.get("value").cloned().unwrap_or(Value::Null);
+            let path = Pointer::parse(text("path")?)?;
             spent.check_depth(&path, &value)?;
-            *place = value;
-            Ok(())
+            replace(target, &path, value)
         }
         "move" => {
             let from = Pointer::parse(text("from")?)?;
             let moved = remove(target, &from)?;
+            let path = Pointer::parse(text("path")?)?;
             spent.check_depth(&path, &moved)?;
             add(target, &path, moved)
         }
         "copy" => {
             let from = Pointer::parse(text("from")?)?;
-            let copy = find_mut(target, &from.tokens).ok_or(PatchError::Rejected)?;
-            spent.check_depth(&path, copy)?;
-            let copy = copy.clone();
+            let copy = member(target, &from)?.cloned().unwrap_or(Value::Null);
+            let path = Pointer::parse(text("path")?)?;
+            spent.check_depth(&path, &copy)?;
             spent.copied += copy.to_string().len();
             if spent.copied > MAX_COPIED {
                 return Err(PatchError::CopiesTooMuch(spent.copied));
@@ -95,22 +99,20 @@ fn apply(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(),
         }
         "test" => {
             let expected = operation.get("value").unwrap_or(&Value::Null);
-            let same = match find_mut(target, &path.tokens) {
-                Some(found) => equal(found, expected),
-                None => expected.is_null(),
+            let found = match text("path")? {
+                "" => Some(&*target),
+                path => member(target, &Pointer::parse(path)?)?,
             };
-            if same { Ok(()) } else { Err(PatchError::Rejected) }
+            if equal(found.unwrap_or(&Value::Null), expected) { Ok(()) } else { Err(PatchError::Rejected) }
         }
         _ => Err(PatchError::Rejected),
     }
 }
 
-/// Numbers are equal when they are the same number, however spelt.
+/// As upstream, which compares the text of numbers: 1 and 1.0 are not equal.
 fn equal(left: &Value, right: &Value) -> bool {
     match (left, right) {
-        (Value::Number(left), Value::Number(right)) => {
-            left == right || left.as_f64().is_some_and(|l| Some(l) == right.as_f64())
-        }
+        (Value::Number(left), Value::Number(right)) => left.to_string() == right.to_string(),
         (Value::Array(left), Value::Array(right)) => {
             left.len() == right.len() && left.iter().zip(right).all(|(l, r)| equal(l, r))
         }
@@ -122,21 +124,15 @@ fn equal(left: &Value, right: &Value) -> bool {
     }
 }
 
+/// A path below the document. The document itself is no such path: only `replace` and `test` know it.
 struct Pointer {
     tokens: Vec<String>,
 }
 
 impl Pointer {
     fn parse(text: &str) -> Result<Self, PatchError> {
-        if text.is_empty() {
-            return Ok(Self { tokens: Vec::new() });
-        }
-        let rest = text.strip_prefix('/').ok_or(PatchError::Rejected)?;
+        let (_, rest) = text.split_once('/').ok_or(PatchError::Rejected)?;
         Ok(Self { tokens: rest.split('/').map(|t| t.replace("~1", "/").replace("~0", "~")).collect() })
-    }
-
-    fn is_root(&self) -> bool {
-        self.tokens.is_empty()
     }
 }
 
@@ -158,11 +154,37 @@ fn find_mut<'a>(target: &'a mut Value, tokens: &[String]) -> Option<&'a mut Valu
     })
 }
 
+/// The member or element that `path` names; none when the object that would hold it has no such member.
+fn member<'a>(target: &'a mut Value, path: &Pointer) -> Result<Option<&'a Value>, PatchError> {
+    let (last, parent) = path.tokens.split_last().ok_or(PatchError::Rejected)?;
+    match find_mut(target, parent) {
+        Some(Value::Object(map)) => Ok(map.get(last)),
+        Some(Value::Array(list)) => {
+            let at = position(last, list.len()).and_then(|at| list.get(at));
+            at.map(Some).ok_or(PatchError::Rejected)
+        }
+        _ => Err(PatchError::Rejected),
+    }
+}
+
+fn replace(target: &mut Value, path: &Pointer, value: Value) -> Result<(), PatchError> {
+    let (last, parent) = path.tokens.split_last().ok_or(PatchError::Rejected)?;
+    match find_mut(target, parent) {
+        Some(Value::Object(map)) => {
+            map.insert(last.clone(), value);
+            Ok(())
+        }
+        Some(Value::Array(list)) => {
+            let slot = position(last, list.len()).and_then(|at| list.get_mut(at));
+            *slot.ok_or(PatchError::Rejected)? = value;
+            Ok(())
+        }
+        _ => Err(PatchError::Rejected),
+    }
+}
+
 fn add(target: &mut Value, path: &Pointer, value: Value) -> Result<(), PatchError> {
-    let Some((last, parent)) = path.tokens.split_last() else {
-        *target = value;
-        return Ok(());
-    };
+    let (last, parent) = path.tokens.split_last().ok_or(PatchError::Rejected)?;
     match find_mut(target, parent) {
         Some(Value::Object(map)) => {
             map.insert(last.clone(), value);

@@ -67,6 +67,19 @@ pub fn json_name(value: &Value) -> &'static str {
     }
 }
 
+/// The type Go gives a value it reads from JSON.
+pub(crate) fn go_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "<nil>",
+        Value::Bool(_) => "bool",
+        Value::Number(number) if number.as_i64().is_some() => "int64",
+        Value::Number(_) => "float64",
+        Value::String(_) => "string",
+        Value::Array(_) => "[]interface {}",
+        Value::Object(_) => "map[string]interface {}",
+    }
+}
+
 /// A value as Go's `%v` prints it (`map[a:1 b:[x y]]`): upstream quotes patches so in its messages.
 pub fn go_format(value: &Value) -> String {
     let mut out = String::new();

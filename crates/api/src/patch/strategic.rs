@@ -1,7 +1,7 @@
 //! Strategic merge patch: a merge patch that knows, from the schema, how lists merge, and that carries
 //! directives of its own (`$patch`, `$retainKeys`, `$setElementOrder/…`, `$deleteFromPrimitiveList/…`).
 
-use super::{PatchError, go_format};
+use super::{PatchError, go_format, go_type};
 use crate::schema::{Kind, Patch, TypeRef};
 use ferrite_json::{Map, Text, Value};
 
@@ -75,6 +75,33 @@ fn directive(text: impl Into<String>) -> PatchError {
     PatchError::Directive(text.into())
 }
 
+fn malformed(text: impl Into<String>) -> PatchError {
+    PatchError::Malformed(text.into())
+}
+
+fn not_a_list(value: &Value) -> PatchError {
+    let received = match go_type(value) {
+        "<nil>" => "untyped nil",
+        other => other,
+    };
+    directive(format!("expected a []interface {{}}, but received a {received}"))
+}
+
+fn no_merge_key(element: &Value, merge_key: &str) -> PatchError {
+    directive(format!("map: {} does not contain declared merge key: {merge_key}", go_format(element)))
+}
+
+/// Lists that merge hold elements of one type.
+fn check_element_types(original: &[Value], patch: &[Value]) -> Result<(), PatchError> {
+    let mut types = original.iter().chain(patch).map(go_type);
+    let Some(first) = types.next() else { return Err(directive("no elements in any of the given slices")) };
+    if types.all(|other| other == first) {
+        return Ok(());
+    }
+    let lists = Value::Array(vec![Value::Array(original.to_vec()), Value::Array(patch.to_vec())]);
+    Err(directive(format!("list element types are not identical: {}", go_format(&lists))))
+}
+
 fn unknown_patch_type(patch_type: &Value, map: &Object) -> PatchError {
     let map = go_format(&Value::Object(map.clone()));
     directive(format!("unknown patch type: {} in map: {map}", go_format(patch_type)))
@@ -117,7 +144,10 @@ fn merge_map(mut original: Object, mut patch: Object, node: Node) -> Result<Obje
             }
             (Some(old), _) if deleting => old,
             (None, _) if deleting => continue,
-            (_, new) => without_directives(new),
+            (_, new) => match without_directives(new) {
+                Some(new) => new,
+                None => continue,
+            },
         };
         original.insert(key, merged);
     }
@@ -127,7 +157,7 @@ fn merge_map(mut original: Object, mut patch: Object, node: Node) -> Result<Obje
 /// `$retainKeys`: whatever is not named goes.
 fn apply_retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchError> {
     let Some(retained) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
-    let invalid = || directive("invalid patch format of retainKeys");
+    let invalid = || malformed("invalid patch format of retainKeys");
     let retained = retained.as_array().ok_or_else(invalid)?;
     let keeps = |key: &str| retained.iter().any(|v| v.as_str() == Some(key));
     for (key, value) in patch.iter() {
@@ -147,31 +177,52 @@ fn apply_element_order(original: &mut Object, patch: &mut Object, node: Node) ->
     let orders: Vec<Text> = patch.keys().filter(|k| k.starts_with(SET_ELEMENT_ORDER)).cloned().collect();
     for directive_key in orders {
         let Some(order) = patch.remove(&directive_key) else { continue };
-        let Value::Array(order) = order else {
-            return Err(directive("invalid patch format of setElementOrder list"));
-        };
+        let Value::Array(order) = order else { return Err(not_a_list(&order)) };
         let name = directive_key.trim_start_matches(SET_ELEMENT_ORDER).to_owned();
         let (below, strategy) = node.member(&name);
         let list = |value: Option<Value>| match value {
-            None | Some(Value::Null) => Ok(None),
+            None => Ok(None),
             Some(Value::Array(list)) => Ok(Some(list)),
-            Some(_) => Err(directive("invalid patch format of setElementOrder list")),
+            Some(other) => Err(not_a_list(&other)),
         };
-        // A null in the patch means removal, which the general rules do.
-        if patch.get(&name).is_some_and(Value::is_null) {
-            continue;
-        }
-        let new = list(patch.remove(&name))?;
         let old = list(original.get(&name).cloned())?;
+        let new = list(patch.remove(&name))?;
+        if let Node::Struct(type_) = node
+            && type_.field(&name).is_none()
+        {
+            return Err(directive(format!(
+                "unable to find api field in struct {} for the json field {name:?}",
+                type_.go_name()
+            )));
+        }
         check_order(new.as_deref().unwrap_or_default(), &order, strategy.merge_key)?;
+        let patched = new.clone();
         let merged = match (old.clone(), new) {
             (None, None) => continue,
             (Some(old), None) => old,
             (None, Some(new)) => elements_without_directives(new),
             (Some(old), Some(new)) => merge_list(old, new, below, strategy, false)?,
         };
+        check_order_elements(&merged, &order, strategy.merge_key)?;
+        check_element_types(old.as_deref().unwrap_or_default(), patched.as_deref().unwrap_or_default())?;
         let ordered = in_order(merged, &order, old.as_deref().unwrap_or_default(), strategy.merge_key);
         original.insert(name, Value::Array(ordered));
+    }
+    Ok(())
+}
+
+/// A list of maps is ordered by maps that have its merge key.
+fn check_order_elements(merged: &[Value], order: &[Value], merge_key: &str) -> Result<(), PatchError> {
+    if merge_key.is_empty() || merged.is_empty() {
+        return Ok(());
+    }
+    for (index, element) in order.iter().enumerate() {
+        if !element.is_object() {
+            return Err(directive(format!("value for key {index} is not a map")));
+        }
+        if element.get(merge_key).is_none() {
+            return Err(no_merge_key(element, merge_key));
+        }
     }
     Ok(())
 }
@@ -223,6 +274,7 @@ fn merge_list(
     if original.is_empty() && patch.is_empty() {
         return Ok(original);
     }
+    check_element_types(&original, &patch)?;
     let of_maps = original.iter().chain(&patch).any(Value::is_object);
     if !of_maps {
         if deleting {
@@ -248,12 +300,7 @@ fn merge_list(
         let Value::Object(map) = element else {
             return Err(directive(format!("invalid object type in list: {}", go_format(element))));
         };
-        let Some(key) = map.get(merge_key) else {
-            return Err(directive(format!(
-                "map: {} does not contain declared merge key: {merge_key}",
-                go_format(element)
-            )));
-        };
+        let Some(key) = map.get(merge_key) else { return Err(no_merge_key(element, merge_key)) };
         let key = key_text(key);
         let found = merged.iter_mut().find(|e| e.get(merge_key).is_some_and(|k| key_text(k) == key));
         match found {
@@ -264,7 +311,7 @@ fn merge_list(
                 };
                 *slot = Value::Object(merge_map(old, map.clone(), node)?);
             }
-            None => merged.push(without_directives(element.clone())),
+            None => merged.push(element.clone()),
         }
     }
     Ok(in_order(merged, &patch, &server_order, merge_key))
@@ -287,7 +334,7 @@ fn apply_element_directives(
         match patch_type.as_str() {
             Some("delete") => {
                 let key = element.get(merge_key).map(key_text);
-                let key = key.ok_or_else(|| directive("delete patch type with no merge key defined"))?;
+                let key = key.ok_or_else(|| no_merge_key(&element, merge_key))?;
                 original.retain(|e| e.get(merge_key).is_none_or(|k| key_text(k) != key));
             }
             Some("replace") => replace = true,
@@ -328,28 +375,22 @@ fn in_order(merged: Vec<Value>, order: &[Value], server: &[Value], merge_key: &s
     }
 }
 
-/// A patch's value where the object has none: directives have done their work by being there, and nulls
-/// have nothing to remove.
-fn without_directives(value: Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            if map.get(PATCH).and_then(Value::as_str) == Some("delete") {
-                return Value::Object(Object::new());
-            }
-            let kept = map.into_iter().filter(|(key, value)| {
-                !value.is_null()
-                    && key != PATCH
-                    && key != RETAIN_KEYS
-                    && !key.starts_with(SET_ELEMENT_ORDER)
-                    && !key.starts_with(DELETE_FROM_PRIMITIVE_LIST)
-            });
-            Value::Object(kept.map(|(key, value)| (key, without_directives(value))).collect())
-        }
+/// A patch's value where the object has none: maps with `$patch` are left out whole, and nulls have nothing to
+/// remove. Other directives stay, as upstream: they are fields that the type does not know.
+fn without_directives(value: Value) -> Option<Value> {
+    Some(match value {
+        Value::Object(map) if map.get(PATCH).is_some() => return None,
+        Value::Object(map) => Value::Object(
+            map.into_iter()
+                .filter(|(_, value)| !value.is_null())
+                .filter_map(|(key, value)| Some((key, without_directives(value)?)))
+                .collect(),
+        ),
         Value::Array(list) => Value::Array(elements_without_directives(list)),
         other => other,
-    }
+    })
 }
 
 fn elements_without_directives(list: Vec<Value>) -> Vec<Value> {
-    list.into_iter().filter(|v| v.get(PATCH).is_none()).map(without_directives).collect()
+    list.into_iter().filter_map(without_directives).collect()
 }

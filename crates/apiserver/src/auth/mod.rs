@@ -11,6 +11,7 @@ mod user;
 pub(crate) use escalation::{Grant, check as check_escalation};
 pub(crate) use impersonation::{forget as forget_impersonation, impersonate, impersonates};
 pub(crate) use rbac::{Rbac, Rule};
+pub(crate) use token::bearer as bearer_token;
 pub use user::User;
 
 use crate::options::Query;

@@ -2,6 +2,15 @@
 
 use ferrite_json::Value;
 
+/// The token of an `Authorization` header. None when the header carries no bearer token: another scheme, or nothing
+/// between the first two spaces. Whoever sends such a header is as good as anonymous, as upstream.
+pub(crate) fn bearer(header: &http::HeaderValue) -> Option<&str> {
+    let mut parts = header.to_str().ok()?.trim().splitn(3, ' ');
+    let scheme = parts.next()?;
+    let token = parts.next().filter(|token| !token.is_empty())?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token)
+}
+
 /// Whether a token's time is now, or why it is not.
 pub(crate) fn in_time(claims: &Value, now: i64) -> Result<(), &'static str> {
     let time = |key: &str| claims.get(key).and_then(Value::as_i64);
@@ -22,4 +31,28 @@ pub(crate) fn audiences<'a>(claims: &Value, wanted: &[&'a str]) -> Vec<&'a str> 
         _ => Vec::new(),
     };
     wanted.iter().copied().filter(|w| given.contains(w)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_bearer_token_is_a_token() {
+        let rows = [
+            ("Bearer x", Some("x")),
+            ("bearer x", Some("x")),
+            (" Bearer x ", Some("x")),
+            ("Bearer x y", Some("x")),
+            ("Bearer  x", None),
+            ("Bearer", None),
+            ("Bearer ", None),
+            ("Basic eDp5", None),
+            ("", None),
+        ];
+        for (header, expected) in rows {
+            let header = http::HeaderValue::from_static(header);
+            assert_eq!(bearer(&header), expected, "{header:?}");
+        }
+    }
 }

@@ -72,7 +72,12 @@ pub(crate) fn object(
             value(code, &table, as_)
         }
         Shape::PartialObjectMetadata { beta } => value(code, &partial(object, beta), as_),
-        Shape::PartialObjectMetadataList { .. } => Err(not_acceptable()),
+        Shape::PartialObjectMetadataList { .. } => Err(wrong_shape(
+            "PartialObjectMetadataList",
+            "not a list",
+            &resource.group,
+            object.get("kind").and_then(Value::as_str).unwrap_or(&resource.kind),
+        )),
         Shape::AsIs | Shape::AggregatedDiscovery => value(code, object, as_),
     }
 }
@@ -91,6 +96,13 @@ pub(crate) fn written(
         return Ok(http::answer(code, JSON, json));
     }
     object(code, resource, &written.object(resource), as_, include)
+}
+
+/// The refusal to show an object as a list or a list as an object, with the Go type it has upstream.
+fn wrong_shape(asked: &str, is: &str, group: &str, kind: &str) -> Status {
+    let package = crate::call::internal_package(group);
+    let message = format!("you requested {asked}, but the requested object is {is} (*{package}.{kind})");
+    Status::new(406, "NotAcceptable", message)
 }
 
 fn not_acceptable() -> Status {
@@ -131,7 +143,7 @@ pub(crate) fn list(
     values(resource, objects, metadata, as_, include)
 }
 
-fn list_metadata(revision: Revision, token: Option<&str>, remaining: Option<usize>) -> Value {
+pub(crate) fn list_metadata(revision: Revision, token: Option<&str>, remaining: Option<usize>) -> Value {
     let mut metadata = json!({"resourceVersion": revision.to_string()});
     if let Some(token) = token {
         metadata["continue"] = token.into();
@@ -161,7 +173,10 @@ pub(crate) fn values(
                 "items": items,
             })
         }
-        Shape::PartialObjectMetadata { .. } => return Err(not_acceptable()),
+        Shape::PartialObjectMetadata { .. } => {
+            let kind = format!("{}List", resource.kind);
+            return Err(wrong_shape("PartialObjectMetadata", "a list", &resource.group, &kind));
+        }
         Shape::AsIs | Shape::AggregatedDiscovery => {
             let mut items = objects;
             items.iter_mut().for_each(strip_type);

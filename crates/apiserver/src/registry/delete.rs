@@ -35,14 +35,26 @@ impl Registry {
         {
             write.options.warnings.add(warning);
         }
+        // The object as this request marked it. Whoever removes it then completes this request: it is no error.
+        let mut marked_here: Option<(Value, String)> = None;
         for _ in 0..ATTEMPTS {
             let view = self.view();
-            let entry = view
-                .snapshot
-                .get(key.as_bytes())
-                .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))?;
+            let found = view.snapshot.get(key.as_bytes());
+            let entry = match (found, &marked_here) {
+                (Some(entry), _) => entry,
+                (None, Some((marked, _))) => return Ok(Deleted::Gone(marked.clone())),
+                (None, None) => return Err(Status::not_found(&resource.group, &resource.plural, name)),
+            };
             let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, name))?;
-            check_preconditions(resource, name, options, &old)?;
+            if let Some((marked, uid)) = &marked_here
+                && uid != meta::uid(&old)
+            {
+                // Another object took the name since: the one that was to go is gone.
+                return Ok(Deleted::Gone(marked.clone()));
+            }
+            if marked_here.is_none() {
+                check_preconditions(resource, name, options, &old)?;
+            }
             let attributes = Attributes {
                 operation: Operation::Delete,
                 resource,
@@ -89,7 +101,12 @@ impl Registry {
                             Deleted::Gone(*new)
                         }
                         // Somebody wrote in between: the marked object is deleted in the next round.
-                        Outcome::Conflict { .. } => continue,
+                        Outcome::Conflict { .. } => {
+                            stored::set_version(&mut new, revision);
+                            let uid = meta::uid(&new).to_owned();
+                            marked_here = Some((*new, uid));
+                            continue;
+                        }
                     }
                 }
                 Step::Mark(mut new) => {

@@ -98,8 +98,9 @@ impl Scan {
 struct Token {
     #[serde(rename = "v")]
     version: String,
+    /// Negative: the latest, for a list that goes on though the state it began with is gone.
     #[serde(rename = "rv")]
-    revision: u64,
+    revision: i64,
     start: String,
 }
 
@@ -158,18 +159,32 @@ impl Registry {
     ) -> Result<Snapshot, Status> {
         let past = |revision: u64| self.store.snapshot_under(prefix.as_bytes(), Revision(revision));
         if let Some(token) = token {
-            return past(token.revision).map_err(store_status);
+            let Ok(revision) = u64::try_from(token.revision) else { return Ok(self.store.snapshot()) };
+            return past(revision).map_err(|error| inconsistent(store_status(error), token));
         }
         let current = self.store.snapshot();
         let Some(wanted) = options.resource_version.filter(|v| *v != 0) else { return Ok(current) };
         if wanted > current.revision().0 {
             return Err(too_large(wanted, current.revision()));
         }
-        if options.version_match == Some(VersionMatch::Exact) {
+        // As upstream: a page of a version is of that very version unless the client says otherwise.
+        let exact = match options.version_match {
+            Some(wanted) => wanted == VersionMatch::Exact,
+            None => options.limit > 0,
+        };
+        if exact {
             return past(wanted)
                 .map_err(|_| Status::expired("The resourceVersion for the provided list is too old."));
         }
         Ok(current)
+    }
+}
+
+impl Registry {
+    /// Refuses to answer from a state that is older than the client has seen.
+    pub fn check_reached(&self, version: u64) -> Result<(), Status> {
+        let current = self.store.snapshot().revision();
+        if version > current.0 { Err(too_large(version, current)) } else { Ok(()) }
     }
 }
 
@@ -187,8 +202,34 @@ pub(super) fn too_large(wanted: u64, current: Revision) -> Status {
 }
 
 fn make_token(revision: Revision, start: String) -> String {
-    let token = Token { version: "meta.k8s.io/v1".into(), revision: revision.0, start };
+    encode_token(i64::try_from(revision.0).unwrap_or(-1), start)
+}
+
+fn encode_token(revision: i64, start: String) -> String {
+    let token = Token { version: "meta.k8s.io/v1".into(), revision, start };
     URL_SAFE_NO_PAD.encode(ferrite_json::to_vec(&token).unwrap_or_default())
+}
+
+/// A list that cannot go on as it began is told how it can go on nevertheless.
+fn inconsistent(status: Status, token: &Token) -> Status {
+    if status.code != 410 {
+        return status;
+    }
+    let mut status = Status::expired(
+        "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.",
+    );
+    status.continue_token = Some(encode_token(-1, token.start.clone()).into());
+    status
+}
+
+/// Why Go's decoder does not take a token's text.
+fn base64_fault(text: &str, error: &base64::DecodeError) -> String {
+    let at = match error {
+        base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => *at,
+        base64::DecodeError::InvalidLength(length) => length.saturating_sub(1),
+        base64::DecodeError::InvalidPadding => text.find('=').unwrap_or(0),
+    };
+    format!("illegal base64 data at input byte {at}")
 }
 
 fn parse_token(text: &str) -> Result<Option<Token>, Status> {
@@ -201,8 +242,9 @@ fn parse_token(text: &str) -> Result<Option<Token>, Status> {
     let lenient = GeneralPurposeConfig::new()
         .with_decode_allow_trailing_bits(true)
         .with_decode_padding_mode(base64::engine::DecodePaddingMode::RequireNone);
-    let bytes =
-        GeneralPurpose::new(&alphabet::URL_SAFE, lenient).decode(text).map_err(|e| bad(&e.to_string()))?;
+    let bytes = GeneralPurpose::new(&alphabet::URL_SAFE, lenient)
+        .decode(text)
+        .map_err(|e| bad(&base64_fault(text, &e)))?;
     let token: Token = match ferrite_json::from_slice(&bytes) {
         Ok(token) => token,
         Err(_) => match std::str::from_utf8(&bytes).ok().and_then(|t| t.trim_start().chars().next()) {
@@ -240,5 +282,25 @@ mod tests {
         }
         let token = parse_token(&make_token(Revision(7), "ns/a".into())).unwrap().unwrap();
         assert_eq!((token.revision, token.start.as_str()), (7, "ns/a"));
+    }
+
+    #[test]
+    fn a_token_that_is_no_base64_is_refused_in_gos_words() {
+        for (text, at) in [("x", 0), ("e30=", 3), ("e3%0", 2), ("e30aa", 4)] {
+            let message = parse_token(text).unwrap_err().message;
+            assert!(
+                message.ends_with(&format!("illegal base64 data at input byte {at}")),
+                "{text}: {message}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_expired_token_comes_with_one_that_goes_on_from_the_same_key() {
+        let old = Token { version: "meta.k8s.io/v1".into(), revision: 7, start: "ns/a".into() };
+        let status = inconsistent(Status::expired("gone"), &old);
+        let next = parse_token(status.continue_token.as_deref().unwrap()).unwrap().unwrap();
+        assert_eq!((next.revision, next.start.as_str()), (-1, "ns/a"));
+        assert!(inconsistent(Status::internal("x"), &old).continue_token.is_none());
     }
 }

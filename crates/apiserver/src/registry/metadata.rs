@@ -30,12 +30,15 @@ pub(crate) fn generate_name(base: &str) -> String {
 /// Fills what identifies a new object and drops what only the server may say.
 pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str, now: Timestamp) {
     let strategy = &resource.strategy;
-    let generated = !strategy.generation_fields().is_empty() && strategy.starts_generation();
+    let counts = !strategy.generation_fields().is_empty();
+    let generated = counts && strategy.starts_generation();
     let metadata = meta::metadata_mut(object);
-    for key in
-        ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"]
-    {
+    for key in ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
         metadata.remove(key);
+    }
+    // As upstream: kinds without a generation of their own keep what the client says.
+    if counts {
+        metadata.remove("generation");
     }
     metadata.insert("uid", crate::ids::random().to_string().into());
     metadata.insert("creationTimestamp", time(now).into());
@@ -114,6 +117,8 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
         let metadata = meta::metadata_mut(new);
         match kept {
             Some(value) => metadata.insert(key, value),
+            // A deletion begins with a delete. Whoever claims one is refused: it is immutable.
+            None if key.starts_with("deletion") => continue,
             None => metadata.remove(key),
         };
     }

@@ -36,7 +36,8 @@ const CONFLICT: &str =
 /// Why there is nothing to update: who replaces an object by its UID means another one.
 fn missing(update: &Update<'_>) -> Status {
     let resource = update.write.resource;
-    let given = if update.replaces { (update.change)(&Value::Null) } else { Ok(Value::Null) };
+    let creates = resource.strategy.create_on_update();
+    let given = if update.replaces && creates { (update.change)(&Value::Null) } else { Ok(Value::Null) };
     given
         .and_then(|new| check_uid(update, &new, ""))
         .err()
@@ -125,6 +126,9 @@ impl Registry {
                 return Err(Status::invalid(&resource.group, &resource.plural, update.name, &[error]));
             }
             return Ok(());
+        }
+        if let Err(why) = crate::options::parse_uint(version) {
+            return Err(Status::new(500, "", why.to_string()));
         }
         if version != meta::str(old, "resourceVersion") {
             return Err(conflict(CONFLICT));

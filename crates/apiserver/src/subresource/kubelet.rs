@@ -42,6 +42,10 @@ fn check_log_options(call: &Call) -> Result<(), Status> {
             errors.push(FieldError::invalid(&Path::new(option), value, why));
         }
     }
+    // As upstream without its gate for split streams.
+    if call.query.get("stream").is_some() {
+        errors.push(FieldError::forbidden(&Path::new("stream"), "may not be specified"));
+    }
     if twice {
         // As upstream: this one belongs to no field, and its path is empty brackets.
         let why = "at most one of `sinceTime` or `sinceSeconds` may be specified";
@@ -54,8 +58,8 @@ fn check_log_options(call: &Call) -> Result<(), Status> {
 }
 
 pub(super) async fn log(call: &mut Call) -> Result<Answer, Status> {
-    let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     check_log_options(call)?;
+    let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     let container = container(call, &pod)?;
     let follow = call.query.flag("follow");
     let query = encode(LOG_OPTIONS.iter().filter_map(|key| Some((*key, call.query.get(key)?))));

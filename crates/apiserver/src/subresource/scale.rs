@@ -2,14 +2,17 @@
 
 use crate::call::{self, Call};
 use crate::http::Answer;
+use crate::options::FieldValidation;
 use crate::patch;
 use crate::request::Verb;
 use crate::{encode, verbs};
 use ::http::header;
+use ferrite_api::codec::Decoded;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::selector::LabelSelector;
 use ferrite_api::{Gvk, Status, meta};
 use ferrite_json::{Value, json};
+use std::sync::{Mutex, PoisonError};
 
 fn gvk() -> Gvk {
     Gvk::new("autoscaling", "v1", "Scale")
@@ -33,18 +36,31 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
                 return apply(call).await;
             }
             let validation = call.write_options()?.field_validation;
-            let document = patch::parse(kind, &call.read_body().await?, validation)?.value;
+            let document = patch::parse(kind, &call.read_body().await?, validation);
             let type_ = call::type_of(&gvk())?;
-            let change = move |scale: &Value| {
-                let mut patched = scale.clone();
-                // A patch sees zero where the answer leaves it out.
-                if patched.pointer("/spec/replicas").is_none() {
-                    patched["spec"]["replicas"] = 0.into();
+            let (gvk, name) = (gvk(), call.name().to_owned());
+            let found = Mutex::new(Vec::new());
+            let change = |scale: &Value| {
+                // An object that is not there is missed before a patch is looked at.
+                let Decoded { value: document, strict: complaints } =
+                    document.as_ref().map_err(Status::clone)?;
+                let mut patched = kind.patched(type_, &gvk, scale, document)?;
+                patched.strict.splice(0..0, complaints.iter().cloned());
+                if validation == FieldValidation::Strict
+                    && let Some(why) = patched.strict_error()
+                {
+                    return Err(kind.refuse_patched(type_, scale, document, why));
                 }
-                kind.apply_to(type_, &mut patched, &document)?;
-                Ok(patched)
+                crate::registry::metadata::check_name(&patched.value, &name)?;
+                *found.lock().unwrap_or_else(PoisonError::into_inner) =
+                    patched.warnings().map(str::to_owned).collect();
+                Ok(patched.value)
             };
-            write(call, &change).await
+            let answer = write(call, &change).await;
+            if validation == FieldValidation::Warn {
+                call.warnings.extend(found.into_inner().unwrap_or_else(PoisonError::into_inner));
+            }
+            answer
         }
     }
 }
@@ -53,6 +69,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
 async fn apply(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let body = call.read_body().await?;
+    patch::check_applied_body(&body, &gvk())?;
     let decoded = call::decode(crate::negotiate::Format::Yaml, &body, &gvk())?;
     let scale = call.take_strict("Scale", decoded, options.field_validation)?;
     let config = json!({
@@ -84,8 +101,16 @@ async fn write(
     change: &(dyn Fn(&Value) -> Result<Value, Status> + Send + Sync),
 ) -> Result<Answer, Status> {
     let options = call.write_options()?;
+    let resource = std::sync::Arc::clone(&call.resource);
     let on_object = |old: &Value| {
         let scale = change(&scale_of(old))?;
+        let (given, stored) = (meta::uid(&scale), meta::uid(old));
+        if !given.is_empty() && given != stored {
+            let plural = format!("{}/scale", resource.plural);
+            let why =
+                format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
+            return Err(Status::conflict(&resource.group, &plural, meta::name(old), &why));
+        }
         let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
         if replicas < 0 {
             let error = FieldError::invalid(

@@ -56,6 +56,10 @@ pub fn type_meta(bytes: &[u8]) -> Result<(String, String), DecodeError> {
     if shape != Shape::Object {
         decoder.skip(0)?;
         decoder.lexer.end()?;
+        // Null leaves Go's struct as it is: it says nothing.
+        if shape == Shape::Null {
+            return Ok(Default::default());
+        }
         return Err(DecodeError::Mismatch {
             found: shape.go_name().into(),
             place: "value".into(),

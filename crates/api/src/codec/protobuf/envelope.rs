@@ -106,7 +106,9 @@ fn with_type_meta(mut value: Value, envelope: &Envelope<'_>) -> Value {
 pub fn encode(value: &Value) -> Result<Vec<u8>, EncodeError> {
     let text = |key| value.get(key).and_then(Value::as_str).unwrap_or_default();
     let (api_version, kind) = (text("apiVersion"), text("kind"));
-    let type_ = schema::of_api_version(api_version, kind).ok_or_else(|| EncodeError::UnknownKind {
+    // Discovery's oldest kinds do not say their version, in which they are meta's all the same.
+    let meant = if api_version.is_empty() { "v1" } else { api_version };
+    let type_ = schema::of_api_version(meant, kind).ok_or_else(|| EncodeError::UnknownKind {
         api_version: api_version.to_owned(),
         kind: kind.to_owned(),
     })?;
