@@ -99,7 +99,15 @@ impl Call {
     pub async fn read_body(&mut self) -> Result<Bytes, Status> {
         let body = self.body.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         match body {
-            Some(body) => http::read(body, BODY_LIMIT).await,
+            Some(body) => {
+                // Others are served while this client takes its time.
+                let waiting = self.server.metrics.wait_for_body(self.verb);
+                let bytes = http::read(body, BODY_LIMIT).await?;
+                match waiting.is_none_or(|waiting| waiting.goes_on(self.user.is_master())) {
+                    true => Ok(bytes),
+                    false => Err(Status::too_many_requests("Too many requests, please try again later.")),
+                }
+            }
             None => Ok(Bytes::new()),
         }
     }

@@ -468,6 +468,11 @@ impl ApiServer {
         known.map(|(user, _)| Arc::new(user)).ok_or_else(Status::unauthorized)
     }
 
+    /// Those of `wanted` that are this server. A token that names no audience is meant for it alone.
+    pub(crate) fn own_audiences<'a>(&self, wanted: &[&'a str]) -> Vec<&'a str> {
+        wanted.iter().copied().filter(|audience| *audience == self.config.service_account_issuer).collect()
+    }
+
     /// Whose a bearer token is, and for which of `wanted` it is meant: an account's, or one that lets a node in.
     pub(crate) fn token_user<'a>(
         &self,
@@ -477,7 +482,8 @@ impl ApiServer {
         let bootstrap = || {
             let view = self.registry.view();
             let user = auth::bootstrap_token::user_of(&view, token, jiff::Timestamp::now());
-            user.filter(|_| self.config.bootstrap_tokens).map(|user| (user, wanted.to_vec()))
+            let user = user.filter(|_| self.config.bootstrap_tokens)?;
+            Some(self.own_audiences(wanted)).filter(|own| !own.is_empty()).map(|own| (user, own))
         };
         match subresource::token::user_of(self, token, wanted) {
             Err(Rejected::Unknown) => bootstrap().ok_or(Rejected::Unknown),

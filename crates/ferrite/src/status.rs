@@ -31,6 +31,9 @@ pub struct State {
     pub vacant: bool,
 }
 
+/// The file is a few lines: more is not read.
+const STATE_LIMIT: u64 = 1 << 20;
+
 /// Another runtime than the one that has the pods was asked for.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -82,7 +85,7 @@ impl State {
     }
 
     pub fn load(paths: &Paths) -> Option<Self> {
-        ferrite_json::from_slice(&std::fs::read(paths.state()).ok()?).ok()
+        ferrite_json::from_slice(&ferrite_hostfs::read_head(&paths.state(), STATE_LIMIT).ok()?).ok()
     }
 
     pub fn save(&self, paths: &Paths) -> Result<(), BoxError> {

@@ -25,6 +25,12 @@ struct Spent {
 }
 
 impl Spent {
+    /// Counts elements that an insertion or a removal moves: a long list times many operations is much work.
+    fn moves(&mut self, elements: usize) -> Result<(), PatchError> {
+        self.walked += elements;
+        if self.walked > MAX_WALKED { Err(PatchError::TooMuchWork) } else { Ok(()) }
+    }
+
     /// Refuses a value that would make the document too deep at `path`.
     fn check_depth(&mut self, path: &Pointer, value: &Value) -> Result<(), PatchError> {
         let levels = MAX_DEPTH.checked_sub(path.tokens.len()).ok_or(PatchError::TooDeep)?;
@@ -63,9 +69,9 @@ fn apply(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(),
         "add" => {
             let (path, value) = (Pointer::parse(text("path")?)?, value());
             spent.check_depth(&path, &value)?;
-            add(target, &path, value)
+            add(target, &path, value, spent)
         }
-        "remove" => remove(target, &Pointer::parse(text("path")?)?).map(drop),
+        "remove" => remove(target, &Pointer::parse(text("path")?)?, spent).map(drop),
         "replace" => {
             let value = value();
             if text("path")?.is_empty() {
@@ -81,10 +87,10 @@ fn apply(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(),
         }
         "move" => {
             let from = Pointer::parse(text("from")?)?;
-            let moved = remove(target, &from)?;
+            let moved = remove(target, &from, spent)?;
             let path = Pointer::parse(text("path")?)?;
             spent.check_depth(&path, &moved)?;
-            add(target, &path, moved)
+            add(target, &path, moved, spent)
         }
         "copy" => {
             let from = Pointer::parse(text("from")?)?;
@@ -95,7 +101,7 @@ fn apply(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(),
             if spent.copied > MAX_COPIED {
                 return Err(PatchError::CopiesTooMuch(spent.copied));
             }
-            add(target, &path, copy)
+            add(target, &path, copy, spent)
         }
         "test" => {
             let expected = operation.get("value").unwrap_or(&Value::Null);
@@ -183,7 +189,7 @@ fn replace(target: &mut Value, path: &Pointer, value: Value) -> Result<(), Patch
     }
 }
 
-fn add(target: &mut Value, path: &Pointer, value: Value) -> Result<(), PatchError> {
+fn add(target: &mut Value, path: &Pointer, value: Value, spent: &mut Spent) -> Result<(), PatchError> {
     let (last, parent) = path.tokens.split_last().ok_or(PatchError::Rejected)?;
     match find_mut(target, parent) {
         Some(Value::Object(map)) => {
@@ -194,6 +200,7 @@ fn add(target: &mut Value, path: &Pointer, value: Value) -> Result<(), PatchErro
             // Adding goes between elements, of which there is one more place than elements.
             let at = if last == "-" { Some(list.len()) } else { position(last, list.len() + 1) };
             let at = at.filter(|at| *at <= list.len()).ok_or(PatchError::Rejected)?;
+            spent.moves(list.len() - at)?;
             list.insert(at, value);
             Ok(())
         }
@@ -201,13 +208,15 @@ fn add(target: &mut Value, path: &Pointer, value: Value) -> Result<(), PatchErro
     }
 }
 
-fn remove(target: &mut Value, path: &Pointer) -> Result<Value, PatchError> {
+fn remove(target: &mut Value, path: &Pointer, spent: &mut Spent) -> Result<Value, PatchError> {
     let (last, parent) = path.tokens.split_last().ok_or(PatchError::Rejected)?;
     match find_mut(target, parent) {
         Some(Value::Object(map)) => map.remove(last).ok_or(PatchError::Rejected),
         Some(Value::Array(list)) => {
             let at = position(last, list.len()).filter(|at| *at < list.len());
-            Ok(list.remove(at.ok_or(PatchError::Rejected)?))
+            let at = at.ok_or(PatchError::Rejected)?;
+            spent.moves(list.len() - at)?;
+            Ok(list.remove(at))
         }
         _ => Err(PatchError::Rejected),
     }

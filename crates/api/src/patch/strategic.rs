@@ -4,6 +4,7 @@
 use super::{PatchError, go_format, go_type};
 use crate::schema::{Kind, Patch, TypeRef};
 use ferrite_json::{Map, Text, Value};
+use std::collections::{HashMap, HashSet};
 
 const PATCH: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
@@ -234,7 +235,8 @@ fn check_order(patch: &[Value], order: &[Value], merge_key: &str) -> Result<(), 
     }
     let mut rest = order.iter();
     for element in patch.iter().filter(|e| e.get(PATCH).is_none()) {
-        if !rest.any(|ordered| same(ordered, element, merge_key)) {
+        let wanted = identity(element, merge_key);
+        if !rest.any(|ordered| wanted.is_some() && identity(ordered, merge_key) == wanted) {
             return Err(directive(format!(
                 "The order in patch list:\n{}\n doesn't match $setElementOrder list:\n{}\n",
                 go_format(&Value::Array(patch.to_vec())),
@@ -245,15 +247,21 @@ fn check_order(patch: &[Value], order: &[Value], merge_key: &str) -> Result<(), 
     Ok(())
 }
 
-/// Whether two elements are the same one: equal keys, or equal scalars.
-fn same(left: &Value, right: &Value, merge_key: &str) -> bool {
-    if merge_key.is_empty() {
-        return left == right;
+/// Text that two elements of a list share exactly when they are the same element: the merge key, or the value where there
+/// is none. An element without its merge key is like no other.
+fn identity(value: &Value, merge_key: &str) -> Option<String> {
+    if merge_key.is_empty() { Some(value.to_string()) } else { value.get(merge_key).map(key_text) }
+}
+
+/// Where each element is first. A list may be as long as a request's body, so that nobody searches it for each of its own.
+fn places(list: &[Value], merge_key: &str) -> HashMap<String, usize> {
+    let mut places = HashMap::with_capacity(list.len());
+    for (at, value) in list.iter().enumerate() {
+        if let Some(identity) = identity(value, merge_key) {
+            places.entry(identity).or_insert(at);
+        }
     }
-    match (left.get(merge_key), right.get(merge_key)) {
-        (Some(left), Some(right)) => key_text(left) == key_text(right),
-        _ => false,
-    }
+    places
 }
 
 /// Upstream compares merge keys by their printed form, so that `80` and `"80"` are one.
@@ -278,14 +286,12 @@ fn merge_list(
     let of_maps = original.iter().chain(&patch).any(Value::is_object);
     if !of_maps {
         if deleting {
-            return Ok(original.into_iter().filter(|v| !patch.contains(v)).collect());
+            let deleted: HashSet<String> = patch.iter().map(Value::to_string).collect();
+            return Ok(original.into_iter().filter(|v| !deleted.contains(&v.to_string())).collect());
         }
-        let mut merged: Vec<Value> = Vec::new();
-        for value in original.iter().chain(&patch) {
-            if !merged.contains(value) {
-                merged.push(value.clone());
-            }
-        }
+        let mut seen = HashSet::new();
+        let all = original.iter().chain(&patch);
+        let merged: Vec<Value> = all.filter(|value| seen.insert(value.to_string())).cloned().collect();
         return Ok(in_order(merged, &patch, &original, ""));
     }
     let merge_key = strategy.merge_key;
@@ -296,14 +302,14 @@ fn merge_list(
     let Some(patch) = patch else { return Ok(base) };
     let mut merged = base;
     let server_order = merged.clone();
+    let mut known = places(&merged, merge_key);
     for element in &patch {
         let Value::Object(map) = element else {
             return Err(directive(format!("invalid object type in list: {}", go_format(element))));
         };
         let Some(key) = map.get(merge_key) else { return Err(no_merge_key(element, merge_key)) };
         let key = key_text(key);
-        let found = merged.iter_mut().find(|e| e.get(merge_key).is_some_and(|k| key_text(k) == key));
-        match found {
+        match known.get(&key).and_then(|at| merged.get_mut(*at)) {
             Some(slot) => {
                 let old = match std::mem::take(slot) {
                     Value::Object(old) => old,
@@ -311,7 +317,10 @@ fn merge_list(
                 };
                 *slot = Value::Object(merge_map(old, map.clone(), node)?);
             }
-            None => merged.push(element.clone()),
+            None => {
+                known.insert(key, merged.len());
+                merged.push(element.clone());
+            }
         }
     }
     Ok(in_order(merged, &patch, &server_order, merge_key))
@@ -326,6 +335,7 @@ fn apply_element_directives(
 ) -> Result<(Vec<Value>, Option<Vec<Value>>), PatchError> {
     let mut plain = Vec::new();
     let mut replace = false;
+    let mut deleted = HashSet::new();
     for element in patch {
         let Some(patch_type) = element.get(PATCH) else {
             plain.push(element);
@@ -335,7 +345,7 @@ fn apply_element_directives(
             Some("delete") => {
                 let key = element.get(merge_key).map(key_text);
                 let key = key.ok_or_else(|| no_merge_key(&element, merge_key))?;
-                original.retain(|e| e.get(merge_key).is_none_or(|k| key_text(k) != key));
+                deleted.insert(key);
             }
             Some("replace") => replace = true,
             Some("merge") => {
@@ -347,17 +357,23 @@ fn apply_element_directives(
             }
         }
     }
+    if !deleted.is_empty() {
+        original.retain(|e| e.get(merge_key).is_none_or(|k| !deleted.contains(&key_text(k))));
+    }
     if replace { Ok((plain, None)) } else { Ok((original, Some(plain))) }
 }
 
 /// Elements named by `order` in that order; the others keep the server's order and go before a patched
 /// element only where the server had them before it.
 fn in_order(merged: Vec<Value>, order: &[Value], server: &[Value], merge_key: &str) -> Vec<Value> {
-    let place = |list: &[Value], value: &Value| list.iter().position(|v| same(v, value, merge_key));
+    let (order, server) = (places(order, merge_key), places(server, merge_key));
+    let place = |places: &HashMap<String, usize>, value: &Value| {
+        identity(value, merge_key).and_then(|identity| places.get(&identity).copied())
+    };
     let (mut patched, mut others): (Vec<Value>, Vec<Value>) =
-        merged.into_iter().partition(|value| place(order, value).is_some());
-    patched.sort_by_key(|value| place(order, value));
-    others.sort_by_key(|value| place(server, value));
+        merged.into_iter().partition(|value| place(&order, value).is_some());
+    patched.sort_by_cached_key(|value| place(&order, value));
+    others.sort_by_cached_key(|value| place(&server, value));
 
     let mut out = Vec::with_capacity(patched.len() + others.len());
     let (mut patched, mut others) = (patched.into_iter().peekable(), others.into_iter().peekable());
@@ -366,7 +382,7 @@ fn in_order(merged: Vec<Value>, order: &[Value], server: &[Value], merge_key: &s
             (None, None) => return out,
             (Some(_), None) => true,
             (None, Some(_)) => false,
-            (Some(other), Some(patch)) => match (place(server, other), place(server, patch)) {
+            (Some(other), Some(patch)) => match (place(&server, other), place(&server, patch)) {
                 (Some(other), Some(patch)) => other < patch,
                 _ => false,
             },

@@ -264,6 +264,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A writer that has given its place up while its body is on the way. It counts again from when this is dropped.
+pub(crate) struct Waiting<'a> {
+    metrics: &'a Metrics,
+}
+
+impl Waiting<'_> {
+    /// The body is there. Tells whether the request may go on, or too many others do.
+    pub fn goes_on(self, privileged: bool) -> bool {
+        privileged || self.metrics.mutating.load(Ordering::Acquire) < self.metrics.max_mutating
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.metrics.mutating.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
 impl Metrics {
     /// No more than that many requests are served at once; zero is no limit.
     pub fn new(max_reading: usize, max_mutating: usize) -> Self {
@@ -292,6 +310,16 @@ impl Metrics {
         let running = counter.fetch_add(1, Ordering::AcqRel);
         let entered = Running { metrics: self, counter: Some(counter) };
         (running < limit || privileged).then_some(entered)
+    }
+
+    /// Gives a writer's place up while its body is awaited; none for requests that have no such place.
+    pub fn wait_for_body(&self, verb: Verb) -> Option<Waiting<'_>> {
+        let counted =
+            matches!(verb, Verb::Create | Verb::Update | Verb::Patch | Verb::Delete | Verb::DeleteCollection);
+        let left = counted.then(|| {
+            self.mutating.fetch_update(Ordering::AcqRel, Ordering::Acquire, |running| running.checked_sub(1))
+        });
+        left?.ok().map(|_| Waiting { metrics: self })
     }
 
     fn in_flight(&self) -> usize {

@@ -194,7 +194,14 @@ pub(crate) fn user_of<'a>(
     let signer = server.tokens.as_ref().ok_or(Rejected::Unknown)?;
     let claims = signer.verify(text).ok_or(Rejected::Unknown)?;
     if claims["iss"] == ferrite_pki::LEGACY_ISSUER {
-        return legacy_user(server, text, &claims).map(|user| (user, wanted.to_vec()));
+        let audiences = server.own_audiences(wanted);
+        if audiences.is_empty() {
+            return Err(Rejected::Because(format!(
+                "token audiences {:?} is invalid for the target audiences {wanted:?}",
+                [&server.config().service_account_issuer]
+            )));
+        }
+        return legacy_user(server, text, &claims).map(|user| (user, audiences));
     }
     let because = |why: &str| Rejected::Because(why.to_owned());
     let audiences = token::audiences(&claims, wanted);

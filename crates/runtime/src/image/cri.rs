@@ -15,6 +15,7 @@ use super::pull::blocking;
 use super::{
     Auth, Digest, ImageError, ImageRecord, ImageStore, Platform, Progress, Reference, RegistryConfig,
 };
+use crate::spec::Named;
 
 /// The image half of a runtime: [`ferrite_cri::ImageService`] in all but the questions only the runtime
 /// can answer (which images containers use, how much space containers take).
@@ -113,10 +114,10 @@ fn name(spec: Option<ImageSpec>) -> Result<String> {
 fn to_image(record: ImageRecord) -> Image {
     let user = record.config.config().as_ref().and_then(|config| config.user().clone()).unwrap_or_default();
     let user = user.split(':').next().unwrap_or_default().to_owned();
-    let (uid, username) = match user.parse::<i64>() {
-        Ok(value) => (Some(Int64Value { value }), String::new()),
-        Err(_) if user.is_empty() => (Some(Int64Value { value: 0 }), String::new()),
-        Err(_) => (None, user),
+    let (uid, username) = match Named::parse(&user) {
+        Named::Number(value) => (Some(Int64Value { value: value.into() }), String::new()),
+        Named::Name("") => (Some(Int64Value { value: 0 }), String::new()),
+        Named::Name(_) | Named::OutOfRange => (None, user),
     };
     let id = record.id.to_string();
     Image {

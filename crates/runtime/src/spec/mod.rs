@@ -30,7 +30,7 @@ pub use mounts::{IMAGE_MOUNT, is_image};
 pub use seccomp::{compile, default_profile, parse_profile};
 pub use signal::{signal_from_cri, signal_from_name};
 pub use sysctl::{Own as OwnNamespaces, check_sysctl};
-pub use user::{Identity, IdentityRequest, resolve as resolve_identity};
+pub use user::{Identity, IdentityRequest, Named, resolve as resolve_identity};
 
 use crate::rootfs::ImageConfigView;
 

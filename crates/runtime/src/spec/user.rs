@@ -36,8 +36,8 @@ fn passwd(text: &str) -> impl Iterator<Item = Passwd<'_>> {
     text.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
-        let uid = fields.nth(1)?.parse().ok()?;
-        let gid = fields.next()?.parse().ok()?;
+        let uid = fields.nth(1)?.parse().ok().and_then(id)?;
+        let gid = fields.next()?.parse().ok().and_then(id)?;
         let home = fields.nth(1).unwrap_or("");
         Some(Passwd { name, uid, gid, home })
     })
@@ -48,13 +48,36 @@ fn groups(text: &str) -> impl Iterator<Item = (&str, u32, &str)> {
     text.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
-        let gid = fields.nth(1)?.parse().ok()?;
+        let gid = fields.nth(1)?.parse().ok().and_then(id)?;
         Some((name, gid, fields.next().unwrap_or("")))
     })
 }
 
+/// The largest number a user or group may have, as the API has it. The kernel takes 2^32 - 1 for "leave it as it is".
+const MAX_ID: u32 = i32::MAX as u32;
+
 fn id(value: i64) -> Option<u32> {
-    u32::try_from(value).ok()
+    u32::try_from(value).ok().filter(|id| *id <= MAX_ID)
+}
+
+/// A user or group as an image gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Named<'a> {
+    Number(u32),
+    Name(&'a str),
+    /// Written as a number, but none that a user can have. It is never looked up as a name: whoever checks numbers would
+    /// have seen another user than the one that runs.
+    OutOfRange,
+}
+
+impl<'a> Named<'a> {
+    pub fn parse(text: &'a str) -> Self {
+        let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+        if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+            return Self::Name(text);
+        }
+        text.parse::<i64>().ok().and_then(id).map_or(Self::OutOfRange, Self::Number)
+    }
 }
 
 pub fn resolve(
@@ -71,27 +94,30 @@ pub fn resolve(
     let (user, group) = text.split_once(':').unwrap_or((&text, ""));
     let user = if user.is_empty() { "0" } else { user };
 
-    let numeric: Option<u32> = user.parse().ok();
-    let entry = match numeric {
-        Some(uid) => passwd(passwd_file).find(|entry| entry.uid == uid),
-        None => passwd(passwd_file).find(|entry| entry.name == user),
-    };
-    let uid = match (numeric, &entry) {
-        (Some(uid), _) => uid,
-        (None, Some(entry)) => entry.uid,
-        (None, None) => return Err(SpecError::User(user.to_owned())),
+    let unknown = || SpecError::User(user.to_owned());
+    let (entry, uid) = match Named::parse(user) {
+        Named::OutOfRange => return Err(unknown()),
+        Named::Number(uid) => (passwd(passwd_file).find(|entry| entry.uid == uid), uid),
+        Named::Name(name) => {
+            let entry = passwd(passwd_file).find(|entry| entry.name == name).ok_or_else(unknown)?;
+            let uid = entry.uid;
+            (Some(entry), uid)
+        }
     };
     let gid = if let Some(gid) = request.run_as_group {
         id(gid).ok_or_else(|| SpecError::Group(gid.to_string()))?
     } else if group.is_empty() {
         entry.as_ref().map_or(0, |entry| entry.gid)
-    } else if let Ok(gid) = group.parse() {
-        gid
     } else {
-        groups(group_file)
-            .find(|(name, ..)| *name == group)
-            .map(|(_, gid, _)| gid)
-            .ok_or_else(|| SpecError::Group(group.to_owned()))?
+        let unknown = || SpecError::Group(group.to_owned());
+        match Named::parse(group) {
+            Named::OutOfRange => return Err(unknown()),
+            Named::Number(gid) => gid,
+            Named::Name(group) => groups(group_file)
+                .find(|(name, ..)| *name == group)
+                .map(|(_, gid, _)| gid)
+                .ok_or_else(unknown)?,
+        }
     };
 
     let mut all = vec![gid];
@@ -118,7 +144,8 @@ pub fn resolve(
 mod tests {
     use super::*;
 
-    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nweb:x:101:102:Web:/srv:/bin/false\nbroken\n";
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nweb:x:101:102:Web:/srv:/bin/false\nbroken\n\
+        4294967296:x:0:0::/:/bin/sh\n-1:x:0:0::/:/bin/sh\nhuge:x:4294967295:0::/:/bin/sh\n";
     const GROUP: &str = "root:x:0:\nweb:x:102:\nlog:x:4:web,other\naudio:x:29:web\n";
 
     #[test]
@@ -176,6 +203,31 @@ mod tests {
                 "unknown name",
                 IdentityRequest { image_user: "nobody", ..base.clone() },
                 Err(SpecError::User("nobody".into())),
+            ),
+            (
+                "a number that nobody can have",
+                IdentityRequest { image_user: "4294967295", ..base.clone() },
+                Err(SpecError::User("4294967295".into())),
+            ),
+            (
+                "is no name either",
+                IdentityRequest { image_user: "4294967296", ..base.clone() },
+                Err(SpecError::User("4294967296".into())),
+            ),
+            (
+                "nor with a sign",
+                IdentityRequest { image_user: "-1", ..base.clone() },
+                Err(SpecError::User("-1".into())),
+            ),
+            (
+                "the same for groups",
+                IdentityRequest { image_user: "5:4294967295", ..base.clone() },
+                Err(SpecError::Group("4294967295".into())),
+            ),
+            (
+                "a name with a number that nobody can have",
+                IdentityRequest { image_user: "huge", ..base.clone() },
+                Err(SpecError::User("huge".into())),
             ),
             (
                 "unknown group",

@@ -50,21 +50,33 @@ pub fn enter_root(
         }
     }
     let root = overlay::mount_root(bundle, user)?;
-    for (entry, bind) in mounts.iter().zip(binds) {
+    // What the kernel tells comes first and is masked at once: a volume that is mounted later may hide a path to it.
+    let is_guarded = |entry: &Mount| Guarded::of(entry).is_some();
+    for entry in mounts.iter().filter(|entry| is_guarded(entry)) {
+        mount_kernel(root.as_fd(), entry, cgroups, spec, user)
+            .with(|| format!("mount {}", entry.destination().display()))?;
+    }
+    for guarded in mounts.iter().filter_map(Guarded::of) {
+        guarded.guard(root.as_fd(), linux)?;
+    }
+    for (entry, bind) in mounts.iter().zip(binds).filter(|(entry, _)| !is_guarded(entry)) {
         let what = || format!("mount {}", entry.destination().display());
         match bind {
-            Some(source) => attach(root.as_fd(), &source, entry.destination()).with(what)?,
+            Some(source) => attach_volume(root.as_fd(), &source, entry.destination()).with(what)?,
             None => mount_kernel(root.as_fd(), entry, cgroups, spec, user).with(what)?,
         }
     }
     make_devices(root.as_fd(), linux.devices().as_deref().unwrap_or_default(), user).context("make /dev")?;
     console(root.as_fd())?;
 
-    for path in linux.readonly_paths().iter().flatten() {
-        make_read_only(root.as_fd(), Path::new(path)).with(|| format!("make {path} read-only"))?;
+    let elsewhere = |path: &&String| !mounts.iter().filter_map(Guarded::of).any(|g| g.has(Path::new(path)));
+    for path in linux.readonly_paths().iter().flatten().filter(elsewhere) {
+        let target = existing(root.as_fd(), Path::new(path)).with(|| format!("find {path}"))?;
+        make_read_only(target).with(|| format!("make {path} read-only"))?;
     }
-    for path in linux.masked_paths().iter().flatten() {
-        mask(root.as_fd(), Path::new(path)).with(|| format!("mask {path}"))?;
+    for path in linux.masked_paths().iter().flatten().filter(elsewhere) {
+        let target = existing(root.as_fd(), Path::new(path)).with(|| format!("find {path}"))?;
+        mask(target).with(|| format!("mask {path}"))?;
     }
     if let Some(cwd) = spec.process().as_ref().map(|process| process.cwd()) {
         make_working_directory(root.as_fd(), cwd, user)
@@ -157,6 +169,104 @@ fn attach(root: BorrowedFd<'_>, source: &Source, destination: &Path) -> io::Resu
     sys::attach_mount(source.mount.as_fd(), target.as_fd())
 }
 
+/// Attaches a volume. Nothing may be put in the place of what the kernel tells about processes, but for files that are
+/// known to be replaced, as runc has it, and for the host's own procfs.
+fn attach_volume(root: BorrowedFd<'_>, source: &Source, destination: &Path) -> io::Result<()> {
+    let target =
+        if source.directory { make_directory(root, destination, 0)? } else { make_file(root, destination)? };
+    let replaceable = PROC_FILES.iter().any(|file| Path::new(file) == destination);
+    if is_procfs(&target)? && !replaceable && !is_procfs(&source.mount)? {
+        return Err(io::Error::other("nothing may be mounted inside /proc"));
+    }
+    sys::attach_mount(source.mount.as_fd(), target.as_fd())
+}
+
+/// Files of procfs that file systems like lxcfs replace.
+const PROC_FILES: &[&str] = &[
+    "/proc/cpuinfo",
+    "/proc/diskstats",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/swaps",
+    "/proc/uptime",
+    "/proc/loadavg",
+    "/proc/slabinfo",
+    "/proc/sys/kernel/ns_last_pid",
+    "/proc/sys/crypto/fips_enabled",
+];
+
+pub(super) fn is_procfs(file: &OwnedFd) -> io::Result<bool> {
+    Ok(nix::sys::statfs::fstatfs(file)?.filesystem_type() == nix::sys::statfs::PROC_SUPER_MAGIC)
+}
+
+/// procfs and sysfs: parts of them are masked or read-only, so it must be certain where they are.
+struct Guarded<'a> {
+    at: &'a Path,
+}
+
+impl<'a> Guarded<'a> {
+    fn of(entry: &'a Mount) -> Option<Self> {
+        matches!(entry.typ().as_deref(), Some("proc" | "sysfs")).then(|| Self { at: entry.destination() })
+    }
+
+    fn has(&self, path: &Path) -> bool {
+        path.starts_with(self.at)
+    }
+
+    /// The directory to mount at. An image's links do not lead there, as with runc: what is mounted behind a link can be
+    /// had by another name than the one that is guarded.
+    fn make_directory(&self, root: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        let relative = self.at.strip_prefix("/").unwrap_or(self.at);
+        let open = |path: &Path| {
+            let found = sys::open_beneath(root, path, libc::O_PATH | libc::O_DIRECTORY, Beneath::NoSymlinks);
+            found.map_err(|e| match e.raw_os_error() {
+                Some(libc::ELOOP | libc::ENOTDIR) => io::Error::other(format!(
+                    "{} must be a directory of the image, not a link",
+                    self.at.display()
+                )),
+                _ => e,
+            })
+        };
+        let mut made = PathBuf::new();
+        for part in relative.components() {
+            let parent = if made.as_os_str().is_empty() { None } else { Some(open(&made)?) };
+            let parent = parent.as_ref().map_or(root, |parent| parent.as_fd());
+            let mode = nix::sys::stat::Mode::from_bits_truncate(0o755);
+            match nix::sys::stat::mkdirat(parent, part.as_os_str(), mode) {
+                Ok(()) | Err(nix::errno::Errno::EEXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+            made.push(part);
+        }
+        open(relative)
+    }
+
+    /// Masks and closes what the description says, on the file system itself. A path the kernel does not have is nothing
+    /// to guard.
+    fn guard(&self, root: BorrowedFd<'_>, linux: &oci_spec::runtime::Linux) -> Result<(), SetupError> {
+        let what = || format!("guard {}", self.at.display());
+        let mounted = self.make_directory(root).with(what)?;
+        let find = |path: &Path| -> Result<Option<OwnedFd>, SetupError> {
+            let relative = path.strip_prefix(self.at).unwrap_or(path);
+            if relative.as_os_str().is_empty() {
+                return Ok(Some(mounted.try_clone().with(what)?));
+            }
+            match sys::open_beneath(mounted.as_fd(), relative, libc::O_PATH, Beneath::NoSymlinks) {
+                Ok(found) => Ok(Some(found)),
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
+                Err(e) => Err(e).with(|| format!("find {}", path.display())),
+            }
+        };
+        for path in linux.readonly_paths().iter().flatten().filter(|path| self.has(Path::new(path))) {
+            make_read_only(find(Path::new(path))?).with(|| format!("make {path} read-only"))?;
+        }
+        for path in linux.masked_paths().iter().flatten().filter(|path| self.has(Path::new(path))) {
+            mask(find(Path::new(path))?).with(|| format!("mask {path}"))?;
+        }
+        Ok(())
+    }
+}
+
 /// Mounts a file system the kernel makes: proc, sysfs, tmpfs, devpts, mqueue, cgroup.
 fn mount_kernel(
     root: BorrowedFd<'_>,
@@ -165,7 +275,10 @@ fn mount_kernel(
     spec: &Spec,
     user: Option<&UserNamespace>,
 ) -> io::Result<()> {
-    let target = make_directory(root, entry.destination(), 0)?;
+    let target = match Guarded::of(entry) {
+        Some(guarded) => guarded.make_directory(root)?,
+        None => make_directory(root, entry.destination(), 0)?,
+    };
     let kind = entry.typ().as_deref().unwrap_or("none");
     let (flags, mut data) = parse_options(entry.options().iter().flatten());
     if let Some(user) = user {
@@ -283,8 +396,8 @@ fn make_devices(
     Ok(())
 }
 
-fn make_read_only(root: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-    let Some(target) = existing(root, path)? else { return Ok(()) };
+fn make_read_only(target: Option<OwnedFd>) -> io::Result<()> {
+    let Some(target) = target else { return Ok(()) };
     let copy = sys::clone_mount(Path::new(&sys::fd_path(&target)), true)?;
     let attributes = MountAttributes { set: libc::MOUNT_ATTR_RDONLY, ..Default::default() };
     sys::set_mount_attributes(copy.as_fd(), true, attributes)?;
@@ -292,8 +405,8 @@ fn make_read_only(root: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 }
 
 /// Hides a file behind /dev/null and a directory behind an empty one.
-fn mask(root: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-    let Some(target) = existing(root, path)? else { return Ok(()) };
+fn mask(target: Option<OwnedFd>) -> io::Result<()> {
+    let Some(target) = target else { return Ok(()) };
     let stat = nix::sys::stat::fstat(&target)?;
     if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
         let place = sys::fd_path(&target);

@@ -170,6 +170,15 @@ fn identity(process: &Process) -> Result<(), SetupError> {
     let (uid, gid) = (Uid::from_raw(user.uid()), Gid::from_raw(user.gid()));
     nix::unistd::setresgid(gid, gid, gid).context("set group")?;
     nix::unistd::setresuid(uid, uid, uid).context("set user")?;
+    // The kernel takes one number for "leave it as it is", and a container must never run as somebody else.
+    let (users, groups) = (nix::unistd::getresuid(), nix::unistd::getresgid());
+    let users = users.context("get user")?;
+    let groups = groups.context("get group")?;
+    if [users.real, users.effective, users.saved] != [uid; 3]
+        || [groups.real, groups.effective, groups.saved] != [gid; 3]
+    {
+        return Err(SetupError::plain(format!("user {uid} and group {gid} could not be taken on")));
+    }
     set_capabilities(sets)
 }
 

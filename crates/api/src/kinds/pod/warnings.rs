@@ -221,13 +221,14 @@ fn node_label_warnings(spec: &Value, path: &Path) -> Vec<String> {
 fn repetition_warnings(spec: &Value, path: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
     for (key, field, what) in [("hostAliases", "ip", "ip"), ("imagePullSecrets", "name", "name")] {
-        let entries = list(spec, key);
-        for (index, entry) in entries.iter().enumerate() {
+        let mut seen = HashSet::new();
+        for (index, entry) in list(spec, key).iter().enumerate() {
             let value = text(entry, field);
+            let first = seen.insert(value);
             let place = path.child(key).index(index).child(field);
             if key == "imagePullSecrets" && value.is_empty() {
                 warnings.push(format!("{place}: invalid empty name \"\""));
-            } else if entries[..index].iter().any(|e| text(e, field) == value) {
+            } else if !first {
                 warnings.push(format!("{place}: duplicate {what} {value:?}"));
             }
         }

@@ -93,12 +93,18 @@ pub(super) fn rewritten<B>(body: B, decoder: Decoder, links: Links) -> Body
 where
     B: http_body::Body<Data = Bytes, Error = BoxError> + Send + 'static,
 {
-    Rewritten { body: body.boxed_unsync(), decoder, page: Some(Page::new(links)) }.boxed_unsync()
+    Rewritten { body: body.boxed_unsync(), decoder, packed: Bytes::new(), page: Some(Page::new(links)) }
+        .boxed_unsync()
 }
+
+/// Bytes of a page that are unpacked at once.
+const UNPACKED_AT_ONCE: usize = 4096;
 
 struct Rewritten {
     body: Body,
     decoder: Decoder,
+    /// Arrived and not unpacked yet.
+    packed: Bytes,
     /// Gone when the page has ended.
     page: Option<Page>,
 }
@@ -113,11 +119,21 @@ impl http_body::Body for Rewritten {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         while let Some(page) = &mut this.page {
+            if !this.packed.is_empty() {
+                // A little becomes a thousand times as much: only so much is unpacked before the client takes it.
+                let piece = this.packed.split_to(this.packed.len().min(UNPACKED_AT_ONCE));
+                let out = page.feed(&this.decoder.decode(&piece)?);
+                match out.is_empty() {
+                    true => continue,
+                    false => return Poll::Ready(Some(Ok(Frame::data(out.into())))),
+                }
+            }
             let out = match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => page.feed(&this.decoder.decode(&data)?),
-                    Err(_trailers) => continue,
-                },
+                Some(Ok(frame)) => {
+                    // Trailers say nothing about the page.
+                    this.packed = frame.into_data().unwrap_or_default();
+                    continue;
+                }
                 Some(Err(problem)) => return Poll::Ready(Some(Err(problem))),
                 None => this.page.take().map(Page::finish).unwrap_or_default(),
             };

@@ -22,33 +22,34 @@ impl Server {
     }
 
     pub(super) fn reap(&mut self) {
-        loop {
-            let mut status = 0;
-            // SAFETY: status is a valid place for the answer.
-            let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
-            if pid <= 0 {
-                return;
-            }
-            let code = if libc::WIFEXITED(status) {
-                libc::WEXITSTATUS(status)
-            } else {
-                128 + libc::WTERMSIG(status)
-            };
-            // A short program may have ended before its start was seen.
-            self.read_status(pid);
-            self.launched(pid);
-            self.learn_processes();
-            if let Some(exec) = self.execs.remove(&pid) {
-                self.answer(exec.connection, &Reply::Exited { code }, &[]);
-                self.connections.remove(&exec.connection);
-                self.cgroups.remove_if_empty(&exec.group);
-                let _ = exec.container;
-            } else if Some(pid) == self.pod_pid.own() {
-                self.pod_pid = PodPid::None;
-            } else {
-                self.container_ended(pid, code);
-            }
+        while self.reap_one(libc::WNOHANG) {}
+    }
+
+    /// Takes note of one child that has ended, waiting for it unless the flags say otherwise. False when there is none.
+    fn reap_one(&mut self, flags: i32) -> bool {
+        let mut status = 0;
+        // SAFETY: status is a valid place for the answer.
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, flags) };
+        if pid <= 0 {
+            return false;
         }
+        let code =
+            if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 + libc::WTERMSIG(status) };
+        // A short program may have ended before its start was seen.
+        self.read_status(pid);
+        self.launched(pid);
+        self.learn_processes();
+        if let Some(exec) = self.execs.remove(&pid) {
+            self.answer(exec.connection, &Reply::Exited { code }, &[]);
+            self.connections.remove(&exec.connection);
+            self.cgroups.remove_if_empty(&exec.group);
+            let _ = exec.container;
+        } else if Some(pid) == self.pod_pid.own() {
+            self.pod_pid = PodPid::None;
+        } else {
+            self.container_ended(pid, code);
+        }
+        true
     }
 
     /// Reads what OCI runtimes under way have said: whose end this is may be known only from that.
@@ -131,19 +132,15 @@ impl Server {
             // SAFETY: our own child; with it goes its whole namespace.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
-        // Everything was killed from outside, so this ends; the records are written on the way.
-        let pids: Vec<i32> =
-            self.containers.iter().filter(|c| c.exit.is_none() && c.running).map(|c| c.pid).collect();
-        for pid in pids {
-            let mut status = 0;
-            // SAFETY: status is a valid place for the answer.
-            if unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid {
-                let code = if libc::WIFEXITED(status) {
-                    libc::WEXITSTATUS(status)
-                } else {
-                    128 + libc::WTERMSIG(status)
-                };
-                self.container_ended(pid, code);
+        for pid in self.execs.keys() {
+            // SAFETY: our own child that has not been reaped.
+            unsafe { libc::kill(*pid, libc::SIGKILL) };
+        }
+        // Everything was killed from outside, so this ends; the records are written on the way. Any child may come first:
+        // the first process of a namespace ends only after everybody else in it was reaped, by us where they are ours.
+        while self.containers.iter().any(|c| c.exit.is_none() && c.running) {
+            if !self.reap_one(0) {
+                break;
             }
         }
         let _ = std::fs::remove_file(self.directory.join(protocol::SOCKET));
