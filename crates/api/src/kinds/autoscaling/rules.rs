@@ -109,18 +109,18 @@ fn validate_metric(metric: &Value, path: &Path) -> FieldErrors {
         errors.push(FieldError::required(&path.child("type"), "must specify a metric source type"));
     }
     let expected = SOURCES.iter().find(|(_, name)| *name == kind).map(|(field, _)| *field);
-    if expected.is_none() {
-        errors.push(FieldError::not_supported(
-            &path.child("type"),
-            kind,
-            &["ContainerResource", "External", "Object", "Pods", "Resource"],
-        ));
-    }
+    // As upstream: a type that is none is told before its source is looked at, and after.
+    let unknown = expected.is_none().then(|| {
+        let known = &["ContainerResource", "External", "Object", "Pods", "Resource"];
+        FieldError::not_supported(&path.child("type"), kind, known)
+    });
+    errors.extend(unknown.clone());
     let given: Vec<&str> =
         SOURCES.iter().map(|(field, _)| *field).filter(|field| present(metric, field)).collect();
     if let Some(first) = given.first() {
         errors.extend(validate_source(first, &metric[*first], &path.child(first)));
     }
+    errors.extend(unknown);
     if let Some(expected) = expected.filter(|e| !given.contains(e)) {
         errors.push(FieldError::required(
             &path.child(expected),
@@ -199,14 +199,16 @@ fn validate_source(kind: &str, source: &Value, path: &Path) -> FieldErrors {
 
 fn validate_target(target: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    match text(target, "type") {
-        "" => errors.push(FieldError::required(&path.child("type"), "must specify a metric target type")),
-        "Utilization" | "Value" | "AverageValue" => {}
-        other => errors.push(FieldError::invalid(
+    let kind = text(target, "type");
+    if kind.is_empty() {
+        errors.push(FieldError::required(&path.child("type"), "must specify a metric target type"));
+    }
+    if !matches!(kind, "Utilization" | "Value" | "AverageValue") {
+        errors.push(FieldError::invalid(
             &path.child("type"),
-            other,
+            kind,
             "must be either Utilization, Value, or AverageValue",
-        )),
+        ));
     }
     for key in ["value", "averageValue"] {
         let amount = target[key].as_str().and_then(|a| Quantity::parse(a).ok());

@@ -1,4 +1,5 @@
 mod behaviour;
+mod compared;
 mod further;
 mod hostile;
 mod pod_life;
@@ -67,7 +68,7 @@ fn minimal(kind: &str) -> Value {
             json!({"spec": spec})
         }
         "HorizontalPodAutoscaler" => {
-            json!({"spec": {"scaleTargetRef": {"kind": "Deployment", "name": "d"}, "maxReplicas": 3}})
+            json!({"spec": {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}, "maxReplicas": 3}})
         }
         "ControllerRevision" => json!({"data": {}}),
         "ValidatingWebhookConfiguration" | "MutatingWebhookConfiguration" => json!({"webhooks": [webhook]}),

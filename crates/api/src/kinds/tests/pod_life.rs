@@ -173,7 +173,7 @@ fn what_is_said_of_a_pod() {
             volume(json!({"projected": {"sources": [{"serviceAccountToken": {"path": "t"}},
                 {"secret": {"name": "s", "items": [{"key": "k", "path": "t"}]}}]}})),
             vec![
-                "spec.volumes[0].projected.sources.secrets[0]: has duplicated path with ServiceAccountToken \"t\"",
+                "volume \"v\" (Projected): overlapping paths: \"t\" (Secret \"s\") with \"t\" (ServiceAccountToken)",
             ],
         ),
         (

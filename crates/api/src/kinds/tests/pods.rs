@@ -353,7 +353,7 @@ fn options_for_windows() {
         ),
         (
             json!({"spec": {"os": {}}}),
-            vec!["spec.os.name: Required value: cannot be empty".to_owned()],
+            vec!["spec.os.name: Required value".to_owned()],
         ),
     ] {
         assert_eq!(errors_with("Pod", &changes), messages, "{changes}");

@@ -336,7 +336,7 @@ fn what_is_wrong_with_other_kinds() {
             "Namespace",
             json!({"spec": {"finalizers": ["bad"]}}),
             vec![
-                "spec.finalizers[0]: Invalid value: \"bad\": name is neither a standard finalizer name nor is it fully qualified",
+                "spec.finalizers: Invalid value: \"bad\": name is neither a standard finalizer name nor is it fully qualified",
             ],
         ),
         ("Binding", json!({"target": {"name": ""}}), vec!["target.name: Required value"]),

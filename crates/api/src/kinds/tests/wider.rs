@@ -374,7 +374,7 @@ fn what_they_show() {
         ),
         (
             "HorizontalPodAutoscaler",
-            json!({"spec": {"scaleTargetRef": {"kind": "Deployment", "name": "d"}, "minReplicas": 1, "maxReplicas": 3, "metrics": [
+            json!({"spec": {"scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"}, "minReplicas": 1, "maxReplicas": 3, "metrics": [
                 {"type": "Resource", "resource": {"name": "cpu", "target": {"averageUtilization": 60}}},
                 {"type": "External", "external": {"target": {"averageValue": "5"}}}, {"type": "Pods", "pods": {}}]},
                 "status": {"currentReplicas": 2, "currentMetrics": [{"resource": {"current": {"averageUtilization": 20}}}]}}),
