@@ -156,7 +156,7 @@ async fn a_patch_has_the_shape_of_its_kind() {
             "{}",
             refused(
                 400,
-                "error decoding patch: json: cannot unmarshal object into Go value of type []interface {}",
+                "error decoding patch: json: cannot unmarshal object into Go value of type []handlers.jsonPatchOp",
             ),
         ),
         (
