@@ -28,9 +28,12 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
         ensure(server, "", "namespaces", "", namespace)
     });
     future::try_join_all(namespaces).await?;
-    future::try_join4(policy(server), services(server), service_range(server), published(server))
-        .await
-        .map(drop)
+    future::try_join3(policy(server), services(server), service_range(server)).await?;
+    // As upstream: the server serves without them, and admission may refuse them (a quota that limits ConfigMaps).
+    if let Err(error) = published(server).await {
+        tracing::warn!(%error, "cannot publish how the server authenticates");
+    }
+    Ok(())
 }
 
 /// ConfigMaps that tell others how this server authenticates: the authority of client certificates, and since when

@@ -39,7 +39,17 @@ fn json_patch_applies_operations() {
         (json!([{"op": "move", "from": "/l/0", "path": "/a/m"}]), Ok(json!({"b": 1, "m": 1}))),
         (json!([{"op": "copy", "from": "/l/-1", "path": "/a/m"}]), Ok(json!({"b": 1, "m": 3}))),
         (json!([{"op": "copy", "from": "/x~1y~0z", "path": "/a/m"}]), Ok(json!({"b": 1, "m": 0}))),
-        (json!([{"op": "test", "path": "/a/b", "value": 1.0}]), Ok(json!({"b": 1}))),
+        (json!([{"op": "test", "path": "/a/b", "value": 1.0}]), Err(PatchError::Rejected)),
+        (json!([{"op": "test", "path": "/q/b", "value": null}]), Err(PatchError::Rejected)),
+        (json!([{"op": "replace", "path": "/a/q", "value": 7}]), Ok(json!({"b": 1, "q": 7}))),
+        (json!([{"op": "copy", "from": "/a/q", "path": "/a/m"}]), Ok(json!({"b": 1, "m": null}))),
+        (json!([{"op": "add", "path": "ignored/z", "value": 1}]), Ok(json!({"b": 1}))),
+        (json!([{"op": "replace", "path": "", "value": {"a": 5}}]), Ok(json!(5))),
+        (json!([{"op": "replace", "path": "", "value": 5}]), Err(PatchError::Rejected)),
+        (json!([{"op": "add", "path": "", "value": {"a": 5}}]), Err(PatchError::Rejected)),
+        (json!([{"op": "copy", "from": "", "path": "/a/m"}]), Err(PatchError::Rejected)),
+        (json!([{"op": "replace", "path": "/l/-", "value": 1}]), Err(PatchError::Rejected)),
+        (json!([null]), Err(PatchError::Rejected)),
         (json!([{"op": "test", "path": "/a/q", "value": null}]), Ok(json!({"b": 1}))),
         (json!([{"op": "test", "path": "/a/b", "value": 2}]), Err(PatchError::Rejected)),
         (json!([{"op": "add", "path": "/q/c", "value": 2}]), Err(PatchError::Rejected)),
@@ -89,6 +99,46 @@ fn strategic_merges_lists_by_key() {
             Ok(expected)
         );
     }
+}
+
+#[test]
+fn strategic_directives_that_make_no_sense_are_refused_in_upstreams_words() {
+    let spec = || json!({"containers": [{"name": "a"}, {"name": "b"}]});
+    for (patch, code, message) in [
+        (
+            json!({"containers": [{"$patch": "delete"}]}),
+            500,
+            "map: map[$patch:delete] does not contain declared merge key: name",
+        ),
+        (
+            json!({"containers": ["x"]}),
+            500,
+            "list element types are not identical: [[map[name:a] map[name:b]] [x]]",
+        ),
+        (
+            json!({"$setElementOrder/containers": "a"}),
+            500,
+            "expected a []interface {}, but received a string",
+        ),
+        (json!({"$setElementOrder/containers": ["a"]}), 500, "value for key 0 is not a map"),
+        (
+            json!({"$setElementOrder/containers": [{"x": "b"}]}),
+            500,
+            "map: map[x:b] does not contain declared merge key: name",
+        ),
+        (
+            json!({"$setElementOrder/bogus": [{"name": "b"}]}),
+            500,
+            "unable to find api field in struct PodSpec for the json field \"bogus\"",
+        ),
+        (json!({"$retainKeys": "k"}), 400, "invalid patch format of retainKeys"),
+    ] {
+        let refused = pod_spec(spec(), patch.clone()).expect_err("refused");
+        assert_eq!((refused.code(), refused.to_string().as_str()), (code, message), "{patch}");
+    }
+    // Where there is nothing to merge with, a map with a directive is left out whole.
+    let patch = json!({"nodeSelector": {"$patch": "replace", "a": "b"}});
+    assert_eq!(pod_spec(spec(), patch), Ok(spec()));
 }
 
 #[test]
@@ -169,7 +219,8 @@ fn strategic_adds_without_directives_and_nulls() {
             json!({"volumes": [{"name": "v", "$retainKeys": ["name"], "emptyDir": null}, {"$patch": "delete", "name": "x"}],
             "$setElementOrder/volumes": [{"name": "v"}], "hostname": null})
         ),
-        Ok(json!({"volumes": [{"name": "v"}]}))
+        // As upstream: a directive of a new element is a field that the type does not know, and warned of as such.
+        Ok(json!({"volumes": [{"name": "v", "$retainKeys": ["name"]}]}))
     );
 }
 
