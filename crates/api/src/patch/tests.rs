@@ -302,3 +302,21 @@ mod bounded {
         }
     }
 }
+
+#[test]
+fn many_insertions_into_a_long_list_are_too_much_work() {
+    let mut target = json!({"x": vec![0; 100_000]});
+    let patch = Value::Array(vec![json!({"op": "add", "path": "/x/0", "value": 1}); 5_000]);
+    assert!(matches!(json_patch(&mut target, &patch), Err(PatchError::TooMuchWork)));
+    let mut target = json!({"x": vec![0; 100_000]});
+    let patch = Value::Array(vec![json!({"op": "add", "path": "/x/-", "value": 1}); 5_000]);
+    json_patch(&mut target, &patch).expect("at the end nothing moves");
+}
+
+#[test]
+fn long_lists_are_merged_without_searching_them() {
+    let element = |i: usize| json!({"name": format!("c{i}"), "image": "i"});
+    let list: Vec<Value> = (0..20_000).map(element).collect();
+    let merged = pod_spec(json!({"containers": list}), json!({"containers": list})).expect("merged");
+    assert_eq!(merged["containers"], Value::Array(list));
+}

@@ -257,3 +257,91 @@ fn idle_connections_to_the_kubelet_keep_nobody_out() {
     assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
     drop(idle);
 }
+
+/// An image whose `/proc` leads elsewhere, and a volume that hides the way: the masks must not go with it.
+#[test]
+fn masks_do_not_depend_on_an_images_links() {
+    let world = World::start();
+    let archive = world.path("odd.tar");
+    let odd = archive::Oddities {
+        directories: &["l/", "realproc/"],
+        links: &[("proc", "/l/p"), ("l/p", "/realproc")],
+        ..Default::default()
+    };
+    archive::odd_image(&archive, "odd:latest", "", &["/bin/busybox", "sleep", "100000"], &odd);
+    world.import(&archive);
+    world.create(
+        r#"
+apiVersion: v1
+kind: Pod
+metadata: {name: odd}
+spec:
+  containers:
+  - name: c
+    image: odd:latest
+    imagePullPolicy: Never
+    volumeMounts: [{name: l, mountPath: /l}]
+  volumes: [{name: l, emptyDir: {}}]
+"#,
+    );
+    let refused = "/proc must be a directory of the image";
+    let pod = world
+        .watch(&["pod", "odd"], |pod| container_status(pod).to_string().contains(refused) || is_ready(pod));
+    assert!(!is_ready(&pod), "a container whose /proc is elsewhere must not run");
+}
+
+/// Numbers that no user can have: they must be neither root's nor anybody's.
+#[test]
+fn an_image_cannot_hide_that_it_runs_as_root() {
+    let world = World::start();
+    world.kubectl(&["label", "namespace", "default", "pod-security.kubernetes.io/enforce=restricted"]);
+    for (name, user) in [("least", "4294967295"), ("wide", "4294967296"), ("negative", "-1")] {
+        let archive = world.path("odd.tar");
+        let users = format!("{user}:x:0:0::/:/bin/sh\n");
+        let odd = archive::Oddities { user, users: &users, ..Default::default() };
+        archive::odd_image(
+            &archive,
+            &format!("{name}:latest"),
+            "",
+            &["/bin/busybox", "sleep", "100000"],
+            &odd,
+        );
+        world.import(&archive);
+        world.create(&format!(
+            r#"
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  securityContext: {{runAsNonRoot: true, seccompProfile: {{type: RuntimeDefault}}}}
+  containers:
+  - name: c
+    image: {name}:latest
+    imagePullPolicy: Never
+    securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
+"#
+        ));
+        let pod = world.watch(&["pod", name], |pod| {
+            !container_status(pod)["state"]["waiting"]["message"].is_null() || is_ready(pod)
+        });
+        let told = container_status(&pod)["state"]["waiting"]["message"].as_str().unwrap_or("it runs");
+        assert!(told.contains("cannot verify user is non-root"), "{name}: {told}");
+    }
+}
+
+/// A process that was brought into a pod must not keep the pod, or the cluster, from ending.
+#[test]
+fn a_cluster_goes_while_somebody_is_inside_a_pod() {
+    let mut world = with_shell(&[]);
+    world.kubectl(&["run", "p", "--image", IMAGE, "--", "sleep", "100000"]);
+    world.wait_ready("p");
+    let loop_ = ["exec", "p", "--", "sh", "-c", "while true; do sleep 1; done"];
+    let mut inside = world.kubectl_command(&loop_).stdout(std::process::Stdio::null()).spawn().unwrap();
+    eventually("the loop runs", || {
+        exec(&world, "default", "p", "cat /proc/[0-9]*/cmdline").contains("while true").then_some(())
+    });
+    let down = world.down(&[]);
+    assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+    let _ = inside.kill();
+    let _ = inside.wait();
+}

@@ -14,8 +14,24 @@ pub fn web_image(path: &Path, name: &str, page: &str) {
 
 /// As [`web_image`], with another command.
 pub fn image(path: &Path, name: &str, page: &str, command: &[&str]) {
+    odd_image(path, name, page, command, &Oddities::default());
+}
+
+/// What an image may have that no honest one has.
+#[derive(Default)]
+pub struct Oddities<'a> {
+    pub user: &'a str,
+    /// Further lines of /etc/passwd.
+    pub users: &'a str,
+    pub directories: &'a [&'a str],
+    /// Links and where they lead.
+    pub links: &'a [(&'a str, &'a str)],
+}
+
+/// As [`image`], with oddities.
+pub fn odd_image(path: &Path, name: &str, page: &str, command: &[&str], odd: &Oddities<'_>) {
     let mut layer = tar::Builder::new(Vec::new());
-    for dir in ["bin/", "www/", "tmp/", "etc/"] {
+    for dir in ["bin/", "www/", "tmp/", "etc/"].iter().chain(odd.directories).copied() {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::Directory);
         header.set_mode(if dir == "tmp/" { 0o1777 } else { 0o755 });
@@ -24,7 +40,15 @@ pub fn image(path: &Path, name: &str, page: &str, command: &[&str]) {
     }
     append(&mut layer, "bin/busybox", &std::fs::read(busybox()).unwrap(), 0o755);
     append(&mut layer, "www/index.html", page.as_bytes(), 0o644);
-    append(&mut layer, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\nweb:x:1000:1000:web:/:/bin/sh\n", 0o644);
+    let users = format!("root:x:0:0:root:/:/bin/sh\nweb:x:1000:1000:web:/:/bin/sh\n{}", odd.users);
+    append(&mut layer, "etc/passwd", users.as_bytes(), 0o644);
+    for (link, target) in odd.links {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_mode(0o777);
+        header.set_size(0);
+        layer.append_link(&mut header, link, target).unwrap();
+    }
     for applet in ["sh", "httpd", "cat", "ls", "sleep", "id", "touch", "env", "wget", "mount", "echo", "tar"]
     {
         let mut header = tar::Header::new_gnu();
@@ -41,6 +65,7 @@ pub fn image(path: &Path, name: &str, page: &str, command: &[&str]) {
         "config": {
             "Env": ["PATH=/bin"],
             "Cmd": command,
+            "User": odd.user,
         },
         "rootfs": {"type": "layers", "diff_ids": [diff_id]},
     })
