@@ -169,7 +169,10 @@ async fn a_patch_has_the_shape_of_its_kind() {
             "json",
             "",
             "[1]",
-            refused(400, "json: cannot unmarshal number into Go value of type jsonpatch.Operation"),
+            refused(
+                400,
+                "error decoding patch: json: cannot unmarshal number into Go value of type handlers.jsonPatchOp",
+            ),
         ),
         ("json", "", "[", refused(400, "error decoding patch: unexpected end of JSON input")),
         ("json", "", "null", nothing),
