@@ -53,7 +53,7 @@ spec:
     let init: Vec<_> = pod["status"]["initContainerStatuses"].as_array().unwrap().iter().collect();
     let ended = |n: usize| init[n]["state"]["terminated"]["finishedAt"].as_str().unwrap().to_owned();
     assert!(ended(0) <= ended(1));
-    assert_eq!(world.kubectl(&["logs", "p", "-c", "second"]), "content\n");
+    assert_eq!(world.kubectl(&["logs", "p", "-c", "second"]), "content");
     assert!(world.page(&pod).starts_with("blue p"));
     let exec =
         |command: &[&str]| world.kubectl(&[&["exec", "p", "--", "/ferrite", "tools"], command].concat());

@@ -38,6 +38,8 @@ const MAX_STRANGERS: usize = 256;
 const HEADER_LIMIT: Duration = Duration::from_secs(10);
 /// Streams in use at the same time.
 const MAX_SESSIONS: usize = 512;
+/// Of these, streams of one container or of one sandbox's ports: whoever may use one pod cannot take them all.
+const MAX_SHARE: usize = 64;
 
 /// What a URL stands for.
 #[derive(Debug, Clone)]
@@ -56,11 +58,41 @@ pub(crate) struct Tickets {
     address: SocketAddr,
     waiting: Mutex<HashMap<String, (Instant, Action)>>,
     sessions: Arc<Semaphore>,
+    /// Places of each container or sandbox that has streams.
+    shares: Mutex<HashMap<String, Weak<Semaphore>>>,
+}
+
+impl Action {
+    /// Whose share of the streams this takes from.
+    fn of(&self) -> &str {
+        match self {
+            Self::Exec(request) => &request.container_id,
+            Self::Attach(request) => &request.container_id,
+            Self::Forward { sandbox, .. } => sandbox,
+        }
+    }
 }
 
 impl Tickets {
     pub fn new(address: SocketAddr) -> Self {
-        Self { address, waiting: Mutex::default(), sessions: Arc::new(Semaphore::new(MAX_SESSIONS)) }
+        Self {
+            address,
+            waiting: Mutex::default(),
+            sessions: Arc::new(Semaphore::new(MAX_SESSIONS)),
+            shares: Mutex::default(),
+        }
+    }
+
+    /// The places for streams of one container or sandbox. They are forgotten with the last stream.
+    fn share(&self, of: &str) -> Arc<Semaphore> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(share) = shares.get(of).and_then(Weak::upgrade) {
+            return share;
+        }
+        shares.retain(|_, share| share.strong_count() > 0);
+        let share = Arc::new(Semaphore::new(MAX_SHARE));
+        shares.insert(of.to_owned(), Arc::downgrade(&share));
+        share
     }
 
     /// A fresh URL for the action.
@@ -186,6 +218,12 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
     let Some(action) = strong.tickets().redeem(request.uri().path()) else {
         return refuse(StatusCode::NOT_FOUND, "the URL is unknown, was used before or is too old");
     };
+    let Ok(own) = strong.tickets().share(action.of()).try_acquire_owned() else {
+        return refuse(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many streams of this pod are in use; close some or try again later",
+        );
+    };
     let forward = matches!(action, Action::Forward { .. });
     let mut response = Response::new(Full::new(Bytes::new()));
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -233,7 +271,7 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
     let closing = strong.closing().clone();
     let worker = strong.clone();
     strong.tasks().spawn(async move {
-        let _session = session;
+        let _places = (session, own);
         let Ok(upgraded) = upgraded.await else { return };
         let io = TokioIo::new(upgraded);
         let work = async {

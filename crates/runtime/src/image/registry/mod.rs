@@ -209,6 +209,10 @@ impl Registry {
         if secret && open && self.base.starts_with("https:") {
             return Err(self.fault("it wants our secret sent to a token server without TLS"));
         }
+        let own = Url::parse(&self.base).ok().and_then(|base| base.host_str().map(is_loopback));
+        if url.host_str().is_some_and(is_loopback) && own != Some(true) {
+            return Err(self.fault("it names a token server on this machine"));
+        }
         let scope = scope.unwrap_or_else(|| format!("repository:{}:pull", self.reference.repository()));
         let mut fields = vec![("scope", scope)];
         fields.extend(service.map(|service| ("service", service)));
@@ -228,13 +232,13 @@ impl Registry {
         let status = answer.status();
         let bytes = self.read(answer, MAX_ANSWER, "size of a token server's answer").await?;
         if !status.is_success() {
-            let text = clean(&String::from_utf8_lossy(&bytes));
+            // The registry chose this server: its words may be anybody's, and the pod's author would read them.
             return Err(match status.is_server_error() {
                 true => ImageError::Unreachable {
                     reference: self.reference.to_string(),
                     message: format!("token server: {status}"),
                 },
-                false => self.unauthorized(&format!("token server: {status}: {text}")),
+                false => self.unauthorized(&format!("token server: {status}")),
             });
         }
         parse_token(&bytes).map_err(|message| self.fault(message))
