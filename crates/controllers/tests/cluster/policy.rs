@@ -5,7 +5,7 @@ use ferrite_json::{Value, json};
 use ferrite_pki::Authority;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota, Service};
-use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::Api;
@@ -146,6 +146,12 @@ async fn a_range_of_addresses_stays_while_they_are_held() {
     let service =
         json!({"metadata": {"name": "s"}, "spec": {"clusterIP": "10.77.0.9", "ports": [{"port": 80}]}});
     cluster.create::<Service>("default", service).await;
+    // Nobody waits here for all to know of the address, as in a real cluster: the controller must know it before.
+    cluster
+        .eventually("the address", |all: &[Arc<IPAddress>]| {
+            all.iter().find(|address| address.metadata.name.as_deref() == Some("10.77.0.9")).map(|_| ())
+        })
+        .await;
     ranges.delete("more", &DeleteParams::default()).await.unwrap();
     cluster.eventually("a range that cannot go", ready("False")).await;
     cluster.api::<Service>("default").delete("s", &DeleteParams::default()).await.unwrap();
