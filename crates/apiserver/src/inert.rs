@@ -65,7 +65,6 @@ const INERT: &[Inert] = &[
     row(NETWORKING, "ingressclasses", "IngressClass", "no traffic is routed"),
     row(NETWORKING, "ingresses", "Ingress", "no traffic is routed"),
     row(NETWORKING, "networkpolicies", "NetworkPolicy", "no traffic is filtered"),
-    row("node.k8s.io", "runtimeclasses", "RuntimeClass", "pods run under the same handler with and without it"),
     row(CLAIMS, "deviceclasses", "DeviceClass", NO_DEVICE),
     row(CLAIMS, "resourceclaims", "ResourceClaim", NO_DEVICE),
     row(CLAIMS, "resourceclaimtemplates", "ResourceClaimTemplate", NO_DEVICE),
