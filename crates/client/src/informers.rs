@@ -4,9 +4,9 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kube::{Api, Client, Resource};
+use kube::{Client, Resource};
 
-use crate::{Informer, ListSelector, Object, Scope};
+use crate::{Api, Informer, ListSelector, Object, Scope};
 
 type Started = HashMap<(TypeId, ListSelector), Box<dyn Any + Send + Sync>>;
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
-use crate::{Scope, is_not_found};
+use crate::{Api, Scope, is_not_found};
 
 /// Which Lease, as whom, and how fast.
 #[derive(Debug, Clone)]

@@ -3,38 +3,37 @@
 //! A component is usually: a [`Scope`] that owns its tasks, [`Informers`] that keep a copy of what it reads,
 //! a [`WorkQueue`] of keys fed by [`Informer::subscribe`], and [`run_workers`] around a reconcile function.
 
+mod api;
 mod backoff;
+mod controller;
 mod events;
 mod expectations;
 mod informer;
 mod informers;
 mod key;
 mod leader;
+mod object;
+mod ownership;
+mod page;
+mod request;
 mod scope;
 mod workers;
 mod workqueue;
 
+pub use api::{Api, List};
 pub use backoff::Backoff;
+pub use controller::Controller;
 pub use events::{EventRecorder, EventType, Events};
 pub use expectations::Expectations;
-pub use informer::{Change, Informer, ListSelector};
+pub use informer::{Change, Informer, ListSelector, Old};
 pub use informers::Informers;
 pub use key::ObjectKey;
 pub use leader::{LeaderConfig, LeaderElector};
+pub use object::{DecodeError, Object};
+pub use ownership::{Claim, ClaimError, claim, claim_all, controller_of, controller_reference};
 pub use scope::Scope;
 pub use workers::run_workers;
 pub use workqueue::{RateLimits, WorkQueue};
-
-/// What a kind must be to live in an [`Informer`]: decodable, sharable between threads, and named by metadata.
-pub trait Object:
-    kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + Sync + 'static
-{
-}
-
-impl<K> Object for K where
-    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + Sync + 'static
-{
-}
 
 /// Whether the server said the object (or its collection) is not there.
 pub fn is_not_found(error: &kube::Error) -> bool {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use tracing::{Instrument, debug, debug_span, error, info};
 
 use crate::{Scope, WorkQueue};
@@ -30,9 +30,14 @@ pub async fn run_workers<T, F, Fut, E>(
 ) where
     T: Clone + Eq + Hash + Display + Send + Sync + 'static,
     F: Fn(T) -> Fut + Send + Sync,
-    Fut: Future<Output = Result<Option<Duration>, E>> + Send,
-    E: Display,
+    Fut: Future<Output = Result<Option<Duration>, E>> + Send + 'static,
+    E: Display + 'static,
 {
+    // Boxed, so that the loop is compiled once for each type of key and not for each controller.
+    let reconcile = move |key| -> BoxFuture<'static, Outcome> {
+        let reconciled = reconcile(key);
+        async move { reconciled.await.map_err(|problem| problem.to_string()) }.boxed()
+    };
     let all = join_all((0..workers.max(1)).map(|_| work(name, &queue, &reconcile)));
     tokio::select! {
         biased;
@@ -41,12 +46,15 @@ pub async fn run_workers<T, F, Fut, E>(
     }
 }
 
-async fn work<T, F, Fut, E>(name: &'static str, queue: &WorkQueue<T>, reconcile: &F)
-where
+/// When to reconcile again, or the message of the error.
+type Outcome = Result<Option<Duration>, String>;
+
+async fn work<T>(
+    name: &'static str,
+    queue: &WorkQueue<T>,
+    reconcile: &(dyn Fn(T) -> BoxFuture<'static, Outcome> + Send + Sync),
+) where
     T: Clone + Eq + Hash + Display + Send + Sync + 'static,
-    F: Fn(T) -> Fut + Send + Sync,
-    Fut: Future<Output = Result<Option<Duration>, E>> + Send,
-    E: Display,
 {
     while let Some(key) = queue.get().await {
         let span = debug_span!("reconcile", controller = name, %key);

@@ -4,37 +4,40 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_api::selector::LabelSelector;
-use ferrite_client::{Informer, ObjectKey, WorkQueue, is_not_found, run_workers};
+use ferrite_client::{Api, Informer, ObjectKey, is_not_found};
 use ferrite_json::json;
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use kube::Client;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
 
 const NAME: &str = "clusterrole-aggregation-controller";
 /// Roles often come in groups: one look after the last of them is enough.
+/// Index of the roles that are made of others.
+const AGGREGATING: &str = "aggregating";
 const SETTLE: Duration = Duration::from_millis(100);
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let roles: Informer<ClusterRole> = context.informers.get();
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let (watching, known) = (queue.clone(), roles.clone());
+    roles.add_index(AGGREGATING, |role| match role.aggregation_rule {
+        Some(_) => vec![AGGREGATING.to_owned()],
+        None => Vec::new(),
+    });
+    let (client, known) = (context.client.clone(), roles.clone());
+    context
+        .controller(NAME)
         // Any role may be part of any other, before the change or after.
-        roles.subscribe(move |change| {
-            let aggregates = |role: &ClusterRole| role.aggregation_rule.is_some();
-            if aggregates(change.object()) {
-                watching.add_after(ObjectKey::of(&**change.object()), SETTLE);
+        .watches(&roles, move |change, queue| {
+            if change.object().aggregation_rule.is_some() {
+                queue.add_after(ObjectKey::of(&**change.object()), SETTLE);
             }
-            for role in known.list().iter().filter(|role| aggregates(role)) {
-                watching.add_after(ObjectKey::of(&**role), SETTLE);
+            for role in known.by_index(AGGREGATING, AGGREGATING) {
+                queue.add_after(ObjectKey::of(&*role), SETTLE);
             }
-        });
-        roles.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
+        })
+        .run(move |key: ObjectKey| {
             let wanted = roles.get(&key).and_then(|role| decide(&role, &roles.list()));
             let client = client.clone();
             async move {
@@ -43,9 +46,7 @@ pub(crate) fn start(context: &Context) {
                     None => Ok(None),
                 }
             }
-        })
-        .await;
-    });
+        });
 }
 
 /// The rules a role should have. None when it has them, or has them of its own.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Events, Informers, Scope};
+use ferrite_client::{Controller, Events, Informers, Scope};
 use ferrite_pki::{Authority, TokenSigner};
 use kube::Client;
 
@@ -90,6 +90,11 @@ impl Context {
             scope,
             config: Arc::new(config),
         }
+    }
+
+    /// A controller to declare, with the configured number of workers.
+    pub(crate) fn controller(&self, name: &'static str) -> Controller {
+        Controller::new(name, self.config.workers, &self.scope)
     }
 
     /// The same for a controller that acts as `identity`.

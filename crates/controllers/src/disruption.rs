@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_api::selector::LabelSelector;
-use ferrite_client::{Change, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers};
+use ferrite_client::{Api, Change, Controller, Informer, Object, ObjectKey, is_conflict, is_not_found};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Pod, ReplicationController};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
+use crate::pods::{self, BY_LABEL};
 use decide::decide;
 
 const NAME: &str = "disruption-controller";
@@ -31,87 +32,82 @@ struct Workloads {
 }
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let budgets: Informer<PodDisruptionBudget> = context.informers.get();
     let pods: Informer<Pod> = context.informers.get();
+    pods.add_index(BY_LABEL, pods::label_index);
     let workloads = Workloads {
         deployments: context.informers.get(),
         replica_sets: context.informers.get(),
         stateful_sets: context.informers.get(),
         replication_controllers: context.informers.get(),
     };
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        budgets.subscribe(move |change| {
+    let (client, known) = (context.client.clone(), budgets.clone());
+    let kit = context
+        .controller(NAME)
+        .watches(&budgets, |change, queue| {
             if !matches!(change, Change::Deleted(_)) {
-                watching.add(ObjectKey::of(&**change.object()));
-            }
-        });
-        let (watching, known) = (queue.clone(), budgets.clone());
-        pods.subscribe(move |change| {
-            let of = |pod: &Pod| -> Vec<ObjectKey> {
-                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-                let all = known.list_in(namespace);
-                all.iter().filter(|budget| selects(budget, pod)).map(|b| ObjectKey::of(&**b)).collect()
-            };
-            of(change.object()).into_iter().for_each(|key| watching.add(key));
-            if let Change::Updated { old, .. } = change {
-                of(old).into_iter().for_each(|key| watching.add(key));
-            }
-        });
-        // A workload that is resized changes what is expected.
-        resized(&workloads.deployments, &queue, &budgets, |d| d.spec.as_ref().and_then(|s| s.replicas));
-        resized(&workloads.replica_sets, &queue, &budgets, |r| r.spec.as_ref().and_then(|s| s.replicas));
-        resized(&workloads.stateful_sets, &queue, &budgets, |s| s.spec.as_ref().and_then(|s| s.replicas));
-        resized(&workloads.replication_controllers, &queue, &budgets, |r| {
-            r.spec.as_ref().and_then(|s| s.replicas)
-        });
-        budgets.synced().await;
-        pods.synced().await;
-        workloads.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
-            let plan = budgets.get(&key).map(|budget| {
-                let mut selected = pods.list_in(&key.namespace);
-                selected.retain(|pod| selects(&budget, pod));
-                let expected = workloads.expected(&selected);
-                let plan = decide(&budget, &selected, expected, Timestamp::now());
-                (budget, plan)
-            });
-            let client = client.clone();
-            async move {
-                let Some((budget, plan)) = plan else { return Ok(None) };
-                let recheck = plan.recheck;
-                match plan.status {
-                    None => Ok(recheck),
-                    Some(status) => {
-                        let updated = PodDisruptionBudget { status: Some(status), ..(*budget).clone() };
-                        write(&client, &key, &updated).await.map(|again| again.or(recheck))
-                    }
-                }
+                queue.add(ObjectKey::of(&**change.object()));
             }
         })
-        .await;
+        .watches(&pods, move |change, queue| {
+            let wake = |pod: &Pod| {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+                for budget in known.list_in(namespace).iter().filter(|budget| selects(budget, pod)) {
+                    queue.add(ObjectKey::of(&**budget));
+                }
+            };
+            wake(change.object());
+            if let Change::Updated { old, .. } = change {
+                wake(old);
+            }
+        });
+    // A workload that is resized changes what is expected.
+    let kit = resized(kit, &workloads.deployments, &budgets, |d| d.spec.as_ref().and_then(|s| s.replicas));
+    let kit = resized(kit, &workloads.replica_sets, &budgets, |r| r.spec.as_ref().and_then(|s| s.replicas));
+    let kit = resized(kit, &workloads.stateful_sets, &budgets, |s| s.spec.as_ref().and_then(|s| s.replicas));
+    let kit = resized(kit, &workloads.replication_controllers, &budgets, |r| {
+        r.spec.as_ref().and_then(|s| s.replicas)
+    });
+    kit.run(move |key| {
+        let plan = budgets.get(&key).map(|budget| {
+            let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+            let labels = selector.and_then(|selector| selector.match_labels.as_ref());
+            let mut selected = pods::candidates(&pods, &key.namespace, labels.into_iter().flatten());
+            selected.retain(|pod| selects(&budget, pod));
+            let expected = workloads.expected(&selected);
+            let plan = decide(&budget, &selected, expected, Timestamp::now());
+            (budget, plan)
+        });
+        let client = client.clone();
+        async move {
+            let Some((budget, plan)) = plan else { return Ok(None) };
+            let recheck = plan.recheck;
+            match plan.status {
+                None => Ok(recheck),
+                Some(status) => {
+                    let updated = PodDisruptionBudget { status: Some(status), ..(*budget).clone() };
+                    write(&client, &key, &updated).await.map(|again| again.or(recheck))
+                }
+            }
+        }
     });
 }
 
-fn resized<K>(
+fn resized<K: Object>(
+    kit: Controller,
     informer: &Informer<K>,
-    queue: &Arc<WorkQueue<ObjectKey>>,
     budgets: &Informer<PodDisruptionBudget>,
     size: fn(&K) -> Option<i32>,
-) where
-    K: ferrite_client::Object + kube::Resource<DynamicType = ()>,
-{
-    let (watching, known) = (queue.clone(), budgets.clone());
-    informer.subscribe(move |change| {
+) -> Controller {
+    let known = budgets.clone();
+    kit.watches(informer, move |change, queue| {
         if let Change::Updated { old, new } = change
             && size(old) != size(new)
         {
             let namespace = new.meta().namespace.clone().unwrap_or_default();
-            known.list_in(&namespace).iter().for_each(|budget| watching.add(ObjectKey::of(&**budget)));
+            known.list_in(&namespace).iter().for_each(|budget| queue.add(ObjectKey::of(&**budget)));
         }
-    });
+    })
 }
 
 fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
@@ -125,13 +121,6 @@ fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
 }
 
 impl Workloads {
-    async fn synced(&self) {
-        self.deployments.synced().await;
-        self.replica_sets.synced().await;
-        self.stateful_sets.synced().await;
-        self.replication_controllers.synced().await;
-    }
-
     /// How many pods the workloads of these pods want together. Pods of nobody count as themselves.
     fn expected(&self, pods: &[Arc<Pod>]) -> Result<i32, String> {
         let mut wanted: HashMap<String, i32> = HashMap::new();

@@ -1,13 +1,15 @@
 //! Why a sync did not reach its goal.
 
 pub(crate) use ferrite_client::is_namespace_terminating;
-use ferrite_client::message_of;
+use ferrite_client::{ClaimError, message_of};
 
 /// A sync that must be tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
     #[error("cannot {action}: {}", message_of(error))]
     Api { action: String, error: kube::Error },
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
     #[error("{0}")]
     Other(String),
 }

@@ -15,7 +15,6 @@ mod gc;
 mod namespace;
 mod node_ttl;
 mod nodes;
-mod owners;
 mod pods;
 mod replicas;
 mod resource_quota;

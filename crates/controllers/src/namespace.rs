@@ -1,17 +1,14 @@
 //! Empties a namespace that is being deleted, and then lets it go.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{
-    Change, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, message_of, run_workers,
-};
+use ferrite_client::{Api, Change, Informer, ObjectKey, is_conflict, is_not_found, message_of};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, NamespaceCondition, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::Client;
 use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::core::PartialObjectMeta;
-use kube::{Api, Client};
 use std::collections::BTreeMap;
 use tracing::debug;
 
@@ -30,29 +27,26 @@ pub(crate) fn is_active(namespace: &Namespace) -> bool {
 }
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let namespaces: Informer<Namespace> = context.informers.get();
     let pods: Informer<Pod> = context.informers.get();
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        namespaces.subscribe(move |change| {
+    let (client, known) = (context.client.clone(), namespaces.clone());
+    context
+        .controller(NAME)
+        .watches(&namespaces, |change, queue| {
             if change.object().metadata.deletion_timestamp.is_some() {
-                watching.add(ObjectKey::of(&**change.object()));
+                queue.add(ObjectKey::of(&**change.object()));
             }
-        });
-        let (watching, known) = (queue.clone(), namespaces.clone());
-        pods.subscribe(move |change| {
-            // The last pod to stop is usually what a namespace waits for.
+        })
+        // The last pod to stop is usually what a namespace waits for.
+        .watches(&pods, move |change, queue| {
             if let Change::Deleted(pod) = change {
                 let key = ObjectKey::cluster(pod.metadata.namespace.clone().unwrap_or_default());
                 if known.get(&key).is_some_and(|namespace| !is_active(&namespace)) {
-                    watching.add(key);
+                    queue.add(key);
                 }
             }
-        });
-        namespaces.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
+        })
+        .run(move |key| {
             let known = namespaces.get(&key);
             let client = client.clone();
             async move {
@@ -61,9 +55,7 @@ pub(crate) fn start(context: &Context) {
                     None => Ok(None),
                 }
             }
-        })
-        .await;
-    });
+        });
 }
 
 async fn sync(client: &Client, known: &Namespace) -> Result<Option<Duration>, SyncError> {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ferrite_client::{Informer, ObjectKey, WorkQueue, is_not_found, run_workers};
+use ferrite_client::{Api, Informer, ObjectKey, is_not_found};
 use ferrite_json::json;
 use k8s_openapi::api::core::v1::Node;
+use kube::Client;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -34,32 +34,29 @@ fn step(current: usize, nodes: usize) -> usize {
 }
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let nodes: Informer<Node> = context.informers.get();
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let current = Arc::new(AtomicUsize::new(0));
-        let (watching, known, at) = (queue.clone(), nodes.clone(), current.clone());
-        nodes.subscribe(move |change| {
+    let client = context.client.clone();
+    let current = Arc::new(AtomicUsize::new(0));
+    let (known, at) = (nodes.clone(), current.clone());
+    context
+        .controller(NAME)
+        .watches(&nodes, move |change, queue| {
             let before = at.load(Ordering::Relaxed);
             let now = step(before, known.len());
             at.store(now, Ordering::Relaxed);
-            watching.add(ObjectKey::of(&**change.object()));
+            queue.add(ObjectKey::of(&**change.object()));
             if before != now {
-                known.list().iter().for_each(|node| watching.add(ObjectKey::of(&**node)));
+                known.keys().iter().for_each(|node| queue.add((**node).clone()));
             }
-        });
-        nodes.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
+        })
+        .run(move |key: ObjectKey| {
             let wanted = STEPS[current.load(Ordering::Relaxed)].2.to_string();
             let differs = nodes.get(&key).is_some_and(|node| {
                 node.metadata.annotations.as_ref().and_then(|a| a.get(ANNOTATION)) != Some(&wanted)
             });
             let client = client.clone();
             async move { if differs { annotate(&client, &key.name, &wanted).await } else { Ok(None) } }
-        })
-        .await;
-    });
+        });
 }
 
 async fn annotate(client: &Client, node: &str, seconds: &str) -> Result<Option<Duration>, SyncError> {

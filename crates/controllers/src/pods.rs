@@ -1,25 +1,44 @@
 //! Facts about pods that several controllers need.
 
+use std::sync::Arc;
+
+use ferrite_client::{Informer, controller_of};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
-use crate::owners::controller_of;
-
-/// Index of pods by what controls them: the controller's UID, or [`orphans_of`] a namespace.
+/// Index of pods by the UID of their controller.
 pub(crate) const BY_CONTROLLER: &str = "controller";
 /// Index of pods by `spec.nodeName`.
 pub(crate) const BY_NODE: &str = "node";
-
-/// The [`BY_CONTROLLER`] value of pods in `namespace` that nothing controls.
-pub(crate) fn orphans_of(namespace: &str) -> String {
-    format!("orphans/{namespace}")
-}
+/// Index of pods by namespace and each of their labels.
+pub(crate) const BY_LABEL: &str = "label";
 
 pub(crate) fn controller_index(pod: &Pod) -> Vec<String> {
-    vec![match controller_of(&pod.metadata) {
-        Some(owner) => owner.uid.clone(),
-        None => orphans_of(pod.metadata.namespace.as_deref().unwrap_or_default()),
-    }]
+    controller_of(&pod.metadata).map(|owner| owner.uid.clone()).into_iter().collect()
+}
+
+pub(crate) fn label_index(pod: &Pod) -> Vec<String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let labels = pod.metadata.labels.iter().flatten();
+    labels.map(|(key, value)| label_value(namespace, key, value)).collect()
+}
+
+fn label_value(namespace: &str, key: &str, value: &str) -> String {
+    format!("{namespace}/{key}={value}")
+}
+
+/// The pods of a namespace that have the rarest of `labels`; all of its pods if there is none to ask for. The index
+/// [`BY_LABEL`] must have been added. The caller compares the rest of its selector.
+pub(crate) fn candidates<'a>(
+    pods: &Informer<Pod>,
+    namespace: &str,
+    labels: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> Vec<Arc<Pod>> {
+    let values = labels.into_iter().map(|(key, value)| label_value(namespace, key, value));
+    match values.min_by_key(|value| pods.count_by_index(BY_LABEL, value)) {
+        Some(rarest) => pods.by_index(BY_LABEL, &rarest),
+        None => pods.list_in(namespace),
+    }
 }
 
 pub(crate) fn node_index(pod: &Pod) -> Vec<String> {

@@ -7,12 +7,12 @@ use std::time::Duration;
 use ferrite_api::quota::amounts::{Amounts, amounts};
 use ferrite_api::quota::{Evaluator, evaluator, recount};
 use ferrite_client::{
-    Change, Informer, ListSelector, ObjectKey, Scope, WorkQueue, is_conflict, is_not_found, run_workers,
+    Api, Change, Informer, ListSelector, ObjectKey, Scope, WorkQueue, is_conflict, is_not_found,
 };
 use ferrite_json::{Map, Value};
 use k8s_openapi::api::core::v1::ResourceQuota;
+use kube::Client;
 use kube::api::{DynamicObject, PostParams};
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::discovery::{self, Served};
@@ -35,37 +35,32 @@ struct Monitors {
 }
 
 pub(crate) fn start(context: &Context) {
-    let queue: Queue = Arc::new(WorkQueue::new());
+    let kit = context.controller(NAME);
     let quotas: Informer<ResourceQuota> = context.informers.get();
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
+    let client = context.client.clone();
     let monitors = Arc::new(Monitors {
         client: client.clone(),
-        scope: scope.clone(),
-        queue: queue.clone(),
+        scope: context.scope.clone(),
+        queue: kit.queue().clone(),
         quotas: quotas.clone(),
         started: Mutex::default(),
     });
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        quotas.subscribe(move |change| {
-            let is_same = matches!(change, Change::Updated { old, new } if old.spec == new.spec
-                && hard_of(new.status.as_ref().and_then(|s| s.hard.as_ref())) == hard_of(new.spec.as_ref().and_then(|s| s.hard.as_ref())));
-            if !is_same && !matches!(change, Change::Deleted(_)) {
-                watching.add(ObjectKey::of(&**change.object()));
+    kit.watches(&quotas, |change, queue| {
+        let is_same = matches!(change, Change::Updated { old, new } if old.spec == new.spec
+            && hard_of(new.status.as_ref().and_then(|s| s.hard.as_ref())) == hard_of(new.spec.as_ref().and_then(|s| s.hard.as_ref())));
+        if !is_same && !matches!(change, Change::Deleted(_)) {
+            queue.add(ObjectKey::of(&**change.object()));
+        }
+    })
+    .run(move |key| {
+        let quota = quotas.get(&key);
+        let (client, monitors) = (client.clone(), monitors.clone());
+        async move {
+            match quota {
+                Some(quota) => sync(&client, &monitors, &quota).await,
+                None => Ok(None),
             }
-        });
-        quotas.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
-            let quota = quotas.get(&key);
-            let (client, monitors) = (client.clone(), monitors.clone());
-            async move {
-                match quota {
-                    Some(quota) => sync(&client, &monitors, &quota).await,
-                    None => Ok(None),
-                }
-            }
-        })
-        .await;
+        }
     });
 }
 

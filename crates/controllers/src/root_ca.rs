@@ -1,16 +1,13 @@
 //! Publishes the cluster's CA to every namespace, so that pods can verify the API server.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{
-    Informer, ListSelector, ObjectKey, WorkQueue, is_already_exists, is_not_found, run_workers,
-};
+use ferrite_client::{Api, Informer, ListSelector, ObjectKey, is_already_exists, is_not_found};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 
 use crate::error::{During, SyncError, is_namespace_terminating};
 use crate::{Context, namespace};
@@ -23,29 +20,23 @@ const DESCRIPTION: &str = "Contains a CA bundle that can be used to verify the k
 
 pub(crate) fn start(context: &Context) {
     let Some(bundle) = context.config.root_ca.clone() else { return };
-    let queue = Arc::new(WorkQueue::new());
     let namespaces: Informer<Namespace> = context.informers.get();
     let maps: Informer<ConfigMap> =
         context.informers.get_selected(ListSelector::fields(format!("metadata.name={CONFIG_MAP}")));
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        namespaces.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        let watching = queue.clone();
-        maps.subscribe(move |change| {
-            watching.add(ObjectKey::cluster(change.object().metadata.namespace.clone().unwrap_or_default()));
-        });
-        namespaces.synced().await;
-        maps.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
+    let client = context.client.clone();
+    context
+        .controller(NAME)
+        .reconciles(&namespaces)
+        .watches(&maps, |change, queue| {
+            queue.add(ObjectKey::cluster(change.object().metadata.namespace.clone().unwrap_or_default()));
+        })
+        .run(move |key| {
             let active = namespaces.get(&key).is_some_and(|namespace| namespace::is_active(&namespace));
             let current = maps.get(&ObjectKey::new(key.name.clone(), CONFIG_MAP));
             let step = if active { decide(current.as_deref(), &key.name, &bundle) } else { Step::Nothing };
             let client = client.clone();
             async move { act(client, &key.name, step).await }
-        })
-        .await;
-    });
+        });
 }
 
 #[derive(Debug, PartialEq)]

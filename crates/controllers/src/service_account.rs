@@ -1,13 +1,12 @@
 //! Gives every namespace the ServiceAccount `default`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Change, Informer, ObjectKey, WorkQueue, is_already_exists, run_workers};
+use ferrite_client::{Api, Change, Informer, ObjectKey, is_already_exists};
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 
 use crate::error::{During, SyncError, is_namespace_terminating};
 use crate::{Context, namespace};
@@ -16,29 +15,23 @@ const NAME: &str = "serviceaccount-controller";
 const DEFAULT: &str = "default";
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let namespaces: Informer<Namespace> = context.informers.get();
     let accounts: Informer<ServiceAccount> = context.informers.get();
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        namespaces.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        let watching = queue.clone();
-        accounts.subscribe(move |change| {
+    let client = context.client.clone();
+    context
+        .controller(NAME)
+        .reconciles(&namespaces)
+        .watches(&accounts, |change, queue| {
             if let Change::Deleted(account) = change {
-                watching.add(ObjectKey::cluster(account.metadata.namespace.clone().unwrap_or_default()));
+                queue.add(ObjectKey::cluster(account.metadata.namespace.clone().unwrap_or_default()));
             }
-        });
-        namespaces.synced().await;
-        accounts.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
+        })
+        .run(move |key| {
             let wanted = namespaces.get(&key).is_some_and(|namespace| namespace::is_active(&namespace))
                 && accounts.get(&ObjectKey::new(key.name.clone(), DEFAULT)).is_none();
             let client = client.clone();
             async move { if wanted { create(client, &key.name).await } else { Ok(None) } }
-        })
-        .await;
-    });
+        });
 }
 
 async fn create(client: Client, namespace: &str) -> Result<Option<Duration>, SyncError> {

@@ -1,17 +1,14 @@
 //! Keeps tokens of service accounts in secrets, for those who ask for one that way.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{
-    Change, Informer, ListSelector, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers,
-};
+use ferrite_client::{Api, Change, Informer, ListSelector, ObjectKey, is_conflict, is_not_found};
 use ferrite_json::json;
-use ferrite_pki::{LEGACY_ISSUER, TokenSigner};
+use ferrite_pki::LEGACY_ISSUER;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, ServiceAccount};
+use kube::Client;
 use kube::api::{DeleteParams, PostParams, Preconditions};
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -24,45 +21,33 @@ const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 pub(crate) fn start(context: &Context) {
     let Some(signer) = context.config.tokens.clone() else { return };
     let bundle = context.config.root_ca.clone().unwrap_or_default();
-    let queue = Arc::new(WorkQueue::new());
     let secrets: Informer<Secret> =
         context.informers.get_selected(ListSelector::fields(format!("type={KIND}")));
     let accounts: Informer<ServiceAccount> = context.informers.get();
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        secrets.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        let (watching, known) = (queue.clone(), secrets.clone());
-        accounts.subscribe(move |change| {
+    let (client, known) = (context.client.clone(), secrets.clone());
+    context
+        .controller(NAME)
+        .reconciles(&secrets)
+        .watches(&accounts, move |change, queue| {
             if matches!(change, Change::Updated { .. }) {
                 return;
             }
-            let namespace = change.object().metadata.namespace.clone().unwrap_or_default();
-            for secret in known.list_in(&namespace) {
-                if annotation(&secret, ACCOUNT)
-                    == change.object().metadata.name.as_deref().unwrap_or_default()
-                {
-                    watching.add(ObjectKey::of(&*secret));
+            let account = &change.object().metadata;
+            for secret in known.list_in(account.namespace.as_deref().unwrap_or_default()) {
+                if annotation(&secret, ACCOUNT) == account.name.as_deref().unwrap_or_default() {
+                    queue.add(ObjectKey::of(&*secret));
                 }
             }
-        });
-        secrets.synced().await;
-        accounts.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
+        })
+        .run(move |key| {
             let step = secrets.get(&key).map(|secret| {
                 let account =
                     accounts.get(&ObjectKey::new(key.namespace.clone(), annotation(&secret, ACCOUNT)));
-                decide(&secret, account.as_deref(), &bundle, &|claims| signer_token(&signer, claims))
+                decide(&secret, account.as_deref(), &bundle, &|claims| signer.sign(claims))
             });
             let client = client.clone();
             async move { act(&client, &key, step.unwrap_or(Step::Nothing)).await }
-        })
-        .await;
-    });
-}
-
-fn signer_token(signer: &TokenSigner, claims: &ferrite_json::Value) -> Option<String> {
-    signer.sign(claims)
+        });
 }
 
 fn annotation<'a>(secret: &'a Secret, key: &str) -> &'a str {

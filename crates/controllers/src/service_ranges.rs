@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_api::Cidr;
-use ferrite_client::{Informer, ObjectKey, WorkQueue, is_not_found, run_workers};
+use ferrite_client::{Api, Informer, ObjectKey, WorkQueue, is_not_found};
 use ferrite_json::json;
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -99,23 +99,19 @@ fn held(addresses: &Informer<IPAddress>) -> Vec<IpAddr> {
 }
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let ranges: Informer<ServiceCIDR> = context.informers.get();
     let addresses: Informer<IPAddress> = context.informers.get();
-    let (scope, workers) = (context.scope.clone(), context.config.workers);
     let (client, grace) = (context.client.clone(), context.config.service_range_grace);
-    // A range that comes may cover another that wants to go, and one that goes may leave the last for an address.
-    let (watching, all) = (queue.clone(), ranges.clone());
-    ranges.subscribe(move |change| {
-        watching.add(ObjectKey::cluster(name(change.object())));
-        add_leaving(&all, &watching);
-    });
-    let (watching, all) = (queue.clone(), ranges.clone());
-    addresses.subscribe(move |_| add_leaving(&all, &watching));
-    context.scope.spawn(async move {
-        ranges.synced().await;
-        addresses.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
+    let (all, also) = (ranges.clone(), ranges.clone());
+    context
+        .controller(NAME)
+        // A range that comes may cover another that wants to go, and one that goes may leave the last for an address.
+        .watches(&ranges, move |change, queue| {
+            queue.add(ObjectKey::cluster(name(change.object())));
+            add_leaving(&all, queue);
+        })
+        .watches(&addresses, move |_, queue| add_leaving(&also, queue))
+        .run(move |key| {
             let range = ranges.get(&key);
             let step = range
                 .as_ref()
@@ -127,9 +123,7 @@ pub(crate) fn start(context: &Context) {
                     _ => Ok(None),
                 }
             }
-        })
-        .await;
-    });
+        });
 }
 
 /// Looks again at the ranges that are being deleted.

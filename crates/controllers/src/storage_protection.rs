@@ -1,14 +1,12 @@
 //! Lets claims, volumes and classes of their attributes go that are being deleted, once nobody uses them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Change, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers};
+use ferrite_client::{Api, Change, Informer, ObjectKey, is_conflict, is_not_found};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -19,6 +17,11 @@ const CLAIM_FINALIZER: &str = "kubernetes.io/pvc-protection";
 const CLASSES: &str = "volumeattributesclass-protection-controller";
 const CLASS_FINALIZER: &str = "kubernetes.io/vac-protection";
 const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
+
+/// Index of pods by the claims they use.
+const BY_CLAIM: &str = "claim";
+/// Index of claims and volumes by the classes of attributes they use.
+const BY_CLASS: &str = "attributes class";
 
 /// What to do about an object's finalizer.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,6 +65,12 @@ fn claims_of(pod: &Pod) -> Vec<String> {
         .collect()
 }
 
+/// The claims a pod uses, by their keys.
+fn claim_keys(pod: &Pod) -> Vec<ObjectKey> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    claims_of(pod).into_iter().map(|claim| ObjectKey::new(namespace, claim)).collect()
+}
+
 /// A pod that has ended, or never started, on no node uses nothing.
 fn uses(pod: &Pod, claim: &str) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
@@ -70,26 +79,21 @@ fn uses(pod: &Pod, claim: &str) -> bool {
 }
 
 pub(crate) fn start_claims(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let claims: Informer<PersistentVolumeClaim> = context.informers.get();
     let pods: Informer<Pod> = context.informers.get();
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        claims.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        let watching = queue.clone();
-        pods.subscribe(move |change| {
-            let pod = change.object();
-            let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+    pods.add_index(BY_CLAIM, |pod| claim_keys(pod).iter().map(ToString::to_string).collect());
+    let client = context.client.clone();
+    context
+        .controller(CLAIMS)
+        .reconciles(&claims)
+        .watches(&pods, |change, queue| {
             if !matches!(change, Change::Added(_)) {
-                claims_of(pod).into_iter().for_each(|c| watching.add(ObjectKey::new(namespace.clone(), c)));
+                claim_keys(change.object()).into_iter().for_each(|key| queue.add(key));
             }
-        });
-        claims.synced().await;
-        pods.synced().await;
-        run_workers(CLAIMS, queue, workers, scope, |key: ObjectKey| {
+        })
+        .run(move |key| {
             let claim = claims.get(&key);
-            let in_use = || pods.list_in(&key.namespace).iter().any(|pod| uses(pod, &key.name));
+            let in_use = || pods.by_index(BY_CLAIM, &key.to_string()).iter().any(|pod| uses(pod, &key.name));
             let step = claim.as_ref().map(|c| decide(&c.metadata, CLAIM_FINALIZER, in_use()));
             let client = client.clone();
             async move {
@@ -101,38 +105,28 @@ pub(crate) fn start_claims(context: &Context) {
                 claim.metadata = after(claim.metadata, CLAIM_FINALIZER, &step);
                 settled(api.replace(&key.name, &PostParams::default(), &claim).await, &key)
             }
-        })
-        .await;
-    });
+        });
 }
 
 pub(crate) fn start_volumes(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let volumes: Informer<PersistentVolume> = context.informers.get();
-    let (client, scope, workers): (Client, _, _) =
-        (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        volumes.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        volumes.synced().await;
-        run_workers(VOLUMES, queue, workers, scope, |key: ObjectKey| {
-            let volume = volumes.get(&key);
-            let step = volume.as_ref().map(|volume| {
-                let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
-                decide(&volume.metadata, VOLUME_FINALIZER, phase == Some("Bound"))
-            });
-            let client = client.clone();
-            async move {
-                let (Some(volume), Some(step @ (Step::Hold | Step::Release))) = (volume, step) else {
-                    return Ok(None);
-                };
-                let api: Api<PersistentVolume> = Api::all(client);
-                let mut volume = (*volume).clone();
-                volume.metadata = after(volume.metadata, VOLUME_FINALIZER, &step);
-                settled(api.replace(&key.name, &PostParams::default(), &volume).await, &key)
-            }
-        })
-        .await;
+    let client = context.client.clone();
+    context.controller(VOLUMES).reconciles(&volumes).run(move |key| {
+        let volume = volumes.get(&key);
+        let step = volume.as_ref().map(|volume| {
+            let phase = volume.status.as_ref().and_then(|s| s.phase.as_deref());
+            decide(&volume.metadata, VOLUME_FINALIZER, phase == Some("Bound"))
+        });
+        let client = client.clone();
+        async move {
+            let (Some(volume), Some(step @ (Step::Hold | Step::Release))) = (volume, step) else {
+                return Ok(None);
+            };
+            let api: Api<PersistentVolume> = Api::all(client);
+            let mut volume = (*volume).clone();
+            volume.metadata = after(volume.metadata, VOLUME_FINALIZER, &step);
+            settled(api.replace(&key.name, &PostParams::default(), &volume).await, &key)
+        }
     });
 }
 
@@ -155,42 +149,39 @@ fn class_of(volume: &PersistentVolume) -> Option<String> {
 }
 
 pub(crate) fn start_classes(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let classes: Informer<VolumeAttributesClass> = context.informers.get();
     let claims: Informer<PersistentVolumeClaim> = context.informers.get();
     let volumes: Informer<PersistentVolume> = context.informers.get();
-    let (client, scope, workers): (Client, _, _) =
-        (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        classes.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        // A claim that moves to another class no longer uses the one it had, which only the old state names: a
-        // deleted class in use is looked at again with every change of a claim or volume.
-        let (watching, all) = (queue.clone(), classes.clone());
-        let wake = move || {
-            for class in all.list().iter().filter(|class| class.metadata.deletion_timestamp.is_some()) {
-                watching.add(ObjectKey::of(&**class));
+    claims.add_index(BY_CLASS, classes_of);
+    volumes.add_index(BY_CLASS, |volume| class_of(volume).into_iter().collect());
+    let client = context.client.clone();
+    context
+        .controller(CLASSES)
+        .reconciles(&classes)
+        // A claim or volume that moves to another class no longer uses the one it had, which only the old state names.
+        .watches(&claims, |change, queue| {
+            if let Change::Updated { old, .. } = change {
+                classes_of(old).into_iter().for_each(|class| queue.add(ObjectKey::cluster(class)));
             }
-        };
-        let woken = wake.clone();
-        claims.subscribe(move |change| {
             if !matches!(change, Change::Added(_)) {
-                woken();
+                classes_of(change.object())
+                    .into_iter()
+                    .for_each(|class| queue.add(ObjectKey::cluster(class)));
             }
-        });
-        volumes.subscribe(move |change| {
+        })
+        .watches(&volumes, |change, queue| {
+            if let Change::Updated { old, .. } = change {
+                class_of(old).into_iter().for_each(|class| queue.add(ObjectKey::cluster(class)));
+            }
             if !matches!(change, Change::Added(_)) {
-                wake();
+                class_of(change.object()).into_iter().for_each(|class| queue.add(ObjectKey::cluster(class)));
             }
-        });
-        classes.synced().await;
-        claims.synced().await;
-        volumes.synced().await;
-        run_workers(CLASSES, queue, workers, scope, |key: ObjectKey| {
+        })
+        .run(move |key| {
             let class = classes.get(&key);
             let in_use = || {
-                claims.list().iter().any(|claim| classes_of(claim).contains(&key.name))
-                    || volumes.list().iter().any(|volume| class_of(volume).as_ref() == Some(&key.name))
+                !claims.by_index(BY_CLASS, &key.name).is_empty()
+                    || !volumes.by_index(BY_CLASS, &key.name).is_empty()
             };
             let step = class.as_ref().map(|class| decide(&class.metadata, CLASS_FINALIZER, in_use()));
             let client = client.clone();
@@ -203,9 +194,7 @@ pub(crate) fn start_classes(context: &Context) {
                 class.metadata = after(class.metadata, CLASS_FINALIZER, &step);
                 settled(api.replace(&key.name, &PostParams::default(), &class).await, &key)
             }
-        })
-        .await;
-    });
+        });
 }
 
 /// Somebody else's write wakes us again.

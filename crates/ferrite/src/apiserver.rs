@@ -5,6 +5,7 @@ use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, User};
+use ferrite_client::{Informers, Scope};
 use ferrite_controllers::{Clients, Identity};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -303,14 +304,14 @@ impl Running {
     }
 
     /// Starts the server's own controllers and those that `names` selects, with the rules of upstream's
-    /// `--controllers`.
-    pub fn start_controllers(&self, names: &[String], scope: &ferrite_client::Scope) -> Result<(), BoxError> {
+    /// `--controllers`. Returns the informers that they read through.
+    pub fn start_controllers(&self, names: &[String], scope: &Scope) -> Result<Informers, BoxError> {
         let config = self.controllers_config()?;
         let context = ferrite_controllers::Context::new(self.controller_clients(), scope.clone(), config);
         let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
         let names: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
         match ferrite_controllers::start_all(&context, &names).as_slice() {
-            [] => Ok(()),
+            [] => Ok(context.informers.clone()),
             unknown => {
                 let known: Vec<&str> = ferrite_controllers::CONTROLLERS.iter().map(|c| c.name).collect();
                 Err(format!("no controller is called {}: there are {}", unknown.join(", "), known.join(", "))

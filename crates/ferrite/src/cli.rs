@@ -164,9 +164,9 @@ impl ServerPlace {
         .await?;
         running.write_admin_kubeconfig(&paths)?;
         let scope = ferrite_client::Scope::new();
-        running.start_controllers(controllers, &scope)?;
+        let informers = running.start_controllers(controllers, &scope)?;
         if whole {
-            start_scheduler(&running, &scope)?;
+            start_scheduler(&running, informers, &scope)?;
         }
         println!("serving {}", running.url);
         println!("export KUBECONFIG={}", quoted(&paths.admin_kubeconfig()));

@@ -152,8 +152,8 @@ impl Cluster {
         progress.done("API server", &api.url);
 
         let scope = Scope::new();
-        api.start_controllers(&["*".to_owned()], &scope)?;
-        start_scheduler(&api, &scope)?;
+        let informers = api.start_controllers(&["*".to_owned()], &scope)?;
+        start_scheduler(&api, informers, &scope)?;
         progress.done("control plane", "controllers, scheduler");
 
         let (embedded, services) = match &options.container_runtime_endpoint {
@@ -182,21 +182,21 @@ impl Cluster {
     pub async fn ready(&self) -> Result<(), BoxError> {
         use k8s_openapi::api::core::v1::{Node, ServiceAccount};
         let client = self.api.client("system:kube-controller-manager", &[]);
-        let nodes = kube::Api::<Node>::all(client.clone());
+        let nodes = ferrite_client::Api::<Node>::all(client.clone());
         self.until(nodes, &self.node_name, |node| {
             let conditions = node.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
             conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
         })
         .await?;
         // Pods run as a service account; its controller makes one in every namespace.
-        let accounts = kube::Api::<ServiceAccount>::namespaced(client, "default");
+        let accounts = ferrite_client::Api::<ServiceAccount>::namespaced(client, "default");
         self.until(accounts, "default", |_| true).await
     }
 
     /// Waits until the object of that name is as `accept` wants it.
     async fn until<K>(
         &self,
-        api: kube::Api<K>,
+        api: ferrite_client::Api<K>,
         name: &str,
         accept: impl Fn(&K) -> bool + Send + Sync + 'static,
     ) -> Result<(), BoxError>
@@ -274,11 +274,12 @@ fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
     server
 }
 
-/// Starts the scheduler beside an API server.
-pub fn start_scheduler(api: &Running, scope: &Scope) -> Result<(), BoxError> {
+/// Starts the scheduler beside an API server. It reads through `informers`, so that the process has one copy of each
+/// kind, and writes as itself.
+pub fn start_scheduler(api: &Running, informers: Informers, scope: &Scope) -> Result<(), BoxError> {
     let client = api.client("system:kube-scheduler", &[]);
     ferrite_scheduler::start(&SchedulerContext {
-        informers: Informers::new(client.clone(), scope.clone()),
+        informers,
         events: Events::start(client.clone(), scope),
         client,
         scope: scope.clone(),

@@ -1,9 +1,9 @@
 //! ConfigMaps and Secrets that pods on this node refer to: each is watched while a pod uses it, and no other.
 
-use ferrite_client::{Change, Informer, ListSelector, Object, ObjectKey, Scope};
+use ferrite_client::{Api, Change, Informer, ListSelector, Object, ObjectKey, Scope};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::{Api, Client};
+use kube::Client;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! From a pod's RuntimeClass to the name its handler has in the runtime.
 
 use crate::pod::model;
-use ferrite_client::{is_not_found, message_of};
+use ferrite_client::{Api, is_not_found, message_of};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::node::v1::RuntimeClass;
-use kube::{Api, Client};
+use kube::Client;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RuntimeClassError {

@@ -1,6 +1,6 @@
 //! What is known of nodes and of the pods on them, including pods whose binding is still under way.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use ferrite_client::ObjectKey;
@@ -101,6 +101,15 @@ impl Cache {
         self.placed.contains_key(key)
     }
 
+    /// The labels with which the API has confirmed the pod on its node; none while it is only assumed there.
+    pub fn confirmed_labels(&self, key: &ObjectKey) -> Option<&BTreeMap<String, String>> {
+        if self.assumed.contains(key) {
+            return None;
+        }
+        let node = self.nodes.get(self.placed.get(key)?)?;
+        node.info.pods.iter().find(|pod| pod.key == *key).map(|pod| pod.labels())
+    }
+
     fn take(&mut self, key: &ObjectKey) {
         let Some(node) = self.placed.remove(key) else { return };
         if let Some(pod) = self.entry(&node).remove_pod(key) {
@@ -138,7 +147,7 @@ mod tests {
     fn pod(name: &str, cpu: &str) -> Arc<PodInfo> {
         let pod = ferrite_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {
             "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}}));
-        Arc::new(PodInfo::new(Arc::new(pod.unwrap())))
+        Arc::new(PodInfo::new(&pod.unwrap()))
     }
 
     fn node(name: &str, zone: &str) -> Arc<Node> {

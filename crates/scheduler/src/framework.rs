@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 
 use crate::plugins::PLUGINS;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
@@ -158,8 +158,8 @@ pub enum ClusterEvent {
         new: Arc<Node>,
     },
     /// A pod took its place on a node, or changed its labels there.
-    AssignedPodAdded(Arc<Pod>),
-    AssignedPodDeleted(Arc<Pod>),
+    AssignedPodAdded(Arc<PodInfo>),
+    AssignedPodDeleted(Arc<PodInfo>),
     /// The waiting pod itself was changed.
     PodUpdated,
     /// Anything else; cheap to treat as possibly helpful.

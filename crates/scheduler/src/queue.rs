@@ -73,16 +73,6 @@ pub struct Queue {
     sequence: u64,
 }
 
-fn is_gated(pod: &PodInfo) -> bool {
-    let gates = pod.pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
-    gates.is_some_and(|gates| !gates.is_empty())
-}
-
-/// Whether the two versions differ in something that scheduling looks at.
-fn differs(old: &PodInfo, new: &PodInfo) -> bool {
-    old.pod.spec != new.pod.spec || old.pod.metadata.labels != new.pod.metadata.labels
-}
-
 fn backoff(attempts: u32) -> Duration {
     let doublings = attempts.saturating_sub(1).min(16);
     INITIAL_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF)
@@ -106,7 +96,7 @@ impl Queue {
             return;
         }
         let Some(known) = self.waiting.get_mut(&key) else {
-            let gated = is_gated(&pod);
+            let gated = pod.placement.is_gated;
             let waiting = Waiting {
                 pod,
                 attempts: 0,
@@ -122,10 +112,10 @@ impl Queue {
             }
             return;
         };
-        let changed = differs(&known.pod, &pod);
+        let changed = pod.differs_from(&known.pod);
         known.pod = pod;
         if changed && let Some(mut waiting) = self.take(&key) {
-            if is_gated(&waiting.pod) {
+            if waiting.pod.placement.is_gated {
                 waiting.rejected_by = vec![SCHEDULING_GATES];
                 self.park(waiting, now);
             } else {
@@ -177,7 +167,7 @@ impl Queue {
         let key = popped.pod.key.clone();
         let Some(flying) = self.in_flight.remove(&key) else { return };
         if !flying.deleted {
-            let changed = flying.latest.as_ref().is_some_and(|latest| differs(&popped.pod, latest));
+            let changed = flying.latest.as_ref().is_some_and(|latest| latest.differs_from(&popped.pod));
             let forgot = self.events.front().map_or(self.next_event, |(number, _)| *number) > flying.from;
             let helped = rejected_by.is_empty()
                 || changed
@@ -276,7 +266,7 @@ impl Queue {
         };
         for key in due(&self.backoff).into_iter().chain(due(&self.unschedulable)) {
             if let Some(waiting) = self.take(&key) {
-                if is_gated(&waiting.pod) {
+                if waiting.pod.placement.is_gated {
                     self.park(waiting, now);
                 } else {
                     self.enqueue(waiting, now);
@@ -296,7 +286,7 @@ mod tests {
         let gates: Vec<_> = gates.iter().map(|name| json!({"name": name})).collect();
         let pod = ferrite_json::from_value(json!({"metadata": {"name": name, "namespace": "ns"},
             "spec": {"containers": [], "priority": priority, "schedulingGates": gates}}));
-        Arc::new(PodInfo::new(Arc::new(pod.unwrap())))
+        Arc::new(PodInfo::new(&pod.unwrap()))
     }
 
     fn never(_: &PodInfo, _: &[&'static str], _: &ClusterEvent) -> bool {

@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ferrite_client::{
-    Change, EventRecorder, EventType, Events, Informer, Informers, ObjectKey, Scope, is_conflict,
+    Api, Change, EventRecorder, EventType, Events, Informer, Informers, ObjectKey, Scope, is_conflict,
     is_not_found, message_of,
 };
 use ferrite_json::json;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod, PodCondition, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::Client;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::{Selector, SelectorExt};
-use kube::{Api, Client};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, warn};
@@ -111,14 +111,12 @@ impl Scheduler {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn framework_of(&self, pod: &Pod) -> Option<&(Framework, EventRecorder)> {
-        let name =
-            pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref()).unwrap_or("default-scheduler");
-        self.frameworks.get(name)
+    fn framework_of(&self, pod: &PodInfo) -> Option<&(Framework, EventRecorder)> {
+        self.frameworks.get(pod.scheduler_name())
     }
 
     fn hint(&self, pod: &PodInfo, rejected_by: &[&'static str], event: &ClusterEvent) -> bool {
-        self.framework_of(&pod.pod).is_some_and(|(framework, _)| framework.may_help(pod, rejected_by, event))
+        self.framework_of(pod).is_some_and(|(framework, _)| framework.may_help(pod, rejected_by, event))
     }
 
     fn happened(&self, event: ClusterEvent) {
@@ -142,7 +140,7 @@ impl Scheduler {
                     || old.spec != new.spec
                     || allocatable(old) != allocatable(new)
                 {
-                    self.happened(ClusterEvent::NodeUpdated { old: old.clone(), new: new.clone() });
+                    self.happened(ClusterEvent::NodeUpdated { old: old.get().clone(), new: new.clone() });
                 }
             }
             Change::Deleted(node) => {
@@ -152,37 +150,34 @@ impl Scheduler {
     }
 
     fn pod_changed(&self, change: &Change<Pod>) {
-        let pod = change.object();
-        let key = ObjectKey::of(&**pod);
-        let gone = matches!(change, Change::Deleted(_)) || is_finished(pod);
-        let was_placed = match change {
-            Change::Updated { old, .. } => node_name(old).is_some() && !is_finished(old),
-            _ => false,
-        };
-        match node_name(pod) {
+        let object = change.object();
+        let pod = Arc::new(PodInfo::new(object));
+        let gone = matches!(change, Change::Deleted(_)) || is_finished(object);
+        match node_name(object) {
             _ if gone => {
-                self.queue().remove(&key);
-                let counted = self.cache().is_placed(&key);
-                self.cache().remove_pod(&key);
+                self.queue().remove(&pod.key);
+                let counted = self.cache().is_placed(&pod.key);
+                self.cache().remove_pod(&pod.key);
                 if counted {
-                    self.happened(ClusterEvent::AssignedPodDeleted(pod.clone()));
+                    self.happened(ClusterEvent::AssignedPodDeleted(pod));
                 }
             }
             Some(node) => {
-                self.queue().remove(&key);
-                self.cache().set_pod(Arc::new(PodInfo::new(pod.clone())), node);
-                let relabelled = match change {
-                    Change::Updated { old, .. } => old.metadata.labels != pod.metadata.labels,
-                    _ => false,
+                self.queue().remove(&pod.key);
+                let is_new = {
+                    let mut cache = self.cache();
+                    let is_new = cache.confirmed_labels(&pod.key) != Some(pod.labels());
+                    cache.set_pod(pod.clone(), node);
+                    is_new
                 };
-                if !was_placed || relabelled {
-                    self.happened(ClusterEvent::AssignedPodAdded(pod.clone()));
+                if is_new {
+                    self.happened(ClusterEvent::AssignedPodAdded(pod));
                 }
             }
-            None if pod.metadata.deletion_timestamp.is_some() => self.queue().remove(&key),
-            None if self.framework_of(pod).is_some() => {
+            None if pod.is_terminating() => self.queue().remove(&pod.key),
+            None if self.framework_of(&pod).is_some() => {
                 // A pod assumed on a node is with the binding, not with the queue.
-                self.queue().set(Arc::new(PodInfo::new(pod.clone())), Instant::now());
+                self.queue().set(pod, Instant::now());
                 self.wake.notify_one();
             }
             None => {}
@@ -196,9 +191,9 @@ impl Scheduler {
             let popped = self.next().await;
             let Ok(permit) = self.bindings.clone().acquire_owned().await else { return };
             self.cache().update(&mut snapshot);
-            let siblings = self.siblings_of(&popped.pod.pod);
-            let pod = PodInfo::new(popped.pod.pod.clone()).with_siblings(siblings);
-            let Some((framework, _)) = self.framework_of(&pod.pod) else {
+            let siblings = self.siblings_of(&popped.pod);
+            let pod = PodInfo::clone(&popped.pod).with_siblings(siblings);
+            let Some((framework, _)) = self.framework_of(&pod) else {
                 self.queue().done(&pod.key);
                 continue;
             };
@@ -261,10 +256,9 @@ impl Scheduler {
     }
 
     /// Selects the pods of the Services and of the ReplicaSet the pod belongs to.
-    fn siblings_of(&self, pod: &Pod) -> Option<Selector> {
-        let empty = Default::default();
-        let labels = pod.metadata.labels.as_ref().unwrap_or(&empty);
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    fn siblings_of(&self, pod: &PodInfo) -> Option<Selector> {
+        let labels = pod.labels();
+        let namespace = pod.key.namespace.as_str();
         let mut all: Option<Selector> = None;
         for service in self.services.list_in(namespace) {
             let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone()).unwrap_or_default();
@@ -273,10 +267,9 @@ impl Scheduler {
                 all.get_or_insert_default().extend(selector);
             }
         }
-        let owner =
-            pod.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
-        if let Some(owner) = owner.filter(|owner| owner.kind == "ReplicaSet")
-            && let Some(set) = self.replica_sets.get(&ObjectKey::new(namespace, owner.name.clone()))
+        if let Some((kind, name)) = &pod.controller
+            && kind == "ReplicaSet"
+            && let Some(set) = self.replica_sets.get(&ObjectKey::new(namespace, name.clone()))
             && let Some(selector) =
                 set.spec.as_ref().and_then(|spec| Selector::try_from(spec.selector.clone()).ok())
         {
@@ -291,21 +284,21 @@ impl Scheduler {
         match self.try_bind(&pod, &mut placement).await {
             Ok(()) => {
                 self.queue().done(&pod.key);
-                if let Some((_, recorder)) = self.framework_of(&pod.pod) {
+                if let Some((_, recorder)) = self.framework_of(&pod) {
                     let message = format!("Successfully assigned {} to {node}", pod.key);
-                    recorder.event_for(&*pod.pod, EventType::Normal, "Scheduled", message);
+                    recorder.event(&pod.reference(), EventType::Normal, "Scheduled", message);
                 }
             }
             Err(problem) => {
                 warn!(pod = %pod.key, node, problem, "cannot bind");
-                if let Some((framework, _)) = self.framework_of(&pod.pod) {
+                if let Some((framework, _)) = self.framework_of(&pod) {
                     for plugin in framework.plugins.iter().rev().filter_map(|(plugin, _)| plugin.reserve()) {
                         plugin.unreserve(&mut placement.state, &pod, &node);
                     }
                 }
                 self.cache().forget(&pod.key);
                 // What was kept free for it is free again.
-                self.happened(ClusterEvent::AssignedPodDeleted(pod.pod.clone()));
+                self.happened(ClusterEvent::AssignedPodDeleted(pod.clone()));
                 self.give_back(popped, Vec::new());
                 self.report(&pod, "SchedulerError", &problem).await;
             }
@@ -314,7 +307,7 @@ impl Scheduler {
 
     async fn try_bind(&self, pod: &PodInfo, placement: &mut Placement) -> Result<(), String> {
         let node = placement.node.clone();
-        let Some((framework, _)) = self.framework_of(&pod.pod) else { return Ok(()) };
+        let Some((framework, _)) = self.framework_of(pod) else { return Ok(()) };
         for plugin in framework.plugins.iter().filter_map(|(plugin, _)| plugin.reserve()) {
             plugin.reserve(&mut placement.state, pod, &node)?;
         }
@@ -344,7 +337,7 @@ impl Scheduler {
             metadata: ObjectMeta {
                 name: Some(pod.key.name.clone()),
                 namespace: Some(pod.key.namespace.clone()),
-                uid: pod.pod.metadata.uid.clone(),
+                uid: pod.uid.clone(),
                 ..ObjectMeta::default()
             },
             target: ObjectReference {
@@ -354,8 +347,7 @@ impl Scheduler {
             },
         };
         let params = PostParams::default();
-        let call =
-            api.create_subresource::<_, ferrite_json::Value>("binding", &pod.key.name, &params, &binding);
+        let call = api.create_subresource("binding", &pod.key.name, &params, &binding);
         match timeout(BIND_TIMEOUT, call).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(format!("binding rejected: {}", message_of(&error))),
@@ -365,11 +357,11 @@ impl Scheduler {
 
     /// Tells people, and the pod's condition, why it has no node yet.
     async fn report(&self, pod: &PodInfo, reason: &str, message: &str) {
-        if let Some((_, recorder)) = self.framework_of(&pod.pod) {
-            recorder.event_for(&*pod.pod, EventType::Warning, "FailedScheduling", message);
+        if let Some((_, recorder)) = self.framework_of(pod) {
+            recorder.event(&pod.reference(), EventType::Warning, "FailedScheduling", message);
         }
         let current = self.pods.get(&pod.key);
-        let Some(current) = current.filter(|current| current.metadata.uid == pod.pod.metadata.uid) else {
+        let Some(current) = current.filter(|current| current.metadata.uid == pod.uid) else {
             return;
         };
         let conditions = current.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -392,7 +384,7 @@ impl Scheduler {
             observed_generation: current.metadata.generation,
             ..PodCondition::default()
         };
-        let patch = json!({"metadata": {"uid": pod.pod.metadata.uid}, "status": {"conditions": [condition]}});
+        let patch = json!({"metadata": {"uid": pod.uid}, "status": {"conditions": [condition]}});
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.key.namespace);
         if let Err(error) =
             api.patch_status(&pod.key.name, &PatchParams::default(), &Patch::Strategic(patch)).await

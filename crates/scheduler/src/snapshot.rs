@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use ferrite_client::ObjectKey;
-use k8s_openapi::api::core::v1::{Node, Pod, PodAffinityTerm, Toleration, WeightedPodAffinityTerm};
+use ferrite_client::{ObjectKey, controller_of};
+use k8s_openapi::api::core::v1::{
+    Node, NodeAffinity, ObjectReference, Pod, PodAffinityTerm, PodSpec, Toleration, TopologySpreadConstraint,
+    WeightedPodAffinityTerm,
+};
 use kube::core::{Selector, SelectorExt};
 
 use crate::resources::{Resources, pod_requests};
@@ -91,11 +94,46 @@ impl AffinityTerms {
     }
 }
 
-/// A pod and what is derived from it.
-#[derive(Debug)]
+/// The scheduler of pods that name none.
+pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
+
+/// The members of a pod's spec that decide where it may run, as they stand in the object.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Placement {
+    pub scheduler_name: Option<String>,
+    pub node_name: Option<String>,
+    pub node_selector: Option<BTreeMap<String, String>>,
+    pub node_affinity: Option<Box<NodeAffinity>>,
+    pub tolerations: Vec<Toleration>,
+    pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
+    pub preemption_policy: Option<String>,
+    pub is_gated: bool,
+}
+
+impl Placement {
+    fn new(spec: &PodSpec) -> Self {
+        let node_affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.clone());
+        Self {
+            scheduler_name: spec.scheduler_name.clone().filter(|name| name != DEFAULT_SCHEDULER),
+            node_name: spec.node_name.clone().filter(|name| !name.is_empty()),
+            node_selector: spec.node_selector.clone(),
+            node_affinity: node_affinity.map(Box::new),
+            tolerations: spec.tolerations.clone().unwrap_or_default(),
+            topology_spread_constraints: spec.topology_spread_constraints.clone().unwrap_or_default(),
+            preemption_policy: spec.preemption_policy.clone(),
+            is_gated: spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()),
+        }
+    }
+}
+
+/// A pod as scheduling sees it. The object itself is not kept: there may be a hundred thousand.
+#[derive(Debug, Clone)]
 pub struct PodInfo {
-    pub pod: Arc<Pod>,
     pub key: ObjectKey,
+    pub uid: Option<String>,
+    /// Kind and name of the owner that controls it.
+    pub controller: Option<(String, String)>,
+    pub placement: Placement,
     pub requests: Resources,
     pub host_ports: Vec<HostPort>,
     pub priority: i32,
@@ -103,10 +141,12 @@ pub struct PodInfo {
     pub anti_affinity: AffinityTerms,
     /// Selects the pods of the same Service or owner; default spreading counts them.
     pub siblings: Option<Selector>,
+    labels: BTreeMap<String, String>,
+    terminating: bool,
 }
 
 impl PodInfo {
-    pub fn new(pod: Arc<Pod>) -> Self {
+    pub fn new(pod: &Pod) -> Self {
         let spec = pod.spec.as_ref();
         let containers = spec.into_iter().flat_map(|spec| {
             let sidecars = spec.init_containers.iter().flatten();
@@ -126,24 +166,54 @@ impl PodInfo {
         let pod_affinity = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
         let pod_anti_affinity = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
         Self {
-            key: ObjectKey::of(&*pod),
+            key: ObjectKey::of(pod),
+            uid: pod.metadata.uid.clone(),
+            controller: controller_of(&pod.metadata).map(|owner| (owner.kind.clone(), owner.name.clone())),
+            placement: spec.map(Placement::new).unwrap_or_default(),
             requests: spec.map(pod_requests).unwrap_or_default(),
             host_ports,
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
             affinity: AffinityTerms::new(
                 pod_affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref()),
                 pod_affinity.and_then(|a| a.preferred_during_scheduling_ignored_during_execution.as_ref()),
-                &pod,
+                pod,
             ),
             anti_affinity: AffinityTerms::new(
                 pod_anti_affinity
                     .and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref()),
                 pod_anti_affinity
                     .and_then(|a| a.preferred_during_scheduling_ignored_during_execution.as_ref()),
-                &pod,
+                pod,
             ),
             siblings: None,
-            pod,
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            terminating: pod.metadata.deletion_timestamp.is_some(),
+        }
+    }
+
+    /// The name of the scheduler that the pod asks for.
+    pub fn scheduler_name(&self) -> &str {
+        self.placement.scheduler_name.as_deref().unwrap_or(DEFAULT_SCHEDULER)
+    }
+
+    /// True if a change from `old` may matter to its scheduling.
+    pub fn differs_from(&self, old: &Self) -> bool {
+        self.placement != old.placement
+            || self.labels != old.labels
+            || self.requests != old.requests
+            || self.priority != old.priority
+            || self.host_ports != old.host_ports
+    }
+
+    /// A reference to the pod, as events have it.
+    pub fn reference(&self) -> ObjectReference {
+        ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(self.key.namespace.clone()),
+            name: Some(self.key.name.clone()),
+            uid: self.uid.clone(),
+            ..ObjectReference::default()
         }
     }
 
@@ -154,12 +224,11 @@ impl PodInfo {
     }
 
     pub fn labels(&self) -> &BTreeMap<String, String> {
-        static EMPTY: BTreeMap<String, String> = BTreeMap::new();
-        self.pod.metadata.labels.as_ref().unwrap_or(&EMPTY)
+        &self.labels
     }
 
     pub fn tolerations(&self) -> &[Toleration] {
-        self.pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default()
+        &self.placement.tolerations
     }
 
     /// Whether it has pod affinity or anti-affinity of any kind.
@@ -170,7 +239,7 @@ impl PodInfo {
     }
 
     pub fn is_terminating(&self) -> bool {
-        self.pod.metadata.deletion_timestamp.is_some()
+        self.terminating
     }
 }
 

@@ -6,12 +6,12 @@ use ferrite_json::json;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client, Resource};
+use kube::{Client, Resource};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use self::correlator::{Correlator, Verdict};
-use crate::{Scope, is_already_exists, is_namespace_terminating, is_not_found};
+use crate::{Api, Scope, is_already_exists, is_namespace_terminating, is_not_found};
 
 /// Events wait here while the server is slow; more are dropped, because telling must never hold back doing.
 const QUEUE: usize = 1000;

@@ -1,16 +1,26 @@
-//! One list and watch of a kind, shared by everybody in the process who wants it.
+//! One list and watch of a kind, shared by everybody in the process who reads it.
+//!
+//! An informer keeps the text of each object and decodes it when a reader asks. Recently used objects stay decoded,
+//! up to a fixed number, until the watch has been quiet for a while. One object that cannot be decoded is reported
+//! and left out; the others are served.
 
+mod raw;
 mod reflector;
 mod store;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashSet;
+use std::ops::Deref;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::watch;
+use tracing::{error, warn};
 
-use self::store::Store;
-use crate::{Object, ObjectKey, Scope};
+use self::raw::RawObject;
+use self::store::{DECODED, Held, IndexValues, Store};
+use crate::{Api, Object, ObjectKey, Scope};
 
-/// What happened to an object, in the order in which the server said so.
+/// A change of an object, in the order in which the server reported it.
 ///
 /// An object that was deleted and made again under its name (another UID) is `Deleted`, then `Added`, even when
 /// the informer was not connected in between.
@@ -18,10 +28,10 @@ use crate::{Object, ObjectKey, Scope};
 pub enum Change<K> {
     Added(Arc<K>),
     Updated {
-        old: Arc<K>,
+        old: Old<K>,
         new: Arc<K>,
     },
-    /// The last state known: the final one if the watch told us, else the one before the gap.
+    /// The last state known: the final one if the watch reported it, else the one before the gap.
     Deleted(Arc<K>),
 }
 
@@ -31,6 +41,35 @@ impl<K> Change<K> {
         match self {
             Change::Added(object) | Change::Updated { new: object, .. } | Change::Deleted(object) => object,
         }
+    }
+}
+
+/// The state before an update, decoded when a handler first looks into it.
+#[derive(Debug, Clone)]
+pub struct Old<K> {
+    json: Arc<[u8]>,
+    decoded: Arc<OnceLock<Arc<K>>>,
+}
+
+impl<K: Object> Old<K> {
+    pub fn get(&self) -> &Arc<K> {
+        self.decoded.get_or_init(|| {
+            Arc::new(K::decode(&self.json).expect("this text was decoded when the informer received it"))
+        })
+    }
+}
+
+impl<K: Object> Deref for Old<K> {
+    type Target = K;
+
+    fn deref(&self) -> &K {
+        self.get()
+    }
+}
+
+impl<K> From<Arc<K>> for Old<K> {
+    fn from(object: Arc<K>) -> Self {
+        Self { json: Arc::default(), decoded: Arc::new(OnceLock::from(object)) }
     }
 }
 
@@ -56,12 +95,20 @@ impl ListSelector {
 }
 
 type Handler<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
+type Index<K> = (&'static str, fn(&K) -> Vec<String>);
+
+struct Handlers<K> {
+    handlers: Vec<Handler<K>>,
+    indices: Vec<Index<K>>,
+}
 
 struct Shared<K> {
-    store: Store<K>,
-    /// Held while a change is applied and told, so that every handler sees every change once, in order, and a
+    store: Store,
+    /// Removes members that nobody here reads, before an object is kept; nothing without it.
+    slim: Option<fn(&mut K)>,
+    /// Held while a change is applied and reported, so that every handler sees every change once, in order, and a
     /// handler that joins late misses none.
-    handlers: Mutex<Vec<Handler<K>>>,
+    handlers: Mutex<Handlers<K>>,
     synced: watch::Sender<bool>,
 }
 
@@ -79,46 +126,68 @@ impl<K> Clone for Informer<K> {
 
 impl<K> std::fmt::Debug for Informer<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Informer").field("kind", &std::any::type_name::<K>()).finish_non_exhaustive()
+        f.debug_struct("Informer").field("kind", &kind_of::<K>()).finish_non_exhaustive()
     }
+}
+
+fn kind_of<K>() -> &'static str {
+    std::any::type_name::<K>().rsplit("::").next().unwrap_or_default()
 }
 
 impl<K: Object> Informer<K> {
     /// Starts listing and watching; the task belongs to `scope`. Until the first list is in, reads see nothing:
     /// see [`synced`](Informer::synced).
-    pub fn start(api: kube::Api<K>, selector: ListSelector, scope: &Scope) -> Self {
-        Self::start_slim(api, selector, scope, |object| object.meta_mut().managed_fields = None)
+    pub fn start(api: Api<K>, selector: ListSelector, scope: &Scope) -> Self {
+        Self::start_with(api, selector, scope, None)
     }
 
-    /// [`start`](Informer::start), but `slim` decides what of each object is not kept. It must leave name, namespace,
-    /// UID and resource version.
-    pub fn start_slim(api: kube::Api<K>, selector: ListSelector, scope: &Scope, slim: fn(&mut K)) -> Self {
+    /// [`start`](Informer::start), but `slim` removes members of each object before it is kept. It must leave name,
+    /// namespace, UID and resource version.
+    pub fn start_slim(api: Api<K>, selector: ListSelector, scope: &Scope, slim: fn(&mut K)) -> Self {
+        Self::start_with(api, selector, scope, Some(slim))
+    }
+
+    fn start_with(api: Api<K>, selector: ListSelector, scope: &Scope, slim: Option<fn(&mut K)>) -> Self {
         let informer = Self {
             shared: Arc::new(Shared {
-                store: Store::new(slim),
-                handlers: Mutex::new(Vec::new()),
+                store: Store::default(),
+                slim,
+                handlers: Mutex::new(Handlers { handlers: Vec::new(), indices: Vec::new() }),
                 synced: watch::Sender::new(false),
             }),
         };
-        scope.spawn(reflector::run(api, selector, informer.clone()));
+        let source = reflector::Source {
+            client: api.client().clone(),
+            request: api.request().clone(),
+            selector,
+            kind: kind_of::<K>(),
+            metadata_only: K::METADATA_ONLY,
+        };
+        scope.spawn(reflector::run(source, informer.shared.clone()));
         informer
     }
 
+    /// The object, decoded if it is not yet.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
-        self.shared.store.get(key)
+        self.shared.decode(vec![self.shared.store.get(key)?]).pop()
     }
 
-    /// Every object, ordered by namespace and name.
+    /// Every object, ordered by namespace and name. This decodes all of them: prefer an index.
     pub fn list(&self) -> Vec<Arc<K>> {
-        self.shared.store.list()
+        self.shared.decode(self.shared.store.list())
     }
 
     /// The objects of one namespace, ordered by name.
     pub fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
-        self.shared.store.list_in(namespace)
+        self.shared.decode(self.shared.store.list_in(namespace))
     }
 
-    /// How many objects are held.
+    /// The keys of all objects, in order, without decoding any.
+    pub fn keys(&self) -> Vec<Arc<ObjectKey>> {
+        self.shared.store.keys()
+    }
+
+    /// The number of objects held.
     pub fn len(&self) -> usize {
         self.shared.store.len()
     }
@@ -130,15 +199,27 @@ impl<K: Object> Informer<K> {
     /// Lets objects be found by the values `f` gives for them. Adding a name again changes nothing: several users
     /// of a shared informer may ask for the same index.
     pub fn add_index(&self, name: &'static str, f: fn(&K) -> Vec<String>) {
-        self.shared.store.add_index(name, f);
+        let mut handlers = self.shared.lock();
+        if self.shared.store.has_index(name) {
+            return;
+        }
+        handlers.indices.push((name, f));
+        let objects = self.shared.decode(self.shared.store.list());
+        let values = objects.iter().map(|object| (Arc::new(ObjectKey::of(&**object)), f(object))).collect();
+        self.shared.store.add_index(name, values);
     }
 
     /// The objects for which the index gives `value`; none if no such index was added.
     pub fn by_index(&self, name: &str, value: &str) -> Vec<Arc<K>> {
-        self.shared.store.by_index(name, value)
+        self.shared.decode(self.shared.store.by_index(name, value))
     }
 
-    /// Waits until the first list is in and all handlers have been told of it.
+    /// The number of objects for which the index gives `value`, without decoding any.
+    pub fn count_by_index(&self, name: &str, value: &str) -> usize {
+        self.shared.store.count_by_index(name, value)
+    }
+
+    /// Waits until the first list is in and all handlers have seen it.
     pub async fn synced(&self) {
         // The sender lives in `self`, so waiting cannot fail.
         let _ = self.shared.synced.subscribe().wait_for(|synced| *synced).await;
@@ -152,46 +233,135 @@ impl<K: Object> Informer<K> {
     ///
     /// It runs on the informer's task, one change at a time: it should only take note (put a key into a queue) and
     /// must not call `subscribe` of the same informer. Reads through the informer see the state after the change.
+    /// A panic of one handler is reported and does not keep the others from the change.
     pub fn subscribe(&self, handler: impl Fn(&Change<K>) + Send + Sync + 'static) {
-        let mut handlers = self.shared.handlers.lock().unwrap_or_else(PoisonError::into_inner);
-        for object in self.shared.store.list() {
+        let mut handlers = self.shared.lock();
+        for object in self.shared.decode(self.shared.store.list()) {
             handler(&Change::Added(object));
         }
-        handlers.push(Box::new(handler));
+        handlers.handlers.push(Box::new(handler));
+    }
+}
+
+impl<K: Object> Shared<K> {
+    fn lock(&self) -> MutexGuard<'_, Handlers<K>> {
+        self.handlers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that `object` exists as it is.
-    fn apply(&self, object: K) {
-        let handlers = self.shared.handlers.lock().unwrap_or_else(PoisonError::into_inner);
-        for change in self.shared.store.apply(object) {
-            handlers.iter().for_each(|handler| handler(&change));
-        }
-    }
-
-    /// Records that `object` is gone.
-    fn remove(&self, object: K) {
-        let handlers = self.shared.handlers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(change) = self.shared.store.remove(object) {
-            handlers.iter().for_each(|handler| handler(&change));
-        }
-    }
-
-    /// Records that exactly `objects` exist.
-    fn replace(&self, objects: Vec<K>) {
-        let handlers = self.shared.handlers.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = self.shared.store.keys_except(objects.iter().map(ObjectKey::of));
-        for key in gone {
-            if let Some(change) = self.shared.store.remove_key(&key) {
-                handlers.iter().for_each(|handler| handler(&change));
+    fn decode(&self, held: Vec<Held>) -> Vec<Arc<K>> {
+        let mut fresh = Vec::new();
+        let keep = held.len() <= DECODED;
+        let mut objects = Vec::with_capacity(held.len());
+        for held in held {
+            match held {
+                Held::Decoded(object) => objects.extend(object.downcast().ok()),
+                Held::Text { key, version, json } => {
+                    // The text was decoded once, when it arrived.
+                    let Ok(object) = K::decode(&json) else { continue };
+                    let object = Arc::new(object);
+                    if keep {
+                        fresh.push((key, version, object.clone() as store::Decoded));
+                    }
+                    objects.push(object);
+                }
             }
+        }
+        if !fresh.is_empty() {
+            self.store.keep_decoded(fresh);
+        }
+        objects
+    }
+
+    fn old(held: Held) -> Option<Old<K>> {
+        match held {
+            Held::Decoded(object) => object.downcast::<K>().ok().map(Old::from),
+            Held::Text { json, .. } => Some(Old { json, decoded: Arc::default() }),
+        }
+    }
+
+    fn report(handlers: &Handlers<K>, change: &Change<K>) {
+        for handler in &handlers.handlers {
+            if std::panic::catch_unwind(AssertUnwindSafe(|| handler(change))).is_err() {
+                error!(kind = kind_of::<K>(), "a handler of an informer panicked");
+            }
+        }
+    }
+
+    /// Decodes `object` and removes what is not kept. Reports an object that does not have the form of its kind.
+    fn take(&self, object: &mut RawObject) -> Option<Arc<K>> {
+        let decoded = K::decode(&object.json).and_then(|mut decoded| {
+            if let Some(slim) = self.slim {
+                slim(&mut decoded);
+                if let Ok(json) = decoded.encode() {
+                    object.json = json.into();
+                }
+            }
+            Ok(decoded)
+        });
+        match decoded {
+            Ok(decoded) => Some(Arc::new(decoded)),
+            Err(error) => {
+                warn!(kind = kind_of::<K>(), object = %object.key, %error, "left out an object that cannot be decoded");
+                None
+            }
+        }
+    }
+
+    fn apply_locked(&self, handlers: &Handlers<K>, mut object: RawObject) {
+        if self.store.is_current(&object) {
+            return;
+        }
+        let Some(new) = self.take(&mut object) else { return };
+        let values: IndexValues = handlers.indices.iter().map(|(name, f)| (*name, f(&new))).collect();
+        match self.store.apply(object, new.clone(), values) {
+            None => Self::report(handlers, &Change::Added(new)),
+            Some(previous) => {
+                let Some(old) = Self::old(previous.held) else { return };
+                if previous.same {
+                    Self::report(handlers, &Change::Updated { old, new });
+                } else {
+                    Self::report(handlers, &Change::Deleted(old.get().clone()));
+                    Self::report(handlers, &Change::Added(new));
+                }
+            }
+        }
+    }
+
+    fn remove_locked(&self, handlers: &Handlers<K>, key: &ObjectKey, last: Option<Arc<K>>) {
+        let Some(held) = self.store.remove(key) else { return };
+        let last = last.or_else(|| Self::old(held).map(|old| old.get().clone()));
+        if let Some(last) = last {
+            Self::report(handlers, &Change::Deleted(last));
+        }
+    }
+}
+
+impl<K: Object> reflector::Sink for Shared<K> {
+    fn apply(&self, object: RawObject) {
+        self.apply_locked(&self.lock(), object);
+    }
+
+    fn remove(&self, mut object: RawObject) {
+        let handlers = self.lock();
+        let last = self.take(&mut object);
+        self.remove_locked(&handlers, &object.key, last);
+    }
+
+    fn replace(&self, objects: Vec<RawObject>) {
+        let handlers = self.lock();
+        let keep: HashSet<_> = objects.iter().map(|object| object.key.clone()).collect();
+        for key in self.store.keys_except(&keep) {
+            self.remove_locked(&handlers, &key, None);
         }
         for object in objects {
-            for change in self.shared.store.apply(object) {
-                handlers.iter().for_each(|handler| handler(&change));
-            }
+            self.apply_locked(&handlers, object);
         }
         drop(handlers);
-        self.shared.synced.send_replace(true);
+        self.synced.send_replace(true);
+    }
+
+    fn idle(&self) {
+        self.store.drop_decoded();
     }
 }
 

@@ -1,15 +1,23 @@
-//! The loop that keeps an informer's copy equal to the server's.
+//! The loop that keeps an informer's copy equal to the server's. It moves text and does not depend on the kind.
 
-use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use kube::api::{ListParams, WatchEvent, WatchParams};
+use bytes::{Buf, BytesMut};
+use http_body_util::BodyExt;
+use kube::Client;
+use kube::api::{ListParams, WatchParams};
+use kube::client::Body;
+use kube::core::{Request, Status};
 use tokio::time::{Instant, timeout_at};
 use tracing::{debug, warn};
 
-use super::{Informer, ListSelector};
-use crate::{Backoff, Object, message_of};
+use super::ListSelector;
+use super::raw::RawObject;
+use crate::api::list_request;
+use crate::page::{Event, Head, Page};
+use crate::request::{invalid, open, send};
+use crate::{Backoff, message_of};
 
 const PAGE: u32 = 500;
 /// The server ends a watch after about this long; a random part keeps the watches of a process apart.
@@ -19,16 +27,41 @@ const WATCH_GRACE: Duration = Duration::from_secs(30);
 /// A watch that ends sooner and without an event is treated as a failure, or a broken server would be asked
 /// again without pause.
 const SHORT_WATCH: Duration = Duration::from_secs(1);
+/// A watch without an event for so long is quiet: nobody needs decoded objects at hand.
+const QUIET: Duration = Duration::from_secs(5);
+/// A watch event longer than this ends the watch: no object is that large.
+const MAX_EVENT: usize = 64 << 20;
 
-pub(super) async fn run<K: Object>(api: kube::Api<K>, selector: ListSelector, informer: Informer<K>) {
-    let kind = std::any::type_name::<K>().rsplit("::").next().unwrap_or_default();
+/// Receives what the server has.
+pub(super) trait Sink: Send + Sync {
+    /// Records that `object` exists as it is.
+    fn apply(&self, object: RawObject);
+    /// Records that `object` is gone.
+    fn remove(&self, object: RawObject);
+    /// Records that exactly `objects` exist.
+    fn replace(&self, objects: Vec<RawObject>);
+    /// The watch is quiet.
+    fn idle(&self);
+}
+
+/// The collection that is listed and watched.
+pub(super) struct Source {
+    pub(super) client: Client,
+    pub(super) request: Request,
+    pub(super) selector: ListSelector,
+    pub(super) kind: &'static str,
+    pub(super) metadata_only: bool,
+}
+
+pub(super) async fn run(source: Source, sink: Arc<dyn Sink>) {
+    let kind = source.kind;
     let mut backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30), 1.0);
     let mut failing = false;
     loop {
-        let mut version = match list(&api, &selector).await {
+        let mut version = match source.list().await {
             Ok((objects, version)) => {
                 debug!(kind, count = objects.len(), %version, "listed");
-                informer.replace(objects);
+                sink.replace(objects);
                 failing = false;
                 version
             }
@@ -44,7 +77,7 @@ pub(super) async fn run<K: Object>(api: kube::Api<K>, selector: ListSelector, in
             }
         };
         loop {
-            let end = watch(&api, &selector, &informer, &mut version, &mut backoff).await;
+            let end = source.watch(&*sink, &mut version, &mut backoff).await;
             debug!(kind, %version, ?end, "watch ended");
             match end {
                 WatchEnd::Finished => {}
@@ -55,37 +88,6 @@ pub(super) async fn run<K: Object>(api: kube::Api<K>, selector: ListSelector, in
                     break;
                 }
             }
-        }
-    }
-}
-
-/// All pages. If the list's revision is compacted between two pages it is read again in one piece, as client-go's
-/// pager does: a collection that is slower to read than to compact would otherwise never arrive.
-async fn list<K: Object>(
-    api: &kube::Api<K>,
-    selector: &ListSelector,
-) -> Result<(Vec<K>, String), kube::Error> {
-    let mut params = ListParams {
-        label_selector: selector.labels.clone(),
-        field_selector: selector.fields.clone(),
-        limit: Some(PAGE),
-        ..ListParams::default()
-    };
-    let mut objects = Vec::new();
-    loop {
-        let page = match api.list(&params).await {
-            Err(kube::Error::Api(status)) if status.code == 410 && params.continue_token.is_some() => {
-                objects.clear();
-                params.continue_token = None;
-                params.limit = None;
-                continue;
-            }
-            page => page?,
-        };
-        objects.extend(page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params.continue_token = Some(token),
-            None => return Ok((objects, page.metadata.resource_version.unwrap_or_default())),
         }
     }
 }
@@ -102,53 +104,173 @@ enum WatchEnd {
     Unusable,
 }
 
-async fn watch<K: Object>(
-    api: &kube::Api<K>,
-    selector: &ListSelector,
-    informer: &Informer<K>,
-    version: &mut String,
-    backoff: &mut Backoff,
-) -> WatchEnd {
-    let seconds = rand::random_range(WATCH_SECONDS);
-    let params = WatchParams {
-        label_selector: selector.labels.clone(),
-        field_selector: selector.fields.clone(),
-        timeout: Some(seconds),
-        ..WatchParams::default()
-    };
-    let begun = Instant::now();
-    let deadline = begun + Duration::from_secs(seconds.into()) + WATCH_GRACE;
-    let stream = match timeout_at(deadline, api.watch(&params, version)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return end_of(&error),
-        Err(_) => return WatchEnd::Failed,
-    };
-    let mut stream = pin!(stream);
-    let mut received = false;
-    // A stream that goes silent past the deadline is a connection that died without a word.
-    while let Ok(Some(event)) = timeout_at(deadline, stream.next()).await {
-        match event {
-            Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
-                advance(version, &object);
-                informer.apply(object);
+impl Source {
+    /// All pages. If the list's revision is compacted between two pages it is read again in one piece, as client-go's
+    /// pager does: a collection that is slower to read than to compact would otherwise never arrive.
+    async fn list(&self) -> Result<(Vec<RawObject>, String), kube::Error> {
+        let mut params = ListParams {
+            label_selector: self.selector.labels.clone(),
+            field_selector: self.selector.fields.clone(),
+            limit: Some(PAGE),
+            ..ListParams::default()
+        };
+        let mut objects = Vec::new();
+        loop {
+            let request = list_request(&self.request, self.metadata_only, &params)?;
+            let body = match send(&self.client, request).await {
+                Err(kube::Error::Api(status)) if status.code == 410 && params.continue_token.is_some() => {
+                    objects.clear();
+                    params.continue_token = None;
+                    params.limit = None;
+                    continue;
+                }
+                body => body?,
+            };
+            let page = Page::parse(&body)?;
+            objects.extend(page.items.iter().filter_map(|item| self.parse(item.get())));
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => params.continue_token = Some(token),
+                None => return Ok((objects, page.metadata.resource_version.unwrap_or_default())),
             }
-            Ok(WatchEvent::Deleted(object)) => {
-                advance(version, &object);
-                informer.remove(object);
-            }
-            Ok(WatchEvent::Bookmark(bookmark)) => *version = bookmark.metadata.resource_version,
-            Ok(WatchEvent::Error(status)) => return end_of(&kube::Error::Api(status)),
-            Err(error) => return end_of(&error),
         }
-        received = true;
-        backoff.reset();
     }
-    if received || begun.elapsed() >= SHORT_WATCH { WatchEnd::Finished } else { WatchEnd::Failed }
+
+    /// An object without readable metadata is reported and left out: it must not hide the others.
+    fn parse(&self, text: &str) -> Option<RawObject> {
+        RawObject::parse(text)
+            .inspect_err(
+                |error| warn!(kind = self.kind, %error, "left out an object without readable metadata"),
+            )
+            .ok()
+    }
+
+    async fn watch(&self, sink: &dyn Sink, version: &mut String, backoff: &mut Backoff) -> WatchEnd {
+        let seconds = rand::random_range(WATCH_SECONDS);
+        let params = WatchParams {
+            label_selector: self.selector.labels.clone(),
+            field_selector: self.selector.fields.clone(),
+            timeout: Some(seconds),
+            ..WatchParams::default()
+        };
+        let begun = Instant::now();
+        let deadline = begun + Duration::from_secs(seconds.into()) + WATCH_GRACE;
+        let request = if self.metadata_only {
+            self.request.watch_metadata(&params, version)
+        } else {
+            self.request.watch(&params, version)
+        };
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => return end_of(&invalid(error)),
+        };
+        let mut frames = match timeout_at(deadline, open(&self.client, request)).await {
+            Ok(Ok(body)) => Frames::new(body),
+            Ok(Err(error)) => return end_of(&error),
+            Err(_) => return WatchEnd::Failed,
+        };
+        let mut received = false;
+        let mut quiet = false;
+        // A stream that goes silent past the deadline is a connection that died without a word.
+        loop {
+            let until = if quiet { deadline } else { deadline.min(Instant::now() + QUIET) };
+            let frame = match timeout_at(until, frames.next()).await {
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(end))) => return end,
+                Ok(None) => break,
+                Err(_) if until < deadline => {
+                    quiet = true;
+                    sink.idle();
+                    continue;
+                }
+                Err(_) => break,
+            };
+            quiet = false;
+            if let Err(end) = self.receive(sink, &frame, version) {
+                return end;
+            }
+            received = true;
+            backoff.reset();
+        }
+        if received || begun.elapsed() >= SHORT_WATCH { WatchEnd::Finished } else { WatchEnd::Failed }
+    }
+
+    fn receive(&self, sink: &dyn Sink, frame: &[u8], version: &mut String) -> Result<(), WatchEnd> {
+        let event: Event<'_> = serde_json::from_slice(frame).map_err(|_| {
+            warn!(kind = self.kind, "the server sent a watch event that is none");
+            WatchEnd::Unusable
+        })?;
+        let text = event.object.get();
+        match &*event.kind {
+            "ADDED" | "MODIFIED" | "DELETED" => {
+                let Some(object) = self.parse(text) else { return Ok(()) };
+                if !object.version.is_empty() {
+                    object.version.as_str().clone_into(version);
+                }
+                if event.kind == "DELETED" { sink.remove(object) } else { sink.apply(object) }
+            }
+            "BOOKMARK" => {
+                if let Ok(head) = serde_json::from_str::<Head<'_>>(text)
+                    && let Some(seen) = head.metadata.resource_version
+                {
+                    *version = seen.into_owned();
+                }
+            }
+            "ERROR" => {
+                let status = serde_json::from_str::<Status>(text).map_err(|_| WatchEnd::Unusable)?;
+                return Err(end_of(&kube::Error::Api(Box::new(status))));
+            }
+            // A later version of the API may report more than we know.
+            other => debug!(kind = self.kind, event = other, "unknown watch event"),
+        }
+        Ok(())
+    }
 }
 
-fn advance<K: Object>(version: &mut String, object: &K) {
-    if let Some(seen) = object.meta().resource_version.as_deref().filter(|seen| !seen.is_empty()) {
-        seen.clone_into(version);
+/// A watch's body cut into its lines.
+struct Frames {
+    body: Body,
+    buffer: BytesMut,
+    /// How much of the buffer is known to hold no end of line.
+    searched: usize,
+}
+
+impl Frames {
+    fn new(body: Body) -> Self {
+        Self { body, buffer: BytesMut::new(), searched: 0 }
+    }
+
+    /// The next line that is not empty, or nothing at the end of the body.
+    async fn next(&mut self) -> Option<Result<BytesMut, WatchEnd>> {
+        loop {
+            if let Some(at) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(self.searched + at);
+                self.buffer.advance(1);
+                self.searched = 0;
+                if line.iter().all(u8::is_ascii_whitespace) {
+                    continue;
+                }
+                return Some(Ok(line));
+            }
+            self.searched = self.buffer.len();
+            if self.buffer.len() > MAX_EVENT {
+                return Some(Err(WatchEnd::Unusable));
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Some(data) = frame.data_ref() {
+                        self.buffer.extend_from_slice(data);
+                    }
+                }
+                // The connection broke: what came before it counts.
+                Some(Err(_)) | None if self.buffer.iter().all(u8::is_ascii_whitespace) => return None,
+                // The last line needs no end of line.
+                Some(Err(_)) => return None,
+                None => {
+                    self.searched = 0;
+                    return Some(Ok(std::mem::take(&mut self.buffer)));
+                }
+            }
+        }
     }
 }
 

@@ -1,140 +1,241 @@
-//! The copy an informer keeps, and its indices.
+//! The copy an informer keeps, and its indices. It is compiled once: the kind only matters to the functions that
+//! decode and index, and those are the caller's.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::Change;
-use crate::{Object, ObjectKey};
+use ferrite_json::Text;
 
-struct Index<K> {
-    f: fn(&K) -> Vec<String>,
-    keys: HashMap<String, BTreeSet<ObjectKey>>,
+use super::raw::RawObject;
+use crate::ObjectKey;
+
+/// How many decoded objects are held besides the text. A reconcile reads the same objects again and again; memory is
+/// for those, not for the ten thousand nobody is looking at.
+pub(super) const DECODED: usize = 1024;
+
+/// A decoded object whose type the informer knows.
+pub(super) type Decoded = Arc<dyn Any + Send + Sync>;
+
+/// The values an index gives for an object, by the index's name.
+pub(super) type IndexValues = Vec<(&'static str, Vec<String>)>;
+
+struct Entry {
+    uid: Box<str>,
+    version: Text,
+    json: Arc<[u8]>,
+    decoded: Option<Decoded>,
+    /// Where the object stands in the indices, to be taken out without decoding it again.
+    indexed: Box<[(&'static str, Arc<str>)]>,
 }
 
-impl<K> Index<K> {
-    fn insert(&mut self, key: &ObjectKey, object: &K) {
-        for value in (self.f)(object) {
-            self.keys.entry(value).or_default().insert(key.clone());
+#[derive(Default)]
+struct Inner {
+    objects: BTreeMap<Arc<ObjectKey>, Entry>,
+    indices: HashMap<&'static str, HashMap<Arc<str>, BTreeSet<Arc<ObjectKey>>>>,
+    /// The objects that were decoded, oldest first.
+    decoded: VecDeque<Arc<ObjectKey>>,
+}
+
+impl Inner {
+    fn index(&mut self, key: &Arc<ObjectKey>, values: IndexValues) -> Box<[(&'static str, Arc<str>)]> {
+        let mut indexed = Vec::new();
+        for (name, values) in values {
+            let index = self.indices.entry(name).or_default();
+            for value in values {
+                let value =
+                    index.get_key_value(value.as_str()).map_or_else(|| Arc::from(value), |(v, _)| v.clone());
+                index.entry(value.clone()).or_default().insert(key.clone());
+                indexed.push((name, value));
+            }
         }
+        indexed.into()
     }
 
-    fn remove(&mut self, key: &ObjectKey, object: &K) {
-        for value in (self.f)(object) {
-            if let Some(keys) = self.keys.get_mut(&value) {
+    fn unindex(&mut self, key: &ObjectKey, indexed: &[(&'static str, Arc<str>)]) {
+        for (name, value) in indexed {
+            let Some(index) = self.indices.get_mut(name) else { continue };
+            if let Some(keys) = index.get_mut(value) {
                 keys.remove(key);
                 if keys.is_empty() {
-                    self.keys.remove(&value);
+                    index.remove(value);
                 }
             }
         }
     }
-}
 
-struct Inner<K> {
-    objects: BTreeMap<ObjectKey, Arc<K>>,
-    indices: HashMap<&'static str, Index<K>>,
-}
-
-pub(super) struct Store<K> {
-    inner: RwLock<Inner<K>>,
-    /// Takes away what nobody here reads, before an object is kept.
-    slim: fn(&mut K),
-}
-
-impl<K: Object> Store<K> {
-    pub(super) fn new(slim: fn(&mut K)) -> Self {
-        Self { inner: RwLock::new(Inner { objects: BTreeMap::new(), indices: HashMap::new() }), slim }
+    /// Notes that `key` was decoded, and drops the decoded form of the one that was longest ago.
+    fn note_decoded(&mut self, key: Arc<ObjectKey>) {
+        self.decoded.push_back(key);
+        if self.decoded.len() > DECODED
+            && let Some(oldest) = self.decoded.pop_front()
+            && let Some(entry) = self.objects.get_mut(&oldest)
+        {
+            entry.decoded = None;
+        }
     }
+}
 
-    fn read(&self) -> RwLockReadGuard<'_, Inner<K>> {
+/// What is held of an object: decoded, or as text with what it takes to keep the decoded form later.
+#[derive(Clone)]
+pub(super) enum Held {
+    Decoded(Decoded),
+    Text { key: Arc<ObjectKey>, version: Text, json: Arc<[u8]> },
+}
+
+impl Held {
+    fn of(key: &Arc<ObjectKey>, entry: &Entry) -> Self {
+        match &entry.decoded {
+            Some(decoded) => Self::Decoded(decoded.clone()),
+            None => Self::Text { key: key.clone(), version: entry.version.clone(), json: entry.json.clone() },
+        }
+    }
+}
+
+/// How an object was held before a change.
+pub(super) struct Previous {
+    pub(super) held: Held,
+    /// False when the object was deleted and made again under the same name.
+    pub(super) same: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Store {
+    inner: RwLock<Inner>,
+}
+
+impl Store {
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
         self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Inner<K>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
-        self.read().objects.get(key).cloned()
+    pub(super) fn get(&self, key: &ObjectKey) -> Option<Held> {
+        self.read().objects.get_key_value(key).map(|(key, entry)| Held::of(key, entry))
     }
 
-    pub(super) fn list(&self) -> Vec<Arc<K>> {
-        self.read().objects.values().cloned().collect()
+    pub(super) fn list(&self) -> Vec<Held> {
+        self.read().objects.iter().map(|(key, entry)| Held::of(key, entry)).collect()
     }
 
-    pub(super) fn list_in(&self, namespace: &str) -> Vec<Arc<K>> {
+    pub(super) fn list_in(&self, namespace: &str) -> Vec<Held> {
         self.read()
             .objects
             .range(ObjectKey::new(namespace, "")..)
             .take_while(|(key, _)| key.namespace == namespace)
-            .map(|(_, object)| object.clone())
+            .map(|(key, entry)| Held::of(key, entry))
             .collect()
+    }
+
+    pub(super) fn keys(&self) -> Vec<Arc<ObjectKey>> {
+        self.read().objects.keys().cloned().collect()
     }
 
     pub(super) fn len(&self) -> usize {
         self.read().objects.len()
     }
 
-    pub(super) fn add_index(&self, name: &'static str, f: fn(&K) -> Vec<String>) {
-        let mut inner = self.write();
-        if inner.indices.contains_key(name) {
-            return;
-        }
-        let mut index = Index { f, keys: HashMap::new() };
-        for (key, object) in &inner.objects {
-            index.insert(key, object);
-        }
-        inner.indices.insert(name, index);
-    }
-
-    pub(super) fn by_index(&self, name: &str, value: &str) -> Vec<Arc<K>> {
+    pub(super) fn by_index(&self, name: &str, value: &str) -> Vec<Held> {
         let inner = self.read();
-        let Some(keys) = inner.indices.get(name).and_then(|index| index.keys.get(value)) else {
+        let Some(keys) = inner.indices.get(name).and_then(|index| index.get(value)) else {
             return Vec::new();
         };
-        keys.iter().filter_map(|key| inner.objects.get(key).cloned()).collect()
+        keys.iter().filter_map(|key| Some(Held::of(key, inner.objects.get(key)?))).collect()
     }
 
-    pub(super) fn keys_except(&self, keep: impl Iterator<Item = ObjectKey>) -> Vec<ObjectKey> {
-        let keep: HashSet<ObjectKey> = keep.collect();
-        self.read().objects.keys().filter(|key| !keep.contains(*key)).cloned().collect()
+    pub(super) fn count_by_index(&self, name: &str, value: &str) -> usize {
+        self.read().indices.get(name).and_then(|index| index.get(value)).map_or(0, BTreeSet::len)
     }
 
-    /// What changed by `object` being as it is now: nothing when this version is already held.
-    pub(super) fn apply(&self, mut object: K) -> Vec<Change<K>> {
-        (self.slim)(&mut object);
-        let key = ObjectKey::of(&object);
-        let new = Arc::new(object);
+    pub(super) fn has_index(&self, name: &str) -> bool {
+        self.read().indices.contains_key(name)
+    }
+
+    /// Adds an index with the values of the objects held. The caller lets no change happen meanwhile.
+    pub(super) fn add_index(&self, name: &'static str, values: Vec<(Arc<ObjectKey>, Vec<String>)>) {
         let mut inner = self.write();
-        let old = inner.objects.get(&key).cloned();
-        if let Some(old) = &old {
-            let (before, after) = (old.meta(), new.meta());
-            if before.resource_version.is_some()
-                && before.resource_version == after.resource_version
-                && before.uid == after.uid
-            {
-                return Vec::new();
+        inner.indices.entry(name).or_default();
+        for (key, values) in values {
+            let added = inner.index(&key, vec![(name, values)]);
+            if let Some(entry) = inner.objects.get_mut(&key) {
+                entry.indexed = entry.indexed.iter().cloned().chain(added).collect();
             }
-            inner.indices.values_mut().for_each(|index| index.remove(&key, old));
-        }
-        inner.indices.values_mut().for_each(|index| index.insert(&key, &new));
-        inner.objects.insert(key, new.clone());
-        match old {
-            None => vec![Change::Added(new)],
-            Some(old) if old.meta().uid != new.meta().uid => vec![Change::Deleted(old), Change::Added(new)],
-            Some(old) => vec![Change::Updated { old, new }],
         }
     }
 
-    pub(super) fn remove(&self, mut last: K) -> Option<Change<K>> {
-        (self.slim)(&mut last);
-        self.remove_key(&ObjectKey::of(&last)).map(|_| Change::Deleted(Arc::new(last)))
+    /// True if exactly this version of the object is held.
+    pub(super) fn is_current(&self, object: &RawObject) -> bool {
+        let inner = self.read();
+        inner.objects.get(&object.key).is_some_and(|entry| {
+            !entry.version.is_empty() && entry.version == object.version && entry.uid == object.uid
+        })
     }
 
-    pub(super) fn remove_key(&self, key: &ObjectKey) -> Option<Change<K>> {
+    /// Holds `object` in place of what was held under its name.
+    pub(super) fn apply(&self, object: RawObject, decoded: Decoded, values: IndexValues) -> Option<Previous> {
         let mut inner = self.write();
-        let old = inner.objects.remove(key)?;
-        inner.indices.values_mut().for_each(|index| index.remove(key, &old));
-        Some(Change::Deleted(old))
+        let previous = inner.objects.remove_entry(&object.key);
+        // The key of the entry before is kept: the indices share it.
+        let (key, previous) = match previous {
+            Some((key, entry)) => (key, Some(entry)),
+            None => (object.key, None),
+        };
+        if let Some(entry) = &previous {
+            inner.unindex(&key, &entry.indexed);
+        }
+        let indexed = inner.index(&key, values);
+        let listed = previous.as_ref().is_some_and(|entry| entry.decoded.is_some());
+        let previous =
+            previous.map(|entry| Previous { held: Held::of(&key, &entry), same: entry.uid == object.uid });
+        let entry = Entry {
+            uid: object.uid,
+            version: object.version,
+            json: object.json,
+            decoded: Some(decoded),
+            indexed,
+        };
+        inner.objects.insert(key.clone(), entry);
+        if !listed {
+            inner.note_decoded(key);
+        }
+        previous
+    }
+
+    pub(super) fn remove(&self, key: &ObjectKey) -> Option<Held> {
+        let mut inner = self.write();
+        let (key, entry) = inner.objects.remove_entry(key)?;
+        inner.unindex(&key, &entry.indexed);
+        Some(Held::of(&key, &entry))
+    }
+
+    /// Keeps the decoded form of objects that were held as text.
+    pub(super) fn keep_decoded(&self, objects: Vec<(Arc<ObjectKey>, Text, Decoded)>) {
+        let mut inner = self.write();
+        for (key, version, decoded) in objects {
+            if let Some(entry) = inner.objects.get_mut(&key)
+                && entry.version == version
+                && entry.decoded.is_none()
+            {
+                entry.decoded = Some(decoded);
+                inner.note_decoded(key);
+            }
+        }
+    }
+
+    /// Drops all decoded forms.
+    pub(super) fn drop_decoded(&self) {
+        let mut inner = self.write();
+        for key in std::mem::take(&mut inner.decoded) {
+            if let Some(entry) = inner.objects.get_mut(&key) {
+                entry.decoded = None;
+            }
+        }
+    }
+
+    pub(super) fn keys_except(&self, keep: &HashSet<Arc<ObjectKey>>) -> Vec<Arc<ObjectKey>> {
+        self.read().objects.keys().filter(|key| !keep.contains(*key)).cloned().collect()
     }
 }

@@ -104,7 +104,7 @@ fn list(version: &'static str, names: &[(&'static str, &'static str)]) -> Answer
 async fn changes(answers: Vec<Answer>, count: usize) -> (Vec<String>, Vec<String>, Informer<ConfigMap>) {
     let (client, requests) = server(answers);
     let scope = Scope::new();
-    let informer = Informer::<ConfigMap>::start(kube::Api::all(client), ListSelector::everything(), &scope);
+    let informer = Informer::<ConfigMap>::start(Api::all(client), ListSelector::everything(), &scope);
     let (sender, mut receiver) = mpsc::channel(100);
     informer.subscribe(move |change| {
         let sign = match change {

@@ -1,14 +1,13 @@
 //! Approves what nodes may ask for themselves.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Informer, ObjectKey, WorkQueue, run_workers};
+use ferrite_client::{Api, Informer};
 use ferrite_pki::Request;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 
 use super::{KUBELET_CLIENT, condition, has, is_issued, kubelet_client_problem, settled, with_condition};
 use crate::Context;
@@ -17,22 +16,15 @@ use crate::error::{During, SyncError};
 const NAME: &str = "certificatesigningrequest-approving-controller";
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let requests: Informer<CertificateSigningRequest> = context.informers.get();
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        requests.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        requests.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
-            let request = requests.get(&key);
-            let client = client.clone();
-            async move {
-                let Some(request) = request else { return Ok(None) };
-                approve(&client, &request).await
-            }
-        })
-        .await;
+    let client = context.client.clone();
+    context.controller(NAME).reconciles(&requests).run(move |key| {
+        let request = requests.get(&key);
+        let client = client.clone();
+        async move {
+            let Some(request) = request else { return Ok(None) };
+            approve(&client, &request).await
+        }
     });
 }
 

@@ -1,12 +1,10 @@
 //! Removes requests that nobody needs any more.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Informer, ObjectKey, WorkQueue, run_workers};
+use ferrite_client::{Api, Informer};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use kube::Api;
 use kube::api::DeleteParams;
 
 use super::{has, is_issued, settled};
@@ -18,28 +16,21 @@ const DECIDED: SignedDuration = SignedDuration::from_hours(1);
 const PENDING: SignedDuration = SignedDuration::from_hours(24);
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let requests: Informer<CertificateSigningRequest> = context.informers.get();
-    let (client, scope) = (context.client.clone(), context.scope.clone());
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        requests.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        requests.synced().await;
-        run_workers(NAME, queue, 1, scope, |key: ObjectKey| {
-            let left = requests.get(&key).map(|request| left(&request, Timestamp::now()));
-            let client = client.clone();
-            async move {
-                match left {
-                    None => Ok(None),
-                    Some(Some(left)) => Ok(Some(left)),
-                    Some(None) => {
-                        let api: Api<CertificateSigningRequest> = Api::all(client);
-                        settled(api.delete(&key.name, &DeleteParams::default()).await, &key.name)
-                    }
+    let client = context.client.clone();
+    context.controller(NAME).reconciles(&requests).run(move |key| {
+        let left = requests.get(&key).map(|request| left(&request, Timestamp::now()));
+        let client = client.clone();
+        async move {
+            match left {
+                None => Ok(None),
+                Some(Some(left)) => Ok(Some(left)),
+                Some(None) => {
+                    let api: Api<CertificateSigningRequest> = Api::all(client);
+                    settled(api.delete(&key.name, &DeleteParams::default()).await, &key.name)
                 }
             }
-        })
-        .await;
+        }
     });
 }
 

@@ -1,13 +1,11 @@
 //! Signs what was approved, if it is what its signer signs.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Informer, ObjectKey, WorkQueue, run_workers};
+use ferrite_client::{Api, Informer};
 use ferrite_pki::{Authority, Request};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use kube::Api;
 use kube::api::PostParams;
 
 use super::{
@@ -23,23 +21,16 @@ const LEAST_SECONDS: u64 = 600;
 
 pub(crate) fn start(context: &Context) {
     let Some(authority) = context.config.authority.clone() else { return };
-    let queue = Arc::new(WorkQueue::new());
     let requests: Informer<CertificateSigningRequest> = context.informers.get();
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = queue.clone();
-        requests.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        requests.synced().await;
-        run_workers(NAME, queue, workers, scope, |key: ObjectKey| {
-            let signed = requests.get(&key).and_then(|request| decide(&request, &authority));
-            let client = client.clone();
-            async move {
-                let Some(signed) = signed else { return Ok(None::<Duration>) };
-                let api: Api<CertificateSigningRequest> = Api::all(client);
-                settled(api.replace_status(&key.name, &PostParams::default(), &signed).await, &key.name)
-            }
-        })
-        .await;
+    let client = context.client.clone();
+    context.controller(NAME).reconciles(&requests).run(move |key| {
+        let signed = requests.get(&key).and_then(|request| decide(&request, &authority));
+        let client = client.clone();
+        async move {
+            let Some(signed) = signed else { return Ok(None::<Duration>) };
+            let api: Api<CertificateSigningRequest> = Api::all(client);
+            settled(api.replace_status(&key.name, &PostParams::default(), &signed).await, &key.name)
+        }
     });
 }
 

@@ -4,26 +4,23 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{
-    Change, EventRecorder, EventType, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers,
-};
+use ferrite_client::{Change, EventRecorder, EventType, Informer, ObjectKey, WorkQueue};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use kube::api::{Patch, PatchParams};
+use kube::Client;
 use kube::core::{Selector, SelectorExt};
-use kube::{Api, Client};
 
 use super::is_rolling_update;
 use super::sync::Rollout;
 use crate::Context;
-use crate::error::{During, SyncError};
-use crate::owners::{self, Claim, controller_of, controller_reference};
+use crate::error::SyncError;
 use crate::pods::{self, BY_CONTROLLER};
+use ferrite_client::{claim_all, controller_of};
 
 const NAME: &str = "deployment-controller";
 
-pub(super) struct Controller {
+pub(super) struct DeploymentController {
     pub(super) client: Client,
     deployments: Informer<Deployment>,
     sets: Informer<ReplicaSet>,
@@ -33,41 +30,28 @@ pub(super) struct Controller {
 }
 
 pub(crate) fn start(context: &Context) {
-    let controller = Arc::new(Controller {
+    let kit = context.controller(NAME);
+    let controller = Arc::new(DeploymentController {
         client: context.client.clone(),
         deployments: context.informers.get(),
         sets: context.informers.get(),
         pods: context.informers.get(),
-        queue: Arc::new(WorkQueue::new()),
+        queue: kit.queue().clone(),
         recorder: context.events.recorder(NAME, None),
     });
     controller.pods.add_index(BY_CONTROLLER, pods::controller_index);
-    let scope = context.scope.clone();
-    let workers = context.config.workers;
-    context.scope.spawn(async move {
-        let watching = controller.clone();
-        controller.deployments.subscribe(move |change| watching.queue.add(ObjectKey::of(&**change.object())));
-        let watching = controller.clone();
-        controller.sets.subscribe(move |change| watching.set_changed(change));
-        let watching = controller.clone();
-        controller.pods.subscribe(move |change| {
+    let (by_set, by_pod) = (controller.clone(), controller.clone());
+    kit.reconciles(&controller.deployments)
+        .watches(&controller.sets, move |change, _| by_set.set_changed(change))
+        .watches(&controller.pods, move |change, _| {
             if let Change::Deleted(pod) = change {
-                watching.pod_deleted(pod);
+                by_pod.pod_deleted(pod);
             }
-        });
-        controller.deployments.synced().await;
-        controller.sets.synced().await;
-        controller.pods.synced().await;
-        let queue = controller.queue.clone();
-        run_workers(NAME, queue, workers, scope, move |key| {
-            let controller = controller.clone();
-            async move { controller.sync(key).await }
         })
-        .await;
-    });
+        .run_with(controller.clone(), |controller, key| async move { controller.sync(key).await });
 }
 
-impl Controller {
+impl DeploymentController {
     fn set_changed(&self, change: &Change<ReplicaSet>) {
         let set = change.object();
         if let Change::Updated { old, new } = change
@@ -119,70 +103,15 @@ impl Controller {
         let Some(selector) = selector(&deployment) else {
             return Err(SyncError::Other(format!("{key} has a selector that cannot be understood")));
         };
-        let sets = self.claim(&deployment, &selector).await?;
+        let candidates = self.sets.list_in(&key.namespace);
+        let sets = claim_all(&self.client, &*deployment, &selector, candidates, |_| true).await?;
+        let sets: Vec<ReplicaSet> = sets.iter().map(|set| (**set).clone()).collect();
         let pods: HashMap<String, Vec<Arc<Pod>>> = sets
             .iter()
             .filter_map(|set| set.metadata.uid.clone())
             .map(|uid| (uid.clone(), self.pods.by_index(BY_CONTROLLER, &uid)))
             .collect();
         Box::pin(Rollout::new(self, (*deployment).clone(), sets, pods).run()).await
-    }
-
-    /// The ReplicaSets of the Deployment, after adopting those that match and releasing those that no longer do.
-    async fn claim(
-        &self,
-        deployment: &Deployment,
-        selector: &Selector,
-    ) -> Result<Vec<ReplicaSet>, SyncError> {
-        let meta = &deployment.metadata;
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let name = meta.name.as_deref().unwrap_or_default();
-        let uid = meta.uid.as_deref().unwrap_or_default();
-        let api: Api<ReplicaSet> = Api::namespaced(self.client.clone(), namespace);
-        let mut owned = Vec::new();
-        let mut verified = false;
-        for set in self.sets.list_in(namespace) {
-            let set_name = set.metadata.name.as_deref().unwrap_or_default();
-            let set_uid = set.metadata.uid.as_deref().unwrap_or_default();
-            match owners::claim(meta, selector, &set.metadata) {
-                Claim::Ignore => {}
-                Claim::Keep => owned.push((*set).clone()),
-                Claim::Adopt => {
-                    if !verified {
-                        let live = Api::<Deployment>::namespaced(self.client.clone(), namespace)
-                            .get(name)
-                            .await
-                            .during(|| format!("recheck {namespace}/{name}"))?;
-                        if live.metadata.uid != meta.uid || live.metadata.deletion_timestamp.is_some() {
-                            return Err(SyncError::Other(format!(
-                                "{namespace}/{name} is gone, not adopting"
-                            )));
-                        }
-                        verified = true;
-                    }
-                    let patch = owners::adopt_patch(&controller_reference(deployment), set_uid);
-                    match api.patch(set_name, &PatchParams::default(), &Patch::Strategic(patch)).await {
-                        Ok(adopted) => owned.push(adopted),
-                        Err(error) if is_not_found(&error) => {}
-                        Err(error) => {
-                            return Err(error).during(|| format!("adopt replica set {namespace}/{set_name}"));
-                        }
-                    }
-                }
-                Claim::Release => {
-                    let patch = owners::release_patch(uid, set_uid);
-                    match api.patch(set_name, &PatchParams::default(), &Patch::Strategic(patch)).await {
-                        Ok(_) => {}
-                        Err(error) if is_not_found(&error) || is_conflict(&error) => {}
-                        Err(error) => {
-                            return Err(error)
-                                .during(|| format!("release replica set {namespace}/{set_name}"));
-                        }
-                    }
-                }
-            }
-        }
-        Ok(owned)
     }
 }
 

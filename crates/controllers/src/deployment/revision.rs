@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{DESIRED_REPLICAS, MAX_REPLICAS, REVISION, REVISION_HISTORY, TEMPLATE_HASH, annotation};
-use crate::owners::controller_reference;
+use ferrite_client::controller_reference;
 
 /// Annotations that belong to one of the two objects and are not copied from the Deployment to its ReplicaSets.
 const NOT_COPIED: &[&str] = &[

@@ -5,22 +5,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{EventType, is_already_exists, is_not_found, message_of};
+use ferrite_client::{Api, EventType, is_already_exists, is_not_found, message_of};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentStatus, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 
-use super::controller::Controller;
+use super::controller::DeploymentController;
 use super::scaling::{self, Share, Size};
 use super::{
     DESIRED_REPLICAS, MAX_REPLICAS, REVISION, annotation, available_replicas, bounds, is_rolling_update,
     replicas, revision, spec_replicas, status,
 };
 use crate::error::{During, SyncError, is_namespace_terminating};
-use crate::owners::controller_of;
 use crate::pods::is_finished;
+use ferrite_client::controller_of;
 
 /// The ReplicaSets of a Deployment, split by whether they carry its present template.
 struct Split {
@@ -41,7 +40,7 @@ impl Split {
 
 /// A Deployment and what belongs to it, for the length of one sync.
 pub(super) struct Rollout<'a> {
-    controller: &'a Controller,
+    controller: &'a DeploymentController,
     deployment: Deployment,
     sets: Vec<ReplicaSet>,
     /// Pods by the UID of their ReplicaSet.
@@ -50,7 +49,7 @@ pub(super) struct Rollout<'a> {
 
 impl<'a> Rollout<'a> {
     pub(super) fn new(
-        controller: &'a Controller,
+        controller: &'a DeploymentController,
         deployment: Deployment,
         sets: Vec<ReplicaSet>,
         pods: HashMap<String, Vec<Arc<Pod>>>,

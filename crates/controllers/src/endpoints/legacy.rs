@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{
-    EventRecorder, EventType, Informer, ObjectKey, WorkQueue, is_not_found, message_of, run_workers,
-};
+use ferrite_client::{Api, EventRecorder, EventType, Informer, ObjectKey, is_not_found, message_of};
 use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, Endpoints, Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
 use kube::api::{DeleteParams, PostParams};
-use kube::{Api, Client};
 
 use super::addresses::{
     Port, addresses, can_answer, hostname, is_headless, is_managed, ports, publishes_not_ready, target,
@@ -27,7 +25,7 @@ const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
 /// Addresses in one object at most; the rest is left out and the object says so.
 const CAPACITY: usize = 1000;
 
-struct Controller {
+struct EndpointsController {
     client: Client,
     services: Informer<Service>,
     pods: Informer<Pod>,
@@ -36,31 +34,19 @@ struct Controller {
 }
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
-    let controller = Arc::new(Controller {
+    let controller = Arc::new(EndpointsController {
         client: context.client.clone(),
         services: context.informers.get(),
         pods: context.informers.get(),
         endpoints: context.informers.get(),
         recorder: context.events.recorder("endpoint-controller", None),
     });
-    let (scope, workers) = (context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        watch::subscribe(&controller.services, &controller.pods, &queue);
-        let watching = queue.clone();
-        controller.endpoints.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-        controller.services.synced().await;
-        controller.pods.synced().await;
-        controller.endpoints.synced().await;
-        run_workers(NAME, queue, workers, scope, move |key| {
-            let controller = controller.clone();
-            async move { controller.sync(key).await }
-        })
-        .await;
-    });
+    let kit = context.controller(NAME).reconciles(&controller.endpoints);
+    watch::services_and_pods(kit, &controller.services, &controller.pods)
+        .run_with(controller.clone(), |controller, key| async move { controller.sync(key).await });
 }
 
-impl Controller {
+impl EndpointsController {
     async fn sync(&self, key: ObjectKey) -> Result<Option<Duration>, SyncError> {
         let api: Api<Endpoints> = Api::namespaced(self.client.clone(), &key.namespace);
         let current = self.endpoints.get(&key);
@@ -81,12 +67,7 @@ impl Controller {
         if !is_managed(&service) {
             return Ok(None);
         }
-        let pods: Vec<_> = self
-            .pods
-            .list_in(&key.namespace)
-            .into_iter()
-            .filter(|pod| watch::selects(&service, pod))
-            .collect();
+        let pods = watch::selected(&service, &self.pods);
         let Some(wanted) = decide(&service, &pods, current.as_deref()) else { return Ok(None) };
         let result = if current.is_some() {
             api.replace(&key.name, &PostParams::default(), &wanted).await

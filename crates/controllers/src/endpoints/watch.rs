@@ -2,32 +2,31 @@
 
 use std::sync::Arc;
 
-use ferrite_client::{Change, Informer, ObjectKey, WorkQueue};
+use ferrite_client::{Change, Controller, Informer, ObjectKey, WorkQueue};
 use k8s_openapi::api::core::v1::{Pod, Service};
 
 use super::addresses::is_managed;
-use crate::pods::{is_ready, node_name, phase};
+use crate::pods::{BY_LABEL, candidates, is_ready, label_index, node_name, phase};
 
 /// Wakes the Services that a change concerns.
-pub(super) fn subscribe(
+pub(super) fn services_and_pods(
+    kit: Controller,
     services: &Informer<Service>,
     pods: &Informer<Pod>,
-    queue: &Arc<WorkQueue<ObjectKey>>,
-) {
-    let watching = queue.clone();
-    services.subscribe(move |change| watching.add(ObjectKey::of(&**change.object())));
-    let (watching, known) = (queue.clone(), services.clone());
-    pods.subscribe(move |change| match change {
-        Change::Added(pod) | Change::Deleted(pod) => wake(&known, &watching, pod),
+) -> Controller {
+    pods.add_index(BY_LABEL, label_index);
+    let known = services.clone();
+    kit.reconciles(services).watches(pods, move |change, queue| match change {
+        Change::Added(pod) | Change::Deleted(pod) => wake(&known, queue, pod),
         Change::Updated { old, new } => {
             if shows_differently(old, new) {
-                wake(&known, &watching, new);
+                wake(&known, queue, new);
                 if old.metadata.labels != new.metadata.labels {
-                    wake(&known, &watching, old);
+                    wake(&known, queue, old);
                 }
             }
         }
-    });
+    })
 }
 
 fn wake(services: &Informer<Service>, queue: &WorkQueue<ObjectKey>, pod: &Pod) {
@@ -36,6 +35,15 @@ fn wake(services: &Informer<Service>, queue: &WorkQueue<ObjectKey>, pod: &Pod) {
             queue.add(ObjectKey::of(&*service));
         }
     }
+}
+
+/// The pods that a Service selects.
+pub(super) fn selected(service: &Service, pods: &Informer<Pod>) -> Vec<Arc<Pod>> {
+    let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
+    let selector = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    let mut found = candidates(pods, namespace, selector.into_iter().flatten());
+    found.retain(|pod| selects(service, pod));
+    found
 }
 
 pub(super) fn selects(service: &Service, pod: &Pod) -> bool {

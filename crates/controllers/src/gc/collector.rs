@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ferrite_client::{
-    Backoff, Change, Informer, ListSelector, ObjectKey, Scope, WorkQueue, is_conflict, is_not_found,
-    run_workers,
+    Api, Backoff, Change, Informer, ListSelector, Object, ObjectKey, Scope, WorkQueue, is_conflict,
+    is_not_found, run_workers,
 };
 use ferrite_json::{Value, json};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::Client;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
-use kube::{Api, Client};
 use tracing::{debug, warn};
 
 use super::decide::{self, Owner, Step};
@@ -141,7 +141,7 @@ impl Collector {
     /// The API an object is reached through. A namespaced kind is looked for in `namespace`.
     fn api<K>(&self, api_version: &str, kind: &str, namespace: &str) -> Result<Api<K>, SyncError>
     where
-        K: kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
+        K: Object + kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
     {
         let key = (api_version.to_owned(), kind.to_owned());
         let (resource, namespaced) = self

@@ -4,15 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ferrite_client::{
-    Change, EventRecorder, EventType, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers,
-};
+use ferrite_client::{Api, Change, EventRecorder, EventType, Informer, ObjectKey, is_conflict, is_not_found};
 use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::Client;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::{Api, Client};
 use tokio::time::Instant;
 
 use super::taints::NO_EXECUTE;
@@ -22,30 +20,28 @@ use crate::pods::{self, BY_NODE, is_terminating, node_name};
 
 const NAME: &str = "taint-eviction-controller";
 
-struct Controller {
+struct Evictor {
     client: Client,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
-    queue: Arc<WorkQueue<ObjectKey>>,
     /// Since when a pod's time runs; later changes never put the end off.
     running: Mutex<HashMap<ObjectKey, Instant>>,
     recorder: EventRecorder,
 }
 
 pub(crate) fn start(context: &Context) {
-    let controller = Arc::new(Controller {
+    let controller = Arc::new(Evictor {
         client: context.client.clone(),
         nodes: context.informers.get(),
         pods: context.informers.get(),
-        queue: Arc::new(WorkQueue::new()),
         running: Mutex::default(),
         recorder: context.events.recorder("taint-eviction-controller", None),
     });
     controller.pods.add_index(BY_NODE, pods::node_index);
-    let (scope, workers) = (context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let watching = controller.clone();
-        controller.pods.subscribe(move |change| {
+    let known = controller.pods.clone();
+    context
+        .controller(NAME)
+        .watches(&controller.pods, |change, queue| {
             let relevant = match change {
                 Change::Updated { old, new } => {
                     node_name(old) != node_name(new) || tolerations(old) != tolerations(new)
@@ -53,11 +49,10 @@ pub(crate) fn start(context: &Context) {
                 _ => true,
             };
             if relevant && node_name(change.object()).is_some() {
-                watching.queue.add(ObjectKey::of(&**change.object()));
+                queue.add(ObjectKey::of(&**change.object()));
             }
-        });
-        let watching = controller.clone();
-        controller.nodes.subscribe(move |change| {
+        })
+        .watches(&controller.nodes, move |change, queue| {
             let (before, after) = match change {
                 Change::Added(node) => (Vec::new(), no_execute(node)),
                 Change::Updated { old, new } => (no_execute(old), no_execute(new)),
@@ -65,20 +60,12 @@ pub(crate) fn start(context: &Context) {
             };
             if before != after {
                 let name = change.object().metadata.name.as_deref().unwrap_or_default();
-                for pod in watching.pods.by_index(BY_NODE, name) {
-                    watching.queue.add(ObjectKey::of(&*pod));
+                for pod in known.by_index(BY_NODE, name) {
+                    queue.add(ObjectKey::of(&*pod));
                 }
             }
-        });
-        controller.nodes.synced().await;
-        controller.pods.synced().await;
-        let queue = controller.queue.clone();
-        run_workers(NAME, queue, workers, scope, move |key| {
-            let controller = controller.clone();
-            async move { controller.sync(key).await }
         })
-        .await;
-    });
+        .run_with(controller.clone(), |controller, key| async move { controller.sync(key).await });
 }
 
 fn no_execute(node: &Node) -> Vec<Taint> {
@@ -127,7 +114,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         }
 }
 
-impl Controller {
+impl Evictor {
     async fn sync(&self, key: ObjectKey) -> Result<Option<Duration>, SyncError> {
         let pod = self.pods.get(&key).filter(|pod| !is_terminating(pod));
         let Some(pod) = pod else {

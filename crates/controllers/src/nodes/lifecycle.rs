@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ferrite_client::{
-    Change, EventRecorder, EventType, Informer, ListSelector, ObjectKey, WorkQueue, is_conflict,
-    is_not_found, run_workers,
+    Api, Change, EventRecorder, EventType, Informer, ListSelector, ObjectKey, WorkQueue, is_conflict,
+    is_not_found,
 };
 use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
+use kube::Client;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
 use tokio::time::Instant;
 
 use super::conditions::{READY, Readiness, condition, readiness, silenced};
@@ -34,7 +34,7 @@ struct Signs {
     seen: Instant,
 }
 
-struct Controller {
+struct Monitor {
     client: Client,
     nodes: Informer<Node>,
     pods: Informer<Pod>,
@@ -47,35 +47,25 @@ struct Controller {
 }
 
 pub(crate) fn start(context: &Context) {
-    let controller = Arc::new(Controller {
+    let kit = context.controller(NAME);
+    let monitor = Arc::new(Monitor {
         client: context.client.clone(),
         nodes: context.informers.get(),
         pods: context.informers.get(),
-        queue: Arc::new(WorkQueue::new()),
+        queue: kit.queue().clone(),
         signs: Mutex::default(),
         next_eviction: Mutex::default(),
         recorder: context.events.recorder("node-controller", None),
         config: context.config.clone(),
     });
-    controller.pods.add_index(BY_NODE, pods::node_index);
-    let (scope, workers) = (context.scope.clone(), context.config.workers);
+    monitor.pods.add_index(BY_NODE, pods::node_index);
     let leases: Api<Lease> = Api::namespaced(context.reader.clone(), LEASES);
-    context.scope.spawn(async move {
-        let leases = Informer::start(leases, ListSelector::everything(), &scope);
-        let watching = controller.clone();
-        leases.subscribe(move |change| watching.lease_changed(change));
-        let watching = controller.clone();
-        controller.nodes.subscribe(move |change| watching.node_changed(change));
-        controller.nodes.synced().await;
-        controller.pods.synced().await;
-        leases.synced().await;
-        let queue = controller.queue.clone();
-        run_workers(NAME, queue, workers, scope, move |key| {
-            let controller = controller.clone();
-            async move { controller.sync(key).await }
-        })
-        .await;
-    });
+    let leases = Informer::start(leases, ListSelector::everything(), &context.scope);
+    let (by_lease, by_node) = (monitor.clone(), monitor.clone());
+    kit.watches(&leases, move |change, _| by_lease.lease_changed(change))
+        .watches(&monitor.nodes, move |change, _| by_node.node_changed(change))
+        .reads(&monitor.pods)
+        .run_with(monitor.clone(), |monitor, key| async move { monitor.sync(key).await });
 }
 
 fn zone_of(node: &Node) -> String {
@@ -85,7 +75,7 @@ fn zone_of(node: &Node) -> String {
     format!("{}/{}", label("topology.kubernetes.io/region"), label("topology.kubernetes.io/zone"))
 }
 
-impl Controller {
+impl Monitor {
     fn signs(&self) -> MutexGuard<'_, HashMap<String, Signs>> {
         self.signs.lock().unwrap_or_else(PoisonError::into_inner)
     }

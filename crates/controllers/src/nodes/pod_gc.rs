@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{Change, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found, run_workers};
+use ferrite_client::{Api, Change, Controller, Informer, ObjectKey, is_conflict, is_not_found};
 use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::Client;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::{Api, Client};
 use tracing::info;
 
 use crate::Context;
@@ -50,7 +50,6 @@ struct Collector {
 }
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let collector = Arc::new(Collector {
         client: context.client.clone(),
         nodes: context.informers.get(),
@@ -58,36 +57,27 @@ pub(crate) fn start(context: &Context) {
         threshold: context.config.terminated_pod_threshold,
     });
     collector.pods.add_index(BY_NODE, pods::node_index);
-    let (scope, workers) = (context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        collector.nodes.synced().await;
-        let watching = queue.clone();
-        collector.nodes.subscribe(move |change| {
+    let observer = collector.clone();
+    Controller::new(NAME, context.config.workers, &context.scope)
+        .watches(&collector.nodes, |change, queue| {
             if let Change::Deleted(node) = change {
-                watching.add_after(Task::Node(node.metadata.name.clone().unwrap_or_default()), QUARANTINE);
+                queue.add_after(Task::Node(node.metadata.name.clone().unwrap_or_default()), QUARANTINE);
             }
-        });
-        let (watching, observer) = (queue.clone(), collector.clone());
-        collector.pods.subscribe(move |change| {
+        })
+        .watches(&collector.pods, move |change, queue| {
             let (Change::Added(pod) | Change::Updated { new: pod, .. }) = change else { return };
             match node_name(pod) {
                 Some(node) if observer.nodes.get(&ObjectKey::cluster(node)).is_none() => {
-                    watching.add_after(Task::Node(node.to_owned()), QUARANTINE);
+                    queue.add_after(Task::Node(node.to_owned()), QUARANTINE);
                 }
-                None if is_terminating(pod) => watching.add(Task::Unscheduled(ObjectKey::of(&**pod))),
+                None if is_terminating(pod) => queue.add(Task::Unscheduled(ObjectKey::of(&**pod))),
                 _ => {}
             }
             if observer.threshold > 0 && is_finished(pod) && observer.pods.len() > observer.threshold {
-                watching.add(Task::Finished);
+                queue.add(Task::Finished);
             }
-        });
-        collector.pods.synced().await;
-        run_workers(NAME, queue, workers, scope, move |task| {
-            let collector = collector.clone();
-            async move { collector.sync(task).await }
         })
-        .await;
-    });
+        .run_with(collector.clone(), |collector, task| async move { collector.sync(task).await });
 }
 
 /// The finished pods beyond `threshold`, those that ended first.

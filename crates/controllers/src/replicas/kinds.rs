@@ -1,5 +1,7 @@
 //! The two kinds that own a number of equal pods.
 
+use std::collections::BTreeMap;
+
 use ferrite_client::Object;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
@@ -20,6 +22,8 @@ pub(super) trait Replicated:
     fn min_ready_seconds(&self) -> i32;
     /// `None` if it cannot be understood.
     fn selector(&self) -> Option<Selector>;
+    /// The labels that every pod the selector matches has.
+    fn match_labels(&self) -> Option<&BTreeMap<String, String>>;
     fn template(&self) -> PodTemplateSpec;
     fn status(&self) -> ReplicaSetStatus;
     fn set_status(&mut self, status: ReplicaSetStatus);
@@ -38,6 +42,10 @@ impl Replicated for ReplicaSet {
 
     fn selector(&self) -> Option<Selector> {
         self.spec.as_ref()?.selector.clone().try_into().ok()
+    }
+
+    fn match_labels(&self) -> Option<&BTreeMap<String, String>> {
+        self.spec.as_ref()?.selector.match_labels.as_ref()
     }
 
     fn template(&self) -> PodTemplateSpec {
@@ -66,6 +74,10 @@ impl Replicated for ReplicationController {
 
     fn selector(&self) -> Option<Selector> {
         Some(self.spec.as_ref()?.selector.clone().unwrap_or_default().into_iter().collect())
+    }
+
+    fn match_labels(&self) -> Option<&BTreeMap<String, String>> {
+        self.spec.as_ref()?.selector.as_ref()
     }
 
     fn template(&self) -> PodTemplateSpec {

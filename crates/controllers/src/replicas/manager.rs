@@ -4,23 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{
-    Change, EventRecorder, EventType, Expectations, Informer, ObjectKey, WorkQueue, is_conflict,
-    is_not_found, message_of, run_workers,
+    Api, Change, EventRecorder, EventType, Expectations, Informer, ObjectKey, WorkQueue, is_conflict,
+    is_not_found, message_of,
 };
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::Client;
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::{Selector, SelectorExt};
-use kube::{Api, Client};
 
 use super::decide::{self, Failure, Observed, Plan};
 use super::kinds::Replicated;
 use crate::Context;
 use crate::error::{During, SyncError, is_namespace_terminating};
-use crate::owners::{self, Claim, controller_of, controller_reference};
-use crate::pods::{self, BY_CONTROLLER, is_active, is_finished, is_terminating, orphans_of};
+use crate::pods::{self, BY_CONTROLLER, BY_LABEL, is_active, is_finished, is_terminating};
+use ferrite_client::{claim_all, controller_of, controller_reference};
 
 /// Index of owners by the UID of what controls them.
 const BY_PARENT: &str = "parent";
@@ -35,34 +35,24 @@ struct Manager<O: Replicated> {
 }
 
 pub(super) fn start<O: Replicated>(context: &Context) {
+    let kit = context.controller(O::CONTROLLER);
     let manager = Arc::new(Manager::<O> {
         client: context.client.clone(),
         owners: context.informers.get(),
         pods: context.informers.get(),
-        queue: Arc::new(WorkQueue::new()),
+        queue: kit.queue().clone(),
         expectations: Expectations::new(),
         recorder: context.events.recorder(O::CONTROLLER, None),
     });
     manager.pods.add_index(BY_CONTROLLER, pods::controller_index);
+    manager.pods.add_index(BY_LABEL, pods::label_index);
     manager.owners.add_index(BY_PARENT, |owner| {
         controller_of(owner.meta()).map(|parent| parent.uid.clone()).into_iter().collect()
     });
-    let scope = context.scope.clone();
-    let workers = context.config.workers;
-    context.scope.spawn(async move {
-        let watching = manager.clone();
-        manager.owners.subscribe(move |change| watching.owner_changed(change));
-        let watching = manager.clone();
-        manager.pods.subscribe(move |change| watching.pod_changed(change));
-        manager.owners.synced().await;
-        manager.pods.synced().await;
-        let queue = manager.queue.clone();
-        run_workers(O::CONTROLLER, queue, workers, scope, move |key| {
-            let manager = manager.clone();
-            async move { manager.sync(key).await }
-        })
-        .await;
-    });
+    let (by_owner, by_pod) = (manager.clone(), manager.clone());
+    kit.watches(&manager.owners, move |change, _| by_owner.owner_changed(change))
+        .watches(&manager.pods, move |change, _| by_pod.pod_changed(change))
+        .run_with(manager.clone(), |manager, key| async move { manager.sync(key).await });
 }
 
 impl<O: Replicated> Manager<O> {
@@ -193,61 +183,11 @@ impl<O: Replicated> Manager<O> {
     /// The pods of `owner`, after adopting those that match and releasing those that no longer do.
     async fn claim(&self, owner: &O, selector: &Selector) -> Result<Vec<Arc<Pod>>, SyncError> {
         let meta = owner.meta();
+        let mut candidates = self.pods.by_index(BY_CONTROLLER, meta.uid.as_deref().unwrap_or_default());
         let namespace = meta.namespace.as_deref().unwrap_or_default();
-        let uid = meta.uid.as_deref().unwrap_or_default();
-        let name = meta.name.as_deref().unwrap_or_default();
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let mut candidates = self.pods.by_index(BY_CONTROLLER, uid);
-        candidates.extend(self.pods.by_index(BY_CONTROLLER, &orphans_of(namespace)));
-
-        let mut owned = Vec::new();
-        let mut verified = false;
-        for pod in candidates {
-            let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
-            let pod_uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            match owners::claim(meta, selector, &pod.metadata) {
-                Claim::Keep => owned.push(pod),
-                Claim::Ignore => {}
-                Claim::Adopt => {
-                    if is_finished(&pod) {
-                        continue;
-                    }
-                    // Once per sync, not from the cache: an owner deleted and made again must not take the pods.
-                    if !verified {
-                        let live = Api::<O>::namespaced(self.client.clone(), namespace)
-                            .get(name)
-                            .await
-                            .during(|| format!("recheck {namespace}/{name}"))?;
-                        if live.meta().uid != meta.uid || live.meta().deletion_timestamp.is_some() {
-                            return Err(SyncError::Other(format!(
-                                "{namespace}/{name} is gone, not adopting"
-                            )));
-                        }
-                        verified = true;
-                    }
-                    let patch = owners::adopt_patch(&controller_reference(owner), pod_uid);
-                    match api.patch(pod_name, &PatchParams::default(), &Patch::Strategic(patch)).await {
-                        Ok(adopted) => owned.push(Arc::new(adopted)),
-                        Err(error) if is_not_found(&error) => {}
-                        Err(error) => {
-                            return Err(error).during(|| format!("adopt pod {namespace}/{pod_name}"));
-                        }
-                    }
-                }
-                Claim::Release => {
-                    let patch = owners::release_patch(uid, pod_uid);
-                    match api.patch(pod_name, &PatchParams::default(), &Patch::Strategic(patch)).await {
-                        Ok(_) => {}
-                        // Gone, or another pod under the same name by now.
-                        Err(error) if is_not_found(&error) || is_conflict(&error) => {}
-                        Err(error) => {
-                            return Err(error).during(|| format!("release pod {namespace}/{pod_name}"));
-                        }
-                    }
-                }
-            }
-        }
-        Ok(owned)
+        let matching = pods::candidates(&self.pods, namespace, owner.match_labels().into_iter().flatten());
+        candidates.extend(matching.into_iter().filter(|pod| controller_of(&pod.metadata).is_none()));
+        Ok(claim_all(&self.client, owner, selector, candidates, |pod| !is_finished(pod)).await?)
     }
 
     async fn manage(

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ferrite_client::{Informer, ObjectKey, WorkQueue, is_conflict, is_not_found};
+use ferrite_client::{Api, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -10,21 +10,22 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::{
     APIService, APIServiceCondition as Condition, APIServiceStatus,
 };
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
 
 const LOCAL: &str = "apiservice-status-local-available-controller";
 const REMOTE: &str = "apiservice-status-remote-available-controller";
+/// Index of APIServices by the Service behind them.
+const BY_SERVICE: &str = "service";
 const MANAGER: &str = "kube-apiserver";
 
 pub(crate) fn start_local(context: &Context) {
-    let services: Informer<APIService> = context.informers.get();
+    let apis: Informer<APIService> = context.informers.get();
     let client = context.client.clone();
-    let queue = Arc::new(WorkQueue::new());
-    super::start(context, LOCAL, queue, services.clone(), services, move |api: Arc<APIService>| {
+    super::run(context.controller(LOCAL).reconciles(&apis), apis, move |api: Arc<APIService>| {
         let verdict = reference(&api).is_none().then_some(Verdict {
             available: true,
             reason: "Local",
@@ -38,21 +39,28 @@ pub(crate) fn start_remote(context: &Context) {
     let apis: Informer<APIService> = context.informers.get();
     let services: Informer<Service> = context.informers.get();
     let slices: Informer<EndpointSlice> = context.informers.get();
-    let queue = Arc::new(WorkQueue::new());
-    let (watched, woken) = (apis.clone(), queue.clone());
-    services.subscribe(move |change| {
-        let metadata = &change.object().metadata;
-        wake(&watched, &woken, metadata.namespace.as_deref(), metadata.name.as_deref());
+    apis.add_index(BY_SERVICE, |api| {
+        reference(api)
+            .map(|(namespace, name, _)| ObjectKey::new(namespace, name).to_string())
+            .into_iter()
+            .collect()
     });
-    let (watched, woken) = (apis.clone(), queue.clone());
-    slices.subscribe(move |change| {
-        let metadata = &change.object().metadata;
-        wake(&watched, &woken, metadata.namespace.as_deref(), service_of(change.object()));
-    });
-    let (client, known) = (context.client.clone(), services.clone());
-    super::start(context, REMOTE, queue, apis, services, move |api: Arc<APIService>| {
+    let (by_service, by_slice) = (apis.clone(), apis.clone());
+    let kit = context
+        .controller(REMOTE)
+        .reconciles(&apis)
+        .watches(&services, move |change, queue| {
+            let metadata = &change.object().metadata;
+            wake(&by_service, queue, metadata.namespace.as_deref(), metadata.name.as_deref());
+        })
+        .watches(&slices, move |change, queue| {
+            let metadata = &change.object().metadata;
+            wake(&by_slice, queue, metadata.namespace.as_deref(), service_of(change.object()));
+        });
+    let client = context.client.clone();
+    super::run(kit, apis, move |api: Arc<APIService>| {
         let verdict = reference(&api).map(|(namespace, name, port)| {
-            let service = known.get(&ObjectKey::new(namespace, name));
+            let service = services.get(&ObjectKey::new(namespace, name));
             let slices = slices.list_in(namespace);
             let of_service: Vec<&EndpointSlice> =
                 slices.iter().map(|s| &**s).filter(|slice| service_of(slice) == Some(name)).collect();
@@ -72,11 +80,9 @@ fn wake(
     namespace: Option<&str>,
     name: Option<&str>,
 ) {
-    for api in apis.list() {
-        let named = reference(&api).is_some_and(|(n, s, _)| Some(n) == namespace && Some(s) == name);
-        if named {
-            queue.add(ObjectKey::cluster(api.metadata.name.clone().unwrap_or_default()));
-        }
+    let service = ObjectKey::new(namespace.unwrap_or_default(), name.unwrap_or_default()).to_string();
+    for api in apis.by_index(BY_SERVICE, &service) {
+        queue.add(ObjectKey::of(&*api));
     }
 }
 

@@ -3,39 +3,41 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ferrite_client::{Informer, WorkQueue, is_conflict, is_not_found};
+use ferrite_client::{Api, Informer, ObjectKey, is_conflict, is_not_found};
 use jiff::Timestamp;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionCondition as Condition,
     CustomResourceDefinitionNames as Names, CustomResourceDefinitionStatus as Status,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::Client;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams, PostParams};
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
 
 const NAME: &str = "apiextensions-controllers";
+/// Index of definitions by their API group.
+const BY_GROUP: &str = "group";
 const MANAGER: &str = "kube-apiserver";
 const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 /// Instances removed in one round.
 const AT_ONCE: u32 = 500;
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let definitions: Informer<CustomResourceDefinition> = context.informers.get();
-    let (watched, woken) = (definitions.clone(), queue.clone());
+    definitions.add_index(BY_GROUP, |definition| vec![definition.spec.group.clone()]);
+    let (client, others, known) = (context.client.clone(), definitions.clone(), definitions.clone());
     // Names that one gives up another may have been waiting for.
-    definitions.subscribe(move |change| {
-        let group = &change.object().spec.group;
-        for other in watched.list().iter().filter(|other| other.spec.group == *group) {
-            woken.add(ferrite_client::ObjectKey::cluster(other.metadata.name.clone().unwrap_or_default()));
+    let kit = context.controller(NAME).watches(&definitions, move |change, queue| {
+        queue.add(ObjectKey::of(&**change.object()));
+        for other in others.by_index(BY_GROUP, &change.object().spec.group) {
+            queue.add(ObjectKey::of(&*other));
         }
     });
-    let (client, known) = (context.client.clone(), definitions.clone());
-    super::start(context, NAME, queue, definitions.clone(), definitions, move |definition| {
-        let step = decide(&definition, &known.list(), Timestamp::now());
+    super::run(kit, definitions, move |definition: Arc<CustomResourceDefinition>| {
+        let rivals = known.by_index(BY_GROUP, &definition.spec.group);
+        let step = decide(&definition, &rivals, Timestamp::now());
         act(client.clone(), definition, step)
     });
 }

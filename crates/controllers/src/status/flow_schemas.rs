@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use ferrite_client::{Informer, ObjectKey, WorkQueue, is_not_found};
+use ferrite_client::{Api, Informer, ObjectKey, is_not_found};
 use ferrite_json::json;
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, FlowSchemaCondition, PriorityLevelConfiguration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -17,15 +17,16 @@ const NAME: &str = "priority-and-fairness-config-consumer";
 const MANAGER: &str = "api-priority-and-fairness-config-consumer-v1";
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
     let schemas: Informer<FlowSchema> = context.informers.get();
     let levels: Informer<PriorityLevelConfiguration> = context.informers.get();
-    let (watched, woken) = (schemas.clone(), queue.clone());
-    levels.subscribe(move |_| super::add_all(&watched, &woken));
-    let (client, known) = (context.client.clone(), levels.clone());
-    super::start(context, NAME, queue, schemas, levels, move |schema: Arc<FlowSchema>| {
-        let level = level_of(&schema);
-        let exists = known.get(&ObjectKey::cluster(level)).is_some();
+    let watched = schemas.clone();
+    let kit = context
+        .controller(NAME)
+        .reconciles(&schemas)
+        .watches(&levels, move |_, queue| super::add_all(&watched, queue));
+    let client = context.client.clone();
+    super::run(kit, schemas, move |schema: Arc<FlowSchema>| {
+        let exists = levels.get(&ObjectKey::cluster(level_of(&schema))).is_some();
         let wanted = decide(&schema, exists, Timestamp::now());
         write(client.clone(), schema, wanted)
     });

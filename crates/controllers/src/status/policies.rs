@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use ferrite_client::{Informer, WorkQueue, is_not_found};
+use ferrite_client::{Api, Informer, is_not_found};
 use ferrite_json::json;
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
+use kube::Client;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
 
 use crate::Context;
 use crate::error::{During, SyncError};
@@ -17,8 +17,7 @@ const MANAGER: &str = "validatingadmissionpolicy-status";
 pub(crate) fn start(context: &Context) {
     let policies: Informer<ValidatingAdmissionPolicy> = context.informers.get();
     let client = context.client.clone();
-    let queue = Arc::new(WorkQueue::new());
-    super::start(context, NAME, queue, policies.clone(), policies, move |policy| {
+    super::run(context.controller(NAME).reconciles(&policies), policies, move |policy| {
         let observed = decide(&policy);
         write(client.clone(), policy, observed)
     });

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use ferrite_client::{Informer, Informers, ObjectKey, Scope, WorkQueue, run_workers};
+use ferrite_client::{Api, Informer, Informers, ObjectKey, Scope, WorkQueue, run_workers};
 use ferrite_json::json;
 use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
 use kube::api::{DeleteParams, Patch, PatchParams};
-use kube::{Api, Client};
 
 pub fn start(client: &Client, informers: &Informers, scope: &Scope) {
     let pods: Informer<Pod> = informers.get();

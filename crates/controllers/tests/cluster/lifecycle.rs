@@ -1,9 +1,9 @@
+use ferrite_client::Api;
 use std::sync::Arc;
 
 use ferrite_json::json;
 use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Namespace, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::Api;
 use kube::api::DeleteParams;
 
 use crate::support::Cluster;

@@ -1,10 +1,10 @@
+use ferrite_client::Api;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_controllers::Config;
 use ferrite_json::json;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::Api;
 use kube::api::{Patch, PatchParams};
 
 use crate::support::Cluster;

@@ -1,3 +1,4 @@
+use ferrite_client::Api;
 use std::sync::Arc;
 
 use ferrite_controllers::Config;
@@ -8,7 +9,6 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota, Service};
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::ClusterRole;
-use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 
 use crate::support::Cluster;
@@ -112,7 +112,10 @@ async fn what_is_approved_is_signed() {
     let requests: Api<CertificateSigningRequest> = Api::all(cluster.client.clone());
     requests.create(&PostParams::default(), &request).await.unwrap();
     let approved = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "R"}]}});
-    requests.patch_approval("r", &PatchParams::default(), &Patch::Merge(approved)).await.unwrap();
+    requests
+        .patch_subresource("approval", "r", &PatchParams::default(), &Patch::Merge(approved))
+        .await
+        .unwrap();
     cluster
         .eventually("the certificate", |all: &[Arc<CertificateSigningRequest>]| {
             let certificate = all.first()?.status.as_ref()?.certificate.as_ref()?;

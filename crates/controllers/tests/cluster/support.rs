@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_apiserver::{ApiServer, Config as ServerConfig, User};
-use ferrite_client::{Informer, Object, Scope};
+use ferrite_client::{Api, Informer, Object, Scope};
 use ferrite_controllers::{Clients, Config, Context, Identity, start_all};
 use ferrite_json::{Value, json};
 use ferrite_scheduler::{Profile, SchedulerContext};
 use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
-use kube::{Api, Client, Resource};
+use kube::{Client, Resource};
 
 use crate::kubelet;
 
@@ -96,16 +96,16 @@ impl Cluster {
 
     pub fn api<K>(&self, namespace: &str) -> Api<K>
     where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+        K: Object + Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
         Api::namespaced(self.client.clone(), namespace)
     }
 
     pub async fn create<K>(&self, namespace: &str, object: Value) -> K
     where
-        K: Object + Resource<DynamicType = (), Scope = NamespaceResourceScope> + serde::Serialize,
+        K: Object + Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
-        let object: K = ferrite_json::from_value(object).unwrap();
+        let object = K::decode(&ferrite_json::to_vec(&object).unwrap()).unwrap();
         self.api::<K>(namespace).create(&PostParams::default(), &object).await.unwrap()
     }
 

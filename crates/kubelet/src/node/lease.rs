@@ -1,12 +1,12 @@
 //! The node's heartbeat: a Lease in `kube-node-lease`, renewed four times within its duration.
 
 use crate::clock::Clock;
-use ferrite_client::{is_already_exists, is_conflict, is_not_found, message_of};
+use ferrite_client::{Api, is_already_exists, is_conflict, is_not_found, message_of};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 use std::time::Duration;
 
 const NAMESPACE: &str = "kube-node-lease";

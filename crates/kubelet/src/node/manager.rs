@@ -7,16 +7,16 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::pod::writer_difference;
 use ferrite_client::{
-    Backoff, Change, EventRecorder, EventType, Informer, Scope, is_already_exists, is_conflict, is_not_found,
-    message_of,
+    Api, Backoff, Change, EventRecorder, EventType, Informer, Scope, is_already_exists, is_conflict,
+    is_not_found, message_of,
 };
 use ferrite_cri::v1::{ListImagesRequest, StatusRequest, VersionRequest};
 use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_json::json;
 use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, Client};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,10 +3,9 @@
 use super::kill::{Hooks, grace_of};
 use super::model;
 use super::worker::{Desired, SyncError, Worker};
-use ferrite_client::{Backoff, is_conflict, is_not_found, message_of};
+use ferrite_client::{Api, Backoff, is_conflict, is_not_found, message_of};
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use k8s_openapi::api::core::v1::Pod;
-use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use std::sync::Arc;
 use std::time::Duration;

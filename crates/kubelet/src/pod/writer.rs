@@ -2,10 +2,9 @@
 
 use super::context::Context;
 use super::model::PodId;
-use ferrite_client::{Backoff, Scope, is_conflict, is_not_found, message_of};
+use ferrite_client::{Api, Backoff, Scope, is_conflict, is_not_found, message_of};
 use ferrite_json::{Map, Value, json};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use kube::Api;
 use kube::api::{Patch, PatchParams};
 use std::sync::Arc;
 use std::time::Duration;

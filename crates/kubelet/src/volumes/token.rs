@@ -2,11 +2,12 @@
 
 use crate::clock;
 use crate::pod::model::{self, PodId};
+use ferrite_client::{Api, Object};
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount, ServiceAccountTokenProjection};
+use kube::Client;
 use kube::api::PostParams;
-use kube::{Api, Client};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -77,7 +78,9 @@ impl Tokens {
             .create_subresource("token", account, &PostParams::default(), &request)
             .await
         {
-            Ok(answer) => answer,
+            Ok(answer) => {
+                TokenRequest::decode(&answer).map_err(|error| TokenError::Fetch(error.to_string()))?
+            }
             Err(kube::Error::Api(status)) if refuses_tokens(&status) => {
                 if !self.refusal_logged.swap(true, Ordering::Relaxed) {
                     tracing::warn!(reason = %status.message, "the server issues no service account tokens; pods run without");

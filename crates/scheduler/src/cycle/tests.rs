@@ -23,7 +23,7 @@ fn pod(name: &str, cpu: &str, spec: Value) -> Arc<PodInfo> {
     for (key, field) in spec.as_object().unwrap() {
         value["spec"][key] = field.clone();
     }
-    Arc::new(PodInfo::new(Arc::new(ferrite_json::from_value(value).unwrap())))
+    Arc::new(PodInfo::new(&ferrite_json::from_value(value).unwrap()))
 }
 
 fn with_pods(node: &Arc<NodeInfo>, pods: &[Arc<PodInfo>]) -> Arc<NodeInfo> {
@@ -187,7 +187,7 @@ fn siblings_spread_over_hosts_by_default() {
             json!({"metadata": {"name": name, "namespace": "ns", "labels": {"app": "web"}},
                                                 "spec": {"containers": []}}),
         );
-        PodInfo::new(Arc::new(pod.unwrap())).with_siblings(siblings.clone())
+        PodInfo::new(&pod.unwrap()).with_siblings(siblings.clone())
     };
     let nodes = vec![with_pods(&node("a", &[]), &[Arc::new(plain("x"))]), node("b", &[])];
     assert_eq!(run(nodes, &plain("p")).unwrap().node, "b");

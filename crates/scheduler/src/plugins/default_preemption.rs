@@ -25,7 +25,7 @@ impl PostFilter for DefaultPreemption {
         snapshot: &Snapshot,
         rejections: &[(usize, Rejection)],
     ) -> Option<String> {
-        let policy = pod.pod.spec.as_ref().and_then(|spec| spec.preemption_policy.as_deref());
+        let policy = pod.placement.preemption_policy.as_deref();
         if policy == Some("Never") {
             return Some("preemption: not eligible due to preemptionPolicy=Never.".to_owned());
         }

@@ -54,12 +54,10 @@ impl Plugin for InterPodAffinity {
     fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::AssignedPodAdded(other) => {
-                let other = PodInfo::new(other.clone());
-                pod.affinity.required.iter().any(|term| term.matches(&other))
+                pod.affinity.required.iter().any(|term| term.matches(other))
             }
             ClusterEvent::AssignedPodDeleted(other) => {
-                let other = PodInfo::new(other.clone());
-                pod.anti_affinity.required.iter().any(|term| term.matches(&other))
+                pod.anti_affinity.required.iter().any(|term| term.matches(other))
                     || other.anti_affinity.required.iter().any(|term| term.matches(pod))
             }
             _ => true,

@@ -14,14 +14,14 @@ use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 pub(super) struct NodeAffinity;
 
 fn affinity(pod: &PodInfo) -> Option<&k8s_openapi::api::core::v1::NodeAffinity> {
-    pod.pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()
+    pod.placement.node_affinity.as_deref()
 }
 
 /// Whether the node satisfies the pod's `nodeSelector` and required node affinity.
 pub(crate) fn matches_required(pod: &PodInfo, node: &Node) -> bool {
     static EMPTY: BTreeMap<String, String> = BTreeMap::new();
     let labels = node.metadata.labels.as_ref().unwrap_or(&EMPTY);
-    let selector = pod.pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
+    let selector = pod.placement.node_selector.as_ref();
     if !selector.into_iter().flatten().all(|(key, value)| labels.get(key) == Some(value)) {
         return false;
     }
@@ -99,7 +99,7 @@ impl Plugin for NodeAffinity {
 
 impl PreFilter for NodeAffinity {
     fn pre_filter(&self, _: &mut CycleState, pod: &PodInfo, _: &Snapshot) -> Result<Interest, Rejection> {
-        let selects = pod.pod.spec.as_ref().is_some_and(|spec| spec.node_selector.is_some());
+        let selects = pod.placement.node_selector.is_some();
         let requires =
             affinity(pod).is_some_and(|a| a.required_during_scheduling_ignored_during_execution.is_some());
         Ok(if selects || requires { Interest::Needed } else { Interest::Skip })

@@ -17,7 +17,7 @@ impl Plugin for NodePorts {
     fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::NodeAdded(_) | ClusterEvent::PodUpdated => true,
-            ClusterEvent::AssignedPodDeleted(gone) => conflict(pod, &PodInfo::new(gone.clone())),
+            ClusterEvent::AssignedPodDeleted(gone) => conflict(pod, gone),
             _ => false,
         }
     }

@@ -47,9 +47,9 @@ impl Constraint {
 }
 
 fn constraints(pod: &PodInfo, when: &str) -> Vec<Constraint> {
-    let spec = pod.pod.spec.as_ref();
-    let own = spec.and_then(|spec| spec.topology_spread_constraints.as_deref()).unwrap_or_default();
-    own.iter()
+    pod.placement
+        .topology_spread_constraints
+        .iter()
         .filter(|constraint| constraint.when_unsatisfiable == when)
         .filter_map(|constraint| {
             let mut selector: Selector = constraint.label_selector.clone()?.try_into().ok()?;
@@ -72,12 +72,7 @@ fn constraints(pod: &PodInfo, when: &str) -> Vec<Constraint> {
 
 /// What upstream spreads by when a pod has no constraints of its own: hosts, and less strictly zones.
 fn default_constraints(pod: &PodInfo) -> Vec<Constraint> {
-    let has_own = pod
-        .pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.topology_spread_constraints.as_ref())
-        .is_some_and(|constraints| !constraints.is_empty());
+    let has_own = !pod.placement.topology_spread_constraints.is_empty();
     let Some(selector) = pod.siblings.as_ref().filter(|_| !has_own) else { return Vec::new() };
     let constraint = |key: &str, max_skew| Constraint {
         key: key.to_owned(),
@@ -105,7 +100,6 @@ impl Plugin for PodTopologySpread {
     fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::AssignedPodAdded(other) | ClusterEvent::AssignedPodDeleted(other) => {
-                let other = PodInfo::new(other.clone());
                 other.key.namespace == pod.key.namespace
                     && constraints(pod, "DoNotSchedule").iter().any(|c| c.selector.matches(other.labels()))
             }

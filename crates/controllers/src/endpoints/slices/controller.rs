@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{
-    Change, EventRecorder, EventType, Expectations, Informer, ObjectKey, WorkQueue, is_not_found, message_of,
-    run_workers,
+    Api, Change, EventRecorder, EventType, Expectations, Informer, ObjectKey, is_not_found, message_of,
 };
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Client;
 use kube::api::{DeleteParams, PostParams};
-use kube::{Api, Client};
 
 use super::decide::{self, MANAGED_BY, MANAGER, SERVICE_NAME};
 use crate::Context;
@@ -22,7 +21,7 @@ const NAME: &str = "endpointslice-controller";
 /// Index of slices by `namespace/service`, for those this controller keeps.
 const BY_SERVICE: &str = "service";
 
-struct Controller {
+struct SliceController {
     client: Client,
     services: Informer<Service>,
     pods: Informer<Pod>,
@@ -43,8 +42,7 @@ fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
 }
 
 pub(crate) fn start(context: &Context) {
-    let queue = Arc::new(WorkQueue::new());
-    let controller = Arc::new(Controller {
+    let controller = Arc::new(SliceController {
         client: context.client.clone(),
         services: context.informers.get(),
         pods: context.informers.get(),
@@ -56,30 +54,20 @@ pub(crate) fn start(context: &Context) {
     controller
         .slices
         .add_index(BY_SERVICE, |slice| service_of(slice).map(|key| key.to_string()).into_iter().collect());
-    let (scope, workers) = (context.scope.clone(), context.config.workers);
-    context.scope.spawn(async move {
-        let (watching, observer) = (queue.clone(), controller.clone());
-        controller.slices.subscribe(move |change| {
-            let Some(key) = service_of(change.object()) else { return };
-            if let Change::Added(_) = change {
-                observer.expectations.creation_observed(&key);
-            }
-            watching.add(key);
-        });
-        watch::subscribe(&controller.services, &controller.pods, &queue);
-        controller.services.synced().await;
-        controller.pods.synced().await;
-        controller.nodes.synced().await;
-        controller.slices.synced().await;
-        run_workers(NAME, queue, workers, scope, move |key| {
-            let controller = controller.clone();
-            async move { controller.sync(key).await }
-        })
-        .await;
+    let observer = controller.clone();
+    let kit = context.controller(NAME).watches(&controller.slices, move |change, queue| {
+        let Some(key) = service_of(change.object()) else { return };
+        if let Change::Added(_) = change {
+            observer.expectations.creation_observed(&key);
+        }
+        queue.add(key);
     });
+    watch::services_and_pods(kit, &controller.services, &controller.pods)
+        .reads(&controller.nodes)
+        .run_with(controller.clone(), |controller, key| async move { controller.sync(key).await });
 }
 
-impl Controller {
+impl SliceController {
     async fn sync(&self, key: ObjectKey) -> Result<Option<Duration>, SyncError> {
         let Some(service) = self.services.get(&key) else {
             // Its slices are its dependents: the garbage collector removes them.
@@ -92,12 +80,7 @@ impl Controller {
         if !self.expectations.satisfied(&key) {
             return Ok(None);
         }
-        let pods: Vec<_> = self
-            .pods
-            .list_in(&key.namespace)
-            .into_iter()
-            .filter(|pod| watch::selects(&service, pod))
-            .collect();
+        let pods = watch::selected(&service, &self.pods);
         let existing = self.slices.by_index(BY_SERVICE, &key.to_string());
         let zone_of =
             |node: &str| self.nodes.get(&ObjectKey::cluster(node)).and_then(|node| decide::zone(&node));

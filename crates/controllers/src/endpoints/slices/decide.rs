@@ -11,8 +11,8 @@ use crate::endpoints::addresses::{
     Port, addresses, can_answer, hostname, is_headless, ports, publishes_not_ready, target, trigger_time,
 };
 use crate::endpoints::{HEADLESS, TRIGGER_TIME};
-use crate::owners::controller_reference;
 use crate::pods::{is_ready, is_terminating, node_name};
+use ferrite_client::controller_reference;
 
 pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(super) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";

@@ -2,9 +2,10 @@
 
 use crate::volumes::Tokens;
 use async_trait::async_trait;
+use ferrite_client::Api;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount, ServiceAccountTokenProjection};
-use kube::{Api, Client};
+use kube::Client;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
