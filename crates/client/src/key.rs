@@ -2,27 +2,31 @@
 
 use std::fmt;
 
+use ferrite_json::Text;
+
 /// Namespace and name of an object; the namespace is empty for cluster-scoped ones. Ordered by namespace first.
+///
+/// Most names are short enough to lie in the key itself: a process holds hundreds of thousands of keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
-    pub namespace: String,
-    pub name: String,
+    pub namespace: Text,
+    pub name: Text,
 }
 
 impl ObjectKey {
-    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+    pub fn new(namespace: impl Into<Text>, name: impl Into<Text>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
 
     /// The key of a cluster-scoped object.
-    pub fn cluster(name: impl Into<String>) -> Self {
+    pub fn cluster(name: impl Into<Text>) -> Self {
         Self::new("", name)
     }
 
     /// The key of `object`, from its metadata.
     pub fn of<K: kube::Resource>(object: &K) -> Self {
         let meta = object.meta();
-        Self::new(meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
+        Self::new(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
     }
 }
 

@@ -17,6 +17,7 @@ mod ownership;
 mod page;
 mod request;
 mod scope;
+mod uid;
 mod workers;
 mod workqueue;
 
@@ -32,6 +33,7 @@ pub use leader::{LeaderConfig, LeaderElector};
 pub use object::{DecodeError, Object};
 pub use ownership::{Claim, ClaimError, claim, claim_all, controller_of, controller_reference};
 pub use scope::Scope;
+pub use uid::Uid;
 pub use workers::run_workers;
 pub use workqueue::{RateLimits, WorkQueue};
 

@@ -298,7 +298,7 @@ mod tests {
     }
 
     fn pop(queue: &mut Queue, now: Instant) -> Option<String> {
-        queue.pop(now).map(|popped| popped.pod.key.name.clone())
+        queue.pop(now).map(|popped| popped.pod.key.name.to_string())
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::cache::Cache;
 use crate::cycle::{self, Placement, Search};
 use crate::framework::{ClusterEvent, Framework, Permission, Profile, UnknownPluginError};
 use crate::queue::{Popped, Queue};
-use crate::snapshot::{PodInfo, Snapshot};
+use crate::snapshot::{PodInfo, Shapes, Snapshot};
 
 /// Bindings under way at once; the cycle waits when there are more.
 const BINDINGS: usize = 64;
@@ -49,6 +49,7 @@ struct Scheduler {
     client: Client,
     frameworks: HashMap<String, (Framework, EventRecorder)>,
     cache: Mutex<Cache>,
+    shapes: Mutex<Shapes>,
     queue: Mutex<Queue>,
     wake: Notify,
     pods: Informer<Pod>,
@@ -70,6 +71,7 @@ pub fn start(context: &SchedulerContext) -> Result<(), UnknownPluginError> {
         client: context.client.clone(),
         frameworks,
         cache: Mutex::default(),
+        shapes: Mutex::default(),
         queue: Mutex::default(),
         wake: Notify::new(),
         pods: context.informers.get(),
@@ -151,7 +153,7 @@ impl Scheduler {
 
     fn pod_changed(&self, change: &Change<Pod>) {
         let object = change.object();
-        let pod = Arc::new(PodInfo::new(object));
+        let pod = Arc::new(self.shapes.lock().unwrap_or_else(PoisonError::into_inner).pod(object));
         let gone = matches!(change, Change::Deleted(_)) || is_finished(object);
         match node_name(object) {
             _ if gone => {
@@ -267,7 +269,7 @@ impl Scheduler {
                 all.get_or_insert_default().extend(selector);
             }
         }
-        if let Some((kind, name)) = &pod.controller
+        if let Some((kind, name)) = pod.controller.as_deref()
             && kind == "ReplicaSet"
             && let Some(set) = self.replica_sets.get(&ObjectKey::new(namespace, name.clone()))
             && let Some(selector) =
@@ -335,9 +337,9 @@ impl Scheduler {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.key.namespace);
         let binding = Binding {
             metadata: ObjectMeta {
-                name: Some(pod.key.name.clone()),
-                namespace: Some(pod.key.namespace.clone()),
-                uid: pod.uid.clone(),
+                name: Some(pod.key.name.to_string()),
+                namespace: Some(pod.key.namespace.to_string()),
+                uid: pod.uid.as_ref().map(ToString::to_string),
                 ..ObjectMeta::default()
             },
             target: ObjectReference {
@@ -361,7 +363,8 @@ impl Scheduler {
             recorder.event(&pod.reference(), EventType::Warning, "FailedScheduling", message);
         }
         let current = self.pods.get(&pod.key);
-        let Some(current) = current.filter(|current| current.metadata.uid == pod.uid) else {
+        let Some(current) = current.filter(|current| current.metadata.uid.as_deref() == pod.uid.as_deref())
+        else {
             return;
         };
         let conditions = current.status.as_ref().and_then(|status| status.conditions.as_ref());

@@ -1,9 +1,11 @@
 //! Pods and nodes as the scheduling cycle sees them: everything it needs is computed once, when they change.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use ferrite_client::{ObjectKey, controller_of};
+use ferrite_json::Text;
 use k8s_openapi::api::core::v1::{
     Node, NodeAffinity, ObjectReference, Pod, PodAffinityTerm, PodSpec, Toleration, TopologySpreadConstraint,
     WeightedPodAffinityTerm,
@@ -34,7 +36,7 @@ impl HostPort {
 }
 
 /// A required or preferred pod (anti-)affinity term, ready to be matched.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct AffinityTerm {
     pub selector: Option<Selector>,
     /// Namespaces it looks into.
@@ -66,12 +68,12 @@ impl AffinityTerm {
 
     /// Whether the term is about `pod`. A term without a selector is about no pod.
     pub fn matches(&self, pod: &PodInfo) -> bool {
-        (self.all_namespaces || self.namespaces.contains(&pod.key.namespace))
+        (self.all_namespaces || self.namespaces.iter().any(|namespace| *namespace == pod.key.namespace))
             && self.selector.as_ref().is_some_and(|selector| selector.matches(pod.labels()))
     }
 }
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct AffinityTerms {
     pub required: Vec<AffinityTerm>,
     pub preferred: Vec<AffinityTerm>,
@@ -126,27 +128,20 @@ impl Placement {
     }
 }
 
-/// A pod as scheduling sees it. The object itself is not kept: there may be a hundred thousand.
-#[derive(Debug, Clone)]
-pub struct PodInfo {
-    pub key: ObjectKey,
-    pub uid: Option<String>,
-    /// Kind and name of the owner that controls it.
-    pub controller: Option<(String, String)>,
+/// The part of a pod that all pods of one template have in common.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PodShape {
     pub placement: Placement,
     pub requests: Resources,
     pub host_ports: Vec<HostPort>,
     pub priority: i32,
     pub affinity: AffinityTerms,
     pub anti_affinity: AffinityTerms,
-    /// Selects the pods of the same Service or owner; default spreading counts them.
-    pub siblings: Option<Selector>,
     labels: BTreeMap<String, String>,
-    terminating: bool,
 }
 
-impl PodInfo {
-    pub fn new(pod: &Pod) -> Self {
+impl PodShape {
+    fn new(pod: &Pod) -> Self {
         let spec = pod.spec.as_ref();
         let containers = spec.into_iter().flat_map(|spec| {
             let sidecars = spec.init_containers.iter().flatten();
@@ -166,9 +161,6 @@ impl PodInfo {
         let pod_affinity = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
         let pod_anti_affinity = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
         Self {
-            key: ObjectKey::of(pod),
-            uid: pod.metadata.uid.clone(),
-            controller: controller_of(&pod.metadata).map(|owner| (owner.kind.clone(), owner.name.clone())),
             placement: spec.map(Placement::new).unwrap_or_default(),
             requests: spec.map(pod_requests).unwrap_or_default(),
             host_ports,
@@ -185,9 +177,69 @@ impl PodInfo {
                     .and_then(|a| a.preferred_during_scheduling_ignored_during_execution.as_ref()),
                 pod,
             ),
-            siblings: None,
             labels: pod.metadata.labels.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// The shapes seen last, to be shared by the pods that have them. Pods of one template arrive together.
+#[derive(Debug, Default)]
+pub struct Shapes(VecDeque<Arc<PodShape>>);
+
+/// Distinct shapes that are compared before a new one is kept.
+const RECENT_SHAPES: usize = 16;
+
+impl Shapes {
+    /// The pod, with a shape that it shares with others like it.
+    pub fn pod(&mut self, pod: &Pod) -> PodInfo {
+        let shape = PodShape::new(pod);
+        let known = self.0.iter().find(|known| ***known == shape).cloned();
+        let shape = known.unwrap_or_else(|| {
+            let shape = Arc::new(shape);
+            self.0.truncate(RECENT_SHAPES - 1);
+            self.0.push_front(shape.clone());
+            shape
+        });
+        PodInfo::with_shape(pod, shape)
+    }
+}
+
+/// A pod as scheduling sees it. The object itself is not kept: there may be a hundred thousand.
+#[derive(Debug, Clone)]
+pub struct PodInfo {
+    pub key: ObjectKey,
+    pub uid: Option<Text>,
+    /// Kind and name of the owner that controls it.
+    pub controller: Option<Box<(Text, Text)>>,
+    /// Selects the pods of the same Service or owner; default spreading counts them.
+    pub siblings: Option<Selector>,
+    terminating: bool,
+    shape: Arc<PodShape>,
+}
+
+impl Deref for PodInfo {
+    type Target = PodShape;
+
+    fn deref(&self) -> &PodShape {
+        &self.shape
+    }
+}
+
+impl PodInfo {
+    pub fn new(pod: &Pod) -> Self {
+        Self::with_shape(pod, Arc::new(PodShape::new(pod)))
+    }
+
+    fn with_shape(pod: &Pod, shape: Arc<PodShape>) -> Self {
+        let controller = controller_of(&pod.metadata);
+        Self {
+            key: ObjectKey::of(pod),
+            uid: pod.metadata.uid.as_deref().map(Text::from),
+            controller: controller
+                .map(|owner| Box::new((owner.kind.as_str().into(), owner.name.as_str().into()))),
+            siblings: None,
             terminating: pod.metadata.deletion_timestamp.is_some(),
+            shape,
         }
     }
 
@@ -198,11 +250,7 @@ impl PodInfo {
 
     /// True if a change from `old` may matter to its scheduling.
     pub fn differs_from(&self, old: &Self) -> bool {
-        self.placement != old.placement
-            || self.labels != old.labels
-            || self.requests != old.requests
-            || self.priority != old.priority
-            || self.host_ports != old.host_ports
+        !Arc::ptr_eq(&self.shape, &old.shape) && self.shape != old.shape
     }
 
     /// A reference to the pod, as events have it.
@@ -210,9 +258,9 @@ impl PodInfo {
         ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
-            namespace: Some(self.key.namespace.clone()),
-            name: Some(self.key.name.clone()),
-            uid: self.uid.clone(),
+            namespace: Some(self.key.namespace.to_string()),
+            name: Some(self.key.name.to_string()),
+            uid: self.uid.as_ref().map(ToString::to_string),
             ..ObjectReference::default()
         }
     }

@@ -35,8 +35,8 @@ pub struct HistoryLimits {
 
 impl Default for HistoryLimits {
     fn default() -> Self {
-        // As upstream's API server, which compacts every five minutes.
-        Self { changes: 100_000, bytes: 32 << 20, age: Duration::from_secs(300) }
+        // The age is that of upstream's API server, which compacts every five minutes.
+        Self { changes: 100_000, bytes: 16 << 20, age: Duration::from_secs(300) }
     }
 }
 

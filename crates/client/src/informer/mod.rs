@@ -142,7 +142,8 @@ impl<K: Object> Informer<K> {
     }
 
     /// [`start`](Informer::start), but `slim` removes members of each object before it is kept. It must leave name,
-    /// namespace, UID and resource version.
+    /// namespace, UID and resource version. Handlers see an added or updated object whole, its earlier state and
+    /// every read as it is kept.
     pub fn start_slim(api: Api<K>, selector: ListSelector, scope: &Scope, slim: fn(&mut K)) -> Self {
         Self::start_with(api, selector, scope, Some(slim))
     }
@@ -287,33 +288,34 @@ impl<K: Object> Shared<K> {
         }
     }
 
-    /// Decodes `object` and removes what is not kept. Reports an object that does not have the form of its kind.
-    fn take(&self, object: &mut RawObject) -> Option<Arc<K>> {
-        let decoded = K::decode(&object.json).and_then(|mut decoded| {
-            if let Some(slim) = self.slim {
-                slim(&mut decoded);
-                if let Ok(json) = decoded.encode() {
-                    object.json = json.into();
-                }
-            }
-            Ok(decoded)
-        });
-        match decoded {
-            Ok(decoded) => Some(Arc::new(decoded)),
-            Err(error) => {
+    /// Decodes `object`. Reports one that does not have the form of its kind.
+    fn take(&self, object: &RawObject) -> Option<Arc<K>> {
+        K::decode(&object.json)
+            .inspect_err(|error| {
                 warn!(kind = kind_of::<K>(), object = %object.key, %error, "left out an object that cannot be decoded");
-                None
-            }
-        }
+            })
+            .ok()
+            .map(Arc::new)
     }
 
     fn apply_locked(&self, handlers: &Handlers<K>, mut object: RawObject) {
         if self.store.is_current(&object) {
             return;
         }
-        let Some(new) = self.take(&mut object) else { return };
+        let Some(new) = self.take(&object) else { return };
         let values: IndexValues = handlers.indices.iter().map(|(name, f)| (*name, f(&new))).collect();
-        match self.store.apply(object, new.clone(), values) {
+        let decoded = match self.slim {
+            None => Some(new.clone() as store::Decoded),
+            Some(slim) => {
+                let mut kept = (*new).clone();
+                slim(&mut kept);
+                if let Ok(json) = kept.encode() {
+                    object.json = json.into();
+                }
+                None
+            }
+        };
+        match self.store.apply(object, decoded, values) {
             None => Self::report(handlers, &Change::Added(new)),
             Some(previous) => {
                 let Some(old) = Self::old(previous.held) else { return };
@@ -341,9 +343,9 @@ impl<K: Object> reflector::Sink for Shared<K> {
         self.apply_locked(&self.lock(), object);
     }
 
-    fn remove(&self, mut object: RawObject) {
+    fn remove(&self, object: RawObject) {
         let handlers = self.lock();
-        let last = self.take(&mut object);
+        let last = self.take(&object);
         self.remove_locked(&handlers, &object.key, last);
     }
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use ferrite_json::Text;
 
 use crate::page::Head;
-use crate::{DecodeError, ObjectKey};
+use crate::{DecodeError, ObjectKey, Uid};
 
 /// An object that nobody has decoded yet.
 #[derive(Debug, Clone)]
 pub(super) struct RawObject {
     pub(super) key: Arc<ObjectKey>,
-    pub(super) uid: Box<str>,
+    pub(super) uid: Uid,
     pub(super) version: Text,
     /// The object without `metadata.managedFields`, which are often half of it and which no reader asks for.
     pub(super) json: Arc<[u8]>,
@@ -27,7 +27,7 @@ impl RawObject {
         };
         Ok(Self {
             key: Arc::new(ObjectKey::new(meta.namespace.unwrap_or_default(), meta.name.unwrap_or_default())),
-            uid: meta.uid.unwrap_or_default().into(),
+            uid: Uid::from(&*meta.uid.unwrap_or_default()),
             version: meta.resource_version.unwrap_or_default().into(),
             json,
         })

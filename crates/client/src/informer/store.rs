@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ferrite_json::Text;
 
 use super::raw::RawObject;
-use crate::ObjectKey;
+use crate::{ObjectKey, Uid};
 
 /// How many decoded objects are held besides the text. A reconcile reads the same objects again and again; memory is
 /// for those, not for the ten thousand nobody is looking at.
@@ -21,7 +21,7 @@ pub(super) type Decoded = Arc<dyn Any + Send + Sync>;
 pub(super) type IndexValues = Vec<(&'static str, Vec<String>)>;
 
 struct Entry {
-    uid: Box<str>,
+    uid: Uid,
     version: Text,
     json: Arc<[u8]>,
     decoded: Option<Decoded>,
@@ -175,7 +175,12 @@ impl Store {
     }
 
     /// Holds `object` in place of what was held under its name.
-    pub(super) fn apply(&self, object: RawObject, decoded: Decoded, values: IndexValues) -> Option<Previous> {
+    pub(super) fn apply(
+        &self,
+        object: RawObject,
+        decoded: Option<Decoded>,
+        values: IndexValues,
+    ) -> Option<Previous> {
         let mut inner = self.write();
         let previous = inner.objects.remove_entry(&object.key);
         // The key of the entry before is kept: the indices share it.
@@ -190,15 +195,10 @@ impl Store {
         let listed = previous.as_ref().is_some_and(|entry| entry.decoded.is_some());
         let previous =
             previous.map(|entry| Previous { held: Held::of(&key, &entry), same: entry.uid == object.uid });
-        let entry = Entry {
-            uid: object.uid,
-            version: object.version,
-            json: object.json,
-            decoded: Some(decoded),
-            indexed,
-        };
+        let entry = Entry { uid: object.uid, version: object.version, json: object.json, decoded, indexed };
+        let is_decoded = entry.decoded.is_some();
         inner.objects.insert(key.clone(), entry);
-        if !listed {
+        if is_decoded && !listed {
             inner.note_decoded(key);
         }
         previous

@@ -77,12 +77,18 @@ async fn run(client: Client, scope: Scope, workers: usize, served: Vec<Served>) 
             continue;
         }
         let api: Api<Metadata> = Api::all_with(collector.client.clone(), resource);
-        // Every object of the cluster is held here: only what the graph reads.
+        // Every object of the cluster passes here. The graph keeps what it needs; the informer keeps the names.
         let monitor =
             Informer::start_slim(api, ListSelector::everything(), &scope, |object: &mut Metadata| {
-                object.metadata.managed_fields = None;
-                object.metadata.labels = None;
-                object.metadata.annotations = None;
+                let whole = std::mem::take(&mut object.metadata);
+                object.types = None;
+                object.metadata = ObjectMeta {
+                    name: whole.name,
+                    namespace: whole.namespace,
+                    uid: whole.uid,
+                    resource_version: whole.resource_version,
+                    ..ObjectMeta::default()
+                };
             });
         let (watching, resource) = (collector.clone(), resource.clone());
         monitor.subscribe(move |change| watching.changed(&resource, change));
@@ -117,10 +123,10 @@ impl Collector {
                 let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
                 self.graph().present(Observation {
                     identity: Identity {
-                        api_version: resource.api_version.clone(),
-                        kind: resource.kind.clone(),
-                        namespace: meta.namespace.clone().unwrap_or_default(),
-                        name: meta.name.clone().unwrap_or_default(),
+                        api_version: resource.api_version.as_str().into(),
+                        kind: resource.kind.as_str().into(),
+                        namespace: meta.namespace.as_deref().unwrap_or_default().into(),
+                        name: meta.name.as_deref().unwrap_or_default().into(),
                         uid: meta.uid.clone().unwrap_or_default(),
                     },
                     owners: meta.owner_references.clone().unwrap_or_default(),
@@ -230,7 +236,9 @@ impl Collector {
                 let api: Api<DynamicObject> =
                     self.api(&node.identity.api_version, &node.identity.kind, &node.identity.namespace)?;
                 match api.delete(&node.identity.name, &params).await {
-                    Ok(_) => debug!(kind = node.identity.kind, object = %key_of(&node.identity), "collected"),
+                    Ok(_) => {
+                        debug!(kind = %node.identity.kind, object = %key_of(&node.identity), "collected")
+                    }
                     Err(error) if is_not_found(&error) || is_conflict(&error) => {}
                     Err(error) => return Err(error).during(|| format!("delete {}", key_of(&node.identity))),
                 }
@@ -259,10 +267,10 @@ impl Collector {
             return Ok(None);
         }
         let identity = Identity {
-            api_version: reference.api_version.clone(),
-            kind: reference.kind.clone(),
+            api_version: reference.api_version.as_str().into(),
+            kind: reference.kind.as_str().into(),
             namespace: dependent.namespace.clone(),
-            name: reference.name.clone(),
+            name: reference.name.as_str().into(),
             uid: reference.uid.clone(),
         };
         match self.live(&identity).await? {

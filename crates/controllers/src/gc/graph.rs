@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use ferrite_json::Text;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// Owners known to be gone that are remembered; asking the server again for each dependent would be slow.
@@ -12,11 +13,11 @@ pub(super) type Uid = String;
 /// Where an object is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Identity {
-    pub(super) api_version: String,
-    pub(super) kind: String,
+    pub(super) api_version: Text,
+    pub(super) kind: Text,
     /// Empty for cluster-scoped objects.
-    pub(super) namespace: String,
-    pub(super) name: String,
+    pub(super) namespace: Text,
+    pub(super) name: Text,
     pub(super) uid: Uid,
 }
 
@@ -178,10 +179,10 @@ impl Graph {
             work.delete.push(reference.uid.clone());
             Node {
                 identity: Identity {
-                    api_version: reference.api_version.clone(),
-                    kind: reference.kind.clone(),
+                    api_version: reference.api_version.as_str().into(),
+                    kind: reference.kind.as_str().into(),
                     namespace: dependent.namespace.clone(),
-                    name: reference.name.clone(),
+                    name: reference.name.as_str().into(),
                     uid: reference.uid.clone(),
                 },
                 owners: Vec::new(),

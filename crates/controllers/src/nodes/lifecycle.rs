@@ -98,13 +98,13 @@ impl Monitor {
         let node = change.object();
         let key = ObjectKey::of(&**node);
         if let Change::Deleted(_) = change {
-            self.signs().remove(&key.name);
+            self.signs().remove(key.name.as_str());
             return;
         }
         let heartbeat = condition(node, READY).and_then(|ready| ready.last_heartbeat_time.clone());
         {
             let mut signs = self.signs();
-            let known = signs.entry(key.name.clone()).or_insert_with(Signs::now);
+            let known = signs.entry(key.name.to_string()).or_insert_with(Signs::now);
             // What this controller writes about a silent node is no sign of life.
             if readiness(node) != Readiness::Unknown && known.heartbeat != heartbeat {
                 known.heartbeat = heartbeat;
@@ -130,7 +130,7 @@ impl Monitor {
             Readiness::Absent => self.config.node_startup_grace,
             _ => self.config.node_monitor_grace,
         };
-        let silent_for = self.signs().entry(key.name.clone()).or_insert_with(Signs::now).seen.elapsed();
+        let silent_for = self.signs().entry(key.name.to_string()).or_insert_with(Signs::now).seen.elapsed();
         if silent_for >= grace
             && let Some(silent) = silenced(&node, Timestamp::now())
         {
