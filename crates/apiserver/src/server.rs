@@ -350,7 +350,7 @@ impl ApiServer {
         let for_errors = negotiate::for_errors(&accept);
         let plain = |status: Status| (status, for_errors);
         let asked_at = std::time::Instant::now();
-        let user = self.authenticate(user, &parts.headers);
+        let user = self.authenticate(user, &parts);
         self.metrics.access.authenticated(user.as_deref().ok(), asked_at.elapsed());
         let user = user.map_err(plain)?;
         if let Some(connection) = parts.extensions.get::<Arc<Slot>>().filter(|_| !user.is_anonymous()) {
@@ -451,17 +451,21 @@ impl ApiServer {
         verbs::handle(call).await.map_err(|s| (s, for_errors))
     }
 
-    /// Who asks: a certificate's user, else a token's, else nobody in particular.
+    /// The user of a request: a certificate's, else a token's, else the anonymous one. A certificate that was refused
+    /// leaves only the token, as upstream.
     fn authenticate(
         &self,
         user: Option<Arc<User>>,
-        headers: &::http::HeaderMap,
+        parts: &::http::request::Parts,
     ) -> Result<Arc<User>, Status> {
         if let Some(user) = user {
             return Ok(user);
         }
-        let Some(token) = headers.get(header::AUTHORIZATION).and_then(auth::bearer_token) else {
-            return Ok(Arc::new(User::anonymous()));
+        let Some(token) = parts.headers.get(header::AUTHORIZATION).and_then(auth::bearer_token) else {
+            return match parts.extensions.get::<auth::RefusedCertificate>() {
+                Some(auth::RefusedCertificate) => Err(Status::unauthorized()),
+                None => Ok(Arc::new(User::anonymous())),
+            };
         };
         let issuer = self.config.service_account_issuer.as_str();
         let known = self.token_user(token, &[issuer]).ok();

@@ -254,9 +254,9 @@ impl Running {
             ..Config::new(SocketAddr::new(node_address, listening.port()))
         };
         let server = ApiServer::start(store, config).await?;
-        let (mut serving, tls) = (JoinSet::new(), Arc::new(tls));
+        let mut serving = JoinSet::new();
         for listener in listeners {
-            serving.spawn(Arc::clone(&server).serve(listener, Arc::clone(&tls)));
+            serving.spawn(Arc::clone(&server).serve(listener, tls.clone()));
         }
         let host = match listening.ip() {
             ip if ip.is_unspecified() => IpAddr::from(Ipv4Addr::LOCALHOST),

@@ -1,6 +1,7 @@
 //! Who asks, and whether they may.
 
 pub(crate) mod bootstrap_token;
+mod certificate;
 mod escalation;
 mod impersonation;
 pub(crate) mod node;
@@ -8,6 +9,7 @@ mod rbac;
 pub(crate) mod token;
 mod user;
 
+pub(crate) use certificate::{Client, RefusedCertificate};
 pub(crate) use escalation::{Grant, check as check_escalation};
 pub(crate) use impersonation::{forget as forget_impersonation, impersonate, impersonates};
 pub(crate) use rbac::{Rbac, Rule};

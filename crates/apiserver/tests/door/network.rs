@@ -4,7 +4,7 @@ use crate::world::*;
 use bytes::Bytes;
 use ferrite_apiserver::{BoxError, Serving};
 use ferrite_json::json;
-use ferrite_pki::{Authority, Purpose, Subject};
+use ferrite_pki::{Authority, Identity, Purpose, Subject};
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, StreamBody};
@@ -22,6 +22,7 @@ use tokio_rustls::client::TlsStream;
 /// A server on loopback and what an administrator needs to reach it.
 struct Network {
     world: World,
+    authority: Authority,
     address: SocketAddr,
     tls: rustls::ClientConfig,
     serving: JoinHandle<()>,
@@ -40,9 +41,9 @@ impl Network {
         let tls = ferrite_pki::server_config(&server, ca, &["h2", "http/1.1"]).expect("a configuration");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let serving = tokio::spawn(world.server().serve(listener, Arc::new(tls)));
+        let serving = tokio::spawn(world.server().serve(listener, tls));
         let tls = ferrite_pki::client_config(ca, Some(&admin)).expect("a configuration");
-        Self { world, address, tls, serving }
+        Self { world, authority, address, tls, serving }
     }
 
     async fn connect(&self, protocol: &str) -> TlsStream<TcpStream> {
@@ -235,4 +236,52 @@ async fn an_idle_connection_ends_and_a_watch_keeps_one() {
     assert!(frame.into_data().is_ok_and(|data| data.windows(5).any(|w| w == b"ADDED")));
     network.world.stop().await;
     network.serving.await.expect("the end");
+}
+
+impl Network {
+    /// The code and body of the answer to a client with that identity, and with that header.
+    async fn as_client(&self, identity: Option<&Identity>, authorization: Option<&str>) -> (u16, String) {
+        let ca = self.authority.certificate();
+        let mut tls = ferrite_pki::client_config(ca, identity).expect("a configuration");
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let stream = TcpStream::connect(self.address).await.expect("a connection");
+        let name = "localhost".try_into().expect("a name");
+        let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.expect("a handshake");
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a handshake");
+        tokio::spawn(connection);
+        let mut request = self.get("/apis/authentication.k8s.io/v1/selfsubjectreviews");
+        *request.method_mut() = http::Method::POST;
+        request.headers_mut().insert("host", "localhost".parse().expect("a header"));
+        if let Some(authorization) = authorization {
+            request.headers_mut().insert("authorization", authorization.parse().expect("a header"));
+        }
+        let answer = sender.send_request(request).await.expect("an answer");
+        (answer.status().as_u16(), text(answer).await)
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_that_proves_no_identity_is_unauthorized() {
+    let network = Network::start(Serving::default()).await;
+    let admin = Subject::client("admin", Some("system:masters"));
+    let ours = network.authority.issue(&admin, Purpose::Client).expect("a certificate");
+    // An empty body is refused, but only after the user is known and allowed.
+    assert_eq!(network.as_client(Some(&ours), None).await.0, 400);
+    assert_eq!(
+        network.as_client(Some(&ours), Some("Bearer wrong")).await.0,
+        400,
+        "the certificate comes first"
+    );
+    assert_eq!(network.as_client(None, None).await.0, 403, "anonymous");
+    let foreign = Authority::create("test").expect("an authority");
+    let foreign = foreign.issue(&admin, Purpose::Client).expect("a certificate");
+    let server = network.authority.issue(&admin, Purpose::Server).expect("a certificate");
+    for (row, identity) in [("of another authority", &foreign), ("for servers", &server)] {
+        for authorization in [None, Some("Bearer wrong"), Some("Basic eDp5")] {
+            let (code, body) = network.as_client(Some(identity), authorization).await;
+            let status: ferrite_json::Value = ferrite_json::from_str(&body).expect("a Status");
+            assert_eq!((code, &status["reason"]), (401, &json!("Unauthorized")), "{row}: {authorization:?}");
+        }
+    }
 }
