@@ -36,6 +36,7 @@ mod trim;
 mod verbs;
 mod version;
 mod watching;
+mod websocket;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
 pub use auth::User;

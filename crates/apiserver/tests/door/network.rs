@@ -5,6 +5,7 @@ use bytes::Bytes;
 use ferrite_apiserver::{BoxError, Serving};
 use ferrite_json::json;
 use ferrite_pki::{Authority, Identity, Purpose, Subject};
+use futures_util::StreamExt;
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, StreamBody};
@@ -18,6 +19,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::{self, Message};
 
 /// A server on loopback and what an administrator needs to reach it.
 struct Network {
@@ -284,4 +288,68 @@ async fn a_certificate_that_proves_no_identity_is_unauthorized() {
             assert_eq!((code, &status["reason"]), (401, &json!("Unauthorized")), "{row}: {authorization:?}");
         }
     }
+}
+
+impl Network {
+    /// A WebSocket to `path`, or the code of the refusal.
+    async fn websocket(
+        &self,
+        path: &str,
+        headers: &[(&'static str, &'static str)],
+    ) -> Result<(WebSocketStream<TlsStream<TcpStream>>, http::HeaderMap), u16> {
+        let mut request =
+            format!("wss://localhost{path}").into_client_request().expect("a request for a WebSocket");
+        for (name, value) in headers {
+            request.headers_mut().insert(*name, value.parse().expect("a header"));
+        }
+        let stream = self.connect("http/1.1").await;
+        match tokio_tungstenite::client_async(request, stream).await {
+            Ok((socket, answer)) => Ok((socket, answer.headers().clone())),
+            Err(tungstenite::Error::Http(answer)) => Err(answer.status().as_u16()),
+            Err(other) => panic!("the handshake failed: {other}"),
+        }
+    }
+}
+
+const ORIGIN: (&str, &str) = ("origin", "https://localhost");
+
+#[tokio::test]
+async fn a_watch_goes_on_as_messages_of_a_websocket() {
+    let network = Network::start(Serving::default()).await;
+    let path = format!("{MAPS}?watch=1");
+    let (mut events, headers) = network.websocket(&path, &[ORIGIN]).await.expect("a WebSocket");
+    assert!(headers.get("sec-websocket-protocol").is_none());
+    let (mut named, headers) = network
+        .websocket(&path, &[ORIGIN, ("sec-websocket-protocol", "base64.binary.k8s.io")])
+        .await
+        .expect("a WebSocket");
+    assert_eq!(headers["sec-websocket-protocol"], "base64.binary.k8s.io");
+    let protobuf = ("accept", "application/vnd.kubernetes.protobuf");
+    let (mut binary, _) = network.websocket(&path, &[ORIGIN, protobuf]).await.expect("a WebSocket");
+    assert_eq!(network.world.post(MAPS, &config_map("m", json!({"k": "v"}))).await.code, 201);
+    for socket in [&mut events, &mut named] {
+        let message = socket.next().await.expect("a message").expect("no error");
+        let Message::Text(text) = message else { panic!("an event in JSON is text: {message:?}") };
+        let event: ferrite_json::Value = ferrite_json::from_str(&text).expect("an event");
+        assert_eq!((&event["type"], &event["object"]["metadata"]["name"]), (&json!("ADDED"), &json!("m")));
+    }
+    let message = binary.next().await.expect("a message").expect("no error");
+    let Message::Binary(bytes) = message else { panic!("an event in protobuf is binary: {message:?}") };
+    // The first field of an event is its type. Its length was never sent.
+    assert_eq!(bytes[..7], *b"\x0a\x05ADDED");
+    assert_eq!(network.websocket(&path, &[]).await.err(), Some(403), "nobody says where they come from");
+    let two = ("sec-websocket-protocol", "a, b");
+    assert_eq!(network.websocket(&path, &[ORIGIN, two]).await.err(), Some(400));
+    assert_eq!(
+        network.websocket(&format!("{MAPS}?watch=1&timeoutSeconds=x"), &[ORIGIN]).await.err(),
+        Some(400)
+    );
+
+    let (mut short, _) =
+        network.websocket(&format!("{path}&timeoutSeconds=1"), &[ORIGIN]).await.expect("a WebSocket");
+    let mut last = None;
+    while let Some(Ok(message)) = short.next().await {
+        last = Some(message);
+    }
+    assert!(last.is_some_and(|message| message.is_close()), "the end is announced");
 }
