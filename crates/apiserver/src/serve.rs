@@ -1,12 +1,13 @@
 //! The network door: TLS, HTTP/1.1 and HTTP/2.
 
-use crate::auth::{Client, RefusedCertificate};
+use crate::auth::{Client, RefusedCertificate, User};
 use crate::connections::{Connections, Slot};
 use crate::gather::{AtOnce, Gather, driven};
 use crate::http::{BoxError, held};
 use crate::idle::Activity;
 use crate::server::{ApiServer, Serving};
-use ferrite_pki::ServerTls;
+use ::http::HeaderMap;
+use ferrite_pki::{ClientCertificate, ServerTls};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -70,6 +71,23 @@ impl ApiServer {
         }
     }
 
+    /// The user of a request by the certificate of its connection. A front proxy's headers come first, as upstream.
+    fn certified(
+        &self,
+        client: &Client,
+        proxy: Option<&ClientCertificate>,
+        headers: &HeaderMap,
+    ) -> Result<Option<Arc<User>>, RefusedCertificate> {
+        let now = SystemTime::now();
+        if let Some(proxies) = &self.front_proxies
+            && proxy.is_some_and(|certificate| certificate.is_valid_at(now))
+            && let Some(user) = proxies.user(headers).map_err(|_| RefusedCertificate)?
+        {
+            return Ok(Some(Arc::new(user)));
+        }
+        client.user(now)
+    }
+
     async fn connection(self: Arc<Self>, stream: TcpStream, peer: IpAddr, tls: ServerTls, slot: Arc<Slot>) {
         // Small answers must not wait for larger ones.
         let _ = stream.set_nodelay(true);
@@ -80,6 +98,7 @@ impl ApiServer {
         };
         let presented = stream.get_ref().1.peer_certificates().unwrap_or_default();
         let client = Client::of(presented, &tls.clients, SystemTime::now());
+        let proxy = self.front_proxies.as_ref().and_then(|p| p.verify(presented, SystemTime::now()));
         if let Client::Known { user, .. } = &client {
             slot.belongs_to(&user.name);
         }
@@ -97,7 +116,7 @@ impl ApiServer {
             request.extensions_mut().insert(Peer(peer));
             request.extensions_mut().insert(Arc::clone(&slot));
             let server = Arc::clone(&self);
-            let user = client.user(SystemTime::now());
+            let user = self.certified(&client, proxy.as_ref(), request.headers());
             if let Err(RefusedCertificate) = user {
                 request.extensions_mut().insert(RefusedCertificate);
             }

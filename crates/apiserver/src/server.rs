@@ -1,7 +1,7 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
-use crate::auth::{self, User};
+use crate::auth::{self, FrontProxies, RequestHeader, User};
 use crate::call::Call;
 use crate::connections::{ConnectionLimits, Slot};
 use crate::http::{self, Answer, Body, BoxError};
@@ -99,6 +99,8 @@ pub struct Config {
     pub service_account_key: Option<String>,
     /// The authority of client certificates, as PEM: published for servers that check them too.
     pub client_ca: Option<String>,
+    /// Front proxies that authenticate users for this server. Published, too.
+    pub request_header: Option<RequestHeader>,
     /// Whether tokens that admission mounts into pods live for a year instead of an hour, for clients that never read
     /// them again.
     pub extend_token_expiration: bool,
@@ -123,6 +125,7 @@ impl Config {
             runtime_config: BTreeMap::new(),
             service_account_issuer: "https://kubernetes.default.svc".into(),
             client_ca: None,
+            request_header: None,
             service_account_key: None,
             extend_token_expiration: true,
             event_ttl_seconds: 3600,
@@ -156,6 +159,7 @@ pub struct ApiServer {
     pub(crate) config: Config,
     pub(crate) openapi: openapi::Documents,
     pub(crate) tokens: Option<TokenSigner>,
+    pub(crate) front_proxies: Option<FrontProxies>,
     pub(crate) metrics: Metrics,
     trim: Trim,
     ready: AtomicBool,
@@ -184,8 +188,10 @@ impl ApiServer {
             }
             None => None,
         };
+        let front_proxies = config.request_header.as_ref().map(FrontProxies::new).transpose();
         let server = Arc::new(Self {
             tokens,
+            front_proxies: front_proxies.map_err(Status::internal)?,
             trim: Trim::default(),
             metrics: Metrics::new(
                 config.serving.max_requests_inflight,
@@ -356,6 +362,7 @@ impl ApiServer {
         if let Some(connection) = parts.extensions.get::<Arc<Slot>>().filter(|_| !user.is_anonymous()) {
             connection.belongs_to(&user.name);
         }
+        auth::forget_front_proxy(&mut parts.headers, self.front_proxies.as_ref());
         let Asked { route, query, verb } = asked;
         // A look at one object is done where it stands; whatever is more makes room for its neighbours on the
         // connection first.

@@ -16,5 +16,8 @@ pub use authority::{Authority, Identity, Purpose, Subject};
 pub use clients::{ClientAuthorities, ClientCertificate, ClientCertificateError};
 pub use files::{ClusterPki, PkiError};
 pub use request::Request;
-pub use tls::{ServerTls, client_config, mutual_server_config, server_config, unverified_client_config};
+pub use tls::{
+    ServerTls, client_config, mutual_server_config, server_config, server_config_with,
+    unverified_client_config,
+};
 pub use token::{KeyError, LEGACY_ISSUER, TokenSigner};

@@ -27,8 +27,23 @@ pub fn server_config(
     client_ca: &str,
     protocols: &[&str],
 ) -> Result<ServerTls, PkiError> {
+    server_config_with(identity, client_ca, None, protocols)
+}
+
+/// The same for a server that also knows certificates of another authority, and verifies those itself. The handshake
+/// asks for certificates of both: many clients show only one that is asked for.
+pub fn server_config_with(
+    identity: &Identity,
+    client_ca: &str,
+    other_ca: Option<&str>,
+    protocols: &[&str],
+) -> Result<ServerTls, PkiError> {
     let clients = Arc::new(ClientAuthorities::from_pem(client_ca)?);
-    let verifier = Arc::new(KeyPossession::new(roots(client_ca)?.subjects()));
+    let mut hints = roots(client_ca)?.subjects();
+    if let Some(other) = other_ca {
+        hints.extend(roots(other)?.subjects());
+    }
+    let verifier = Arc::new(KeyPossession::new(hints));
     Ok(ServerTls { config: Arc::new(serving(identity, verifier, protocols)?), clients })
 }
 

@@ -2,13 +2,13 @@
 
 use crate::world::*;
 use bytes::Bytes;
-use ferrite_apiserver::{BoxError, Serving};
-use ferrite_json::json;
+use ferrite_apiserver::{BoxError, RequestHeader, Serving};
+use ferrite_json::{Value, json};
 use ferrite_pki::{Authority, Identity, Purpose, Subject};
 use futures_util::StreamExt;
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
-use http_body_util::{BodyExt, Empty, StreamBody};
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -34,7 +34,10 @@ struct Network {
 
 impl Network {
     async fn start(serving: Serving) -> Self {
-        let world = World::start_with(serving).await;
+        Self::serve(World::start_with(serving).await).await
+    }
+
+    async fn serve(world: World) -> Self {
         let authority = Authority::create("test").expect("an authority");
         let names = vec!["localhost".to_owned()];
         let subject = Subject { common_name: "server".into(), organization: None, names };
@@ -243,8 +246,8 @@ async fn an_idle_connection_ends_and_a_watch_keeps_one() {
 }
 
 impl Network {
-    /// The code and body of the answer to a client with that identity, and with that header.
-    async fn as_client(&self, identity: Option<&Identity>, authorization: Option<&str>) -> (u16, String) {
+    /// How the server sees a client with that identity and those headers.
+    async fn as_client(&self, identity: Option<&Identity>, headers: &[(&str, &str)]) -> (u16, Value) {
         let ca = self.authority.certificate();
         let mut tls = ferrite_pki::client_config(ca, identity).expect("a configuration");
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -254,15 +257,61 @@ impl Network {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a handshake");
         tokio::spawn(connection);
-        let mut request = self.get("/apis/authentication.k8s.io/v1/selfsubjectreviews");
-        *request.method_mut() = http::Method::POST;
-        request.headers_mut().insert("host", "localhost".parse().expect("a header"));
-        if let Some(authorization) = authorization {
-            request.headers_mut().insert("authorization", authorization.parse().expect("a header"));
+        let body = r#"{"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}"#;
+        let mut request = Request::post("/apis/authentication.k8s.io/v1/selfsubjectreviews")
+            .header("host", "localhost")
+            .header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
         }
+        let request = request.body(Full::new(Bytes::from(body))).expect("a request");
         let answer = sender.send_request(request).await.expect("an answer");
-        (answer.status().as_u16(), text(answer).await)
+        let code = answer.status().as_u16();
+        (code, ferrite_json::from_str(&text(answer).await).expect("JSON"))
     }
+}
+
+#[tokio::test]
+async fn front_proxies_say_for_whom_they_ask() {
+    let proxies = Authority::create("proxies").expect("an authority");
+    let list = |name: &str| vec![name.to_owned()];
+    let request_header = RequestHeader {
+        client_ca: proxies.certificate().to_owned(),
+        allowed_names: list("front"),
+        username_headers: list("X-Remote-User"),
+        uid_headers: Vec::new(),
+        group_headers: list("X-Remote-Group"),
+        extra_headers_prefix: list("X-Remote-Extra-"),
+    };
+    let network = Network::serve(World::start_behind(request_header).await).await;
+    let map = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let data = network.world.get(map).await.at("/data");
+    let expected = json!({
+        "client-ca-file": "the authority of clients",
+        "requestheader-allowed-names": r#"["front"]"#,
+        "requestheader-client-ca-file": proxies.certificate(),
+        "requestheader-extra-headers-prefix": r#"["X-Remote-Extra-"]"#,
+        "requestheader-group-headers": r#"["X-Remote-Group"]"#,
+        "requestheader-username-headers": r#"["X-Remote-User"]"#,
+    });
+    assert_eq!(data, expected);
+
+    let issue = |authority: &Authority, name: &str| {
+        authority.issue(&Subject::client(name, None), Purpose::Client).expect("a certificate")
+    };
+    let front = issue(&proxies, "front");
+    let said = [("x-remote-user", "alice"), ("x-remote-group", "staff"), ("x-remote-extra-k", "v")];
+    let (code, review) = network.as_client(Some(&front), &said).await;
+    let user = &review["status"]["userInfo"];
+    assert_eq!((code, &user["username"]), (201, &json!("alice")), "{review}");
+    assert_eq!(user["groups"], json!(["staff", "system:authenticated"]));
+    assert_eq!(user["extra"], json!({"k": ["v"]}));
+    // The proxy itself is nobody, and neither is a client that only says who it is.
+    assert_eq!(network.as_client(Some(&front), &[]).await.0, 401);
+    assert_eq!(network.as_client(Some(&issue(&proxies, "other")), &said).await.0, 401);
+    assert_eq!(network.as_client(None, &said).await.0, 403);
+    let (_, review) = network.as_client(Some(&issue(&network.authority, "front")), &said).await;
+    assert_eq!(review["status"]["userInfo"]["username"], "front", "a client's own certificate");
 }
 
 #[tokio::test]
@@ -270,22 +319,19 @@ async fn a_certificate_that_proves_no_identity_is_unauthorized() {
     let network = Network::start(Serving::default()).await;
     let admin = Subject::client("admin", Some("system:masters"));
     let ours = network.authority.issue(&admin, Purpose::Client).expect("a certificate");
-    // An empty body is refused, but only after the user is known and allowed.
-    assert_eq!(network.as_client(Some(&ours), None).await.0, 400);
-    assert_eq!(
-        network.as_client(Some(&ours), Some("Bearer wrong")).await.0,
-        400,
-        "the certificate comes first"
-    );
-    assert_eq!(network.as_client(None, None).await.0, 403, "anonymous");
+    let wrong = ("authorization", "Bearer wrong");
+    for headers in [&[][..], &[wrong]] {
+        let (code, review) = network.as_client(Some(&ours), headers).await;
+        assert_eq!((code, &review["status"]["userInfo"]["username"]), (201, &json!("admin")), "{headers:?}");
+    }
+    assert_eq!(network.as_client(None, &[]).await.0, 403, "anonymous");
     let foreign = Authority::create("test").expect("an authority");
     let foreign = foreign.issue(&admin, Purpose::Client).expect("a certificate");
     let server = network.authority.issue(&admin, Purpose::Server).expect("a certificate");
     for (row, identity) in [("of another authority", &foreign), ("for servers", &server)] {
-        for authorization in [None, Some("Bearer wrong"), Some("Basic eDp5")] {
-            let (code, body) = network.as_client(Some(identity), authorization).await;
-            let status: ferrite_json::Value = ferrite_json::from_str(&body).expect("a Status");
-            assert_eq!((code, &status["reason"]), (401, &json!("Unauthorized")), "{row}: {authorization:?}");
+        for headers in [&[][..], &[wrong], &[("authorization", "Basic eDp5")]] {
+            let (code, status) = network.as_client(Some(identity), headers).await;
+            assert_eq!((code, &status["reason"]), (401, &json!("Unauthorized")), "{row}: {headers:?}");
         }
     }
 }
