@@ -9,7 +9,7 @@ use crate::metrics::{Metrics, RequestKind};
 use crate::negotiate::{self, Format, PLAIN_JSON, Representation, Shape};
 use crate::options::{Query, go_duration};
 use crate::registry::{Registry, ServiceAllocator, Table};
-use crate::request::{self, Health, Route, Verb};
+use crate::request::{self, Health, Route, Target, Verb};
 use crate::subresource::token::Rejected;
 use crate::trim::Trim;
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
 };
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
+use ferrite_api::resource::Resource;
 use ferrite_api::{Cidr, Status};
 use ferrite_pki::TokenSigner;
 use ferrite_store::{Revision, Store};
@@ -387,7 +388,14 @@ impl ApiServer {
         };
         let not_allowed = || (Status::not_allowed(), for_errors);
         let Route::Resource(target) = &route else {
-            if !route.takes(&parts.method, verb, false) {
+            // A version that is not there is missed whatever is to be done with it.
+            let is_known = match &route {
+                Route::Resources { group, version } => {
+                    self.registry.table.rows().iter().any(|r| r.group == *group && r.version == *version)
+                }
+                _ => true,
+            };
+            if is_known && !route.takes(&parts.method, verb, false) {
                 return Err(not_allowed());
             }
             let answer = self.document(&route, &parts, &query, &accept).await;
@@ -407,6 +415,9 @@ impl ApiServer {
         if let Some(part) = &target.subresource
             && (resource.subresource(part).is_none() || (part != "proxy" && !target.rest.is_empty()))
         {
+            return Err((Status::no_such_path(), for_errors));
+        }
+        if target.subresource.is_none() && !is_served(resource, target) {
             return Err((Status::no_such_path(), for_errors));
         }
         if !route.takes(&parts.method, verb, resource.is_namespaced()) {
@@ -706,6 +717,17 @@ fn root_paths(table: &Table) -> Vec<String> {
     paths.sort();
     paths.dedup();
     paths
+}
+
+/// Whether anything can be done at the path of a resource: at one object, at the objects of a namespace, or at those of
+/// all namespaces.
+fn is_served(resource: &Resource, target: &Target) -> bool {
+    let verbs: &[&str] = match (&target.name, &target.namespace) {
+        (Some(_), _) => &["get", "update", "patch", "delete", "watch"],
+        (None, None) if resource.is_namespaced() => &["list", "watch"],
+        (None, _) => &["list", "watch", "create", "deletecollection"],
+    };
+    resource.verbs.iter().any(|verb| verbs.contains(verb))
 }
 
 fn page_not_found() -> Answer {

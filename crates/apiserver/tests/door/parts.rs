@@ -125,6 +125,22 @@ async fn certificates_are_approved_by_those_who_may() {
     );
     assert_eq!(world.put(&path, &approved("Approved")).await.code, 200);
     assert_eq!(world.put(&path, &approved("Denied")).await.code, 422, "decided is decided");
+    // The signer reports, and leaves the decision as it is.
+    let status = path.replace("/approval", "/status");
+    let mut reported = world.get(path.trim_end_matches("/approval")).await.json();
+    reported["status"]["conditions"][0]["message"] = "changed".into();
+    let stored = world.put(&status, &reported).await;
+    assert_eq!(
+        (stored.code, stored.at("/status/conditions/0/message")),
+        (200, json!(null)),
+        "{}",
+        stored.json()
+    );
+    reported["status"] = json!({});
+    let refused = world.put(&status, &reported).await;
+    assert_eq!(refused.code, 422);
+    let why = r#"status.conditions: Forbidden: updates may not remove a condition of type "Approved""#;
+    assert!(refused.at("/message").as_str().is_some_and(|text| text.ends_with(why)), "{}", refused.json());
 }
 
 #[tokio::test]
