@@ -23,7 +23,8 @@ fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static
             | "devicetaintrules"
             | "podgroups"
             | "storageversions"
-            | "storageversionmigrations",
+            | "storageversionmigrations"
+            | "validatingadmissionpolicies",
         ) => &["spec", "metadata"],
         (Some("status"), "certificatesigningrequests") => &["spec", "status.conditions"],
         (Some("approval"), "certificatesigningrequests") => &["spec", "status.certificate"],
