@@ -12,7 +12,22 @@ use jiff::Timestamp;
 fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
     match (subresource, &*resource.plural) {
         (Some("status"), "deployments") => &["spec", "metadata.labels"],
-        (Some("status"), "resourceclaims" | "apiservices") => &["spec", "metadata"],
+        (
+            Some("status"),
+            "resourceclaims"
+            | "apiservices"
+            | "servicecidrs"
+            | "volumeattachments"
+            | "flowschemas"
+            | "prioritylevelconfigurations"
+            | "devicetaintrules"
+            | "podgroups"
+            | "storageversions"
+            | "storageversionmigrations"
+            | "validatingadmissionpolicies",
+        ) => &["spec", "metadata"],
+        (Some("status"), "certificatesigningrequests") => &["spec", "status.conditions"],
+        (Some("approval"), "certificatesigningrequests") => &["spec", "status.certificate"],
         (Some("status"), "pods") => &["spec", "metadata.deletionTimestamp", "metadata.ownerReferences"],
         (None, "certificatesigningrequests") => &["spec", "status"],
         (Some("status"), _) => &["spec"],
@@ -45,9 +60,9 @@ pub(crate) fn on_write(
         ignored: ignored(resource, subresource),
         now,
     };
-    managed_fields::update(&writer, old, new);
-    if subresource == Some("scale") {
-        forget_time(new, "scale");
+    match (subresource, old) {
+        (Some("scale"), Some(old)) => managed_fields::update_scale(&writer, old, new),
+        _ => managed_fields::update(&writer, old, new),
     }
 }
 

@@ -343,7 +343,7 @@ async fn start_kubelet(
             None => SocketAddr::new(node_ip, options.kubelet_port),
             Some(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         },
-        tls: Some(Arc::new(tls)),
+        tls: Some(tls),
         api_server: Some((service_ip, 443)),
         image_credential_providers: options
             .image_credential_provider_config

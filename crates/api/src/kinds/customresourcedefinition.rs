@@ -93,8 +93,13 @@ impl Strategy for CustomResourceDefinitions {
         errors
     }
 
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "spec");
+    }
+
     fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
-        validate_stored_versions(new)
+        let path = Path::new("status").child("acceptedNames");
+        validate_given_names(&new["status"]["acceptedNames"], &path)
     }
 
     /// The definition stays until its instances are gone, which the finalizer stands for.
@@ -304,6 +309,13 @@ fn validate_names(names: &Value, path: &Path) -> FieldErrors {
             errors.push(FieldError::required(&path.child(key), ""));
         }
     }
+    errors.extend(validate_given_names(names, path));
+    errors
+}
+
+/// Checks the names that are given.
+fn validate_given_names(names: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
     let mixed = "may have mixed case, but should otherwise match: ";
     for (key, introduction) in [("plural", ""), ("singular", ""), ("kind", mixed), ("listKind", mixed)] {
         let name = text(names, key);
