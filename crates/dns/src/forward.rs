@@ -25,13 +25,25 @@ use crate::wire::{BadReply, Case, Response, encode_question, parse_reply};
 const MAX_CONCURRENT: usize = 1000;
 /// One client leaves room for others.
 const MAX_PER_CLIENT: u32 = 250;
-/// All attempts for one question together.
-const TOTAL_TIME: Duration = Duration::from_secs(5);
-/// One attempt.
-const ATTEMPT_TIME: Duration = Duration::from_secs(2);
 const ROUNDS: usize = 2;
 /// Packets that are no reply to the question before it goes over TCP.
 const MAX_WRONG: usize = 3;
+
+/// How long resolvers have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// For one attempt.
+    pub attempt: Duration,
+    /// For all attempts for one question together.
+    pub total: Duration,
+}
+
+impl Default for Patience {
+    /// As CoreDNS's `forward`.
+    fn default() -> Self {
+        Self { attempt: Duration::from_secs(2), total: Duration::from_secs(5) }
+    }
+}
 
 /// Why there is no reply.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +79,7 @@ type InFlight = HashMap<Question, watch::Receiver<Option<Reply>>>;
 #[derive(Debug)]
 pub struct Forwarder {
     resolvers: Resolvers,
+    patience: Patience,
     cache: Mutex<Cache>,
     in_flight: Mutex<InFlight>,
     total: Arc<Semaphore>,
@@ -95,9 +108,10 @@ impl Drop for Asking<'_> {
 }
 
 impl Forwarder {
-    pub fn new(resolvers: Resolvers) -> Self {
+    pub fn new(resolvers: Resolvers, patience: Patience) -> Self {
         Self {
             resolvers,
+            patience,
             cache: Mutex::default(),
             in_flight: Mutex::default(),
             total: Arc::new(Semaphore::new(MAX_CONCURRENT)),
@@ -190,12 +204,13 @@ impl Forwarder {
     }
 
     async fn ask_all(&self, question: &Question) -> Result<(Message, usize), ForwardError> {
-        let deadline = Deadline::now() + TOTAL_TIME;
+        let deadline = Deadline::now() + self.patience.total;
         let mut last = ForwardError::NoResolver;
         let mut servfail = None;
         for _ in 0..ROUNDS {
             for upstream in self.resolvers.for_name(&question.name) {
-                match timeout_at(deadline, exchange(upstream.address, question)).await {
+                match timeout_at(deadline, exchange(upstream.address, question, self.patience.attempt)).await
+                {
                     Err(_) => {
                         upstream.failed();
                         self.suspect_loop(&upstream).await;
@@ -233,7 +248,7 @@ impl Forwarder {
     /// A resolver on this machine that does not answer may be waiting for us. A question that only we can have asked
     /// shows it, if it comes back.
     async fn suspect_loop(&self, upstream: &Arc<Upstream>) {
-        if !upstream.address.ip().is_loopback() {
+        if !upstream.address.ip().is_loopback() || upstream.is_looping() {
             return;
         }
         let number = || rand::random::<u64>().to_string();
@@ -283,16 +298,20 @@ async fn connected(server: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 /// One resolver's reply, over TCP if UDP is not enough or not safe, and its size.
-async fn exchange(server: SocketAddr, question: &Question) -> Result<(Message, usize), ExchangeError> {
+async fn exchange(
+    server: SocketAddr,
+    question: &Question,
+    attempt: Duration,
+) -> Result<(Message, usize), ExchangeError> {
     let id: u16 = rand::random();
     let mut name = question.name.clone();
     name.randomize_label_case();
     let packet = encode_question(id, &name, question.kind, question.flags).ok_or(ExchangeError::Question)?;
-    let udp = timeout(ATTEMPT_TIME, over_udp(server, &packet, id, &name, question.kind));
+    let udp = timeout(attempt, over_udp(server, &packet, id, &name, question.kind));
     match udp.await.map_err(|_| ExchangeError::Timeout)?? {
         Some((message, size)) if !message.metadata.truncation => Ok((message, size)),
         _ => {
-            let tcp = timeout(ATTEMPT_TIME, over_tcp(server, &packet, id, &question.name, question.kind));
+            let tcp = timeout(attempt, over_tcp(server, &packet, id, &question.name, question.kind));
             tcp.await.map_err(|_| ExchangeError::Timeout)?
         }
     }

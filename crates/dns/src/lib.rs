@@ -17,8 +17,8 @@ mod socket;
 mod wire;
 
 pub use answer::{BadDomain, DNS_NAMESPACE, DNS_SERVICE, Zone, domain_name};
-pub use forward::Forwarder;
+pub use forward::{Forwarder, Patience};
 pub use records::Index;
 pub use resolvers::{Resolvers, StubDomain};
 pub use run::{Config, Dns, StartError};
-pub use server::{Listen, Server, Sockets};
+pub use server::{Listen, Server, Sockets, bind_tcp};

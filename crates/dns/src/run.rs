@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 
 use crate::answer::{BadDomain, Zone};
-use crate::forward::Forwarder;
+use crate::forward::{Forwarder, Patience};
 use crate::resolvers::{Resolvers, StubDomain};
 use crate::server::{Listen, Server, Sockets};
 
@@ -31,6 +31,7 @@ pub struct Config {
     /// The node's resolver configuration, which is read again when it changes.
     pub resolv_conf: PathBuf,
     pub stub_domains: Vec<StubDomain>,
+    pub patience: Patience,
 }
 
 /// Why a DNS server cannot start.
@@ -75,7 +76,7 @@ impl Dns {
         // Loopback addresses of tests have other ports and are no loop.
         own.retain(|ip| !ip.is_loopback());
         let resolvers = Resolvers::new(config.resolv_conf, config.stub_domains, own);
-        let server = Arc::new(Server::new(zone, Forwarder::new(resolvers), config.clients));
+        let server = Arc::new(Server::new(zone, Forwarder::new(resolvers, config.patience), config.clients));
         for bound in sockets {
             server.serve(bound, scope);
         }

@@ -103,8 +103,8 @@ impl Server {
     }
 
     fn admits(&self, client: IpAddr) -> bool {
-        let admitted =
-            self.clients.is_empty() || self.clients.iter().any(|range| range.contains_host(client));
+        let host = Cidr { address: client, bits: if client.is_ipv4() { 32 } else { 128 } };
+        let admitted = self.clients.is_empty() || self.clients.iter().any(|range| range.contains(host));
         if !admitted {
             count(&self.metrics.refused_clients);
         }
@@ -378,4 +378,10 @@ impl Sockets {
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.udp.local_addr()
     }
+}
+
+/// A TCP socket alone, with the same reach.
+pub fn bind_tcp(listen: &Listen) -> io::Result<TcpListener> {
+    let socket = crate::socket::bind(listen, nix::sys::socket::SockType::Stream)?;
+    TcpListener::from_std(socket.into())
 }

@@ -106,6 +106,14 @@ impl ServiceRanges {
         primary.address_of(ferrite_api::address_number(primary.address).0 + 1)
     }
 
+    /// The address of the cluster's DNS Service: the tenth of the primary range, as kubeadm chooses. None if the range
+    /// is too small for it.
+    pub fn dns_address(&self) -> Option<IpAddr> {
+        let primary = self.0[0];
+        let address = primary.address_of(ferrite_api::address_number(primary.address).0 + 10);
+        primary.contains_host(address).then_some(address)
+    }
+
     /// The range of IPv4, as text.
     pub fn v4(&self) -> Option<String> {
         self.0.iter().find(|range| range.address.is_ipv4()).map(ToString::to_string)
@@ -372,6 +380,19 @@ mod tests {
         ] {
             let ranges = parse_service_ranges(text);
             assert_eq!(ranges.map(|r| r.first_address().to_string()).ok().as_deref(), first, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_dns_service_has_the_tenth_address_of_the_primary_range() {
+        for (text, want) in [
+            ("10.96.0.0/12", Some("10.96.0.10")),
+            ("fd00::/108,10.0.0.0/24", Some("fd00::a")),
+            ("10.0.0.16/28", Some("10.0.0.26")),
+            ("10.0.0.0/29", None),
+        ] {
+            let ranges = parse_service_ranges(text).unwrap();
+            assert_eq!(ranges.dns_address().map(|a| a.to_string()).as_deref(), want, "{text}");
         }
     }
 }
