@@ -16,6 +16,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("containerd", "containerd"),
     ("openssl", "openssl"),
     ("dig", "bind9-dnsutils"),
+    ("ip", "iproute2"),
     ("/usr/lib/python3/dist-packages/kubernetes/__init__.py", "python3-kubernetes"),
 ];
 

@@ -7,6 +7,8 @@
 mod answer;
 mod cache;
 mod forward;
+#[doc(hidden)]
+pub mod fuzzing;
 mod limit;
 mod metrics;
 mod records;

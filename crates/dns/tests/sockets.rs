@@ -1,5 +1,7 @@
 //! The server on real sockets of the loopback interface, with resolvers that misbehave.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails should stop at once")]
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::sync::Arc;

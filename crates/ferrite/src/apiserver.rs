@@ -183,7 +183,12 @@ pub struct Place {
     pub listen: Vec<IpAddr>,
     /// A whole cluster has nobody else's components, so that writers of what nothing acts on are warned.
     pub whole: bool,
+    /// The cluster's domain, in which the server has a name.
+    pub domain: String,
 }
+
+/// The domain of clusters for which no other is chosen.
+pub const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// Listens on the same port of every address.
 async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, BoxError> {
@@ -207,13 +212,7 @@ async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, B
 }
 
 /// The names every API server is known by, besides its addresses.
-const NAMES: [&str; 5] = [
-    "localhost",
-    "kubernetes",
-    "kubernetes.default",
-    "kubernetes.default.svc",
-    "kubernetes.default.svc.cluster.local",
-];
+const NAMES: [&str; 4] = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
 
 impl Running {
     /// Opens the store, makes certificates and serves.
@@ -228,6 +227,7 @@ impl Running {
         let service_ip = options.service_cluster_ip_range.first_address();
         let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
         names.extend([
+            format!("kubernetes.default.svc.{}", place.domain),
             IpAddr::from(Ipv4Addr::LOCALHOST).to_string(),
             service_ip.to_string(),
             node_address.to_string(),

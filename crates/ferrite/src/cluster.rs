@@ -150,8 +150,12 @@ impl Cluster {
         };
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
-        let place =
-            Place { address: node_ip, listen: vec![Ipv4Addr::LOCALHOST.into(), gateway], whole: true };
+        let place = Place {
+            address: node_ip,
+            listen: vec![Ipv4Addr::LOCALHOST.into(), gateway],
+            whole: true,
+            domain: options.dns.cluster_domain.clone(),
+        };
         let api = Running::start(paths, &with_node_restriction(&options.server), &place).await?;
         api.write_admin_kubeconfig(paths)?;
         progress.done("API server", &api.url);

@@ -1,6 +1,6 @@
 //! The cluster's DNS server as a part of a cluster: where it listens, whom it answers, and its objects in the API.
 
-use crate::apiserver::{BoxError, Running};
+use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Running};
 use crate::cluster::ClusterOptions;
 use ferrite_api::Cidr;
 use ferrite_client::{Scope, is_already_exists, is_not_found, message_of};
@@ -44,7 +44,7 @@ pub struct DnsOptions {
     #[arg(long)]
     pub no_dns: bool,
     /// The domain of the cluster's names.
-    #[arg(long, default_value = "cluster.local", value_name = "DOMAIN", value_parser = parse_domain)]
+    #[arg(long, default_value = CLUSTER_DOMAIN, value_name = "DOMAIN", value_parser = parse_domain)]
     pub cluster_domain: String,
     /// The node's resolver configuration, for names outside the cluster.
     #[arg(long, default_value = "/etc/resolv.conf", value_name = "FILE")]
