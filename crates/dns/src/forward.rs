@@ -19,7 +19,7 @@ use tokio::time::{Instant as Deadline, timeout, timeout_at};
 use crate::cache::{Cache, Lifetime, Question, Reply};
 use crate::limit::{PerClient, Share};
 use crate::resolvers::{Resolvers, Upstream};
-use crate::wire::{BadReply, Case, Response, encode_question, parse_reply};
+use crate::wire::{BadReply, Case, Extension, Response, UPSTREAM_UDP, encode_question, parse_reply};
 
 /// As kubeadm's Corefile: `max_concurrent 1000`.
 const MAX_CONCURRENT: usize = 1000;
@@ -248,7 +248,9 @@ impl Forwarder {
     /// A resolver on this machine that does not answer may be waiting for us. A question that only we can have asked
     /// shows it, if it comes back.
     async fn suspect_loop(&self, upstream: &Arc<Upstream>) {
-        if !upstream.address.ip().is_loopback() || upstream.is_looping() {
+        // Our sockets hear nothing from other machines. An address that can be bound is one of this machine.
+        let local = UdpSocket::bind((upstream.address.ip(), 0)).await.is_ok();
+        if !local || upstream.is_looping() {
             return;
         }
         let number = || rand::random::<u64>().to_string();
@@ -261,7 +263,10 @@ impl Forwarder {
             checking_disabled: false,
             dnssec_ok: false,
         };
-        let Some(packet) = encode_question(rand::random(), &name, RecordType::HINFO, flags) else { return };
+        let Some(packet) = encode_question(rand::random(), &name, RecordType::HINFO, flags, Extension::None)
+        else {
+            return;
+        };
         if let Ok(socket) = connected(upstream.address).await {
             // Nobody waits for the reply: the probe itself is the news.
             let _ = socket.send(&packet).await;
@@ -297,16 +302,32 @@ async fn connected(server: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// One resolver's reply, over TCP if UDP is not enough or not safe, and its size.
+/// One resolver's reply and its size. Old resolvers know no EDNS and say that they cannot read the question.
 async fn exchange(
     server: SocketAddr,
     question: &Question,
     attempt: Duration,
 ) -> Result<(Message, usize), ExchangeError> {
+    let reply = exchange_with(server, question, attempt, Extension::Edns).await?;
+    let code = reply.0.metadata.response_code;
+    if matches!(code, ResponseCode::FormErr | ResponseCode::NotImp) && reply.0.edns.is_none() {
+        return exchange_with(server, question, attempt, Extension::None).await;
+    }
+    Ok(reply)
+}
+
+/// Over TCP if UDP is not enough or not safe.
+async fn exchange_with(
+    server: SocketAddr,
+    question: &Question,
+    attempt: Duration,
+    extension: Extension,
+) -> Result<(Message, usize), ExchangeError> {
     let id: u16 = rand::random();
     let mut name = question.name.clone();
     name.randomize_label_case();
-    let packet = encode_question(id, &name, question.kind, question.flags).ok_or(ExchangeError::Question)?;
+    let packet = encode_question(id, &name, question.kind, question.flags, extension)
+        .ok_or(ExchangeError::Question)?;
     let udp = timeout(attempt, over_udp(server, &packet, id, &name, question.kind));
     match udp.await.map_err(|_| ExchangeError::Timeout)?? {
         Some((message, size)) if !message.metadata.truncation => Ok((message, size)),
@@ -327,7 +348,8 @@ async fn over_udp(
 ) -> Result<Option<(Message, usize)>, ExchangeError> {
     let socket = connected(server).await?;
     socket.send(packet).await?;
-    let mut buffer = vec![0; usize::from(u16::MAX)];
+    // More than was offered is cut, cannot be read, and comes over TCP.
+    let mut buffer = vec![0; usize::from(UPSTREAM_UDP)];
     for _ in 0..MAX_WRONG {
         let size = socket.recv(&mut buffer).await?;
         match parse_reply(&buffer[..size], id, name, kind, Case::Exact) {

@@ -40,7 +40,7 @@ pub fn packet(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::packet;
-    use crate::wire::{QuestionFlags, encode_question};
+    use crate::wire::{Extension, QuestionFlags, encode_question};
     use hickory_proto::rr::{Name, RecordType};
     use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ mod tests {
         let mut name = Name::from_labels(labels.iter().map(Vec::as_slice)).ok()?;
         name.set_fqdn(true);
         let flags = QuestionFlags { recursion_desired: true, checking_disabled: false, dnssec_ok: true };
-        encode_question(7, &name, RecordType::from(kind), flags)
+        encode_question(7, &name, RecordType::from(kind), flags, Extension::Edns)
     }
 
     proptest! {

@@ -45,7 +45,9 @@ pub struct Metrics {
     responses: [AtomicU64; CODES.len() + 1],
     pub cache_hits: AtomicU64,
     pub cache_misses: AtomicU64,
+    /// Packets and connections of clients that are not in the ranges.
     pub refused_clients: AtomicU64,
+    /// Queries that found no room to wait for a resolver.
     pub too_many: AtomicU64,
 }
 
@@ -67,41 +69,68 @@ impl Metrics {
 
     /// The text format of Prometheus. Series that are still zero are left out.
     pub fn render(&self, cached: (usize, usize)) -> String {
-        let mut text = String::with_capacity(2048);
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let mut line = |name: &str, labels: String, value: u64| {
-            if value > 0 {
-                let _ = writeln!(text, "{name}{{{labels}}} {value}");
-            }
-        };
-        line(
-            "# TYPE coredns_dns_requests_total counter\n# HELP coredns_dns_requests_total",
-            String::new(),
-            0,
-        );
+        let server = "server=\"dns://:53\"";
+        let mut requests = Vec::new();
         for (p, protocol) in PROTOCOLS.iter().enumerate() {
             for (f, family) in FAMILIES.iter().enumerate() {
                 for (k, counter) in self.requests[p][f].iter().enumerate() {
                     let kind = TYPES.get(k).map_or("other", |(_, name)| name);
                     let labels = format!(
-                        "family=\"{family}\",proto=\"{protocol}\",server=\"dns://:53\",type=\"{kind}\",view=\"\",zone=\".\""
+                        "family=\"{family}\",proto=\"{protocol}\",{server},type=\"{kind}\",view=\"\",zone=\".\""
                     );
-                    line("coredns_dns_requests_total", labels, value(counter));
+                    requests.push((labels, value(counter)));
                 }
             }
         }
-        for (n, counter) in self.responses.iter().enumerate() {
+        let response = |(n, counter): (usize, &AtomicU64)| {
             let code = CODES.get(n).map_or("OTHER", |(_, name)| name);
-            let labels = format!("plugin=\"\",rcode=\"{code}\",server=\"dns://:53\",view=\"\",zone=\".\"");
-            line("coredns_dns_responses_total", labels, value(counter));
+            (format!("plugin=\"\",rcode=\"{code}\",{server},view=\"\",zone=\".\""), value(counter))
+        };
+        let entries = |kind: &str, count: usize| {
+            (
+                format!("{server},type=\"{kind}\",view=\"\",zones=\".\""),
+                u64::try_from(count).unwrap_or(u64::MAX),
+            )
+        };
+        let all = format!("{server},view=\"\",zones=\".\"");
+        let (hits, misses) = (value(&self.cache_hits), value(&self.cache_misses));
+        let families = [
+            ("coredns_dns_requests_total", "counter", requests),
+            (
+                "coredns_dns_responses_total",
+                "counter",
+                self.responses.iter().enumerate().map(response).collect(),
+            ),
+            (
+                "coredns_cache_entries",
+                "gauge",
+                vec![entries("success", cached.0), entries("denial", cached.1)],
+            ),
+            ("coredns_cache_requests_total", "counter", vec![(all.clone(), hits + misses)]),
+            ("coredns_cache_misses_total", "counter", vec![(all.clone(), misses)]),
+            (
+                "coredns_forward_max_concurrent_rejects_total",
+                "counter",
+                vec![(server.to_owned(), value(&self.too_many))],
+            ),
+            (
+                "ferrite_dns_refused_clients_total",
+                "counter",
+                vec![(server.to_owned(), value(&self.refused_clients))],
+            ),
+        ];
+        let mut text = String::with_capacity(2048);
+        for (name, kind, series) in families {
+            if series.iter().all(|(_, value)| *value == 0) {
+                continue;
+            }
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "# TYPE {name} {kind}");
+            for (labels, value) in series.into_iter().filter(|(_, value)| *value > 0) {
+                let _ = writeln!(text, "{name}{{{labels}}} {value}");
+            }
         }
-        let cache = |kind: &str| format!("server=\"dns://:53\",type=\"{kind}\",view=\"\",zones=\".\"");
-        line("coredns_cache_entries", cache("success"), cached.0 as u64);
-        line("coredns_cache_entries", cache("denial"), cached.1 as u64);
-        let server = || "server=\"dns://:53\",view=\"\",zones=\".\"".to_owned();
-        line("coredns_cache_requests_total", server(), value(&self.cache_hits) + value(&self.cache_misses));
-        line("coredns_cache_misses_total", server(), value(&self.cache_misses));
-        line("coredns_forward_max_concurrent_rejects_total", String::new(), value(&self.too_many));
         text
     }
 }

@@ -219,15 +219,30 @@ fn write(query: &Query, response: &Response, additionals: bool, limit: u16) -> V
     bytes
 }
 
+/// Whether a question has an OPT record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extension {
+    Edns,
+    None,
+}
+
 /// A question to another resolver.
-pub fn encode_question(id: u16, name: &Name, kind: RecordType, flags: QuestionFlags) -> Option<Vec<u8>> {
+pub fn encode_question(
+    id: u16,
+    name: &Name,
+    kind: RecordType,
+    flags: QuestionFlags,
+    extension: Extension,
+) -> Option<Vec<u8>> {
     let mut message = Message::new(id, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = flags.recursion_desired;
     message.metadata.checking_disabled = flags.checking_disabled;
     message.add_query(Question::query(name.clone(), kind));
-    let mut edns = hickory_proto::op::Edns::new();
-    edns.set_max_payload(UPSTREAM_UDP).set_dnssec_ok(flags.dnssec_ok);
-    message.set_edns(edns);
+    if extension == Extension::Edns {
+        let mut edns = hickory_proto::op::Edns::new();
+        edns.set_max_payload(UPSTREAM_UDP).set_dnssec_ok(flags.dnssec_ok);
+        message.set_edns(edns);
+    }
     message.to_bytes().ok()
 }
 
@@ -268,8 +283,17 @@ pub fn parse_reply(
     case: Case,
 ) -> Result<Message, BadReply> {
     let response = packet.len() >= HEADER && packet[2] & 0xf8 == 0x80;
-    if !response || packet[..2] != id.to_be_bytes() || count(packet, 4) != 1 {
+    if !response || packet[..2] != id.to_be_bytes() {
         return Err(BadReply::Mismatch);
+    }
+    if count(packet, 4) != 1 {
+        // A resolver that could not read the question does not repeat it. Without the name only TCP can be believed.
+        let unread = packet.len() == HEADER && packet[4..12] == [0; 8];
+        return match case {
+            Case::Any if unread => Message::from_vec(packet).map_err(|_| BadReply::Unreadable),
+            _ if unread => Err(BadReply::Unreadable),
+            _ => Err(BadReply::Mismatch),
+        };
     }
     let mut decoder = BinDecoder::new(&packet[HEADER..]);
     // The name of the first question is never compressed: there is nothing before it to point to.

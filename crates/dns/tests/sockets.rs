@@ -243,6 +243,8 @@ enum Manner {
     Truncates,
     Silent,
     Fails,
+    /// Sends only a header for questions with EDNS.
+    Ancient,
 }
 
 struct Resolver {
@@ -291,7 +293,11 @@ async fn resolver(manner: Manner, scope: &Scope) -> Resolver {
                     reply.metadata.response_code = ResponseCode::ServFail;
                     reply.answers.clear();
                 }
-                Manner::Good => {}
+                Manner::Ancient if question.edns.is_some() => {
+                    let _ = udp.send_to(&unread(&question), client).await;
+                    continue;
+                }
+                Manner::Good | Manner::Ancient => {}
             }
             let _ = udp.send_to(&reply.to_vec().unwrap(), client).await;
         }
@@ -303,12 +309,20 @@ async fn resolver(manner: Manner, scope: &Scope) -> Resolver {
             stream.read_exact(&mut packet).await.unwrap();
             count.fetch_add(1, Ordering::SeqCst);
             let question = Message::from_vec(&packet).unwrap();
-            let reply = reply_to(&question, Ipv4Addr::new(192, 0, 2, 2)).to_vec().unwrap();
+            let reply = match manner {
+                Manner::Ancient if question.edns.is_some() => unread(&question),
+                _ => reply_to(&question, Ipv4Addr::new(192, 0, 2, 2)).to_vec().unwrap(),
+            };
             stream.write_u16(reply.len() as u16).await.unwrap();
             stream.write_all(&reply).await.unwrap();
         }
     });
     Resolver { address, udp: over_udp, tcp: over_tcp, questions }
+}
+
+/// The reply of a resolver that did not get beyond the header.
+fn unread(question: &Message) -> Vec<u8> {
+    Message::error_msg(question.metadata.id, OpCode::Query, ResponseCode::FormErr).to_vec().unwrap()
 }
 
 fn reply_to(question: &Message, address: Ipv4Addr) -> Message {
@@ -351,6 +365,7 @@ async fn resolvers_that_misbehave() {
         (Manner::LowerCase, Some("192.0.2.2"), 1, 1),
         (Manner::Truncates, Some("192.0.2.2"), 1, 1),
         (Manner::Fails, None, 1, 0),
+        (Manner::Ancient, Some("192.0.2.1"), 2, 1),
         (Manner::Silent, None, 2, 0),
     ] {
         let scope = Scope::new();

@@ -4,7 +4,7 @@ use crate::world::*;
 use std::net::UdpSocket;
 use std::process::Command;
 
-/// Knows one address for every name, and no other records. It ends with the test's process.
+/// Knows one address for every name in two domains, and no other records. It ends with the test's process.
 fn outside_resolver(world: &World) {
     let socket = world.netns.run(|| UdpSocket::bind("127.0.0.1:53").unwrap());
     std::thread::spawn(move || {
@@ -16,12 +16,14 @@ fn outside_resolver(world: &World) {
             while query[end] != 0 {
                 end += usize::from(query[end]) + 1;
             }
-            let kind = [query[end + 1], query[end + 2]];
+            let name = query[12..end].to_ascii_lowercase();
+            let known = name.ends_with(b"\x07outside\x04test") || name.ends_with(b"\x04corp\x04test");
+            let address = known && [query[end + 1], query[end + 2]] == [0, 1];
             end += 5;
             let mut reply = query[..end].to_vec();
-            reply[2..4].copy_from_slice(&[0x81, 0x80]);
-            reply[6..12].copy_from_slice(&[0, u8::from(kind == [0, 1]), 0, 0, 0, 0]);
-            if kind == [0, 1] {
+            reply[2..4].copy_from_slice(&[0x81, if known { 0x80 } else { 0x83 }]);
+            reply[6..12].copy_from_slice(&[0, u8::from(address), 0, 0, 0, 0]);
+            if address {
                 reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 1, 0, 0, 4, 192, 0, 2, 80]);
             }
             let _ = socket.send_to(&reply, client);
