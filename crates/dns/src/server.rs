@@ -40,6 +40,9 @@ const IDLE: Duration = Duration::from_secs(10);
 /// A client that does not read its replies is closed after this.
 const WRITE_TIME: Duration = Duration::from_secs(5);
 
+/// A port that is free for UDP may be taken for TCP.
+const ANY_PORT_ATTEMPTS: usize = 16;
+
 /// Everything queries are answered from.
 #[derive(Debug)]
 pub struct Server {
@@ -367,6 +370,16 @@ pub struct Sockets {
 impl Sockets {
     /// Port zero is any port that is free for both.
     pub fn bind(listen: &Listen) -> io::Result<Self> {
+        for _ in 0..ANY_PORT_ATTEMPTS {
+            match Self::bind_once(listen) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && listen.address.port() == 0 => {}
+                other => return other,
+            }
+        }
+        Self::bind_once(listen)
+    }
+
+    fn bind_once(listen: &Listen) -> io::Result<Self> {
         use nix::sys::socket::SockType;
         let udp = crate::socket::bind(listen, SockType::Datagram)?;
         let udp = UdpSocket::from_std(udp.into())?;

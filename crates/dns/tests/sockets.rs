@@ -198,6 +198,41 @@ async fn strangers_get_no_reply() {
 }
 
 #[tokio::test]
+async fn connections_of_one_client_are_limited() {
+    let world = World::start(None, |_| {});
+    let packet = query(1, LOCAL, RecordType::A).to_vec().unwrap();
+    let framed = [&(packet.len() as u16).to_be_bytes(), packet.as_slice()].concat();
+    let mut open = Vec::new();
+    for number in 1.. {
+        let mut stream = TcpStream::connect(world.address).await.unwrap();
+        let sent = stream.write_all(&framed).await;
+        // A connection that is one too many is closed without a reply.
+        if sent.is_err() || stream.read_u16().await.is_err() {
+            assert_eq!(number, 65);
+            break;
+        }
+        open.push(stream);
+    }
+    // Datagrams are answered nevertheless.
+    assert_eq!(addresses(&world.ask(LOCAL, RecordType::A).await), ["10.96.0.20"]);
+}
+
+#[tokio::test]
+async fn clients_of_ipv6() {
+    let loopback = SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 0));
+    let Ok(socket) = UdpSocket::bind(loopback).await else {
+        eprintln!("this machine has no IPv6");
+        return;
+    };
+    let world = World::start(None, |config| config.listen[0].address = loopback);
+    socket.connect(world.address).await.unwrap();
+    socket.send(&query(1, LOCAL, RecordType::A).to_vec().unwrap()).await.unwrap();
+    assert_eq!(addresses(&receive(&socket).await), ["10.96.0.20"]);
+    let metrics = world.dns.server().render_metrics();
+    assert!(metrics.contains("family=\"2\",proto=\"udp\""), "{metrics}");
+}
+
+#[tokio::test]
 async fn dig_understands_the_replies() {
     let world = World::start(None, |_| {});
     let dig = |arguments: &[&str]| {
@@ -256,9 +291,14 @@ struct Resolver {
 
 /// A resolver that knows one address for every name, 192.0.2.1 over UDP and 192.0.2.2 over TCP.
 async fn resolver(manner: Manner, scope: &Scope) -> Resolver {
-    let udp = UdpSocket::bind(any_port()).await.unwrap();
+    let (udp, tcp) = loop {
+        let udp = UdpSocket::bind(any_port()).await.unwrap();
+        // Another test may have taken the port for TCP.
+        if let Ok(tcp) = TcpListener::bind(udp.local_addr().unwrap()).await {
+            break (udp, tcp);
+        }
+    };
     let address = udp.local_addr().unwrap();
-    let tcp = TcpListener::bind(address).await.unwrap();
     let (over_udp, over_tcp) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (seen, questions) = mpsc::channel(100);
     let count = Arc::clone(&over_udp);

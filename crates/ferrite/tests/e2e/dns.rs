@@ -228,6 +228,32 @@ fn the_domain_and_the_resolvers_of_others_can_be_chosen() {
     assert!(configured.contains("svc.example.internal example.internal late.test\n"), "{configured}");
 }
 
+#[test]
+fn two_clusters_on_one_machine_do_not_disturb_each_other() {
+    let first = World::start();
+    // The same range of Services, and so the same address of the DNS Service.
+    let mut second =
+        World::prepare(&["--pod-cidr", "10.245.0.0/16", "--port", "7443", "--kubelet-port", "10251"]);
+    second.netns = first.netns.clone();
+    second.up();
+    for (world, name) in [(&first, "one"), (&second, "other")] {
+        world.kubectl(&["create", "service", "clusterip", name, "--tcp=80"]);
+        world.kubectl(&["run", "client", "--image", TOOLS, "--", "sleep"]);
+        world.wait_ready("client");
+    }
+    for (world, own, foreign) in [(&first, "one", "other"), (&second, "other", "one")] {
+        let service = world.get(&["service", own]);
+        assert_eq!(lookup(world, "client", own), [service["spec"]["clusterIP"].as_str().unwrap()]);
+        assert!(lookup(world, "client", foreign).is_empty());
+    }
+    // Programs of the node reach both by their own addresses.
+    let known = |server: &str, name: &str| {
+        !dig(&first, &[server, "+short", &format!("{name}.default.svc.cluster.local")]).is_empty()
+    };
+    assert!(known("@10.244.0.1", "one") && !known("@10.244.0.1", "other"));
+    assert!(known("@10.245.0.1", "other") && !known("@10.245.0.1", "one"));
+}
+
 /// Runs `ip` in a namespace.
 fn ip(netns: &Netns, arguments: &str) {
     let mut command = Command::new("ip");
