@@ -14,7 +14,7 @@ use ferrite_api::Cidr;
 use ferrite_client::Scope;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use hickory_proto::op::ResponseCode;
-use hickory_proto::rr::Record;
+use hickory_proto::rr::{Record, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
@@ -105,6 +105,10 @@ impl Server {
         self.metrics.render(self.forwarder.cached_entries())
     }
 
+    fn next_turn(&self) -> usize {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
     fn admits(&self, client: IpAddr) -> bool {
         let host = Cidr { address: client, bits: if client.is_ipv4() { 32 } else { 128 } };
         let admitted = self.clients.is_empty() || self.clients.iter().any(|range| range.contains(host));
@@ -143,7 +147,7 @@ impl Server {
                 index: &index,
                 synced: self.synced.load(Ordering::Acquire),
                 serial: self.serial.load(Ordering::Relaxed),
-                turn: self.turn.fetch_add(1, Ordering::Relaxed),
+                turn: self.next_turn(),
             };
             context.answer(&query)
         };
@@ -163,7 +167,7 @@ impl Server {
         let question = Question { name, kind: query.kind, flags };
         if let Some(reply) = self.forwarder.cached(&question) {
             count(&self.metrics.cache_hits);
-            return self.reply(&query, &shown(&query, &aliases, &reply), limit);
+            return self.reply(&query, &shown(&query, &aliases, &reply, self.next_turn()), limit);
         }
         count(&self.metrics.cache_misses);
         match self.forwarder.permit(client) {
@@ -184,7 +188,7 @@ impl Server {
 
     async fn finish(&self, pending: Box<Pending>) -> Vec<u8> {
         let reply = self.forwarder.resolve(&pending.question).await;
-        let response = shown(&pending.query, &pending.aliases, &reply);
+        let response = shown(&pending.query, &pending.aliases, &reply, self.next_turn());
         self.metrics.response(response.code);
         wire::encode(&pending.query, &response, pending.limit)
     }
@@ -329,8 +333,9 @@ fn push(output: &mut Vec<u8>, packet: &[u8]) {
 }
 
 /// A resolver's reply as a client sees it.
-fn shown(query: &Query, aliases: &[Record], reply: &Reply) -> Response {
+fn shown(query: &Query, aliases: &[Record], reply: &Reply, turn: usize) -> Response {
     let mut response = Response::clone(&reply.response);
+    rotate_addresses(&mut response.answers, turn);
     let all = response.answers.iter_mut().chain(&mut response.authorities).chain(&mut response.additionals);
     for record in all {
         record.ttl = reply.ttl;
@@ -350,6 +355,20 @@ fn shown(query: &Query, aliases: &[Record], reply: &Reply) -> Response {
         }
     }
     response
+}
+
+/// As CoreDNS's `loadbalance`: addresses take turns in their places, aliases stay before them.
+fn rotate_addresses(records: &mut [Record], turn: usize) {
+    let is_address = |record: &Record| matches!(record.record_type(), RecordType::A | RecordType::AAAA);
+    let places: Vec<usize> = (0..records.len()).filter(|at| is_address(&records[*at])).collect();
+    if places.len() < 2 {
+        return;
+    }
+    let mut rotated: Vec<Record> = places.iter().map(|at| records[*at].clone()).collect();
+    rotated.rotate_left(turn % places.len());
+    for (at, record) in places.into_iter().zip(rotated) {
+        records[at] = record;
+    }
 }
 
 /// Where to listen.
@@ -397,4 +416,24 @@ impl Sockets {
 pub fn bind_tcp(listen: &Listen) -> io::Result<TcpListener> {
     let socket = crate::socket::bind(listen, nix::sys::socket::SockType::Stream)?;
     TcpListener::from_std(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hickory_proto::rr::rdata::{A, CNAME};
+    use hickory_proto::rr::{Name, RData};
+
+    #[test]
+    fn addresses_of_others_take_turns_behind_their_alias() {
+        let record = |data| Record::from_rdata(Name::root(), 1, data);
+        let address = |last| record(RData::A(A([192, 0, 2, last].into())));
+        let mut records = vec![record(RData::CNAME(CNAME(Name::root()))), address(1), address(2), address(3)];
+        rotate_addresses(&mut records, 4);
+        let shown: Vec<String> = records.iter().map(|r| r.data.to_string()).collect();
+        assert_eq!(shown, [".", "192.0.2.2", "192.0.2.3", "192.0.2.1"]);
+        rotate_addresses(&mut records[..2], 1);
+        rotate_addresses(&mut [], 1);
+        assert_eq!(records[1].data.to_string(), "192.0.2.2");
+    }
 }
