@@ -127,15 +127,14 @@ impl ClusterDns {
         let metrics = metrics.and_then(|listen| serve_metrics(&listen, &dns, scope));
         let objects = Objects { service, endpoint: gateway, metrics: metrics.is_some() };
         let (admin, client) = (api.client("system:apiserver", &["system:masters"]), identity(api));
-        let (fed, tasks) = (Arc::clone(&dns), scope.clone());
+        let (fed, tasks, writer) = (Arc::clone(&dns), scope.clone(), admin.clone());
         scope.spawn(async move {
-            // The account's rights are among the objects: without them the informers would be refused.
-            while let Err(error) = objects.ensure(&admin).await {
-                tracing::error!(error = message_of(&error), "cannot make the objects of the DNS server");
-                tokio::time::sleep(AGAIN).await;
-            }
+            // Without the account's rights the informers would be refused.
+            until_written("rights", || ensure_rights(&writer)).await;
             fed.feed(client, &tasks).await;
         });
+        // Names are answered without the Service: somebody may have taken its address.
+        scope.spawn(async move { until_written("Service", || objects.ensure(&admin)).await });
         let address = match service {
             Some(address @ IpAddr::V4(_)) => address,
             // Pods have addresses of IPv4 only, and the Service has none.
@@ -229,7 +228,7 @@ async fn accept_scrapers(listener: TcpListener, dns: Arc<Dns>, scope: Scope) {
     }
 }
 
-/// What an upstream cluster has of CoreDNS, apart from its pods.
+/// The Service of the DNS server and where it leads.
 struct Objects {
     /// The Service's address; the API server chooses one if there is none.
     service: Option<IpAddr>,
@@ -237,19 +236,33 @@ struct Objects {
     metrics: bool,
 }
 
+/// Tries until the API server takes it.
+async fn until_written<F>(what: &str, write: impl Fn() -> F)
+where
+    F: Future<Output = Result<(), kube::Error>>,
+{
+    while let Err(error) = write().await {
+        tracing::error!(error = message_of(&error), "cannot write the {what} of the DNS server");
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// The account, and what it may do. What does not need each other is written together: each write waits for the disk.
+async fn ensure_rights(client: &kube::Client) -> Result<(), kube::Error> {
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), DNS_NAMESPACE);
+    let roles = Api::<ClusterRole>::all(client.clone());
+    let bindings = Api::<ClusterRoleBinding>::all(client.clone());
+    tokio::try_join!(
+        ensure(&accounts, json!({"metadata": {"name": ACCOUNT, "namespace": DNS_NAMESPACE}})),
+        ensure(&roles, role()),
+        ensure(&bindings, binding()),
+    )?;
+    Ok(())
+}
+
 impl Objects {
     async fn ensure(&self, client: &kube::Client) -> Result<(), kube::Error> {
-        let accounts = Api::<ServiceAccount>::namespaced(client.clone(), DNS_NAMESPACE);
-        let roles = Api::<ClusterRole>::all(client.clone());
-        let bindings = Api::<ClusterRoleBinding>::all(client.clone());
-        // What does not need each other is written together: each write waits for the disk.
-        tokio::try_join!(
-            ensure(&accounts, json!({"metadata": {"name": ACCOUNT, "namespace": DNS_NAMESPACE}})),
-            ensure(&roles, role()),
-            ensure(&bindings, binding()),
-            self.ensure_service(client),
-            self.ensure_slice(client),
-        )?;
+        tokio::try_join!(self.ensure_service(client), self.ensure_slice(client))?;
         Ok(())
     }
 

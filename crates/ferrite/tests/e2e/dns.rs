@@ -117,7 +117,9 @@ fn pods_resolve_names() {
     for name in ["kubernetes", "kubernetes.default", "kubernetes.default.svc.cluster.local"] {
         assert_eq!(lookup(name), ["10.96.0.1"], "{name}");
     }
-    assert_eq!(lookup("kube-dns.kube-system"), ["10.96.0.10"]);
+    eventually("the server knows its own Service", || {
+        (lookup("kube-dns.kube-system") == ["10.96.0.10"]).then_some(())
+    });
 
     // A headless service has the addresses of its ready pods, and their names.
     let one = pod_ip(&world.wait_ready("one")).to_string();
@@ -167,7 +169,8 @@ fn pods_resolve_names() {
 #[test]
 fn the_dns_service_is_there_and_its_account_may_only_read_names() {
     let mut world = World::start();
-    let service = world.get(&["service", "-n", "kube-system", "kube-dns"]);
+    let service = world.watch(&["-n", "kube-system", "service", "kube-dns"], |_| true);
+    world.watch(&["-n", "kube-system", "endpointslice", "kube-dns"], |_| true);
     assert_eq!(service["spec"]["clusterIP"], "10.96.0.10");
     assert_eq!(service["metadata"]["labels"]["k8s-app"], "kube-dns");
     assert_eq!(service["metadata"]["labels"]["kubernetes.io/name"], "CoreDNS");
