@@ -234,9 +234,12 @@ fn the_domain_and_the_resolvers_of_others_can_be_chosen() {
 #[test]
 fn two_clusters_on_one_machine_do_not_disturb_each_other() {
     let first = World::start();
-    // The same range of Services, and so the same address of the DNS Service.
-    let mut second =
-        World::prepare(&["--pod-cidr", "10.245.0.0/16", "--port", "7443", "--kubelet-port", "10251"]);
+    let mut second = World::prepare(&[
+        "--pod-cidr=10.245.0.0/16",
+        "--service-cluster-ip-range=10.200.0.0/16",
+        "--port=7443",
+        "--kubelet-port=10251",
+    ]);
     second.netns = first.netns.clone();
     second.up();
     for (world, name) in [(&first, "one"), (&second, "other")] {
@@ -249,12 +252,18 @@ fn two_clusters_on_one_machine_do_not_disturb_each_other() {
         assert_eq!(lookup(world, "client", own), [service["spec"]["clusterIP"].as_str().unwrap()]);
         assert!(lookup(world, "client", foreign).is_empty());
     }
-    // Programs of the node reach both by their own addresses.
+    // Programs of the node reach both.
     let known = |server: &str, name: &str| {
         !dig(&first, &[server, "+short", &format!("{name}.default.svc.cluster.local")]).is_empty()
     };
-    assert!(known("@10.244.0.1", "one") && !known("@10.244.0.1", "other"));
-    assert!(known("@10.245.0.1", "other") && !known("@10.245.0.1", "one"));
+    for (server, own, foreign) in [
+        ("@10.244.0.1", "one", "other"),
+        ("@10.96.0.10", "one", "other"),
+        ("@10.245.0.1", "other", "one"),
+        ("@10.200.0.10", "other", "one"),
+    ] {
+        assert!(known(server, own) && !known(server, foreign), "{server}");
+    }
 }
 
 /// Runs `ip` in a namespace.
