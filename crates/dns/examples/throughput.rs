@@ -34,9 +34,12 @@ fn packets() -> Vec<Vec<u8>> {
 fn start(scope: &Scope) -> Dns {
     let config = Config {
         domain: "cluster.local".into(),
-        listen: vec![Listen { address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), device: None }],
+        listen: vec![Listen {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            device: None,
+            clients: Vec::new(),
+        }],
         listen_if_free: Vec::new(),
-        clients: Vec::new(),
         resolv_conf: "/nonexistent".into(),
         stub_domains: Vec::new(),
         patience: Patience::default(),

@@ -14,7 +14,7 @@ use crate::wire::{Case, parse_reply};
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
     let zone = Zone::new("cluster.local", Vec::new()).expect("a domain");
     let resolvers = Resolvers::new("/nonexistent".into(), Vec::new(), Vec::new());
-    let server = Server::new(zone, Forwarder::new(resolvers, Patience::default()), Vec::new());
+    let server = Server::new(zone, Forwarder::new(resolvers, Patience::default()));
     server.update(1, |index| index.apply_namespace("default"));
     server.set_synced();
     server

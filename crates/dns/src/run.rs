@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ferrite_api::Cidr;
 use ferrite_client::{Change, Informer, ListSelector, Scope};
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -26,8 +25,6 @@ pub struct Config {
     pub listen: Vec<Listen>,
     /// Where clients on this node are answered if possible. Another cluster of this machine may have taken the address.
     pub listen_if_free: Vec<Listen>,
-    /// Ranges of clients; everybody else is ignored. Empty means everybody.
-    pub clients: Vec<Cidr>,
     /// The node's resolver configuration, which is read again when it changes.
     pub resolv_conf: PathBuf,
     pub stub_domains: Vec<StubDomain>,
@@ -76,7 +73,7 @@ impl Dns {
         // Loopback addresses of tests have other ports and are no loop.
         own.retain(|ip| !ip.is_loopback());
         let resolvers = Resolvers::new(config.resolv_conf, config.stub_domains, own);
-        let server = Arc::new(Server::new(zone, Forwarder::new(resolvers, config.patience), config.clients));
+        let server = Arc::new(Server::new(zone, Forwarder::new(resolvers, config.patience)));
         for bound in sockets {
             server.serve(bound, scope);
         }

@@ -53,8 +53,6 @@ pub struct Server {
     turn: AtomicUsize,
     forwarder: Forwarder,
     metrics: Metrics,
-    /// Who is answered; everybody if empty.
-    clients: Vec<Cidr>,
     connections: Arc<Semaphore>,
 }
 
@@ -76,7 +74,7 @@ struct Pending {
 }
 
 impl Server {
-    pub fn new(zone: Zone, forwarder: Forwarder, clients: Vec<Cidr>) -> Self {
+    pub fn new(zone: Zone, forwarder: Forwarder) -> Self {
         Self {
             zone,
             index: RwLock::default(),
@@ -85,7 +83,6 @@ impl Server {
             turn: AtomicUsize::new(0),
             forwarder,
             metrics: Metrics::default(),
-            clients,
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         }
     }
@@ -109,9 +106,9 @@ impl Server {
         self.turn.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn admits(&self, client: IpAddr) -> bool {
+    fn admits(&self, clients: &[Cidr], client: IpAddr) -> bool {
         let host = Cidr { address: client, bits: if client.is_ipv4() { 32 } else { 128 } };
-        let admitted = self.clients.is_empty() || self.clients.iter().any(|range| range.contains(host));
+        let admitted = clients.is_empty() || clients.iter().any(|range| range.contains(host));
         if !admitted {
             count(&self.metrics.refused_clients);
         }
@@ -195,12 +192,12 @@ impl Server {
 
     /// Answers on the sockets until the scope ends.
     pub fn serve(self: &Arc<Self>, sockets: Sockets, scope: &Scope) {
-        let udp = Arc::new(sockets.udp);
-        scope.spawn(Arc::clone(self).serve_udp(udp, scope.clone()));
-        scope.spawn(Arc::clone(self).serve_tcp(sockets.tcp, scope.clone()));
+        let (udp, clients) = (Arc::new(sockets.udp), sockets.clients);
+        scope.spawn(Arc::clone(self).serve_udp(udp, clients.clone(), scope.clone()));
+        scope.spawn(Arc::clone(self).serve_tcp(sockets.tcp, clients, scope.clone()));
     }
 
-    async fn serve_udp(self: Arc<Self>, socket: Arc<UdpSocket>, scope: Scope) {
+    async fn serve_udp(self: Arc<Self>, socket: Arc<UdpSocket>, admitted: Vec<Cidr>, scope: Scope) {
         let mut buffer = vec![0; MAX_UDP_QUERY];
         loop {
             if let Err(error) = socket.readable().await {
@@ -214,7 +211,7 @@ impl Server {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(_) => continue,
                 };
-                if client.port() == 0 || !self.admits(client.ip()) {
+                if client.port() == 0 || !self.admits(&admitted, client.ip()) {
                     continue;
                 }
                 match self.begin(&buffer[..size], client.ip(), Transport::Udp) {
@@ -234,7 +231,7 @@ impl Server {
         }
     }
 
-    async fn serve_tcp(self: Arc<Self>, listener: TcpListener, scope: Scope) {
+    async fn serve_tcp(self: Arc<Self>, listener: TcpListener, admitted: Vec<Cidr>, scope: Scope) {
         let clients = Arc::new(crate::limit::PerClient::new(MAX_CONNECTIONS_PER_CLIENT));
         loop {
             let (stream, client) = match listener.accept().await {
@@ -246,7 +243,7 @@ impl Server {
                     continue;
                 }
             };
-            if !self.admits(client.ip()) {
+            if !self.admits(&admitted, client.ip()) {
                 continue;
             }
             let Ok(total) = Arc::clone(&self.connections).try_acquire_owned() else { continue };
@@ -377,6 +374,8 @@ pub struct Listen {
     pub address: SocketAddr,
     /// Packets from other interfaces do not reach the socket.
     pub device: Option<String>,
+    /// Ranges of clients; everybody else is ignored. Empty means everybody who can reach the socket.
+    pub clients: Vec<Cidr>,
 }
 
 /// A UDP and a TCP socket of one address.
@@ -384,6 +383,7 @@ pub struct Listen {
 pub struct Sockets {
     udp: UdpSocket,
     tcp: TcpListener,
+    clients: Vec<Cidr>,
 }
 
 impl Sockets {
@@ -402,9 +402,9 @@ impl Sockets {
         use nix::sys::socket::SockType;
         let udp = crate::socket::bind(listen, SockType::Datagram)?;
         let udp = UdpSocket::from_std(udp.into())?;
-        let listen = Listen { address: udp.local_addr()?, device: listen.device.clone() };
+        let listen = Listen { address: udp.local_addr()?, ..listen.clone() };
         let tcp = crate::socket::bind(&listen, SockType::Stream)?;
-        Ok(Self { udp, tcp: TcpListener::from_std(tcp.into())? })
+        Ok(Self { udp, tcp: TcpListener::from_std(tcp.into())?, clients: listen.clients })
     }
 
     pub fn address(&self) -> io::Result<SocketAddr> {

@@ -38,9 +38,8 @@ impl World {
         let stub = |server| StubDomain { domain: domain_name("test").unwrap(), servers: vec![server] };
         let mut config = Config {
             domain: "cluster.local".into(),
-            listen: vec![Listen { address: any_port(), device: None }],
+            listen: vec![Listen { address: any_port(), device: None, clients: Vec::new() }],
             listen_if_free: Vec::new(),
-            clients: Vec::new(),
             resolv_conf: "/nonexistent".into(),
             stub_domains: resolver.into_iter().map(stub).collect(),
             patience: Patience { attempt: Duration::from_millis(300), total: Duration::from_secs(2) },
@@ -181,7 +180,7 @@ async fn hostile_packets() {
 #[tokio::test]
 async fn strangers_get_no_reply() {
     let world = World::start(None, |config| {
-        config.clients = vec![Cidr { address: IpAddr::from([127, 0, 0, 2]), bits: 32 }];
+        config.listen[0].clients = vec![Cidr { address: IpAddr::from([127, 0, 0, 2]), bits: 32 }];
     });
     let friend = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 2), 0)).await.unwrap();
     friend.connect(world.address).await.unwrap();

@@ -106,24 +106,26 @@ impl ClusterDns {
         }
         // Pods of another runtime come from interfaces that we do not know.
         let device = options.container_runtime_endpoint.is_none().then(|| bridge.name().to_owned());
-        let at = |device: Option<&str>, port| -> Vec<Listen> {
+        let pods = clients(options, &own, node_ip);
+        let at = |device: Option<&str>, port, clients: &[Cidr]| -> Vec<Listen> {
             let listen = |ip: &Ipv4Addr| Listen {
                 address: SocketAddr::from((*ip, port)),
                 device: device.map(str::to_owned),
+                clients: clients.to_vec(),
             };
             own.iter().map(listen).collect()
         };
         let config = Config {
             domain: options.dns.cluster_domain.clone(),
-            listen: at(device.as_deref(), DNS_PORT),
-            listen_if_free: if device.is_some() { at(Some("lo"), DNS_PORT) } else { Vec::new() },
-            clients: clients(options, &own, node_ip),
+            listen: at(device.as_deref(), DNS_PORT, &pods),
+            // Whatever its source is, a packet from there is this machine's.
+            listen_if_free: if device.is_some() { at(Some("lo"), DNS_PORT, &[]) } else { Vec::new() },
             resolv_conf: options.dns.resolv_conf.clone(),
             stub_domains: options.dns.dns_stub_domain.clone(),
             patience: Patience::default(),
         };
         let dns = Arc::new(Dns::start(config, scope).map_err(explain)?);
-        let metrics = at(device.as_deref(), METRICS_PORT).into_iter().next();
+        let metrics = at(device.as_deref(), METRICS_PORT, &pods).into_iter().next();
         let metrics = metrics.and_then(|listen| serve_metrics(&listen, &dns, scope));
         let objects = Objects { service, endpoint: gateway, metrics: metrics.is_some() };
         let (admin, client) = (api.client("system:apiserver", &["system:masters"]), identity(api));
