@@ -252,16 +252,11 @@ fn two_clusters_on_one_machine_do_not_disturb_each_other() {
         assert_eq!(lookup(world, "client", own), [service["spec"]["clusterIP"].as_str().unwrap()]);
         assert!(lookup(world, "client", foreign).is_empty());
     }
-    // Programs of the node reach both.
+    // Programs of the node reach both by their own addresses.
     let known = |server: &str, name: &str| {
         !dig(&first, &[server, "+short", &format!("{name}.default.svc.cluster.local")]).is_empty()
     };
-    for (server, own, foreign) in [
-        ("@10.244.0.1", "one", "other"),
-        ("@10.96.0.10", "one", "other"),
-        ("@10.245.0.1", "other", "one"),
-        ("@10.200.0.10", "other", "one"),
-    ] {
+    for (server, own, foreign) in [("@10.244.0.1", "one", "other"), ("@10.245.0.1", "other", "one")] {
         assert!(known(server, own) && !known(server, foreign), "{server}");
     }
 }
