@@ -160,6 +160,7 @@ objects! {
     k8s_openapi::api::node::v1::RuntimeClass,
     k8s_openapi::api::policy::v1::PodDisruptionBudget,
     k8s_openapi::api::rbac::v1::ClusterRole,
+    k8s_openapi::api::rbac::v1::ClusterRoleBinding,
     k8s_openapi::api::storage::v1::VolumeAttributesClass,
     k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService,

@@ -157,6 +157,14 @@ impl ServiceRanges {
         primary.address_of(ferrite_api::address_number(primary.address).0 + 1)
     }
 
+    /// The address of the cluster's DNS Service: the tenth of the primary range, as kubeadm chooses. None if the range
+    /// is too small for it.
+    pub fn dns_address(&self) -> Option<IpAddr> {
+        let primary = self.0[0];
+        let address = primary.address_of(ferrite_api::address_number(primary.address).0 + 10);
+        primary.contains_host(address).then_some(address)
+    }
+
     /// The range of IPv4, as text.
     pub fn v4(&self) -> Option<String> {
         self.0.iter().find(|range| range.address.is_ipv4()).map(ToString::to_string)
@@ -226,7 +234,12 @@ pub struct Place {
     pub listen: Vec<IpAddr>,
     /// A whole cluster has nobody else's components, so that writers of what nothing acts on are warned.
     pub whole: bool,
+    /// The cluster's domain, in which the server has a name.
+    pub domain: String,
 }
+
+/// The domain of clusters for which no other is chosen.
+pub const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// Listens on the same port of every address.
 async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, BoxError> {
@@ -250,13 +263,7 @@ async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, B
 }
 
 /// The names every API server is known by, besides its addresses.
-const NAMES: [&str; 5] = [
-    "localhost",
-    "kubernetes",
-    "kubernetes.default",
-    "kubernetes.default.svc",
-    "kubernetes.default.svc.cluster.local",
-];
+const NAMES: [&str; 4] = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
 
 impl Running {
     /// Opens the store, makes certificates and serves.
@@ -271,6 +278,7 @@ impl Running {
         let service_ip = options.service_cluster_ip_range.first_address();
         let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
         names.extend([
+            format!("kubernetes.default.svc.{}", place.domain),
             IpAddr::from(Ipv4Addr::LOCALHOST).to_string(),
             service_ip.to_string(),
             node_address.to_string(),
@@ -426,6 +434,19 @@ mod tests {
         ] {
             let ranges = parse_service_ranges(text);
             assert_eq!(ranges.map(|r| r.first_address().to_string()).ok().as_deref(), first, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_dns_service_has_the_tenth_address_of_the_primary_range() {
+        for (text, want) in [
+            ("10.96.0.0/12", Some("10.96.0.10")),
+            ("fd00::/108,10.0.0.0/24", Some("fd00::a")),
+            ("10.0.0.16/28", Some("10.0.0.26")),
+            ("10.0.0.0/29", None),
+        ] {
+            let ranges = parse_service_ranges(text).unwrap();
+            assert_eq!(ranges.dns_address().map(|a| a.to_string()).as_deref(), want, "{text}");
         }
     }
 }

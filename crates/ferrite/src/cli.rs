@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::apiserver::{BoxError, Place, Running, ServerOptions};
+use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Place, Running, ServerOptions};
 use crate::cluster::start_scheduler;
 use crate::data_dir::DataDirectory;
 use crate::image::Image;
@@ -159,7 +159,12 @@ impl ServerPlace {
         let running = Running::start(
             &paths,
             &self.server,
-            &Place { address: advertise, listen: vec![Ipv4Addr::UNSPECIFIED.into()], whole },
+            &Place {
+                address: advertise,
+                listen: vec![Ipv4Addr::UNSPECIFIED.into()],
+                whole,
+                domain: CLUSTER_DOMAIN.into(),
+            },
         )
         .await?;
         running.write_admin_kubeconfig(&paths)?;

@@ -5,6 +5,7 @@
 
 use crate::apiserver::{BoxError, Cidr, Place, Running, ServerOptions};
 use crate::control::Control;
+use crate::dns::{ClusterDns, DnsOptions};
 use crate::paths::Paths;
 use crate::progress::Progress;
 use ferrite_client::{Events, Informers, Scope};
@@ -48,6 +49,8 @@ pub struct ClusterOptions {
     /// Addresses of all pods; the node takes the first /24.
     #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
     pub pod_cidr: Cidr,
+    #[command(flatten)]
+    pub dns: DnsOptions,
     /// Port of the kubelet.
     #[arg(long, default_value_t = 10250, value_name = "PORT")]
     pub kubelet_port: u16,
@@ -109,6 +112,8 @@ pub struct Cluster {
     pub node_name: String,
     /// None when another runtime runs the pods.
     embedded: Option<Embedded>,
+    /// None when pods resolve names as the node does.
+    dns: Option<ClusterDns>,
     scope: Scope,
     _kubelet: Kubelet,
 }
@@ -145,8 +150,12 @@ impl Cluster {
         };
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
-        let place =
-            Place { address: node_ip, listen: vec![Ipv4Addr::LOCALHOST.into(), gateway], whole: true };
+        let place = Place {
+            address: node_ip,
+            listen: vec![Ipv4Addr::LOCALHOST.into(), gateway],
+            whole: true,
+            domain: options.dns.cluster_domain.clone(),
+        };
         let api = Running::start(paths, &with_node_restriction(&options.server), &place).await?;
         api.write_admin_kubeconfig(paths)?;
         progress.done("API server", &api.url);
@@ -155,6 +164,11 @@ impl Cluster {
         let informers = api.start_controllers(&["*".to_owned()], &scope)?;
         start_scheduler(&api, informers, &scope)?;
         progress.done("control plane", "controllers, scheduler");
+
+        let dns = ClusterDns::start(options, &bridge, node_ip, &api, &scope).await?;
+        if let Some(dns) = &dns {
+            progress.done("DNS", &format!("{} at {}", options.dns.cluster_domain, dns.address));
+        }
 
         let (embedded, services) = match &options.container_runtime_endpoint {
             None => {
@@ -173,9 +187,10 @@ impl Cluster {
             }
         };
 
-        let kubelet = start_kubelet(paths, options, &api, services, &node_name, node_ip, &scope).await?;
+        let node = NodePlace { name: &node_name, ip: node_ip, dns: dns.as_ref().map(|dns| dns.address) };
+        let kubelet = start_kubelet(paths, options, &api, services, &node, &scope).await?;
         progress.done("kubelet", &format!("node {node_name}"));
-        Ok(Self { api, node_name, embedded, scope, _kubelet: kubelet })
+        Ok(Self { api, node_name, embedded, dns, scope, _kubelet: kubelet })
     }
 
     /// Waits until the node says that it is ready and a pod could be created.
@@ -190,7 +205,11 @@ impl Cluster {
         .await?;
         // Pods run as a service account; its controller makes one in every namespace.
         let accounts = ferrite_client::Api::<ServiceAccount>::namespaced(client, "default");
-        self.until(accounts, "default", |_| true).await
+        self.until(accounts, "default", |_| true).await?;
+        if let Some(dns) = &self.dns {
+            dns.synced().await;
+        }
+        Ok(())
     }
 
     /// Waits until the object of that name is as `accept` wants it.
@@ -313,15 +332,23 @@ async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
     Ok(())
 }
 
+/// What the kubelet is told of its node.
+struct NodePlace<'a> {
+    name: &'a str,
+    ip: IpAddr,
+    /// The name server of pods.
+    dns: Option<IpAddr>,
+}
+
 async fn start_kubelet(
     paths: &Paths,
     options: &ClusterOptions,
     api: &Running,
     services: Services,
-    node_name: &str,
-    node_ip: IpAddr,
+    node: &NodePlace<'_>,
     scope: &Scope,
 ) -> Result<Kubelet, BoxError> {
+    let (node_name, node_ip) = (node.name, node.ip);
     let names = vec![node_name.to_owned(), node_ip.to_string(), Ipv4Addr::LOCALHOST.to_string()];
     let serving = api.pki.ensure(
         "kubelet",
@@ -345,6 +372,9 @@ async fn start_kubelet(
         },
         tls: Some(tls),
         api_server: Some((service_ip, 443)),
+        cluster_dns: node.dns,
+        cluster_domain: options.dns.cluster_domain.clone(),
+        resolv_conf: options.dns.resolv_conf.clone(),
         image_credential_providers: options
             .image_credential_provider_config
             .clone()

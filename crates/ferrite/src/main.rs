@@ -6,6 +6,7 @@ mod cluster;
 mod component;
 mod control;
 mod data_dir;
+mod dns;
 mod docker;
 mod down;
 mod image;

@@ -26,4 +26,5 @@ pub const TARGETS: &[Target] = &[
     nodes::LAYER,
     nodes::REFERENCE,
     nodes::PAGE,
+    nodes::DNS,
 ];

@@ -237,6 +237,23 @@ async fn addresses_nobody_owns_die_on_the_node() {
 }
 
 #[tokio::test]
+async fn pods_reach_the_node_by_an_address_it_was_given() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a) = (TestNs::new(), TestNs::new());
+    let before = inventory(&node).await;
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    let pod = attach(&bridge, "a", &a).await;
+    let address = "10.96.0.10".parse().unwrap();
+    assert_ne!(connect_error(&a, "10.96.0.10:53"), io::ErrorKind::ConnectionRefused, "nobody has it yet");
+    bridge.add_node_address(address).await.unwrap();
+    bridge.add_node_address(address).await.unwrap();
+    assert_eq!(echo(&a, &node, address.into()), format!("ping from {pod}"));
+    assert_eq!(echo(&node, &a, pod), "ping from 10.244.1.1", "it is no source for other destinations");
+    bridge.remove().await.unwrap();
+    assert_eq!(inventory(&node).await, before);
+}
+
+#[tokio::test]
 async fn remove_leaves_the_node_as_it_was() {
     let state = tempfile::tempdir().unwrap();
     let (node, a) = (TestNs::new(), TestNs::new());
