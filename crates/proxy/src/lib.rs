@@ -8,3 +8,4 @@ pub mod diff;
 pub mod kernel;
 pub mod layout;
 pub mod model;
+pub mod sync;

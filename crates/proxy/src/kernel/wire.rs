@@ -421,10 +421,11 @@ impl Messages {
                 m.number(5, register(*data));
                 m.attribute(6, &(u64::from(*seconds) * 1000).to_be_bytes());
             }),
-            Expr::Forget { set, key } => self.named("dynset", |m| {
+            Expr::Forget { set, key, data } => self.named("dynset", |m| {
                 m.text(1, set.shape().name);
                 m.number(3, 2);
                 m.number(4, register(*key));
+                m.number(5, register(*data));
             }),
             Expr::DestinationNat { address, port } => {
                 let family = u32::from(self.family);
@@ -487,7 +488,6 @@ fn hook_number(hook: Hook) -> u32 {
     match hook {
         Hook::Prerouting => 0,
         Hook::Input => 1,
-        Hook::Forward => 2,
         Hook::Output => 3,
         Hook::Postrouting => 4,
     }

@@ -9,7 +9,6 @@ use crate::model::{Cidr, IpFamily};
 pub enum Hook {
     Prerouting,
     Input,
-    Forward,
     Output,
     Postrouting,
 }
@@ -33,6 +32,9 @@ const SOURCE_NAT: i32 = 100;
 const FILTER: i32 = 0;
 /// Before DNAT, where a packet still has the address of the load balancer.
 const BEFORE_DNAT: i32 = DESTINATION_NAT - 10;
+/// After DNAT: a packet that still has the address of a Service here has met no service port. It is refused before the
+/// kernel looks for a route, which would refuse it in another way.
+const AFTER_DNAT: i32 = DESTINATION_NAT + 10;
 
 const SERVICES: &str = "services";
 const MASQUERADING: &str = "masquerading";
@@ -47,7 +49,7 @@ pub fn base_chains(config: &LayoutConfig) -> Vec<BaseChain> {
     let jump_new = |chain: &str| -> Rule { new_connection().into_iter().chain([jump(chain)]).collect() };
     let hooked = |name: &str, hook, rules| BaseChain { name: name.to_owned(), hook: Some(hook), rules };
     use ChainType::{Filter, Nat};
-    use Hook::{Forward, Input, Output, Postrouting, Prerouting};
+    use Hook::{Input, Output, Postrouting, Prerouting};
     vec![
         called(SERVICES, services(config)),
         called(MASQUERADING, masquerading(config)),
@@ -57,12 +59,12 @@ pub fn base_chains(config: &LayoutConfig) -> Vec<BaseChain> {
         called(CLUSTER_IPS, cluster_ips(config)),
         hooked("filter-prerouting-pre-dnat", (Filter, Prerouting, BEFORE_DNAT), vec![jump_new(FIREWALL)]),
         hooked("filter-output-pre-dnat", (Filter, Output, BEFORE_DNAT), vec![jump_new(FIREWALL)]),
+        hooked("filter-input", (Filter, Input, FILTER), vec![jump_new(NO_NODE_PORT_ENDPOINTS)]),
         hooked(
-            "filter-input",
-            (Filter, Input, FILTER),
-            vec![jump_new(NO_NODE_PORT_ENDPOINTS), jump_new(NO_ENDPOINTS)],
+            "filter-prerouting",
+            (Filter, Prerouting, AFTER_DNAT),
+            vec![jump_new(NO_ENDPOINTS), jump_new(CLUSTER_IPS)],
         ),
-        hooked("filter-forward", (Filter, Forward, FILTER), vec![jump_new(NO_ENDPOINTS), jump_new(CLUSTER_IPS)]),
         hooked("filter-output", (Filter, Output, FILTER), vec![jump_new(NO_ENDPOINTS), jump_new(CLUSTER_IPS)]),
         hooked("nat-prerouting", (Nat, Prerouting, DESTINATION_NAT), vec![vec![jump(SERVICES)]]),
         hooked("nat-output", (Nat, Output, DESTINATION_NAT), vec![vec![jump(SERVICES)]]),

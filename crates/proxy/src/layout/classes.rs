@@ -168,7 +168,14 @@ fn pick_rules(pick: Pick, config: &LayoutConfig) -> Vec<Rule> {
         );
         // The kernel only makes a known element expire later; it does not give it a new value.
         rules.push(
-            load_id().into_iter().chain([load_client(), Expr::Forget { set: SetName::Affinity, key: client }]).collect(),
+            load_id()
+                .into_iter()
+                .chain([
+                    load_client(),
+                    Expr::Map { set: SetName::Affinity, key: client, to: endpoint },
+                    Expr::Forget { set: SetName::Affinity, key: client, data: endpoint },
+                ])
+                .collect(),
         );
         rules.push(index(random()).into_iter().chain([load_client(), remember(), nat()]).collect());
     }

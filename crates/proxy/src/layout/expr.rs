@@ -42,7 +42,8 @@ pub enum Expr {
     VerdictMap { set: SetName, key: Register },
     /// Adds an element or makes it expire later.
     Remember { set: SetName, key: Register, data: Register, seconds: u32 },
-    Forget { set: SetName, key: Register },
+    /// Removes an element of a map; the kernel wants its value named, too.
+    Forget { set: SetName, key: Register, data: Register },
     DestinationNat { address: Register, port: Register },
     Masquerade,
     Reject,
