@@ -12,6 +12,9 @@ use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
 use ferrite_network::{Bridge, BridgeConfig};
 use ferrite_pki::{Purpose, Subject};
+use ferrite_proxy::layout::LocalTraffic;
+use ferrite_proxy::model::IpFamily;
+use ferrite_proxy::{Proxy, ProxyConfig};
 use ferrite_runtime::Runtime;
 use ferrite_runtime::image::cri::Images;
 use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
@@ -19,6 +22,7 @@ use ferrite_scheduler::{Profile, SchedulerContext};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Who makes control groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -173,6 +177,12 @@ impl Cluster {
             }
         };
 
+        match start_proxy(paths, options, &api, &bridge, &node_name, node_ip, &scope).await {
+            Ok(()) => progress.done("proxy", &paths.proxy_table()),
+            // Pods and the API work; only Services lead nowhere, as on a kernel built without nftables.
+            Err(error) => tracing::warn!(%error, "Services cannot be reached by their addresses"),
+        }
+
         let kubelet = start_kubelet(paths, options, &api, services, &node_name, node_ip, &scope).await?;
         progress.done("kubelet", &format!("node {node_name}"));
         Ok(Self { api, node_name, embedded, scope, _kubelet: kubelet })
@@ -309,6 +319,37 @@ async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
     let builtin = Builtin::tools()?;
     let store = Arc::clone(images.store());
     tokio::task::spawn_blocking(move || store.add_builtin(&builtin)).await??;
+    Ok(())
+}
+
+/// Starts the service proxy of the node.
+async fn start_proxy(
+    paths: &Paths,
+    options: &ClusterOptions,
+    api: &Running,
+    bridge: &Bridge,
+    node_name: &str,
+    node_ip: IpAddr,
+    scope: &Scope,
+) -> Result<(), BoxError> {
+    /// Upstream's port for load balancers that ask about the node.
+    const HEALTHZ_PORT: u16 = 10256;
+    /// Changes that come together go into one transaction; alone they do not wait for long.
+    const MIN_SYNC_PERIOD: Duration = Duration::from_millis(20);
+    bridge.route_services().await?;
+    let config = ProxyConfig {
+        node_ips: vec![node_ip],
+        table: paths.proxy_table(),
+        // Pods have IPv4 addresses.
+        families: vec![IpFamily::V4],
+        local_traffic: LocalTraffic::Cidrs(vec![options.pod_cidr.to_string().parse()?]),
+        // Node ports answer where the node does, and nowhere else.
+        node_port_addresses: vec![ferrite_proxy::model::Cidr::single(node_ip)],
+        min_sync_period: MIN_SYNC_PERIOD,
+        healthz_bind_address: Some(SocketAddr::new(node_ip, HEALTHZ_PORT)),
+        ..ProxyConfig::new(node_name)
+    };
+    Proxy::start(config, api.client("system:kube-proxy", &[]), scope).await?;
     Ok(())
 }
 

@@ -1,11 +1,17 @@
 //! The service proxy: Services and EndpointSlices become nftables maps.
 //!
 //! The pure core goes from API objects to a transaction: [`model`] (service ports with their endpoints), [`layout`]
-//! (the table as data) and [`diff`] (what to change). [`kernel`] sends it through netlink. [`Proxy`] puts them
-//! together behind informers.
+//! (the table as data) and [`diff`] (what to change). [`kernel`] sends it through netlink, and [`sync`] keeps one table
+//! up to date. [`Proxy`] puts them behind informers, with [`conntrack`] and [`health`] beside.
 
+pub mod conntrack;
 pub mod diff;
+pub mod health;
 pub mod kernel;
 pub mod layout;
+mod metrics;
 pub mod model;
+mod run;
 pub mod sync;
+
+pub use run::{Proxy, ProxyConfig, ProxyError, remove_tables};
