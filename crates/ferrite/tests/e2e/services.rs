@@ -1,0 +1,94 @@
+//! Services: an address that leads to pods, from pods and from the node.
+
+use crate::world::*;
+use ferrite_proxy::kernel::{OwnGenerations, Table};
+use ferrite_proxy::model::IpFamily;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+fn cluster_ip(world: &World, service: &str) -> String {
+    world.kubectl(&["get", "service", service, "-o", "jsonpath={.spec.clusterIP}"])
+}
+
+/// The first answer at `target`; the proxy learns of a Service a moment after the API does.
+fn first_answer(world: &World, target: SocketAddr) -> String {
+    eventually("an answer of the Service", || world.netns.http_get(target, "/").ok())
+}
+
+/// Deletes the proxy's table behind its back.
+fn delete_table(world: &World) {
+    world.netns.run(|| {
+        let links = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        let names = links.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
+        let bridge = names.into_iter().find(|name| name.starts_with("fe-")).unwrap();
+        let table = format!("kube-proxy-{bridge}");
+        Table::open(IpFamily::V4, &table, None, OwnGenerations::default()).unwrap().remove().unwrap();
+    });
+}
+
+#[test]
+fn a_cluster_ip_leads_to_every_pod_of_its_service() {
+    let world = World::start();
+    world.kubectl(&["create", "deployment", "web", "--image", TOOLS, "--replicas=2", "--", "/ferrite", "tools", "http", "--text=hello"]);
+    world.wait_rolled_out("web", 2);
+    world.kubectl(&["expose", "deployment", "web", "--port=80", "--target-port=8080", "--type=NodePort"]);
+    let ip = cluster_ip(&world, "web");
+    let target: SocketAddr = format!("{ip}:80").parse().unwrap();
+    first_answer(&world, target);
+
+    // The node's own processes: every pod has its share.
+    let names: BTreeSet<String> =
+        world.pods("app=web").iter().map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned()).collect();
+    let mut seen = BTreeSet::new();
+    eventually("answers of both pods", || {
+        let answer = world.netns.http_get(target, "/").unwrap();
+        seen.extend(names.iter().filter(|name| answer.contains(name.as_str())).cloned());
+        (seen == names).then_some(())
+    });
+
+    // Another pod, and a pod that may meet itself.
+    let url = format!("http://{ip}/");
+    world.kubectl(&["run", "client", "--image", TOOLS, "--restart=Never", "--", "get", &url]);
+    world.watch(&["pod", "client"], |pod| pod["status"]["phase"] == "Succeeded");
+    assert!(world.kubectl(&["logs", "client"]).starts_with("hello web-"));
+    let one = names.first().unwrap();
+    for _ in 0..8 {
+        let answer = world.kubectl(&["exec", one, "--", "/ferrite", "tools", "get", &url]);
+        assert!(answer.starts_with("hello web-"), "{answer}");
+    }
+
+    // The node port, at the node's address.
+    let port = world.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.ports[0].nodePort}"]);
+    let node_port: SocketAddr = format!("10.244.0.1:{port}").parse().unwrap();
+    assert!(world.netns.http_get(node_port, "/").unwrap().starts_with("hello web-"));
+
+    // Somebody deletes the table: it comes back.
+    delete_table(&world);
+    first_answer(&world, target);
+
+    // Without pods, the client is told at once.
+    world.kubectl(&["scale", "deployment", "web", "--replicas=0"]);
+    eventually("a refusal", || {
+        world.netns.http_get(target, "/").err().filter(|error| error.contains("refused"))
+    });
+    let health = world.netns.http_get("10.244.0.1:10256".parse().unwrap(), "/healthz").unwrap();
+    assert!(health.contains("\"nodeEligible\":true,\"healthy\":true"), "{health}");
+    world.kubectl(&["delete", "service", "web"]);
+}
+
+#[test]
+fn a_pod_reaches_the_api_server_by_the_kubernetes_service() {
+    let world = World::start();
+    assert_eq!(cluster_ip(&world, "kubernetes"), "10.96.0.1");
+    world.kubectl(&["create", "clusterrolebinding", "look", "--clusterrole=view", "--serviceaccount=default:default"]);
+    let path = "/api/v1/namespaces/default/services/kubernetes";
+    world.kubectl(&["run", "asks", "--image", TOOLS, "--restart=OnFailure", "--", "api", path]);
+    world.watch(&["pod", "asks"], |pod| pod["status"]["phase"] == "Succeeded");
+    let answer = world.kubectl(&["logs", "asks"]);
+    assert!(answer.contains("\"clusterIP\":\"10.96.0.1\""), "{answer}");
+    // And what the service account may not do, it may not do through the Service.
+    world.kubectl(&["run", "pries", "--image", TOOLS, "--restart=Never", "--", "api", "/api/v1/secrets"]);
+    world.watch(&["pod", "pries"], |pod| pod["status"]["phase"] == "Failed");
+    let refused = world.kubectl(&["logs", "pries"]);
+    assert!(refused.contains("forbidden"), "{refused}");
+}
