@@ -39,10 +39,14 @@ impl<'a> Frontends<'a> {
     /// and termination do not count: a change of those does not end flows.
     fn of(ports: impl Iterator<Item = &'a ServedPort>) -> Self {
         let mut all = Self::default();
-        for served in ports.filter(|served| served.port.protocol == Protocol::Udp && !served.serving.is_empty()) {
+        for served in
+            ports.filter(|served| served.port.protocol == Protocol::Udp && !served.serving.is_empty())
+        {
             let port = &served.port;
-            let ips = [&port.cluster_ip].into_iter().chain(&port.external_ips).chain(&port.load_balancer_vips);
-            all.addresses.extend(ips.map(|ip| (EndpointAddress { ip: *ip, port: port.port }, &served.serving)));
+            let ips =
+                [&port.cluster_ip].into_iter().chain(&port.external_ips).chain(&port.load_balancer_vips);
+            all.addresses
+                .extend(ips.map(|ip| (EndpointAddress { ip: *ip, port: port.port }, &served.serving)));
             all.node_ports.extend(port.node_port.map(|number| (number, &served.serving)));
         }
         all
@@ -99,9 +103,11 @@ mod tests {
 
     #[test]
     fn flows_to_endpoints_that_do_not_serve_are_stale() {
-        let service = serde_json::from_value(json!({"metadata": {"namespace": "ns", "name": "dns"}, "spec": {
+        let service = serde_json::from_value(
+            json!({"metadata": {"namespace": "ns", "name": "dns"}, "spec": {
             "clusterIP": "10.96.0.10", "externalIPs": ["192.0.2.7"], "type": "NodePort",
-            "ports": [{"name": "u", "port": 53, "nodePort": 30053, "protocol": "UDP"}, {"name": "t", "port": 53}]}}));
+            "ports": [{"name": "u", "port": 53, "nodePort": 30053, "protocol": "UDP"}, {"name": "t", "port": 53}]}}),
+        );
         let slice = serde_json::from_value(json!({"metadata": {"name": "s"}, "addressType": "IPv4",
             "ports": [{"name": "u", "port": 53, "protocol": "UDP"}, {"name": "t", "port": 53}], "endpoints": [
                 {"addresses": ["10.244.0.2"]},

@@ -5,7 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use crate::layout::{BaseChain, Claim, ClaimValue, Class, DesiredPort, Key, LayoutConfig, NodePortAddresses, Policy, SetName, base_chains, class_chains};
+use crate::layout::{
+    BaseChain, Claim, ClaimValue, Class, DesiredPort, Key, LayoutConfig, NodePortAddresses, Policy, SetName,
+    base_chains, class_chains,
+};
 use crate::model::{EndpointAddress, ServicePortName};
 
 /// The value of an element.
@@ -80,18 +83,26 @@ pub struct Programmed {
     changes: Changes,
 }
 
-/// Elements before and after the changes of the transaction that is being made.
+/// An element before and after the changes of the transaction that is being made.
+struct ElementChange {
+    before: Option<Value>,
+    after: Option<Value>,
+    comment: String,
+}
+
+/// What the transaction that is being made changes.
 #[derive(Default)]
 struct Changes {
-    elements: HashMap<(SetName, Key), (Option<Value>, Option<Value>, String)>,
+    elements: HashMap<(SetName, Key), ElementChange>,
     chains: Vec<BaseChain>,
 }
 
 impl Changes {
     fn set(&mut self, set: SetName, key: Key, before: Option<Value>, after: Option<Value>, comment: &str) {
-        let entry = self.elements.entry((set, key)).or_insert_with(|| (before, None, String::new()));
-        entry.1 = after;
-        comment.clone_into(&mut entry.2);
+        let new = || ElementChange { before, after: None, comment: String::new() };
+        let change = self.elements.entry((set, key)).or_insert_with(new);
+        change.after = after;
+        comment.clone_into(&mut change.comment);
     }
 }
 
@@ -138,7 +149,11 @@ impl Programmed {
         let Some(desired) = desired else {
             if let Some(before) = before {
                 self.release(name, &before.claims);
-                self.endpoints(name, &before, &PortState { claims: Vec::new(), cluster: Vec::new(), local: Vec::new(), ..before });
+                self.endpoints(
+                    name,
+                    &before,
+                    &PortState { claims: Vec::new(), cluster: Vec::new(), local: Vec::new(), ..before },
+                );
                 self.ids.remove(&before.id);
             }
             return;
@@ -147,8 +162,13 @@ impl Programmed {
             Some(before) => before.id,
             None => self.new_id(name),
         };
-        let before =
-            before.unwrap_or(PortState { id, claims: Vec::new(), cluster: Vec::new(), local: Vec::new(), affinity: false });
+        let before = before.unwrap_or(PortState {
+            id,
+            claims: Vec::new(),
+            cluster: Vec::new(),
+            local: Vec::new(),
+            affinity: false,
+        });
         let after = PortState {
             id,
             cluster: reslot(&before.cluster, &desired.cluster),
@@ -174,7 +194,7 @@ impl Programmed {
         self.retire_idle_classes();
         let changes = std::mem::take(&mut self.changes);
         let mut transaction = Transaction { chains: changes.chains, ..Transaction::default() };
-        for ((set, key), (before, after, comment)) in changes.elements {
+        for ((set, key), ElementChange { before, after, comment }) in changes.elements {
             if before == after {
                 continue;
             }
@@ -182,7 +202,12 @@ impl Programmed {
                 transaction.delete.push(Element { set, key: key.clone(), value, comment: None });
             }
             if let Some(value) = after {
-                transaction.add.push(Element { set, key, value, comment: Some(comment).filter(|text| !text.is_empty()) });
+                transaction.add.push(Element {
+                    set,
+                    key,
+                    value,
+                    comment: Some(comment).filter(|text| !text.is_empty()),
+                });
             }
         }
         // Neighbours in a set go into one message.
@@ -197,14 +222,16 @@ impl Programmed {
         self.retired.clear();
         self.chains.clear();
         self.classes.retain(|_, class| class.uses > 0);
-        let mut transaction = Transaction { rebuild: true, chains: base_chains(&self.config), ..Transaction::default() };
+        let mut transaction =
+            Transaction { rebuild: true, chains: base_chains(&self.config), ..Transaction::default() };
         let mut add = |set, key, value, comment: &str| {
             let comment = Some(comment.to_owned()).filter(|text| !text.is_empty());
             transaction.add.push(Element { set, key, value, comment });
         };
         if let NodePortAddresses::Only(addresses) = &self.config.node_port_addresses {
             let own: BTreeSet<_> = addresses.iter().filter(|ip| !ip.is_loopback()).copied().collect();
-            for address in own.into_iter().filter(|ip| crate::model::IpFamily::of(*ip) == self.config.family) {
+            for address in own.into_iter().filter(|ip| crate::model::IpFamily::of(*ip) == self.config.family)
+            {
                 add(SetName::NodePortIps, Key::address(address), Value::Member, "");
             }
         }
@@ -229,7 +256,12 @@ impl Programmed {
         for port in self.ports.values() {
             for (policy, endpoints) in [(Policy::Cluster, &port.cluster), (Policy::Local, &port.local)] {
                 for (index, endpoint) in endpoints.iter().enumerate() {
-                    add(SetName::Endpoints, index_key(port.id, policy, index), Value::Bytes(endpoint_value(endpoint)), "");
+                    add(
+                        SetName::Endpoints,
+                        index_key(port.id, policy, index),
+                        Value::Bytes(endpoint_value(endpoint)),
+                        "",
+                    );
                     if port.affinity {
                         add(policy.affinity_set(), affinity_key(port.id, endpoint), Value::Member, "");
                     }
@@ -291,7 +323,13 @@ impl Programmed {
             if position == 0 {
                 let after = claimants.first();
                 let comment = after.map(|(owner, _)| comment_of(claim.set, owner)).unwrap_or_default();
-                self.changes.set(claim.set, claim.key.clone(), Some(before), after.map(|(_, value)| value.clone()), &comment);
+                self.changes.set(
+                    claim.set,
+                    claim.key.clone(),
+                    Some(before),
+                    after.map(|(_, value)| value.clone()),
+                    &comment,
+                );
             }
             if claimants.is_empty() {
                 self.claims.remove(&entry);
@@ -348,7 +386,9 @@ impl Programmed {
             for index in 0..old.len().max(new.len()) {
                 let (old, new) = (old.get(index), new.get(index));
                 if old != new {
-                    let value = |endpoint: Option<&EndpointAddress>| endpoint.map(|e| Value::Bytes(endpoint_value(e)));
+                    let value = |endpoint: Option<&EndpointAddress>| {
+                        endpoint.map(|e| Value::Bytes(endpoint_value(e)))
+                    };
                     let key = index_key(after.id, policy, index);
                     self.changes.set(SetName::Endpoints, key, value(old), value(new), "");
                 }
@@ -416,7 +456,9 @@ fn affinity_key(id: u64, endpoint: &EndpointAddress) -> Key {
 
 /// FNV-1a: stable across versions and machines, which the standard hasher is not.
 fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]

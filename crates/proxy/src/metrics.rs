@@ -45,10 +45,24 @@ impl Metrics {
         let families = self.families.lock().unwrap_or_else(PoisonError::into_inner).clone();
         type Read = fn(&FamilyCounters) -> i128;
         let rows: [(&str, &str, &str, Read); 4] = [
-            ("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "gauge", "The last time proxy rules were successfully synced", |c| c.last.into()),
-            ("ferrite_proxy_full_syncs_total", "counter", "Tables that were made as a whole", |c| c.full.into()),
-            ("ferrite_proxy_partial_syncs_total", "counter", "Transactions that changed a table", |c| c.partial.into()),
-            ("ferrite_proxy_changed_elements_total", "counter", "Elements added to or deleted from tables", |c| c.elements.into()),
+            (
+                "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+                "gauge",
+                "The last time proxy rules were successfully synced",
+                |c| c.last.into(),
+            ),
+            ("ferrite_proxy_full_syncs_total", "counter", "Tables that were made as a whole", |c| {
+                c.full.into()
+            }),
+            ("ferrite_proxy_partial_syncs_total", "counter", "Transactions that changed a table", |c| {
+                c.partial.into()
+            }),
+            (
+                "ferrite_proxy_changed_elements_total",
+                "counter",
+                "Elements added to or deleted from tables",
+                |c| c.elements.into(),
+            ),
         ];
         let mut text = String::new();
         for (name, kind, help, read) in rows {
@@ -59,7 +73,10 @@ impl Metrics {
         }
         let failures = self.failures.load(std::sync::atomic::Ordering::Relaxed);
         let name = "kubeproxy_sync_proxy_rules_nftables_sync_failures_total";
-        let _ = writeln!(text, "# HELP {name} Cumulative proxy nftables sync failures\n# TYPE {name} counter\n{name} {failures}");
+        let _ = writeln!(
+            text,
+            "# HELP {name} Cumulative proxy nftables sync failures\n# TYPE {name} counter\n{name} {failures}"
+        );
         text
     }
 }

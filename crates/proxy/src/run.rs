@@ -190,7 +190,9 @@ impl Proxy {
             loop {
                 let doubt = match monitor.changed().await {
                     Change::Foreign => {
-                        tracing::warn!("somebody else changed the nftables table of Services; making it again");
+                        tracing::warn!(
+                            "somebody else changed the nftables table of Services; making it again"
+                        );
                         TableDoubt::Wrong
                     }
                     // Notices were lost, perhaps those of our own large transaction.
@@ -214,7 +216,9 @@ impl Proxy {
 pub async fn remove_tables(table: &str, families: &[IpFamily]) -> Result<(), KernelError> {
     let (name, families) = (table.to_owned(), families.to_vec());
     let work = move || {
-        families.iter().try_for_each(|family| Table::open(*family, &name, None, OwnGenerations::default())?.remove())
+        families
+            .iter()
+            .try_for_each(|family| Table::open(*family, &name, None, OwnGenerations::default())?.remove())
     };
     tokio::task::spawn_blocking(work).await.unwrap_or(Ok(()))
 }
@@ -236,7 +240,9 @@ impl Sources {
             nodes: informers.get_selected(ListSelector::fields(format!("metadata.name={node}"))),
             cidrs: informers.get(),
         };
-        sources.slices.add_index(BY_SERVICE, |slice| service_of(slice).iter().map(ToString::to_string).collect());
+        sources
+            .slices
+            .add_index(BY_SERVICE, |slice| service_of(slice).iter().map(ToString::to_string).collect());
         let note = Arc::clone(shared);
         sources.services.subscribe(move |change| {
             let key = ObjectKey::of(change.object().as_ref());
@@ -248,8 +254,8 @@ impl Sources {
         sources.slices.subscribe(move |change| {
             if let Some(key) = service_of(change.object()) {
                 note.note(|pending| {
-                pending.services.insert(key);
-            });
+                    pending.services.insert(key);
+                });
             }
         });
         let note = Arc::clone(shared);
@@ -312,7 +318,8 @@ impl Worker {
                     tokio::time::sleep_until(started + self.config.min_sync_period).await;
                 }
                 Err(error) => {
-                    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                    let cause =
+                        std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                     tracing::error!(%error, cause, "Services are not up to date in the kernel; trying again");
                     self.metrics.failed();
                     self.shared.note(|pending| pending.doubt(TableDoubt::Wrong));
@@ -326,7 +333,9 @@ impl Worker {
         let mut pending = self.shared.take();
         if pending.everything {
             self.read_cluster();
-            pending.services.extend(self.sources.services.list().iter().map(|service| ObjectKey::of(service.as_ref())));
+            pending
+                .services
+                .extend(self.sources.services.list().iter().map(|service| ObjectKey::of(service.as_ref())));
             pending.services.extend(self.served.keys().cloned());
         }
         let mut flows = Vec::new();
@@ -377,15 +386,17 @@ impl Worker {
     fn serve(&self, key: &ObjectKey) -> Vec<ServedPort> {
         let Some(service) = self.sources.services.get(key) else { return Vec::new() };
         let slices = self.sources.slices_of(key);
-        let ports = self.config.families.iter().flat_map(|family| {
-            served_ports(&service, slices.iter().map(AsRef::as_ref), *family, &self.node)
-        });
+        let ports =
+            self.config.families.iter().flat_map(|family| {
+                served_ports(&service, slices.iter().map(AsRef::as_ref), *family, &self.node)
+            });
         ports.collect()
     }
 
     async fn update_health(&mut self, key: &ObjectKey, ports: &[ServedPort]) {
         let port = ports.iter().find_map(|served| served.port.health_check_node_port);
-        let local: BTreeSet<IpAddr> = ports.iter().flat_map(|p| &p.local_ready).map(|endpoint| endpoint.ip).collect();
+        let local: BTreeSet<IpAddr> =
+            ports.iter().flat_map(|p| &p.local_ready).map(|endpoint| endpoint.ip).collect();
         let wanted = port.map(|port| WantedHealthPort { port, local_endpoints: local.len() });
         let Err(error) = self.services_health.update(key, wanted).await else { return };
         let port = port.unwrap_or_default();
@@ -396,7 +407,12 @@ impl Worker {
         tracing::error!("{text}");
         if let Some(service) = self.sources.services.get(key) {
             let recorder = self.events.recorder("kube-proxy", Some(&self.config.node_name));
-            recorder.event_for(service.as_ref(), ferrite_client::EventType::Warning, "FailedToStartServiceHealthcheck", text);
+            recorder.event_for(
+                service.as_ref(),
+                ferrite_client::EventType::Warning,
+                "FailedToStartServiceHealthcheck",
+                text,
+            );
         }
     }
 
@@ -434,8 +450,11 @@ fn apply(
         let family = table.config().family;
         table.set_config(LayoutConfig { service_cidrs: service_cidrs.to_vec(), ..table.config().clone() });
         for (key, ports) in updates {
-            let own: Vec<ServedPort> =
-                ports.iter().filter(|served| IpFamily::of(served.port.cluster_ip) == family).cloned().collect();
+            let own: Vec<ServedPort> = ports
+                .iter()
+                .filter(|served| IpFamily::of(served.port.cluster_ip) == family)
+                .cloned()
+                .collect();
             table.update(&key.namespace, &key.name, &own);
         }
         let wrong = match doubt {

@@ -8,7 +8,10 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use crate::diff::Programmed;
 use crate::kernel::{KernelError, Table};
 use crate::layout::{LayoutConfig, desired};
-use crate::model::{ChosenEndpoints, EndpointAddress, NodeFacts, ServicePort, ServicePortName, choose, endpoints_of, service_ports};
+use crate::model::{
+    ChosenEndpoints, EndpointAddress, NodeFacts, ServicePort, ServicePortName, choose, endpoints_of,
+    service_ports,
+};
 
 /// A service port as others than the table see it: health checks and connection tracking.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,7 +141,12 @@ impl FamilyProxy {
         let transaction = self.programmed.rebuild();
         self.table.apply(&transaction, &clients)?;
         self.must_rebuild = false;
-        Ok(Synced { rebuilt: true, deleted: 0, added: transaction.add.len(), chains: transaction.chains.len() })
+        Ok(Synced {
+            rebuilt: true,
+            deleted: 0,
+            added: transaction.add.len(),
+            chains: transaction.chains.len(),
+        })
     }
 
     /// Deletes the table.

@@ -7,6 +7,7 @@ mod world;
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 
+use ferrite_proxy::conntrack;
 use ferrite_proxy::layout::{LocalTraffic, NodePortAddresses};
 use serde_json::json;
 use world::{Answer, World};
@@ -51,7 +52,8 @@ async fn udp_and_a_pod_that_meets_itself() {
 #[tokio::test]
 async fn without_endpoints_connections_are_refused() {
     let mut world = World::new(1).await;
-    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"port": 80, "nodePort": 30080}]});
+    let spec =
+        json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"port": 80, "nodePort": 30080}]});
     world.service("web", spec);
     world.sync();
     assert_eq!(world.tcp(0, "10.96.0.10:80").unwrap_err(), ErrorKind::ConnectionRefused);
@@ -71,14 +73,21 @@ async fn node_ports_masquerade_with_policy_cluster_only() {
     world.endpoints("web", &[0]);
     world.sync();
     let outside = world.outside().await;
-    assert_eq!(outside.tcp("192.0.2.1:30080").unwrap(), Answer { client: "10.244.1.1".parse().unwrap(), server: world.ip(0) });
+    assert_eq!(
+        outside.tcp("192.0.2.1:30080").unwrap(),
+        Answer { client: "10.244.1.1".parse().unwrap(), server: world.ip(0) }
+    );
     assert!(world.tcp_from_node("192.0.2.1:30080").is_ok());
     assert!(world.tcp(1, "192.0.2.1:30080").is_ok());
 
     world.service("web", spec("Local"));
     world.sync();
     let answer = outside.tcp("192.0.2.1:30080").unwrap();
-    assert_eq!(answer, Answer { client: "192.0.2.2".parse().unwrap(), server: world.ip(0) }, "the client's address stays");
+    assert_eq!(
+        answer,
+        Answer { client: "192.0.2.2".parse().unwrap(), server: world.ip(0) },
+        "the client's address stays"
+    );
     assert!(world.tcp_from_node("192.0.2.1:30080").is_ok());
 
     // The endpoint is on another node now: traffic from outside is dropped, the node's own and its pods' is not.
@@ -95,7 +104,8 @@ async fn node_ports_answer_at_the_chosen_addresses_only() {
         config.node_port_addresses = NodePortAddresses::Only(vec!["10.244.1.1".parse().unwrap()]);
     })
     .await;
-    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"port": 80, "nodePort": 30080}]});
+    let spec =
+        json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"port": 80, "nodePort": 30080}]});
     world.service("web", spec);
     world.endpoints("web", &[0]);
     world.sync();
@@ -201,14 +211,19 @@ async fn load_balancer_addresses_and_their_sources() {
 
 #[tokio::test]
 async fn pods_can_be_told_by_their_interface() {
-    let mut world = World::with(2, |config| config.local_traffic = LocalTraffic::Interface("ferrite0".into())).await;
+    let mut world =
+        World::with(2, |config| config.local_traffic = LocalTraffic::Interface("ferrite0".into())).await;
     world.service("web", json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}));
     world.endpoints("web", &[0]);
     world.sync();
     assert_eq!(world.tcp(1, "10.96.0.10:80").unwrap().client, world.ip(1));
     let outside = world.outside().await;
     outside.route_to_node("10.96.0.0/16").await;
-    assert_eq!(outside.tcp("10.96.0.10:80").unwrap().client.to_string(), "10.244.1.1", "others are masqueraded");
+    assert_eq!(
+        outside.tcp("10.96.0.10:80").unwrap().client.to_string(),
+        "10.244.1.1",
+        "others are masqueraded"
+    );
 }
 
 #[tokio::test]
@@ -278,4 +293,23 @@ async fn ipv6() {
     assert!(world.tcp(1, "[fd96::10]:80").is_ok());
     assert!(world.tcp(0, "[fd44::1]:30080").is_ok());
     assert_eq!(world.tcp(0, "[fd96::11]:80").unwrap_err(), ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+async fn stale_udp_flows_are_removed() {
+    let mut world = World::new(3).await;
+    world.service("dns", json!({"clusterIP": "10.96.0.10", "ports": [{"port": 53, "protocol": "UDP"}]}));
+    world.endpoints("dns", &[1]);
+    world.sync();
+    // A client that keeps its socket keeps its flow.
+    let flow = world.udp_flow(0, "10.96.0.10:53");
+    assert_eq!(flow.ask().unwrap().server, world.ip(1));
+    world.endpoints("dns", &[2]);
+    world.sync();
+    assert_eq!(flow.ask().unwrap().server, world.ip(1), "connection tracking still leads there");
+    let removed = conntrack::remove_stale(world.served("dns").iter(), Some(&world.node.path)).await.unwrap();
+    assert_eq!(removed, 1);
+    assert_eq!(flow.ask().unwrap().server, world.ip(2));
+    let removed = conntrack::remove_stale(world.served("dns").iter(), Some(&world.node.path)).await.unwrap();
+    assert_eq!(removed, 0);
 }

@@ -29,7 +29,19 @@ fn delete_table(world: &World) {
 #[test]
 fn a_cluster_ip_leads_to_every_pod_of_its_service() {
     let world = World::start();
-    world.kubectl(&["create", "deployment", "web", "--image", TOOLS, "--replicas=2", "--", "/ferrite", "tools", "http", "--text=hello"]);
+    world.kubectl(&[
+        "create",
+        "deployment",
+        "web",
+        "--image",
+        TOOLS,
+        "--replicas=2",
+        "--",
+        "/ferrite",
+        "tools",
+        "http",
+        "--text=hello",
+    ]);
     world.wait_rolled_out("web", 2);
     world.kubectl(&["expose", "deployment", "web", "--port=80", "--target-port=8080", "--type=NodePort"]);
     let ip = cluster_ip(&world, "web");
@@ -37,8 +49,11 @@ fn a_cluster_ip_leads_to_every_pod_of_its_service() {
     first_answer(&world, target);
 
     // The node's own processes: every pod has its share.
-    let names: BTreeSet<String> =
-        world.pods("app=web").iter().map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned()).collect();
+    let names: BTreeSet<String> = world
+        .pods("app=web")
+        .iter()
+        .map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned())
+        .collect();
     let mut seen = BTreeSet::new();
     eventually("answers of both pods", || {
         let answer = world.netns.http_get(target, "/").unwrap();
@@ -80,7 +95,13 @@ fn a_cluster_ip_leads_to_every_pod_of_its_service() {
 fn a_pod_reaches_the_api_server_by_the_kubernetes_service() {
     let world = World::start();
     assert_eq!(cluster_ip(&world, "kubernetes"), "10.96.0.1");
-    world.kubectl(&["create", "clusterrolebinding", "look", "--clusterrole=view", "--serviceaccount=default:default"]);
+    world.kubectl(&[
+        "create",
+        "clusterrolebinding",
+        "look",
+        "--clusterrole=view",
+        "--serviceaccount=default:default",
+    ]);
     let path = "/api/v1/namespaces/default/services/kubernetes";
     world.kubectl(&["run", "asks", "--image", TOOLS, "--restart=OnFailure", "--", "api", path]);
     world.watch(&["pod", "asks"], |pod| pod["status"]["phase"] == "Succeeded");

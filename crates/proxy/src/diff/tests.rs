@@ -15,7 +15,12 @@ fn config() -> LayoutConfig {
 }
 
 fn name(service: &str) -> ServicePortName {
-    ServicePortName { namespace: "ns".into(), service: service.into(), port: String::new(), protocol: Protocol::Tcp }
+    ServicePortName {
+        namespace: "ns".into(),
+        service: service.into(),
+        port: String::new(),
+        protocol: Protocol::Tcp,
+    }
 }
 
 fn endpoints(octets: &[u8]) -> Vec<EndpointAddress> {
@@ -50,7 +55,8 @@ fn count(elements: &[Element], set: SetName) -> usize {
 
 #[test]
 fn endpoints_keep_their_slots() {
-    let rows: [(&str, &[u8], &[u8], &[u8]); 7] = [
+    type Row<'a> = (&'a str, &'a [u8], &'a [u8], &'a [u8]);
+    let rows: [Row; 7] = [
         ("new", &[], &[1, 2], &[1, 2]),
         ("one more goes to the end", &[2, 3], &[1, 2, 3], &[2, 3, 1]),
         ("the last takes the place of one that goes", &[1, 2, 3], &[2, 3], &[3, 2]),
@@ -70,7 +76,10 @@ fn a_transaction_has_what_changed() {
     programmed.update(&name("a"), Some(port(1, &(1..=100).collect::<Vec<_>>())));
     programmed.update(&name("b"), Some(port(2, &[1, 2])));
     let first = programmed.take_changes();
-    assert_eq!((first.delete.len(), count(&first.add, SetName::Endpoints), count(&first.add, SetName::ServiceIps)), (0, 102, 2));
+    assert_eq!(
+        (first.delete.len(), count(&first.add, SetName::Endpoints), count(&first.add, SetName::ServiceIps)),
+        (0, 102, 2)
+    );
     assert_eq!(first.chains.len(), 2);
     assert!(programmed.take_changes().is_empty());
 
@@ -87,7 +96,10 @@ fn a_transaction_has_what_changed() {
     let removed = programmed.take_changes();
     assert_eq!(count(&removed.delete, SetName::Endpoints), 2);
     assert_eq!(count(&removed.add, SetName::Endpoints), 1);
-    assert_eq!((count(&removed.delete, SetName::ServiceIps), count(&removed.add, SetName::ServiceIps)), (1, 1));
+    assert_eq!(
+        (count(&removed.delete, SetName::ServiceIps), count(&removed.add, SetName::ServiceIps)),
+        (1, 1)
+    );
     assert_eq!(removed.chains.len(), 1, "nobody had 99 endpoints before");
 
     // The same as before is nothing.
@@ -117,7 +129,10 @@ fn the_first_of_two_claimants_keeps_the_address() {
     assert_eq!(count(&second.add, SetName::ServiceIps), 0);
     programmed.update(&name("a"), None);
     let handed_over = programmed.take_changes();
-    assert_eq!((count(&handed_over.delete, SetName::ServiceIps), count(&handed_over.add, SetName::ServiceIps)), (1, 1));
+    assert_eq!(
+        (count(&handed_over.delete, SetName::ServiceIps), count(&handed_over.add, SetName::ServiceIps)),
+        (1, 1)
+    );
     assert_eq!(handed_over.add[0].comment.as_deref(), Some("ns/b/tcp"));
     programmed.update(&name("b"), None);
     let gone = programmed.take_changes();
@@ -128,13 +143,21 @@ fn the_first_of_two_claimants_keeps_the_address() {
 fn a_rebuilt_table_has_everything_that_transactions_made() {
     let mut programmed = programmed();
     let mut kernel: BTreeMap<(SetName, Key), Value> = BTreeMap::new();
-    let mut play = |programmed: &mut Programmed, kernel: &mut BTreeMap<(SetName, Key), Value>| {
+    let play = |programmed: &mut Programmed, kernel: &mut BTreeMap<(SetName, Key), Value>| {
         let transaction = programmed.take_changes();
         for element in transaction.delete {
-            assert_eq!(kernel.remove(&(element.set, element.key)), Some(element.value), "only what is there is deleted");
+            assert_eq!(
+                kernel.remove(&(element.set, element.key)),
+                Some(element.value),
+                "only what is there is deleted"
+            );
         }
         for element in transaction.add {
-            assert_eq!(kernel.insert((element.set, element.key), element.value), None, "nothing is added twice");
+            assert_eq!(
+                kernel.insert((element.set, element.key), element.value),
+                None,
+                "nothing is added twice"
+            );
         }
     };
     // A walk over services that come, go and change, from a fixed seed.
@@ -161,11 +184,18 @@ fn a_rebuilt_table_has_everything_that_transactions_made() {
         }
     }
     play(&mut programmed, &mut kernel);
-    let rebuilt: BTreeMap<_, _> =
-        programmed.rebuild().add.into_iter().map(|element| ((element.set, element.key), element.value)).collect();
+    let rebuilt: BTreeMap<_, _> = programmed
+        .rebuild()
+        .add
+        .into_iter()
+        .map(|element| ((element.set, element.key), element.value))
+        .collect();
     // Classes that nobody uses stay for a while, but a rebuilt table does not have them.
     let used = |kernel: BTreeMap<(SetName, Key), Value>| -> BTreeMap<(SetName, Key), Value> {
-        kernel.into_iter().filter(|((set, key), _)| *set != SetName::Classes || rebuilt.contains_key(&(*set, key.clone()))).collect()
+        kernel
+            .into_iter()
+            .filter(|((set, key), _)| *set != SetName::Classes || rebuilt.contains_key(&(*set, key.clone())))
+            .collect()
     };
     assert_eq!(used(kernel), rebuilt);
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferrite_client::{ObjectKey, Scope};
 use jiff::Timestamp;
@@ -61,7 +61,8 @@ impl ServiceHealth {
             listeners.push(bind(SocketAddr::new(*address, wanted.port)).await?);
         }
         for listener in listeners {
-            let (service, health, count) = (service.clone(), Arc::clone(&self.health), Arc::clone(&local_endpoints));
+            let (service, health, count) =
+                (service.clone(), Arc::clone(&self.health), Arc::clone(&local_endpoints));
             let answer = move |_: &str| {
                 let healthy = health.is_healthy(Timestamp::now());
                 Some(answer(&service, count.load(Ordering::Relaxed), healthy))

@@ -89,9 +89,14 @@ const NLMSG_DONE: u16 = 3;
 
 impl Table {
     /// Opens a socket in the network namespace at `netns`, else in that of the calling thread. Nothing is made yet.
-    pub fn open(family: IpFamily, name: &str, netns: Option<&Path>, own: OwnGenerations) -> Result<Self, KernelError> {
-        let socket =
-            Socket::open(netns).map_err(|source| KernelError::Open { netns: netns.map(Path::to_owned), source })?;
+    pub fn open(
+        family: IpFamily,
+        name: &str,
+        netns: Option<&Path>,
+        own: OwnGenerations,
+    ) -> Result<Self, KernelError> {
+        let socket = Socket::open(netns)
+            .map_err(|source| KernelError::Open { netns: netns.map(Path::to_owned), source })?;
         Ok(Self { socket, family, name: name.to_owned(), sequence: 1, own, handle: None })
     }
 
@@ -100,12 +105,21 @@ impl Table {
     }
 
     /// Makes all changes of the transaction, or none.
-    pub fn apply(&mut self, transaction: &Transaction, clients: &[RememberedClient]) -> Result<(), KernelError> {
+    pub fn apply(
+        &mut self,
+        transaction: &Transaction,
+        clients: &[RememberedClient],
+    ) -> Result<(), KernelError> {
         let clients = if transaction.rebuild { clients } else { &[] };
         self.commit(|messages| {
             messages.transaction(transaction);
             for client in clients {
-                messages.expiring_element(SetName::Affinity, &client.key, &client.endpoint, client.milliseconds);
+                messages.expiring_element(
+                    SetName::Affinity,
+                    &client.key,
+                    &client.endpoint,
+                    client.milliseconds,
+                );
             }
         })
         .map_err(self.failed("change"))?;

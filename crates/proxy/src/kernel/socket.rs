@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt,
+    socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 use nlink::netlink::namespace::Netns;
@@ -32,7 +33,9 @@ impl Socket {
     pub fn open(netns: Option<&Path>) -> io::Result<Self> {
         let fd = match netns {
             None => open_here()?,
-            Some(path) => Netns::from_path(path).and_then(|netns| netns.run(open_here)).map_err(io::Error::other)??,
+            Some(path) => {
+                Netns::from_path(path).and_then(|netns| netns.run(open_here)).map_err(io::Error::other)??
+            }
         };
         setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::new(ANSWER_SECONDS, 0))?;
         Ok(Self { fd, send_buffer: 0, buffer: vec![0; BUFFER_BYTES] })
@@ -79,7 +82,12 @@ impl AsFd for Socket {
 }
 
 fn open_here() -> io::Result<OwnedFd> {
-    let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkNetFilter)?;
+    let fd = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkNetFilter,
+    )?;
     bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
     Ok(fd)
 }

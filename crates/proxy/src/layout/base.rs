@@ -65,7 +65,11 @@ pub fn base_chains(config: &LayoutConfig) -> Vec<BaseChain> {
             (Filter, Prerouting, AFTER_DNAT),
             vec![jump_new(NO_ENDPOINTS), jump_new(CLUSTER_IPS)],
         ),
-        hooked("filter-output", (Filter, Output, FILTER), vec![jump_new(NO_ENDPOINTS), jump_new(CLUSTER_IPS)]),
+        hooked(
+            "filter-output",
+            (Filter, Output, FILTER),
+            vec![jump_new(NO_ENDPOINTS), jump_new(CLUSTER_IPS)],
+        ),
         hooked("nat-prerouting", (Nat, Prerouting, DESTINATION_NAT), vec![vec![jump(SERVICES)]]),
         hooked("nat-output", (Nat, Output, DESTINATION_NAT), vec![vec![jump(SERVICES)]]),
         hooked("nat-postrouting", (Nat, Postrouting, SOURCE_NAT), vec![vec![jump(MASQUERADING)]]),
@@ -139,7 +143,8 @@ fn not_from_pods(config: &LayoutConfig) -> Option<Rule> {
         LocalTraffic::Unknown => None,
         LocalTraffic::Cidrs(ranges) => {
             let source = || load_source(config.family, 0);
-            let guards: Rule = config.own(ranges).flat_map(|range| in_range(source(), range, false)).collect();
+            let guards: Rule =
+                config.own(ranges).flat_map(|range| in_range(source(), range, false)).collect();
             (!guards.is_empty()).then_some(guards)
         }
         LocalTraffic::Interface(name) => Some(interface(name, false, false)),
@@ -170,7 +175,8 @@ fn services(config: &LayoutConfig) -> Vec<Rule> {
         let mark = set_mark(config.masquerade_mark);
         rules.push(to_cluster_ip().into_iter().chain(guard).chain(mark).collect());
     }
-    let dispatch = |set| [Expr::Map { set, key: 0, to: class }, Expr::VerdictMap { set: SetName::Classes, key: class }];
+    let dispatch =
+        |set| [Expr::Map { set, key: 0, to: class }, Expr::VerdictMap { set: SetName::Classes, key: class }];
     rules.push(load_service(family).into_iter().chain(dispatch(SetName::ServiceIps)).collect());
     rules.push(
         to_node_port_address(config)
@@ -222,7 +228,10 @@ fn no_endpoints(family: IpFamily) -> Vec<Rule> {
     let rule = |set, last| -> Rule {
         load_service(family).into_iter().chain([Expr::InSet { set, key: 0, inverted: false }, last]).collect()
     };
-    vec![rule(SetName::DropServices, Expr::Verdict(Verdict::Drop)), rule(SetName::RejectServices, Expr::Reject)]
+    vec![
+        rule(SetName::DropServices, Expr::Verdict(Verdict::Drop)),
+        rule(SetName::RejectServices, Expr::Reject),
+    ]
 }
 
 fn no_node_port_endpoints(config: &LayoutConfig) -> Vec<Rule> {
@@ -233,15 +242,21 @@ fn no_node_port_endpoints(config: &LayoutConfig) -> Vec<Rule> {
             .chain([Expr::InSet { set, key: 0, inverted: false }, last])
             .collect()
     };
-    vec![rule(SetName::DropNodePorts, Expr::Verdict(Verdict::Drop)), rule(SetName::RejectNodePorts, Expr::Reject)]
+    vec![
+        rule(SetName::DropNodePorts, Expr::Verdict(Verdict::Drop)),
+        rule(SetName::RejectNodePorts, Expr::Reject),
+    ]
 }
 
 /// Packets that still have a ClusterIP here have met no service port: reject those to other ports of a Service,
 /// drop those to addresses that no Service has (yet).
 fn cluster_ips(config: &LayoutConfig) -> Vec<Rule> {
     let destination = || load_destination(config.family, 0);
-    let mut rules =
-        vec![vec![destination(), Expr::InSet { set: SetName::ClusterIps, key: 0, inverted: false }, Expr::Reject]];
+    let mut rules = vec![vec![
+        destination(),
+        Expr::InSet { set: SetName::ClusterIps, key: 0, inverted: false },
+        Expr::Reject,
+    ]];
     rules.extend(config.own(&config.service_cidrs).map(|range| -> Rule {
         in_range(destination(), range, true).into_iter().chain([Expr::Verdict(Verdict::Drop)]).collect()
     }));

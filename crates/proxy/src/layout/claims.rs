@@ -93,7 +93,8 @@ pub fn desired(port: &ServicePort, chosen: &ChosenEndpoints, config: &LayoutConf
         let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
         (count > 0).then_some(Pick { via, policy, count, affinity: port.affinity_timeout })
     };
-    let internal = pick(Via::Address, if port.internal_policy_local { Policy::Local } else { Policy::Cluster });
+    let internal =
+        pick(Via::Address, if port.internal_policy_local { Policy::Local } else { Policy::Cluster });
     let external = |via| match port.external_policy_local {
         false => pick(via, Policy::Cluster).map(Class::ExternalCluster),
         true => chosen.any.then(|| Class::ExternalLocal {

@@ -98,7 +98,8 @@ impl Class {
 /// The chains of a class, called ones before their callers. Classes may share them.
 pub fn class_chains(class: Class, config: &LayoutConfig) -> Vec<BaseChain> {
     let chain = |name: String, rules| BaseChain { name, hook: None, rules };
-    let mut chains: Vec<BaseChain> = class.picks().map(|pick| chain(pick.chain(), pick_rules(pick, config))).collect();
+    let mut chains: Vec<BaseChain> =
+        class.picks().map(|pick| chain(pick.chain(), pick_rules(pick, config))).collect();
     let mark = || set_mark(config.masquerade_mark);
     match class {
         Class::Internal(_) => {}
@@ -135,9 +136,10 @@ fn pick_rules(pick: Pick, config: &LayoutConfig) -> Vec<Rule> {
     let client = id - words;
     let load_id = || -> Rule {
         match pick.via {
-            Via::Address => {
-                load_service(family).into_iter().chain([Expr::Map { set: SetName::ServiceIps, key: 0, to: class }]).collect()
-            }
+            Via::Address => load_service(family)
+                .into_iter()
+                .chain([Expr::Map { set: SetName::ServiceIps, key: 0, to: class }])
+                .collect(),
             Via::NodePort => load_node_port()
                 .into_iter()
                 .chain([Expr::Map { set: SetName::ServiceNodePorts, key: 0, to: class }])

@@ -19,32 +19,93 @@ pub enum Verdict {
 /// One step of a rule. A step that does not match ends the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expr {
-    LoadMark { to: Register },
-    StoreMark { from: Register },
-    LoadProtocol { to: Register },
-    LoadInputInterface { to: Register },
-    LoadNetworkHeader { to: Register, offset: u32, len: u32 },
-    LoadDestinationPort { to: Register },
-    LoadCtState { to: Register },
-    LoadCtStatus { to: Register },
-    LoadSourceType { to: Register },
-    LoadDestinationType { to: Register },
-    LoadNumber { to: Register, number: u32 },
+    LoadMark {
+        to: Register,
+    },
+    StoreMark {
+        from: Register,
+    },
+    LoadProtocol {
+        to: Register,
+    },
+    LoadInputInterface {
+        to: Register,
+    },
+    LoadNetworkHeader {
+        to: Register,
+        offset: u32,
+        len: u32,
+    },
+    LoadDestinationPort {
+        to: Register,
+    },
+    LoadCtState {
+        to: Register,
+    },
+    LoadCtStatus {
+        to: Register,
+    },
+    LoadSourceType {
+        to: Register,
+    },
+    LoadDestinationType {
+        to: Register,
+    },
+    LoadNumber {
+        to: Register,
+        number: u32,
+    },
     /// A random number below `modulus`, plus `offset`.
-    LoadRandom { to: Register, modulus: u32, offset: u32 },
+    LoadRandom {
+        to: Register,
+        modulus: u32,
+        offset: u32,
+    },
     /// `to = (from & mask) ^ xor`
-    Bitwise { from: Register, to: Register, mask: Vec<u8>, xor: Vec<u8> },
-    Compare { with: Register, equal: bool, data: Vec<u8> },
-    InSet { set: SetName, key: Register, inverted: bool },
+    Bitwise {
+        from: Register,
+        to: Register,
+        mask: Vec<u8>,
+        xor: Vec<u8>,
+    },
+    Compare {
+        with: Register,
+        equal: bool,
+        data: Vec<u8>,
+    },
+    InSet {
+        set: SetName,
+        key: Register,
+        inverted: bool,
+    },
     /// Loads the value that a map has for the key.
-    Map { set: SetName, key: Register, to: Register },
+    Map {
+        set: SetName,
+        key: Register,
+        to: Register,
+    },
     /// Obeys the verdict that a map has for the key.
-    VerdictMap { set: SetName, key: Register },
+    VerdictMap {
+        set: SetName,
+        key: Register,
+    },
     /// Adds an element or makes it expire later.
-    Remember { set: SetName, key: Register, data: Register, seconds: u32 },
+    Remember {
+        set: SetName,
+        key: Register,
+        data: Register,
+        seconds: u32,
+    },
     /// Removes an element of a map; the kernel wants its value named, too.
-    Forget { set: SetName, key: Register, data: Register },
-    DestinationNat { address: Register, port: Register },
+    Forget {
+        set: SetName,
+        key: Register,
+        data: Register,
+    },
+    DestinationNat {
+        address: Register,
+        port: Register,
+    },
     Masquerade,
     Reject,
     Verdict(Verdict),
@@ -105,7 +166,10 @@ pub(super) fn from_this_node() -> [Expr; 2] {
 }
 
 pub(super) fn to_this_node() -> [Expr; 2] {
-    [Expr::LoadDestinationType { to: 0 }, Expr::Compare { with: 0, equal: true, data: native(ROUTE_TYPE_LOCAL) }]
+    [
+        Expr::LoadDestinationType { to: 0 },
+        Expr::Compare { with: 0, equal: true, data: native(ROUTE_TYPE_LOCAL) },
+    ]
 }
 
 pub(super) fn set_mark(mark: u32) -> [Expr; 3] {

@@ -35,10 +35,14 @@ pub fn endpoints_of<'a>(
     for slice in slices.filter(|slice| slice.address_type == family.api_name()) {
         for port in slice.ports.iter().flatten() {
             let number = port.port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0);
-            let (Some(number), Some(protocol)) = (number, Protocol::parse(port.protocol.as_deref())) else { continue };
+            let (Some(number), Some(protocol)) = (number, Protocol::parse(port.protocol.as_deref())) else {
+                continue;
+            };
             let group = merged.entry((port.name.clone().unwrap_or_default(), protocol)).or_default();
             for endpoint in slice.endpoints.iter().flatten() {
-                let Some(ip) = endpoint.addresses.first().and_then(|text| text.parse().ok()) else { continue };
+                let Some(ip) = endpoint.addresses.first().and_then(|text| text.parse().ok()) else {
+                    continue;
+                };
                 if IpFamily::of(ip) != family {
                     continue;
                 }

@@ -227,7 +227,10 @@ mod tests {
         assert_eq!(range.last().to_string(), "10.255.255.255");
         assert!(range.contains("10.9.9.9".parse().unwrap()) && !range.contains("11.0.0.0".parse().unwrap()));
         let six: Cidr = "fd00::1/64".parse().unwrap();
-        assert_eq!((six.to_string(), six.last().to_string()), ("fd00::/64".into(), "fd00::ffff:ffff:ffff:ffff".into()));
+        assert_eq!(
+            (six.to_string(), six.last().to_string()),
+            ("fd00::/64".into(), "fd00::ffff:ffff:ffff:ffff".into())
+        );
         assert!(!six.contains("10.0.0.1".parse().unwrap()));
         let all: Cidr = "0.0.0.0/0".parse().unwrap();
         assert!(all.covers(range) && !range.covers(all));
@@ -239,7 +242,13 @@ mod tests {
     #[test]
     fn ranges_that_another_covers_are_removed() {
         let parse = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<Cidr>>();
-        let kept = without_overlap(parse(&["10.1.0.0/16", "10.0.0.0/8", "192.0.2.1/32", "10.1.2.0/24", "192.0.2.1/32"]));
+        let kept = without_overlap(parse(&[
+            "10.1.0.0/16",
+            "10.0.0.0/8",
+            "192.0.2.1/32",
+            "10.1.2.0/24",
+            "192.0.2.1/32",
+        ]));
         assert_eq!(kept, parse(&["10.0.0.0/8", "192.0.2.1/32"]));
     }
 }

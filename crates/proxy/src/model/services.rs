@@ -48,7 +48,9 @@ impl ServicePort {
 /// The ports of `service` in one IP family. Empty if the proxy has nothing to do for it: headless, ExternalName,
 /// another proxy's, or without an address of that family.
 pub fn service_ports(service: &Service, family: IpFamily) -> Vec<(ServicePortName, ServicePort)> {
-    let (Some(spec), Some(cluster_ip)) = (&service.spec, cluster_ip(service, family)) else { return Vec::new() };
+    let (Some(spec), Some(cluster_ip)) = (&service.spec, cluster_ip(service, family)) else {
+        return Vec::new();
+    };
     if service.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(SERVICE_PROXY_NAME)) {
         return Vec::new();
     }
@@ -56,7 +58,8 @@ pub fn service_ports(service: &Service, family: IpFamily) -> Vec<(ServicePortNam
     let load_balancer_vips = load_balancer_vips(service, family);
     let external_policy_local = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"))
         || spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty());
-    let external_policy_local = external_policy_local && spec.external_traffic_policy.as_deref() == Some("Local");
+    let external_policy_local =
+        external_policy_local && spec.external_traffic_policy.as_deref() == Some("Local");
     let needs_health_check = external_policy_local && spec.type_.as_deref() == Some("LoadBalancer");
     let affinity_timeout = (spec.session_affinity.as_deref() == Some("ClientIP")).then(|| {
         let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());

@@ -13,7 +13,7 @@ use ferrite_network::{Bridge, BridgeConfig, PodNetwork, PodRef};
 use ferrite_proxy::kernel::{Change, Monitor, OwnGenerations, Table};
 use ferrite_proxy::layout::{LayoutConfig, LocalTraffic, NodePortAddresses};
 use ferrite_proxy::model::{IpFamily, NodeFacts};
-use ferrite_proxy::sync::{FamilyProxy, Synced, served_ports};
+use ferrite_proxy::sync::{FamilyProxy, ServedPort, Synced, served_ports};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use nlink::netlink::addr::{Ipv4Address, Ipv6Address};
@@ -60,7 +60,12 @@ impl TestNs {
     }
 
     /// Connects and reads which address the server saw and which server it is.
-    pub fn tcp_as(&self, source: Option<IpAddr>, target: &str, patience: Duration) -> Result<Answer, ErrorKind> {
+    pub fn tcp_as(
+        &self,
+        source: Option<IpAddr>,
+        target: &str,
+        patience: Duration,
+    ) -> Result<Answer, ErrorKind> {
         let target: SocketAddr = target.parse().unwrap();
         self.run(move || {
             let mut stream = match source {
@@ -141,6 +146,18 @@ pub struct Open(TcpStream);
 impl Open {
     pub fn ping(&mut self) -> io::Result<()> {
         Answer::read(&mut self.0).map(drop)
+    }
+}
+
+/// A UDP socket with one peer.
+pub struct UdpFlow(UdpSocket);
+
+impl UdpFlow {
+    pub fn ask(&self) -> io::Result<Answer> {
+        self.0.send(b"?")?;
+        let mut buffer = [0; 256];
+        let len = self.0.recv(&mut buffer)?;
+        Answer::parse(&buffer[..len])
     }
 }
 
@@ -226,7 +243,8 @@ impl World {
         let mut made = Vec::new();
         for index in 0..pods {
             let ns = TestNs::new();
-            let pod = PodRef { namespace: "ns".into(), name: format!("pod-{index}"), uid: format!("uid-{index}") };
+            let pod =
+                PodRef { namespace: "ns".into(), name: format!("pod-{index}"), uid: format!("uid-{index}") };
             let ip = bridge.attach(&format!("sandbox-{index}"), &ns.path, &pod).await.unwrap().ips[0];
             made.push((ns, ip));
         }
@@ -304,10 +322,14 @@ impl World {
     }
 
     fn update(&mut self, name: &str) {
+        let ports = self.served(name);
+        self.proxy.update("ns", name, &ports);
+    }
+
+    pub fn served(&self, name: &str) -> Vec<ServedPort> {
         let node = NodeFacts { name: "node".into(), zone: String::new() };
         let slices = self.slices.get(name);
-        let ports = served_ports(&self.services[name], slices.into_iter(), self.config.family, &node);
-        self.proxy.update("ns", name, &ports);
+        served_ports(&self.services[name], slices.into_iter(), self.config.family, &node)
     }
 
     pub fn sync(&mut self) -> Synced {
@@ -328,6 +350,15 @@ impl World {
 
     pub fn udp(&self, pod: usize, target: &str) -> Result<Answer, ErrorKind> {
         self.pods[pod].0.udp(target)
+    }
+
+    /// A UDP socket that stays open.
+    pub fn udp_flow(&self, pod: usize, target: &str) -> UdpFlow {
+        let target: SocketAddr = target.parse().unwrap();
+        let socket = self.pods[pod].0.run(|| UdpSocket::bind(("0.0.0.0", 0)).unwrap());
+        socket.connect(target).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        UdpFlow(socket)
     }
 
     pub fn tcp_from_node(&self, target: &str) -> Result<Answer, ErrorKind> {
@@ -408,7 +439,8 @@ impl Outside {
 
     pub async fn route_to_node(&self, range: &str) {
         let (network, prefix) = range.split_once('/').unwrap();
-        let route = Ipv4Route::new(network.parse().unwrap(), prefix.parse().unwrap()).gateway([192, 0, 2, 1].into());
+        let route =
+            Ipv4Route::new(network.parse().unwrap(), prefix.parse().unwrap()).gateway([192, 0, 2, 1].into());
         self.0.route().add_route(route).await.unwrap();
     }
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::layout::{LocalTraffic, NodePortAddresses};
-use crate::model::{IpFamily, NodeFacts, choose};
 use crate::model::{Endpoint, service_ports};
+use crate::model::{IpFamily, NodeFacts, choose};
 use serde_json::{Value, json};
 
 fn config() -> LayoutConfig {
@@ -41,7 +41,10 @@ fn elements(spec: Value, status: Value, endpoints: &[(u8, bool)]) -> Vec<String>
 
 fn text(claim: &Claim) -> String {
     let key = |bytes: &[u8]| {
-        let words: Vec<String> = bytes.chunks(4).map(|word| word.iter().map(u8::to_string).collect::<Vec<_>>().join(".")).collect();
+        let words: Vec<String> = bytes
+            .chunks(4)
+            .map(|word| word.iter().map(u8::to_string).collect::<Vec<_>>().join("."))
+            .collect();
         words.join(" ")
     };
     let last = claim.key.last.as_ref().map(|last| format!(" - {}", key(last))).unwrap_or_default();
@@ -73,9 +76,13 @@ fn local_endpoints_may_meet_themselves() {
 
 #[test]
 fn policies_without_a_local_endpoint_drop() {
-    let internal = json!({"clusterIP": "10.96.0.10", "internalTrafficPolicy": "Local", "ports": [{"port": 80}]});
+    let internal =
+        json!({"clusterIP": "10.96.0.10", "internalTrafficPolicy": "Local", "ports": [{"port": 80}]});
     assert_eq!(elements(internal.clone(), json!({}), &[(2, false)])[1], format!("drop-services {WEB}"));
-    assert_eq!(elements(internal.clone(), json!({}), &[(2, true)])[1], format!("service-ips {WEB} : pick-local-1"));
+    assert_eq!(
+        elements(internal.clone(), json!({}), &[(2, true)])[1],
+        format!("service-ips {WEB} : pick-local-1")
+    );
     assert_eq!(elements(internal, json!({}), &[])[1], format!("reject-services {WEB}"));
 
     let external = json!({"type": "NodePort", "clusterIP": "10.96.0.10", "externalTrafficPolicy": "Local",
@@ -92,7 +99,10 @@ fn policies_without_a_local_endpoint_drop() {
         elements(external.clone(), json!({}), &[(2, false), (3, true)])[2],
         "service-nodeports 6.0.0.0 117.128.0.0 : external-local-pick-nodeport-2-pick-nodeport-local-1"
     );
-    assert_eq!(elements(external, json!({}), &[])[1..], [format!("reject-services {WEB}"), "reject-nodeports 6.0.0.0 117.128.0.0".into()]);
+    assert_eq!(
+        elements(external, json!({}), &[])[1..],
+        [format!("reject-services {WEB}"), "reject-nodeports 6.0.0.0 117.128.0.0".into()]
+    );
 }
 
 #[test]
