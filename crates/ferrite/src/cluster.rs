@@ -345,6 +345,7 @@ async fn start_proxy(
         local_traffic: LocalTraffic::Cidrs(vec![options.pod_cidr.to_string().parse()?]),
         // Node ports answer where the node does, and nowhere else.
         node_port_addresses: vec![ferrite_proxy::model::Cidr::single(node_ip)],
+        pod_bridge: Some(bridge.pod_cidr().to_string().parse()?),
         min_sync_period: MIN_SYNC_PERIOD,
         healthz_bind_address: Some(SocketAddr::new(node_ip, HEALTHZ_PORT)),
         ..ProxyConfig::new(node_name)

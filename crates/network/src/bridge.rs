@@ -178,6 +178,11 @@ impl Bridge {
         gateway(self.config.pod_cidr)
     }
 
+    /// The range of this node's pods.
+    pub fn pod_cidr(&self) -> Cidr {
+        self.config.pod_cidr
+    }
+
     /// Lets packets to Services pass to a service proxy on this node, also those of the node's own processes. May be
     /// repeated.
     pub async fn route_services(&self) -> Result<(), NetworkError> {

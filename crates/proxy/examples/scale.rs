@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         local_traffic: LocalTraffic::Cidrs(vec!["10.244.0.0/16".parse()?]),
         node_ip: None,
         node_port_addresses: NodePortAddresses::All,
+        untracked_bridge: None,
         service_cidrs: vec!["10.96.0.0/12".parse()?],
     };
     let table = Table::open(IpFamily::V4, "kube-proxy-scale", None, OwnGenerations::default())?;

@@ -46,10 +46,15 @@ pub struct ProxyConfig {
     pub local_traffic: LocalTraffic,
     /// Ranges of this node's addresses at which node ports answer; empty means all addresses.
     pub node_port_addresses: Vec<Cidr>,
+    /// The range of pods on a bridge of this node; `None` if the network of pods is not a bridge or is known to work.
+    /// Where the kernel does not track connections on bridges, Services between them need masquerading.
+    pub pod_bridge: Option<Cidr>,
     /// The least time between two transactions.
     pub min_sync_period: Duration,
     /// The time after which a failed transaction is tried again.
     pub sync_period: Duration,
+    /// Whether an address that cannot be listened at is an error; else it is a warning.
+    pub bind_address_hard_fail: bool,
     /// Where `/healthz` and `/livez` are answered.
     pub healthz_bind_address: Option<SocketAddr>,
     /// Where `/metrics` and `/proxyMode` are answered.
@@ -68,6 +73,8 @@ impl ProxyConfig {
             masquerade_bit: 14,
             local_traffic: LocalTraffic::Unknown,
             node_port_addresses: Vec::new(),
+            pod_bridge: None,
+            bind_address_hard_fail: false,
             min_sync_period: Duration::from_secs(1),
             sync_period: Duration::from_secs(30),
             healthz_bind_address: None,
@@ -504,8 +511,18 @@ fn layout_config(config: &ProxyConfig, family: IpFamily, addresses: &[IpAddr]) -
         local_traffic: config.local_traffic.clone(),
         node_ip: config.node_ips.iter().copied().find(|ip| IpFamily::of(*ip) == family),
         node_port_addresses: node_port_addresses(&config.node_port_addresses, family, addresses),
+        untracked_bridge: config.pod_bridge.filter(|_| !bridges_are_tracked(family)),
         service_cidrs: Vec::new(),
     }
+}
+
+/// Whether packets that stay on a bridge pass connection tracking (br_netfilter).
+fn bridges_are_tracked(family: IpFamily) -> bool {
+    let file = match family {
+        IpFamily::V4 => "/proc/sys/net/bridge/bridge-nf-call-iptables",
+        IpFamily::V6 => "/proc/sys/net/bridge/bridge-nf-call-ip6tables",
+    };
+    std::fs::read_to_string(file).is_ok_and(|value| value.trim() == "1")
 }
 
 /// As upstream: no range of the family, or one of everything, means all addresses.
@@ -543,15 +560,31 @@ async fn node_addresses() -> Result<Vec<IpAddr>, ProxyError> {
     Ok(addresses.iter().filter_map(|address| address.primary_address().copied()).collect())
 }
 
+/// Binds, or says why not.
+async fn bind_for(
+    what: &'static str,
+    address: Option<SocketAddr>,
+    hard_fail: bool,
+) -> Result<Option<tokio::net::TcpListener>, ProxyError> {
+    let Some(address) = address else { return Ok(None) };
+    match bind(address).await {
+        Ok(listener) => Ok(Some(listener)),
+        Err(source) if hard_fail => Err(ProxyError::Listen { address, what, source }),
+        Err(error) => {
+            tracing::error!(%error, %address, "cannot listen for {what}");
+            Ok(None)
+        }
+    }
+}
+
 async fn listen(
     config: &ProxyConfig,
     health: &Arc<ProxyHealth>,
     metrics: &Arc<Metrics>,
     scope: &Scope,
 ) -> Result<(), ProxyError> {
-    let failed = |address, what| move |source| ProxyError::Listen { address, what, source };
-    if let Some(address) = config.healthz_bind_address {
-        let listener = bind(address).await.map_err(failed(address, "health"))?;
+    let hard = config.bind_address_hard_fail;
+    if let Some(listener) = bind_for("health", config.healthz_bind_address, hard).await? {
         let health = Arc::clone(health);
         let handler = move |path: &str| match path {
             "/healthz" => Some(health.healthz(Timestamp::now())),
@@ -560,8 +593,7 @@ async fn listen(
         };
         serve(listener, Arc::new(handler), scope);
     }
-    if let Some(address) = config.metrics_bind_address {
-        let listener = bind(address).await.map_err(failed(address, "metrics"))?;
+    if let Some(listener) = bind_for("metrics", config.metrics_bind_address, hard).await? {
         let metrics = Arc::clone(metrics);
         let text = |body: String| Answer {
             status: 200,

@@ -227,6 +227,19 @@ async fn pods_can_be_told_by_their_interface() {
 }
 
 #[tokio::test]
+async fn pods_of_a_bridge_that_is_not_tracked() {
+    let mut world =
+        World::with(2, |config| config.untracked_bridge = Some("10.244.1.0/24".parse().unwrap())).await;
+    world.node.run(|| std::fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0").unwrap());
+    world.service("web", json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}));
+    world.endpoints("web", &[0]);
+    world.sync();
+    assert_eq!(world.tcp(1, "10.96.0.10:80").unwrap().client.to_string(), "10.244.1.1");
+    assert_eq!(world.tcp(0, "10.96.0.10:80").unwrap().client.to_string(), "10.244.1.1");
+    assert_eq!(world.tcp(1, "10.96.0.10:81").unwrap_err(), ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
 async fn masquerade_all() {
     let mut world = World::with(2, |config| config.masquerade_all = true).await;
     world.service("web", json!({"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}));

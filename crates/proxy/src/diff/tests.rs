@@ -10,6 +10,7 @@ fn config() -> LayoutConfig {
         local_traffic: LocalTraffic::Unknown,
         node_ip: None,
         node_port_addresses: NodePortAddresses::All,
+        untracked_bridge: None,
         service_cidrs: Vec::new(),
     }
 }

@@ -208,7 +208,16 @@ fn masquerading(config: &LayoutConfig) -> Vec<Rule> {
         Expr::InSet { set: SetName::HairpinConnections, key: 0, inverted: false },
         Expr::Masquerade,
     ]);
-    vec![marked, hairpin.collect()]
+    let mut rules = vec![marked, hairpin.collect()];
+    if let Some(range) = config.untracked_bridge.filter(|range| range.family() == family) {
+        let both = in_range(load_source(family, 0), range, true).into_iter().chain(in_range(
+            load_destination(family, 0),
+            range,
+            true,
+        ));
+        rules.push(was_destination_natted().into_iter().chain(both).chain([Expr::Masquerade]).collect());
+    }
+    rules
 }
 
 fn firewall(family: IpFamily) -> Rule {

@@ -49,6 +49,9 @@ pub struct LayoutConfig {
     pub local_traffic: LocalTraffic,
     pub node_ip: Option<IpAddr>,
     pub node_port_addresses: NodePortAddresses,
+    /// Pods in this range answer each other on a bridge that connection tracking does not see. Between them an answer
+    /// would come from the endpoint's address instead of the Service's, so their traffic is masqueraded.
+    pub untracked_bridge: Option<Cidr>,
     /// Ranges of ClusterIPs: packets to addresses in them that no Service has are dropped.
     pub service_cidrs: Vec<Cidr>,
 }

@@ -255,6 +255,7 @@ impl World {
             local_traffic: LocalTraffic::Cidrs(vec!["10.244.0.0/16".parse().unwrap()]),
             node_ip: Some("10.244.1.1".parse().unwrap()),
             node_port_addresses: NodePortAddresses::All,
+            untracked_bridge: None,
             service_cidrs: vec!["10.96.0.0/16".parse().unwrap()],
         };
         change(&mut config);

@@ -14,6 +14,7 @@ fn config() -> LayoutConfig {
         local_traffic: LocalTraffic::Unknown,
         node_ip: Some("192.0.2.1".parse().unwrap()),
         node_port_addresses: NodePortAddresses::All,
+        untracked_bridge: None,
         service_cidrs: Vec::new(),
     }
 }
