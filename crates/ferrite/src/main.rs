@@ -9,6 +9,7 @@ mod data_dir;
 mod docker;
 mod down;
 mod image;
+mod kube_proxy;
 mod kubeconfig;
 mod logging;
 mod paths;

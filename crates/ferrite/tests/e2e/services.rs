@@ -113,3 +113,42 @@ fn a_pod_reaches_the_api_server_by_the_kubernetes_service() {
     let refused = world.kubectl(&["logs", "pries"]);
     assert!(refused.contains("forbidden"), "{refused}");
 }
+
+#[test]
+fn the_proxy_as_a_process() {
+    let world = World::start();
+    let kubeconfig = world.data().join("config").join("admin.kubeconfig");
+    let config = world.write(
+        "proxy.yaml",
+        &format!(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
+             clientConnection:\n  kubeconfig: {}\nclusterCIDR: 10.244.0.0/16\nhealthzBindAddress: 127.0.0.1:11256\n\
+             oomScoreAdj: 0\nconntrack: {{maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}}\n",
+            kubeconfig.display()
+        ),
+    );
+    let program = ferrite().display().to_string();
+    let mut command = world.command(&program, &["kube-proxy", "--hostname-override=node", "--config"]);
+    let mut proxy = command.arg(&config).spawn().unwrap();
+    let table_exists = || {
+        world.netns.run(|| {
+            let own = OwnGenerations::default();
+            Table::open(IpFamily::V4, "kube-proxy", None, own).unwrap().exists().unwrap()
+        })
+    };
+    eventually("a table of the process", || table_exists().then_some(()));
+    let get = |port: u16, path: &str| world.netns.http_get(SocketAddr::from(([127, 0, 0, 1], port)), path);
+    eventually("a healthy proxy", || get(11256, "/healthz").ok());
+    assert_eq!(get(10249, "/proxyMode").unwrap(), "nftables");
+    let metrics = get(10249, "/metrics").unwrap();
+    assert!(metrics.contains("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}"), "{metrics}");
+
+    let pid = nix::unistd::Pid::from_raw(proxy.id().try_into().unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert!(proxy.wait().unwrap().success());
+    assert!(table_exists(), "Services work while the proxy restarts");
+    assert!(world.command(&program, &["kube-proxy", "--cleanup"]).status().unwrap().success());
+    assert!(!table_exists());
+    let refused = world.command(&program, &["kube-proxy", "--proxy-mode=ipvs"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("has the mode nftables"));
+}

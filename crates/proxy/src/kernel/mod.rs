@@ -149,6 +149,11 @@ impl Table {
         .map_err(self.failed("delete"))
     }
 
+    /// Whether there is a table of this name, whoever made it.
+    pub fn exists(&mut self) -> Result<bool, KernelError> {
+        Ok(self.find().map_err(self.failed("read"))?.is_some())
+    }
+
     /// Whether the table that we made is still there.
     pub fn is_ours(&mut self) -> Result<bool, KernelError> {
         let found = self.find().map_err(self.failed("read"))?;
