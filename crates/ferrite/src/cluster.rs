@@ -114,6 +114,8 @@ pub struct Cluster {
     /// None when another runtime runs the pods.
     embedded: Option<Embedded>,
     scope: Scope,
+    /// None when the kernel cannot do it.
+    proxy: Option<Proxy>,
     _kubelet: Kubelet,
 }
 
@@ -177,15 +179,21 @@ impl Cluster {
             }
         };
 
-        match start_proxy(paths, options, &api, &bridge, &node_name, node_ip, &scope).await {
-            Ok(()) => progress.done("proxy", &paths.proxy_table()),
+        let proxy = match start_proxy(paths, options, &api, &bridge, &node_name, node_ip, &scope).await {
+            Ok(proxy) => {
+                progress.done("proxy", &paths.proxy_table());
+                Some(proxy)
+            }
             // Pods and the API work; only Services lead nowhere, as on a kernel built without nftables.
-            Err(error) => tracing::warn!(%error, "Services cannot be reached by their addresses"),
-        }
+            Err(error) => {
+                tracing::warn!(%error, "Services cannot be reached by their addresses");
+                None
+            }
+        };
 
         let kubelet = start_kubelet(paths, options, &api, services, &node_name, node_ip, &scope).await?;
         progress.done("kubelet", &format!("node {node_name}"));
-        Ok(Self { api, node_name, embedded, scope, _kubelet: kubelet })
+        Ok(Self { api, node_name, embedded, scope, proxy, _kubelet: kubelet })
     }
 
     /// Waits until the node says that it is ready and a pod could be created.
@@ -200,7 +208,14 @@ impl Cluster {
         .await?;
         // Pods run as a service account; its controller makes one in every namespace.
         let accounts = kube::Api::<ServiceAccount>::namespaced(client, "default");
-        self.until(accounts, "default", |_| true).await
+        self.until(accounts, "default", |_| true).await?;
+        // A pod may ask the API server by its Service as the first thing it does.
+        if let Some(proxy) = &self.proxy
+            && !proxy.first_sync().await
+        {
+            tracing::warn!("Services cannot be reached by their addresses yet");
+        }
+        Ok(())
     }
 
     /// Waits until the object of that name is as `accept` wants it.
@@ -331,7 +346,7 @@ async fn start_proxy(
     node_name: &str,
     node_ip: IpAddr,
     scope: &Scope,
-) -> Result<(), BoxError> {
+) -> Result<Proxy, BoxError> {
     /// Upstream's port for load balancers that ask about the node.
     const HEALTHZ_PORT: u16 = 10256;
     /// Changes that come together go into one transaction; alone they do not wait for long.
@@ -350,8 +365,7 @@ async fn start_proxy(
         healthz_bind_address: Some(SocketAddr::new(node_ip, HEALTHZ_PORT)),
         ..ProxyConfig::new(node_name)
     };
-    Proxy::start(config, api.client("system:kube-proxy", &[]), scope).await?;
-    Ok(())
+    Ok(Proxy::start(config, api.client("system:kube-proxy", &[]), scope).await?)
 }
 
 async fn start_kubelet(

@@ -152,7 +152,7 @@ impl Shared {
 /// A running proxy. Its tasks belong to the scope it was started with; the rules stay when they end, so that Services
 /// work while the proxy restarts.
 pub struct Proxy {
-    synced: watch::Receiver<bool>,
+    first_sync: watch::Receiver<Option<bool>>,
 }
 
 impl Proxy {
@@ -192,7 +192,7 @@ impl Proxy {
             sources,
             config,
         };
-        let (done, synced) = watch::channel(false);
+        let (done, first_sync) = watch::channel(None);
         scope.spawn(async move {
             loop {
                 let doubt = match monitor.changed().await {
@@ -210,12 +210,14 @@ impl Proxy {
             }
         });
         scope.spawn(worker.run(done));
-        Ok(Self { synced })
+        Ok(Self { first_sync })
     }
 
-    /// Waits until the rules of all Services that existed at the start are in the kernel.
-    pub async fn synced(&self) {
-        let _ = self.synced.clone().wait_for(|synced| *synced).await;
+    /// Waits until the kernel has been told of all Services that existed at the start, and says whether it took them.
+    /// A proxy that fails tries again.
+    pub async fn first_sync(&self) -> bool {
+        let mut first = self.first_sync.clone();
+        first.wait_for(Option::is_some).await.is_ok_and(|synced| *synced == Some(true))
     }
 }
 
@@ -311,7 +313,7 @@ struct Worker {
 }
 
 impl Worker {
-    async fn run(mut self, done: watch::Sender<bool>) {
+    async fn run(mut self, first: watch::Sender<Option<bool>>) {
         self.sources.synced().await;
         let now = Timestamp::now();
         self.config.families.iter().for_each(|family| self.shared.health.updated(*family, now));
@@ -321,7 +323,7 @@ impl Worker {
             let started = Instant::now();
             match self.synchronise().await {
                 Ok(()) => {
-                    done.send_replace(true);
+                    first.send_if_modified(|first| first.replace(true) != Some(true));
                     tokio::time::sleep_until(started + self.config.min_sync_period).await;
                 }
                 Err(error) => {
@@ -329,6 +331,7 @@ impl Worker {
                         std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                     tracing::error!(%error, cause, "Services are not up to date in the kernel; trying again");
                     self.metrics.failed();
+                    first.send_if_modified(|first| first.replace(false).is_none());
                     self.shared.note(|pending| pending.doubt(TableDoubt::Wrong));
                     tokio::time::sleep(self.config.sync_period.min(Duration::from_secs(5))).await;
                 }

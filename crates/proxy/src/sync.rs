@@ -118,6 +118,7 @@ impl FamilyProxy {
                 return Ok(Synced::default());
             }
             match self.table.apply(&transaction, &[]) {
+                Ok(()) if self.table.take_missed() => self.must_rebuild = true,
                 Ok(()) => {
                     self.delete_retired_chains();
                     return Ok(Synced {
@@ -140,6 +141,7 @@ impl FamilyProxy {
         });
         let transaction = self.programmed.rebuild();
         self.table.apply(&transaction, &clients)?;
+        self.table.take_missed();
         self.must_rebuild = false;
         Ok(Synced {
             rebuilt: true,

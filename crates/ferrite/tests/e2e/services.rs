@@ -141,7 +141,10 @@ fn the_proxy_as_a_process() {
     eventually("a healthy proxy", || get(11256, "/healthz").ok());
     assert_eq!(get(10249, "/proxyMode").unwrap(), "nftables");
     let metrics = get(10249, "/metrics").unwrap();
-    assert!(metrics.contains("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}"), "{metrics}");
+    assert!(
+        metrics.contains("kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}"),
+        "{metrics}"
+    );
 
     let pid = nix::unistd::Pid::from_raw(proxy.id().try_into().unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();

@@ -52,7 +52,13 @@ pub struct OwnGenerations(Arc<Mutex<HashSet<u32>>>);
 
 impl OwnGenerations {
     fn insert(&self, generation: u32) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(generation);
+        /// A monitor asks soon or, when notices are lost, never.
+        const KEPT: u32 = 1024;
+        let mut own = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        own.insert(generation);
+        if own.len() > 2 * KEPT as usize {
+            own.retain(|known| generation.wrapping_sub(*known) < KEPT);
+        }
     }
 
     /// Whether the generation was ours; it is asked once.
@@ -78,6 +84,8 @@ pub struct Table {
     own: OwnGenerations,
     /// The kernel's number for the table that we made; another number is another table.
     handle: Option<u64>,
+    /// A generation that turned out to be somebody else's was taken for ours: its changes went unnoticed.
+    missed: bool,
 }
 
 /// How often a transaction is tried again because somebody else changed the ruleset in between.
@@ -97,7 +105,7 @@ impl Table {
     ) -> Result<Self, KernelError> {
         let socket = Socket::open(netns)
             .map_err(|source| KernelError::Open { netns: netns.map(Path::to_owned), source })?;
-        Ok(Self { socket, family, name: name.to_owned(), sequence: 1, own, handle: None })
+        Ok(Self { socket, family, name: name.to_owned(), sequence: 1, own, handle: None, missed: false })
     }
 
     pub fn family(&self) -> IpFamily {
@@ -127,6 +135,11 @@ impl Table {
             self.handle = self.find().map_err(self.failed("read"))?;
         }
         Ok(())
+    }
+
+    /// Whether somebody else may have changed the table without the monitor's knowledge. It is asked once.
+    pub fn take_missed(&mut self) -> bool {
+        std::mem::take(&mut self.missed)
     }
 
     /// Deletes chains that no element refers to any more.
@@ -243,7 +256,7 @@ impl Table {
             result = self.send_batch(&messages);
             match &result {
                 Err(error) => {
-                    self.own.take(next);
+                    self.missed |= !self.own.take(next);
                     if error.raw_os_error() != Some(RESTART) {
                         return result;
                     }
