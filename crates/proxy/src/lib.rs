@@ -4,14 +4,17 @@
 //! (the table as data) and [`diff`] (what to change). [`kernel`] sends it through netlink, and [`sync`] keeps one table
 //! up to date. [`Proxy`] puts them behind informers, with [`conntrack`] and [`health`] beside.
 
+mod config;
 pub mod conntrack;
 pub mod diff;
 pub mod health;
 pub mod kernel;
 pub mod layout;
+mod listen;
 mod metrics;
 pub mod model;
 mod run;
 pub mod sync;
 
-pub use run::{Proxy, ProxyConfig, ProxyError, remove_tables};
+pub use config::{ProxyConfig, ProxyError};
+pub use run::{Proxy, remove_tables};

@@ -1,7 +1,7 @@
 //! The running proxy: informers in front, one table for each IP family behind.
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,10 +13,12 @@ use k8s_openapi::api::networking::v1::ServiceCIDR;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::config::{ProxyConfig, ProxyError};
 use crate::conntrack;
-use crate::health::{Answer, NodeEligibility, ProxyHealth, ServiceHealth, WantedHealthPort, bind, serve};
+use crate::health::{NodeEligibility, ProxyHealth, ServiceHealth, WantedHealthPort};
 use crate::kernel::{Change, KernelError, Monitor, OwnGenerations, Table};
-use crate::layout::{LayoutConfig, LocalTraffic, NodePortAddresses};
+use crate::layout::LayoutConfig;
+use crate::listen::listen;
 use crate::metrics::Metrics;
 use crate::model::{Cidr, IpFamily, NodeFacts, Protocol};
 use crate::sync::{FamilyProxy, ServedPort, Synced, served_ports};
@@ -30,77 +32,6 @@ const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 const BY_SERVICE: &str = "service";
 /// A table that somebody else keeps changing is not made again more often than this.
 const HEAL_PERIOD: Duration = Duration::from_secs(1);
-
-/// How the proxy works.
-#[derive(Debug, Clone)]
-pub struct ProxyConfig {
-    pub node_name: String,
-    /// The addresses of the node, at most one of each family. Families without one are proxied as well.
-    pub node_ips: Vec<IpAddr>,
-    /// The name of the nftables table.
-    pub table: String,
-    pub families: Vec<IpFamily>,
-    pub masquerade_all: bool,
-    /// The bit of the packet mark that asks for masquerading.
-    pub masquerade_bit: u8,
-    pub local_traffic: LocalTraffic,
-    /// Ranges of this node's addresses at which node ports answer; empty means all addresses.
-    pub node_port_addresses: Vec<Cidr>,
-    /// The range of pods on a bridge of this node; `None` if the network of pods is not a bridge or is known to work.
-    /// Where the kernel does not track connections on bridges, Services between them need masquerading.
-    pub pod_bridge: Option<Cidr>,
-    /// The least time between two transactions.
-    pub min_sync_period: Duration,
-    /// The time after which a failed transaction is tried again.
-    pub sync_period: Duration,
-    /// Whether an address that cannot be listened at is an error; else it is a warning.
-    pub bind_address_hard_fail: bool,
-    /// Where `/healthz` and `/livez` are answered.
-    pub healthz_bind_address: Option<SocketAddr>,
-    /// Where `/metrics` and `/proxyMode` are answered.
-    pub metrics_bind_address: Option<SocketAddr>,
-}
-
-impl ProxyConfig {
-    /// Upstream's defaults.
-    pub fn new(node_name: impl Into<String>) -> Self {
-        Self {
-            node_name: node_name.into(),
-            node_ips: Vec::new(),
-            table: "kube-proxy".into(),
-            families: IpFamily::BOTH.to_vec(),
-            masquerade_all: false,
-            masquerade_bit: 14,
-            local_traffic: LocalTraffic::Unknown,
-            node_port_addresses: Vec::new(),
-            pod_bridge: None,
-            bind_address_hard_fail: false,
-            min_sync_period: Duration::from_secs(1),
-            sync_period: Duration::from_secs(30),
-            healthz_bind_address: None,
-            metrics_bind_address: None,
-        }
-    }
-}
-
-/// Why the proxy could not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProxyError {
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    #[error("cannot listen at {address} for {what}")]
-    Listen {
-        address: SocketAddr,
-        what: &'static str,
-        #[source]
-        source: std::io::Error,
-    },
-    #[error("list the addresses of this node")]
-    Addresses(#[source] Box<nlink::Error>),
-    #[error("the kernel supports no IP family of the proxy")]
-    NoFamily,
-}
 
 /// What changed since the last synchronisation.
 #[derive(Default)]
@@ -161,13 +92,13 @@ impl Proxy {
         let health = Arc::new(ProxyHealth::new(config.sync_period * 2));
         let metrics = Arc::new(Metrics::default());
         listen(&config, &health, &metrics, scope).await?;
-        let addresses = node_addresses().await?;
+        let addresses = crate::config::node_addresses().await?;
         let own = OwnGenerations::default();
         let mut monitor = Monitor::open(&config.table, None, own.clone())?;
         let mut tables = Vec::new();
         for family in &config.families {
             let table = Table::open(*family, &config.table, None, own.clone())?;
-            tables.push(FamilyProxy::new(layout_config(&config, *family, &addresses), table));
+            tables.push(FamilyProxy::new(config.layout(*family, &addresses), table));
         }
         if tables.is_empty() {
             return Err(ProxyError::NoFamily);
@@ -179,7 +110,7 @@ impl Proxy {
             families: config.families.clone(),
         });
         let sources = Sources::start(&client, &config.node_name, &shared, scope);
-        let health_addresses = health_check_addresses(&config, &addresses);
+        let health_addresses = config.health_check_addresses(&addresses);
         let worker = Worker {
             services_health: ServiceHealth::new(health_addresses, Arc::clone(&health), scope),
             events: Events::start(client, scope),
@@ -504,113 +435,4 @@ fn eligibility(node: Option<&Node>) -> NodeEligibility {
         true => NodeEligibility::Ineligible,
         false => NodeEligibility::Eligible,
     }
-}
-
-fn layout_config(config: &ProxyConfig, family: IpFamily, addresses: &[IpAddr]) -> LayoutConfig {
-    LayoutConfig {
-        family,
-        masquerade_mark: 1 << (config.masquerade_bit & 31),
-        masquerade_all: config.masquerade_all,
-        local_traffic: config.local_traffic.clone(),
-        node_ip: config.node_ips.iter().copied().find(|ip| IpFamily::of(*ip) == family),
-        node_port_addresses: node_port_addresses(&config.node_port_addresses, family, addresses),
-        untracked_bridge: config.pod_bridge.filter(|_| !bridges_are_tracked(family)),
-        service_cidrs: Vec::new(),
-    }
-}
-
-/// Whether packets that stay on a bridge pass connection tracking (br_netfilter).
-fn bridges_are_tracked(family: IpFamily) -> bool {
-    let file = match family {
-        IpFamily::V4 => "/proc/sys/net/bridge/bridge-nf-call-iptables",
-        IpFamily::V6 => "/proc/sys/net/bridge/bridge-nf-call-ip6tables",
-    };
-    std::fs::read_to_string(file).is_ok_and(|value| value.trim() == "1")
-}
-
-/// As upstream: no range of the family, or one of everything, means all addresses.
-fn node_port_addresses(ranges: &[Cidr], family: IpFamily, addresses: &[IpAddr]) -> NodePortAddresses {
-    let own: Vec<Cidr> = ranges.iter().copied().filter(|range| range.family() == family).collect();
-    if own.is_empty() || own.iter().any(|range| range.prefix() == 0) {
-        return NodePortAddresses::All;
-    }
-    let chosen = addresses.iter().copied().filter(|ip| own.iter().any(|range| range.contains(*ip)));
-    NodePortAddresses::Only(chosen.collect())
-}
-
-fn health_check_addresses(config: &ProxyConfig, addresses: &[IpAddr]) -> Vec<IpAddr> {
-    let mut chosen = BTreeSet::new();
-    for family in &config.families {
-        match node_port_addresses(&config.node_port_addresses, *family, addresses) {
-            NodePortAddresses::Only(only) => chosen.extend(only),
-            NodePortAddresses::All if *family == IpFamily::V4 => {
-                chosen.insert(Ipv4Addr::UNSPECIFIED.into());
-            }
-            // The IPv4 listener answers for dual-stack Services; a node without IPv4 needs the other.
-            NodePortAddresses::All if config.families.len() == 1 => {
-                chosen.insert(std::net::Ipv6Addr::UNSPECIFIED.into());
-            }
-            NodePortAddresses::All => {}
-        }
-    }
-    chosen.into_iter().collect()
-}
-
-async fn node_addresses() -> Result<Vec<IpAddr>, ProxyError> {
-    let failed = |error| ProxyError::Addresses(Box::new(error));
-    let conn = nlink::netlink::Connection::<nlink::netlink::Route>::new().map_err(failed)?;
-    let addresses = conn.get_addresses().await.map_err(failed)?;
-    Ok(addresses.iter().filter_map(|address| address.primary_address().copied()).collect())
-}
-
-/// Binds, or says why not.
-async fn bind_for(
-    what: &'static str,
-    address: Option<SocketAddr>,
-    hard_fail: bool,
-) -> Result<Option<tokio::net::TcpListener>, ProxyError> {
-    let Some(address) = address else { return Ok(None) };
-    match bind(address).await {
-        Ok(listener) => Ok(Some(listener)),
-        Err(source) if hard_fail => Err(ProxyError::Listen { address, what, source }),
-        Err(error) => {
-            tracing::error!(%error, %address, "cannot listen for {what}");
-            Ok(None)
-        }
-    }
-}
-
-async fn listen(
-    config: &ProxyConfig,
-    health: &Arc<ProxyHealth>,
-    metrics: &Arc<Metrics>,
-    scope: &Scope,
-) -> Result<(), ProxyError> {
-    let hard = config.bind_address_hard_fail;
-    if let Some(listener) = bind_for("health", config.healthz_bind_address, hard).await? {
-        let health = Arc::clone(health);
-        let handler = move |path: &str| match path {
-            "/healthz" => Some(health.healthz(Timestamp::now())),
-            "/livez" => Some(health.livez(Timestamp::now())),
-            _ => None,
-        };
-        serve(listener, Arc::new(handler), scope);
-    }
-    if let Some(listener) = bind_for("metrics", config.metrics_bind_address, hard).await? {
-        let metrics = Arc::clone(metrics);
-        let text = |body: String| Answer {
-            status: 200,
-            content_type: "text/plain; version=0.0.4; charset=utf-8",
-            headers: Vec::new(),
-            body,
-        };
-        let handler = move |path: &str| match path {
-            "/metrics" => Some(text(metrics.render())),
-            "/proxyMode" => Some(text("nftables".into())),
-            "/healthz" => Some(text("ok".into())),
-            _ => None,
-        };
-        serve(listener, Arc::new(handler), scope);
-    }
-    Ok(())
 }

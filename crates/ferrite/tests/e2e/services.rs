@@ -155,3 +155,38 @@ fn the_proxy_as_a_process() {
     let refused = world.command(&program, &["kube-proxy", "--proxy-mode=ipvs"]).output().unwrap();
     assert!(String::from_utf8_lossy(&refused.stderr).contains("has the mode nftables"));
 }
+
+#[test]
+fn a_load_balancer_can_ask_the_node_about_a_service() {
+    let world = World::start();
+    world.kubectl(&["create", "deployment", "web", "--image", TOOLS, "--", "/ferrite", "tools", "http"]);
+    world.wait_rolled_out("web", 1);
+    world.create(
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: LoadBalancer, externalTrafficPolicy: Local, \
+         trafficDistribution: PreferSameNode, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}\n",
+    );
+    let port = world.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.healthCheckNodePort}"]);
+    let target: SocketAddr = format!("10.244.0.1:{port}").parse().unwrap();
+    let answer = eventually("an endpoint on this node", || world.netns.http_get(target, "/").ok());
+    assert_eq!(
+        answer,
+        "{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 1,\n\t\"serviceProxyHealthy\": true\n}\n"
+    );
+    let hints = world.kubectl(&[
+        "get",
+        "endpointslices",
+        "-l",
+        "kubernetes.io/service-name=web",
+        "-o",
+        "jsonpath={.items[0].endpoints[0].hints}",
+    ]);
+    assert_eq!(hints, r#"{"forNodes":[{"name":"node"}]}"#);
+    world.kubectl(&["scale", "deployment", "web", "--replicas=0"]);
+    eventually("no endpoint on this node", || {
+        world.netns.http_get(target, "/").err().filter(|error| error.contains(" 503 "))
+    });
+    world.kubectl(&["delete", "service", "web"]);
+    eventually("a closed port", || {
+        world.netns.http_get(target, "/").err().filter(|error| error.contains("refused"))
+    });
+}
