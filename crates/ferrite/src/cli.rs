@@ -4,6 +4,7 @@ use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Place, Running, ServerOptions};
 use crate::cluster::start_scheduler;
 use crate::data_dir::DataDirectory;
 use crate::image::Image;
+use crate::kube_proxy::KubeProxy;
 use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
@@ -89,6 +90,8 @@ enum Command {
         )]
         controllers: Vec<String>,
     },
+    /// Run the service proxy alone, for any cluster, with upstream's flags and configuration file.
+    KubeProxy(Box<KubeProxy>),
     /// Run the container runtime alone, for crictl and for any kubelet.
     Runtime(RuntimeAlone),
     /// Check, compact and measure the embedded store.
@@ -111,6 +114,7 @@ impl Cli {
             Command::Down { data, keep_data } => block_on(down::run(&data.paths(), keep_data)),
             Command::Status { data } => status::show(&data.paths()),
             Command::Image(image) => block_on(image.run()),
+            Command::KubeProxy(proxy) => block_on(proxy.run()),
             Command::Docker { arguments } => {
                 // Reached with our own options before the name; the usual way is in `main`.
                 let name = std::iter::once("docker".into());

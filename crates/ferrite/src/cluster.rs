@@ -13,6 +13,9 @@ use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
 use ferrite_network::{Bridge, BridgeConfig};
 use ferrite_pki::{Purpose, Subject};
+use ferrite_proxy::layout::LocalTraffic;
+use ferrite_proxy::model::IpFamily;
+use ferrite_proxy::{Proxy, ProxyConfig};
 use ferrite_runtime::Runtime;
 use ferrite_runtime::image::cri::Images;
 use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
@@ -20,6 +23,7 @@ use ferrite_scheduler::{Profile, SchedulerContext};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Who makes control groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -115,6 +119,8 @@ pub struct Cluster {
     /// None when pods resolve names as the node does.
     dns: Option<ClusterDns>,
     scope: Scope,
+    /// None when the kernel cannot do it.
+    proxy: Option<Proxy>,
     _kubelet: Kubelet,
 }
 
@@ -187,10 +193,22 @@ impl Cluster {
             }
         };
 
+        let proxy = match start_proxy(paths, options, &api, &bridge, &node_name, node_ip, &scope).await {
+            Ok(proxy) => {
+                progress.done("proxy", &paths.proxy_table());
+                Some(proxy)
+            }
+            // Pods and the API work; only Services lead nowhere, as on a kernel built without nftables.
+            Err(error) => {
+                tracing::warn!(%error, "Services cannot be reached by their addresses");
+                None
+            }
+        };
+
         let node = NodePlace { name: &node_name, ip: node_ip, dns: dns.as_ref().map(|dns| dns.address) };
         let kubelet = start_kubelet(paths, options, &api, services, &node, &scope).await?;
         progress.done("kubelet", &format!("node {node_name}"));
-        Ok(Self { api, node_name, embedded, dns, scope, _kubelet: kubelet })
+        Ok(Self { api, node_name, embedded, dns, scope, proxy, _kubelet: kubelet })
     }
 
     /// Waits until the node says that it is ready and a pod could be created.
@@ -208,6 +226,12 @@ impl Cluster {
         self.until(accounts, "default", |_| true).await?;
         if let Some(dns) = &self.dns {
             dns.synced().await;
+        }
+        // A pod may ask the API server by its Service as the first thing it does.
+        if let Some(proxy) = &self.proxy
+            && !proxy.first_sync().await
+        {
+            tracing::warn!("Services cannot be reached by their addresses yet");
         }
         Ok(())
     }
@@ -338,6 +362,37 @@ struct NodePlace<'a> {
     ip: IpAddr,
     /// The name server of pods.
     dns: Option<IpAddr>,
+}
+
+/// Starts the service proxy of the node.
+async fn start_proxy(
+    paths: &Paths,
+    options: &ClusterOptions,
+    api: &Running,
+    bridge: &Bridge,
+    node_name: &str,
+    node_ip: IpAddr,
+    scope: &Scope,
+) -> Result<Proxy, BoxError> {
+    /// Upstream's port for load balancers that ask about the node.
+    const HEALTHZ_PORT: u16 = 10256;
+    /// Changes that come together go into one transaction; alone they do not wait for long.
+    const MIN_SYNC_PERIOD: Duration = Duration::from_millis(20);
+    bridge.route_services().await?;
+    let config = ProxyConfig {
+        node_ips: vec![node_ip],
+        table: paths.proxy_table(),
+        // Pods have IPv4 addresses.
+        families: vec![IpFamily::V4],
+        local_traffic: LocalTraffic::Cidrs(vec![options.pod_cidr.to_string().parse()?]),
+        // Node ports answer where the node does, and nowhere else.
+        node_port_addresses: vec![ferrite_proxy::model::Cidr::single(node_ip)],
+        pod_bridge: Some(bridge.pod_cidr().to_string().parse()?),
+        min_sync_period: MIN_SYNC_PERIOD,
+        healthz_bind_address: Some(SocketAddr::new(node_ip, HEALTHZ_PORT)),
+        ..ProxyConfig::new(node_name)
+    };
+    Ok(Proxy::start(config, api.client("system:kube-proxy", &[]), scope).await?)
 }
 
 async fn start_kubelet(

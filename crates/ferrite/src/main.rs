@@ -10,6 +10,7 @@ mod dns;
 mod docker;
 mod down;
 mod image;
+mod kube_proxy;
 mod kubeconfig;
 mod logging;
 mod paths;

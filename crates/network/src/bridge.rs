@@ -193,6 +193,21 @@ impl Bridge {
         self.conn.replace_address(config).await.map_err(fail)
     }
 
+    /// The range of this node's pods.
+    pub fn pod_cidr(&self) -> Cidr {
+        self.config.pod_cidr
+    }
+
+    /// Lets packets to Services pass to a service proxy on this node, also those of the node's own processes. May be
+    /// repeated.
+    pub async fn route_services(&self) -> Result<(), NetworkError> {
+        self.check_open()?;
+        match self.state.load()? {
+            Some(record) => rules::add_service_route(&self.conn, &record).await,
+            None => Ok(()),
+        }
+    }
+
     /// Sets the network apart from others of this node. The first word holds until the network is removed.
     pub async fn isolate(&self, isolation: Isolation) -> Result<(), NetworkError> {
         self.check_open()?;

@@ -22,6 +22,7 @@ mod proxy;
 mod registry;
 mod rollout;
 mod server;
+mod services;
 mod store;
 mod streams;
 #[allow(dead_code, reason = "shared with the attacks")]
