@@ -45,7 +45,13 @@ where
 {
     /// A controller that reconciles up to `workers` keys at a time; its tasks belong to `scope`.
     pub fn new(name: &'static str, workers: usize, scope: &Scope) -> Self {
-        Self { name, workers, scope: scope.clone(), queue: Arc::new(WorkQueue::new()), synced: Vec::new() }
+        Self {
+            name,
+            workers,
+            scope: scope.clone(),
+            queue: Arc::new(WorkQueue::named(name)),
+            synced: Vec::new(),
+        }
     }
 
     /// The queue of keys to reconcile, for sources that are no informer.

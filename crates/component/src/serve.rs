@@ -17,6 +17,7 @@ use hyper_util::server::conn::auto;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::debug;
@@ -85,7 +86,13 @@ impl Endpoint {
     }
 
     /// Accepts connections until `stop`, then waits until the ones under way have ended.
-    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: TlsAcceptor, stop: CancellationToken) {
+    pub async fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        tls: Arc<ServerConfig>,
+        stop: CancellationToken,
+    ) {
+        let tls = TlsAcceptor::from(tls);
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let connections = TaskTracker::new();
         loop {

@@ -4,7 +4,9 @@ use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Place, Running, ServerOptions};
 use crate::cluster::start_scheduler;
 use crate::data_dir::DataDirectory;
 use crate::image::Image;
+use crate::kube_controller_manager::KubeControllerManager;
 use crate::kube_proxy::KubeProxy;
+use crate::kube_scheduler::KubeScheduler;
 use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
@@ -92,6 +94,10 @@ enum Command {
     },
     /// Run the service proxy alone, for any cluster, with upstream's flags and configuration file.
     KubeProxy(Box<KubeProxy>),
+    /// Run the controllers alone, against any API server.
+    KubeControllerManager(Box<KubeControllerManager>),
+    /// Run the scheduler alone, against any API server.
+    KubeScheduler(Box<KubeScheduler>),
     /// Run the container runtime alone, for crictl and for any kubelet.
     Runtime(RuntimeAlone),
     /// Check, compact and measure the embedded store.
@@ -127,6 +133,8 @@ impl Cli {
             }
             Command::KubeApiserver { place, controllers } => block_on(place.serve(&controllers, false)),
             Command::Server { place, controllers } => block_on(place.serve(&controllers, true)),
+            Command::KubeControllerManager(manager) => block_on(manager.run()),
+            Command::KubeScheduler(scheduler) => block_on(scheduler.run()),
             Command::Runtime(runtime) => block_on(runtime.run()),
             Command::Store(command) => block_on(command.run()),
             Command::Snapshot(command) => command.run(),

@@ -1,5 +1,6 @@
 //! One binary, many names: `ferrite <component>`, or a symlink named like the component.
 
+mod alone;
 mod apiserver;
 mod cli;
 mod cluster;
@@ -10,7 +11,9 @@ mod dns;
 mod docker;
 mod down;
 mod image;
+mod kube_controller_manager;
 mod kube_proxy;
+mod kube_scheduler;
 mod kubeconfig;
 mod logging;
 mod paths;

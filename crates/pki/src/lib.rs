@@ -17,7 +17,7 @@ pub use clients::{ClientAuthorities, ClientCertificate, ClientCertificateError};
 pub use files::{ClusterPki, PkiError};
 pub use request::Request;
 pub use tls::{
-    ServerTls, client_config, mutual_server_config, server_config, server_config_with,
-    unverified_client_config,
+    ServerTls, anonymous_server_config, client_config, mutual_server_config, server_config,
+    server_config_with, unverified_client_config,
 };
 pub use token::{KeyError, LEGACY_ISSUER, TokenSigner};

@@ -47,6 +47,11 @@ pub fn server_config_with(
     Ok(ServerTls { config: Arc::new(serving(identity, verifier, protocols)?), clients })
 }
 
+/// Serves with `identity` and asks clients for no certificate.
+pub fn anonymous_server_config(identity: &Identity, protocols: &[&str]) -> Result<ServerConfig, PkiError> {
+    serving(identity, WebPkiClientVerifier::no_client_auth(), protocols)
+}
+
 /// Serves with `identity`, to clients that present a certificate of `client_ca` and to nobody else.
 pub fn mutual_server_config(
     identity: &Identity,
