@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::check::named_type;
 use crate::error::{EvalError, NO_SUCH_OVERLOAD, err};
 use crate::functions::{self, Memory};
-use crate::plan::{Attribute, Base, By, Call, Fold, Node, ObjectNode, Plan, Qualifier};
+use crate::plan::{Attribute, Base, By, Call, Fold, Name, Node, ObjectNode, Plan, Qualifier};
 use crate::program::Activation;
 use crate::value::{Entries, Map, Object, Value, equals};
 
@@ -348,7 +348,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
     /// Without the checker: the longest name that is a variable, then the qualifiers that are left.
     fn resolve_names(
         &mut self,
-        names: &'e [String],
+        names: &'e [Name],
         qualifiers: &'e [Qualifier],
         test_only: bool,
     ) -> Evaluated<'a> {
@@ -361,7 +361,11 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             .collect::<Vec<_>>();
         let most = if test_only { fields.len().saturating_sub(1) } else { fields.len() };
         for count in (0..=most).rev() {
-            for name in names {
+            for Name { name, slot } in names {
+                if let (Some(slot), 0) = (slot, count) {
+                    let value = self.local(*slot, false)?;
+                    return self.qualify(value, qualifiers, test_only);
+                }
                 let full = [&[name.as_str()], &fields[..count]].concat().join(".");
                 if let Some(value) = self.activation.get(&full) {
                     // Qualifiers that belong to the name are charged, too.
@@ -374,7 +378,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
                 }
             }
         }
-        let full = |name: &String| [&[name.as_str()], &fields[..most]].concat().join(".");
+        let full = |name: &Name| [&[name.name.as_str()], &fields[..most]].concat().join(".");
         Err(err!("no such attribute(s): {}", names.iter().map(full).collect::<Vec<_>>().join(", ")))
     }
 
@@ -403,6 +407,7 @@ impl<'e, 'a> Evaluator<'e, 'a> {
         if let Value::Optional(inner) = &value {
             optional = true;
             match inner {
+                None if test_only => return Ok(Value::Bool(false)),
                 None => return Ok(Value::NONE),
                 Some(inner) => value = (**inner).clone(),
             }
@@ -427,14 +432,18 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             };
             let found = find(&value, key, optional || last);
             if last {
-                self.charge(1)?;
-                return found.map(|found| Value::Bool(found.is_some()));
+                let found = found?.is_some();
+                if found || !optional {
+                    self.charge(1)?;
+                }
+                return Ok(Value::Bool(found));
             }
             match found {
                 Ok(Some(found)) => {
                     self.charge(1)?;
                     value = found;
                 }
+                Ok(None) if optional && test_only => return Ok(Value::Bool(false)),
                 Ok(None) if optional => return Ok(Value::NONE),
                 Ok(None) => {
                     self.charge(1)?;

@@ -58,9 +58,15 @@ pub(crate) enum Base {
         take: bool,
     },
     /// Without the checker: one of these names, and its qualifiers may belong to the name.
-    Names(Vec<String>),
+    Names(Vec<Name>),
     Value(Node),
     Conditional(Box<(Node, Attribute, Attribute)>),
+}
+
+/// A name that an identifier may stand for, and its place if it is the variable of a loop.
+pub(crate) struct Name {
+    pub name: String,
+    pub slot: Option<usize>,
 }
 
 pub(crate) struct Qualifier {
@@ -198,13 +204,18 @@ impl Planner<'_> {
         if let Some(Reference::Type(of)) = self.reference(id) {
             return Node::Const(Value::Type(of.clone()));
         }
-        if let Some(slot) = self.locals.iter().rposition(|local| local == name) {
+        let slot = |name: &str| self.locals.iter().rposition(|local| **local == *name);
+        if (self.checked.is_some() || self.declarations.container.is_empty())
+            && let Some(slot) = slot(name)
+        {
             return attribute(Base::Local { slot, take: false });
         }
-        match self.reference(id) {
-            Some(_) => attribute(Base::Variable(name.clone())),
-            None => attribute(Base::Names(self.declarations.candidates(name))),
+        if self.reference(id).is_some() {
+            return attribute(Base::Variable(name.clone()));
         }
+        // As upstream: without the checker a variable in the container hides that of a loop.
+        let candidates = self.declarations.candidates(name).into_iter();
+        attribute(Base::Names(candidates.map(|name| Name { slot: slot(&name), name }).collect()))
     }
 
     /// The function that a call means, and whether its target is an argument.

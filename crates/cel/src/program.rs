@@ -35,9 +35,8 @@ impl Environment {
     /// The base environment of Kubernetes 1.`minor`, without variables.
     pub fn kubernetes(minor: u32) -> Self {
         let mut environment = Self::default();
-        environment.declarations.homogeneous_literals = true;
         environment.declarations.keyword_fields = minor >= 31;
-        environment.validators = Validators { literals: minor >= 29, format: minor >= 29 };
+        environment.validators = Validators { literals: minor >= 29, homogeneous: true, format: minor >= 29 };
         for library in library::base(minor) {
             environment = environment.with_library(library);
         }
@@ -105,8 +104,7 @@ impl Environment {
 
     /// Lets lists and maps have elements of several types.
     pub fn with_mixed_literals(mut self) -> Self {
-        self.declarations.homogeneous_literals = false;
-        self.validators.literals = false;
+        self.validators.homogeneous = false;
         self
     }
 

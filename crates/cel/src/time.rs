@@ -97,7 +97,7 @@ impl Timestamp {
     pub(crate) fn minus(&self, other: &Self) -> Result<Duration, EvalError> {
         let seconds = i128::from(self.seconds) - i128::from(other.seconds);
         let nanos = seconds * i128::from(NANOS) + i128::from(self.nanos - other.nanos);
-        i64::try_from(nanos).map(|nanos| Duration { nanos }).map_err(|_| EvalError::text("duration overflow"))
+        i64::try_from(nanos).map(|nanos| Duration { nanos }).map_err(|_| EvalError::text("integer overflow"))
     }
 
     fn civil_at(&self, offset: i64) -> Civil {

@@ -142,7 +142,7 @@ impl Checker<'_> {
                 for element in elements {
                     self.check(&mut element.value);
                     let of = self.element_type(&element.value, element.optional);
-                    item = Some(self.join(element.value.id, item, of));
+                    item = Some(self.join(item, of));
                 }
                 let item = item.unwrap_or_else(|| self.inference.variable());
                 self.set(id, Type::list(item));
@@ -335,16 +335,12 @@ impl Checker<'_> {
         }
     }
 
-    fn join(&mut self, id: Id, before: Option<Type>, of: Type) -> Type {
+    fn join(&mut self, before: Option<Type>, of: Type) -> Type {
         let Some(before) = before else { return of };
         if self.inference.assignable(&before, &of) {
             return most_general(&before, &of);
         }
-        if !self.declarations.homogeneous_literals {
-            return Type::Dyn;
-        }
-        self.mismatch(id, &before, &of);
-        Type::Error
+        Type::Dyn
     }
 
     fn map(&mut self, id: Id, entries: &mut [Entry]) {
@@ -352,10 +348,10 @@ impl Checker<'_> {
         for entry in entries {
             self.check(&mut entry.key);
             let of = self.type_of(&entry.key);
-            keys = Some(self.join(entry.key.id, keys, of));
+            keys = Some(self.join(keys, of));
             self.check(&mut entry.value);
             let of = self.element_type(&entry.value, entry.optional);
-            values = Some(self.join(entry.value.id, values, of));
+            values = Some(self.join(values, of));
         }
         let keys = keys.unwrap_or_else(|| self.inference.variable());
         let values = values.unwrap_or_else(|| self.inference.variable());

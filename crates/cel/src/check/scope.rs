@@ -14,8 +14,6 @@ pub(crate) struct Declarations {
     pub variables: HashMap<Arc<str>, Type>,
     pub functions: HashMap<Arc<str>, Vec<Arc<Overload>>>,
     pub objects: HashMap<Arc<str>, Fields>,
-    /// Are lists and maps of several types rejected?
-    pub homogeneous_literals: bool,
     /// Does a field name that is a reserved word find the field of the escaped name?
     pub keyword_fields: bool,
 }

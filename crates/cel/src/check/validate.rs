@@ -10,8 +10,10 @@ use crate::types::Type;
 /// Which checks an environment makes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Validators {
-    /// Arguments of `duration`, `timestamp` and `matches`, and literals of several types.
+    /// Arguments of `duration`, `timestamp` and `matches`.
     pub literals: bool,
+    /// Lists and maps of several types.
+    pub homogeneous: bool,
     /// Arguments of `format`.
     pub format: bool,
 }
@@ -22,9 +24,9 @@ pub(crate) fn validate(ast: &Ast, source: &Source, checked: &Checked, validators
     while let Some((expr, in_format)) = open.pop() {
         if validators.literals {
             literal_argument(expr, &mut found);
-            if !in_format {
-                homogeneous(expr, checked, &mut found);
-            }
+        }
+        if validators.homogeneous && !in_format {
+            homogeneous(expr, checked, &mut found);
         }
         if validators.format {
             format_call(expr, checked, &mut found);

@@ -22,6 +22,7 @@ pub(super) const TABLE: &[Entry] = &[
     ("-_", |_, args| negate(args)),
     ("!_", |_, args| match args {
         [Value::Bool(value)] => Ok(Value::Bool(!*value)),
+        [Value::Int(_) | Value::Double(_) | Value::Duration(_)] => Err(NO_SUCH_OVERLOAD),
         [_] => Err(EvalError::text("no such overload: !_")),
         _ => Err(NO_MATCH),
     }),
@@ -155,6 +156,7 @@ fn negate<'a>(args: &[Value<'a>]) -> Result<'a> {
             let nanos = value.nanos.checked_neg().ok_or(DURATION_OVERFLOW)?;
             Ok(Value::Duration(Duration { nanos }))
         }
+        [Value::Bool(_)] => Err(NO_SUCH_OVERLOAD),
         _ => Err(EvalError::text("no such overload: -_")),
     }
 }

@@ -194,7 +194,7 @@ fn qualified_name(text: &str) -> Vec<String> {
         _ => {
             let rule = mismatch(KEY_RULE, LABEL_KEY, KEY_EXAMPLES);
             return vec![format!(
-                "a qualified name {rule} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+                "a valid label key {rule} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
             )];
         }
     };

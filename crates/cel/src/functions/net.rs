@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Entry, NO_MATCH};
-use crate::error::{EvalError, err};
+use crate::error::{EvalError, NO_SUCH_OVERLOAD, err};
 use crate::value::{Opaque, Value};
 
 type Result<'a> = std::result::Result<Value<'a>, EvalError>;
@@ -54,7 +54,8 @@ pub(super) const TABLE: &[Entry] = &[
     ("containsIP", |_, args| {
         let [cidr, other] = &*args else { return Err(NO_MATCH) };
         let ip = match other {
-            Value::String(text) => Ip::parse(text)?,
+            // As upstream: a text that is no address is an argument of the wrong type.
+            Value::String(text) => Ip::parse(text).map_err(|_| NO_SUCH_OVERLOAD)?,
             other => *other.downcast::<Ip>().ok_or(NO_MATCH)?,
         };
         with_cidr(cidr, |cidr| Ok(Value::Bool(cidr.contains(&ip.0))))

@@ -28,6 +28,8 @@ enum Format {
 pub struct Quantity {
     nanos: i128,
     format: Format,
+    /// The power of ten that upstream's small form counts in; `None` where it uses its form for any size.
+    scale: Option<i32>,
 }
 
 pub(super) const TABLE: &[Entry] = &[
@@ -63,12 +65,19 @@ fn combine<'a>(args: &[Value<'a>], by: fn(i128, i128) -> i128) -> Result<Value<'
     let [first, second] = args else { return Err(NO_MATCH) };
     let first = first.downcast::<Quantity>().ok_or(NO_MATCH)?;
     let second = match second {
-        Value::Int(units) => Quantity { nanos: i128::from(*units) * NANOS, format: Format::DecimalSi },
+        Value::Int(units) => {
+            Quantity { nanos: i128::from(*units) * NANOS, format: Format::DecimalSi, scale: Some(0) }
+        }
         other => *other.downcast::<Quantity>().ok_or(NO_MATCH)?,
     };
     let format = if first.nanos == 0 { second.format } else { first.format };
-    let nanos = by(first.nanos, second.nanos).clamp(-MAX - NANOS, MAX);
-    Ok(Value::opaque(Quantity { nanos, format }))
+    let nanos = by(first.nanos, second.nanos);
+    let scale = match (first.nanos, second.nanos) {
+        (_, 0) => first.scale,
+        (0, _) => second.scale,
+        _ => first.scale.zip(second.scale).map(|(first, second)| first.min(second)),
+    };
+    Ok(Value::opaque(Quantity { nanos, format, scale }))
 }
 
 impl Quantity {
@@ -103,12 +112,21 @@ impl Quantity {
             Scale::Ten(exponent) => decimal_nanos(whole, fraction, exponent),
             Scale::Two(shift) => binary_nanos(whole, fraction, shift),
         };
-        Ok(Self { nanos: if negative { -magnitude } else { magnitude }, format })
+        let digits = whole.trim_start_matches('0').len().max(1);
+        let scale = match scale {
+            Scale::Ten(exponent) => {
+                let scale = i64::from(exponent) - fraction.len() as i64;
+                (digits + fraction.len() <= 18 && scale >= -9).then_some(scale as i32)
+            }
+            Scale::Two(shift) => (fraction.is_empty() && digits as u32 + shift * 3 / 10 < 15).then_some(0),
+        };
+        Ok(Self { nanos: if negative { -magnitude } else { magnitude }, format, scale })
     }
 
-    /// The amount in whole units, if it is one that an `i64` holds.
+    /// The amount in whole units. As upstream: only of one that was written without a fraction, and small.
     fn integer(&self) -> Option<i64> {
-        (self.nanos % NANOS == 0).then(|| i64::try_from(self.nanos / NANOS).ok())?
+        self.scale.filter(|scale| *scale >= 0)?;
+        i64::try_from(self.nanos / NANOS).ok()
     }
 
     fn is_integer(&self) -> bool {

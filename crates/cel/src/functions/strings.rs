@@ -110,7 +110,7 @@ fn last_index_of<'a>(args: &[Value<'a>]) -> Result<'a> {
         Some(start) => (start + sought.len()).min(text.len()),
         None => text.len(),
     };
-    let end = (end..=text.len()).find(|end| text.is_char_boundary(*end)).unwrap_or(text.len());
+    let end = (0..=end).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     let found = text[..end].rfind(&**sought);
     Ok(Value::Int(found.map_or(-1, |at| text[..at].chars().count() as i64)))
 }

@@ -1,6 +1,6 @@
 //! Signatures of the libraries.
 //!
-//! A row is the function's name, the id of the overload, and its signature. A dot before the parameters marks a
+//! Of several overloads that fit an empty list the first counts, so that their order is upstream's. A row is the function's name, the id of the overload, and its signature. A dot before the parameters marks a
 //! function that is called on a receiver, its first parameter.
 
 use super::Row;
@@ -107,35 +107,35 @@ pub(super) const FORMAT: &[Row] = &[
 /// The library `kubernetes.lists`.
 pub(super) const LISTS: &[Row] = &[
     ("indexOf", "list_a_index_of_int", ".list(A), A -> int"),
-    ("isSorted", "list_bool_is_sorted_bool", ".list(bool) -> bool"),
-    ("isSorted", "list_bytes_is_sorted_bool", ".list(bytes) -> bool"),
-    ("isSorted", "list_double_is_sorted_bool", ".list(double) -> bool"),
-    ("isSorted", "list_duration_is_sorted_bool", ".list(duration) -> bool"),
     ("isSorted", "list_int_is_sorted_bool", ".list(int) -> bool"),
-    ("isSorted", "list_string_is_sorted_bool", ".list(string) -> bool"),
-    ("isSorted", "list_timestamp_is_sorted_bool", ".list(timestamp) -> bool"),
     ("isSorted", "list_uint_is_sorted_bool", ".list(uint) -> bool"),
+    ("isSorted", "list_double_is_sorted_bool", ".list(double) -> bool"),
+    ("isSorted", "list_bool_is_sorted_bool", ".list(bool) -> bool"),
+    ("isSorted", "list_duration_is_sorted_bool", ".list(duration) -> bool"),
+    ("isSorted", "list_timestamp_is_sorted_bool", ".list(timestamp) -> bool"),
+    ("isSorted", "list_string_is_sorted_bool", ".list(string) -> bool"),
+    ("isSorted", "list_bytes_is_sorted_bool", ".list(bytes) -> bool"),
     ("lastIndexOf", "list_a_last_index_of_int", ".list(A), A -> int"),
-    ("max", "list_bool_max_bool", ".list(bool) -> bool"),
-    ("max", "list_bytes_max_bytes", ".list(bytes) -> bytes"),
-    ("max", "list_double_max_double", ".list(double) -> double"),
-    ("max", "list_duration_max_duration", ".list(duration) -> duration"),
     ("max", "list_int_max_int", ".list(int) -> int"),
-    ("max", "list_string_max_string", ".list(string) -> string"),
-    ("max", "list_timestamp_max_timestamp", ".list(timestamp) -> timestamp"),
     ("max", "list_uint_max_uint", ".list(uint) -> uint"),
-    ("min", "list_bool_min_bool", ".list(bool) -> bool"),
-    ("min", "list_bytes_min_bytes", ".list(bytes) -> bytes"),
-    ("min", "list_double_min_double", ".list(double) -> double"),
-    ("min", "list_duration_min_duration", ".list(duration) -> duration"),
+    ("max", "list_double_max_double", ".list(double) -> double"),
+    ("max", "list_bool_max_bool", ".list(bool) -> bool"),
+    ("max", "list_duration_max_duration", ".list(duration) -> duration"),
+    ("max", "list_timestamp_max_timestamp", ".list(timestamp) -> timestamp"),
+    ("max", "list_string_max_string", ".list(string) -> string"),
+    ("max", "list_bytes_max_bytes", ".list(bytes) -> bytes"),
     ("min", "list_int_min_int", ".list(int) -> int"),
-    ("min", "list_string_min_string", ".list(string) -> string"),
-    ("min", "list_timestamp_min_timestamp", ".list(timestamp) -> timestamp"),
     ("min", "list_uint_min_uint", ".list(uint) -> uint"),
-    ("sum", "list_double_sum_double", ".list(double) -> double"),
-    ("sum", "list_duration_sum_duration", ".list(duration) -> duration"),
+    ("min", "list_double_min_double", ".list(double) -> double"),
+    ("min", "list_bool_min_bool", ".list(bool) -> bool"),
+    ("min", "list_duration_min_duration", ".list(duration) -> duration"),
+    ("min", "list_timestamp_min_timestamp", ".list(timestamp) -> timestamp"),
+    ("min", "list_string_min_string", ".list(string) -> string"),
+    ("min", "list_bytes_min_bytes", ".list(bytes) -> bytes"),
     ("sum", "list_int_sum_int", ".list(int) -> int"),
     ("sum", "list_uint_sum_uint", ".list(uint) -> uint"),
+    ("sum", "list_double_sum_double", ".list(double) -> double"),
+    ("sum", "list_duration_sum_duration", ".list(duration) -> duration"),
 ];
 
 /// The library `kubernetes.net.cidr`.
@@ -204,9 +204,10 @@ pub(super) const URLS: &[Row] = &[
 
 /// The lists extension, version 3.
 pub(super) const LISTS_EXTENSION: &[Row] = &[
-    ("@sortByAssociatedKeys", "list_bool_sortByAssociatedKeys", ".list(T), list(bool) -> list(T)"),
-    ("@sortByAssociatedKeys", "list_bytes_sortByAssociatedKeys", ".list(T), list(bytes) -> list(T)"),
+    ("@sortByAssociatedKeys", "list_int_sortByAssociatedKeys", ".list(T), list(int) -> list(T)"),
+    ("@sortByAssociatedKeys", "list_uint_sortByAssociatedKeys", ".list(T), list(uint) -> list(T)"),
     ("@sortByAssociatedKeys", "list_double_sortByAssociatedKeys", ".list(T), list(double) -> list(T)"),
+    ("@sortByAssociatedKeys", "list_bool_sortByAssociatedKeys", ".list(T), list(bool) -> list(T)"),
     (
         "@sortByAssociatedKeys",
         "list_google.protobuf.Duration_sortByAssociatedKeys",
@@ -217,23 +218,22 @@ pub(super) const LISTS_EXTENSION: &[Row] = &[
         "list_google.protobuf.Timestamp_sortByAssociatedKeys",
         ".list(T), list(timestamp) -> list(T)",
     ),
-    ("@sortByAssociatedKeys", "list_int_sortByAssociatedKeys", ".list(T), list(int) -> list(T)"),
     ("@sortByAssociatedKeys", "list_string_sortByAssociatedKeys", ".list(T), list(string) -> list(T)"),
-    ("@sortByAssociatedKeys", "list_uint_sortByAssociatedKeys", ".list(T), list(uint) -> list(T)"),
+    ("@sortByAssociatedKeys", "list_bytes_sortByAssociatedKeys", ".list(T), list(bytes) -> list(T)"),
     ("distinct", "list_distinct", ".list(T) -> list(T)"),
     ("flatten", "list_flatten", ".list(list(T)) -> list(T)"),
     ("flatten", "list_flatten_int", ".list(dyn), int -> list(dyn)"),
     ("lists.range", "lists_range", "int -> list(int)"),
     ("reverse", "list_reverse", ".list(T) -> list(T)"),
     ("slice", "list_slice", ".list(T), int, int -> list(T)"),
-    ("sort", "list_bool_sort", ".list(bool) -> list(bool)"),
-    ("sort", "list_bytes_sort", ".list(bytes) -> list(bytes)"),
+    ("sort", "list_int_sort", ".list(int) -> list(int)"),
+    ("sort", "list_uint_sort", ".list(uint) -> list(uint)"),
     ("sort", "list_double_sort", ".list(double) -> list(double)"),
+    ("sort", "list_bool_sort", ".list(bool) -> list(bool)"),
     ("sort", "list_google.protobuf.Duration_sort", ".list(duration) -> list(duration)"),
     ("sort", "list_google.protobuf.Timestamp_sort", ".list(timestamp) -> list(timestamp)"),
-    ("sort", "list_int_sort", ".list(int) -> list(int)"),
     ("sort", "list_string_sort", ".list(string) -> list(string)"),
-    ("sort", "list_uint_sort", ".list(uint) -> list(uint)"),
+    ("sort", "list_bytes_sort", ".list(bytes) -> list(bytes)"),
 ];
 
 /// The library `optional types`.

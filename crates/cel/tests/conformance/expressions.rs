@@ -209,7 +209,8 @@ fn specification_in_its_own_environment() {
     let base = specification();
     let mut report = Report::default();
     for case in cases(SPECIFICATION).filter(|case| case["cel_go"] == true) {
-        report.case(text(&case, "name"), in_specification(&declared(base.clone(), &case), &case));
+        let name = format!("specification/{}", text(&case, "name"));
+        report.case(&name, in_specification(&declared(base.clone(), &case), &case));
     }
     report.finish();
 }
