@@ -432,11 +432,10 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             };
             let found = find(&value, key, optional || last);
             if last {
-                let found = found?.is_some();
-                if found || !optional {
+                if !optional || matches!(found, Ok(Some(_))) {
                     self.charge(1)?;
                 }
-                return Ok(Value::Bool(found));
+                return found.map(|found| Value::Bool(found.is_some()));
             }
             match found {
                 Ok(Some(found)) => {
@@ -471,9 +470,9 @@ impl<'e, 'a> Evaluator<'e, 'a> {
         match range {
             Value::List(list) => {
                 for index in 0..list.len() {
-                    let Some(item) = list.get(index) else { break };
+                    let Some(item) = list.try_get(index) else { break };
                     let (first, second) = match fold.second {
-                        Some(_) => (Value::Int(index as i64), Some(item)),
+                        Some(_) => (Ok(Value::Int(index as i64)), Some(item)),
                         None => (item, None),
                     };
                     if !self.iterate(fold, first, second)? {
@@ -484,10 +483,10 @@ impl<'e, 'a> Evaluator<'e, 'a> {
             Value::Map(map) => {
                 for key in map.keys() {
                     let value = match fold.second {
-                        Some(_) => map.get(&key)?,
+                        Some(_) => map.get(&key).transpose(),
                         None => None,
                     };
-                    if !self.iterate(fold, key, value)? {
+                    if !self.iterate(fold, Ok(key), value)? {
                         break;
                     }
                 }
@@ -507,13 +506,13 @@ impl<'e, 'a> Evaluator<'e, 'a> {
     fn iterate(
         &mut self,
         fold: &'e Fold,
-        first: Value<'a>,
-        second: Option<Value<'a>>,
+        first: Evaluated<'a>,
+        second: Option<Evaluated<'a>>,
     ) -> Result<bool, EvalError> {
         self.slots.truncate(fold.accu + 1);
-        self.slots.push(Slot::Value(Ok(first)));
+        self.slots.push(Slot::Value(first));
         if fold.second.is_some() {
-            self.slots.push(Slot::Value(Ok(second.unwrap_or(Value::Null))));
+            self.slots.push(Slot::Value(second.unwrap_or(Ok(Value::Null))));
         }
         match self.eval(&fold.condition) {
             Ok(Value::Bool(false)) => return Ok(false),
@@ -578,7 +577,7 @@ fn find<'a>(value: &Value<'a>, key: &Value<'_>, presence: bool) -> Result<Option
                 }
                 other => return Err(err!("unsupported index type '{}' in list", other.type_name())),
             };
-            Ok(usize::try_from(index).ok().and_then(|index| list.get(index)))
+            usize::try_from(index).ok().and_then(|index| list.try_get(index)).transpose()
         }
         Value::Object(object) => match key {
             Value::String(field) => match object.get(field) {

@@ -34,6 +34,7 @@ mod parser;
 mod plan;
 mod print;
 mod program;
+mod rules;
 mod schema;
 mod source;
 mod time;
@@ -50,6 +51,9 @@ pub use functions::{
 };
 pub use library::Library;
 pub use program::{Activation, DeclaredSizes, Environment, Evaluation, Program};
+pub use rules::{
+    BadValue, CompiledRule, FieldError, FieldErrorKind, Outcome, RuleEnvironment, RuleInput, ValidationRules,
+};
 pub use schema::{DeclType, Kind, ListType, Schema, SchemaError};
 pub use source::{Issue, Location};
 pub use time::{Duration, Timestamp};

@@ -240,7 +240,6 @@ impl Parser<'_> {
 
     fn relation(&mut self) -> Parsed<Expr> {
         self.enter(Rule::Relation)?;
-        let mut opened = 1;
         let mut tree = 0;
         let mut left = self.calc(0)?;
         loop {
@@ -254,16 +253,14 @@ impl Parser<'_> {
                 Kind::Symbol("in") => "@in",
                 _ => break,
             };
-            self.enter(Rule::Relation)?;
             self.enter(Rule::Tree)?;
-            opened += 1;
             tree += 1;
             let op = self.advance();
             let id = self.tree.id(op.start);
             let right = self.calc(0)?;
             left = self.global_call(id, function, vec![left, right]);
         }
-        self.leave(Rule::Relation, opened);
+        self.leave(Rule::Relation, 1);
         self.leave(Rule::Tree, tree);
         Ok(left)
     }
@@ -271,7 +268,6 @@ impl Parser<'_> {
     /// Sums (`level` 0) and products (`level` 1).
     fn calc(&mut self, level: usize) -> Parsed<Expr> {
         self.enter(Rule::Calc)?;
-        let mut opened = 1;
         let mut tree = 0;
         let mut left = self.unary()?;
         loop {
@@ -286,16 +282,14 @@ impl Parser<'_> {
             if binds < level {
                 break;
             }
-            self.enter(Rule::Calc)?;
             self.enter(Rule::Tree)?;
-            opened += 1;
             tree += 1;
             let op = self.advance();
             let id = self.tree.id(op.start);
             let right = if binds == 1 { self.calc(2)? } else { self.calc(1)? };
             left = self.global_call(id, function, vec![left, right]);
         }
-        self.leave(Rule::Calc, opened);
+        self.leave(Rule::Calc, 1);
         self.leave(Rule::Tree, tree);
         Ok(left)
     }
@@ -328,7 +322,7 @@ impl Parser<'_> {
 
     fn member(&mut self, sign: Option<Token>) -> Parsed<Expr> {
         self.enter(Rule::Member)?;
-        let mut opened = 1;
+        let mut tree = 0;
         let mut expr = self.primary(sign)?;
         loop {
             if let Some(dot) = self.take(".") {
@@ -346,12 +340,11 @@ impl Parser<'_> {
             } else {
                 break;
             }
-            self.enter(Rule::Member)?;
             self.enter(Rule::Tree)?;
-            opened += 1;
+            tree += 1;
         }
-        self.leave(Rule::Member, opened);
-        self.leave(Rule::Tree, opened - 1);
+        self.leave(Rule::Member, 1);
+        self.leave(Rule::Tree, tree);
         Ok(expr)
     }
 

@@ -313,7 +313,8 @@ impl Planner<'_> {
         {
             patterns(pattern)?;
         }
-        let function = functions::find(&name);
+        // A function that must know the types of its arguments has entries for its overloads.
+        let function = functions::find(overload).or_else(|| functions::find(&name));
         if function.is_none() && nodes.is_empty() {
             return Err(err!("no such overload: {name}()"));
         }

@@ -14,7 +14,11 @@ const MAX_FLATTEN: i64 = 100;
 
 pub(super) const TABLE: &[Entry] = &[
     ("isSorted", |_, args| is_sorted(args)),
-    ("sum", |memory, args| sum(memory, args)),
+    ("sum", |memory, args| sum(memory, args, Value::Int(0))),
+    // The sum of no items is the zero of their type, which only the checker knows.
+    ("list_uint_sum_uint", |memory, args| sum(memory, args, Value::Uint(0))),
+    ("list_double_sum_double", |memory, args| sum(memory, args, Value::Double(0.0))),
+    ("list_duration_sum_duration", |memory, args| sum(memory, args, Value::Duration(Duration { nanos: 0 }))),
     ("min", |_, args| extremum(args, "min", Ordering::Less)),
     ("max", |_, args| extremum(args, "max", Ordering::Greater)),
     ("distinct", distinct),
@@ -52,12 +56,12 @@ fn is_sorted<'a>(args: &[Value<'a>]) -> Result<'a> {
     Ok(Value::Bool(true))
 }
 
-fn sum<'a>(memory: &mut Memory, args: &mut [Value<'a>]) -> Result<'a> {
+fn sum<'a>(memory: &mut Memory, args: &mut [Value<'a>], zero: Value<'a>) -> Result<'a> {
     let [Value::List(list)] = &*args else { return Err(NO_MATCH) };
     let add = super::find("_+_").ok_or(NO_MATCH)?;
     let mut items = list.iter();
     let mut total = match items.next() {
-        None => Value::Int(0),
+        None => zero,
         Some(Value::Duration(first)) => Value::Duration(Duration { nanos: first.nanos }),
         Some(first @ (Value::Int(_) | Value::Uint(_) | Value::Double(_))) => first,
         Some(_) => return Err(NO_MATCH),

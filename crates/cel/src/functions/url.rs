@@ -122,6 +122,16 @@ impl Url {
         }
         let (scheme, rest) = split_scheme(text).map_err(failed)?;
         url.scheme = scheme.to_ascii_lowercase();
+        // A request has no fragment: it is checked as a part of what it follows, and then left out.
+        if let Some(escape) = rest
+            .split_once('?')
+            .map_or(rest, |(path, _)| path)
+            .split_once('#')
+            .and_then(|(_, f)| invalid_escape(f))
+        {
+            return Err(failed(format!("invalid URL escape {escape:?}")));
+        }
+        let rest = rest.split_once('#').map_or(rest, |(rest, _)| rest);
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         url.query = query.into();
         if !rest.starts_with('/') {

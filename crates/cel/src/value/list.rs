@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Value;
+use crate::error::EvalError;
 use crate::schema::{ListType, Schema};
 
 /// A list: items of a JSON array with the schema of the array, or values that an expression made.
@@ -49,6 +50,16 @@ impl<'a> List<'a> {
         match &self.items {
             Items::Json(items) => items.get(index).map(|item| self.adapt(item)),
             Items::Shared(items) => items.get(index).cloned(),
+        }
+    }
+
+    /// As [`List::get`], with the error of an item that does not fit its schema.
+    pub(crate) fn try_get(&self, index: usize) -> Option<Result<Value<'a>, EvalError>> {
+        match &self.items {
+            Items::Json(items) => items
+                .get(index)
+                .map(|item| Value::from_json(item, self.schema.and_then(|schema| schema.items.as_deref()))),
+            Items::Shared(items) => items.get(index).cloned().map(Ok),
         }
     }
 

@@ -4,12 +4,21 @@
 //! `docs/differences.md` with the reason, and in [`KNOWN`].
 
 mod expressions;
+mod rules;
 mod values;
 
 use ferrite_json::Value as Json;
 
 /// Cases in which we differ on purpose: the name, or its start before a `*`.
-const KNOWN: &[&str] = &[];
+const KNOWN: &[&str] = &[
+    // Kubernetes prints so: it has version 2 of the strings extension, and the specification is newer.
+    "specification/string_ext/format/*",
+    // Kubernetes does not make an error of a field of a value that has none.
+    "specification/optionals/optionals/map_null_entry_no_such_key",
+    "specification/optionals/optionals/map_present_key_invalid_field",
+    // Kubernetes finds an index of an impossible type before anything runs.
+    "specification/fields/map_fields/map_bad_key_type_and_false",
+];
 
 /// The cases of a file.
 pub fn cases(text: &str) -> impl Iterator<Item = Json> + '_ {
