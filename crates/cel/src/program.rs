@@ -20,6 +20,8 @@ use crate::value::Value;
 
 /// Trees deeper than this are compiled and evaluated on a thread with a stack of their own size.
 const DEEP: usize = 96;
+/// Levels of the tree to which a level of brackets compares, in the stack that it takes.
+const PARSER_LEVELS: usize = 3;
 /// Bytes of stack for each level of a deep tree.
 const STACK_PER_LEVEL: usize = 24 * 1024;
 
@@ -166,7 +168,8 @@ impl Environment {
         then: impl FnOnce(&Source, Ast) -> Result<T, CompileError> + Send,
     ) -> Result<T, CompileError> {
         let source = Source::new(expression);
-        let ast = parser::parse(&source, &self.syntax).map_err(CompileError::Parse)?;
+        let nesting = PARSER_LEVELS * parser::nesting(&source);
+        let ast = on_stack(nesting, || parser::parse(&source, &self.syntax)).map_err(CompileError::Parse)?;
         let depth = ast.root.depth();
         on_stack(depth, || then(&source, ast))
     }
