@@ -28,6 +28,7 @@ mod eval;
 mod functions;
 mod lexer;
 mod library;
+pub mod limits;
 mod literal;
 mod macros;
 mod parser;

@@ -38,7 +38,9 @@ pub const CEL: Target = Target {
         for name in ["self", "object", "oldObject", "params"] {
             activation.set(name, Value::from_json(object(), None));
         }
-        for program in [environment().compile(text), environment().compile_unchecked(text)].into_iter().flatten() {
+        for program in
+            [environment().compile(text), environment().compile_unchecked(text)].into_iter().flatten()
+        {
             let evaluation = program.evaluate(&activation, Limits::cost(COST));
             if let Ok(value) = &evaluation.result {
                 let _ = value.to_json();
