@@ -22,7 +22,7 @@ const LIST_COST: u64 = 10;
 const MAP_COST: u64 = 30;
 const OBJECT_COST: u64 = 40;
 
-/// What an evaluation may cost, and who may stop it.
+/// The most that an evaluation may cost, and a flag that stops it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits<'l> {
     /// `None` for any cost.

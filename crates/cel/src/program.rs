@@ -25,7 +25,7 @@ const PARSER_LEVELS: usize = 3;
 /// Bytes of stack for each level of a deep tree.
 const STACK_PER_LEVEL: usize = 24 * 1024;
 
-/// What an expression may use: libraries, variables, types, syntax.
+/// The things that an expression may use: libraries, variables, types, syntax.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
     declarations: Declarations,

@@ -1,4 +1,4 @@
-//! What the engine does where no recorded case shows it: bounds, uses, values.
+//! The behaviour of the engine where no recorded case shows it: bounds, uses, values.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -118,6 +118,8 @@ fn memory_is_bounded() {
         // Each replacement of an empty string puts the text between all letters: its size is squared.
         "s.replace('', s).replace('', s).replace('', s).size() > 0",
         "lists.range(1000000000).size() > 0",
+        // One long string many times, which takes memory only when it is written out.
+        "'%s'.format([lists.range(100000).map(x, s)]).size() > 0",
         "s.split('').map(x, s).map(x, s.split('')).map(x, s.split('')).size() > 0",
     ];
     let environment = kubernetes().with_variable("s", Type::String);
@@ -127,6 +129,15 @@ fn memory_is_bounded() {
         let error = program.evaluate(&activation, Limits::default()).result.unwrap_err();
         assert_eq!(error, EvalError::MemoryLimitExceeded, "{expression}");
     }
+}
+
+#[test]
+fn a_value_that_is_too_large_does_not_become_json() {
+    let environment = kubernetes().with_variable("s", Type::String);
+    let program = environment.compile("lists.range(100000).map(x, s)").unwrap();
+    let activation = Activation::new().with("s", "x".repeat(4000));
+    let value = program.evaluate(&activation, Limits::default()).result.unwrap();
+    assert_eq!(value.to_json().unwrap_err().to_string(), "value is too large");
 }
 
 /// No expression overflows the stack: of a test, where it is small, of a debug build, where frames are large.
