@@ -7,6 +7,7 @@
 mod archive;
 mod bad_input;
 mod clients;
+mod components;
 mod configuration;
 mod containerd;
 mod credentials;
