@@ -125,7 +125,24 @@ macro_rules! objects {
     )*};
 }
 
-objects! {
+macro_rules! kinds {
+    ($($kind:ty),* $(,)?) => {
+        objects! { $($kind),* }
+
+        /// Every kind of the table with its decoder.
+        #[cfg(test)]
+        fn decoders() -> Vec<(kube::core::GroupVersionKind, fn(&[u8]) -> Result<(), DecodeError>)> {
+            vec![$((gvk::<$kind>(), |json| <$kind>::decode(json).map(drop))),*]
+        }
+    };
+}
+
+#[cfg(test)]
+fn gvk<K: kube::Resource<DynamicType = ()>>() -> kube::core::GroupVersionKind {
+    kube::core::GroupVersionKind::gvk(&K::group(&()), &K::version(&()), &K::kind(&()))
+}
+
+kinds! {
     k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy,
     k8s_openapi::api::apps::v1::DaemonSet,
     k8s_openapi::api::apps::v1::Deployment,
@@ -164,15 +181,82 @@ objects! {
     k8s_openapi::api::storage::v1::VolumeAttributesClass,
     k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService,
+}
+
+objects! {
     kube::core::DynamicObject,
     kube::core::PartialObjectMeta<kube::core::DynamicObject>: true,
 }
 
 #[cfg(test)]
 mod tests {
+    use ferrite_api::schema::{self, Kind, TypeRef};
+    use ferrite_json::Map;
     use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 
     use super::*;
+
+    /// What the members of a generated object hold.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Fill {
+        Everything,
+        /// Structs are there, and everything in them is null; lists and maps have a null beside a struct.
+        Nulls,
+    }
+
+    /// Types refer to themselves (schemas of definitions): deeper members are left out.
+    const DEPTH: usize = 9;
+
+    fn object(type_: TypeRef, fill: Fill, depth: usize) -> Value {
+        let fields =
+            type_.fields.iter().filter(|field| !matches!(field.name, "apiVersion" | "kind") || depth > 0);
+        let members: Map =
+            fields.map(|field| (field.name.into(), value(field.kind, fill, depth + 1))).collect();
+        members.into()
+    }
+
+    fn value(kind: Kind, fill: Fill, depth: usize) -> Value {
+        if depth > DEPTH {
+            return Value::Null;
+        }
+        let scalar = |value: Value| if fill == Fill::Everything { value } else { Value::Null };
+        match kind {
+            Kind::String => scalar(json!("x")),
+            Kind::Bool => scalar(json!(true)),
+            Kind::Int32 | Kind::Int64 => scalar(json!(7)),
+            Kind::Double => scalar(json!(1.5)),
+            Kind::Bytes => scalar(json!("eA==")),
+            Kind::Quantity => scalar(json!("1Gi")),
+            Kind::IntOrString => scalar(json!("25%")),
+            Kind::Time => scalar(json!("2026-01-02T03:04:05Z")),
+            Kind::MicroTime => scalar(json!("2026-01-02T03:04:05.000006Z")),
+            Kind::Duration => scalar(json!("1m0s")),
+            Kind::Raw => scalar(json!({"a": 1})),
+            Kind::Strings => scalar(json!(["x"])),
+            Kind::Struct(type_) | Kind::SchemaOrArray(type_) => object(type_, fill, depth),
+            Kind::SchemaOrBool(_) => scalar(json!(true)),
+            Kind::SchemaOrStrings(_) => scalar(json!(["x"])),
+            Kind::List(item) => match fill {
+                Fill::Everything => json!([value(*item, fill, depth)]),
+                Fill::Nulls => json!([Value::Null, value(*item, fill, depth)]),
+            },
+            Kind::Map(item) => match fill {
+                Fill::Everything => json!({"k": value(*item, fill, depth)}),
+                Fill::Nulls => json!({"n": Value::Null, "k": value(*item, fill, depth)}),
+            },
+        }
+    }
+
+    #[test]
+    fn every_kind_is_decoded_whole_and_full_of_nulls() {
+        for (gvk, decode) in decoders() {
+            let type_ = schema::kind(&gvk.group, &gvk.version, &gvk.kind).unwrap();
+            for fill in [Fill::Everything, Fill::Nulls] {
+                let json = object(type_, fill, 0).to_string();
+                assert_eq!(decode(json.as_bytes()), Ok(()), "{} of {}: {json}", gvk.kind, gvk.group);
+            }
+        }
+    }
 
     #[test]
     fn null_is_the_zero_value_wherever_it_stands() {
