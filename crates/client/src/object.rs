@@ -127,6 +127,7 @@ macro_rules! objects {
 
 objects! {
     k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy,
+    k8s_openapi::api::apps::v1::ControllerRevision,
     k8s_openapi::api::apps::v1::DaemonSet,
     k8s_openapi::api::apps::v1::Deployment,
     k8s_openapi::api::apps::v1::ReplicaSet,

@@ -6,15 +6,21 @@
 mod certificates;
 mod cluster_roles;
 mod context;
+mod daemon;
 mod deployment;
 mod discovery;
 mod disruption;
 mod endpoints;
 mod error;
 mod gc;
+mod hash;
+mod history;
+mod intstr;
 mod namespace;
 mod node_ttl;
 mod nodes;
+mod pod_control;
+mod pod_owners;
 mod pods;
 mod replicas;
 mod resource_quota;
@@ -60,6 +66,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "replicationcontroller-controller",
         identity: account("replication-controller"),
         start: replicas::start_replication_controllers,
+    },
+    ControllerEntry {
+        name: "daemonset-controller",
+        identity: account("daemon-set-controller"),
+        start: daemon::start,
     },
     ControllerEntry {
         name: "endpoints-controller",
