@@ -28,6 +28,7 @@ mod root_ca;
 mod service_account;
 mod service_account_token;
 mod service_ranges;
+mod stateful;
 mod status;
 mod storage_protection;
 
@@ -71,6 +72,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "daemonset-controller",
         identity: account("daemon-set-controller"),
         start: daemon::start,
+    },
+    ControllerEntry {
+        name: "statefulset-controller",
+        identity: account("statefulset-controller"),
+        start: stateful::start,
     },
     ControllerEntry {
         name: "endpoints-controller",

@@ -4,9 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_client::{
-    Api, EventType, ObjectKey, is_conflict, is_namespace_terminating, is_not_found,
-};
+use ferrite_client::{Api, EventType, ObjectKey, is_conflict, is_namespace_terminating, is_not_found};
 use ferrite_json::json;
 use futures_util::future::join_all;
 use jiff::Timestamp;
