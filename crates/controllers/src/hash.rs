@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 
 /// Letters and digits that cannot spell a word or be mistaken for one another.
-const SAFE: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+pub(crate) const SAFE: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// The name of a pod template. A higher collision count gives another name to the same template.
 pub(crate) fn template_hash(template: &PodTemplateSpec, collisions: Option<i32>) -> String {

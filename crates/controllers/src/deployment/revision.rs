@@ -154,6 +154,7 @@ mod tests {
     use ferrite_json::json;
 
     use super::*;
+    use crate::hash::SAFE;
 
     fn deployment(image: &str) -> Deployment {
         ferrite_json::from_value(json!({
