@@ -6,6 +6,8 @@ mod failed_pods;
 mod placement;
 mod rollout;
 mod sync;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use controller::start;
 

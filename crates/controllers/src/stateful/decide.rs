@@ -240,7 +240,9 @@ impl<'a> View<'a> {
             let is_first = first_unavailable.is_some_and(|first| Arc::ptr_eq(first, pod));
             let well = phase(pod) == "Running" && is_ready(pod) && self.is_available(pod);
             blocked = true;
-            if !is_terminating(pod) && (!ordered || well || is_first) {
+            // A pod that ended never gets well: with two of them nobody would ever be the first to go.
+            let may_go = !ordered || well || is_first || is_finished(pod);
+            if !is_terminating(pod) && may_go {
                 stage.push(vec![Action::Delete(pod.clone())]);
             }
             if ordered {

@@ -7,6 +7,8 @@ mod decide;
 mod identity;
 mod status;
 mod sync;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use controller::start;
 

@@ -2,8 +2,8 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    default_field, default_text, ensure_object, int, keep, list, list_mut, map, object, object_mut, present,
-    remove, text,
+    clear_status, default_field, default_text, ensure_object, int, keep, list, list_mut, map, object,
+    object_mut, present, remove, text,
 };
 use crate::kinds::cell;
 use crate::kinds::check::{at_most_whole, int_or_percent, is_zero_share, named_if_set, not_negative};
@@ -61,6 +61,16 @@ impl Strategy for StatefulSets {
 
     fn status_use(&self) -> StatusUse {
         StatusUse::WithMetadata
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        clear_status(object);
+        drop_disabled_fields(object, None);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "status");
+        drop_disabled_fields(new, Some(old));
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
@@ -141,6 +151,15 @@ impl Strategy for StatefulSets {
             names,
             images,
         ]
+    }
+}
+
+/// Drops `maxUnavailable`, which upstream ignores unless its feature gate is on, from objects that did not have it.
+fn drop_disabled_fields(new: &mut Value, old: Option<&Value>) {
+    let in_use =
+        old.is_some_and(|old| present(&old["spec"]["updateStrategy"]["rollingUpdate"], "maxUnavailable"));
+    if !in_use && let Some(rolling) = new.pointer_mut("/spec/updateStrategy/rollingUpdate") {
+        remove(rolling, "maxUnavailable");
     }
 }
 
