@@ -114,11 +114,11 @@ pub(crate) fn hash_of(revision: &ControllerRevision) -> &str {
 
 /// The revisions to delete so that `limit` remain of `revisions`, which are sorted: the oldest that are not in use.
 /// Those in use count towards the limit.
-pub(crate) fn surplus<'a>(
-    revisions: &'a [ControllerRevision],
+pub(crate) fn surplus(
+    revisions: &[ControllerRevision],
     limit: usize,
     in_use: impl Fn(&ControllerRevision) -> bool,
-) -> Vec<&'a ControllerRevision> {
+) -> Vec<&ControllerRevision> {
     let count = revisions.len().saturating_sub(limit);
     revisions.iter().filter(|revision| !in_use(revision)).take(count).collect()
 }
@@ -127,7 +127,7 @@ pub(crate) fn surplus<'a>(
 #[derive(Debug)]
 pub(crate) enum Created {
     /// The revision of this data, made now or before.
-    Revision(ControllerRevision),
+    Revision(Box<ControllerRevision>),
     /// Another data has the same name: the collision count must grow.
     Collision,
 }
@@ -178,7 +178,7 @@ impl History {
         let key = ObjectKey::of(revision);
         let api = self.api(&key.namespace);
         match api.create(&PostParams::default(), revision).await {
-            Ok(created) => Ok(Created::Revision(created)),
+            Ok(created) => Ok(Created::Revision(Box::new(created))),
             Err(error) if is_already_exists(&error) => {
                 let existing = api.get(&key.name).await.during(|| format!("read revision {key}"))?;
                 // A revision of a predecessor of the same name is about to be collected: it is of no use.
@@ -187,7 +187,7 @@ impl History {
                     && owner.is_none_or(|uid| {
                         controller_of(&revision.metadata).is_some_and(|owner| owner.uid == *uid)
                     });
-                Ok(if ours { Created::Revision(existing) } else { Created::Collision })
+                Ok(if ours { Created::Revision(Box::new(existing)) } else { Created::Collision })
             }
             Err(error) => Err(error).during(|| format!("create revision {key}")),
         }

@@ -198,7 +198,7 @@ impl DaemonSetController {
                 let hash = template_hash(&template, collisions);
                 let labels = template.metadata.as_ref().and_then(|meta| meta.labels.as_ref());
                 match self.history.create(&history::revision(set, labels, data, number, &hash)).await? {
-                    Created::Revision(revision) => revision,
+                    Created::Revision(revision) => *revision,
                     Created::Collision => {
                         self.count_collision(key, set).await?;
                         return Err(SyncError::Other(format!(

@@ -48,10 +48,7 @@ fn references(claim: &PersistentVolumeClaim) -> &[OwnerReference] {
 
 /// Whether the claim belongs to a predecessor of the same name: the garbage collector will delete it.
 fn is_of_predecessor<K: Resource<DynamicType = ()>>(claim: &PersistentVolumeClaim, owner: &K) -> bool {
-    references(claim)
-        .iter()
-        .find(|reference| names(*reference, owner))
-        .is_some_and(|held| !is_to(held, owner))
+    references(claim).iter().find(|reference| names(reference, owner)).is_some_and(|held| !is_to(held, owner))
 }
 
 /// Whether the claim is about to be deleted with an earlier pod of the same name. A new pod must wait for that.
@@ -87,7 +84,7 @@ pub(super) fn wanted_owners(
     }
     let held = references(claim);
     let mut wanted: Vec<_> =
-        held.iter().filter(|reference| !names(*reference, set) && !names(*reference, pod)).cloned().collect();
+        held.iter().filter(|reference| !names(reference, set) && !names(reference, pod)).cloned().collect();
     if !has_other_controller(set, pod, claim) {
         let policy = policy(set);
         let scaled_away = ordinal(set, pod).is_some_and(|ordinal| !in_range(set, ordinal));
@@ -100,7 +97,7 @@ pub(super) fn wanted_owners(
     let controls = |references: &[OwnerReference]| {
         let mut ours: Vec<_> = references
             .iter()
-            .filter(|reference| is_to(*reference, set) || is_to(*reference, pod))
+            .filter(|reference| is_to(reference, set) || is_to(reference, pod))
             .map(|reference| (reference.uid.clone(), reference.controller == Some(true)))
             .collect();
         ours.sort();

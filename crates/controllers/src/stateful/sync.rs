@@ -151,7 +151,7 @@ impl StatefulSetController {
                     let hash = history::data_hash(&data, Some(collisions));
                     let revision = history::revision(set, labels, data.clone(), number, &hash);
                     match self.history.create(&revision).await? {
-                        Created::Revision(revision) => break revision,
+                        Created::Revision(revision) => break *revision,
                         Created::Collision if collisions < last => collisions += 1,
                         Created::Collision => {
                             return Err(SyncError::Other(format!(

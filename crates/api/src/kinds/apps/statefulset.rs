@@ -280,3 +280,23 @@ fn validate_strategy(strategy: &Value, path: &Path) -> FieldErrors {
     }
     errors
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn max_unavailable_is_dropped_where_it_was_not_in_use() {
+        let set = |max: Value| json!({"spec": {"updateStrategy": {"rollingUpdate": {"partition": 1, "maxUnavailable": max}}}});
+        let rolling = |object: &Value| object["spec"]["updateStrategy"]["rollingUpdate"].clone();
+        let mut created = set(json!(2));
+        StatefulSets.prepare_create(&mut created);
+        assert_eq!(rolling(&created), json!({"partition": 1}));
+        let mut updated = set(json!(2));
+        StatefulSets.prepare_update(&mut updated, &created);
+        assert_eq!(rolling(&updated), json!({"partition": 1}));
+        let mut kept = set(json!(3));
+        StatefulSets.prepare_update(&mut kept, &set(json!(2)));
+        assert_eq!(rolling(&kept)["maxUnavailable"], 3);
+    }
+}
