@@ -59,7 +59,12 @@ impl Cluster {
 
     async fn patch_daemon_set(&self, name: &str, patch: Value) {
         let api = self.api::<DaemonSet>("default");
-        api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+        let patched = api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+        self.eventually("the patch", |sets: &[Arc<DaemonSet>]| {
+            let set = sets.iter().find(|set| set.metadata.name == patched.metadata.name)?;
+            (set.metadata.generation >= patched.metadata.generation).then_some(())
+        })
+        .await;
     }
 
     async fn nodes_with_pods(&self, what: &str, expected: &[&str]) {
@@ -207,12 +212,20 @@ async fn a_daemon_set_rolls_out_and_back_without_needless_restarts() {
     cluster.patch_daemon_set("agent", surge).await;
     cluster.patch_daemon_set("agent", image("a:3")).await;
     cluster
-        .eventually("the update with surge", |sets: &[Arc<DaemonSet>]| {
-            let status = sets[0].status.as_ref()?;
-            assert!(status.number_available.unwrap_or(0) >= 3, "a node was without a pod: {status:?}");
-            is_complete(&sets[0], 3).then_some(())
+        .eventually("the update with surge", |pods: &[Arc<Pod>]| {
+            for node in ["n1", "n2", "n3"] {
+                let serves = |pod: &&Arc<Pod>| {
+                    let ready = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+                    pod.spec.as_ref().unwrap().node_name.as_deref() == Some(node)
+                        && pod.metadata.deletion_timestamp.is_none()
+                        && ready.into_iter().any(|c| c.type_ == "Ready" && c.status == "True")
+                };
+                assert!(pods.iter().any(|pod| serves(&pod)), "{node} is without a pod that serves");
+            }
+            (pods.len() == 3 && images(pods).values().all(|image| image == "a:3")).then_some(())
         })
         .await;
+    cluster.eventually("it is complete", complete(3)).await;
 
     let on_delete = json!({"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
     cluster.patch_daemon_set("agent", on_delete).await;

@@ -54,7 +54,12 @@ fn image_of(pod: &Pod) -> &str {
 impl Cluster {
     async fn patch_stateful_set(&self, name: &str, patch: Value) {
         let api = self.api::<StatefulSet>("default");
-        api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+        let patched = api.patch(name, &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+        self.eventually("the patch", |sets: &[Arc<StatefulSet>]| {
+            let set = sets.iter().find(|set| set.metadata.name == patched.metadata.name)?;
+            (set.metadata.generation >= patched.metadata.generation).then_some(())
+        })
+        .await;
     }
 
     /// As `kubectl scale` does.
@@ -64,6 +69,11 @@ impl Cluster {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let scale = api.patch_subresource("scale", name, &PatchParams::default(), &patch).await.unwrap();
         assert_eq!(scale.data["spec"]["replicas"], replicas);
+        self.eventually("the scaling", |sets: &[Arc<StatefulSet>]| {
+            let set = sets.iter().find(|set| set.metadata.name.as_deref() == Some(name))?;
+            (set.spec.as_ref()?.replicas == Some(replicas)).then_some(())
+        })
+        .await;
     }
 
     async fn set_ready(&self, pod: &str, ready: bool) {
@@ -119,10 +129,16 @@ async fn pods_have_names_claims_and_an_order() {
     };
     cluster.eventually("the scaling is seen", generation_seen).await;
     cluster.pods_are("no pod comes while one is unhealthy", &["web-0", "web-1", "web-2"]).await;
+    cluster.set_ready("web-0", false).await;
+    cluster
+        .eventually("one ready", |sets: &[Arc<StatefulSet>]| {
+            (sets[0].status.as_ref()?.ready_replicas == Some(1)).then_some(())
+        })
+        .await;
     cluster.scale("web", 1).await;
     cluster.eventually("the scaling is seen", generation_seen).await;
-    cluster.pods_are("no pod goes while one before it is unhealthy", &["web-0", "web-1", "web-2"]).await;
-    cluster.set_ready("web-1", true).await;
+    cluster.pods_are("no pod goes while the first is unhealthy", &["web-0", "web-1", "web-2"]).await;
+    cluster.set_ready("web-0", true).await;
     cluster.pods_are("scaled down", &["web-0"]).await;
     cluster.eventually("one pod", complete).await;
     cluster
