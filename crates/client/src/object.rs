@@ -144,6 +144,7 @@ fn gvk<K: kube::Resource<DynamicType = ()>>() -> kube::core::GroupVersionKind {
 
 kinds! {
     k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy,
+    k8s_openapi::api::apps::v1::ControllerRevision,
     k8s_openapi::api::apps::v1::DaemonSet,
     k8s_openapi::api::apps::v1::Deployment,
     k8s_openapi::api::apps::v1::ReplicaSet,

@@ -6,15 +6,21 @@
 mod certificates;
 mod cluster_roles;
 mod context;
+mod daemon;
 mod deployment;
 mod discovery;
 mod disruption;
 mod endpoints;
 mod error;
 mod gc;
+mod hash;
+mod history;
+mod intstr;
 mod namespace;
 mod node_ttl;
 mod nodes;
+mod pod_control;
+mod pod_owners;
 mod pods;
 mod replicas;
 mod resource_quota;
@@ -22,6 +28,7 @@ mod root_ca;
 mod service_account;
 mod service_account_token;
 mod service_ranges;
+mod stateful;
 mod status;
 mod storage_protection;
 
@@ -60,6 +67,16 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "replicationcontroller-controller",
         identity: account("replication-controller"),
         start: replicas::start_replication_controllers,
+    },
+    ControllerEntry {
+        name: "daemonset-controller",
+        identity: account("daemon-set-controller"),
+        start: daemon::start,
+    },
+    ControllerEntry {
+        name: "statefulset-controller",
+        identity: account("statefulset-controller"),
+        start: stateful::start,
     },
     ControllerEntry {
         name: "endpoints-controller",

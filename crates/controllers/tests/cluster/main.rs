@@ -6,8 +6,10 @@ mod kubelet;
 mod support;
 
 mod collection;
+mod daemons;
 mod deployments;
 mod leader;
 mod lifecycle;
 mod nodes;
 mod policy;
+mod stateful;
