@@ -31,7 +31,9 @@ pub use informers::Informers;
 pub use key::ObjectKey;
 pub use leader::{LeaderConfig, LeaderElector};
 pub use object::{DecodeError, Object};
-pub use ownership::{Claim, ClaimError, claim, claim_all, controller_of, controller_reference};
+pub use ownership::{
+    Claim, ClaimError, claim, claim_all, claim_all_with_finalizer, controller_of, controller_reference,
+};
 pub use scope::Scope;
 pub use uid::Uid;
 pub use workers::run_workers;

@@ -12,6 +12,7 @@ mod disruption;
 mod endpoints;
 mod error;
 mod gc;
+mod job;
 mod namespace;
 mod node_ttl;
 mod nodes;
@@ -61,6 +62,7 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         identity: account("replication-controller"),
         start: replicas::start_replication_controllers,
     },
+    ControllerEntry { name: "job-controller", identity: account("job-controller"), start: job::start },
     ControllerEntry {
         name: "endpoints-controller",
         identity: account("endpoint-controller"),

@@ -110,7 +110,7 @@ fn restarts(pod: &Pod) -> i32 {
 
 /// Sizes of the batches in which `count` pods are made: doubling, so that a create that always fails (a quota, a
 /// webhook) costs few calls.
-pub(super) fn slow_start(count: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn slow_start(count: usize) -> impl Iterator<Item = usize> {
     let mut left = count;
     let mut size = 1;
     std::iter::from_fn(move || {

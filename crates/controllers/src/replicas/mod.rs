@@ -4,6 +4,8 @@ mod decide;
 mod kinds;
 mod manager;
 
+pub(crate) use decide::slow_start;
+
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::ReplicationController;
 
