@@ -6,6 +6,7 @@
 mod certificates;
 mod cluster_roles;
 mod context;
+mod cronjob;
 mod deployment;
 mod discovery;
 mod disruption;
@@ -25,6 +26,7 @@ mod service_account_token;
 mod service_ranges;
 mod status;
 mod storage_protection;
+mod ttl_after_finished;
 
 pub use context::{Clients, Config, Context, Identity};
 pub use error::SyncError;
@@ -63,6 +65,16 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: replicas::start_replication_controllers,
     },
     ControllerEntry { name: "job-controller", identity: account("job-controller"), start: job::start },
+    ControllerEntry {
+        name: "cronjob-controller",
+        identity: account("cronjob-controller"),
+        start: cronjob::start,
+    },
+    ControllerEntry {
+        name: "ttl-after-finished-controller",
+        identity: account("ttl-after-finished-controller"),
+        start: ttl_after_finished::start,
+    },
     ControllerEntry {
         name: "endpoints-controller",
         identity: account("endpoint-controller"),
