@@ -7,6 +7,7 @@ mod support;
 
 mod collection;
 mod deployments;
+mod jobs;
 mod leader;
 mod lifecycle;
 mod nodes;
