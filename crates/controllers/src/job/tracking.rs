@@ -158,6 +158,11 @@ impl Assessment<'_> {
         if verdict.outcome == Outcome::Success {
             self.status.completion_time = Some(Time(now));
         }
+        // A suspended Job has no start time, but can end by the pods it had. The server refuses an end without a start,
+        // except for a Job that never needed a pod.
+        if !(self.rules.suspended && self.rules.completions == Some(0)) {
+            self.status.start_time.get_or_insert(Time(now));
+        }
         true
     }
 }
