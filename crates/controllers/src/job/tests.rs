@@ -52,7 +52,9 @@ fn pod(number: usize, words: &str) -> Arc<Pod> {
             "unassigned" => pod["spec"]["nodeName"] = Value::Null,
             "count" => pod["metadata"]["annotations"][super::INDEX_FAILURES] = json!(value),
             "restarts" => pod["status"]["containerStatuses"][0]["restartCount"] = json!(number()),
-            "exit" => pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = json!(number()),
+            "exit" => {
+                pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = json!(number())
+            }
             "ended" => {
                 let state = &mut pod["status"]["containerStatuses"][0]["state"]["terminated"];
                 state["finishedAt"] = json!(ago(number()));
@@ -93,20 +95,28 @@ fn decided(job: &Job, words: &[&str]) -> String {
                 _ => 0,
             };
             let which = if indexes.len() > 5 { String::new() } else { indexes.join(" ") };
-            format!("create {count}{}{which}{}", if which.is_empty() { "" } else { ": " }, if more { " and more" } else { "" })
+            format!(
+                "create {count}{}{which}{}",
+                if which.is_empty() { "" } else { ": " },
+                if more { " and more" } else { "" }
+            )
         }
     }
 }
 
 #[test]
 fn numbers_of_pods() {
-    let indexed = |completions: i32, parallelism: i32| {
-        json!({"completionMode": "Indexed", "completions": completions, "parallelism": parallelism})
-    };
+    let indexed = |completions: i32, parallelism: i32| json!({"completionMode": "Indexed", "completions": completions, "parallelism": parallelism});
     let none = json!({});
     for (what, spec, status, pods, expected) in [
         ("the first pods", json!({"completions": 4, "parallelism": 2}), &none, &[][..], "create 2"),
-        ("no more than the parallelism", json!({"completions": 4, "parallelism": 2}), &none, &["Running"], "create 1"),
+        (
+            "no more than the parallelism",
+            json!({"completions": 4, "parallelism": 2}),
+            &none,
+            &["Running"],
+            "create 1",
+        ),
         (
             "no more than what is left to do",
             json!({"completions": 4, "parallelism": 3}),
@@ -114,7 +124,13 @@ fn numbers_of_pods() {
             &["Running"],
             "nothing",
         ),
-        ("a large job in parts", json!({"completions": 1200, "parallelism": 1200}), &none, &[], "create 500 and more"),
+        (
+            "a large job in parts",
+            json!({"completions": 1200, "parallelism": 1200}),
+            &none,
+            &[],
+            "create 500 and more",
+        ),
         ("no parallelism", json!({"parallelism": 0}), &none, &[], "nothing"),
         (
             "unready pods go first",
@@ -130,8 +146,20 @@ fn numbers_of_pods() {
             &["Running"],
             "nothing",
         ),
-        ("without completions", json!({"completions": null, "parallelism": 3}), &none, &["Running"], "create 2"),
-        ("a suspended job", json!({"parallelism": 2, "completions": 2, "suspend": true}), &none, &["Running", "Pending"], "delete p0 p1"),
+        (
+            "without completions",
+            json!({"completions": null, "parallelism": 3}),
+            &none,
+            &["Running"],
+            "create 2",
+        ),
+        (
+            "a suspended job",
+            json!({"parallelism": 2, "completions": 2, "suspend": true}),
+            &none,
+            &["Running", "Pending"],
+            "delete p0 p1",
+        ),
         ("a suspended job without pods", json!({"suspend": true}), &none, &[], "nothing"),
         ("a pod that is being deleted is replaced", json!({}), &none, &["Running gone ended=60"], "create 1"),
         (
@@ -144,7 +172,13 @@ fn numbers_of_pods() {
         ("the back-off after one failure", json!({}), &none, &["Failed ended=4"], "wait 6"),
         ("the back-off after two", json!({}), &none, &["Failed ended=4", "Failed ended=30"], "wait 16"),
         ("the back-off is over", json!({}), &none, &["Failed ended=11"], "create 1"),
-        ("a success resets it", json!({"completions": 2}), &none, &["Failed ended=4", "Succeeded ended=3"], "create 1"),
+        (
+            "a success resets it",
+            json!({"completions": 2}),
+            &none,
+            &["Failed ended=4", "Succeeded ended=3"],
+            "create 1",
+        ),
         ("the first indexes", indexed(5, 3), &none, &[], "create 3: 0 1 2"),
         (
             "indexes without a pod or success",
@@ -153,7 +187,13 @@ fn numbers_of_pods() {
             &["0 Running", "4 Succeeded"],
             "create 2: 3 5",
         ),
-        ("an index beyond the completions", indexed(2, 2), &none, &["0 Running", "1 Running", "2 Running"], "delete p2"),
+        (
+            "an index beyond the completions",
+            indexed(2, 2),
+            &none,
+            &["0 Running", "1 Running", "2 Running"],
+            "delete p2",
+        ),
         ("a pod without an index", indexed(2, 2), &none, &["0 Running", "Running"], "delete p1"),
         ("two pods of one index", indexed(2, 2), &none, &["0 Running ready", "0 Running"], "delete p1"),
         (
@@ -178,11 +218,30 @@ fn ends() {
     let rules = |action: &str| json!({"rules": [{"action": action, "onExitCodes": {"operator": "In", "values": [3]}}]});
     let none = json!({});
     let started = |seconds: i64| json!({"startTime": ago(seconds)});
-    let condition = |kind: &str| json!({"conditions": [{"type": kind, "status": "True", "reason": "Earlier"}]});
+    let condition =
+        |kind: &str| json!({"conditions": [{"type": kind, "status": "True", "reason": "Earlier"}]});
     for (what, spec, status, pods, expected) in [
-        ("as many failures as allowed", json!({"backoffLimit": 1}), &none, &["Failed ended=90"][..], "create 1"),
-        ("one more", json!({"backoffLimit": 1}), &none, &["Failed", "Failed"], "Failure: BackoffLimitExceeded"),
-        ("with those counted", json!({"backoffLimit": 1}), &json!({"failed": 1}), &["Failed"], "Failure: BackoffLimitExceeded"),
+        (
+            "as many failures as allowed",
+            json!({"backoffLimit": 1}),
+            &none,
+            &["Failed ended=90"][..],
+            "create 1",
+        ),
+        (
+            "one more",
+            json!({"backoffLimit": 1}),
+            &none,
+            &["Failed", "Failed"],
+            "Failure: BackoffLimitExceeded",
+        ),
+        (
+            "with those counted",
+            json!({"backoffLimit": 1}),
+            &json!({"failed": 1}),
+            &["Failed"],
+            "Failure: BackoffLimitExceeded",
+        ),
         (
             "a pod is not counted twice",
             json!({"backoffLimit": 1}),
@@ -211,14 +270,44 @@ fn ends() {
             &["Running restarts=2"],
             "nothing",
         ),
-        ("the deadline", json!({"activeDeadlineSeconds": 10}), &started(10), &["Running"], "Failure: DeadlineExceeded"),
+        (
+            "the deadline",
+            json!({"activeDeadlineSeconds": 10}),
+            &started(10),
+            &["Running"],
+            "Failure: DeadlineExceeded",
+        ),
         ("before the deadline", json!({"activeDeadlineSeconds": 10}), &started(9), &["Running"], "nothing"),
         ("suspended", json!({"activeDeadlineSeconds": 10, "suspend": true}), &started(99), &[], "nothing"),
-        ("a pod fails the job", json!({"podFailurePolicy": rules("FailJob")}), &none, &["Failed exit=3"], "Failure: PodFailurePolicy"),
-        ("an ignored failure", json!({"backoffLimit": 0, "podFailurePolicy": rules("Ignore")}), &none, &["Failed exit=3 ended=90"], "create 1"),
-        ("a counted failure", json!({"backoffLimit": 0, "podFailurePolicy": rules("Count")}), &none, &["Failed exit=3"], "Failure: BackoffLimitExceeded"),
+        (
+            "a pod fails the job",
+            json!({"podFailurePolicy": rules("FailJob")}),
+            &none,
+            &["Failed exit=3"],
+            "Failure: PodFailurePolicy",
+        ),
+        (
+            "an ignored failure",
+            json!({"backoffLimit": 0, "podFailurePolicy": rules("Ignore")}),
+            &none,
+            &["Failed exit=3 ended=90"],
+            "create 1",
+        ),
+        (
+            "a counted failure",
+            json!({"backoffLimit": 0, "podFailurePolicy": rules("Count")}),
+            &none,
+            &["Failed exit=3"],
+            "Failure: BackoffLimitExceeded",
+        ),
         ("an earlier failure", json!({}), &condition("FailureTarget"), &["Running"], "Failure: Earlier"),
-        ("an earlier success", json!({}), &condition("SuccessCriteriaMet"), &["Failed", "Running"], "Success: Earlier"),
+        (
+            "an earlier success",
+            json!({}),
+            &condition("SuccessCriteriaMet"),
+            &["Failed", "Running"],
+            "Success: Earlier",
+        ),
         (
             "a success policy",
             indexed(json!({"successPolicy": {"rules": [{"succeededIndexes": "2"}]}})),
@@ -263,7 +352,9 @@ fn ends() {
         ),
         (
             "a rule fails the index",
-            indexed(json!({"backoffLimitPerIndex": 5, "maxFailedIndexes": 0, "podFailurePolicy": rules("FailIndex")})),
+            indexed(
+                json!({"backoffLimitPerIndex": 5, "maxFailedIndexes": 0, "podFailurePolicy": rules("FailIndex")}),
+            ),
             &none,
             &["1 Failed exit=3"],
             "Failure: MaxFailedIndexesExceeded",
