@@ -56,8 +56,6 @@ const INERT: &[Inert] = &[
         ..row("apiregistration.k8s.io", "apiservices", "APIService", "requests are not passed on to another server")
     },
     row("autoscaling", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "nothing is scaled"),
-    row("batch", "cronjobs", "CronJob", "no jobs are created for it"),
-    row("batch", "jobs", "Job", "no pods are created for it"),
     row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
     row(NETWORKING, "ingressclasses", "IngressClass", "no traffic is routed"),

@@ -36,7 +36,9 @@ pub use informers::Informers;
 pub use key::ObjectKey;
 pub use leader::{LeaderConfig, LeaderElector};
 pub use object::{DecodeError, Object};
-pub use ownership::{Claim, ClaimError, claim, claim_all, controller_of, controller_reference};
+pub use ownership::{
+    Claim, ClaimError, claim, claim_all, claim_all_with_finalizer, controller_of, controller_reference,
+};
 pub use placement::{matches_node, matches_term, tolerates};
 pub use reviews::{Attributes, DelegatedAccess};
 pub use scope::Scope;

@@ -153,6 +153,8 @@ kinds! {
     k8s_openapi::api::authentication::v1::TokenRequest,
     k8s_openapi::api::authentication::v1::TokenReview,
     k8s_openapi::api::authorization::v1::SubjectAccessReview,
+    k8s_openapi::api::batch::v1::CronJob,
+    k8s_openapi::api::batch::v1::Job,
     k8s_openapi::api::certificates::v1::CertificateSigningRequest,
     k8s_openapi::api::coordination::v1::Lease,
     k8s_openapi::api::core::v1::Binding,

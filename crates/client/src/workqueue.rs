@@ -105,8 +105,8 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
     }
 
     /// A queue whose metrics carry `name`.
-    pub fn named(name: &str) -> Self {
-        let queue = Self::new();
+    pub fn named(name: &str, limits: RateLimits) -> Self {
+        let queue = Self::with_limits(limits);
         queue.lock().metrics = Some(QueueMetrics::new(name));
         queue
     }

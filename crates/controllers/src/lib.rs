@@ -7,6 +7,7 @@ mod certificates;
 mod cluster_roles;
 mod context;
 mod daemon;
+mod cronjob;
 mod deployment;
 mod discovery;
 mod disruption;
@@ -16,6 +17,7 @@ mod gc;
 mod hash;
 mod history;
 mod intstr;
+mod job;
 mod namespace;
 mod node_ttl;
 mod nodes;
@@ -31,6 +33,7 @@ mod service_ranges;
 mod stateful;
 mod status;
 mod storage_protection;
+mod ttl_after_finished;
 
 pub use context::{Clients, Config, Context, Identity};
 pub use error::SyncError;
@@ -67,6 +70,17 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "replicationcontroller-controller",
         identity: account("replication-controller"),
         start: replicas::start_replication_controllers,
+    },
+    ControllerEntry { name: "job-controller", identity: account("job-controller"), start: job::start },
+    ControllerEntry {
+        name: "cronjob-controller",
+        identity: account("cronjob-controller"),
+        start: cronjob::start,
+    },
+    ControllerEntry {
+        name: "ttl-after-finished-controller",
+        identity: account("ttl-after-finished-controller"),
+        start: ttl_after_finished::start,
     },
     ControllerEntry {
         name: "daemonset-controller",

@@ -8,6 +8,7 @@ mod support;
 mod collection;
 mod daemons;
 mod deployments;
+mod jobs;
 mod leader;
 mod lifecycle;
 mod nodes;
