@@ -6,8 +6,8 @@
 mod certificates;
 mod cluster_roles;
 mod context;
-mod daemon;
 mod cronjob;
+mod daemon;
 mod deployment;
 mod discovery;
 mod disruption;

@@ -16,8 +16,8 @@ use super::plan::{self, Plan};
 use super::tracking::{Tracking, count_finalized};
 use super::{Rules, has_finalizer, name, uid};
 use crate::error::{During, SyncError, is_namespace_terminating};
-use crate::pods::is_ready;
 use crate::pod_control::slow_start;
+use crate::pods::is_ready;
 
 /// Pod events of one Job within this time cause one sync.
 pub(super) const BATCH: Duration = Duration::from_secs(1);

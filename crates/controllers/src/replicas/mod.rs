@@ -4,7 +4,6 @@ mod decide;
 mod kinds;
 mod manager;
 
-
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::ReplicationController;
 
