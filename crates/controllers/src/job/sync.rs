@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{EventType, ObjectKey, is_not_found};
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -23,6 +24,9 @@ use crate::pods::is_ready;
 pub(super) const BATCH: Duration = Duration::from_secs(1);
 /// The rest of a large Job follows as soon as the informer can have shown the first part.
 const NEXT_PART: Duration = Duration::from_millis(50);
+
+/// More writes at once are no faster, and the server turns requests away when there are very many.
+const WRITES_AT_ONCE: usize = 50;
 
 /// The writes of a sync.
 pub(super) trait Writes: Send + Sync {
@@ -109,7 +113,7 @@ impl<W: Writes> Syncing<'_, W> {
                 _ => Ok(is_ready(pod)),
             }
         });
-        let results = join_all(deletions).await;
+        let results = in_parallel(deletions).await;
         let deleted = results.iter().filter(|result| result.is_ok()).count();
         let ready = results.iter().filter(|result| matches!(result, Ok(true))).count();
         if deleted < assessment.active.len() || !satisfied {
@@ -166,7 +170,7 @@ impl<W: Writes> Syncing<'_, W> {
                 _ => Ok(is_ready(pod)),
             }
         });
-        let results = join_all(deletions).await;
+        let results = in_parallel(deletions).await;
         let deleted = results.iter().filter(|result| result.is_ok()).count();
         let ready = results.iter().filter(|result| matches!(result, Ok(true))).count();
         assessment.deleted(deleted, ready);
@@ -187,7 +191,7 @@ impl<W: Writes> Syncing<'_, W> {
                 let template = &template;
                 async move { self.writes.create_pod(self.job, indexed.as_ref().unwrap_or(template)).await }
             });
-            let results = join_all(creations).await;
+            let results = in_parallel(creations).await;
             let failed = results.iter().filter(|result| result.is_err()).count();
             assessment.created(now.len() - failed);
             if failed > 0 {
@@ -258,7 +262,7 @@ impl<W: Writes> Syncing<'_, W> {
                 _ => Ok(()),
             }
         });
-        let results = join_all(removals).await;
+        let results = in_parallel(removals).await;
         for (pod, result) in pods.iter().zip(&results) {
             if result.is_ok() {
                 tracking.with_finalizer.remove(uid(pod));
@@ -283,6 +287,12 @@ impl<W: Writes> Syncing<'_, W> {
             }
         }
     }
+}
+
+/// Awaits all futures, a limited number at a time, and returns their results in order.
+async fn in_parallel<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let futures: Vec<F> = futures.into_iter().collect();
+    stream::iter(futures).buffered(WRITES_AT_ONCE).collect().await
 }
 
 fn first_error<T>(
