@@ -135,8 +135,8 @@ mod tests {
         let first = set(1, "x");
         expect(placements.of(&first, || vec![node("a", "x"), node("b", "y")]), &[("a", Run), ("b", Leave)]);
         expect(placements.of(&first, never), &[("a", Run), ("b", Leave)]);
-        placements.node_changed(&node("b", "x"), &[first.clone()]);
-        placements.node_changed(&node("c", "y"), &[first.clone()]);
+        placements.node_changed(&node("b", "x"), std::slice::from_ref(&first));
+        placements.node_changed(&node("c", "y"), std::slice::from_ref(&first));
         placements.node_deleted("a");
         expect(placements.of(&first, never), &[("b", Run), ("c", Leave)]);
 
@@ -144,7 +144,7 @@ mod tests {
         expect(placements.of(&second, || vec![node("c", "y")]), &[("c", Run)]);
         placements.forget(&second);
         let listed_while_a_node_changed = || {
-            placements.node_changed(&node("d", "y"), &[second.clone()]);
+            placements.node_changed(&node("d", "y"), std::slice::from_ref(&second));
             vec![node("c", "y")]
         };
         expect(placements.of(&second, listed_while_a_node_changed), &[("c", Run)]);

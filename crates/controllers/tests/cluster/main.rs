@@ -10,6 +10,7 @@ mod daemons;
 mod deployments;
 mod leader;
 mod lifecycle;
+mod mirror;
 mod nodes;
 mod policy;
 mod stateful;
