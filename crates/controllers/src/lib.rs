@@ -103,6 +103,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: endpoints::start_slices,
     },
     ControllerEntry {
+        name: "endpointslice-mirroring-controller",
+        identity: account("endpointslicemirroring-controller"),
+        start: endpoints::start_mirroring,
+    },
+    ControllerEntry {
         name: "namespace-controller",
         identity: account("namespace-controller"),
         start: namespace::start,

@@ -12,6 +12,7 @@ use kube::core::Selector;
 use super::failed_pods::FailedPods;
 use super::min_ready_seconds;
 use super::placement::{Eligibility, Placement};
+use super::placements::Placements;
 use crate::Context;
 use crate::error::SyncError;
 use crate::history::History;
@@ -40,6 +41,7 @@ pub(super) struct DaemonSetController {
     pub(super) client: Client,
     pub(super) sets: PodOwners<DaemonSet>,
     pub(super) nodes: Informer<Node>,
+    pub(super) placements: Placements,
     pub(super) history: History,
     pub(super) failed: FailedPods,
     pub(super) recorder: EventRecorder,
@@ -51,13 +53,14 @@ pub(crate) fn start(context: &Context) {
         client: context.client.clone(),
         sets: PodOwners::new(context, kit.queue().clone()),
         nodes: context.informers.get(),
+        placements: Placements::default(),
         history: History::new(context),
         failed: FailedPods::new(),
         recorder: context.events.recorder(NAME, None),
     });
     controller.sets.pods.add_index(BY_NODE, pods::node_index);
     let [by_set, by_pod, by_revision, by_node] = std::array::from_fn(|_| controller.clone());
-    kit.watches(&controller.sets.owners, move |change, _| by_set.sets.owner_changed(change))
+    kit.watches(&controller.sets.owners, move |change, _| by_set.set_changed(change))
         .watches(&controller.sets.pods, move |change, _| by_pod.sets.pod_changed(change))
         .watches(controller.history.informer(), move |change, _| by_revision.revision_changed(change))
         .reads(&controller.nodes)
@@ -75,6 +78,13 @@ pub(crate) fn start(context: &Context) {
 }
 
 impl DaemonSetController {
+    fn set_changed(&self, change: &Change<DaemonSet>) {
+        if let Change::Deleted(set) = change {
+            self.placements.forget(set);
+        }
+        self.sets.owner_changed(change);
+    }
+
     fn revision_changed(&self, change: &Change<ControllerRevision>) {
         let wake = |revision: &ControllerRevision| {
             let owner = self.sets.owner_of(&revision.metadata);
@@ -99,12 +109,17 @@ impl DaemonSetController {
             Change::Updated { old, new } => {
                 let taints = |node: &Node| node.spec.as_ref().and_then(|spec| spec.taints.clone());
                 if old.metadata.labels != new.metadata.labels || taints(old) != taints(new) {
+                    self.placements.node_changed(new, &self.sets.owners.list());
                     queue.add(ObjectKey::of(&**new));
                 }
             }
-            Change::Added(node) => queue.add(ObjectKey::of(&**node)),
+            Change::Added(node) => {
+                self.placements.node_changed(node, &self.sets.owners.list());
+                queue.add(ObjectKey::of(&**node));
+            }
             // The status of the sets that ran there counts one node less.
             Change::Deleted(node) => {
+                self.placements.node_deleted(node.metadata.name.as_deref().unwrap_or_default());
                 for set in self.sets.owners.list() {
                     if Eligibility::new(&set).of(node) != Placement::Leave {
                         self.sets.queue.add(ObjectKey::of(&*set));

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, DaemonSetStatus};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 
-use super::placement::{Eligibility, Placement, target_node};
+use super::placement::{Placement, target_node};
+use super::placements::Verdicts;
 use super::{GENERATION_LABEL, allows_surge, min_ready_seconds, template_generation};
 use crate::history::HASH;
 use crate::pods::{is_available, is_finished, is_ready, is_terminating, node_name, phase};
@@ -47,8 +48,8 @@ pub(super) struct View<'a> {
     pub(super) hash: &'a str,
     pub(super) now: Timestamp,
     generation: Option<String>,
-    /// Each node with its verdict, by name.
-    pub(super) nodes: BTreeMap<&'a str, Placement>,
+    /// The verdict on each node.
+    pub(super) nodes: &'a Verdicts,
     /// The pods of each node that has one or should have had one.
     pub(super) pods: BTreeMap<&'a str, Vec<&'a Arc<Pod>>>,
 }
@@ -57,15 +58,10 @@ impl<'a> View<'a> {
     pub(super) fn new(
         set: &'a DaemonSet,
         hash: &'a str,
-        nodes: &'a [Arc<Node>],
+        nodes: &'a Verdicts,
         pods: &'a [Arc<Pod>],
         now: Timestamp,
     ) -> Self {
-        let eligibility = Eligibility::new(set);
-        let nodes = nodes
-            .iter()
-            .filter_map(|node| Some((node.metadata.name.as_deref()?, eligibility.of(node))))
-            .collect();
         let mut by_node: HashMap<&str, Vec<&Arc<Pod>>> = HashMap::new();
         for pod in pods {
             // A pod that ended and is being deleted holds nothing on its node: its successor need not wait.
@@ -99,11 +95,11 @@ impl<'a> View<'a> {
     /// The changes that give each node the pods it should have, whatever their revision.
     pub(super) fn manage(&self) -> Plan {
         let mut plan = Plan::default();
-        for (node, placement) in &self.nodes {
+        for (node, placement) in self.nodes {
             self.manage_node(node, *placement, &mut plan);
         }
         // The node of a pod that was never scheduled is gone: the scheduler cannot place it, and no kubelet ends it.
-        for (node, pods) in self.pods.iter().filter(|(node, _)| !self.nodes.contains_key(*node)) {
+        for (node, pods) in self.pods.iter().filter(|(node, _)| !self.nodes.contains_key(**node)) {
             let unscheduled = pods.iter().filter(|pod| node_name(pod).is_none() && !is_terminating(pod));
             plan.delete.extend(unscheduled.map(|pod| doomed(pod, node, Reason::Unwanted)));
         }
@@ -176,9 +172,9 @@ impl<'a> View<'a> {
             ..DaemonSetStatus::default()
         };
         let (mut available, mut updated) = (0, 0);
-        for (node, placement) in &self.nodes {
+        for (node, placement) in self.nodes {
             // The pod that counts is the oldest that is scheduled.
-            let pods = self.pods.get(node).into_iter().flatten();
+            let pods = self.pods.get(&**node).into_iter().flatten();
             let pod = pods.min_by(|a, b| scheduled_and_oldest_first(a, b));
             if *placement != Placement::Run {
                 status.number_misscheduled += i32::from(pod.is_some());

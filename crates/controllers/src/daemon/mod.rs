@@ -4,6 +4,7 @@ mod controller;
 mod decide;
 mod failed_pods;
 mod placement;
+mod placements;
 mod rollout;
 mod sync;
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl<'a> View<'a> {
         let empty = self
             .nodes
             .iter()
-            .filter(|(node, placement)| **placement == Placement::Run && !self.pods.contains_key(*node));
+            .filter(|(node, placement)| **placement == Placement::Run && !self.pods.contains_key(&***node));
         let mut unavailable = count(empty.count());
         for (node, pods) in &self.pods {
             match self.on_node(pods) {
@@ -83,7 +83,7 @@ impl<'a> View<'a> {
         let (mut candidates, mut misplaced) = (Vec::new(), Vec::new());
         let (mut surging, mut available) = (0, 0);
         for (node, pods) in &self.pods {
-            let should_run = self.nodes.get(node) == Some(&Placement::Run);
+            let should_run = self.nodes.get(*node) == Some(&Placement::Run);
             match self.on_node(pods) {
                 OnNode::Surplus => surging += 1,
                 OnNode::None => {}

@@ -58,7 +58,7 @@ impl DaemonSetController {
         let pods = self.sets.claim(&self.client, &set, &selector, |_| true).await?;
         let revisions = self.revisions(&key, &set, &selector, &pods).await?;
         let hash = history::hash_of(&revisions.current).to_owned();
-        let nodes = self.nodes.list();
+        let nodes = self.placements.of(&set, || self.nodes.list());
         let view = View::new(&set, &hash, &nodes, &pods, Timestamp::now());
 
         let mut again = None;

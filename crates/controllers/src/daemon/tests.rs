@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use super::decide::{Plan, View};
 use super::is_rolling_update;
 use super::placement::PodMaker;
+use super::placements::verdicts;
 
 const NOW: &str = "2024-01-01T01:00:00Z";
 
@@ -125,7 +126,7 @@ fn nodes_get_the_pods_they_should_have() {
         let set = set(strategy, 0);
         let nodes: Vec<_> = nodes.iter().map(|name| node(name)).collect();
         let pods: Vec<_> = pods.iter().map(|pod_text| pod(pod_text)).collect();
-        let plan = View::new(&set, "new", &nodes, &pods, now()).manage();
+        let plan = View::new(&set, "new", &verdicts(&set, &nodes), &pods, now()).manage();
         assert_eq!(text(&plan), expected, "{what}");
     }
 }
@@ -192,7 +193,7 @@ fn old_pods_are_replaced_within_the_limits() {
         let set = set(strategy, 0);
         let nodes: Vec<_> = nodes.iter().map(|name| node(name)).collect();
         let pods: Vec<_> = pods.iter().map(|pod_text| pod(pod_text)).collect();
-        let plan = View::new(&set, "new", &nodes, &pods, now()).rolling_update();
+        let plan = View::new(&set, "new", &verdicts(&set, &nodes), &pods, now()).rolling_update();
         assert_eq!(text(&plan), expected, "{what}");
     }
 }
@@ -206,6 +207,7 @@ fn status_counts_nodes() {
             .into_iter()
             .map(pod)
             .collect();
+    let nodes = verdicts(&set, &nodes);
     let view = View::new(&set, "new", &nodes, &pods, now());
     let status = view.status(true);
     assert_eq!(status.desired_number_scheduled, 4);
@@ -224,6 +226,7 @@ fn five_thousand_nodes_are_looked_at_once_each() {
     let set = set(rolling(json!("10%"), json!(0)), 0);
     let nodes: Vec<_> = (0..5000).map(|index| node(&format!("n{index:04}"))).collect();
     let pods: Vec<_> = (0..5000).map(|index| pod(&format!("p{index:04} n{index:04} old ready"))).collect();
+    let nodes = verdicts(&set, &nodes);
     let view = View::new(&set, "new", &nodes, &pods, now());
     assert!(text(&view.manage()).is_empty());
     assert_eq!(view.rolling_update().delete.len(), 500);
@@ -280,7 +283,7 @@ fn served(pods: &[ModelPod]) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     /// From any state each node ends with one pod of the revision in force, and no step of the update takes more
     /// nodes out of service than allowed.
@@ -295,6 +298,7 @@ proptest! {
         let set = set(strategy, 0);
         prop_assert!(is_rolling_update(&set));
         let nodes: Vec<_> = (0..5).map(|index| node(&format!("n{index}"))).collect();
+        let nodes = verdicts(&set, &nodes);
         let mut pods = start;
         let mut next_id = 100;
         let mut settled = false;

@@ -2,10 +2,12 @@
 
 mod addresses;
 mod legacy;
+mod mirror;
 mod slices;
 mod watch;
 
 pub(crate) use legacy::start as start_endpoints;
+pub(crate) use mirror::controller::start as start_mirroring;
 pub(crate) use slices::controller::start as start_slices;
 
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";

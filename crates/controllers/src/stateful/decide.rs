@@ -270,10 +270,12 @@ impl<'a> View<'a> {
         let lowest = usize::try_from(partition(self.set).unwrap_or(0)).unwrap_or(0);
         for replica in self.replicas.iter().skip(lowest).rev() {
             let Replica::Present { pod, .. } = replica else { return None };
-            if revision(pod) != self.update.name && !is_terminating(pod) {
+            // A pod that ended goes without the update.
+            let goes = is_terminating(pod) || is_finished(pod);
+            if revision(pod) != self.update.name && !goes {
                 return Some(pod.clone());
             }
-            if self.is_unavailable(pod) {
+            if goes || self.is_unavailable(pod) {
                 return None;
             }
         }

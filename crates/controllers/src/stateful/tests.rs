@@ -197,6 +197,7 @@ fn parallel_sets_do_all_at_once_but_update_in_order() {
         ("all go", 0, &["0 new ready", "1 new", "2 new ready deleting"], "-1 -0"),
         ("one is updated", 3, &["0 old ready", "1 old ready", "2 old ready"], "-2"),
         ("an unhealthy one is updated too", 3, &["0 old running", "1 old running", "2 new ready"], "-1"),
+        ("a failed one goes once", 1, &["0 old failed"], "-0"),
         ("the new one is waited for", 3, &["0 old ready", "1 old ready", "2 new"], ""),
     ] {
         let set = set(json!({"podManagementPolicy": "Parallel", "replicas": replicas}));
@@ -348,7 +349,7 @@ fn any_pods() -> impl Strategy<Value = Vec<ModelPod>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     /// From any state the set ends with its pods at the update revision. No two pods have one ordinal, and an update
     /// takes at most one pod that serves.

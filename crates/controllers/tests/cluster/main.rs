@@ -11,6 +11,7 @@ mod deployments;
 mod jobs;
 mod leader;
 mod lifecycle;
+mod mirror;
 mod nodes;
 mod policy;
 mod stateful;
