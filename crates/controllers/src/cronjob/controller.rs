@@ -140,11 +140,6 @@ impl CronJobController {
         }
         match decision.run {
             Run::Nothing | Run::Suspended | Run::Started => {}
-            Run::TooLate(at) => {
-                let at = at.strftime("%a, %d %b %Y %H:%M:%S +0000");
-                let message = format!("Missed scheduled time to start a job: {at}");
-                self.tell(cron, EventType::Warning, "MissSchedule", message);
-            }
             Run::Forbidden => {
                 let message =
                     "Not starting job because prior execution is running and concurrency policy is Forbid";

@@ -285,6 +285,7 @@ impl Controller {
     }
 
     fn sync(&self, world: &World) {
+        self.memory.begin(&self.key, &self.job);
         if is_finished(&self.job) || self.memory.is_stale(&self.key, &self.job) {
             return;
         }
