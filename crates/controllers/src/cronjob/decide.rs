@@ -38,7 +38,7 @@ impl Unusable {
     }
 }
 
-/// What to do at one time.
+/// The run that is due at one time, if any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Run {
     /// Nothing is due.
@@ -51,9 +51,9 @@ pub(super) enum Run {
     Forbidden,
     Start {
         at: Timestamp,
-        /// Whether active Jobs are deleted first.
+        /// True if active Jobs are deleted first.
         replace: bool,
-        /// Whether very many earlier runs were missed.
+        /// True if very many earlier runs were missed.
         many_missed: bool,
     },
 }
@@ -170,7 +170,7 @@ pub(super) fn next_run(
     Ok(Timing::of(cron, local)?.again(now))
 }
 
-/// What is due at `now`. The status of the CronJob is what the controller knows of active Jobs.
+/// Decides which run is due at `now`. The status of the CronJob must name the active Jobs.
 pub(super) fn decide(cron: &CronJob, now: Timestamp, local: &TimeZone) -> Result<Decision, Unusable> {
     let spec = &cron.spec;
     zone_of(spec)?;

@@ -1,4 +1,4 @@
-//! What the controller remembers between two syncs. All of it may be lost: it saves work and waiting, never correctness.
+//! The controller's memory between two syncs. It may be lost at any time: a Job without it takes longer, but ends the same.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -70,7 +70,7 @@ impl Memory {
         self.lock().entry(key.clone()).or_default().written = version(job);
     }
 
-    /// Whether the informer does not yet show the controller's own last write. A sync would be in vain: its status would
+    /// True if the informer does not yet show the controller's own last write. A sync would be in vain: its status would
     /// be refused.
     pub(super) fn is_stale(&self, key: &ObjectKey, job: &Job) -> bool {
         let written = self.lock().get(key).and_then(|memory| memory.written);

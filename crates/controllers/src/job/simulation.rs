@@ -112,7 +112,7 @@ impl Server {
         self.job.metadata.resource_version = Some(self.version.to_string());
         let (after, left) = (self.counters(), self.uncounted());
         let is_indexed = Rules::of(&self.job).unwrap().indexed;
-        // Whoever leaves a list is counted, once; nobody else is.
+        // A pod that leaves a list is counted once, and no other pod is.
         let gone = |list: &[String], left: &[String]| -> Vec<String> {
             list.iter().filter(|uid| !left.contains(uid)).cloned().collect()
         };
