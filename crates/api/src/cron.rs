@@ -76,7 +76,7 @@ const YEARS: i16 = 5;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Field {
     bits: u64,
-    /// Whether a star (or `?`) without a step is among the ranges.
+    /// True if a star (or `?`) without a step is among the ranges.
     star: bool,
 }
 
@@ -347,7 +347,7 @@ impl Clock<'_> {
         const HOUR: i64 = 3600;
         let mut at = after.checked_add(1)?;
         let last_year = self.wall(at)?.year().checked_add(YEARS)?;
-        // Whether a field was incremented: then all smaller ones are at their minimum.
+        // True once a field was incremented: then all smaller ones are at their minimum.
         let mut added = false;
         'wrap: loop {
             if self.wall(at)?.year() > last_year {

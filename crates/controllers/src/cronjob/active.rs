@@ -7,10 +7,10 @@ use k8s_openapi::api::batch::v1::{CronJob, CronJobStatus, Job};
 
 use crate::job::finished_condition;
 
-/// What the Jobs show that the status did not.
+/// News about the Jobs that the status did not have.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Whether the status has changed.
+    /// True if the status has changed.
     pub(super) changed: bool,
     /// Names and conditions of Jobs that have finished.
     pub(super) finished: Vec<(String, String)>,

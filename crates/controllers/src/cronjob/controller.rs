@@ -63,8 +63,8 @@ impl CronJobController {
                 // The new times apply from now on: those before are not made up for.
                 match decide::next_run(new, Timestamp::now(), &self.local) {
                     Ok(next) => next.into_iter().for_each(|delay| queue.add_after(key.clone(), delay)),
-                    Err(error) => {
-                        let message = error.to_string();
+                    Err(_) => {
+                        let message = format!("unparseable schedule for cronjob: {}", new.spec.schedule);
                         self.recorder.event_for(
                             &**new,
                             EventType::Warning,
@@ -95,7 +95,7 @@ impl CronJobController {
         let before = status.clone();
         for job in active::too_old(&cron, &jobs) {
             let name = job.metadata.name.as_deref().unwrap_or_default();
-            // What cannot be deleted now is too old at the next time, too.
+            // A Job that cannot be deleted now is too old in the next sync, too.
             let _ = self.delete(key, &cron, &mut status, name, job.metadata.uid.as_ref()).await;
         }
         let result = self.run(key, &cron, &mut status, &jobs).await;
@@ -140,11 +140,6 @@ impl CronJobController {
         }
         match decision.run {
             Run::Nothing | Run::Suspended | Run::Started => {}
-            Run::TooLate(at) => {
-                let at = at.strftime("%a, %d %b %Y %H:%M:%S +0000");
-                let message = format!("Missed scheduled time to start a job: {at}");
-                self.tell(cron, EventType::Warning, "MissSchedule", message);
-            }
             Run::Forbidden => {
                 let message =
                     "Not starting job because prior execution is running and concurrency policy is Forbid";

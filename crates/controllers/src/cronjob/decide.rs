@@ -38,24 +38,22 @@ impl Unusable {
     }
 }
 
-/// What to do at one time.
+/// The run that is due at one time, if any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Run {
     /// Nothing is due.
     Nothing,
     /// The CronJob is suspended: nothing is due until that changes.
     Suspended,
-    /// The starting deadline of the run at this time is over.
-    TooLate(Timestamp),
     /// The run has its Job.
     Started,
     /// Another run is active and the policy forbids a second.
     Forbidden,
     Start {
         at: Timestamp,
-        /// Whether active Jobs are deleted first.
+        /// True if active Jobs are deleted first.
         replace: bool,
-        /// Whether very many earlier runs were missed.
+        /// True if very many earlier runs were missed.
         many_missed: bool,
     },
 }
@@ -172,7 +170,7 @@ pub(super) fn next_run(
     Ok(Timing::of(cron, local)?.again(now))
 }
 
-/// What is due at `now`. The status of the CronJob is what the controller knows of active Jobs.
+/// Decides which run is due at `now`. The status of the CronJob must name the active Jobs.
 pub(super) fn decide(cron: &CronJob, now: Timestamp, local: &TimeZone) -> Result<Decision, Unusable> {
     let spec = &cron.spec;
     zone_of(spec)?;
@@ -184,7 +182,7 @@ pub(super) fn decide(cron: &CronJob, now: Timestamp, local: &TimeZone) -> Result
         timing.recent(now, true).ok_or_else(|| Unusable::Never { schedule: spec.schedule.clone() })?;
     let run = match recent.latest {
         None => Run::Nothing,
-        Some(at) => run_at(cron, spec, at, recent.missed == Missed::Many, now),
+        Some(at) => run_at(cron, spec, at, recent.missed == Missed::Many),
     };
     // After a start the next time counts from it.
     let again = match &run {
@@ -197,13 +195,9 @@ pub(super) fn decide(cron: &CronJob, now: Timestamp, local: &TimeZone) -> Result
     Ok(Decision { run, again })
 }
 
-fn run_at(cron: &CronJob, spec: &CronJobSpec, at: Timestamp, many_missed: bool, now: Timestamp) -> Run {
+fn run_at(cron: &CronJob, spec: &CronJobSpec, at: Timestamp, many_missed: bool) -> Run {
     let status = cron.status.as_ref();
     let active = status.and_then(|status| status.active.as_deref()).unwrap_or_default();
-    let deadline = spec.starting_deadline_seconds.map(SignedDuration::from_secs);
-    if deadline.is_some_and(|deadline| at.checked_add(deadline).is_ok_and(|latest| latest < now)) {
-        return Run::TooLate(at);
-    }
     let name = job_name(cron, at);
     let last = status.and_then(|status| status.last_schedule_time.as_ref()).map(|time| time.0);
     if last == Some(at) || active.iter().any(|job| job.name.as_ref() == Some(&name)) {

@@ -31,7 +31,7 @@ pub(super) struct Verdict {
     pub(super) outcome: Outcome,
     pub(super) reason: String,
     pub(super) message: String,
-    /// Whether the status already has the condition that announces it (`SuccessCriteriaMet` or `FailureTarget`).
+    /// True if the status already has the condition that announces it (`SuccessCriteriaMet` or `FailureTarget`).
     pub(super) announced: bool,
 }
 
@@ -45,7 +45,7 @@ impl Verdict {
     }
 }
 
-/// What is known of a Job in one sync. The status is the one to be written.
+/// The knowledge about a Job in one sync. The status is the one to be written.
 #[derive(Debug)]
 pub(super) struct Assessment<'a> {
     pub(super) rules: Rules<'a>,
@@ -257,7 +257,7 @@ impl<'a> Assessment<'a> {
         self.active_count += count;
     }
 
-    /// Whether enough pods have succeeded, once the number of pods is as wanted.
+    /// Ends the Job if enough pods have succeeded and none is active.
     pub(super) fn evaluate_completions(&mut self) {
         let enough = match self.rules.completions {
             // One success is enough; the others may finish.

@@ -194,6 +194,7 @@ impl JobController {
             self.memory.forget(&key);
             return Ok(None);
         }
+        self.memory.begin(&key, &job);
         if self.memory.is_stale(&key, &job) {
             // The event of that write wakes the Job, too; this is for the case that it is lost.
             return Ok(Some(BATCH));

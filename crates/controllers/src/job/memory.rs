@@ -1,4 +1,4 @@
-//! What the controller remembers between two syncs. All of it may be lost: it saves work and waiting, never correctness.
+//! The controller's memory between two syncs. It may be lost at any time: a Job without it takes longer, but ends the same.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,11 +10,13 @@ use super::backoff::BackoffRecord;
 
 #[derive(Debug, Default)]
 struct JobMemory {
+    /// The UID of the Job this is about.
+    job: Option<Uid>,
     /// UIDs of pods whose finalizer was removed and which the informer has not yet shown without it.
     removed: HashSet<String>,
     backoff: BackoffRecord,
-    /// The Job's UID and resource version after the last write.
-    written: Option<(Uid, u64)>,
+    /// The Job's resource version after the last write.
+    written: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -26,6 +28,17 @@ pub(super) struct Memory {
 impl Memory {
     fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, JobMemory>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts a sync: what was remembered of another Job of the same name is dropped.
+    pub(super) fn begin(&self, key: &ObjectKey, job: &Job) {
+        let uid = job.metadata.uid.as_deref().map(Uid::from);
+        let mut jobs = self.lock();
+        let memory = jobs.entry(key.clone()).or_default();
+        if memory.job != uid {
+            self.expectations.forget(key);
+            *memory = JobMemory { job: uid, ..JobMemory::default() };
+        }
     }
 
     /// The pods of the Job that have no finalizer, whatever the informer shows. Ask before reading the pods: an event
@@ -57,15 +70,11 @@ impl Memory {
         self.lock().entry(key.clone()).or_default().written = version(job);
     }
 
-    /// Whether the informer does not yet show the controller's own last write. A sync would be in vain: its status would
+    /// True if the informer does not yet show the controller's own last write. A sync would be in vain: its status would
     /// be refused.
     pub(super) fn is_stale(&self, key: &ObjectKey, job: &Job) -> bool {
-        let jobs = self.lock();
-        let written = jobs.get(key).and_then(|memory| memory.written.as_ref());
-        match (written, version(job)) {
-            (Some((uid, written)), Some((seen_uid, seen))) => *uid == seen_uid && *written > seen,
-            _ => false,
-        }
+        let written = self.lock().get(key).and_then(|memory| memory.written);
+        written.zip(version(job)).is_some_and(|(written, seen)| written > seen)
     }
 
     /// Drops everything about a Job that is gone or finished.
@@ -75,7 +84,6 @@ impl Memory {
     }
 }
 
-fn version(job: &Job) -> Option<(Uid, u64)> {
-    let meta = &job.metadata;
-    Some((Uid::from(meta.uid.as_deref()?), meta.resource_version.as_deref()?.parse().ok()?))
+fn version(job: &Job) -> Option<u64> {
+    job.metadata.resource_version.as_deref()?.parse().ok()
 }

@@ -53,9 +53,9 @@ struct Rules<'a> {
     backoff_limit: i32,
     indexed: bool,
     suspended: bool,
-    /// Whether the Job is being deleted.
+    /// True if the Job is being deleted.
     deleting: bool,
-    /// Whether a pod is replaced only once it has failed, not already when it is being deleted.
+    /// True if a pod is replaced only once it has failed, not already when it is being deleted.
     only_replaces_failed: bool,
     failure_policy: Option<&'a PodFailurePolicy>,
     success_policy: Option<&'a SuccessPolicy>,
@@ -137,7 +137,7 @@ pub(crate) fn is_finished(job: &Job) -> bool {
     finished_condition(job).is_some()
 }
 
-/// Whether another controller is responsible for the Job.
+/// True if another controller is responsible for the Job.
 fn is_managed_elsewhere(job: &Job) -> bool {
     let manager = job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref());
     manager.is_some_and(|manager| manager != MANAGER)

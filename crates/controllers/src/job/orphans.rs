@@ -25,7 +25,7 @@ impl fmt::Display for OrphanKey {
     }
 }
 
-/// Whether the pod has the finalizer for nothing. `owner` is the Job that controls it, if there is one.
+/// True if the pod has the finalizer for nothing. `owner` is the Job that controls it, if there is one.
 pub(super) fn is_orphan(pod: &Pod, owner: Option<&Job>) -> bool {
     if !has_finalizer(pod) {
         return false;

@@ -21,7 +21,7 @@ const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
 /// The longest prefix that leaves room for a generated suffix in a name of 63 characters.
 const PREFIX_MAX: usize = 58;
 
-/// What to do about the number of pods.
+/// A change of the number of pods.
 #[derive(Debug)]
 pub(super) enum Plan {
     Nothing,
@@ -31,7 +31,7 @@ pub(super) enum Plan {
     Create {
         /// One for each pod; none for a pod of a Job without indexes.
         indexes: Vec<Option<usize>>,
-        /// Whether more pods are needed than one sync creates.
+        /// True if more pods are needed than one sync creates.
         more: bool,
     },
 }

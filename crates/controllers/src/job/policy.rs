@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 
 use super::indexes::Indexes;
 
-/// What a rule of the failure policy does about a failed pod.
+/// The effect of a failure policy's rule on a failed pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FailureAction {
     /// The failure does not count.
@@ -50,7 +50,7 @@ pub(super) fn failure_action(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Op
     })
 }
 
-/// Whether the failure of a pod counts against the limits.
+/// True if the failure of a pod counts against the limits.
 pub(super) fn counts(policy: Option<&PodFailurePolicy>, pod: &Pod) -> bool {
     failure_action(policy, pod) != Some(FailureAction::Ignore)
 }

@@ -112,7 +112,7 @@ impl Server {
         self.job.metadata.resource_version = Some(self.version.to_string());
         let (after, left) = (self.counters(), self.uncounted());
         let is_indexed = Rules::of(&self.job).unwrap().indexed;
-        // Whoever leaves a list is counted, once; nobody else is.
+        // A pod that leaves a list is counted once, and no other pod is.
         let gone = |list: &[String], left: &[String]| -> Vec<String> {
             list.iter().filter(|uid| !left.contains(uid)).cloned().collect()
         };
@@ -285,6 +285,7 @@ impl Controller {
     }
 
     fn sync(&self, world: &World) {
+        self.memory.begin(&self.key, &self.job);
         if is_finished(&self.job) || self.memory.is_stale(&self.key, &self.job) {
             return;
         }

@@ -43,7 +43,7 @@ pub(super) struct Seen {
     pub(super) pods: Vec<Arc<Pod>>,
     /// See [`Memory::removed`]; from before the pods were read.
     pub(super) removed: std::collections::HashSet<String>,
-    /// Whether the pods are complete as far as the controller knows, and may be added to.
+    /// True if the pods are complete as far as the controller knows, and may be added to.
     pub(super) satisfied: bool,
 }
 

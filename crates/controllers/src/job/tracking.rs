@@ -21,12 +21,12 @@ const UNCOUNTED_MAX: usize = 500;
 /// The first of the three writes, and the pods for the second.
 #[derive(Debug)]
 pub(super) struct Tracking {
-    /// Whether the status has changed and must be written before the finalizers are removed.
+    /// True if the status has changed and must be written before the finalizers are removed.
     pub(super) changed: bool,
     pub(super) finalized: Vec<Arc<Pod>>,
     /// UIDs of all pods that have the finalizer now.
     pub(super) with_finalizer: HashSet<String>,
-    /// Whether finished pods are left for the next sync.
+    /// True if finished pods are left for the next sync.
     pub(super) more: bool,
 }
 
@@ -114,7 +114,7 @@ impl Assessment<'_> {
         changed
     }
 
-    /// Whether the pod needs its finalizer no longer: it is finished, or its Job is.
+    /// True if the pod needs its finalizer no longer: it is finished, or its Job is.
     fn may_finalize(&self, pod: &Pod, failed: bool) -> bool {
         if self.rules.deleting || self.verdict.is_some() || phase(pod) == "Succeeded" {
             return true;

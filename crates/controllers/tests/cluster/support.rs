@@ -133,7 +133,7 @@ impl Cluster {
                 receiver.changed().await.unwrap();
             }
         };
-        match tokio::time::timeout(Duration::from_secs(30), wait).await {
+        match tokio::time::timeout(Duration::from_secs(120), wait).await {
             Ok(found) => found,
             Err(_) => panic!("never came: {what}; there is {:#?}", Brief(&informer.list())),
         }
