@@ -6,6 +6,7 @@
 
 mod cidr;
 pub mod codec;
+pub mod custom;
 pub mod field;
 pub mod gvk;
 pub mod kinds;
