@@ -206,6 +206,10 @@ impl ApiServer {
             let store = &server.registry.store;
             store.compact(store.usage().revision).map_err(Status::internal)?;
         }
+        if let Some(mut definitions) = crate::extensions::Follower::new(&server) {
+            definitions.load();
+            server.spawn(definitions.run());
+        }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
         let keeping = Arc::clone(&server);
@@ -289,7 +293,8 @@ impl ApiServer {
         let method = request.method().clone();
         let uri = request.uri().clone();
         let asked = Asked::new(request.method(), &uri);
-        let kind = RequestKind::of(&method, &asked.route, asked.verb, &self.registry.table, uri.query());
+        let kind =
+            RequestKind::of(&method, &asked.route, asked.verb, &self.registry.tables.current(), uri.query());
         let compress = compress::wanted(request.headers());
         let body = http_body::Body::size_hint(request.body()).exact();
         let privileged = user.as_ref().is_some_and(|u| u.is_master());
@@ -386,9 +391,11 @@ impl ApiServer {
             let answer = self.document(&route, &parts, &query, &accept).await;
             return answer.map_err(|s| (s, for_errors));
         };
-        let Some(resource) = self.registry.table.find(&target.group, &target.version, &target.resource)
-        else {
-            return Err((Status::no_such_path(), for_errors));
+        let table = self.registry.tables.current();
+        let Some(resource) = table.find(&target.group, &target.version, &target.resource) else {
+            // As upstream: whoever asks for a group that nobody has meets no part of the server.
+            let known = table.rows().iter().any(|row| row.group == target.group && row.custom.is_none());
+            return if known { Err((Status::no_such_path(), for_errors)) } else { Ok(page_not_found()) };
         };
         // A namespaced object needs its namespace, and a cluster-wide one has none.
         if target.namespace.is_some() != resource.is_namespaced()
@@ -400,6 +407,10 @@ impl ApiServer {
         if let Some(part) = &target.subresource
             && (resource.subresource(part).is_none() || (part != "proxy" && !target.rest.is_empty()))
         {
+            if resource.custom.is_some() {
+                let name = target.name.as_deref().unwrap_or_default();
+                return Err((Status::not_found(&resource.group, &resource.plural, name), for_errors));
+            }
             return Err((Status::no_such_path(), for_errors));
         }
         if !route.takes(&parts.method, verb, resource.is_namespaced()) {
@@ -434,6 +445,14 @@ impl ApiServer {
                 }
             }
         };
+        if resource.custom.is_some()
+            && representation.format == Format::Protobuf
+            && representation.shape == Shape::AsIs
+            && target.subresource.as_deref() != Some("scale")
+        {
+            let why = "object *unstructured.Unstructured does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message";
+            return Err(plain(Status::new(406, "NotAcceptable", why)));
+        }
         let call = Call {
             server: Arc::clone(&self),
             user,
@@ -516,7 +535,10 @@ impl ApiServer {
         query: &Query,
         accept: &str,
     ) -> Result<Answer, Status> {
-        let table = &self.registry.table;
+        let table = &*self.registry.tables.current();
+        let schema_of = |resource: &ferrite_api::resource::Resource| {
+            crate::extensions::openapi_schema(&self.registry, resource)
+        };
         let unacceptable = || Status::not_acceptable(negotiate::ACCEPTED);
         let plain = || negotiate::accept(accept, |_, _| false).ok_or_else(unacceptable);
         let address = self.config.advertise.to_string();
@@ -558,9 +580,9 @@ impl ApiServer {
                 negotiate::check_route(accept, false)?;
                 encode::value(200, &value, plain()?)
             }
-            Route::OpenApiV2 => Ok(self.openapi.v2(table, &parts.headers)),
-            Route::OpenApiV3 => Ok(self.openapi.root(table)),
-            Route::OpenApiV3Document(path) => Ok(self.openapi.document(table, path, &parts.headers, query)),
+            Route::OpenApiV2 => Ok(self.openapi.v2(table, &schema_of, &parts.headers)),
+            Route::OpenApiV3 => Ok(self.openapi.root(table, &schema_of)),
+            Route::OpenApiV3Document(path) => Ok(self.openapi.document(table, &schema_of, path, &parts.headers, query)),
             Route::Metrics => {
                 let mut text = self.metrics.text();
                 self.registry.times.put(&mut text);

@@ -168,11 +168,6 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: status::policies::start,
     },
     ControllerEntry {
-        name: "apiextensions-controllers",
-        identity: SERVER,
-        start: status::definitions::start,
-    },
-    ControllerEntry {
         name: "apiservice-status-local-available-controller",
         identity: SERVER,
         start: status::api_services::start_local,

@@ -116,6 +116,11 @@ impl Definition {
         let served = kind.versions.iter().enumerate().filter(|(_, version)| version.served);
         served.map(|(at, version)| resource(kind, at, version)).collect()
     }
+
+    /// The resource of the stored version, served or not.
+    pub fn storage_resource(&self) -> Resource {
+        resource(&self.0, self.0.storage, &self.0.versions[self.0.storage])
+    }
 }
 
 fn resource(kind: &Arc<Kind>, at: usize, version: &Version) -> Resource {

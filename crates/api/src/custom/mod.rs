@@ -20,7 +20,6 @@ mod tests;
 pub mod validate;
 
 pub use definition::{Custom, Definition, DefinitionError, Kind, ScalePaths, Version};
-pub(crate) use strategy::at;
 pub use regexp::Pattern;
 pub use rules::RuleSet;
 pub use schema::{Additional, Checks, ListType, Schema, Type};

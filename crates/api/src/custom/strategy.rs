@@ -74,7 +74,7 @@ fn blocks_rules(error: &FieldError) -> bool {
 }
 
 /// What lies at the end of a path of names.
-pub(crate) fn at<'v>(object: &'v Value, path: &[String]) -> Option<&'v Value> {
+fn at<'v>(object: &'v Value, path: &[String]) -> Option<&'v Value> {
     path.iter().try_fold(object, |value, name| value.get(name.as_str()))
 }
 

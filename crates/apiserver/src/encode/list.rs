@@ -62,7 +62,7 @@ impl Pieces {
         as_: Representation,
         include: IncludeObject,
     ) -> Result<Self, Status> {
-        let copies = resource.storage.is_none();
+        let copies = resource.is_read_as_stored();
         let form = match (as_.format, as_.shape) {
             (_, Shape::PartialObjectMetadata { .. }) | (Format::Protobuf, Shape::Table { .. }) => {
                 return Err(super::not_acceptable());
@@ -156,7 +156,7 @@ impl Pieces {
                 put_json(&row(&self.resource, &object, beta, self.include), out)?;
             }
             (_, Some(mut object)) => {
-                strip_type(&mut object);
+                strip_type(&self.resource, &mut object);
                 put_json(&object, out)?;
             }
             (_, None) => {}
@@ -170,7 +170,7 @@ impl Pieces {
             Form::Metadata { beta } | Form::CopiedMetadata { beta } => {
                 ("PartialObjectMetadataList".to_owned(), meta_version(beta).to_owned())
             }
-            _ => (format!("{}List", self.resource.kind), self.resource.api_version()),
+            _ => (self.resource.list_kind().into_owned(), self.resource.api_version()),
         };
         let items = match self.form {
             Form::Row { .. } => {

@@ -30,7 +30,7 @@ pub(crate) fn generate_name(base: &str) -> String {
 /// Fills what identifies a new object and drops what only the server may say.
 pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str, now: Timestamp) {
     let strategy = &resource.strategy;
-    let counts = !strategy.generation_fields().is_empty();
+    let counts = strategy.has_generation();
     let generated = counts && strategy.starts_generation();
     let metadata = meta::metadata_mut(object);
     for key in ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
@@ -126,11 +126,7 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
 
 /// Bumps the generation when a field that counts has changed.
 pub(crate) fn bump_generation(resource: &Resource, new: &mut Value, old: &Value) {
-    let changed = |field: &&str| {
-        let pointer = format!("/{}", field.replace('.', "/"));
-        new.pointer(&pointer) != old.pointer(&pointer)
-    };
-    if resource.strategy.generation_fields().iter().any(changed) {
+    if resource.strategy.generation_changes(new, old) {
         increment_generation(new);
     }
 }
