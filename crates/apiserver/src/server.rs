@@ -401,6 +401,9 @@ impl ApiServer {
         if target.namespace.is_some() != resource.is_namespaced()
             && (target.name.is_some() || target.namespace.is_some())
         {
+            if resource.custom.is_some() {
+                return Ok(page_not_found());
+            }
             return Err((Status::no_such_path(), for_errors));
         }
         // A part that the kind does not have is missed whatever is to be done with it.

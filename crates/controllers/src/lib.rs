@@ -186,7 +186,6 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
 
 /// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
 pub const OF_THE_SERVER: &[&str] = &[
-    "apiextensions-controllers",
     "apiservice-status-local-available-controller",
     "apiservice-status-remote-available-controller",
     "priority-and-fairness-config-consumer",

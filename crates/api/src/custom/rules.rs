@@ -28,6 +28,13 @@ impl RuleSet {
         ValidationRules::compile(openapi, resource_root, &ENVIRONMENT).ok().flatten().map(Self)
     }
 
+    /// What the rules say of the parts of a change that were as bad before.
+    pub fn warnings(&self, object: &Value, old: &Value) -> Vec<String> {
+        let input = RuleInput { old_object: Some(old), ratcheting: true, ..RuleInput::new("", object) };
+        let warnings = self.0.validate(input, BUDGET).warnings;
+        warnings.into_iter().map(|warning| field_error(warning).to_string()).collect()
+    }
+
     /// What the rules say of an object, or of its change from `old`.
     pub fn validate(&self, object: &Value, old: Option<&Value>, path: &str) -> FieldErrors {
         let input = RuleInput { old_object: old, ratcheting: old.is_some(), ..RuleInput::new(path, object) };
@@ -61,5 +68,5 @@ fn field_error(error: ferrite_cel::FieldError) -> FieldError {
         FieldErrorKind::Duplicate => Problem::Duplicate(value),
     };
     let detail = if kind == FieldErrorKind::Duplicate { String::new() } else { detail };
-    FieldError { path: Path::new(&field), problem, detail, rendered }
+    FieldError { path: Path::new(field.trim_start_matches('.')), problem, detail, rendered }
 }

@@ -192,7 +192,12 @@ impl Strategy for CustomStrategy {
 
     fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
         let had: Vec<&str> = crate::meta::finalizers(old).collect();
-        crate::meta::finalizers(new).filter(|f| !had.contains(f)).flat_map(finalizer_warnings).collect()
+        let mut warnings: Vec<String> =
+            crate::meta::finalizers(new).filter(|f| !had.contains(f)).flat_map(finalizer_warnings).collect();
+        if let Some(rules) = &self.0.version().rules {
+            warnings.extend(rules.warnings(new, old));
+        }
+        warnings
     }
 
     fn fields(&self) -> Vec<&str> {

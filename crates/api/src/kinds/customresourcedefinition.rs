@@ -153,12 +153,10 @@ impl Strategy for CustomResourceDefinitions {
 /// Held until every instance of a definition that is going away is gone.
 const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 
+/// The version that is stored, as a list: none, or the first that says so.
 fn storage_versions(definition: &Value) -> Vec<String> {
-    list(&definition["spec"], "versions")
-        .iter()
-        .filter(|v| flag(v, "storage"))
-        .map(|v| text(v, "name").to_owned())
-        .collect()
+    let versions = list(&definition["spec"], "versions").iter();
+    versions.filter(|v| flag(v, "storage")).take(1).map(|v| text(v, "name").to_owned()).collect()
 }
 
 fn validate_object_name(definition: &Value) -> FieldErrors {

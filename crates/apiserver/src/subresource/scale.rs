@@ -119,7 +119,10 @@ async fn write(
         if let Some(paths) = scale_paths(&resource) {
             let mut new = old.clone();
             put(&mut new, &paths.spec_replicas, replicas.into());
-            meta::set_str(&mut new, "resourceVersion", meta::str(&scale, "resourceVersion"));
+            let version = meta::str(&scale, "resourceVersion");
+            if !version.is_empty() {
+                meta::set_str(&mut new, "resourceVersion", version);
+            }
             return Ok(new);
         }
         if replicas < 0 {
