@@ -182,12 +182,7 @@ pub struct Column {
 
 impl Column {
     /// A column of a built-in kind.
-    pub const fn new(
-        name: &'static str,
-        type_: &'static str,
-        format: &'static str,
-        priority: i32,
-    ) -> Self {
+    pub const fn new(name: &'static str, type_: &'static str, format: &'static str, priority: i32) -> Self {
         Self {
             name: Cow::Borrowed(name),
             type_: Cow::Borrowed(type_),
@@ -424,10 +419,8 @@ pub trait Strategy: Send + Sync + 'static {
 }
 
 /// Columns of a kind that has no printer of its own.
-pub const DEFAULT_COLUMNS: &[Column] = &[
-    Column::new("Name", "string", "name", 0),
-    Column::new("Created At", "date", "", 0),
-];
+pub const DEFAULT_COLUMNS: &[Column] =
+    &[Column::new("Name", "string", "name", 0), Column::new("Created At", "date", "", 0)];
 
 /// How upstream describes the two columns that most custom kinds have.
 pub const NAMED: &str = "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";

@@ -585,7 +585,9 @@ impl ApiServer {
             }
             Route::OpenApiV2 => Ok(self.openapi.v2(table, &schema_of, &parts.headers)),
             Route::OpenApiV3 => Ok(self.openapi.root(table, &schema_of)),
-            Route::OpenApiV3Document(path) => Ok(self.openapi.document(table, &schema_of, path, &parts.headers, query)),
+            Route::OpenApiV3Document(path) => {
+                Ok(self.openapi.document(table, &schema_of, path, &parts.headers, query))
+            }
             Route::Metrics => {
                 let mut text = self.metrics.text();
                 self.registry.times.put(&mut text);

@@ -14,8 +14,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Verbs of custom kinds, in the order in which upstream lists them.
-const VERBS: &[&str] =
-    &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
+const VERBS: &[&str] = &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
 const PART_VERBS: &[&str] = &["get", "patch", "update"];
 
 /// Why a definition cannot be served.
@@ -89,7 +88,8 @@ impl Definition {
         let names = &spec["names"];
         let name = |key: &str| Text::from(text(names, key));
         let owned = |key: &str| strings(names, key).into_iter().map(|n| Cow::Owned(n.to_owned())).collect();
-        let generation = definition.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
+        let generation =
+            definition.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
         let group = Text::from(text(spec, "group"));
         let kind = name("kind");
         let terminating = crate::meta::is_deleting(definition);
@@ -169,7 +169,10 @@ impl Version {
             priority: column["priority"].as_i64().and_then(|p| i32::try_from(p).ok()).unwrap_or_default(),
             description: Some(match text(column, "description") {
                 "" => {
-                    format!("Custom resource definition column (in JSONPath format): {}", text(column, "jsonPath"))
+                    format!(
+                        "Custom resource definition column (in JSONPath format): {}",
+                        text(column, "jsonPath")
+                    )
                 }
                 given => given.to_owned(),
             }),
@@ -189,13 +192,16 @@ impl Version {
             shown.push(age());
             cells.push(JsonPath::parse(".metadata.creationTimestamp"));
         }
-        shown.insert(0, Column {
-            name: "Name".into(),
-            type_: "string".into(),
-            format: "name".into(),
-            priority: 0,
-            description: Some(crate::resource::NAMED.to_owned()),
-        });
+        shown.insert(
+            0,
+            Column {
+                name: "Name".into(),
+                type_: "string".into(),
+                format: "name".into(),
+                priority: 0,
+                description: Some(crate::resource::NAMED.to_owned()),
+            },
+        );
         Self {
             name: name.into(),
             served: flag(version, "served"),

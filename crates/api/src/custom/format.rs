@@ -84,8 +84,14 @@ fn is_email(text: &str) -> bool {
         None => text,
     };
     address.rsplit_once('@').is_some_and(|(local, domain)| {
-        let part = |part: &str| !part.is_empty() && !part.bytes().any(|b| b <= b' ' || b"<>()[],;:\\\"".contains(&b));
-        part(local) && part(domain) && !local.contains('@') && !local.starts_with('.') && !local.ends_with('.')
+        let part = |part: &str| {
+            !part.is_empty() && !part.bytes().any(|b| b <= b' ' || b"<>()[],;:\\\"".contains(&b))
+        };
+        part(local)
+            && part(domain)
+            && !local.contains('@')
+            && !local.starts_with('.')
+            && !local.ends_with('.')
     })
 }
 
@@ -136,7 +142,8 @@ fn is_isbn10(text: &str) -> bool {
     };
     let values: Option<Vec<u32>> = digits.iter().enumerate().map(value).collect();
     values.is_some_and(|values| {
-        values.len() == 10 && values.iter().zip(1..).map(|(value, weight)| value * weight).sum::<u32>() % 11 == 0
+        values.len() == 10
+            && values.iter().zip(1..).map(|(value, weight)| value * weight).sum::<u32>() % 11 == 0
     })
 }
 
@@ -145,7 +152,8 @@ fn is_isbn13(text: &str) -> bool {
         text.chars().filter(|c| !matches!(c, '-' | ' ')).map(|c| c.to_digit(10)).collect();
     digits.is_some_and(|digits| {
         digits.len() == 13
-            && digits.iter().enumerate().map(|(at, d)| d * if at % 2 == 0 { 1 } else { 3 }).sum::<u32>() % 10 == 0
+            && digits.iter().enumerate().map(|(at, d)| d * if at % 2 == 0 { 1 } else { 3 }).sum::<u32>() % 10
+                == 0
     })
 }
 
@@ -187,10 +195,46 @@ fn is_rgb(text: &str) -> bool {
 /// Go's duration (`1h2m`), or a number with a unit behind a space (`22 ns`).
 fn is_duration(text: &str) -> bool {
     const UNITS: &[&str] = &[
-        "ns", "nano", "nanos", "nanosecond", "nanoseconds", "us", "µs", "μs", "micro", "micros", "microsecond",
-        "microseconds", "ms", "milli", "millis", "millisecond", "milliseconds", "s", "sec", "secs", "second",
-        "seconds", "m", "min", "mins", "minute", "minutes", "h", "hr", "hrs", "hour", "hours", "d", "day", "days",
-        "w", "wk", "wks", "week", "weeks",
+        "ns",
+        "nano",
+        "nanos",
+        "nanosecond",
+        "nanoseconds",
+        "us",
+        "µs",
+        "μs",
+        "micro",
+        "micros",
+        "microsecond",
+        "microseconds",
+        "ms",
+        "milli",
+        "millis",
+        "millisecond",
+        "milliseconds",
+        "s",
+        "sec",
+        "secs",
+        "second",
+        "seconds",
+        "m",
+        "min",
+        "mins",
+        "minute",
+        "minutes",
+        "h",
+        "hr",
+        "hrs",
+        "hour",
+        "hours",
+        "d",
+        "day",
+        "days",
+        "w",
+        "wk",
+        "wks",
+        "week",
+        "weeks",
     ];
     let mut rest = text.trim_start_matches(['+', '-']).trim();
     if rest == "0" {

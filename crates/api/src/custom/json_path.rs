@@ -34,7 +34,10 @@ impl JsonPath {
 
     /// The names of a path that only descends into members.
     pub fn members(&self) -> Option<Vec<&str>> {
-        self.0.iter().map(|step| if let Step::Member(name) = step { Some(name.as_str()) } else { None }).collect()
+        self.0
+            .iter()
+            .map(|step| if let Step::Member(name) = step { Some(name.as_str()) } else { None })
+            .collect()
     }
 }
 

@@ -112,7 +112,8 @@ fn validate_one(value: &Value, path: &Path, errors: &mut FieldErrors) {
             Some(Value::String(text)) if key == "kind" => {
                 let problems = crate::meta_validation::dns1035_label(&text.to_lowercase());
                 if !problems.is_empty() {
-                    let why = "may have mixed case, but should otherwise match: ".to_owned() + &problems.join(",");
+                    let why =
+                        "may have mixed case, but should otherwise match: ".to_owned() + &problems.join(",");
                     errors.push(FieldError::invalid(&path, text.as_str(), why));
                 }
             }
@@ -127,7 +128,8 @@ fn validate_one(value: &Value, path: &Path, errors: &mut FieldErrors) {
     let prefix = path.as_str();
     for mut error in validate_metadata(value, namespaced, path_segment) {
         // A resource that is part of another need not have a name.
-        if error.path.as_str() == "metadata.name" && matches!(error.problem, crate::field::Problem::Required) {
+        if error.path.as_str() == "metadata.name" && matches!(error.problem, crate::field::Problem::Required)
+        {
             continue;
         }
         error.path = Path::new(&format!("{prefix}.{}", error.path.as_str()));

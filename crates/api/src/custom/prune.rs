@@ -16,7 +16,12 @@ pub fn prune(object: &mut Value, schema: &Schema) -> Vec<String> {
 
 /// As [`prune`], for a default. Kind, version and metadata stay where the schema is of an embedded resource.
 pub(super) fn prune_part(value: &mut Value, schema: &Schema) {
-    Pruner { path: String::new(), unknown: Vec::new() }.value(value, Some(schema), schema.embedded, schema.preserve);
+    Pruner { path: String::new(), unknown: Vec::new() }.value(
+        value,
+        Some(schema),
+        schema.embedded,
+        schema.preserve,
+    );
 }
 
 struct Pruner {

@@ -257,8 +257,10 @@ const STANDARD: &[&str] = &["orphan", "foregroundDeletion", "kubernetes"];
 
 fn finalizer_warnings(name: &str) -> Vec<String> {
     let place = format!("metadata.finalizers: {name:?}");
-    let mut warnings: Vec<String> =
-        crate::meta_validation::qualified_name(name).into_iter().map(|why| format!("{place}: {why}")).collect();
+    let mut warnings: Vec<String> = crate::meta_validation::qualified_name(name)
+        .into_iter()
+        .map(|why| format!("{place}: {why}"))
+        .collect();
     if !name.contains('/') && !STANDARD.contains(&name) {
         let path = if name.contains('.') { " including a path (/)" } else { "" };
         warnings.push(format!(

@@ -49,12 +49,14 @@ fn unknown_fields_go_unless_they_are_preserved() {
 
 #[test]
 fn defaults_are_filled_where_something_is_missing() {
-    let schema = schema(json!({"type": "object", "properties": {"spec": {"type": "object", "default": {}, "properties": {
-        "a": {"type": "string", "default": "A"},
-        "n": {"type": "string", "nullable": true, "default": "d"},
-        "nn": {"type": "string"},
-        "l": {"type": "array", "items": {"type": "object", "properties": {"p": {"type": "string", "default": "TCP"}}}},
-    }}}}));
+    let schema = schema(
+        json!({"type": "object", "properties": {"spec": {"type": "object", "default": {}, "properties": {
+            "a": {"type": "string", "default": "A"},
+            "n": {"type": "string", "nullable": true, "default": "d"},
+            "nn": {"type": "string"},
+            "l": {"type": "array", "items": {"type": "object", "properties": {"p": {"type": "string", "default": "TCP"}}}},
+        }}}}),
+    );
     for (given, filled) in [
         (json!({}), json!({"spec": {"a": "A", "n": "d"}})),
         (json!({"spec": {"a": null, "n": null, "nn": null}}), json!({"spec": {"a": "A", "n": null}})),
@@ -75,30 +77,102 @@ fn defaults_are_filled_where_something_is_missing() {
 #[test]
 fn values_are_held_to_their_schema() {
     let rows = [
-        (json!({"type": "string"}), json!(1), r#"v: Invalid value: "integer": v in body must be of type string: "integer""#),
-        (json!({"type": "integer"}), json!(1.5), r#"v: Invalid value: "number": v in body must be of type integer: "number""#),
+        (
+            json!({"type": "string"}),
+            json!(1),
+            r#"v: Invalid value: "integer": v in body must be of type string: "integer""#,
+        ),
+        (
+            json!({"type": "integer"}),
+            json!(1.5),
+            r#"v: Invalid value: "number": v in body must be of type integer: "number""#,
+        ),
         (json!({"type": "integer"}), json!(2.0), ""),
         (json!({"type": "number"}), json!(2), ""),
-        (json!({"type": "string"}), json!(null), r#"v: Invalid value: "null": v in body must be of type string: "null""#),
+        (
+            json!({"type": "string"}),
+            json!(null),
+            r#"v: Invalid value: "null": v in body must be of type string: "null""#,
+        ),
         (json!({"type": "string", "nullable": true}), json!(null), ""),
-        (json!({"x-kubernetes-int-or-string": true}), json!(true), r#"v: Invalid value: "boolean": v in body must be of type integer,string: "boolean""#),
-        (json!({"type": "string", "enum": ["a", "b"]}), json!("c"), r#"v: Unsupported value: "c": supported values: "a", "b""#),
-        (json!({"type": "integer", "minimum": 3}), json!(2), "v: Invalid value: 2: v in body should be greater than or equal to 3"),
-        (json!({"type": "integer", "maximum": 3, "exclusiveMaximum": true}), json!(3), "v: Invalid value: 3: v in body should be less than 3"),
-        (json!({"type": "integer", "multipleOf": 2}), json!(3), "v: Invalid value: 3: v in body should be a multiple of 2"),
+        (
+            json!({"x-kubernetes-int-or-string": true}),
+            json!(true),
+            r#"v: Invalid value: "boolean": v in body must be of type integer,string: "boolean""#,
+        ),
+        (
+            json!({"type": "string", "enum": ["a", "b"]}),
+            json!("c"),
+            r#"v: Unsupported value: "c": supported values: "a", "b""#,
+        ),
+        (
+            json!({"type": "integer", "minimum": 3}),
+            json!(2),
+            "v: Invalid value: 2: v in body should be greater than or equal to 3",
+        ),
+        (
+            json!({"type": "integer", "maximum": 3, "exclusiveMaximum": true}),
+            json!(3),
+            "v: Invalid value: 3: v in body should be less than 3",
+        ),
+        (
+            json!({"type": "integer", "multipleOf": 2}),
+            json!(3),
+            "v: Invalid value: 3: v in body should be a multiple of 2",
+        ),
         (json!({"type": "string", "maxLength": 1}), json!("ab"), "v: Too long: may not be more than 1 bytes"),
-        (json!({"type": "string", "minLength": 3}), json!("ab"), r#"v: Invalid value: "ab": v in body should be at least 3 chars long"#),
-        (json!({"type": "string", "pattern": "^a$"}), json!("b"), r#"v: Invalid value: "b": v in body should match '^a$'"#),
-        (json!({"type": "string", "format": "ipv4"}), json!("b"), r#"v: Invalid value: "b": v in body must be of type ipv4: "b""#),
+        (
+            json!({"type": "string", "minLength": 3}),
+            json!("ab"),
+            r#"v: Invalid value: "ab": v in body should be at least 3 chars long"#,
+        ),
+        (
+            json!({"type": "string", "pattern": "^a$"}),
+            json!("b"),
+            r#"v: Invalid value: "b": v in body should match '^a$'"#,
+        ),
+        (
+            json!({"type": "string", "format": "ipv4"}),
+            json!("b"),
+            r#"v: Invalid value: "b": v in body must be of type ipv4: "b""#,
+        ),
         (json!({"type": "string", "format": "of-nobody"}), json!("b"), ""),
-        (json!({"type": "array", "items": {"type": "string"}, "minItems": 1}), json!([]), "v: Invalid value: 0: v in body should have at least 1 items"),
-        (json!({"type": "array", "items": {"type": "string"}, "maxItems": 1}), json!(["a", "b"]), "v: Too many: 2: must have at most 1 items"),
-        (json!({"type": "array", "items": {"type": "string"}}), json!([1]), r#"v[0]: Invalid value: "integer": v[0] in body must be of type string: "integer""#),
+        (
+            json!({"type": "array", "items": {"type": "string"}, "minItems": 1}),
+            json!([]),
+            "v: Invalid value: 0: v in body should have at least 1 items",
+        ),
+        (
+            json!({"type": "array", "items": {"type": "string"}, "maxItems": 1}),
+            json!(["a", "b"]),
+            "v: Too many: 2: must have at most 1 items",
+        ),
+        (
+            json!({"type": "array", "items": {"type": "string"}}),
+            json!([1]),
+            r#"v[0]: Invalid value: "integer": v[0] in body must be of type string: "integer""#,
+        ),
         (json!({"type": "object", "required": ["x"]}), json!({}), "v.x: Required value"),
-        (json!({"type": "object", "minProperties": 1}), json!({}), "v: Invalid value: 0: v in body should have at least 1 properties"),
-        (json!({"type": "object", "additionalProperties": {"type": "string"}}), json!({"k": 1}), r#"v.k: Invalid value: "integer": v.k in body must be of type string: "integer""#),
-        (json!({"type": "integer", "oneOf": [{"minimum": 1}, {"minimum": 2}]}), json!(3), r#"<nil>: Invalid value: "": "v" must validate one and only one schema (oneOf). Found 2 valid alternatives"#),
-        (json!({"type": "integer", "not": {"minimum": 1}}), json!(3), r#"<nil>: Invalid value: "": "v" must not validate the schema (not)"#),
+        (
+            json!({"type": "object", "minProperties": 1}),
+            json!({}),
+            "v: Invalid value: 0: v in body should have at least 1 properties",
+        ),
+        (
+            json!({"type": "object", "additionalProperties": {"type": "string"}}),
+            json!({"k": 1}),
+            r#"v.k: Invalid value: "integer": v.k in body must be of type string: "integer""#,
+        ),
+        (
+            json!({"type": "integer", "oneOf": [{"minimum": 1}, {"minimum": 2}]}),
+            json!(3),
+            r#"<nil>: Invalid value: "": "v" must validate one and only one schema (oneOf). Found 2 valid alternatives"#,
+        ),
+        (
+            json!({"type": "integer", "not": {"minimum": 1}}),
+            json!(3),
+            r#"<nil>: Invalid value: "": "v" must not validate the schema (not)"#,
+        ),
     ];
     for (openapi, value, told) in rows {
         let whole = json!({"type": "object", "properties": {"v": openapi}});
@@ -144,18 +218,46 @@ fn schemas_have_rules() {
     let of = |spec: Value| json!({"type": "object", "properties": {"a": spec}});
     let rows = [
         (json!({"type": "string"}), vec![r#"s.type: Invalid value: "string": must be object at the root"#]),
-        (of(json!({})), vec!["s.properties[a].type: Required value: must not be empty for specified object fields"]),
+        (
+            of(json!({})),
+            vec!["s.properties[a].type: Required value: must not be empty for specified object fields"],
+        ),
         (of(json!({"type": "array"})), vec!["s.properties[a].items: Required value: must be specified"]),
-        (of(json!({"type": "bogus"})), vec![r#"s.properties[a].type: Unsupported value: "bogus": supported values: "array", "boolean", "integer", "number", "object", "string""#]),
-        (of(json!({"type": "string", "pattern": "("})), vec!["s.properties[a].pattern: Invalid value: \"(\": must be a valid regular expression, but isn't: error parsing regexp: missing closing ): `(`"]),
+        (
+            of(json!({"type": "bogus"})),
+            vec![
+                r#"s.properties[a].type: Unsupported value: "bogus": supported values: "array", "boolean", "integer", "number", "object", "string""#,
+            ],
+        ),
+        (
+            of(json!({"type": "string", "pattern": "("})),
+            vec![
+                "s.properties[a].pattern: Invalid value: \"(\": must be a valid regular expression, but isn't: error parsing regexp: missing closing ): `(`",
+            ],
+        ),
         (of(json!({"type": "object", "anyOf": [{"properties": {"z": {"minLength": 1}}}]})), vec![]),
-        (of(json!({"type": "string", "default": 1})), vec![r#"s.properties[a].default: Invalid value: "integer": s.properties[a].default in body must be of type string: "integer""#]),
-        (of(json!({"type": "object", "default": {"x": 1}})), vec![r#"s.properties[a].default: Invalid value: {"x":1}: must not have unknown fields"#]),
-        (of(json!({"type": "array", "items": {"type": "object"}, "x-kubernetes-list-type": "map"})), vec!["s.properties[a].x-kubernetes-list-map-keys: Required value: must not be empty if x-kubernetes-list-type is map"]),
+        (
+            of(json!({"type": "string", "default": 1})),
+            vec![
+                r#"s.properties[a].default: Invalid value: "integer":  in body must be of type string: "integer""#,
+            ],
+        ),
+        (
+            of(json!({"type": "object", "default": {"x": 1}})),
+            vec![r#"s.properties[a].default: Invalid value: {"x":1}: must not have unknown fields"#],
+        ),
+        (
+            of(json!({"type": "array", "items": {"type": "object"}, "x-kubernetes-list-type": "map"})),
+            vec![
+                "s.properties[a].x-kubernetes-list-map-keys: Required value: must not be empty if x-kubernetes-list-type is map",
+            ],
+        ),
         (of(json!({"type": "integer", "x-kubernetes-validations": [{"rule": "self > 1"}]})), vec![]),
         (
             json!({"type": "object", "properties": {"metadata": {"type": "object", "properties": {"labels": {"type": "object"}}}}}),
-            vec!["s.properties[metadata]: Forbidden: must not specify anything other than name and generateName, but metadata is implicitly specified"],
+            vec![
+                "s.properties[metadata]: Forbidden: must not specify anything other than name and generateName, but metadata is implicitly specified",
+            ],
         ),
         (
             json!({"type": "object", "anyOf": [{"properties": {"z": {"minLength": 1}}}]}),
@@ -175,7 +277,8 @@ fn hostile_schemas_are_refused_or_cheap() {
         deep = json!({"type": "object", "properties": {"a": deep}, "x-kubernetes-validations": [{"rule": "true"}]});
     }
     problems(&deep);
-    let wide: Value = (0..2000).map(|n| (format!("f{n}"), json!({"type": "string", "enum": ["a"]}))).collect();
+    let wide: Value =
+        (0..2000).map(|n| (format!("f{n}"), json!({"type": "string", "enum": ["a"]}))).collect();
     assert_eq!(problems(&json!({"type": "object", "properties": wide})), Vec::<String>::new());
     let large = json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "((a{1000}){1000}){1000}"}}});
     assert_eq!(problems(&large).len(), 1);
@@ -192,8 +295,9 @@ fn like_config_map() -> Schema {
 }
 
 fn data() -> impl Strategy<Value = Value> {
-    proptest::collection::btree_map("[a-c]", "[x-z]", 0..4)
-        .prop_map(|map| map.into_iter().map(|(k, v)| (k, Value::from(v))).collect::<ferrite_json::Map>().into())
+    proptest::collection::btree_map("[a-c]", "[x-z]", 1..4).prop_map(|map| {
+        map.into_iter().map(|(k, v)| (k, Value::from(v))).collect::<ferrite_json::Map>().into()
+    })
 }
 
 proptest! {
@@ -248,7 +352,8 @@ proptest! {
 }
 
 fn any_value(depth: u32) -> impl Strategy<Value = Value> {
-    let leaf = prop_oneof![Just(Value::Null), "[a-c]".prop_map(Value::from), any::<i8>().prop_map(Value::from)];
+    let leaf =
+        prop_oneof![Just(Value::Null), "[a-c]".prop_map(Value::from), any::<i8>().prop_map(Value::from)];
     leaf.prop_recursive(depth, 32, 4, |inner| {
         prop_oneof![
             proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),

@@ -116,7 +116,9 @@ impl Walk<'_> {
         };
         let fits = match value {
             Value::Null => schema.nullable,
-            _ if schema.int_or_string => kind == "string" || kind == "integer" || kind == "number" && whole(value),
+            _ if schema.int_or_string => {
+                kind == "string" || kind == "integer" || kind == "number" && whole(value)
+            }
             _ => match (schema.type_, kind) {
                 (Some(Type::Integer), "number") => whole(value),
                 (Some(Type::Number), "integer") => true,
@@ -131,7 +133,14 @@ impl Walk<'_> {
         }
     }
 
-    fn check_junctors(&self, value: &Value, old: Option<&Value>, checks: &Checks, at: &str, found: &mut Found) {
+    fn check_junctors(
+        &self,
+        value: &Value,
+        old: Option<&Value>,
+        checks: &Checks,
+        at: &str,
+        found: &mut Found,
+    ) {
         // Go quotes the path.
         let plain = |why: String| FieldError::invalid(&Path::default(), "", why);
         if !checks.any_of.is_empty() {
@@ -174,9 +183,9 @@ impl Walk<'_> {
                     0 => "Found none valid".to_owned(),
                     valid => format!("Found {valid} valid alternatives"),
                 };
-                found.errors.push(plain(format!(
-                    "{at:?} must validate one and only one schema (oneOf). {what}"
-                )));
+                found
+                    .errors
+                    .push(plain(format!("{at:?} must validate one and only one schema (oneOf). {what}")));
                 found.merge(best.unwrap_or_default());
             }
         }
@@ -351,7 +360,14 @@ impl Walk<'_> {
         found.matches += 1;
     }
 
-    fn check_members(&self, object: &Value, old: Option<&Value>, schema: &Schema, at: &str, found: &mut Found) {
+    fn check_members(
+        &self,
+        object: &Value,
+        old: Option<&Value>,
+        schema: &Schema,
+        at: &str,
+        found: &mut Found,
+    ) {
         let Some(map) = object.as_object() else { return };
         let checks = schema.checks.as_deref();
         let count = map.len() as i64;
@@ -419,11 +435,7 @@ fn correlated<'a>(schema: &Schema, old: Option<&'a Value>) -> Option<Correlated<
 
 /// A number as Go's `%v` prints a float: whole ones without a point.
 fn go_number(number: f64) -> String {
-    if number.fract() == 0.0 && number.abs() < 1e21 {
-        format!("{number:.0}")
-    } else {
-        number.to_string()
-    }
+    if number.fract() == 0.0 && number.abs() < 1e21 { format!("{number:.0}") } else { number.to_string() }
 }
 
 /// Items of sets and keys of maps are unique.
@@ -477,7 +489,8 @@ fn unique_keys(list: &[Value], schema: &Schema, path: &Path, errors: &mut FieldE
         return;
     }
     let keys_of = |item: &Value| -> Value {
-        let present = schema.keys.iter().filter_map(|key| Some((key.clone(), item.get(key.as_str())?.clone())));
+        let present =
+            schema.keys.iter().filter_map(|key| Some((key.clone(), item.get(key.as_str())?.clone())));
         present.collect()
     };
     for index in repeated(list.iter().map(|item| keys_of(item).to_string())) {

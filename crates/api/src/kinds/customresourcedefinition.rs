@@ -226,14 +226,21 @@ fn approval(definition: &Value) -> Option<Result<(), FieldError>> {
         return None;
     }
     let path = Path::new("metadata").child("annotations").key(APPROVED);
-    let given = definition.pointer("/metadata/annotations").map(|all| text(all, APPROVED)).unwrap_or_default();
+    let given =
+        definition.pointer("/metadata/annotations").map(|all| text(all, APPROVED)).unwrap_or_default();
     Some(match given {
         "" => Err(FieldError::required(
             &path,
             "protected groups must have approval annotation \"api-approved.kubernetes.io\", see https://github.com/kubernetes/enhancements/pull/1111",
         )),
         given if given.starts_with("unapproved") => Ok(()),
-        given if given.split_once("://").is_some_and(|(scheme, host)| !scheme.is_empty() && !host.is_empty()) => Ok(()),
+        given
+            if given
+                .split_once("://")
+                .is_some_and(|(scheme, host)| !scheme.is_empty() && !host.is_empty()) =>
+        {
+            Ok(())
+        }
         given => Err(FieldError::invalid(
             &path,
             given,
@@ -243,7 +250,9 @@ fn approval(definition: &Value) -> Option<Result<(), FieldError>> {
 }
 
 fn validate_approval(new: &Value, old: Option<&Value>) -> Option<FieldError> {
-    let kind = |approval: &Option<Result<(), FieldError>>| approval.as_ref().map(|a| a.as_ref().err().map(FieldError::cause_reason));
+    let kind = |approval: &Option<Result<(), FieldError>>| {
+        approval.as_ref().map(|a| a.as_ref().err().map(FieldError::cause_reason))
+    };
     let is = approval(new);
     if old.is_some_and(|old| kind(&approval(old)) == kind(&is)) {
         return None;
@@ -342,7 +351,7 @@ fn validate_spec(spec: &Value, old: Option<&Value>, path: &Path) -> FieldErrors 
     for (index, version) in versions.iter().enumerate() {
         errors.extend(validate_version(version, old, &hoisted, &at.index(index)));
     }
-    errors.extend(validate_version_list(versions, &hoisted, path));
+    errors.extend(validate_version_list(spec, &hoisted, path));
     let names_path = path.child("names");
     for key in ["plural", "singular", "kind", "listKind"] {
         if text(&spec["names"], key).is_empty() {
@@ -451,12 +460,14 @@ fn deprecation_problems(deprecated: bool, warning: &str) -> Vec<String> {
     problems
 }
 
-fn validate_version_list(versions: &[Value], hoisted: &Hoisted, path: &Path) -> FieldErrors {
+fn validate_version_list(spec: &Value, hoisted: &Hoisted, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
+    let versions = list(spec, "versions");
     let at = path.child("versions");
     let shown = versions.iter().map(|version| hoisted.shown(version)).collect::<Vec<_>>().join(",");
+    let shown = if present(spec, "versions") { format!("[{shown}]") } else { "null".to_owned() };
     let mut complain = |why: &str| {
-        errors.push(FieldError::invalid(&at, json!([]), why).rendered_as(format!("[{shown}]")));
+        errors.push(FieldError::invalid(&at, json!([]), why).rendered_as(&*shown));
     };
     let mut names = HashSet::new();
     if !versions.iter().all(|version| names.insert(text(version, "name"))) {
@@ -486,7 +497,11 @@ fn validate_subresources(subresources: &Value, path: &Path) -> FieldErrors {
     for (key, roots, why) in [
         ("specReplicasPath", &[".spec."][..], "should be a json path under .spec"),
         ("statusReplicasPath", &[".status."][..], "should be a json path under .status"),
-        ("labelSelectorPath", &[".spec.", ".status."][..], "should be a json path under either .spec or .status"),
+        (
+            "labelSelectorPath",
+            &[".spec.", ".status."][..],
+            "should be a json path under either .spec or .status",
+        ),
     ] {
         let given = text(scale, key);
         let path = path.child(&format!("scale.{key}"));

@@ -2,8 +2,8 @@
 
 use super::ApplyError;
 use super::node::Node;
-use crate::patch::{go_format, go_type};
 use crate::custom::{Additional, Schema, Type};
+use crate::patch::{go_format, go_type};
 use crate::schema::{Kind, TypeRef, named};
 use ferrite_json::Value;
 
@@ -74,7 +74,8 @@ fn check_custom(
                         Some(below) => {
                             check_custom(Node::of_schema(below), below, false, value, &path, problems);
                         }
-                        None if schema.preserve || matches!(schema.additional, Additional::Allowed(true)) => {}
+                        None if schema.preserve || matches!(schema.additional, Additional::Allowed(true)) => {
+                        }
                         None => problems.push(format!("{path}: field not declared in schema")),
                     },
                 }
@@ -99,7 +100,14 @@ fn check_custom(
                     }
                 };
                 if let Some(items) = &schema.items {
-                    check_custom(Node::of_schema(items), items, false, value, &format!("{path}{step}"), problems);
+                    check_custom(
+                        Node::of_schema(items),
+                        items,
+                        false,
+                        value,
+                        &format!("{path}{step}"),
+                        problems,
+                    );
                 }
             }
         }

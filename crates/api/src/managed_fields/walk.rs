@@ -188,7 +188,11 @@ pub(super) fn merge(node: Node<'_>, live: Option<&Value>, config: Option<&Value>
 }
 
 /// Shared elements take the configuration's order; others stay where they were relative to them.
-fn merge_lists(node: Node<'_>, live: &[(PathElement, &Value)], config: &[(PathElement, &Value)]) -> Vec<Value> {
+fn merge_lists(
+    node: Node<'_>,
+    live: &[(PathElement, &Value)],
+    config: &[(PathElement, &Value)],
+) -> Vec<Value> {
     let live_at: BTreeMap<&PathElement, &Value> = live.iter().map(|(e, v)| (e, *v)).collect();
     let configured: BTreeSet<&PathElement> = config.iter().map(|(e, _)| e).collect();
     let mut shared = config.iter().map(|(e, _)| e).filter(|e| live_at.contains_key(e)).peekable();

@@ -182,7 +182,9 @@ impl Follower {
             let prefix = stored::prefix(&self.resource);
             let snapshot = store.snapshot();
             let revision = snapshot.revision();
-            let name_of = |key: &[u8]| String::from_utf8_lossy(key.get(prefix.len()..).unwrap_or_default()).into_owned();
+            let name_of = |key: &[u8]| {
+                String::from_utf8_lossy(key.get(prefix.len()..).unwrap_or_default()).into_owned()
+            };
             let mut names: BTreeSet<String> =
                 snapshot.range(prefix.as_bytes(), None).map(|(key, _)| name_of(key.as_bytes())).collect();
             names.extend(self.known.0.keys().cloned());
@@ -333,7 +335,8 @@ async fn write(
 ) -> Result<(), Status> {
     let user = User::new("system:apiserver", ["system:masters"]);
     let options = WriteOptions { field_manager: MANAGER.into(), ..WriteOptions::default() };
-    let write = Write { resource, namespace: "", requested: name, user: &user, options: &options, copied: false };
+    let write =
+        Write { resource, namespace: "", requested: name, user: &user, options: &options, copied: false };
     let update = Update { write, name, subresource, change, replaces: false, applied: false };
     server.registry.update(&update).await.map(drop)
 }

@@ -43,9 +43,7 @@ pub(super) fn refuse(status: &mut Value, why: &str, now: Timestamp) {
 
 fn set(status: &mut Value, type_: &str, value: &str, reason: &str, message: &str, now: Timestamp) {
     let at = crate::registry::metadata::time(now);
-    let new = |at: Value| {
-        json!({"type": type_, "status": value, "lastTransitionTime": at, "reason": reason, "message": message})
-    };
+    let new = |at: Value| json!({"type": type_, "status": value, "lastTransitionTime": at, "reason": reason, "message": message});
     let Some(conditions) = status["conditions"].as_array_mut() else {
         status["conditions"] = json!([new(at.into())]);
         return;

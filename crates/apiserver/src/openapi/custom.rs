@@ -100,7 +100,8 @@ pub(super) fn add(schemas: &mut Schemas, resource: &Resource, schema_of: SchemaO
 }
 
 fn meta_reference(schemas: &mut Schemas, kind: &str) -> Value {
-    named(&format!("meta.v1.{kind}")).map_or_else(|| json!({"type": "object"}), |type_| schemas.reference(type_))
+    named(&format!("meta.v1.{kind}"))
+        .map_or_else(|| json!({"type": "object"}), |type_| schemas.reference(type_))
 }
 
 /// A reference with a description: in OpenAPI v3 nothing else may stand beside a reference.

@@ -117,13 +117,7 @@ fn add_watches(paths: &mut Map, schemas: &mut Schemas, resource: &Resource, root
 /// Parameters of writes; clients look here to find out whether the server knows them.
 const WRITE_PARAMETERS: [&str; 3] = ["dryRun", "fieldManager", "fieldValidation"];
 
-fn operation(
-    kind: &Value,
-    action: &str,
-    verb: &str,
-    body: Option<&Value>,
-    answer: Option<&Value>,
-) -> Value {
+fn operation(kind: &Value, action: &str, verb: &str, body: Option<&Value>, answer: Option<&Value>) -> Value {
     let mut operation = json!({"x-kubernetes-group-version-kind": kind, "x-kubernetes-action": action});
     let content = |reference: &Value| {
         json!({"application/json": {"schema": reference}, "application/yaml": {"schema": reference},

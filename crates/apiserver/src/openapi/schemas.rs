@@ -48,11 +48,7 @@ impl Schemas {
     }
 
     /// What refers to the objects of a resource, and to their lists.
-    pub fn bodies(
-        &mut self,
-        resource: &Resource,
-        schema_of: SchemaOf<'_>,
-    ) -> (Option<Value>, Option<Value>) {
+    pub fn bodies(&mut self, resource: &Resource, schema_of: SchemaOf<'_>) -> (Option<Value>, Option<Value>) {
         if resource.custom.is_some() {
             let (body, list) = custom::add(self, resource, schema_of);
             return (Some(body), Some(list));

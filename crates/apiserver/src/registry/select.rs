@@ -73,7 +73,8 @@ impl Facts {
         let selectable = resource.strategy.fields();
         if !selectable.is_empty() {
             let object = stored::decode(resource, entry)?;
-            let value = |field: &&str| ((*field).to_owned(), resource.strategy.selectable_value(&object, field));
+            let value =
+                |field: &&str| ((*field).to_owned(), resource.strategy.selectable_value(&object, field));
             facts.fields = selectable.iter().map(value).collect();
         }
         Some(facts)

@@ -144,7 +144,13 @@ async fn write(
 
 fn answer(call: &Call, object: &Value) -> Result<Answer, Status> {
     let scale = ferrite_api::kinds::scale();
-    encode::object(200, &scale, &scale_of(&call.resource, object), call.representation, call.include_object()?)
+    encode::object(
+        200,
+        &scale,
+        &scale_of(&call.resource, object),
+        call.representation,
+        call.include_object()?,
+    )
 }
 
 /// Where a custom kind keeps its replicas; none of a built-in one.

@@ -63,7 +63,8 @@ async fn wait_for(world: &World, path: &str, mut seen: impl FnMut(&str, &Value) 
 }
 
 fn has_condition(object: &Value, type_: &str, status: &str) -> bool {
-    let conditions = object.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
+    let conditions =
+        object.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
     conditions.iter().any(|condition| condition["type"] == *type_ && condition["status"] == *status)
 }
 
@@ -96,7 +97,10 @@ async fn an_object_lives_as_one_of_a_built_in_kind() {
     let strict = world.post(&format!("{WIDS}?fieldValidation=Strict"), &wid("b", json!({"bogus": 1}))).await;
     assert_eq!(strict.code, 400);
     let told = strict.at("/message");
-    assert!(told.as_str().unwrap_or_default().contains(r#"strict decoding error: unknown field "spec.bogus""#), "{told}");
+    assert!(
+        told.as_str().unwrap_or_default().contains(r#"strict decoding error: unknown field "spec.bogus""#),
+        "{told}"
+    );
 
     let patched = world.patch("merge", &format!("{WIDS}/a"), &json!({"spec": {"color": "blue"}})).await;
     assert_eq!((patched.code, patched.at("/spec/color")), (200, json!("blue")));
@@ -110,7 +114,11 @@ async fn an_object_lives_as_one_of_a_built_in_kind() {
     assert_eq!(unlucky.at("/details/causes/0/field"), "spec");
     let negative = world.patch("merge", &format!("{WIDS}/a"), &json!({"spec": {"replicas": -1}})).await;
     let told = "spec.replicas in body should be greater than or equal to 0";
-    assert!(negative.at("/message").as_str().unwrap_or_default().contains(told), "{}", negative.at("/message"));
+    assert!(
+        negative.at("/message").as_str().unwrap_or_default().contains(told),
+        "{}",
+        negative.at("/message")
+    );
 
     let list = world.get(&format!("{WIDS}?fieldSelector=spec.color%3Dblue")).await;
     assert_eq!((list.at("/kind"), list.at("/items/0/kind")), (json!("WidList"), json!("Wid")));
@@ -158,7 +166,13 @@ async fn applied_lists_merge_by_their_keys() {
     assert_eq!(conflict.code, 409);
     assert_eq!(conflict.at("/details/causes/0/field"), r#".spec.list[k="x"].v"#);
     let undeclared = world.patch("apply", &path("m1"), &wid("a", json!({"bogus": 1}))).await;
-    assert!(undeclared.at("/message").as_str().unwrap_or_default().ends_with(".spec.bogus: field not declared in schema"));
+    assert!(
+        undeclared
+            .at("/message")
+            .as_str()
+            .unwrap_or_default()
+            .ends_with(".spec.bogus: field not declared in schema")
+    );
 }
 
 #[tokio::test]
@@ -173,8 +187,10 @@ async fn a_kind_is_in_discovery_and_openapi_while_it_is_served() {
     let document = world.get(url.as_str().expect("an address")).await;
     let kind = &document.json()["components"]["schemas"]["com.example.stable.v1.Wid"];
     assert_eq!(kind["properties"]["spec"]["properties"]["color"]["default"], "red");
-    assert_eq!(world.get("/openapi/v2").await.json()["definitions"]["com.example.stable.v1.WidList"]["required"], json!(["items"]));
-
+    assert_eq!(
+        world.get("/openapi/v2").await.json()["definitions"]["com.example.stable.v1.WidList"]["required"],
+        json!(["items"])
+    );
 }
 
 #[tokio::test]
@@ -205,7 +221,8 @@ async fn a_definition_goes_after_its_objects() {
     // The task that follows definitions has this event too; the next definition tells when it is done with it.
     let mut other = definition(schema());
     other["metadata"]["name"] = "oids.stable.example.com".into();
-    other["spec"]["names"] = json!({"plural": "oids", "singular": "oid", "kind": "Oid", "listKind": "OidList"});
+    other["spec"]["names"] =
+        json!({"plural": "oids", "singular": "oid", "kind": "Oid", "listKind": "OidList"});
     establish(&world, &other).await;
     assert_eq!(world.get(WIDS).await.code, 404);
     assert_eq!(world.get("/apis/stable.example.com/v1/oids").await.code, 200);
@@ -223,7 +240,10 @@ async fn two_versions_are_one_object() {
     establish(&world, &two).await;
     world.post(WIDS, &wid("a", json!({"color": "blue"}))).await;
     let in_v2 = world.get(&format!("{}/a", WIDS.replace("/v1/", "/v2/"))).await;
-    assert_eq!((in_v2.at("/apiVersion"), in_v2.at("/spec/color")), (json!("stable.example.com/v2"), json!("blue")));
+    assert_eq!(
+        (in_v2.at("/apiVersion"), in_v2.at("/spec/color")),
+        (json!("stable.example.com/v2"), json!("blue"))
+    );
     assert_eq!(in_v2.header("warning"), r#"299 - "stable.example.com/v2 Wid is deprecated""#);
     let group = world.get("/apis/stable.example.com").await;
     assert_eq!(group.at("/preferredVersion/version"), "v2");
@@ -247,7 +267,8 @@ async fn a_changed_schema_holds_at_once_and_ends_watches_of_its_own_kind_only() 
     let world = start(schema()).await;
     let mut other = definition(schema());
     other["metadata"]["name"] = "oids.stable.example.com".into();
-    other["spec"]["names"] = json!({"plural": "oids", "singular": "oid", "kind": "Oid", "listKind": "OidList"});
+    other["spec"]["names"] =
+        json!({"plural": "oids", "singular": "oid", "kind": "Oid", "listKind": "OidList"});
     establish(&world, &other).await;
     world.post(WIDS, &wid("a", json!({}))).await;
     let mut watch = world.open(&format!("{WIDS}?watch=1")).await.into_body();

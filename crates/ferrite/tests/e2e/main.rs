@@ -10,6 +10,7 @@ mod clients;
 mod configuration;
 mod containerd;
 mod credentials;
+mod custom;
 mod docker;
 mod docker_network;
 mod docker_options;

@@ -65,7 +65,9 @@ fn exceeds(what: &str, cost: u64, limit: u64) -> String {
 
 /// A rule as Go prints it.
 fn shown(rule: &Value) -> String {
-    let quoted = |value: Value| value.to_string().replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026");
+    let quoted = |value: Value| {
+        value.to_string().replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
+    };
     let string = |key: &str| quoted(text(rule, key).into());
     let pointer = |key: &str| quoted(rule.get(key).cloned().unwrap_or_default());
     format!(
@@ -121,9 +123,8 @@ fn check(
         errors.push(FieldError::forbidden(&rule_path, exceeds("estimated rule cost", cost, RULE_LIMIT)));
     }
     total.observe(&rule_path, cost);
-    let invalid = |path: &Path, why: &str| {
-        FieldError::invalid(path, json!({}), why).rendered_as(shown(source))
-    };
+    let invalid =
+        |path: &Path, why: &str| FieldError::invalid(path, json!({}), why).rendered_as(shown(source));
     if let Some(why) = rule.error() {
         errors.push(invalid(&rule_path, why));
     }
@@ -139,7 +140,8 @@ fn check(
     }
     if rule.uses_old_self() {
         if let Some(within) = place.uncorrelatable {
-            let why = format!("oldSelf cannot be used on the uncorrelatable portion of the schema within {within}");
+            let why =
+                format!("oldSelf cannot be used on the uncorrelatable portion of the schema within {within}");
             errors.push(FieldError::invalid(&rule_path, text(source, "rule"), why));
         }
     } else if present(source, "optionalOldSelf") {

@@ -69,7 +69,10 @@ fn tokens(path: &str) -> Vec<&str> {
         let end = match rest.as_bytes()[0] {
             b'.' | b'[' | b']' => 1,
             b'\'' => {
-                let close = rest.char_indices().skip(1).find(|(at, c)| *c == '\'' && rest.as_bytes()[at - 1] != b'\\');
+                let close = rest
+                    .char_indices()
+                    .skip(1)
+                    .find(|(at, c)| *c == '\'' && rest.as_bytes()[at - 1] != b'\\');
                 close.map_or(rest.len(), |(at, _)| at + 1)
             }
             _ => rest.find(['.', '[', ']']).unwrap_or(rest.len()),
@@ -117,4 +120,3 @@ pub fn validate_selectable(fields: &[Value], schema: &Value, path: &Path) -> Fie
     }
     errors
 }
-

@@ -84,8 +84,9 @@ fn check_root(schema: &Value, path: &Path) -> Option<FieldError> {
                 return Some(FieldError::invalid(&path.child("type"), type_, why));
             }
         } else if !ROOT_MEMBERS.contains(&key.as_str()) {
-            let why =
-                format!("only {AT_ROOT} fields are allowed at the root of the schema if the status subresource is enabled");
+            let why = format!(
+                "only {AT_ROOT} fields are allowed at the root of the schema if the status subresource is enabled"
+            );
             return Some(FieldError::invalid(path, schema.clone(), why));
         }
     }
@@ -115,6 +116,11 @@ fn formats(schema: &Value, found: &mut Vec<String>) {
         }
     }
     for key in ["allOf", "anyOf", "oneOf"] {
-        schema.get(key).and_then(Value::as_array).into_iter().flatten().for_each(|below| formats(below, found));
+        schema
+            .get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .for_each(|below| formats(below, found));
     }
 }

@@ -204,7 +204,8 @@ fn extensions(schema: &Value, path: &Path, errors: &mut FieldErrors) {
         let path = path.child("x-kubernetes-preserve-unknown-fields");
         errors.push(FieldError::invalid(&path, false, "must be true or undefined"));
     }
-    let (map_type, list_type) = (text(schema, "x-kubernetes-map-type"), text(schema, "x-kubernetes-list-type"));
+    let (map_type, list_type) =
+        (text(schema, "x-kubernetes-map-type"), text(schema, "x-kubernetes-list-type"));
     if present(schema, "x-kubernetes-map-type") {
         errors.extend(wants_type(type_, "x-kubernetes-map-type", "object", path));
         if !matches!(map_type, "atomic" | "granular") {
@@ -268,7 +269,10 @@ fn extensions(schema: &Value, path: &Path, errors: &mut FieldErrors) {
                 errors.push(FieldError::required(&path.child("default"), why));
             }
             if flag(property, "nullable") {
-                errors.push(FieldError::forbidden(&path.child("nullable"), format!("{this} cannot be nullable")));
+                errors.push(FieldError::forbidden(
+                    &path.child("nullable"),
+                    format!("{this} cannot be nullable"),
+                ));
             }
         }
     }

@@ -9,7 +9,9 @@ use ferrite_json::{Map, Value, json};
 pub(super) fn unsupported(schema: &Value) -> Option<String> {
     let map = schema.as_object()?;
     let given = |key: &str| map.get(key).is_some_and(|value| !value.is_null() && *value != "");
-    for key in ["id", "$schema", "$ref", "patternProperties", "dependencies", "additionalItems", "definitions"] {
+    for key in
+        ["id", "$schema", "$ref", "patternProperties", "dependencies", "additionalItems", "definitions"]
+    {
         if given(key) {
             let name = key.trim_start_matches('$');
             let name = if key == "$ref" { "$ref" } else { name };
@@ -17,10 +19,14 @@ pub(super) fn unsupported(schema: &Value) -> Option<String> {
         }
     }
     if map.get("x-kubernetes-preserve-unknown-fields") == Some(&Value::Bool(false)) {
-        return Some("internal error: 'x-kubernetes-preserve-unknown-fields' must be true or undefined".to_owned());
+        return Some(
+            "internal error: 'x-kubernetes-preserve-unknown-fields' must be true or undefined".to_owned(),
+        );
     }
     match map.get("items") {
-        Some(Value::Array(_)) => return Some("OpenAPIV3Schema 'items' must be a schema, but is an array".to_owned()),
+        Some(Value::Array(_)) => {
+            return Some("OpenAPIV3Schema 'items' must be a schema, but is an array".to_owned());
+        }
         Some(items) => {
             if let Some(why) = unsupported(items) {
                 return Some(why);
@@ -28,7 +34,8 @@ pub(super) fn unsupported(schema: &Value) -> Option<String> {
         }
         None => {}
     }
-    let members = map.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(_, below)| below);
+    let members =
+        map.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(_, below)| below);
     let parts = ["allOf", "anyOf", "oneOf"].into_iter().flat_map(|key| list(schema, key));
     let single = ["additionalProperties", "not"].into_iter().filter_map(|key| map.get(key));
     members.chain(parts).chain(single).find_map(unsupported)
@@ -91,17 +98,17 @@ fn invariants(schema: &Value, level: Level, path: &Path, errors: &mut FieldError
         flag(schema, "x-kubernetes-int-or-string"),
         flag(schema, "x-kubernetes-embedded-resource"),
     );
-    for (set, key) in [
-        (preserve, "x-kubernetes-preserve-unknown-fields"),
-        (embedded, "x-kubernetes-embedded-resource"),
-    ] {
+    for (set, key) in
+        [(preserve, "x-kubernetes-preserve-unknown-fields"), (embedded, "x-kubernetes-embedded-resource")]
+    {
         if int_or_string && set {
             let why = "must be false if x-kubernetes-int-or-string is true";
             errors.push(FieldError::invalid(&path.child(key), true, why));
         }
     }
     let skip_any = is_int_or_string(list(schema, "anyOf"));
-    let skip_first = list(schema, "allOf").first().is_some_and(|first| is_int_or_string(list(first, "anyOf")));
+    let skip_first =
+        list(schema, "allOf").first().is_some_and(|first| is_int_or_string(list(first, "anyOf")));
     value_validation(schema, skip_any, skip_first, path, errors);
 
     let checks_meta = level == Level::Root || embedded;
