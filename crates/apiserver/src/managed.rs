@@ -109,8 +109,8 @@ pub(crate) fn apply(
     let merged = managed_fields::apply(&writer, old, applied, options.force)
         .map_err(|e| refusal(&e, resource, meta::name(applied)))?;
     let mut value = merged.object;
-    value = resource.conform(value).map_err(|e| Status::bad_request(e.to_string()))?.value;
     if let Some(type_) = type_ {
+        value = resource.conform(value).map_err(|e| Status::bad_request(e.to_string()))?.value;
         normalise(type_, &mut value);
     }
     value["kind"] = (*resource.kind).into();

@@ -200,7 +200,11 @@ async fn plain(
         if strict && let Some(why) = decoded.strict_error() {
             return Err(match type_ {
                 Some(type_) => kind.refuse_patched(type_, old, document, why),
-                None => refuse_custom(&decoded.value, why),
+                None => {
+                    let mut patched = old.clone();
+                    kind.merge_into(&mut patched, document)?;
+                    refuse_custom(&patched, why)
+                }
             });
         }
         let errors = call.resource.strategy.validate_patch(&decoded.value);

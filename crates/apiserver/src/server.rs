@@ -579,7 +579,12 @@ impl ApiServer {
                 if discovery::group(table, group).is_none() && !group.is_empty() {
                     return Ok(page_not_found());
                 }
-                let value = discovery::resources(table, group, version).ok_or_else(Status::no_such_path)?;
+                let listed = discovery::resources(table, group, version);
+                let built_in = table.rows().iter().any(|row| row.group == *group && row.custom.is_none());
+                if listed.is_none() && !built_in {
+                    return Ok(page_not_found());
+                }
+                let value = listed.ok_or_else(Status::no_such_path)?;
                 negotiate::check_route(accept, false)?;
                 encode::value(200, &value, plain()?)
             }

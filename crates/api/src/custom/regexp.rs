@@ -35,7 +35,75 @@ pub(super) fn problem(source: &str) -> Option<String> {
     compile(source).err()
 }
 
+/// What Go refuses and the regex crate takes: many repetitions, and repetitions of repetitions.
+fn refused(source: &str) -> Option<String> {
+    const MOST: u32 = 1000;
+    let bytes = source.as_bytes();
+    let (mut at, mut in_class, mut before) = (0, false, None::<usize>);
+    while let Some(byte) = bytes.get(at) {
+        let mut end = at + 1;
+        let repeats = match byte {
+            b'\\' => {
+                end += 1;
+                false
+            }
+            b'[' => {
+                in_class = true;
+                false
+            }
+            b']' => {
+                in_class = false;
+                false
+            }
+            _ if in_class => false,
+            b'*' | b'+' | b'?' => true,
+            b'{' => match source.get(at..).and_then(|rest| rest.find('}')) {
+                Some(length) => {
+                    let inside = source.get(at + 1..at + length).unwrap_or_default();
+                    let counts: Option<Vec<u32>> = inside
+                        .split(',')
+                        .filter(|part| !part.is_empty())
+                        .map(|part| part.parse().ok())
+                        .collect();
+                    match counts {
+                        Some(counts) if !counts.is_empty() => {
+                            end = at + length + 1;
+                            if counts.iter().any(|count| *count > MOST) {
+                                return Some(format!("invalid repeat count: `{}`", source.get(at..end)?));
+                            }
+                            true
+                        }
+                        _ => false,
+                    }
+                }
+                None => false,
+            },
+            _ => false,
+        };
+        if repeats {
+            // One question mark behind a repetition makes it lazy.
+            if bytes.get(end) == Some(&b'?') {
+                end += 1;
+            }
+            if let Some(start) = before {
+                return Some(format!("invalid nested repetition operator: `{}`", source.get(start..end)?));
+            }
+        }
+        // A group may begin with a question mark.
+        let opens = *byte == b'(' && bytes.get(end) == Some(&b'?');
+        if opens {
+            end += 1;
+        }
+        before = repeats.then_some(at);
+        at = end;
+    }
+    None
+}
+
 fn compile(source: &str) -> Result<Regex, String> {
+    if let Some(why) = refused(source) {
+        return Err(format!("error parsing regexp: {why}"));
+    }
     let translated = translate(source);
     regex::RegexBuilder::new(&translated).size_limit(SIZE_LIMIT).dfa_size_limit(SIZE_LIMIT).build().map_err(
         |error| {
@@ -133,6 +201,11 @@ fn explain(source: &str, error: &regex::Error) -> String {
     } else if has("repetition operator missing expression") {
         let operator = source.chars().find(|c| matches!(c, '*' | '+' | '?' | '{')).unwrap_or('*');
         format!("missing argument to repetition operator: `{operator}`")
+    } else if has("invalid character class range") {
+        let chars: Vec<char> = source.chars().collect();
+        let bad = chars.windows(3).find(|w| w[1] == '-' && w[0] > w[2]);
+        let bad: String = bad.map_or_else(|| source.to_owned(), |w| w.iter().collect());
+        format!("invalid character class range: `{bad}`")
     } else if has("look-around") {
         let from = source.find("(?").unwrap_or_default();
         let end = source[from..].char_indices().nth(3).map_or(source.len(), |(at, _)| from + at);
@@ -163,6 +236,7 @@ mod tests {
             ("^[a[]$", "[", true),
             ("^[a&&b]+$", "&", true),
             (r"^\S+\s\S+$", "a b", true),
+            ("^(?:a{2,3}?b*?)+$", "aab", true),
         ] {
             assert_eq!(problem(pattern), None, "{pattern}");
             assert_eq!(Pattern::new(pattern).is_match(text), matches, "{pattern} {text}");
@@ -172,6 +246,9 @@ mod tests {
             ("a)", "error parsing regexp: unexpected ): `a)`"),
             ("[a", "error parsing regexp: missing closing ]: `[a`"),
             ("*", "error parsing regexp: missing argument to repetition operator: `*`"),
+            ("a{1001}", "error parsing regexp: invalid repeat count: `{1001}`"),
+            ("a**", "error parsing regexp: invalid nested repetition operator: `**`"),
+            ("[z-a]", "error parsing regexp: invalid character class range: `z-a`"),
             ("(?=a)", "error parsing regexp: invalid or unsupported Perl syntax: `(?=`"),
         ] {
             assert_eq!(problem(pattern).as_deref(), Some(why), "{pattern}");

@@ -142,7 +142,7 @@ impl Walk<'_> {
         found: &mut Found,
     ) {
         // Go quotes the path.
-        let plain = |why: String| FieldError::invalid(&Path::default(), "", why);
+        let plain = |why: String| FieldError::invalid(self.base, "", why);
         if !checks.any_of.is_empty() {
             let mut best: Option<Found> = None;
             let mut valid = None;
@@ -262,7 +262,7 @@ impl Walk<'_> {
                     _ => "(default format)".into(),
                 };
                 let why = format!("Checked value must be of type integer {form} in {at}");
-                found.errors.push(FieldError::invalid(&Path::default(), "", why));
+                found.errors.push(FieldError::invalid(self.base, "", why));
             }
         }
         // Bounds of whole numbers are compared and told as whole numbers.

@@ -25,6 +25,8 @@ pub(super) enum Node<'a> {
     CustomRoot(&'a Schema),
     /// A list of a custom kind whose items have keys.
     CustomKeyed(&'a Schema),
+    /// A part of an object of a custom kind that nothing describes: objects are granular.
+    Untyped,
     /// No schema: objects are granular, everything else is owned as a whole.
     Deduced,
     /// An object without a schema but with metadata.
@@ -46,7 +48,7 @@ impl<'a> Node<'a> {
             (Some(Type::Object), _) if !schema.atomic_map => Self::Custom(schema),
             (Some(Type::Array), ListType::Set) => Self::Set,
             (Some(Type::Array), ListType::Map) if !schema.keys.is_empty() => Self::CustomKeyed(schema),
-            (None, _) if schema.preserve && !schema.int_or_string => Self::Deduced,
+            (None, _) if schema.preserve && !schema.int_or_string => Self::Untyped,
             _ => Self::Leaf,
         }
     }
@@ -58,7 +60,7 @@ impl<'a> Node<'a> {
                 named("meta.v1.ObjectMeta").map_or(Self::Deduced, Self::Struct)
             }
             "apiVersion" | "kind" if root || schema.embedded => Self::Leaf,
-            name => schema.member(name).map_or(Self::Deduced, Self::of_schema),
+            name => schema.member(name).map_or(Self::Untyped, Self::of_schema),
         }
     }
 
@@ -87,6 +89,7 @@ impl<'a> Node<'a> {
                 | Self::Map(_)
                 | Self::Custom(_)
                 | Self::CustomRoot(_)
+                | Self::Untyped
                 | Self::Deduced
                 | Self::DeducedRoot
         )
@@ -103,6 +106,7 @@ impl<'a> Node<'a> {
             Self::Map(item) => Self::of_kind(item),
             Self::Custom(schema) => Self::of_member(schema, false, name),
             Self::CustomRoot(schema) => Self::of_member(schema, true, name),
+            Self::Untyped => Self::Untyped,
             Self::DeducedRoot if name == "metadata" => {
                 named("meta.v1.ObjectMeta").map_or(Self::Deduced, Self::Struct)
             }

@@ -94,7 +94,7 @@ pub fn check_field(resource: &Resource, field: &str) -> Result<(), String> {
     };
     if known {
         Ok(())
-    } else if own.is_empty() {
+    } else if own.is_empty() && resource.custom.is_none() {
         Err(format!(
             "{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
         ))

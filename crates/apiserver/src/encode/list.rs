@@ -77,7 +77,10 @@ impl Pieces {
             _ if copies => Form::Copied { beginning: stored::beginning(resource) },
             _ => Form::Json,
         };
-        let metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+        let mut metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+        if as_.shape == Shape::AsIs {
+            super::say_continue(resource, &mut metadata);
+        }
         let mut pieces = Self {
             resource: Arc::clone(resource),
             include,

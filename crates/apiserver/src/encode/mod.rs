@@ -143,7 +143,10 @@ pub(crate) fn list(
     as_: Representation,
     include: IncludeObject,
 ) -> Result<Answer, Status> {
-    let metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+    let mut metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+    if as_.shape == Shape::AsIs {
+        say_continue(resource, &mut metadata);
+    }
     let objects = list::decoded(resource, &mut page);
     values(resource, objects, metadata, as_, include)
 }
@@ -157,6 +160,13 @@ pub(crate) fn list_metadata(revision: Revision, token: Option<&str>, remaining: 
         metadata["remainingItemCount"] = remaining.into();
     }
     metadata
+}
+
+/// As upstream: a list of a custom kind says that nothing follows.
+fn say_continue(resource: &Resource, metadata: &mut Value) {
+    if resource.custom.is_some() && metadata.get("continue").is_none() {
+        metadata["continue"] = "".into();
+    }
 }
 
 /// A list of decoded objects.

@@ -73,6 +73,8 @@ pub(super) fn add(schemas: &mut Schemas, resource: &Resource, schema_of: SchemaO
         simplify(&mut schema);
     }
     complete(schemas, &mut schema, true);
+    // Only fields that take anything lose their type.
+    schema["type"] = "object".into();
     schema["x-kubernetes-group-version-kind"] = of(&resource.kind);
     let mut of_list = Map::new();
     add_type(&mut of_list);
@@ -140,7 +142,18 @@ fn complete(schemas: &mut Schemas, schema: &mut Value, root: bool) {
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         properties.values_mut().for_each(|below| complete(schemas, below, false));
     }
-    if root || schema["x-kubernetes-embedded-resource"] == true {
+    let v2 = schemas.dialect() == Dialect::V2;
+    let preserves = schema["x-kubernetes-preserve-unknown-fields"] == true;
+    if !v2 && schema["x-kubernetes-int-or-string"] == true && schema.get("anyOf").is_none() {
+        schema["anyOf"] = json!([{"type": "integer"}, {"type": "string"}]);
+    }
+    let embedded = schema["x-kubernetes-embedded-resource"] == true && !(v2 && preserves);
+    if embedded && !root {
+        let mut required = vec![Value::from("kind"), "apiVersion".into()];
+        required.extend(schema["required"].as_array().into_iter().flatten().cloned());
+        schema["required"] = required.into();
+    }
+    if root || embedded {
         if !schema["properties"].is_object() {
             schema["properties"] = json!({});
         }
@@ -169,7 +182,7 @@ fn simplify(schema: &mut Value) {
         map.remove("type");
     }
     if is(map, "x-kubernetes-preserve-unknown-fields") {
-        for key in ["items", "properties"] {
+        for key in ["type", "items", "properties"] {
             map.remove(key);
         }
     }

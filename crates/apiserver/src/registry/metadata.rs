@@ -1,7 +1,7 @@
 //! The parts of `metadata` that the server owns.
 
 use crate::options::Warnings;
-use ferrite_api::field::FieldError;
+use ferrite_api::field::{FieldError, Problem};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
 use ferrite_json::Value;
@@ -95,7 +95,18 @@ pub(crate) fn check_name(object: &Value, wanted: &str) -> Result<(), Status> {
 
 /// The refusal of an object. As upstream: it names the group of the kind that is stored.
 pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> Status {
-    Status::invalid(&resource.storage_gvk().group, &resource.kind, name, errors)
+    let stored = resource.storage_gvk();
+    if resource.custom.is_none() {
+        return Status::invalid(&stored.group, &resource.kind, name, errors);
+    }
+    // As upstream: an object of a custom kind is called what it says that it is.
+    let said = |key: &str| {
+        let error = errors.iter().find(|error| error.path.as_str() == key)?;
+        if let Problem::Invalid(Value::String(text)) = &error.problem { Some(text.as_str()) } else { None }
+    };
+    let kind = said("kind").unwrap_or(&resource.kind);
+    let group = said("apiVersion").map(|version| version.split_once('/').map_or("", |(group, _)| group));
+    Status::invalid(group.unwrap_or(&stored.group), kind, name, errors)
 }
 
 /// What an update may never change, taken from the stored object.
