@@ -108,7 +108,11 @@ pub fn dns1123_label(name: &str) -> Vec<String> {
         problems.push(max_characters(63));
     }
     if !is_label(name) {
-        problems.push(regex_error(LABEL_FORMAT, LABEL_REGEX, &["my-name", "123-abc"]));
+        // As upstream: a name that would be a subdomain has nothing wrong but its dots.
+        match name.split('.').all(is_label) {
+            true => problems.push("must not contain dots".to_owned()),
+            false => problems.push(regex_error(LABEL_FORMAT, LABEL_REGEX, &["my-name", "123-abc"])),
+        }
     }
     problems
 }

@@ -2,7 +2,7 @@
 
 mod roles;
 
-use crate::auth::User;
+use crate::auth::{RequestHeader, User};
 use crate::options::{DeleteOptions, WriteOptions};
 use crate::registry::{Change, Update, Write, stored};
 use crate::server::ApiServer;
@@ -36,7 +36,8 @@ pub(crate) async fn run(server: &ApiServer) -> Result<(), Status> {
     Ok(())
 }
 
-/// ConfigMaps that tell others how this server authenticates: the authority of client certificates, and since when
+/// ConfigMaps that tell others how this server authenticates: the authority of client certificates, how front proxies
+/// are recognised, and since when
 /// the use of old tokens is noted.
 async fn published(server: &ApiServer) -> Result<(), Status> {
     let since = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
@@ -45,11 +46,14 @@ async fn published(server: &ApiServer) -> Result<(), Status> {
         "data": {"since": since},
     });
     ensure(server, "", "configmaps", "kube-system", tracking).await?;
-    let Some(authority) = &server.config.client_ca else { return Ok(()) };
-    let authentication = json!({
-        "metadata": {"name": "extension-apiserver-authentication"},
-        "data": {"client-ca-file": authority},
-    });
+    let authority = server.config.client_ca.iter().map(|authority| ("client-ca-file", authority.clone()));
+    let proxies = server.config.request_header.iter().flat_map(RequestHeader::published);
+    let data: Value =
+        authority.chain(proxies).map(|(key, text)| (key.to_owned(), Value::from(text))).collect();
+    if data.as_object().is_none_or(|data| data.is_empty()) {
+        return Ok(());
+    }
+    let authentication = json!({"metadata": {"name": "extension-apiserver-authentication"}, "data": data});
     replace(server, "", "configmaps", "kube-system", authentication).await
 }
 

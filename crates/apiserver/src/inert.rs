@@ -63,11 +63,7 @@ const INERT: &[Inert] = &[
         only: Some(is_remote),
         ..row("apiregistration.k8s.io", "apiservices", "APIService", "requests are not passed on to another server")
     },
-    row("apps", "daemonsets", "DaemonSet", "no pods are created for it"),
-    row("apps", "statefulsets", "StatefulSet", "no pods are created for it"),
     row("autoscaling", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "nothing is scaled"),
-    row("batch", "cronjobs", "CronJob", "no jobs are created for it"),
-    row("batch", "jobs", "Job", "no pods are created for it"),
     row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
     row(NETWORKING, "ingressclasses", "IngressClass", "no traffic is routed"),

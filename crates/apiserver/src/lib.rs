@@ -37,9 +37,10 @@ mod trim;
 mod verbs;
 mod version;
 mod watching;
+mod websocket;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
-pub use auth::User;
+pub use auth::{RequestHeader, User};
 pub use connections::ConnectionLimits;
 pub use http::{Answer, Body, BoxError};
 pub use options::{DurationError, go_duration};

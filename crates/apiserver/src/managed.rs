@@ -13,7 +13,22 @@ fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static
     match (subresource, &*resource.plural) {
         (Some("status"), _) if resource.custom.is_some() => &["metadata", "spec"],
         (Some("status"), "deployments") => &["spec", "metadata.labels"],
-        (Some("status"), "resourceclaims" | "apiservices") => &["spec", "metadata"],
+        (
+            Some("status"),
+            "resourceclaims"
+            | "apiservices"
+            | "servicecidrs"
+            | "volumeattachments"
+            | "flowschemas"
+            | "prioritylevelconfigurations"
+            | "devicetaintrules"
+            | "podgroups"
+            | "storageversions"
+            | "storageversionmigrations"
+            | "validatingadmissionpolicies",
+        ) => &["spec", "metadata"],
+        (Some("status"), "certificatesigningrequests") => &["spec", "status.conditions"],
+        (Some("approval"), "certificatesigningrequests") => &["spec", "status.certificate"],
         (Some("status"), "pods") => &["spec", "metadata.deletionTimestamp", "metadata.ownerReferences"],
         (None, "certificatesigningrequests") => &["spec", "status"],
         (Some("status"), _) => &["spec"],
@@ -52,10 +67,22 @@ pub(crate) fn on_write(
         ignored: ignored(resource, subresource),
         now,
     };
-    managed_fields::update(&writer, old, new);
-    if subresource == Some("scale") {
-        forget_time(new, "scale");
+    match (subresource, old) {
+        (Some("scale"), Some(old)) if has_usual_replicas(resource) => {
+            managed_fields::update_scale(&writer, old, new);
+        }
+        (Some("scale"), old) => {
+            managed_fields::update(&writer, old, new);
+            forget_time(new, "scale");
+        }
+        _ => managed_fields::update(&writer, old, new),
     }
+}
+
+/// Are the replicas of a kind at `spec.replicas`? A custom kind may have them elsewhere.
+fn has_usual_replicas(resource: &Resource) -> bool {
+    let scale = resource.custom.as_ref().and_then(|custom| custom.version().scale.as_ref());
+    scale.is_none_or(|scale| scale.spec_replicas == ["spec", "replicas"])
 }
 
 /// As [`on_write`], for a body that is answered and not stored.

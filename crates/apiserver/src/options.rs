@@ -392,8 +392,9 @@ impl DeleteOptions {
             }
             None => {
                 options.grace_seconds = query.integer("gracePeriodSeconds")?;
-                options.uid = query.get("uid").map(str::to_owned);
-                options.resource_version = query.get("resourceVersion").map(str::to_owned);
+                let given = |key: &str| query.get(key).filter(|text| !text.is_empty()).map(str::to_owned);
+                options.uid = given("uid");
+                options.resource_version = given("resourceVersion");
                 policy = query.get("propagationPolicy").map(str::to_owned);
                 orphans = query.get("orphanDependents").map(|_| query.flag("orphanDependents"));
                 dry_run = query.all("dryRun").map(str::to_owned).collect();

@@ -115,7 +115,7 @@ fn token_status(call: &Call, review: &Value) -> Value {
         Ok((user, audiences)) => {
             json!({"authenticated": true, "user": user_info(&user), "audiences": audiences})
         }
-        Err(Rejected::Unknown) => json!({"user": {}, "error": "[invalid bearer token]"}),
+        Err(Rejected::Unknown) => json!({"user": {}, "error": "invalid bearer token"}),
         Err(Rejected::Because(why)) => {
             json!({"user": {}, "error": format!("[invalid bearer token, {why}]")})
         }

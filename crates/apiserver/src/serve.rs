@@ -1,11 +1,13 @@
 //! The network door: TLS, HTTP/1.1 and HTTP/2.
 
-use crate::auth::User;
+use crate::auth::{Client, RefusedCertificate, User};
 use crate::connections::{Connections, Slot};
 use crate::gather::{AtOnce, Gather, driven};
 use crate::http::{BoxError, held};
 use crate::idle::Activity;
 use crate::server::{ApiServer, Serving};
+use ::http::HeaderMap;
+use ferrite_pki::{ClientCertificate, ServerTls};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -16,7 +18,7 @@ use rand::RngExt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio_rustls::TlsAcceptor;
@@ -37,8 +39,7 @@ pub(crate) struct Peer(pub IpAddr);
 
 impl ApiServer {
     /// Serves connections until the server stops.
-    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: Arc<rustls::ServerConfig>) {
-        let acceptor = TlsAcceptor::from(tls);
+    pub async fn serve(self: Arc<Self>, listener: TcpListener, tls: ServerTls) {
         let stopping = self.stopping();
         let connections = Connections::new(self.config.serving.connections);
         loop {
@@ -52,11 +53,11 @@ impl ApiServer {
                         tracing::debug!(%peer, "too many connections: a new one is not taken");
                         continue;
                     };
-                    let (server, acceptor) = (Arc::clone(&self), acceptor.clone());
+                    let (server, tls) = (Arc::clone(&self), tls.clone());
                     self.spawn(async move {
                         let evicted = slot.evicted();
                         tokio::select! {
-                            () = server.connection(stream, peer.ip(), acceptor, slot) => {}
+                            () = server.connection(stream, peer.ip(), tls, slot) => {}
                             () = evicted.cancelled() => {}
                         }
                     });
@@ -70,27 +71,35 @@ impl ApiServer {
         }
     }
 
-    async fn connection(
-        self: Arc<Self>,
-        stream: TcpStream,
-        peer: IpAddr,
-        acceptor: TlsAcceptor,
-        slot: Arc<Slot>,
-    ) {
+    /// The user of a request by the certificate of its connection. A front proxy's headers come first, as upstream.
+    fn certified(
+        &self,
+        client: &Client,
+        proxy: Option<&ClientCertificate>,
+        headers: &HeaderMap,
+    ) -> Result<Option<Arc<User>>, RefusedCertificate> {
+        let now = SystemTime::now();
+        if let Some(proxies) = &self.front_proxies
+            && proxy.is_some_and(|certificate| certificate.is_valid_at(now))
+            && let Some(user) = proxies.user(headers).map_err(|_| RefusedCertificate)?
+        {
+            return Ok(Some(Arc::new(user)));
+        }
+        client.user(now)
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream, peer: IpAddr, tls: ServerTls, slot: Arc<Slot>) {
         // Small answers must not wait for larger ones.
         let _ = stream.set_nodelay(true);
-        let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await else {
+        let handshake = TlsAcceptor::from(tls.config).accept(stream);
+        let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await else {
             self.metrics.handshake_errors.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        let user = stream
-            .get_ref()
-            .1
-            .peer_certificates()
-            .and_then(|chain| chain.first())
-            .and_then(|certificate| User::from_certificate(certificate))
-            .map(Arc::new);
-        if let Some(user) = &user {
+        let presented = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let client = Client::of(presented, &tls.clients, SystemTime::now());
+        let proxy = self.front_proxies.as_ref().and_then(|p| p.verify(presented, SystemTime::now()));
+        if let Client::Known { user, .. } = &client {
             slot.belongs_to(&user.name);
         }
         // What is upgraded from HTTP/1.1 goes on without us, so nothing may wait there.
@@ -107,7 +116,10 @@ impl ApiServer {
             request.extensions_mut().insert(Peer(peer));
             request.extensions_mut().insert(Arc::clone(&slot));
             let server = Arc::clone(&self);
-            let user = user.clone();
+            let user = self.certified(&client, proxy.as_ref(), request.headers());
+            if let Err(RefusedCertificate) = user {
+                request.extensions_mut().insert(RefusedCertificate);
+            }
             let busy = busy_with.begin();
             let chance = server.config.serving.goaway_chance;
             if request.version() == ::http::Version::HTTP_2
@@ -118,7 +130,7 @@ impl ApiServer {
             }
             async move {
                 let request = request.map(|body| body.map_err(|e| -> BoxError { e.into() }).boxed_unsync());
-                let answer = server.handle(user, request).await;
+                let answer = server.handle(user.unwrap_or_default(), request).await;
                 // What is whole is as good as sent. A stream is something going on until it ends.
                 Ok::<_, std::convert::Infallible>(match answer.body().size_hint().exact() {
                     Some(_) => answer,

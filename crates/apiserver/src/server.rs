@@ -1,7 +1,7 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
-use crate::auth::{self, User};
+use crate::auth::{self, FrontProxies, RequestHeader, User};
 use crate::call::Call;
 use crate::connections::{ConnectionLimits, Slot};
 use crate::http::{self, Answer, Body, BoxError};
@@ -9,7 +9,7 @@ use crate::metrics::{Metrics, RequestKind};
 use crate::negotiate::{self, Format, PLAIN_JSON, Representation, Shape};
 use crate::options::{Query, go_duration};
 use crate::registry::{Registry, ServiceAllocator, Table};
-use crate::request::{self, Health, Route, Verb};
+use crate::request::{self, Health, Route, Target, Verb};
 use crate::subresource::token::Rejected;
 use crate::trim::Trim;
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
 };
 use ::http::{HeaderName, HeaderValue, Request, header};
 use bytes::Bytes;
+use ferrite_api::resource::Resource;
 use ferrite_api::{Cidr, Status};
 use ferrite_pki::TokenSigner;
 use ferrite_store::{Revision, Store};
@@ -99,6 +100,8 @@ pub struct Config {
     pub service_account_key: Option<String>,
     /// The authority of client certificates, as PEM: published for servers that check them too.
     pub client_ca: Option<String>,
+    /// Front proxies that authenticate users for this server. Published, too.
+    pub request_header: Option<RequestHeader>,
     /// Whether tokens that admission mounts into pods live for a year instead of an hour, for clients that never read
     /// them again.
     pub extend_token_expiration: bool,
@@ -123,6 +126,7 @@ impl Config {
             runtime_config: BTreeMap::new(),
             service_account_issuer: "https://kubernetes.default.svc".into(),
             client_ca: None,
+            request_header: None,
             service_account_key: None,
             extend_token_expiration: true,
             event_ttl_seconds: 3600,
@@ -156,6 +160,7 @@ pub struct ApiServer {
     pub(crate) config: Config,
     pub(crate) openapi: openapi::Documents,
     pub(crate) tokens: Option<TokenSigner>,
+    pub(crate) front_proxies: Option<FrontProxies>,
     pub(crate) metrics: Metrics,
     trim: Trim,
     ready: AtomicBool,
@@ -184,8 +189,10 @@ impl ApiServer {
             }
             None => None,
         };
+        let front_proxies = config.request_header.as_ref().map(FrontProxies::new).transpose();
         let server = Arc::new(Self {
             tokens,
+            front_proxies: front_proxies.map_err(Status::internal)?,
             trim: Trim::default(),
             metrics: Metrics::new(
                 config.serving.max_requests_inflight,
@@ -355,12 +362,13 @@ impl ApiServer {
         let for_errors = negotiate::for_errors(&accept);
         let plain = |status: Status| (status, for_errors);
         let asked_at = std::time::Instant::now();
-        let user = self.authenticate(user, &parts.headers);
+        let user = self.authenticate(user, &parts);
         self.metrics.access.authenticated(user.as_deref().ok(), asked_at.elapsed());
         let user = user.map_err(plain)?;
         if let Some(connection) = parts.extensions.get::<Arc<Slot>>().filter(|_| !user.is_anonymous()) {
             connection.belongs_to(&user.name);
         }
+        auth::forget_front_proxy(&mut parts.headers, self.front_proxies.as_ref());
         let Asked { route, query, verb } = asked;
         // A look at one object is done where it stands; whatever is more makes room for its neighbours on the
         // connection first.
@@ -385,7 +393,14 @@ impl ApiServer {
         };
         let not_allowed = || (Status::not_allowed(), for_errors);
         let Route::Resource(target) = &route else {
-            if !route.takes(&parts.method, verb, false) {
+            // A version that is not there is missed whatever is to be done with it.
+            let is_known = match &route {
+                Route::Resources { group, version } => {
+                    self.registry.table.rows().iter().any(|r| r.group == *group && r.version == *version)
+                }
+                _ => true,
+            };
+            if is_known && !route.takes(&parts.method, verb, false) {
                 return Err(not_allowed());
             }
             let answer = self.document(&route, &parts, &query, &accept).await;
@@ -414,6 +429,9 @@ impl ApiServer {
                 let name = target.name.as_deref().unwrap_or_default();
                 return Err((Status::not_found(&resource.group, &resource.plural, name), for_errors));
             }
+            return Err((Status::no_such_path(), for_errors));
+        }
+        if target.subresource.is_none() && !is_served(resource, target) {
             return Err((Status::no_such_path(), for_errors));
         }
         if !route.takes(&parts.method, verb, resource.is_namespaced()) {
@@ -473,17 +491,21 @@ impl ApiServer {
         verbs::handle(call).await.map_err(|s| (s, for_errors))
     }
 
-    /// Who asks: a certificate's user, else a token's, else nobody in particular.
+    /// The user of a request: a certificate's, else a token's, else the anonymous one. A certificate that was refused
+    /// leaves only the token, as upstream.
     fn authenticate(
         &self,
         user: Option<Arc<User>>,
-        headers: &::http::HeaderMap,
+        parts: &::http::request::Parts,
     ) -> Result<Arc<User>, Status> {
         if let Some(user) = user {
             return Ok(user);
         }
-        let Some(token) = headers.get(header::AUTHORIZATION).and_then(auth::bearer_token) else {
-            return Ok(Arc::new(User::anonymous()));
+        let Some(token) = parts.headers.get(header::AUTHORIZATION).and_then(auth::bearer_token) else {
+            return match parts.extensions.get::<auth::RefusedCertificate>() {
+                Some(auth::RefusedCertificate) => Err(Status::unauthorized()),
+                None => Ok(Arc::new(User::anonymous())),
+            };
         };
         let issuer = self.config.service_account_issuer.as_str();
         let known = self.token_user(token, &[issuer]).ok();
@@ -727,6 +749,17 @@ fn root_paths(table: &Table) -> Vec<String> {
     paths.sort();
     paths.dedup();
     paths
+}
+
+/// Whether anything can be done at the path of a resource: at one object, at the objects of a namespace, or at those of
+/// all namespaces.
+fn is_served(resource: &Resource, target: &Target) -> bool {
+    let verbs: &[&str] = match (&target.name, &target.namespace) {
+        (Some(_), _) => &["get", "update", "patch", "delete", "watch"],
+        (None, None) if resource.is_namespaced() => &["list", "watch"],
+        (None, _) => &["list", "watch", "create", "deletecollection"],
+    };
+    resource.verbs.iter().any(|verb| verbs.contains(verb))
 }
 
 fn page_not_found() -> Answer {

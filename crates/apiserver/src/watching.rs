@@ -74,7 +74,10 @@ pub(crate) fn answer(call: &mut Call) -> Result<Answer, Status> {
     });
     let mut answer = ::http::Response::new(body);
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    Ok(answer)
+    Ok(match crate::websocket::is_requested(&call.parts.headers) {
+        true => crate::websocket::watch(call, answer, content_type == http::JSON),
+        false => answer,
+    })
 }
 
 /// Ends with the definition of a custom kind: a client that begins anew sees what has become of it.

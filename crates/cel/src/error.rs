@@ -43,6 +43,9 @@ pub enum EvalError {
     /// The strings and lists that the expression makes take more memory than an evaluation may have.
     #[error("operation cancelled: memory limit exceeded")]
     MemoryLimitExceeded,
+    /// The expression is nested so deeply that it needs a thread of its own, and the system has none.
+    #[error("operation cancelled: no thread for a deeply nested expression")]
+    NoThread,
 }
 
 impl EvalError {

@@ -22,7 +22,7 @@ const LIST_COST: u64 = 10;
 const MAP_COST: u64 = 30;
 const OBJECT_COST: u64 = 40;
 
-/// What an evaluation may cost, and who may stop it.
+/// The most that an evaluation may cost, and a flag that stops it.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Limits<'l> {
     /// `None` for any cost.
@@ -71,6 +71,14 @@ pub(crate) fn call_once<'a>(call: &Call, mut args: Vec<Value<'a>>) -> Evaluated<
 }
 
 fn invoke<'a>(call: &Call, memory: &mut Memory, args: &mut [Value<'a>]) -> Evaluated<'a> {
+    if let Some(pattern) = &call.pattern {
+        return match pattern.call(memory, args) {
+            Err(error) if functions::is_no_match(&error) => {
+                Err(functions::no_such_overload(&call.name, args))
+            }
+            result => result,
+        };
+    }
     let Some(function) = call.function else { return Err(err!("no such overload: {}", call.name)) };
     match function(memory, args) {
         Err(error) if functions::is_no_match(&error) => Err(functions::no_such_overload(&call.name, args)),

@@ -10,7 +10,7 @@
 //!
 //! let environment = Environment::kubernetes(36).with_variable("replicas", Type::Int);
 //! let program = environment.compile("replicas <= 5").unwrap();
-//! let activation = Activation::new().with("replicas", 3);
+//! let activation = Activation::new().with("replicas", 3_i64);
 //! let evaluation = program.evaluate(&activation, Limits::cost(1_000_000));
 //! assert_eq!(evaluation.result.unwrap().as_bool(), Some(true));
 //! ```
@@ -28,6 +28,7 @@ mod eval;
 mod functions;
 mod lexer;
 mod library;
+pub mod limits;
 mod literal;
 mod macros;
 mod parser;
@@ -39,6 +40,7 @@ mod schema;
 mod source;
 mod time;
 mod types;
+mod uses;
 mod value;
 
 pub use cost::Range;

@@ -232,13 +232,16 @@ fn variable(maker: &Maker<'_>, arg: &Expr, not_a_name: &str) -> Result<Arc<str>,
     }
 }
 
+/// The variable of a loop, and the second one of a loop of two.
+type Variables = (Arc<str>, Option<Arc<str>>);
+
 /// The variables of a loop: the first `count` arguments.
 fn variables(
     maker: &Maker<'_>,
     args: &[Expr],
     count: usize,
     not_a_name: &str,
-) -> Result<(Arc<str>, Option<Arc<str>>), Box<Expansion>> {
+) -> Result<Variables, Box<Expansion>> {
     if count == 1 {
         return Ok((variable(maker, &args[0], not_a_name)?, None));
     }
@@ -362,7 +365,7 @@ fn transform(
 
 fn finish_transform(
     maker: &mut Maker<'_>,
-    (iter_var, iter_var2): (Arc<str>, Option<Arc<str>>),
+    (iter_var, iter_var2): Variables,
     range: Expr,
     accu_init: Expr,
     condition: Expr,

@@ -80,6 +80,22 @@ pub(crate) fn parse(source: &Source, syntax: &Syntax) -> Result<Ast, Vec<Issue>>
     }
 }
 
+/// Levels to which the parser may have to go down in `source`, without looking closely: brackets, and conditionals.
+pub(crate) fn nesting(source: &Source) -> usize {
+    let (mut open, mut deepest, mut conditionals) = (0_usize, 0, 0_usize);
+    for c in &source.text {
+        match c {
+            '(' | '[' | '{' => open += 1,
+            ')' | ']' | '}' => open = open.saturating_sub(1),
+            '?' => conditionals += 1,
+            _ => {}
+        }
+        deepest = deepest.max(open);
+    }
+    // The parser stops at this depth.
+    (deepest + conditionals).min(MAX_DEPTH + 1)
+}
+
 /// Text as upstream's messages quote it.
 fn quote(text: &str) -> String {
     text.replace('\n', "\\n").replace('\r', "\\r").replace('\t', "\\t")
@@ -379,7 +395,7 @@ impl Parser<'_> {
         {
             let id = self.tree.id(open.start);
             let args = self.arguments()?;
-            return Ok(self.macro_or_call(id, field, Some(operand), args));
+            return self.macro_or_call(id, field, Some(operand), args);
         }
         Ok(self
             .tree
@@ -438,7 +454,7 @@ impl Parser<'_> {
         if let Some(open) = self.take("(") {
             let id = self.tree.id(open.start);
             let args = self.arguments()?;
-            return Ok(self.macro_or_call(id, full, None, args));
+            return self.macro_or_call(id, full, None, args);
         }
         Ok(self.tree.node(name.start, ExprKind::Ident(full)))
     }
@@ -563,23 +579,29 @@ impl Parser<'_> {
         call(id, function, args)
     }
 
-    fn macro_or_call(&mut self, id: Id, function: Arc<str>, target: Option<Expr>, args: Vec<Expr>) -> Expr {
-        match self.syntax.macros.expand(&mut self.tree, id, &function, target, args) {
+    fn macro_or_call(
+        &mut self,
+        id: Id,
+        function: Arc<str>,
+        target: Option<Expr>,
+        args: Vec<Expr>,
+    ) -> Parsed<Expr> {
+        Ok(match self.syntax.macros.expand(&mut self.tree, id, &function, target, args) {
             Expansion::None(target, args) => {
                 Expr { id, kind: ExprKind::Call { target: target.map(Box::new), function, args } }
             }
-            Expansion::Expr(expr) => {
-                if self.tree.is_full() {
-                    let message = "expression expands to too many nodes".to_owned();
-                    self.issues.push(self.source.issue(Location::NONE, message));
-                }
-                expr
+            // The next expansion could copy this one: stop while it is small.
+            Expansion::Expr(_) if self.tree.is_full() => {
+                let message = "expression expands to too many nodes";
+                self.issues.push(self.source.issue(Location::NONE, message));
+                return Err(Stop);
             }
+            Expansion::Expr(expr) => expr,
             Expansion::Error { offset, message } => {
                 self.report(offset, message);
                 self.tree.node(offset, ExprKind::Literal(Literal::Null))
             }
-        }
+        })
     }
 }
 

@@ -86,6 +86,8 @@ pub(crate) struct Call {
     pub function: Option<Function>,
     pub cost: CallCost,
     pub args: Vec<Node>,
+    /// The compiled form of a pattern that is a literal.
+    pub pattern: Option<functions::regex::Literal>,
 }
 
 pub(crate) struct ObjectNode {
@@ -308,11 +310,12 @@ impl Planner<'_> {
                 return Ok(Node::Member { value, list });
             }
         }
-        if let Some((index, patterns)) = functions::regex::literal_pattern(&name)
-            && let Some(Node::Const(Value::String(pattern))) = nodes.get(index)
-        {
-            patterns(pattern)?;
-        }
+        let pattern = match nodes.get(1) {
+            Some(Node::Const(pattern)) => {
+                functions::regex::Literal::compile(&name, Some(pattern)).transpose()?
+            }
+            _ => None,
+        };
         // A function that must know the types of its arguments has entries for its overloads.
         let function = functions::find(overload).or_else(|| functions::find(&name));
         if function.is_none() && nodes.is_empty() {
@@ -330,7 +333,7 @@ impl Planner<'_> {
             };
             return Err(err!("no such overload: {name}({args})"));
         }
-        let call = Call { cost: runtime::rule(&name, overload), function, name, args: nodes };
+        let call = Call { cost: runtime::rule(&name, overload), function, name, args: nodes, pattern };
         // A conversion of a constant is a constant.
         const CONVERSIONS: &[&str] =
             &["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"];

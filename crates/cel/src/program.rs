@@ -20,10 +20,12 @@ use crate::value::Value;
 
 /// Trees deeper than this are compiled and evaluated on a thread with a stack of their own size.
 const DEEP: usize = 96;
+/// Levels of the tree to which a level of brackets compares, in the stack that it takes.
+const PARSER_LEVELS: usize = 3;
 /// Bytes of stack for each level of a deep tree.
 const STACK_PER_LEVEL: usize = 24 * 1024;
 
-/// What an expression may use: libraries, variables, types, syntax.
+/// The things that an expression may use: libraries, variables, types, syntax.
 #[derive(Debug, Clone, Default)]
 pub struct Environment {
     declarations: Declarations,
@@ -33,6 +35,9 @@ pub struct Environment {
 
 impl Environment {
     /// The base environment of Kubernetes 1.`minor`, without variables.
+    ///
+    /// Expressions that are stored already are compiled with the current version, new ones with the one before it, so
+    /// that a server of that version can still read them.
     pub fn kubernetes(minor: u32) -> Self {
         let mut environment = Self::default();
         environment.declarations.keyword_fields = minor >= 31;
@@ -166,9 +171,12 @@ impl Environment {
         then: impl FnOnce(&Source, Ast) -> Result<T, CompileError> + Send,
     ) -> Result<T, CompileError> {
         let source = Source::new(expression);
-        let ast = parser::parse(&source, &self.syntax).map_err(CompileError::Parse)?;
+        let nesting = PARSER_LEVELS * parser::nesting(&source);
+        let ast = on_stack(nesting, || parser::parse(&source, &self.syntax))
+            .map_err(CompileError::Program)?
+            .map_err(CompileError::Parse)?;
         let depth = ast.root.depth();
-        on_stack(depth, || then(&source, ast))
+        on_stack(depth, || then(&source, ast)).map_err(CompileError::Program)?
     }
 
     fn program(
@@ -202,17 +210,15 @@ impl Environment {
 /// Names that a program remembers to have used.
 const MAX_VARIABLES: usize = 64;
 
-/// Runs `work` with enough stack for a tree of `depth` levels.
-fn on_stack<T: Send>(depth: usize, work: impl FnOnce() -> T + Send) -> T {
+/// Runs `work` with enough stack for a tree of `depth` levels. An error if the system has no thread for it.
+fn on_stack<T: Send>(depth: usize, work: impl FnOnce() -> T + Send) -> Result<T, EvalError> {
     if depth <= DEEP {
-        return work();
+        return Ok(work());
     }
     std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().stack_size(depth * STACK_PER_LEVEL);
-        let handle = builder
-            .spawn_scoped(scope, work)
-            .unwrap_or_else(|error| panic!("no thread for a deep expression: {error}"));
-        handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let Ok(handle) = builder.spawn_scoped(scope, work) else { return Err(EvalError::NoThread) };
+        Ok(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 
@@ -258,8 +264,10 @@ impl Program {
     }
 
     pub fn evaluate<'a>(&self, activation: &Activation<'a>, limits: Limits<'_>) -> Evaluation<'a> {
-        let (result, cost) = on_stack(self.depth, || eval::evaluate(&self.plan, activation, limits));
-        Evaluation { result, cost }
+        match on_stack(self.depth, || eval::evaluate(&self.plan, activation, limits)) {
+            Ok((result, cost)) => Evaluation { result, cost },
+            Err(error) => Evaluation { result: Err(error), cost: 0 },
+        }
     }
 }
 

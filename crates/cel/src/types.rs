@@ -152,28 +152,47 @@ fn parse(text: &str) -> Option<(Type, &str)> {
     Some((parsed, rest))
 }
 
+/// Parts of a type that a message shows. Types share their parts: written out, they can grow without bound.
+const MAX_SHOWN: usize = 256;
+
 impl fmt::Display for Type {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::List(element) => write!(f, "list({element})"),
-            Self::Map(of) => write!(f, "map({}, {})", of.0, of.1),
-            Self::Type(Some(of)) => write!(f, "type({of})"),
-            Self::Wrapper(of) => write!(f, "wrapper({of})"),
-            Self::Struct(name) | Self::Param(name) => f.write_str(name),
-            Self::Opaque(name, params) if params.is_empty() => f.write_str(name),
-            Self::Opaque(name, params) => {
-                write!(f, "{name}(")?;
-                for (i, param) in params.iter().enumerate() {
-                    write!(f, "{}{param}", if i > 0 { ", " } else { "" })?;
-                }
-                f.write_str(")")
-            }
-            Self::Error => f.write_str("!error!"),
-            Self::Null => f.write_str("null"),
-            Self::Any => f.write_str("any"),
-            Self::Timestamp => f.write_str("timestamp"),
-            Self::Duration => f.write_str("duration"),
-            simple => f.write_str(simple.runtime_name()),
+        let mut left = MAX_SHOWN;
+        self.show(f, &mut left)
+    }
+}
+
+impl Type {
+    fn show(&self, f: &mut fmt::Formatter<'_>, left: &mut usize) -> fmt::Result {
+        match left.checked_sub(1) {
+            Some(less) => *left = less,
+            None => return f.write_str("..."),
         }
+        let (name, params): (&str, &[&Self]) = match self {
+            Self::List(element) => ("list", &[&**element]),
+            Self::Map(of) => ("map", &[&of.0, &of.1]),
+            Self::Type(Some(of)) => ("type", &[&**of]),
+            Self::Wrapper(of) => ("wrapper", &[&**of]),
+            Self::Opaque(name, params) if !params.is_empty() => {
+                return Self::show_call(name, &params.iter().collect::<Vec<_>>(), f, left);
+            }
+            Self::Struct(name) | Self::Param(name) | Self::Opaque(name, _) => return f.write_str(name),
+            Self::Error => return f.write_str("!error!"),
+            Self::Null => return f.write_str("null"),
+            Self::Any => return f.write_str("any"),
+            Self::Timestamp => return f.write_str("timestamp"),
+            Self::Duration => return f.write_str("duration"),
+            simple => return f.write_str(simple.runtime_name()),
+        };
+        Self::show_call(name, params, f, left)
+    }
+
+    fn show_call(name: &str, params: &[&Self], f: &mut fmt::Formatter<'_>, left: &mut usize) -> fmt::Result {
+        write!(f, "{name}(")?;
+        for (i, param) in params.iter().enumerate() {
+            f.write_str(if i > 0 { ", " } else { "" })?;
+            param.show(f, left)?;
+        }
+        f.write_str(")")
     }
 }

@@ -20,7 +20,7 @@ use futures_util::future::BoxFuture;
 use kube::Resource;
 
 use crate::ownership::controller_of;
-use crate::{Change, Informer, Object, ObjectKey, Scope, WorkQueue, run_workers};
+use crate::{Change, Informer, Object, ObjectKey, RateLimits, Scope, WorkQueue, run_workers};
 
 /// A controller under construction. It does nothing before [`run`](Controller::run).
 #[must_use = "a controller that is not run does nothing"]
@@ -45,7 +45,13 @@ where
 {
     /// A controller that reconciles up to `workers` keys at a time; its tasks belong to `scope`.
     pub fn new(name: &'static str, workers: usize, scope: &Scope) -> Self {
-        Self { name, workers, scope: scope.clone(), queue: Arc::new(WorkQueue::new()), synced: Vec::new() }
+        Self::with_limits(name, workers, scope, RateLimits::default())
+    }
+
+    /// [`new`](Controller::new), with other delays before a failed reconcile is tried again.
+    pub fn with_limits(name: &'static str, workers: usize, scope: &Scope, limits: RateLimits) -> Self {
+        let queue = Arc::new(WorkQueue::named(name, limits));
+        Self { name, workers, scope: scope.clone(), queue, synced: Vec::new() }
     }
 
     /// The queue of keys to reconcile, for sources that are no informer.

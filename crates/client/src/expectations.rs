@@ -49,14 +49,18 @@ impl Expectations {
 
     /// Replaces what is expected for `owner` by `count` creations.
     pub fn expect_creations(&self, owner: &ObjectKey, count: usize) {
-        let creations = i64::try_from(count).unwrap_or(i64::MAX);
-        let record = Record { creations, deletions: HashSet::new(), since: Instant::now() };
-        self.lock().insert(owner.clone(), record);
+        self.expect(owner, count, []);
     }
 
     /// Replaces what is expected for `owner` by deletions of these names.
     pub fn expect_deletions(&self, owner: &ObjectKey, names: impl IntoIterator<Item = String>) {
-        let record = Record { creations: 0, deletions: names.into_iter().collect(), since: Instant::now() };
+        self.expect(owner, 0, names);
+    }
+
+    /// Replaces what is expected for `owner` by creations and by deletions of these names.
+    pub fn expect(&self, owner: &ObjectKey, creations: usize, deletions: impl IntoIterator<Item = String>) {
+        let creations = i64::try_from(creations).unwrap_or(i64::MAX);
+        let record = Record { creations, deletions: deletions.into_iter().collect(), since: Instant::now() };
         self.lock().insert(owner.clone(), record);
     }
 

@@ -103,6 +103,13 @@ fn drop_nulls(value: &mut Value) {
                     }
                 }
             }
+            // Go takes any text for the type of an object within another; `k8s-openapi` insists on the right one.
+            if let Some(Value::Array(templates)) = members.get_mut("volumeClaimTemplates") {
+                for template in templates.iter_mut().filter_map(Value::as_object_mut) {
+                    template.remove("apiVersion");
+                    template.remove("kind");
+                }
+            }
             members.values_mut().for_each(drop_nulls);
         }
         _ => {}
@@ -125,8 +132,26 @@ macro_rules! objects {
     )*};
 }
 
-objects! {
+macro_rules! kinds {
+    ($($kind:ty),* $(,)?) => {
+        objects! { $($kind),* }
+
+        /// Every kind of the table with its decoder.
+        #[cfg(test)]
+        fn decoders() -> Vec<(kube::core::GroupVersionKind, fn(&[u8]) -> Result<(), DecodeError>)> {
+            vec![$((gvk::<$kind>(), |json| <$kind>::decode(json).map(drop))),*]
+        }
+    };
+}
+
+#[cfg(test)]
+fn gvk<K: kube::Resource<DynamicType = ()>>() -> kube::core::GroupVersionKind {
+    kube::core::GroupVersionKind::gvk(&K::group(&()), &K::version(&()), &K::kind(&()))
+}
+
+kinds! {
     k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy,
+    k8s_openapi::api::apps::v1::ControllerRevision,
     k8s_openapi::api::apps::v1::DaemonSet,
     k8s_openapi::api::apps::v1::Deployment,
     k8s_openapi::api::apps::v1::ReplicaSet,
@@ -135,6 +160,8 @@ objects! {
     k8s_openapi::api::authentication::v1::TokenRequest,
     k8s_openapi::api::authentication::v1::TokenReview,
     k8s_openapi::api::authorization::v1::SubjectAccessReview,
+    k8s_openapi::api::batch::v1::CronJob,
+    k8s_openapi::api::batch::v1::Job,
     k8s_openapi::api::certificates::v1::CertificateSigningRequest,
     k8s_openapi::api::coordination::v1::Lease,
     k8s_openapi::api::core::v1::Binding,
@@ -160,18 +187,87 @@ objects! {
     k8s_openapi::api::node::v1::RuntimeClass,
     k8s_openapi::api::policy::v1::PodDisruptionBudget,
     k8s_openapi::api::rbac::v1::ClusterRole,
+    k8s_openapi::api::rbac::v1::ClusterRoleBinding,
     k8s_openapi::api::storage::v1::VolumeAttributesClass,
     k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
     k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService,
+}
+
+objects! {
     kube::core::DynamicObject,
     kube::core::PartialObjectMeta<kube::core::DynamicObject>: true,
 }
 
 #[cfg(test)]
 mod tests {
+    use ferrite_api::schema::{self, Kind, TypeRef};
+    use ferrite_json::Map;
     use k8s_openapi::api::core::v1::{Pod, Secret, Service};
 
     use super::*;
+
+    /// What the members of a generated object hold.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Fill {
+        Everything,
+        /// Structs are there, and everything in them is null; lists and maps have a null beside a struct.
+        Nulls,
+    }
+
+    /// `within` are the types around this one: schemas of definitions refer to themselves.
+    fn object(type_: TypeRef, fill: Fill, within: &[&str]) -> Value {
+        if within.contains(&type_.name) {
+            return Value::Null;
+        }
+        let inner = [within, &[type_.name]].concat();
+        let fields = type_
+            .fields
+            .iter()
+            .filter(|field| !matches!(field.name, "apiVersion" | "kind") || !within.is_empty());
+        let members: Map =
+            fields.map(|field| (field.name.to_owned(), value(field.kind, fill, &inner))).collect();
+        members.into()
+    }
+
+    fn value(kind: Kind, fill: Fill, within: &[&str]) -> Value {
+        let scalar = |value: Value| if fill == Fill::Everything { value } else { Value::Null };
+        match kind {
+            Kind::String => scalar(json!("x")),
+            Kind::Bool => scalar(json!(true)),
+            Kind::Int32 | Kind::Int64 => scalar(json!(7)),
+            Kind::Double => scalar(json!(1.5)),
+            Kind::Bytes => scalar(json!("eA==")),
+            Kind::Quantity => scalar(json!("1Gi")),
+            Kind::IntOrString => scalar(json!("25%")),
+            Kind::Time => scalar(json!("2026-01-02T03:04:05Z")),
+            Kind::MicroTime => scalar(json!("2026-01-02T03:04:05.000006Z")),
+            Kind::Duration => scalar(json!("1m0s")),
+            Kind::Raw => scalar(json!({"a": 1})),
+            Kind::Strings => scalar(json!(["x"])),
+            Kind::Struct(type_) | Kind::SchemaOrArray(type_) => object(type_, fill, within),
+            Kind::SchemaOrBool(_) => scalar(json!(true)),
+            Kind::SchemaOrStrings(_) => scalar(json!(["x"])),
+            Kind::List(item) => match fill {
+                Fill::Everything => json!([value(*item, fill, within)]),
+                Fill::Nulls => json!([Value::Null, value(*item, fill, within)]),
+            },
+            Kind::Map(item) => match fill {
+                Fill::Everything => json!({"k": value(*item, fill, within)}),
+                Fill::Nulls => json!({"n": Value::Null, "k": value(*item, fill, within)}),
+            },
+        }
+    }
+
+    #[test]
+    fn every_kind_is_decoded_whole_and_full_of_nulls() {
+        for (gvk, decode) in decoders() {
+            let type_ = schema::kind(&gvk.group, &gvk.version, &gvk.kind).unwrap();
+            for fill in [Fill::Everything, Fill::Nulls] {
+                let json = object(type_, fill, &[]).to_string();
+                assert_eq!(decode(json.as_bytes()), Ok(()), "{} of {}: {json}", gvk.kind, gvk.group);
+            }
+        }
+    }
 
     #[test]
     fn null_is_the_zero_value_wherever_it_stands() {

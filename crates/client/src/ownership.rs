@@ -57,14 +57,23 @@ pub fn claim(owner: &ObjectMeta, selector: &Selector, object: &ObjectMeta) -> Cl
     }
 }
 
-/// Strategic merge patch that makes `owner` the controller of the object with this UID.
-fn adopt_patch(owner: &OwnerReference, uid: &str) -> Value {
-    json!({"metadata": {"uid": uid, "ownerReferences": [owner]}})
+/// Strategic merge patch that makes `owner` the controller of the object with this UID, and adds its finalizer.
+fn adopt_patch(owner: &OwnerReference, uid: &str, finalizer: Option<&str>) -> Value {
+    let mut patch = json!({"metadata": {"uid": uid, "ownerReferences": [owner]}});
+    if let Some(finalizer) = finalizer {
+        patch["metadata"]["finalizers"] = json!([finalizer]);
+    }
+    patch
 }
 
-/// Strategic merge patch that takes the owner with this UID away from the object.
-fn release_patch(owner_uid: &str, uid: &str) -> Value {
-    json!({"metadata": {"uid": uid, "ownerReferences": [{"$patch": "delete", "uid": owner_uid}]}})
+/// Strategic merge patch that takes the owner with this UID away from the object, and its finalizer.
+fn release_patch(owner_uid: &str, uid: &str, finalizer: Option<&str>) -> Value {
+    let mut patch =
+        json!({"metadata": {"uid": uid, "ownerReferences": [{"$patch": "delete", "uid": owner_uid}]}});
+    if let Some(finalizer) = finalizer {
+        patch["metadata"]["$deleteFromPrimitiveList/finalizers"] = json!([finalizer]);
+    }
+    patch
 }
 
 /// A claim that could not be made good.
@@ -90,6 +99,22 @@ where
     O: Object + Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     K: Object + Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {
+    claim_all_with_finalizer(client, owner, selector, candidates, may_adopt, None).await
+}
+
+/// [`claim_all`] for an owner that keeps `finalizer` on what it controls: adoption adds it, release removes it.
+pub async fn claim_all_with_finalizer<O, K>(
+    client: &Client,
+    owner: &O,
+    selector: &Selector,
+    candidates: Vec<Arc<K>>,
+    may_adopt: impl Fn(&K) -> bool + Send,
+    finalizer: Option<&str>,
+) -> Result<Vec<Arc<K>>, ClaimError>
+where
+    O: Object + Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    K: Object + Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
     let key = ObjectKey::of(owner);
     let api: Api<K> = Api::namespaced(client.clone(), &key.namespace);
     let mut owned = Vec::with_capacity(candidates.len());
@@ -110,7 +135,7 @@ where
                     verify(client, owner, &key).await?;
                     verified = true;
                 }
-                let patch = Patch::Strategic(adopt_patch(&controller_reference(owner), uid));
+                let patch = Patch::Strategic(adopt_patch(&controller_reference(owner), uid, finalizer));
                 match api.patch(name, &PatchParams::default(), &patch).await {
                     Ok(adopted) => owned.push(Arc::new(adopted)),
                     Err(error) if is_not_found(&error) => {}
@@ -119,7 +144,7 @@ where
             }
             Claim::Release => {
                 let owner_uid = owner.meta().uid.as_deref().unwrap_or_default();
-                let patch = Patch::Strategic(release_patch(owner_uid, uid));
+                let patch = Patch::Strategic(release_patch(owner_uid, uid, finalizer));
                 match api.patch(name, &PatchParams::default(), &patch).await {
                     Ok(_) => {}
                     // Gone, or another object under the same name by now.

@@ -1,18 +1,20 @@
 //! Requests and responses as bytes: the part of a client that does not depend on the kind.
 
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use kube::Client;
 use kube::client::Body;
 use kube::core::Status;
+
+use crate::measures::count_request;
 
 /// A response body larger than this is refused: it is more than a page of the largest objects.
 const MAX_RESPONSE: usize = 1 << 30;
 
 /// Sends `request` and returns the body, or the server's `Status` as an error.
 pub(crate) async fn send(client: &Client, request: Request<Vec<u8>>) -> Result<Bytes, kube::Error> {
-    let response = client.send(request.map(Body::from)).await?;
+    let response = respond(client, request).await?;
     let status = response.status();
     let body = collect(response.into_body()).await?;
     if status.is_success() { Ok(body) } else { Err(failure(status, &body)) }
@@ -20,13 +22,20 @@ pub(crate) async fn send(client: &Client, request: Request<Vec<u8>>) -> Result<B
 
 /// Sends `request` and returns the body as it arrives, or the server's `Status` as an error.
 pub(crate) async fn open(client: &Client, request: Request<Vec<u8>>) -> Result<Body, kube::Error> {
-    let response = client.send(request.map(Body::from)).await?;
+    let response = respond(client, request).await?;
     let status = response.status();
     if status.is_success() {
         return Ok(response.into_body());
     }
     let body = collect(response.into_body()).await?;
     Err(failure(status, &body))
+}
+
+async fn respond(client: &Client, request: Request<Vec<u8>>) -> Result<Response<Body>, kube::Error> {
+    let method = request.method().clone();
+    let response = client.send(request.map(Body::from)).await;
+    count_request(&method, response.as_ref().ok().map(Response::status));
+    response
 }
 
 async fn collect(body: Body) -> Result<Bytes, kube::Error> {

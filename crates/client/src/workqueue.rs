@@ -6,6 +6,7 @@ use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::measures::QueueMetrics;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -37,7 +38,11 @@ struct Inner<T> {
     queue: VecDeque<T>,
     /// Wanted, whether queued or waiting for the worker that has the key now.
     dirty: HashSet<T>,
-    processing: HashSet<T>,
+    /// The keys that workers have, and since when.
+    processing: HashMap<T, Instant>,
+    /// Since when a key is wanted that no worker has taken; only for queues that are measured.
+    added: HashMap<T, Instant>,
+    metrics: Option<QueueMetrics>,
     /// When a delayed key falls due; the heap may hold stale, later entries for it.
     waiting: HashMap<T, Instant>,
     due: BinaryHeap<Reverse<(Instant, u64)>>,
@@ -82,7 +87,9 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
             inner: Mutex::new(Inner {
                 queue: VecDeque::new(),
                 dirty: HashSet::new(),
-                processing: HashSet::new(),
+                processing: HashMap::new(),
+                added: HashMap::new(),
+                metrics: None,
                 waiting: HashMap::new(),
                 due: BinaryHeap::new(),
                 due_keys: HashMap::new(),
@@ -95,6 +102,13 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
             notify: Notify::new(),
             limits,
         }
+    }
+
+    /// A queue whose metrics carry `name`.
+    pub fn named(name: &str, limits: RateLimits) -> Self {
+        let queue = Self::with_limits(limits);
+        queue.lock().metrics = Some(QueueMetrics::new(name));
+        queue
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
@@ -131,6 +145,9 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
     pub fn add_rate_limited(&self, key: T) {
         let delay = {
             let mut inner = self.lock();
+            if let Some(metrics) = &inner.metrics {
+                metrics.retries.increment();
+            }
             let failures = inner.failures.entry(key.clone()).or_insert(0);
             let own = self.limits.base.saturating_mul(1u32.checked_shl(*failures).unwrap_or(u32::MAX));
             *failures = failures.saturating_add(1);
@@ -171,7 +188,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
                 inner.promote(Instant::now());
                 if let Some(key) = inner.queue.pop_front() {
                     inner.dirty.remove(&key);
-                    inner.processing.insert(key.clone());
+                    inner.taken(&key);
                     // One wake-up may stand for several keys, and the timer of the waiter that takes the first
                     // delayed key covers the later ones too: pass it on.
                     if !inner.queue.is_empty() || !inner.due.is_empty() {
@@ -196,9 +213,12 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
     /// Gives `key` back; if it was added meanwhile it becomes ready again.
     pub fn done(&self, key: &T) {
         let mut inner = self.lock();
-        inner.processing.remove(key);
+        let begun = inner.processing.remove(key);
+        if let (Some(metrics), Some(begun)) = (&inner.metrics, begun) {
+            metrics.work_duration.observe(begun.elapsed());
+        }
         if inner.dirty.contains(key) {
-            inner.queue.push_back(key.clone());
+            inner.ready(key.clone());
             drop(inner);
             self.notify.notify_one();
         }
@@ -215,11 +235,39 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
 impl<T: Clone + Eq + Hash> Inner<T> {
     /// Whether the key became ready by this.
     fn add(&mut self, key: T) -> bool {
-        if self.shut_down || !self.dirty.insert(key.clone()) || self.processing.contains(&key) {
+        if self.shut_down || !self.dirty.insert(key.clone()) {
             return false;
         }
-        self.queue.push_back(key);
+        if let Some(metrics) = &self.metrics {
+            metrics.adds.increment();
+            self.added.entry(key.clone()).or_insert_with(Instant::now);
+        }
+        if self.processing.contains_key(&key) {
+            return false;
+        }
+        self.ready(key);
         true
+    }
+
+    fn ready(&mut self, key: T) {
+        self.queue.push_back(key);
+        self.measure_depth();
+    }
+
+    /// A worker has taken `key` from the queue.
+    fn taken(&mut self, key: &T) {
+        let now = Instant::now();
+        self.processing.insert(key.clone(), now);
+        if let (Some(metrics), Some(added)) = (&self.metrics, self.added.remove(key)) {
+            metrics.queue_duration.observe(now.saturating_duration_since(added));
+        }
+        self.measure_depth();
+    }
+
+    fn measure_depth(&self) {
+        if let Some(metrics) = &self.metrics {
+            metrics.depth.set(i64::try_from(self.queue.len()).unwrap_or(i64::MAX));
+        }
     }
 
     fn promote(&mut self, now: Instant) {

@@ -6,15 +6,23 @@
 mod certificates;
 mod cluster_roles;
 mod context;
+mod cronjob;
+mod daemon;
 mod deployment;
 mod discovery;
 mod disruption;
 mod endpoints;
 mod error;
 mod gc;
+mod hash;
+mod history;
+mod intstr;
+mod job;
 mod namespace;
 mod node_ttl;
 mod nodes;
+mod pod_control;
+mod pod_owners;
 mod pods;
 mod replicas;
 mod resource_quota;
@@ -22,8 +30,10 @@ mod root_ca;
 mod service_account;
 mod service_account_token;
 mod service_ranges;
+mod stateful;
 mod status;
 mod storage_protection;
+mod ttl_after_finished;
 
 pub use context::{Clients, Config, Context, Identity};
 pub use error::SyncError;
@@ -60,6 +70,27 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "replicationcontroller-controller",
         identity: account("replication-controller"),
         start: replicas::start_replication_controllers,
+    },
+    ControllerEntry { name: "job-controller", identity: account("job-controller"), start: job::start },
+    ControllerEntry {
+        name: "cronjob-controller",
+        identity: account("cronjob-controller"),
+        start: cronjob::start,
+    },
+    ControllerEntry {
+        name: "ttl-after-finished-controller",
+        identity: account("ttl-after-finished-controller"),
+        start: ttl_after_finished::start,
+    },
+    ControllerEntry {
+        name: "daemonset-controller",
+        identity: account("daemon-set-controller"),
+        start: daemon::start,
+    },
+    ControllerEntry {
+        name: "statefulset-controller",
+        identity: account("statefulset-controller"),
+        start: stateful::start,
     },
     ControllerEntry {
         name: "endpoints-controller",

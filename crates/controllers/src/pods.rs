@@ -8,6 +8,8 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 
 /// Index of pods by the UID of their controller.
 pub(crate) const BY_CONTROLLER: &str = "controller";
+/// Index of pods that nobody controls, by namespace.
+pub(crate) const ORPHANS: &str = "orphans";
 /// Index of pods by `spec.nodeName`.
 pub(crate) const BY_NODE: &str = "node";
 /// Index of pods by namespace and each of their labels.
@@ -15,6 +17,13 @@ pub(crate) const BY_LABEL: &str = "label";
 
 pub(crate) fn controller_index(pod: &Pod) -> Vec<String> {
     controller_of(&pod.metadata).map(|owner| owner.uid.clone()).into_iter().collect()
+}
+
+pub(crate) fn orphan_index(pod: &Pod) -> Vec<String> {
+    match controller_of(&pod.metadata) {
+        Some(_) => Vec::new(),
+        None => pod.metadata.namespace.clone().into_iter().collect(),
+    }
 }
 
 pub(crate) fn label_index(pod: &Pod) -> Vec<String> {

@@ -1,6 +1,7 @@
 //! Keeps what quotas say is used true: admission counts what comes, this counts anew what has gone.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use ferrite_client::{
 use ferrite_json::{Map, Value};
 use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::Client;
-use kube::api::{DynamicObject, PostParams};
+use kube::api::{DynamicObject, ListParams, ObjectMeta, PostParams};
 
 use crate::Context;
 use crate::discovery::{self, Served};
@@ -23,7 +24,25 @@ const NAME: &str = "resourcequota-controller";
 const RESYNC: Duration = Duration::from_secs(300);
 
 type Queue = Arc<WorkQueue<ObjectKey>>;
-type Objects = Informer<DynamicObject>;
+
+/// A watched resource.
+#[derive(Clone)]
+struct Monitor {
+    informer: Informer<DynamicObject>,
+    /// The newest version that an event has brought.
+    seen: Arc<AtomicU64>,
+}
+
+impl Monitor {
+    /// Whether everything that was written up to `version` is known. Events arrive in the order of writes.
+    fn has_seen(&self, version: Option<u64>) -> bool {
+        version.is_some_and(|version| self.seen.load(Ordering::Acquire) >= version)
+    }
+}
+
+fn version(metadata: &ObjectMeta) -> Option<u64> {
+    metadata.resource_version.as_deref()?.parse().ok()
+}
 
 /// The resources that some quota counts, each watched from when the first one does.
 struct Monitors {
@@ -31,7 +50,7 @@ struct Monitors {
     scope: Scope,
     queue: Queue,
     quotas: Informer<ResourceQuota>,
-    started: Mutex<HashMap<(String, String), Objects>>,
+    started: Mutex<HashMap<(String, String), Monitor>>,
 }
 
 pub(crate) fn start(context: &Context) {
@@ -77,19 +96,38 @@ async fn sync(
     let hard = amounts(&value["spec"]["hard"]);
     let namespace = quota.metadata.namespace.as_deref().unwrap_or_default();
     let name = quota.metadata.name.as_deref().unwrap_or_default();
+    let all = discovery::served(client).await?;
     let mut counted: Vec<(Evaluator, Vec<Value>)> = Vec::new();
-    for (served, evaluator) in tracked(&discovery::served(client).await?, &hard) {
-        let informer = monitors.of(served);
-        informer.synced().await;
-        let objects = informer.list_in(namespace);
-        let values = objects.iter().filter_map(|object| ferrite_json::to_value(&**object).ok()).collect();
-        counted.push((evaluator, values));
+    let mut is_current = true;
+    for (served, evaluator) in tracked(&all, &hard) {
+        let monitor = monitors.of(served);
+        monitor.informer.synced().await;
+        is_current &= monitor.has_seen(version(&quota.metadata));
+        let objects = monitor.informer.list_in(namespace);
+        counted.push((evaluator, values(objects.iter().map(|object| &**object))));
     }
-    let pairs =
-        counted.iter().flat_map(|(evaluator, list)| list.iter().map(move |object| (evaluator, object)));
-    let used = recount(&value, &hard, pairs);
-    if amounts(&value["status"]["hard"]) == hard && amounts(&value["status"]["used"]) == used {
+    let mut used = total(&value, &hard, &counted);
+    let is_recorded = |used: &Amounts| {
+        amounts(&value["status"]["hard"]) == hard && amounts(&value["status"]["used"]) == *used
+    };
+    if is_recorded(&used) {
         return Ok(Some(RESYNC));
+    }
+    if !is_current {
+        // Admission charges a quota in the transaction that writes the object. The quota may have arrived here before
+        // the object: to write the count of such a cache would take the object off the quota again.
+        counted.clear();
+        for (served, evaluator) in tracked(&all, &hard) {
+            let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &served.resource);
+            let list = api.list(&ListParams::default()).await.during(|| {
+                format!("list {} of namespace {namespace} for quota {name}", served.resource.plural)
+            })?;
+            counted.push((evaluator, values(&list.items)));
+        }
+        used = total(&value, &hard, &counted);
+        if is_recorded(&used) {
+            return Ok(Some(RESYNC));
+        }
     }
     let mut updated = value;
     updated["status"]["hard"] = printed(&hard);
@@ -103,6 +141,16 @@ async fn sync(
         Err(error) if is_conflict(&error) => Ok(Some(Duration::from_millis(100))),
         Err(error) => Err(error).during(|| format!("write the status of quota {namespace}/{name}")),
     }
+}
+
+fn values<'a>(objects: impl IntoIterator<Item = &'a DynamicObject>) -> Vec<Value> {
+    objects.into_iter().filter_map(|object| ferrite_json::to_value(object).ok()).collect()
+}
+
+fn total(quota: &Value, hard: &Amounts, counted: &[(Evaluator, Vec<Value>)]) -> Amounts {
+    let pairs =
+        counted.iter().flat_map(|(evaluator, list)| list.iter().map(move |object| (evaluator, object)));
+    recount(quota, hard, pairs)
 }
 
 fn printed(list: &Amounts) -> Value {
@@ -121,21 +169,27 @@ fn tracked<'a>(served: &'a [Served], hard: &Amounts) -> Vec<(&'a Served, Evaluat
 }
 
 impl Monitors {
-    fn of(self: &Arc<Self>, served: &Served) -> Objects {
+    fn of(self: &Arc<Self>, served: &Served) -> Monitor {
         let key = (served.resource.group.clone(), served.resource.plural.clone());
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(informer) = started.get(&key) {
-            return informer.clone();
+        if let Some(monitor) = started.get(&key) {
+            return monitor.clone();
         }
         let counts_content = evaluator(&key.0, &key.1)
             .is_some_and(|e| e.counts_updates(None) || e.counts_updates(Some("resize")));
         let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &served.resource);
         let slim = if counts_content { without_bookkeeping } else { only_name };
         let informer = Informer::start_slim(api, ListSelector::everything(), &self.scope, slim);
-        let monitors = self.clone();
-        informer.subscribe(move |change| monitors.changed(change));
-        started.insert(key, informer.clone());
-        informer
+        let monitor = Monitor { informer: informer.clone(), seen: Arc::default() };
+        let (monitors, seen) = (self.clone(), monitor.seen.clone());
+        informer.subscribe(move |change| {
+            if let Some(version) = version(&change.object().metadata) {
+                seen.fetch_max(version, Ordering::AcqRel);
+            }
+            monitors.changed(change);
+        });
+        started.insert(key, monitor.clone());
+        monitor
     }
 
     /// What has gone, or has ended, is free for others.
@@ -168,4 +222,95 @@ fn only_name(object: &mut DynamicObject) {
     object.metadata.annotations = None;
     object.metadata.labels = None;
     object.data = Default::default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_json::json;
+    use kube::client::Body;
+    use std::convert::Infallible;
+
+    /// A server whose watches never say anything. Lists of all namespaces, which informers make, are empty; the list of
+    /// namespace `q` has `current`. Bodies that are written arrive in the channel.
+    fn server(current: Vec<Value>) -> (Client, tokio::sync::mpsc::UnboundedReceiver<Value>) {
+        let (sender, written) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let list = |items: &[Value]| json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}, "items": items});
+            let watches = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let path = request.uri().path().to_owned();
+            let answer = match path.as_str() {
+                "/apis" => json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []}),
+                "/api" => {
+                    json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
+                }
+                "/api/v1" => json!({"kind": "APIResourceList", "groupVersion": "v1", "resources": [
+                    {"name": "pods", "singularName": "pod", "kind": "Pod", "namespaced": true,
+                     "verbs": ["create", "list", "watch"]}]}),
+                "/api/v1/pods" => list(&[]),
+                "/api/v1/namespaces/q/pods" => list(&current),
+                other => json!({"kind": "Status", "status": "Failure", "message": other, "code": 404}),
+            };
+            let sender = sender.clone();
+            async move {
+                if watches {
+                    return std::future::pending().await;
+                }
+                let bytes = match path.strip_suffix("/status") {
+                    Some(_) => {
+                        let bytes = request.into_body().collect_bytes().await.expect("a body");
+                        let _ = sender.send(ferrite_json::from_slice(&bytes).expect("an object"));
+                        bytes.to_vec()
+                    }
+                    None => ferrite_json::to_vec(&answer).expect("an answer"),
+                };
+                Ok::<_, Infallible>(http::Response::new(Body::from(bytes)))
+            }
+        });
+        (Client::new(service, "default"), written)
+    }
+
+    async fn synced(current: Vec<Value>) -> Option<Value> {
+        let (client, mut written) = server(current);
+        let scope = Scope::new();
+        let monitors = Arc::new(Monitors {
+            client: client.clone(),
+            scope: scope.clone(),
+            queue: Arc::new(WorkQueue::new()),
+            quotas: Informer::start(Api::all(client.clone()), ListSelector::everything(), &scope),
+            started: Mutex::default(),
+        });
+        let quota = json!({
+            "metadata": {"name": "q", "namespace": "q", "resourceVersion": "9"},
+            "spec": {"hard": {"pods": "5"}},
+            "status": {"hard": {"pods": "5"}, "used": {"pods": "1"}},
+        });
+        let quota = ferrite_json::from_value(quota).expect("a quota");
+        sync(&client, &monitors, &quota).await.expect("synced");
+        scope.cancel();
+        written.try_recv().ok()
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_was_charged_and_not_yet_seen_stays_counted() {
+        let pod = json!({"kind": "Pod", "apiVersion": "v1",
+            "metadata": {"name": "p", "namespace": "q", "resourceVersion": "9"}, "spec": {"containers": []}});
+        assert_eq!(synced(vec![pod]).await, None, "the quota is right as it is");
+        let written = synced(Vec::new()).await.expect("the pod is gone");
+        assert_eq!(written["status"]["used"], json!({"pods": "0"}));
+    }
+
+    #[tokio::test]
+    async fn a_monitor_has_seen_what_came_before_its_last_event() {
+        let scope = Scope::new();
+        let (client, _) = server(Vec::new());
+        let api: Api<DynamicObject> =
+            Api::all_with(client, &kube::discovery::ApiResource::erase::<ResourceQuota>(&()));
+        let informer = Informer::start(api, ListSelector::everything(), &scope);
+        let monitor = Monitor { informer, seen: Arc::new(AtomicU64::new(7)) };
+        for (version, expected) in [(Some(6), true), (Some(7), true), (Some(8), false), (None, false)] {
+            assert_eq!(monitor.has_seen(version), expected, "{version:?}");
+        }
+        scope.cancel();
+    }
 }

@@ -4,7 +4,7 @@ use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
-use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, User};
+use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, RequestHeader, User};
 use ferrite_client::{Informers, Scope};
 use ferrite_controllers::{Clients, Identity};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
@@ -57,6 +57,56 @@ pub struct ServerOptions {
     /// Let bearers of bootstrap tokens in: secrets of type `bootstrap.kubernetes.io/token` in `kube-system`.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_bootstrap_token_auth: bool,
+    #[command(flatten)]
+    pub request_header: RequestHeaderOptions,
+}
+
+/// Front proxies that authenticate users for the server.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RequestHeaderOptions {
+    /// File with the authority of front proxies' certificates. A client with such a certificate says in headers for
+    /// whom it asks. Without it nobody is trusted to.
+    #[arg(long, value_name = "FILE")]
+    pub requestheader_client_ca_file: Option<std::path::PathBuf>,
+    /// Common names of front proxies' certificates; all of the authority's when empty.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = not_blank)]
+    pub requestheader_allowed_names: Vec<String>,
+    /// Headers in which front proxies say the user's name. X-Remote-User is common.
+    #[arg(long, value_name = "HEADER", value_delimiter = ',', value_parser = not_blank)]
+    pub requestheader_username_headers: Vec<String>,
+    /// Headers in which front proxies say the user's UID. X-Remote-Uid is suggested.
+    #[arg(long, value_name = "HEADER", value_delimiter = ',', value_parser = not_blank)]
+    pub requestheader_uid_headers: Vec<String>,
+    /// Headers in which front proxies say the user's groups. X-Remote-Group is suggested.
+    #[arg(long, value_name = "HEADER", value_delimiter = ',', value_parser = not_blank)]
+    pub requestheader_group_headers: Vec<String>,
+    /// Prefixes of headers in which front proxies say what else is known of the user. X-Remote-Extra- is suggested.
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',', value_parser = not_blank)]
+    pub requestheader_extra_headers_prefix: Vec<String>,
+}
+
+impl RequestHeaderOptions {
+    fn read(&self) -> Result<Option<RequestHeader>, BoxError> {
+        let Some(file) = &self.requestheader_client_ca_file else { return Ok(None) };
+        let client_ca = std::fs::read_to_string(file)
+            .map_err(|e| format!("cannot read --requestheader-client-ca-file {}: {e}", file.display()))?;
+        Ok(Some(RequestHeader {
+            client_ca,
+            allowed_names: self.requestheader_allowed_names.clone(),
+            username_headers: self.requestheader_username_headers.clone(),
+            uid_headers: self.requestheader_uid_headers.clone(),
+            group_headers: self.requestheader_group_headers.clone(),
+            extra_headers_prefix: self.requestheader_extra_headers_prefix.clone(),
+        }))
+    }
+}
+
+/// As upstream: an entry of nothing but spaces is a mistake.
+fn not_blank(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("an entry is empty".into()),
+        _ => Ok(text.to_owned()),
+    }
 }
 
 /// A key alone turns on, as upstream.
@@ -105,6 +155,14 @@ impl ServiceRanges {
     pub fn first_address(&self) -> IpAddr {
         let primary = self.0[0];
         primary.address_of(ferrite_api::address_number(primary.address).0 + 1)
+    }
+
+    /// The address of the cluster's DNS Service: the tenth of the primary range, as kubeadm chooses. None if the range
+    /// is too small for it.
+    pub fn dns_address(&self) -> Option<IpAddr> {
+        let primary = self.0[0];
+        let address = primary.address_of(ferrite_api::address_number(primary.address).0 + 10);
+        primary.contains_host(address).then_some(address)
     }
 
     /// The range of IPv4, as text.
@@ -176,7 +234,12 @@ pub struct Place {
     pub listen: Vec<IpAddr>,
     /// A whole cluster has nobody else's components, so that writers of what nothing acts on are warned.
     pub whole: bool,
+    /// The cluster's domain, in which the server has a name.
+    pub domain: String,
 }
+
+/// The domain of clusters for which no other is chosen.
+pub const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// Listens on the same port of every address.
 async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, BoxError> {
@@ -200,13 +263,7 @@ async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, B
 }
 
 /// The names every API server is known by, besides its addresses.
-const NAMES: [&str; 5] = [
-    "localhost",
-    "kubernetes",
-    "kubernetes.default",
-    "kubernetes.default.svc",
-    "kubernetes.default.svc.cluster.local",
-];
+const NAMES: [&str; 4] = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
 
 impl Running {
     /// Opens the store, makes certificates and serves.
@@ -221,6 +278,7 @@ impl Running {
         let service_ip = options.service_cluster_ip_range.first_address();
         let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
         names.extend([
+            format!("kubernetes.default.svc.{}", place.domain),
             IpAddr::from(Ipv4Addr::LOCALHOST).to_string(),
             service_ip.to_string(),
             node_address.to_string(),
@@ -231,7 +289,9 @@ impl Running {
         // An identity that kubelets know and that has no rights here: authors of nodes choose where it is shown.
         let subject = Subject::client("kube-apiserver-kubelet-client", None);
         let kubelet_client = pki.ensure("apiserver-kubelet-client", &subject, Purpose::Client)?;
-        let tls = ferrite_pki::server_config(&serving, pki.ca(), &["h2", "http/1.1"])?;
+        let request_header = options.request_header.read()?;
+        let proxies_ca = request_header.as_ref().map(|proxies| proxies.client_ca.as_str());
+        let tls = ferrite_pki::server_config_with(&serving, pki.ca(), proxies_ca, &["h2", "http/1.1"])?;
         let config = Config {
             service_ranges: options.service_cluster_ip_range.all().to_vec(),
             node_ports: options.service_node_port_range.0.clone(),
@@ -241,6 +301,7 @@ impl Running {
             extend_token_expiration: options.service_account_extend_token_expiration,
             service_account_key: Some(pki.service_account_key()?),
             client_ca: Some(pki.ca().to_owned()),
+            request_header,
             serving: options.serving.to_serving(),
             warns_of_inert: place.whole,
             bootstrap_tokens: options.enable_bootstrap_token_auth,
@@ -255,9 +316,9 @@ impl Running {
             ..Config::new(SocketAddr::new(node_address, listening.port()))
         };
         let server = ApiServer::start(store, config).await?;
-        let (mut serving, tls) = (JoinSet::new(), Arc::new(tls));
+        let mut serving = JoinSet::new();
         for listener in listeners {
-            serving.spawn(Arc::clone(&server).serve(listener, Arc::clone(&tls)));
+            serving.spawn(Arc::clone(&server).serve(listener, tls.clone()));
         }
         let host = match listening.ip() {
             ip if ip.is_unspecified() => IpAddr::from(Ipv4Addr::LOCALHOST),
@@ -373,6 +434,19 @@ mod tests {
         ] {
             let ranges = parse_service_ranges(text);
             assert_eq!(ranges.map(|r| r.first_address().to_string()).ok().as_deref(), first, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_dns_service_has_the_tenth_address_of_the_primary_range() {
+        for (text, want) in [
+            ("10.96.0.0/12", Some("10.96.0.10")),
+            ("fd00::/108,10.0.0.0/24", Some("fd00::a")),
+            ("10.0.0.16/28", Some("10.0.0.26")),
+            ("10.0.0.0/29", None),
+        ] {
+            let ranges = parse_service_ranges(text).unwrap();
+            assert_eq!(ranges.dns_address().map(|a| a.to_string()).as_deref(), want, "{text}");
         }
     }
 }

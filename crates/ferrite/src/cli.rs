@@ -1,9 +1,12 @@
 //! The command line.
 
-use crate::apiserver::{BoxError, Place, Running, ServerOptions};
+use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Place, Running, ServerOptions};
 use crate::cluster::start_scheduler;
 use crate::data_dir::DataDirectory;
 use crate::image::Image;
+use crate::kube_controller_manager::KubeControllerManager;
+use crate::kube_proxy::KubeProxy;
+use crate::kube_scheduler::KubeScheduler;
 use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
@@ -89,6 +92,12 @@ enum Command {
         )]
         controllers: Vec<String>,
     },
+    /// Run the service proxy alone, for any cluster, with upstream's flags and configuration file.
+    KubeProxy(Box<KubeProxy>),
+    /// Run the controllers alone, against any API server.
+    KubeControllerManager(Box<KubeControllerManager>),
+    /// Run the scheduler alone, against any API server.
+    KubeScheduler(Box<KubeScheduler>),
     /// Run the container runtime alone, for crictl and for any kubelet.
     Runtime(RuntimeAlone),
     /// Check, compact and measure the embedded store.
@@ -111,6 +120,7 @@ impl Cli {
             Command::Down { data, keep_data } => block_on(down::run(&data.paths(), keep_data)),
             Command::Status { data } => status::show(&data.paths()),
             Command::Image(image) => block_on(image.run()),
+            Command::KubeProxy(proxy) => block_on(proxy.run()),
             Command::Docker { arguments } => {
                 // Reached with our own options before the name; the usual way is in `main`.
                 let name = std::iter::once("docker".into());
@@ -123,6 +133,8 @@ impl Cli {
             }
             Command::KubeApiserver { place, controllers } => block_on(place.serve(&controllers, false)),
             Command::Server { place, controllers } => block_on(place.serve(&controllers, true)),
+            Command::KubeControllerManager(manager) => block_on(manager.run()),
+            Command::KubeScheduler(scheduler) => block_on(scheduler.run()),
             Command::Runtime(runtime) => block_on(runtime.run()),
             Command::Store(command) => block_on(command.run()),
             Command::Snapshot(command) => command.run(),
@@ -159,7 +171,12 @@ impl ServerPlace {
         let running = Running::start(
             &paths,
             &self.server,
-            &Place { address: advertise, listen: vec![Ipv4Addr::UNSPECIFIED.into()], whole },
+            &Place {
+                address: advertise,
+                listen: vec![Ipv4Addr::UNSPECIFIED.into()],
+                whole,
+                domain: CLUSTER_DOMAIN.into(),
+            },
         )
         .await?;
         running.write_admin_kubeconfig(&paths)?;

@@ -5,6 +5,7 @@
 
 use crate::apiserver::{BoxError, Cidr, Place, Running, ServerOptions};
 use crate::control::Control;
+use crate::dns::{ClusterDns, DnsOptions};
 use crate::paths::Paths;
 use crate::progress::Progress;
 use ferrite_client::{Events, Informers, Scope};
@@ -12,6 +13,9 @@ use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
 use ferrite_network::{Bridge, BridgeConfig};
 use ferrite_pki::{Purpose, Subject};
+use ferrite_proxy::layout::LocalTraffic;
+use ferrite_proxy::model::IpFamily;
+use ferrite_proxy::{Proxy, ProxyConfig};
 use ferrite_runtime::Runtime;
 use ferrite_runtime::image::cri::Images;
 use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
@@ -19,6 +23,7 @@ use ferrite_scheduler::{Profile, SchedulerContext};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Who makes control groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -48,6 +53,8 @@ pub struct ClusterOptions {
     /// Addresses of all pods; the node takes the first /24.
     #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
     pub pod_cidr: Cidr,
+    #[command(flatten)]
+    pub dns: DnsOptions,
     /// Port of the kubelet.
     #[arg(long, default_value_t = 10250, value_name = "PORT")]
     pub kubelet_port: u16,
@@ -109,7 +116,11 @@ pub struct Cluster {
     pub node_name: String,
     /// None when another runtime runs the pods.
     embedded: Option<Embedded>,
+    /// None when pods resolve names as the node does.
+    dns: Option<ClusterDns>,
     scope: Scope,
+    /// None when the kernel cannot do it.
+    proxy: Option<Proxy>,
     _kubelet: Kubelet,
 }
 
@@ -145,8 +156,12 @@ impl Cluster {
         };
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
-        let place =
-            Place { address: node_ip, listen: vec![Ipv4Addr::LOCALHOST.into(), gateway], whole: true };
+        let place = Place {
+            address: node_ip,
+            listen: vec![Ipv4Addr::LOCALHOST.into(), gateway],
+            whole: true,
+            domain: options.dns.cluster_domain.clone(),
+        };
         let api = Running::start(paths, &with_node_restriction(&options.server), &place).await?;
         api.write_admin_kubeconfig(paths)?;
         progress.done("API server", &api.url);
@@ -155,6 +170,11 @@ impl Cluster {
         let informers = api.start_controllers(&["*".to_owned()], &scope)?;
         start_scheduler(&api, informers, &scope)?;
         progress.done("control plane", "controllers, scheduler");
+
+        let dns = ClusterDns::start(options, &bridge, node_ip, &api, &scope).await?;
+        if let Some(dns) = &dns {
+            progress.done("DNS", &format!("{} at {}", options.dns.cluster_domain, dns.address));
+        }
 
         let (embedded, services) = match &options.container_runtime_endpoint {
             None => {
@@ -173,9 +193,22 @@ impl Cluster {
             }
         };
 
-        let kubelet = start_kubelet(paths, options, &api, services, &node_name, node_ip, &scope).await?;
+        let proxy = match start_proxy(paths, options, &api, &bridge, &node_name, node_ip, &scope).await {
+            Ok(proxy) => {
+                progress.done("proxy", &paths.proxy_table());
+                Some(proxy)
+            }
+            // Pods and the API work; only Services lead nowhere, as on a kernel built without nftables.
+            Err(error) => {
+                tracing::warn!(%error, "Services cannot be reached by their addresses");
+                None
+            }
+        };
+
+        let node = NodePlace { name: &node_name, ip: node_ip, dns: dns.as_ref().map(|dns| dns.address) };
+        let kubelet = start_kubelet(paths, options, &api, services, &node, &scope).await?;
         progress.done("kubelet", &format!("node {node_name}"));
-        Ok(Self { api, node_name, embedded, scope, _kubelet: kubelet })
+        Ok(Self { api, node_name, embedded, dns, scope, proxy, _kubelet: kubelet })
     }
 
     /// Waits until the node says that it is ready and a pod could be created.
@@ -190,7 +223,17 @@ impl Cluster {
         .await?;
         // Pods run as a service account; its controller makes one in every namespace.
         let accounts = ferrite_client::Api::<ServiceAccount>::namespaced(client, "default");
-        self.until(accounts, "default", |_| true).await
+        self.until(accounts, "default", |_| true).await?;
+        if let Some(dns) = &self.dns {
+            dns.synced().await;
+        }
+        // A pod may ask the API server by its Service as the first thing it does.
+        if let Some(proxy) = &self.proxy
+            && !proxy.first_sync().await
+        {
+            tracing::warn!("Services cannot be reached by their addresses yet");
+        }
+        Ok(())
     }
 
     /// Waits until the object of that name is as `accept` wants it.
@@ -313,15 +356,54 @@ async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
     Ok(())
 }
 
+/// What the kubelet is told of its node.
+struct NodePlace<'a> {
+    name: &'a str,
+    ip: IpAddr,
+    /// The name server of pods.
+    dns: Option<IpAddr>,
+}
+
+/// Starts the service proxy of the node.
+async fn start_proxy(
+    paths: &Paths,
+    options: &ClusterOptions,
+    api: &Running,
+    bridge: &Bridge,
+    node_name: &str,
+    node_ip: IpAddr,
+    scope: &Scope,
+) -> Result<Proxy, BoxError> {
+    /// Upstream's port for load balancers that ask about the node.
+    const HEALTHZ_PORT: u16 = 10256;
+    /// Changes that come together go into one transaction; alone they do not wait for long.
+    const MIN_SYNC_PERIOD: Duration = Duration::from_millis(20);
+    bridge.route_services().await?;
+    let config = ProxyConfig {
+        node_ips: vec![node_ip],
+        table: paths.proxy_table(),
+        // Pods have IPv4 addresses.
+        families: vec![IpFamily::V4],
+        local_traffic: LocalTraffic::Cidrs(vec![options.pod_cidr.to_string().parse()?]),
+        // Node ports answer where the node does, and nowhere else.
+        node_port_addresses: vec![ferrite_proxy::model::Cidr::single(node_ip)],
+        pod_bridge: Some(bridge.pod_cidr().to_string().parse()?),
+        min_sync_period: MIN_SYNC_PERIOD,
+        healthz_bind_address: Some(SocketAddr::new(node_ip, HEALTHZ_PORT)),
+        ..ProxyConfig::new(node_name)
+    };
+    Ok(Proxy::start(config, api.client("system:kube-proxy", &[]), scope).await?)
+}
+
 async fn start_kubelet(
     paths: &Paths,
     options: &ClusterOptions,
     api: &Running,
     services: Services,
-    node_name: &str,
-    node_ip: IpAddr,
+    node: &NodePlace<'_>,
     scope: &Scope,
 ) -> Result<Kubelet, BoxError> {
+    let (node_name, node_ip) = (node.name, node.ip);
     let names = vec![node_name.to_owned(), node_ip.to_string(), Ipv4Addr::LOCALHOST.to_string()];
     let serving = api.pki.ensure(
         "kubelet",
@@ -343,8 +425,11 @@ async fn start_kubelet(
             None => SocketAddr::new(node_ip, options.kubelet_port),
             Some(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         },
-        tls: Some(Arc::new(tls)),
+        tls: Some(tls),
         api_server: Some((service_ip, 443)),
+        cluster_dns: node.dns,
+        cluster_domain: options.dns.cluster_domain.clone(),
+        resolv_conf: options.dns.resolv_conf.clone(),
         image_credential_providers: options
             .image_credential_provider_config
             .clone()

@@ -12,6 +12,7 @@ use ferrite_cri::v1::{
     ListPodSandboxRequest, PodSandboxMetadata, RemovePodSandboxRequest, StopPodSandboxRequest,
 };
 use ferrite_network::{Attachment, Bridge, NetworkError, PodNetwork, PodRef};
+use ferrite_proxy::model::IpFamily;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -46,6 +47,10 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
     ferrite_runtime::destroy(NodeParts::runtime_config(paths, Arc::new(NoNetwork), images, driver)).await?;
     ferrite_hostfs::mounts::unmount_below(&paths.kubelet())?;
     progress.done("containers", "ended, unmounted, their cgroups removed");
+    if let Err(error) = ferrite_proxy::remove_tables(&paths.proxy_table(), &[IpFamily::V4]).await {
+        // A kernel without nftables never had it.
+        tracing::warn!(%error, "the rules of Services may still be there");
+    }
     Bridge::purge(&paths.network()).await?;
     progress.done("network", "bridge, links, routes and rules removed");
     if let Some(file) = state.as_ref().and_then(|s| s.kubeconfig.as_ref()) {

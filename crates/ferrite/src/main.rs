@@ -1,14 +1,19 @@
 //! One binary, many names: `ferrite <component>`, or a symlink named like the component.
 
+mod alone;
 mod apiserver;
 mod cli;
 mod cluster;
 mod component;
 mod control;
 mod data_dir;
+mod dns;
 mod docker;
 mod down;
 mod image;
+mod kube_controller_manager;
+mod kube_proxy;
+mod kube_scheduler;
 mod kubeconfig;
 mod logging;
 mod paths;

@@ -112,6 +112,11 @@ impl Paths {
         }
     }
 
+    /// The nftables table of Services.
+    pub fn proxy_table(&self) -> String {
+        format!("kube-proxy-{}", self.bridge())
+    }
+
     /// The cgroup under which everything of the cluster runs.
     pub fn cgroup(&self) -> String {
         format!("/{}", self.cluster)

@@ -42,6 +42,13 @@ enum Tool {
         #[arg(long, default_value_t = 5.0)]
         timeout: f64,
     },
+    /// Ask the API server for a path, such as /api/v1/namespaces, as the pod's service account, and print the answer.
+    Api {
+        path: String,
+        /// Give up after this many seconds.
+        #[arg(long, default_value_t = 5.0)]
+        timeout: f64,
+    },
     /// Print arguments, then standard input if it is not a terminal.
     Echo { words: Vec<String> },
     /// Print a file.
@@ -130,6 +137,11 @@ impl Tool {
                 return tokio::time::timeout(Duration::from_secs_f64(timeout), get(&url))
                     .await
                     .map_err(|_| format!("{url}: no answer within {timeout} s"))?;
+            }
+            Self::Api { path, timeout } => {
+                return tokio::time::timeout(Duration::from_secs_f64(timeout), ask_api(&path))
+                    .await
+                    .map_err(|_| format!("{path}: no answer within {timeout} s"))?;
             }
             Self::Tick { milliseconds, count } => {
                 let mut timer = tokio::time::interval(Duration::from_millis(milliseconds.max(1)));
@@ -254,6 +266,14 @@ fn respond(
         }
         _ => text(StatusCode::NOT_FOUND, "not found\n".into()),
     }
+}
+
+/// Asks as any client in a pod does: address from the environment, token and certificates from the volume.
+async fn ask_api(path: &str) -> Result<ExitCode, BoxError> {
+    let client = kube::Client::try_from(kube::Config::incluster_env()?)?;
+    let request = Request::get(path).body(Vec::new())?;
+    println!("{}", client.request_text(request).await?);
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn get(url: &str) -> Result<ExitCode, BoxError> {

@@ -4,6 +4,7 @@
 //! also check a law of their format, such as "what was read and written reads the same again".
 
 mod documents;
+mod expressions;
 mod nodes;
 mod request;
 
@@ -21,9 +22,11 @@ pub const TARGETS: &[Target] = &[
     documents::APPLY,
     documents::SELECTOR,
     documents::QUANTITY,
+    expressions::CEL,
     request::REQUEST,
     nodes::SPDY,
     nodes::LAYER,
     nodes::REFERENCE,
     nodes::PAGE,
+    nodes::DNS,
 ];

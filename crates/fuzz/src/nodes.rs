@@ -1,4 +1,4 @@
-//! What reaches a node, or comes from one: streams, layers, image names, pages.
+//! What reaches a node, or comes from one: streams, layers, image names, pages, DNS packets.
 
 use crate::Target;
 use ferrite_apiserver::fuzzing::page;
@@ -37,3 +37,5 @@ pub const PAGE: Target = Target {
         }
     },
 };
+
+pub const DNS: Target = Target { name: "dns", run: ferrite_dns::fuzzing::packet };

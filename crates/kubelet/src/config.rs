@@ -1,10 +1,10 @@
 //! Configuration of a kubelet, with the defaults of upstream's KubeletConfiguration.
 
 use ferrite_cri::v1::CgroupDriver;
+use ferrite_pki::ServerTls;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Everything a kubelet is told. [`Config::new`] fills in what upstream defaults.
@@ -24,9 +24,9 @@ pub struct Config {
     pub cgroup_driver: CgroupDriver,
     /// Where the kubelet API listens. The port is published in the Node's status.
     pub server_address: SocketAddr,
-    /// The kubelet API's TLS settings; they must require client certificates of the cluster's authority.
-    /// Without them the API is not served.
-    pub tls: Option<Arc<rustls::ServerConfig>>,
+    /// The kubelet API's TLS settings, with the authority of the callers' certificates. Without them the API is not
+    /// served.
+    pub tls: Option<ServerTls>,
     /// Common names of certificates that may use the kubelet API, besides members of `system:masters`.
     pub authorized_names: Vec<String>,
     /// The cluster's name server. Without it pods resolve names as the node does.

@@ -3,7 +3,7 @@
 use crate::cgroup::Cgroups;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::container::dns::{self, ClusterDns};
+use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::{apparmor, sysctl};
 use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers};
@@ -89,7 +89,6 @@ impl Kubelet {
             Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
         let (readiness, readiness_seen) = watch::channel(Readiness::default());
         let selector = ListSelector::fields(format!("spec.nodeName={}", config.node_name));
-        let resolv_conf = std::fs::read_to_string(&config.resolv_conf).unwrap_or_default();
         let config = Arc::new(config);
         let node_selector = ListSelector::fields(format!("metadata.name={}", config.node_name));
         let volumes = Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits);
@@ -104,7 +103,7 @@ impl Kubelet {
             log_dir: config.log_dir.clone(),
             seccomp_root: config.root_dir.join("seccomp"),
             cluster_dns: ClusterDns { address: config.cluster_dns, domain: config.cluster_domain.clone() },
-            node_dns: dns::parse_resolv_conf(&resolv_conf),
+            resolv_conf: config.resolv_conf.clone(),
             api_address: config.api_server.map(|(ip, port)| ApiAddress { host: ip.to_string(), port }),
             limits,
             max_pods: config.max_pods,

@@ -11,6 +11,7 @@ use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
 use nlink::netlink::messages::LinkMessage;
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::route::Ipv4Route;
+use nlink::netlink::types::addr::Scope;
 use nlink::netlink::{Connection, Route};
 
 use crate::ipam::Ipam;
@@ -173,9 +174,38 @@ impl Bridge {
         Ok(Arc::new(Self { config, host, conn, ipam: Arc::new(Mutex::new(ipam)), state, removed }))
     }
 
+    /// The name of the bridge's link.
+    pub fn name(&self) -> &str {
+        &self.config.name
+    }
+
     /// The address pods use as their default gateway: the node, on the bridge.
     pub fn gateway(&self) -> Ipv4Addr {
         gateway(self.config.pod_cidr)
+    }
+
+    /// Gives the node another address on the bridge, for a server of the node that pods reach by it. It goes with the
+    /// bridge. Its scope is this host: the node never uses it as the source of what it sends elsewhere.
+    pub async fn add_node_address(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
+        self.check_open()?;
+        let config = Ipv4Address::new(self.config.name.as_str(), address, 32).scope(Scope::Host);
+        let fail = NetworkError::netlink(format!("address {address} of bridge {}", self.config.name));
+        self.conn.replace_address(config).await.map_err(fail)
+    }
+
+    /// The range of this node's pods.
+    pub fn pod_cidr(&self) -> Cidr {
+        self.config.pod_cidr
+    }
+
+    /// Lets packets to Services pass to a service proxy on this node, also those of the node's own processes. May be
+    /// repeated.
+    pub async fn route_services(&self) -> Result<(), NetworkError> {
+        self.check_open()?;
+        match self.state.load()? {
+            Some(record) => rules::add_service_route(&self.conn, &record).await,
+            None => Ok(()),
+        }
     }
 
     /// Sets the network apart from others of this node. The first word holds until the network is removed.

@@ -3,7 +3,8 @@
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::nftables::{BaseChain, Chain, CtState, Family, FilterHook, NatHook, Priority, Rule};
 use nlink::netlink::route::Ipv4Route;
-use nlink::netlink::types::route::RouteType;
+use nlink::netlink::rule::RuleBuilder;
+use nlink::netlink::types::route::{RouteScope, RouteType};
 use nlink::netlink::{Connection, Nftables, Route};
 
 use crate::bridge::Isolation;
@@ -39,8 +40,45 @@ pub(crate) async fn add_routes(conn: &Connection<Route>, record: &Record) -> Res
     Ok(())
 }
 
-/// Takes the routes of [`add_routes`] away.
+/// The routing table for what this node's own processes send to Services.
+const SERVICE_TABLE: u32 = 26_213;
+/// Before the rule for the main table.
+const SERVICE_RULE_PRIORITY: u32 = 32_000;
+
+/// Names the packets of this node's own processes (which the kernel says come in by `lo`) to Services.
+fn service_rule(range: Cidr) -> RuleBuilder {
+    RuleBuilder::v4()
+        .priority(SERVICE_RULE_PRIORITY)
+        .iif("lo")
+        .to_v4(range.network(), range.prefix())
+        .table(SERVICE_TABLE)
+}
+
+/// Gives packets of this node's own processes to Services a route.
+///
+/// The kernel looks for a route before a service proxy sees such a packet; without one it refuses the connection at
+/// once. The route ends at the bridge, so that a packet that no proxy takes never leaves the machine, and it goes with
+/// the bridge. Packets of others still meet the `unreachable` route unless the proxy takes them.
+pub(crate) async fn add_service_route(conn: &Connection<Route>, record: &Record) -> Result<(), NetworkError> {
+    let Some(range) = record.service_cidr else { return Ok(()) };
+    let fail = || NetworkError::netlink(format!("add the route for Services {range}"));
+    let route = Ipv4Route::new(range.network(), range.prefix())
+        .dev(record.bridge.as_str())
+        .scope(RouteScope::Link)
+        .table(SERVICE_TABLE);
+    conn.replace_route(route).await.map_err(fail())?;
+    match conn.add_rule(service_rule(range)).await {
+        Err(error) if !error.is_already_exists() => Err(fail()(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Takes the routes of [`add_routes`] and the rule of [`add_service_route`] away.
 pub(crate) async fn remove_routes(conn: &Connection<Route>, record: &Record) -> Result<(), NetworkError> {
+    if let Some(range) = record.service_cidr {
+        let fail = NetworkError::netlink(format!("remove the rule for Services {range}"));
+        conn.del_rule_if_exists(service_rule(range)).await.map_err(fail)?;
+    }
     for range in record.service_cidr.into_iter().chain([record.cluster_cidr]) {
         conn.del_route_if_exists(unreachable(range))
             .await

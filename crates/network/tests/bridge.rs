@@ -237,6 +237,23 @@ async fn addresses_nobody_owns_die_on_the_node() {
 }
 
 #[tokio::test]
+async fn pods_reach_the_node_by_an_address_it_was_given() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a) = (TestNs::new(), TestNs::new());
+    let before = inventory(&node).await;
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    let pod = attach(&bridge, "a", &a).await;
+    let address = "10.96.0.10".parse().unwrap();
+    assert_ne!(connect_error(&a, "10.96.0.10:53"), io::ErrorKind::ConnectionRefused, "nobody has it yet");
+    bridge.add_node_address(address).await.unwrap();
+    bridge.add_node_address(address).await.unwrap();
+    assert_eq!(echo(&a, &node, address.into()), format!("ping from {pod}"));
+    assert_eq!(echo(&node, &a, pod), "ping from 10.244.1.1", "it is no source for other destinations");
+    bridge.remove().await.unwrap();
+    assert_eq!(inventory(&node).await, before);
+}
+
+#[tokio::test]
 async fn remove_leaves_the_node_as_it_was() {
     let state = tempfile::tempdir().unwrap();
     let (node, a) = (TestNs::new(), TestNs::new());
@@ -382,4 +399,30 @@ async fn a_sandbox_on_two_networks_and_one_that_is_apart() {
     assert_eq!(forwarding().trim(), "1");
     two.remove().await.unwrap();
     assert_eq!(inventory(&node).await, before);
+}
+
+/// The routing rules of a namespace, in comparable form.
+async fn routing_rules(ns: &TestNs) -> Vec<String> {
+    let rules = ns.route().get_rules_v4().await.unwrap();
+    rules.iter().map(|rule| format!("{rule:?}")).collect()
+}
+
+#[tokio::test]
+async fn services_have_a_route_for_the_node_and_it_goes_with_the_network() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a) = (TestNs::new(), TestNs::new());
+    let before = (inventory(&node).await, routing_rules(&node).await);
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    attach(&bridge, "sandbox-a", &a).await;
+    assert_eq!(connect_error(&node, "10.96.0.10:80"), io::ErrorKind::HostUnreachable, "nobody takes it");
+    bridge.route_services().await.unwrap();
+    bridge.route_services().await.unwrap();
+    assert_eq!(routing_rules(&node).await.len(), before.1.len() + 1);
+    // The kernel finds a route for the node's own packets, which a proxy may now rewrite; a pod's packet that no
+    // proxy has rewritten is still refused.
+    let target: SocketAddr = "10.96.0.10:80".parse().unwrap();
+    node.run(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"?", target).unwrap());
+    assert_eq!(connect_error(&a, "10.96.0.10:80"), io::ErrorKind::HostUnreachable);
+    bridge.remove().await.unwrap();
+    assert_eq!((inventory(&node).await, routing_rules(&node).await), before);
 }

@@ -1,4 +1,5 @@
-//! The little of DER that is needed to give a signed structure another subject.
+//! The little of DER that is needed to give a signed structure another subject, and to read algorithms as they are
+//! encoded.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -26,7 +27,7 @@ pub(crate) fn element(tag: u8, content: &[u8]) -> Vec<u8> {
 }
 
 /// The first element as it is, what is in it, and what follows it.
-fn first(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+pub(crate) fn first(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (head, length) = match *bytes.get(1)? {
         short @ 0..0x80 => (2, usize::from(short)),
         0x80 => return None,
@@ -90,6 +91,18 @@ pub(crate) fn with_request_subject<E>(
     sign: impl FnOnce(&[u8]) -> Result<Vec<u8>, E>,
 ) -> Option<Result<Vec<u8>, E>> {
     replaced(request, 1, subject, sign)
+}
+
+/// A certificate as one of version 1: without extensions, and without the field that says another version.
+#[cfg(test)]
+pub(crate) fn as_version_1<E>(
+    certificate: &[u8],
+    sign: impl FnOnce(&[u8]) -> Result<Vec<u8>, E>,
+) -> Option<Result<Vec<u8>, E>> {
+    const VERSION: usize = 0;
+    const EXTENSIONS: usize = 7;
+    let unsigned: Result<_, E> = replaced(certificate, EXTENSIONS, &[], |_| Ok(Vec::new()))?;
+    replaced(&unsigned.ok()?, VERSION, &[], sign)
 }
 
 /// An attribute of a name.

@@ -5,6 +5,7 @@
 //! usual tools read them and a certificate made elsewhere can be put in place of ours.
 
 mod authority;
+mod clients;
 mod der;
 mod files;
 mod request;
@@ -12,7 +13,11 @@ mod tls;
 mod token;
 
 pub use authority::{Authority, Identity, Purpose, Subject};
+pub use clients::{ClientAuthorities, ClientCertificate, ClientCertificateError};
 pub use files::{ClusterPki, PkiError};
 pub use request::Request;
-pub use tls::{client_config, mutual_server_config, server_config, unverified_client_config};
+pub use tls::{
+    ServerTls, anonymous_server_config, client_config, mutual_server_config, server_config,
+    server_config_with, unverified_client_config,
+};
 pub use token::{KeyError, LEGACY_ISSUER, TokenSigner};

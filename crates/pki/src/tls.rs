@@ -1,23 +1,55 @@
 //! rustls configurations made from PEM.
 
 use crate::authority::Identity;
+use crate::clients::{ClientAuthorities, KeyPossession};
 use crate::files::PkiError;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
-use rustls::server::{ClientCertVerifierBuilder, WebPkiClientVerifier};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use std::sync::Arc;
 
-/// Serves with `identity`. A client may present a certificate of `client_ca`; one of another authority is
-/// refused in the handshake, none at all is left to authentication.
+/// How a server meets its clients: the handshake, and the authorities that their certificates are verified against
+/// afterwards. Both travel together, because the handshake alone proves no identity.
+#[derive(Debug, Clone)]
+pub struct ServerTls {
+    pub config: Arc<ServerConfig>,
+    pub clients: Arc<ClientAuthorities>,
+}
+
+/// Serves with `identity`. The handshake asks for a certificate of `client_ca` and accepts any whose key the client
+/// has; the server then verifies it with [`ServerTls::clients`].
 pub fn server_config(
     identity: &Identity,
     client_ca: &str,
     protocols: &[&str],
-) -> Result<ServerConfig, PkiError> {
-    serving(identity, client_ca, protocols, ClientCertVerifierBuilder::allow_unauthenticated)
+) -> Result<ServerTls, PkiError> {
+    server_config_with(identity, client_ca, None, protocols)
+}
+
+/// The same for a server that also knows certificates of another authority, and verifies those itself. The handshake
+/// asks for certificates of both: many clients show only one that is asked for.
+pub fn server_config_with(
+    identity: &Identity,
+    client_ca: &str,
+    other_ca: Option<&str>,
+    protocols: &[&str],
+) -> Result<ServerTls, PkiError> {
+    let clients = Arc::new(ClientAuthorities::from_pem(client_ca)?);
+    let mut hints = roots(client_ca)?.subjects();
+    if let Some(other) = other_ca {
+        hints.extend(roots(other)?.subjects());
+    }
+    let verifier = Arc::new(KeyPossession::new(hints));
+    Ok(ServerTls { config: Arc::new(serving(identity, verifier, protocols)?), clients })
+}
+
+/// Serves with `identity` and asks clients for no certificate.
+pub fn anonymous_server_config(identity: &Identity, protocols: &[&str]) -> Result<ServerConfig, PkiError> {
+    serving(identity, WebPkiClientVerifier::no_client_auth(), protocols)
 }
 
 /// Serves with `identity`, to clients that present a certificate of `client_ca` and to nobody else.
@@ -26,22 +58,19 @@ pub fn mutual_server_config(
     client_ca: &str,
     protocols: &[&str],
 ) -> Result<ServerConfig, PkiError> {
-    serving(identity, client_ca, protocols, |builder| builder)
+    let provider = Arc::new(ring::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(client_ca)?), provider);
+    let verifier = verifier.build().map_err(|_| PkiError::Pem { what: "the client authority".into() })?;
+    serving(identity, verifier, protocols)
 }
 
 fn serving(
     identity: &Identity,
-    client_ca: &str,
+    verifier: Arc<dyn ClientCertVerifier>,
     protocols: &[&str],
-    clients: impl FnOnce(ClientCertVerifierBuilder) -> ClientCertVerifierBuilder,
 ) -> Result<ServerConfig, PkiError> {
-    let provider = Arc::new(ring::default_provider());
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots(client_ca)?), Arc::clone(&provider));
-    let verifier =
-        clients(verifier).build().map_err(|_| PkiError::Pem { what: "the client authority".into() })?;
     let (chain, key) = parts(identity)?;
-    let mut config = ServerConfig::builder_with_provider(provider)
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, key)?;

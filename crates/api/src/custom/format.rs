@@ -169,7 +169,7 @@ fn is_credit_card(text: &str) -> bool {
             (_, double) => double,
         })
         .sum();
-    (13..=16).contains(&digits.len()) && sum % 10 == 0
+    (13..=16).contains(&digits.len()) && sum.is_multiple_of(10)
 }
 
 fn is_ssn(text: &str) -> bool {

@@ -73,7 +73,8 @@ impl Pruner {
                     self.path.truncate(end);
                     return true;
                 }
-                if !preserve && !(self.path.is_empty() && META.contains(&key.as_str())) {
+                let at_root = self.path.is_empty() && META.contains(&key.as_str());
+                if !preserve && !at_root {
                     self.record(key);
                 }
                 preserve

@@ -73,16 +73,15 @@ impl Strategy for CertificateSigningRequests {
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
         keep_metadata(new, old, "managedFields");
-        let decided = |c: &&Value| matches!(text(c, "type"), "Approved" | "Denied");
-        let kept: Vec<Value> = list(&old["status"], "conditions").iter().filter(decided).cloned().collect();
-        let reported: Vec<Value> =
-            list(&new["status"], "conditions").iter().filter(|c| !decided(c)).cloned().collect();
-        let all: Vec<Value> = kept.into_iter().chain(reported).collect();
         let status = ensure_object(new, "status");
-        if all.is_empty() {
-            super::access::remove(status, "conditions");
-        } else {
-            status["conditions"] = all.into();
+        for decision in ["Approved", "Denied"] {
+            let is_one = |c: &Value| text(c, "type") == decision;
+            let was: Vec<&Value> = list(&old["status"], "conditions").iter().filter(|c| is_one(c)).collect();
+            // To add or to remove one is refused by validation.
+            if list(status, "conditions").iter().filter(|c| is_one(c)).count() == was.len() {
+                let same = list_mut(status, "conditions").filter(|c| is_one(c)).zip(was);
+                same.for_each(|(is, was)| *is = was.clone());
+            }
         }
         stamp_conditions(status, &old["status"]);
     }

@@ -99,6 +99,10 @@ impl Strategy for CustomResourceDefinitions {
         errors
     }
 
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "spec");
+    }
+
     fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
         validate_status(new)
     }

@@ -77,6 +77,8 @@ impl Strategy for Deployments {
             "readyReplicas",
             "availableReplicas",
             "unavailableReplicas",
+            "terminatingReplicas",
+            "collisionCount",
         ];
         let mut errors = workload::validate_counts(&new["status"], &counts, &counts[2..5], "readyReplicas");
         errors.extend(workload::validate_collisions(&new["status"], &old["status"]));

@@ -63,6 +63,10 @@ impl Strategy for Nodes {
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
+        // As upstream: kubelets are no longer configured through the API, and nothing new is reported of that.
+        if !present(&old["status"], "config") {
+            super::access::remove(&mut new["status"], "config");
+        }
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

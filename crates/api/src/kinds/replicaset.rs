@@ -48,8 +48,14 @@ impl Strategy for ReplicaSets {
     }
 
     fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
-        let counts =
-            ["replicas", "fullyLabeledReplicas", "readyReplicas", "availableReplicas", "observedGeneration"];
+        let counts = [
+            "replicas",
+            "fullyLabeledReplicas",
+            "readyReplicas",
+            "availableReplicas",
+            "observedGeneration",
+            "terminatingReplicas",
+        ];
         workload::validate_counts(&new["status"], &counts, &counts[1..4], "readyReplicas")
     }
 

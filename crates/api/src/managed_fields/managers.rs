@@ -62,10 +62,14 @@ impl Managers {
         entries.iter().map(decode_entry).collect::<Option<_>>().map(Self).unwrap_or_default()
     }
 
-    /// Whether the object asks to forget all managers: one empty entry.
+    /// Whether the object asks to forget all managers: an empty list, or one empty entry.
     pub(super) fn is_reset(object: &Value) -> bool {
         let entries = object.pointer("/metadata/managedFields").and_then(Value::as_array);
-        entries.is_some_and(|e| matches!(e.as_slice(), [Value::Object(only)] if only.is_empty()))
+        entries.is_some_and(|e| match e.as_slice() {
+            [] => true,
+            [Value::Object(only)] => only.is_empty(),
+            _ => false,
+        })
     }
 
     pub(super) fn is_empty(&self) -> bool {

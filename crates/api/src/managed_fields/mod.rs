@@ -163,6 +163,54 @@ pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
     managers.encode(new);
 }
 
+/// The version in which a scale is written, whatever it is the scale of.
+const SCALE_VERSION: &str = "autoscaling/v1";
+const REPLICAS: &[&str] = &["spec.replicas"];
+
+/// Records in `new` who owns its fields after its scale was written, as upstream does in two steps: owners of the
+/// replicas become owners of the scale's replicas and back. Updaters on the way back are others than before, because
+/// they wrote another version: they own the replicas in an entry of its own, and without a time.
+pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
+    let replicas = FieldSet::of_fields(REPLICAS);
+    let parent = Managers::decode(live);
+    let mut scale = Managers::default();
+    for (identity, owned) in &parent.0 {
+        if owned.set.intersection(&replicas).is_empty() {
+            continue;
+        }
+        let api_version = match identity.operation {
+            Operation::Apply => String::new(),
+            Operation::Update => SCALE_VERSION.to_owned(),
+        };
+        let owned = Owned { set: replicas.clone(), api_version: writer.api_version.to_owned(), time: None };
+        scale.0.insert(Identity { api_version, ..identity.clone() }, owned);
+    }
+    // A scale to nothing is a scale without replicas.
+    let count = |object: &Value| object.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
+    let (was, is) = (count(live), count(new));
+    if was != is && !scale.is_empty() {
+        scale.0.clear();
+        if is != 0 {
+            let identity =
+                Identity { api_version: SCALE_VERSION.to_owned(), ..writer.identity(Operation::Update) };
+            let owned =
+                Owned { set: replicas.clone(), api_version: writer.api_version.to_owned(), time: None };
+            scale.0.insert(identity, owned);
+        }
+    }
+    let mut managers = Managers::default();
+    for (identity, owned) in parent.0 {
+        let set = match scale.0.remove(&identity) {
+            Some(_) => owned.set,
+            None => owned.set.difference(&replicas),
+        };
+        managers.0.insert(identity, Owned { set, ..owned });
+    }
+    managers.0.extend(scale.0);
+    managers.drop_empty();
+    managers.encode(new);
+}
+
 fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, managers: &mut Managers) {
     let ignored = FieldSet::of_fields(writer.ignored);
     let comparison = walk::compare(node, old, new).without(&ignored);

@@ -200,7 +200,7 @@ impl<'a> Node<'a> {
     }
 
     /// The elements of a list by identity. `None` when some have none or two have the same.
-    pub(super) fn elements<'v>(self, list: &'v [Value]) -> Option<Vec<(PathElement, &'v Value)>> {
+    pub(super) fn elements(self, list: &[Value]) -> Option<Vec<(PathElement, &Value)>> {
         let mut out: Vec<(PathElement, &Value)> = Vec::with_capacity(list.len());
         let mut seen = std::collections::BTreeSet::new();
         for item in list {

@@ -274,3 +274,59 @@ fn objects_without_a_schema_are_granular() {
             "f:spec": {".": {}, "f:list": {}, "f:map": {".": {}, "f:k": {}}}})
     );
 }
+
+#[test]
+fn an_empty_list_forgets_all_managers() {
+    let mut stored = cm(json!({"k": "v"}));
+    update(&config_map("a", T0), None, &mut stored);
+    assert_eq!(managed(&stored).as_array().map(Vec::len), Some(1));
+    for (given, forgets) in
+        [(json!([]), true), (json!([{}]), true), (json!(null), false), (json!([{"operation": "No"}]), false)]
+    {
+        let mut new = cm(json!({"k": "w"}));
+        new["metadata"]["managedFields"] = given.clone();
+        update(&config_map("b", T1), Some(&stored), &mut new);
+        assert_eq!(managed(&new).is_null(), forgets, "{given}");
+    }
+}
+
+#[test]
+fn a_scale_takes_the_replicas_from_others() {
+    let deployment = |replicas: i64, entries: Value| json!({"metadata": {"name": "d", "managedFields": entries}, "spec": {"replicas": replicas, "paused": true}});
+    let both = json!({"f:spec": {"f:paused": {}, "f:replicas": {}}});
+    let paused = json!({"f:spec": {"f:paused": {}}});
+    let entry =
+        |manager: &str, operation: &str, time: Option<&str>, subresource: Option<&str>, fields: &Value| {
+            let mut entry = json!({"manager": manager, "operation": operation, "apiVersion": "apps/v1",
+            "fieldsType": "FieldsV1", "fieldsV1": fields});
+            for (key, text) in [("time", time), ("subresource", subresource)] {
+                if let Some(text) = text {
+                    entry[key] = text.into();
+                }
+            }
+            entry
+        };
+    let replicas = json!({"f:spec": {"f:replicas": {}}});
+    let written = |live: &Value, count: i64| {
+        let mut new = live.clone();
+        new["spec"]["replicas"] = count.into();
+        let mut writer = writer(("apps", "v1", "Deployment"), "scaler", "apps/v1", T1);
+        writer.subresource = "scale";
+        update_scale(&writer, live, &mut new);
+        managed(&new).clone()
+    };
+    let updated = deployment(1, json!([entry("kubectl", "Update", Some(T0), None, &both)]));
+    let left = entry("kubectl", "Update", Some(T0), None, &paused);
+    let taken = entry("scaler", "Update", None, Some("scale"), &replicas);
+    assert_eq!(written(&updated, 3), json!([taken, left]));
+    assert_eq!(written(&updated, 0), json!([left]), "nobody owns what is not there");
+    let apart = entry("kubectl", "Update", None, None, &replicas);
+    assert_eq!(written(&updated, 1), json!([apart, left]), "the same number");
+
+    let applied = deployment(1, json!([entry("kubectl", "Apply", Some(T0), None, &both)]));
+    assert_eq!(written(&applied, 1), *managed(&applied), "an applier keeps what nobody changes");
+    let left = entry("kubectl", "Apply", Some(T0), None, &paused);
+    assert_eq!(written(&applied, 3), json!([left, taken]));
+    let nobody = deployment(1, json!([entry("kubectl", "Update", Some(T0), None, &paused)]));
+    assert_eq!(written(&nobody, 3), *managed(&nobody), "replicas that nobody owns stay so");
+}

@@ -30,6 +30,8 @@ struct Rules {
     in_scope: fn(&scopes::Scope, &Value) -> bool,
     /// The subresources whose updates count, with the empty one for the object itself.
     updates: &'static [&'static str],
+    /// Whether another update moves the object from one scope to another.
+    changes_scope: fn(&Value, &Value) -> bool,
 }
 
 const RULES: &[Rules] = &[
@@ -40,6 +42,7 @@ const RULES: &[Rules] = &[
         tracks: pod_tracks,
         in_scope: scopes::pod_in_scope,
         updates: &["resize"],
+        changes_scope: |old, new| scopes::is_terminating(old) != scopes::is_terminating(new),
     },
     Rules {
         group: "",
@@ -48,6 +51,7 @@ const RULES: &[Rules] = &[
         tracks: |name| matches!(name, "services.nodeports" | "services.loadbalancers"),
         in_scope: |_, _| false,
         updates: &[""],
+        changes_scope: |_, _| false,
     },
     Rules {
         group: "",
@@ -56,6 +60,7 @@ const RULES: &[Rules] = &[
         tracks: |name| name == "requests.storage" || name.contains(CLASS),
         in_scope: scopes::claim_in_scope,
         updates: &[""],
+        changes_scope: |_, _| false,
     },
     Rules {
         group: "resource.k8s.io",
@@ -64,6 +69,7 @@ const RULES: &[Rules] = &[
         tracks: |name| name.ends_with(DEVICES),
         in_scope: |_, _| false,
         updates: &[""],
+        changes_scope: |_, _| false,
     },
 ];
 
@@ -105,6 +111,13 @@ impl Evaluator {
     /// Whether an update of the object, or of one of its subresources, may change what it uses.
     pub fn counts_updates(&self, subresource: Option<&str>) -> bool {
         self.rules.is_some_and(|rules| rules.updates.contains(&subresource.unwrap_or_default()))
+    }
+
+    /// Whether an update from `old` to `new` has to be counted.
+    pub fn counts_update(&self, subresource: Option<&str>, old: Option<&Value>, new: &Value) -> bool {
+        let changes_scope =
+            || self.rules.is_some_and(|rules| old.is_some_and(|old| (rules.changes_scope)(old, new)));
+        self.counts_updates(subresource) || (subresource.is_none() && changes_scope())
     }
 
     /// Whether a quota's key is about this resource.
@@ -198,9 +211,12 @@ fn pod_usage(pod: &Value, usage: &mut Amounts) {
     usage.extend(computed(&pod_total(spec, Side::Requests), &pod_total(spec, Side::Limits)));
 }
 
-/// Whether the time to end is over, by the time the deletion set.
+/// Whether the pod should be gone: as upstream, once its grace period is over a second time.
 fn past_grace(pod: &Value) -> bool {
     let until = crate::meta::str(pod, "deletionTimestamp").parse::<jiff::Timestamp>();
+    let grace = pod["metadata"]["deletionGracePeriodSeconds"].as_i64();
+    let (Ok(until), Some(grace)) = (until, grace) else { return false };
+    let until = until.checked_add(jiff::SignedDuration::from_secs(grace));
     until.is_ok_and(|until| until < jiff::Timestamp::now())
 }
 

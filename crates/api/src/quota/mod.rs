@@ -34,6 +34,17 @@ pub enum QuotaError {
     UncoveredScopes(String),
 }
 
+/// A quota that a written object counts in.
+struct Interesting {
+    /// Its place in the list of quotas.
+    index: usize,
+    name: String,
+    hard: Amounts,
+    used: Amounts,
+    /// Whether the object already counted in it before an update.
+    counted_before: bool,
+}
+
 /// Counts an object that is written against the quotas of its namespace, which have to cover what is `limited`.
 /// Answers the new usage of those that change, by their place in `quotas`.
 pub fn charge(
@@ -60,9 +71,11 @@ pub fn charge(
             return Err(QuotaError::NotCounted { quota: name, resources: tracked.join(",") });
         }
         covered.extend(tracked.into_iter().map(str::to_owned));
-        interesting.push((index, name, hard, used));
+        let counted_before = old.is_some_and(|old| evaluator.matches(quota, &hard, old));
+        interesting.push(Interesting { index, name, hard, used, counted_before });
     }
-    let mut delta = evaluator.usage(object);
+    let whole = evaluator.usage(object);
+    let mut delta = whole.clone();
     let own = limited.iter().filter(|limited| evaluator.is_limited_by(limited));
     let uncovered: BTreeSet<String> = own
         .flat_map(|limited| limited.names(&delta))
@@ -81,7 +94,8 @@ pub fn charge(
         }
     }
     delta.retain(|_, amount| !amount.is_zero());
-    if delta.is_empty() {
+    let comes_into_scope = old.is_some() && interesting.iter().any(|quota| !quota.counted_before);
+    if delta.is_empty() && !comes_into_scope {
         return Ok(Vec::new());
     }
     if !uncovered.is_empty() {
@@ -92,15 +106,18 @@ pub fn charge(
         return Err(QuotaError::UncoveredScopes(scopes.join(" ")));
     }
     let mut changed = Vec::new();
-    for (index, quota, hard, used) in interesting {
-        let mut requested = delta.clone();
-        requested.retain(|name, _| hard.contains_key(name));
+    for Interesting { index, name: quota, hard, used, counted_before } in interesting {
+        // An object that an update brings into a quota's scope counts whole, as one that is created.
+        let mut requested = if counted_before || old.is_none() { delta.clone() } else { whole.clone() };
+        requested.retain(|name, amount| hard.contains_key(name) && !amount.is_zero());
         if requested.is_empty() {
             continue;
         }
         let mut sum = used.clone();
         amounts::add(&mut sum, &requested);
-        let exceeded = |name: &Text| sum.get(name) > hard.get(name);
+        // To use less is allowed even where too much is used.
+        let grows = |name: &Text| requested.get(name).is_some_and(|amount| !amount.is_negative());
+        let exceeded = |name: &Text| grows(name) && sum.get(name) > hard.get(name);
         if requested.keys().any(exceeded) {
             let print = |list: &Amounts| {
                 let shown = requested.keys().filter(|name| exceeded(name));

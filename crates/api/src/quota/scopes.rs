@@ -60,13 +60,17 @@ impl Scope {
     }
 }
 
+/// Whether a pod ends by itself, as quotas see it.
+pub(super) fn is_terminating(pod: &Value) -> bool {
+    pod["spec"]["activeDeadlineSeconds"].as_i64().is_some_and(|seconds| seconds >= 0)
+}
+
 pub(super) fn pod_in_scope(scope: &Scope, pod: &Value) -> bool {
     let spec = &pod["spec"];
-    let terminating = || spec["activeDeadlineSeconds"].as_i64().is_some_and(|s| s >= 0);
     let best_effort = || qos_class(spec) == "BestEffort";
     match scope.name.as_str() {
-        "Terminating" => terminating(),
-        "NotTerminating" => !terminating(),
+        "Terminating" => is_terminating(pod),
+        "NotTerminating" => !is_terminating(pod),
         "BestEffort" => best_effort(),
         "NotBestEffort" => !best_effort(),
         "PriorityClass" => scope.selects(spec["priorityClassName"].as_str().unwrap_or_default()),

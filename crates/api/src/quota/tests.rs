@@ -128,6 +128,59 @@ fn an_update_costs_the_difference() {
 }
 
 #[test]
+fn an_update_that_uses_less_is_allowed_where_too_much_is_used() {
+    let services = evaluator("", "services").unwrap();
+    let service =
+        |ports: usize| json!({"spec": {"type": "NodePort", "ports": vec![json!({"port": 1}); ports]}});
+    let quota = quota(json!({}), json!({"services.nodeports": "1"}), json!({"services.nodeports": "5"}));
+    let found = charge(&services, &[], std::slice::from_ref(&quota), &service(2), Some(&service(3))).unwrap();
+    assert_eq!(found[0].1["services.nodeports"].to_string(), "4");
+    assert!(charge(&services, &[], &[quota], &service(4), Some(&service(3))).is_err());
+}
+
+#[test]
+fn an_update_into_a_scope_counts_whole() {
+    let pods = evaluator("", "pods").unwrap();
+    let old = pod(json!({"requests": {"cpu": "1"}}));
+    let mut new = old.clone();
+    new["spec"]["activeDeadlineSeconds"] = 60.into();
+    assert!(pods.counts_update(None, Some(&old), &new) && pods.counts_update(None, Some(&new), &old));
+    assert!(
+        !pods.counts_update(None, Some(&old), &old) && !pods.counts_update(Some("status"), Some(&old), &new)
+    );
+    let scoped = |scope: &str, hard: &str| {
+        let hard = json!({"pods": hard, "requests.cpu": "9"});
+        quota(json!({"scopes": [scope]}), hard, json!({"pods": "1", "requests.cpu": "1"}))
+    };
+    let quotas = [scoped("NotTerminating", "5"), scoped("Terminating", "5")];
+    let found = charge(&pods, &[], &quotas, &new, Some(&old)).unwrap();
+    assert_eq!(found.len(), 1);
+    let shown: Vec<String> = found[0].1.iter().map(|(n, a)| format!("{n}={a}")).collect();
+    assert_eq!((found[0].0, shown), (1, vec!["pods=2".to_owned(), "requests.cpu=2".to_owned()]));
+    let full = charge(&pods, &[], &[scoped("Terminating", "1")], &new, Some(&old)).unwrap_err().to_string();
+    assert_eq!(full, "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1");
+    // The next update of the same pod costs nothing.
+    assert_eq!(charge(&pods, &[], &quotas, &new, Some(&new)), Ok(Vec::new()));
+}
+
+#[test]
+fn a_pod_counts_until_its_grace_period_is_over_twice() {
+    let pods = evaluator("", "pods").unwrap();
+    let now = jiff::Timestamp::now();
+    for (since, grace, counts) in
+        [(10, Some(30), true), (40, Some(30), false), (-10, Some(0), true), (10, None, true)]
+    {
+        let mut pod = pod(json!({}));
+        let deleted = now - jiff::SignedDuration::from_secs(since);
+        pod["metadata"]["deletionTimestamp"] = deleted.to_string().into();
+        if let Some(grace) = grace {
+            pod["metadata"]["deletionGracePeriodSeconds"] = grace.into();
+        }
+        assert_eq!(pods.usage(&pod).contains_key("pods"), counts, "{since} {grace:?}");
+    }
+}
+
+#[test]
 fn scopes_select_by_priority_and_affinity() {
     let pods = evaluator("", "pods").unwrap();
     let term = |operator: &str, values: &[&str]| {

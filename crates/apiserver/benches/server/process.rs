@@ -28,7 +28,7 @@ pub async fn serve(dir: &Path) {
         Config { service_account_key: Some(pki.service_account_key().unwrap()), ..Config::new(address) };
     let server = ApiServer::start(Arc::new(store), config).await.unwrap();
     println!("{address}");
-    server.serve(listener, Arc::new(tls)).await;
+    server.serve(listener, tls).await;
 }
 
 /// What a server shows, and what its administrator shows to it.

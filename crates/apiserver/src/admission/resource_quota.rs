@@ -47,7 +47,7 @@ impl Plugin for ResourceQuota {
         };
         let counts = match attributes.operation {
             Operation::Create => attributes.subresource.is_none(),
-            Operation::Update => evaluator.counts_updates(attributes.subresource),
+            Operation::Update => evaluator.counts_update(attributes.subresource, attributes.old, object),
             Operation::Delete => false,
         };
         if !counts {

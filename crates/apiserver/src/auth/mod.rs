@@ -1,16 +1,21 @@
 //! Who asks, and whether they may.
 
 pub(crate) mod bootstrap_token;
+mod certificate;
 mod escalation;
 mod impersonation;
 pub(crate) mod node;
 mod rbac;
+mod request_header;
 pub(crate) mod token;
 mod user;
 
+pub(crate) use certificate::{Client, RefusedCertificate};
 pub(crate) use escalation::{Grant, check as check_escalation};
 pub(crate) use impersonation::{forget as forget_impersonation, impersonate, impersonates};
 pub(crate) use rbac::{Rbac, Rule};
+pub use request_header::RequestHeader;
+pub(crate) use request_header::{FrontProxies, forget as forget_front_proxy};
 pub(crate) use token::bearer as bearer_token;
 pub use user::User;
 

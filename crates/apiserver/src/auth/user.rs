@@ -1,7 +1,6 @@
 //! Who a request comes from.
 
 use std::collections::BTreeMap;
-use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Who a request comes from.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,21 +44,6 @@ impl User {
     pub(crate) fn with_credential(mut self, id: String) -> Self {
         self.extra.insert(CREDENTIAL_ID.into(), vec![id]);
         self
-    }
-
-    /// The user a client certificate speaks for: name from the common name, groups from the organisations.
-    /// The handshake has verified the chain.
-    pub(crate) fn from_certificate(der: &[u8]) -> Option<Self> {
-        let (_, certificate) = X509Certificate::from_der(der).ok()?;
-        let subject = certificate.subject();
-        let name = subject.iter_common_name().find_map(|n| n.as_str().ok())?;
-        if name.is_empty() {
-            return None;
-        }
-        let digest = ring::digest::digest(&ring::digest::SHA256, der);
-        let hex: String = digest.as_ref().iter().map(|b| format!("{b:02x}")).collect();
-        let groups = subject.iter_organization().filter_map(|o| o.as_str().ok());
-        Some(Self::new(name, groups).with_credential(format!("X509SHA256={hex}")))
     }
 
     pub(crate) fn is_anonymous(&self) -> bool {

@@ -546,6 +546,30 @@ mod tests {
     }
 
     #[test]
+    fn a_writer_that_waits_for_its_body_gives_its_place_up() {
+        let table = Table::new(ferrite_api::kinds::built_in());
+        let metrics = Metrics::new(1, 1);
+        let create = kind(&Method::POST, "/api/v1/namespaces/a/pods", &table);
+        let first = metrics.enter(&create, false).expect("a place");
+        assert!(metrics.enter(&create, false).is_none(), "there is one place");
+        assert!(metrics.wait_for_body(Verb::Get).is_none(), "readers have no such place");
+        let waiting = metrics.wait_for_body(Verb::Create).expect("the place is given up");
+        let second = metrics.enter(&create, false).expect("the place of the first");
+        assert!(!waiting.goes_on(false), "the second has it");
+        assert_eq!(metrics.in_flight(), 2, "the first counts until it has answered");
+        drop(second);
+        let waiting = metrics.wait_for_body(Verb::Update).expect("the place is given up");
+        assert_eq!(metrics.in_flight(), 0);
+        assert!(waiting.goes_on(false));
+        let waiting = metrics.wait_for_body(Verb::Patch).expect("the place is given up");
+        let second = metrics.enter(&create, false).expect("the place of the first");
+        assert!(waiting.goes_on(true), "administrators are exempt");
+        drop((first, second));
+        assert_eq!(metrics.in_flight(), 0);
+        assert!(metrics.wait_for_body(Verb::Create).is_none(), "nobody has a place");
+    }
+
+    #[test]
     fn requests_are_counted_by_what_they_are() {
         let table = Table::new(ferrite_api::kinds::built_in());
         let metrics = Metrics::new(1, 1);

@@ -293,12 +293,32 @@ fn make(resources: &[&Resource], schema_of: SchemaOf<'_>, group: &str, version: 
     document
 }
 
+/// The version of the API that documents are of: without the patch level, as upstream.
+fn api_version() -> &'static str {
+    let version = crate::version::KUBERNETES_VERSION.trim_start_matches('v');
+    version.rsplit_once('.').map_or(version, |(minor, _)| minor)
+}
+
+/// How clients authenticate, as far as the documents can say it.
+fn security_schemes() -> Value {
+    json!({"BearerToken": {
+        "type": "apiKey",
+        "description": "Bearer Token authentication",
+        "name": "authorization",
+        "in": "header",
+    }})
+}
+
 fn finish(mut schemas: Schemas, paths: Map, group: &str, version: &str) -> Value {
     schemas.add_reachable(group, version);
+    let mut components = json!({"securitySchemes": security_schemes()});
+    if !schemas.done.is_empty() {
+        components["schemas"] = schemas.done.into();
+    }
     json!({
         "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": crate::version::KUBERNETES_VERSION},
+        "info": {"title": "Kubernetes", "version": api_version()},
         "paths": paths,
-        "components": {"schemas": schemas.done},
+        "components": components,
     })
 }

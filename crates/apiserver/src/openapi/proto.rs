@@ -21,6 +21,31 @@ pub(super) fn encode(document: &Value) -> Vec<u8> {
         }
     });
     out.message(9, |definitions| named_schemas(definitions, &document["definitions"]));
+    for requirement in document["security"].as_array().into_iter().flatten() {
+        out.message(12, |out| {
+            for (name, _) in members(requirement) {
+                out.message(1, |named| {
+                    named.string(1, name);
+                    named.message(2, |_| {});
+                });
+            }
+        });
+    }
+    out.message(13, |out| {
+        for (name, scheme) in members(&document["securityDefinitions"]) {
+            out.message(1, |named| {
+                named.string(1, name);
+                named.message(2, |item| {
+                    // ApiKeySecurity
+                    item.message(2, |out| {
+                        for (tag, key) in [(1, "type"), (2, "name"), (3, "in"), (4, "description")] {
+                            out.text(tag, &scheme[key]);
+                        }
+                    });
+                });
+            });
+        }
+    });
     out.0
 }
 
@@ -83,11 +108,11 @@ fn schema(out: &mut Message, made: &Value) {
     out.text(1, &made["$ref"]);
     out.text(2, &made["format"]);
     out.text(4, &made["description"]);
-    if let Some(default) = made.get("default") {
-        out.message(5, |any| any.string(2, &default.to_string()));
-    }
     for name in made["required"].as_array().into_iter().flatten() {
         out.text(19, name);
+    }
+    for value in made["enum"].as_array().into_iter().flatten() {
+        out.message(20, |any| any.string(2, &value.to_string()));
     }
     if let Some(additional) = made.get("additionalProperties") {
         out.message(21, |item| item.message(1, |out| schema(out, additional)));

@@ -18,6 +18,15 @@ pub(super) fn encode(document: &Value) -> Vec<u8> {
     });
     out.message(5, |components| {
         components.message(1, |schemas| named(schemas, &document["components"]["schemas"], schema));
+        components.message(7, |schemes| {
+            named(schemes, &document["components"]["securitySchemes"], |item, scheme| {
+                item.message(1, |out| {
+                    for (tag, key) in [(1, "type"), (2, "description"), (3, "name"), (4, "in")] {
+                        out.text(tag, &scheme[key]);
+                    }
+                });
+            });
+        });
     });
     out.0
 }

@@ -57,13 +57,17 @@ impl Schemas {
         (resource.schema.map(|type_| self.reference(type_)), list.map(|type_| self.reference(type_)))
     }
 
-    pub fn reference(&mut self, type_: TypeRef) -> Value {
-        let name = full_name(type_);
-        let place = match self.dialect {
+    /// The part of the document that holds the schemas.
+    fn place(&self) -> &'static str {
+        match self.dialect {
             Dialect::V2 => "definitions",
             Dialect::V3 => "components/schemas",
-        };
-        let reference = json!({"$ref": format!("#/{place}/{name}")});
+        }
+    }
+
+    pub fn reference(&mut self, type_: TypeRef) -> Value {
+        let name = full_name(type_);
+        let reference = json!({"$ref": format!("#/{}/{name}", self.place())});
         if !self.done.contains_key(&name) {
             self.wanted.insert(name, type_);
         }
@@ -173,13 +177,18 @@ impl Schemas {
         if !field.patch.merge_key.is_empty() {
             made["x-kubernetes-patch-merge-key"] = field.patch.merge_key.into();
         }
-        if let Ok(default) = ferrite_json::from_str::<Value>(field.default) {
+        // As upstream: the older document has no defaults.
+        if self.dialect == Dialect::V3
+            && let Ok(default) = ferrite_json::from_str::<Value>(field.default)
+        {
             made["default"] = default;
         }
-        if self.dialect == Dialect::V3
-            && let Some(values) = enums::of(type_.name, field.name)
-        {
-            let place = if matches!(field.kind, Kind::List(_)) { &mut made["items"] } else { &mut made };
+        if let Some(values) = enums::of(type_.name, field.name) {
+            let place = match field.kind {
+                Kind::List(_) | Kind::Strings => &mut made["items"],
+                Kind::Map(_) => &mut made["additionalProperties"],
+                _ => &mut made,
+            };
             place["enum"] = values.into();
         }
         made
@@ -191,7 +200,7 @@ impl Schemas {
             made["description"] = text.into();
         }
         let name = format!("io.k8s.{name}");
-        let reference = json!({"$ref": format!("#/components/schemas/{name}")});
+        let reference = json!({"$ref": format!("#/{}/{name}", self.place())});
         self.done.insert(name, made);
         reference
     }
@@ -260,7 +269,7 @@ impl Schemas {
             Kind::SchemaOrBool(_) => (format!("{EXTENSIONS}.JSONSchemaPropsOrBool"), json!({})),
             Kind::SchemaOrStrings(_) => (format!("{EXTENSIONS}.JSONSchemaPropsOrStringArray"), json!({})),
         };
-        if v2 { made } else { self.simple(&name, made) }
+        self.simple(&name, made)
     }
 }
 

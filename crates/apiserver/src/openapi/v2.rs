@@ -15,9 +15,11 @@ pub(super) fn make(table: &Table, schema_of: SchemaOf<'_>) -> Value {
     schemas.add_reachable("", "v1");
     json!({
         "swagger": "2.0",
-        "info": {"title": "Kubernetes", "version": crate::version::KUBERNETES_VERSION},
+        "info": {"title": "Kubernetes", "version": super::api_version()},
         "paths": paths,
         "definitions": schemas.done,
+        "securityDefinitions": super::security_schemes(),
+        "security": [{"BearerToken": []}],
     })
 }
 

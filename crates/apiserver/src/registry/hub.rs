@@ -22,9 +22,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Group, version, plural name, and the stamp of a custom kind's definition.
+type HubKey = (String, String, String, String);
+
 /// The hubs of resources that are being watched.
 #[derive(Default)]
-pub(crate) struct Hubs(Mutex<HashMap<(String, String, String, String), Weak<Hub>>>);
+pub(crate) struct Hubs(Mutex<HashMap<HubKey, Weak<Hub>>>);
 
 impl Hubs {
     /// The hub of a resource, for as long as somebody holds it.

@@ -147,12 +147,18 @@ impl Registry {
         let resource = update.write.resource;
         let strategy = &resource.strategy;
         let now = Timestamp::now();
+        // An empty list means something here, and is lost in the form that objects are stored in.
+        let given = new.pointer("/metadata/managedFields").and_then(Value::as_array);
+        let forgets_managers = given.is_some_and(|entries| entries.is_empty());
         let sent = Sent::take(resource, new);
         strategy.default(new);
         metadata::keep_identity(new, old);
         let warnings = &update.write.options.warnings;
         metadata::merge_owners(new, warnings, metadata::OWNERS_GIVEN);
         if !update.applied && update.subresource != Some("binding") {
+            if forgets_managers {
+                meta::metadata_mut(new).insert("managedFields", Value::Array(Vec::new()));
+            }
             managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
         match update.subresource {

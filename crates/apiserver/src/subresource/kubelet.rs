@@ -8,6 +8,7 @@ use crate::auth::{self, Action};
 use crate::call::Call;
 use crate::http::{Answer, BoxError};
 use crate::request::Verb;
+use crate::websocket;
 use ::http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
 use ferrite_api::field::{FieldError, Path};
@@ -82,7 +83,10 @@ pub(super) async fn log(call: &mut Call) -> Result<Answer, Status> {
     let content_type = parts.headers.get(header::CONTENT_TYPE).cloned().unwrap_or(plain);
     answer.headers_mut().insert(header::CONTENT_TYPE, content_type);
     tracing::debug!(pod = call.name(), follow, "streaming a log");
-    Ok(answer)
+    Ok(match websocket::is_requested(&call.parts.headers) {
+        true => websocket::log(call, answer),
+        false => answer,
+    })
 }
 
 /// The names under which the kubelet knows the options of exec and attach.

@@ -2,12 +2,13 @@
 
 use crate::world::*;
 use bytes::Bytes;
-use ferrite_apiserver::{BoxError, Serving};
-use ferrite_json::json;
-use ferrite_pki::{Authority, Purpose, Subject};
+use ferrite_apiserver::{BoxError, RequestHeader, Serving};
+use ferrite_json::{Value, json};
+use ferrite_pki::{Authority, Identity, Purpose, Subject};
+use futures_util::StreamExt;
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
-use http_body_util::{BodyExt, Empty, StreamBody};
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,10 +19,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::{self, Message};
 
 /// A server on loopback and what an administrator needs to reach it.
 struct Network {
     world: World,
+    authority: Authority,
     address: SocketAddr,
     tls: rustls::ClientConfig,
     serving: JoinHandle<()>,
@@ -29,7 +34,10 @@ struct Network {
 
 impl Network {
     async fn start(serving: Serving) -> Self {
-        let world = World::start_with(serving).await;
+        Self::serve(World::start_with(serving).await).await
+    }
+
+    async fn serve(world: World) -> Self {
         let authority = Authority::create("test").expect("an authority");
         let names = vec!["localhost".to_owned()];
         let subject = Subject { common_name: "server".into(), organization: None, names };
@@ -40,9 +48,9 @@ impl Network {
         let tls = ferrite_pki::server_config(&server, ca, &["h2", "http/1.1"]).expect("a configuration");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let serving = tokio::spawn(world.server().serve(listener, Arc::new(tls)));
+        let serving = tokio::spawn(world.server().serve(listener, tls));
         let tls = ferrite_pki::client_config(ca, Some(&admin)).expect("a configuration");
-        Self { world, address, tls, serving }
+        Self { world, authority, address, tls, serving }
     }
 
     async fn connect(&self, protocol: &str) -> TlsStream<TcpStream> {
@@ -235,4 +243,159 @@ async fn an_idle_connection_ends_and_a_watch_keeps_one() {
     assert!(frame.into_data().is_ok_and(|data| data.windows(5).any(|w| w == b"ADDED")));
     network.world.stop().await;
     network.serving.await.expect("the end");
+}
+
+impl Network {
+    /// How the server sees a client with that identity and those headers.
+    async fn as_client(&self, identity: Option<&Identity>, headers: &[(&str, &str)]) -> (u16, Value) {
+        let ca = self.authority.certificate();
+        let mut tls = ferrite_pki::client_config(ca, identity).expect("a configuration");
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let stream = TcpStream::connect(self.address).await.expect("a connection");
+        let name = "localhost".try_into().expect("a name");
+        let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.expect("a handshake");
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a handshake");
+        tokio::spawn(connection);
+        let body = r#"{"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}"#;
+        let mut request = Request::post("/apis/authentication.k8s.io/v1/selfsubjectreviews")
+            .header("host", "localhost")
+            .header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(Bytes::from(body))).expect("a request");
+        let answer = sender.send_request(request).await.expect("an answer");
+        let code = answer.status().as_u16();
+        (code, ferrite_json::from_str(&text(answer).await).expect("JSON"))
+    }
+}
+
+#[tokio::test]
+async fn front_proxies_say_for_whom_they_ask() {
+    let proxies = Authority::create("proxies").expect("an authority");
+    let list = |name: &str| vec![name.to_owned()];
+    let request_header = RequestHeader {
+        client_ca: proxies.certificate().to_owned(),
+        allowed_names: list("front"),
+        username_headers: list("X-Remote-User"),
+        uid_headers: Vec::new(),
+        group_headers: list("X-Remote-Group"),
+        extra_headers_prefix: list("X-Remote-Extra-"),
+    };
+    let network = Network::serve(World::start_behind(request_header).await).await;
+    let map = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let data = network.world.get(map).await.at("/data");
+    let expected = json!({
+        "client-ca-file": "the authority of clients",
+        "requestheader-allowed-names": r#"["front"]"#,
+        "requestheader-client-ca-file": proxies.certificate(),
+        "requestheader-extra-headers-prefix": r#"["X-Remote-Extra-"]"#,
+        "requestheader-group-headers": r#"["X-Remote-Group"]"#,
+        "requestheader-username-headers": r#"["X-Remote-User"]"#,
+    });
+    assert_eq!(data, expected);
+
+    let issue = |authority: &Authority, name: &str| {
+        authority.issue(&Subject::client(name, None), Purpose::Client).expect("a certificate")
+    };
+    let front = issue(&proxies, "front");
+    let said = [("x-remote-user", "alice"), ("x-remote-group", "staff"), ("x-remote-extra-k", "v")];
+    let (code, review) = network.as_client(Some(&front), &said).await;
+    let user = &review["status"]["userInfo"];
+    assert_eq!((code, &user["username"]), (201, &json!("alice")), "{review}");
+    assert_eq!(user["groups"], json!(["staff", "system:authenticated"]));
+    assert_eq!(user["extra"], json!({"k": ["v"]}));
+    // The proxy itself is nobody, and neither is a client that only says who it is.
+    assert_eq!(network.as_client(Some(&front), &[]).await.0, 401);
+    assert_eq!(network.as_client(Some(&issue(&proxies, "other")), &said).await.0, 401);
+    assert_eq!(network.as_client(None, &said).await.0, 403);
+    let (_, review) = network.as_client(Some(&issue(&network.authority, "front")), &said).await;
+    assert_eq!(review["status"]["userInfo"]["username"], "front", "a client's own certificate");
+}
+
+#[tokio::test]
+async fn a_certificate_that_proves_no_identity_is_unauthorized() {
+    let network = Network::start(Serving::default()).await;
+    let admin = Subject::client("admin", Some("system:masters"));
+    let ours = network.authority.issue(&admin, Purpose::Client).expect("a certificate");
+    let wrong = ("authorization", "Bearer wrong");
+    for headers in [&[][..], &[wrong]] {
+        let (code, review) = network.as_client(Some(&ours), headers).await;
+        assert_eq!((code, &review["status"]["userInfo"]["username"]), (201, &json!("admin")), "{headers:?}");
+    }
+    assert_eq!(network.as_client(None, &[]).await.0, 403, "anonymous");
+    let foreign = Authority::create("test").expect("an authority");
+    let foreign = foreign.issue(&admin, Purpose::Client).expect("a certificate");
+    let server = network.authority.issue(&admin, Purpose::Server).expect("a certificate");
+    for (row, identity) in [("of another authority", &foreign), ("for servers", &server)] {
+        for headers in [&[][..], &[wrong], &[("authorization", "Basic eDp5")]] {
+            let (code, status) = network.as_client(Some(identity), headers).await;
+            assert_eq!((code, &status["reason"]), (401, &json!("Unauthorized")), "{row}: {headers:?}");
+        }
+    }
+}
+
+impl Network {
+    /// A WebSocket to `path`, or the code of the refusal.
+    async fn websocket(
+        &self,
+        path: &str,
+        headers: &[(&'static str, &'static str)],
+    ) -> Result<(WebSocketStream<TlsStream<TcpStream>>, http::HeaderMap), u16> {
+        let mut request =
+            format!("wss://localhost{path}").into_client_request().expect("a request for a WebSocket");
+        for (name, value) in headers {
+            request.headers_mut().insert(*name, value.parse().expect("a header"));
+        }
+        let stream = self.connect("http/1.1").await;
+        match tokio_tungstenite::client_async(request, stream).await {
+            Ok((socket, answer)) => Ok((socket, answer.headers().clone())),
+            Err(tungstenite::Error::Http(answer)) => Err(answer.status().as_u16()),
+            Err(other) => panic!("the handshake failed: {other}"),
+        }
+    }
+}
+
+const ORIGIN: (&str, &str) = ("origin", "https://localhost");
+
+#[tokio::test]
+async fn a_watch_goes_on_as_messages_of_a_websocket() {
+    let network = Network::start(Serving::default()).await;
+    let path = format!("{MAPS}?watch=1");
+    let (mut events, headers) = network.websocket(&path, &[ORIGIN]).await.expect("a WebSocket");
+    assert!(headers.get("sec-websocket-protocol").is_none());
+    let (mut named, headers) = network
+        .websocket(&path, &[ORIGIN, ("sec-websocket-protocol", "base64.binary.k8s.io")])
+        .await
+        .expect("a WebSocket");
+    assert_eq!(headers["sec-websocket-protocol"], "base64.binary.k8s.io");
+    let protobuf = ("accept", "application/vnd.kubernetes.protobuf");
+    let (mut binary, _) = network.websocket(&path, &[ORIGIN, protobuf]).await.expect("a WebSocket");
+    assert_eq!(network.world.post(MAPS, &config_map("m", json!({"k": "v"}))).await.code, 201);
+    for socket in [&mut events, &mut named] {
+        let message = socket.next().await.expect("a message").expect("no error");
+        let Message::Text(text) = message else { panic!("an event in JSON is text: {message:?}") };
+        let event: ferrite_json::Value = ferrite_json::from_str(&text).expect("an event");
+        assert_eq!((&event["type"], &event["object"]["metadata"]["name"]), (&json!("ADDED"), &json!("m")));
+    }
+    let message = binary.next().await.expect("a message").expect("no error");
+    let Message::Binary(bytes) = message else { panic!("an event in protobuf is binary: {message:?}") };
+    // The first field of an event is its type. Its length was never sent.
+    assert_eq!(bytes[..7], *b"\x0a\x05ADDED");
+    assert_eq!(network.websocket(&path, &[]).await.err(), Some(403), "nobody says where they come from");
+    let two = ("sec-websocket-protocol", "a, b");
+    assert_eq!(network.websocket(&path, &[ORIGIN, two]).await.err(), Some(400));
+    assert_eq!(
+        network.websocket(&format!("{MAPS}?watch=1&timeoutSeconds=x"), &[ORIGIN]).await.err(),
+        Some(400)
+    );
+
+    let (mut short, _) =
+        network.websocket(&format!("{path}&timeoutSeconds=1"), &[ORIGIN]).await.expect("a WebSocket");
+    let mut last = None;
+    while let Some(Ok(message)) = short.next().await {
+        last = Some(message);
+    }
+    assert!(last.is_some_and(|message| message.is_close()), "the end is announced");
 }

@@ -125,6 +125,22 @@ async fn certificates_are_approved_by_those_who_may() {
     );
     assert_eq!(world.put(&path, &approved("Approved")).await.code, 200);
     assert_eq!(world.put(&path, &approved("Denied")).await.code, 422, "decided is decided");
+    // The signer reports, and leaves the decision as it is.
+    let status = path.replace("/approval", "/status");
+    let mut reported = world.get(path.trim_end_matches("/approval")).await.json();
+    reported["status"]["conditions"][0]["message"] = "changed".into();
+    let stored = world.put(&status, &reported).await;
+    assert_eq!(
+        (stored.code, stored.at("/status/conditions/0/message")),
+        (200, json!(null)),
+        "{}",
+        stored.json()
+    );
+    reported["status"] = json!({});
+    let refused = world.put(&status, &reported).await;
+    assert_eq!(refused.code, 422);
+    let why = r#"status.conditions: Forbidden: updates may not remove a condition of type "Approved""#;
+    assert!(refused.at("/message").as_str().is_some_and(|text| text.ends_with(why)), "{}", refused.json());
 }
 
 #[tokio::test]
@@ -155,6 +171,64 @@ async fn tokens_live_as_long_as_what_they_are_bound_to() {
         (json!({"boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "absent"}}), 404),
     ] {
         assert_eq!(world.post(TOKENS, &request(spec.clone())).await.code, code, "{spec}");
+    }
+}
+
+/// The status of a review of a token for these audiences.
+async fn reviewed(world: &World, token: &str, audiences: &[&str]) -> Value {
+    let review = json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+        "spec": {"token": token, "audiences": audiences},
+    });
+    world.post(REVIEWS, &review).await.at("/status")
+}
+
+#[tokio::test]
+async fn tokens_without_an_audience_are_for_this_server_alone() {
+    let world = World::start().await;
+    let server = world.server();
+    let issuer = server.config().service_account_issuer.as_str();
+    let account = world.get("/api/v1/namespaces/default/serviceaccounts/default").await;
+    let key = server.config().service_account_key.clone().expect("a key");
+    let signer = ferrite_pki::TokenSigner::new(&key, issuer).expect("a signer");
+    let claims = json!({
+        "iss": ferrite_pki::LEGACY_ISSUER,
+        "kubernetes.io/serviceaccount/namespace": "default",
+        "kubernetes.io/serviceaccount/secret.name": "old",
+        "kubernetes.io/serviceaccount/service-account.name": "default",
+        "kubernetes.io/serviceaccount/service-account.uid": account.at("/metadata/uid"),
+        "sub": "system:serviceaccount:default:default",
+    });
+    let legacy = signer.sign(&claims).expect("a token");
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
+        "metadata": {"name": "old", "annotations": {"kubernetes.io/service-account.name": "default"}},
+        "stringData": {"token": legacy},
+    });
+    assert_eq!(world.post("/api/v1/namespaces/default/secrets", &secret).await.code, 201);
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
+        "metadata": {"name": "bootstrap-token-abcdef"},
+        "stringData": {"token-id": "abcdef", "token-secret": "0123456789abcdef",
+                       "usage-bootstrap-authentication": "true"},
+    });
+    assert_eq!(world.post("/api/v1/namespaces/kube-system/secrets", &secret).await.code, 201);
+    let rows = [
+        (legacy.as_str(), "system:serviceaccount:default:default"),
+        ("abcdef.0123456789abcdef", "system:bootstrap:abcdef"),
+    ];
+    for (token, user) in rows {
+        for audiences in [&[][..], &[issuer], &["vault", issuer]] {
+            let status = reviewed(&world, token, audiences).await;
+            assert_eq!(status["user"]["username"], user, "{audiences:?}: {status}");
+            assert_eq!(status["audiences"], json!([issuer]), "{audiences:?}");
+        }
+        let status = reviewed(&world, token, &["vault"]).await;
+        assert_eq!((&status["user"], status.get("authenticated")), (&json!({}), None), "{user}: {status}");
+        assert!(
+            status["error"].as_str().is_some_and(|error| error.contains("invalid bearer token")),
+            "{status}"
+        );
     }
 }
 

@@ -303,3 +303,23 @@ async fn what_is_still_to_come_can_be_waited_for_but_not_listed() {
     let watched = world.get(&format!("{MAPS}?watch=1&resourceVersion=9999999&timeoutSeconds=1")).await;
     assert_eq!((watched.code, watched.bytes.len()), (200, 0));
 }
+
+#[tokio::test]
+async fn paths_at_which_nothing_is_served_are_missed() {
+    let world = World::start().await;
+    let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    for (method, path, code) in [
+        ("GET", "/api/v1/bindings".to_owned(), 404),
+        ("POST", "/api/v1/bindings".to_owned(), 404),
+        ("GET", "/api/v1/namespaces/default/bindings".to_owned(), 405),
+        ("GET", "/api/v1/namespaces/default/bindings/x".to_owned(), 404),
+        ("GET", format!("{reviews}/x"), 404),
+        ("GET", reviews.to_owned(), 405),
+        ("POST", "/api/v2".to_owned(), 404),
+        ("POST", "/apis/apps/v9".to_owned(), 404),
+        ("POST", "/apis/apps/v1".to_owned(), 405),
+        ("POST", "/api/v1/configmaps".to_owned(), 405),
+    ] {
+        assert_eq!(world.send(method, &path, &[], b"").await.code, code, "{method} {path}");
+    }
+}

@@ -189,6 +189,30 @@ async fn too_many_requests_are_turned_away() {
 }
 
 #[tokio::test]
+async fn a_slow_body_holds_no_place() {
+    let serving = Serving { max_mutating_requests_inflight: 1, ..Serving::default() };
+    let world = World::start_with(serving).await;
+    let user = world.as_user(ferrite_apiserver::User::new("somebody", ["everybody"]));
+    let (asked, is_asked) = tokio::sync::oneshot::channel();
+    let (send, rest) = tokio::sync::oneshot::channel::<String>();
+    let body = futures_util::stream::once(async move {
+        asked.send(()).expect("somebody waits for this");
+        let text = rest.await.expect("the rest");
+        Ok::<_, ferrite_apiserver::BoxError>(http_body::Frame::data(bytes::Bytes::from(text)))
+    });
+    let slow = world.begin("POST", MAPS, http_body_util::StreamBody::new(body).boxed_unsync());
+    let others = async {
+        is_asked.await.expect("the body is read");
+        // This user may not, but learns so only with a place.
+        assert_eq!(user.post(MAPS, &config_map("a", json!({}))).await.code, 403);
+        send.send(config_map("slow", json!({})).to_string()).expect("the body is still read");
+    };
+    let (slow, ()) = tokio::join!(slow, others);
+    assert_eq!(slow.code, 201, "{}", slow.json());
+    assert_eq!(user.post(MAPS, &config_map("a", json!({}))).await.code, 403, "the place is free again");
+}
+
+#[tokio::test]
 async fn a_request_that_takes_too_long_is_ended() {
     let world = World::start().await;
     tokio::time::pause();

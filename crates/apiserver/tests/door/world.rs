@@ -2,7 +2,9 @@
 
 use base64::Engine;
 use bytes::Bytes;
-use ferrite_apiserver::{AdmissionPlugins, Answer, ApiServer, Body, BoxError, Config, Door, Serving, User};
+use ferrite_apiserver::{
+    AdmissionPlugins, Answer, ApiServer, Body, BoxError, Config, Door, RequestHeader, Serving, User,
+};
 use ferrite_json::{Value, json};
 use ferrite_store::Store;
 use http::{HeaderMap, Request};
@@ -74,6 +76,13 @@ impl World {
     pub async fn start_ranges(ranges: &[&str]) -> Self {
         let service_ranges = ranges.iter().map(|r| ferrite_api::Cidr::parse(r).expect("a range")).collect();
         Self::start_as(Store::memory(), Config { service_ranges, ..Self::config() }).await
+    }
+
+    /// A server behind front proxies.
+    pub async fn start_behind(proxies: RequestHeader) -> Self {
+        let client_ca = Some("the authority of clients".to_owned());
+        let config = Config { request_header: Some(proxies), client_ca, ..Self::config() };
+        Self::start_as(Store::memory(), config).await
     }
 
     fn config() -> Config {

@@ -1,5 +1,5 @@
 use crate::world::*;
-use ferrite_json::json;
+use ferrite_json::{Value, json};
 
 #[tokio::test]
 async fn an_object_is_created_once() {
@@ -159,4 +159,18 @@ async fn services_get_addresses_and_ports() {
         v6.at("/details/causes/0/message"),
         r#"Invalid value: ["fd00::1"]: IPv6 is not configured on this cluster"#
     );
+}
+
+#[tokio::test]
+async fn an_empty_list_of_managers_forgets_them() {
+    let world = World::start().await;
+    assert_eq!(world.post(MAPS, &config_map("m", json!({"k": "v"}))).await.code, 201);
+    let path = format!("{MAPS}/m");
+    let managed = |reply: &Reply| reply.at("/metadata/managedFields");
+    assert!(managed(&world.get(&path).await).is_array());
+    let kept = world.patch("merge", &path, &json!({"metadata": {"managedFields": null}})).await;
+    assert!(managed(&kept).is_array(), "a client that does not know them deletes none");
+    let forgotten = world.patch("merge", &path, &json!({"metadata": {"managedFields": []}})).await;
+    assert_eq!((forgotten.code, managed(&forgotten)), (200, Value::Null));
+    assert_eq!(managed(&world.get(&path).await), Value::Null);
 }

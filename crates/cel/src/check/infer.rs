@@ -8,7 +8,7 @@ use crate::types::Type;
 /// Steps that the inference for one expression may take. Types that double with each nesting end here.
 const MAX_STEPS: usize = 2_000_000;
 
-/// What is known about the types that were not known at first.
+/// The knowledge about types that were not known at first.
 #[derive(Debug, Default)]
 pub(super) struct Inference {
     known: HashMap<Arc<str>, Type>,

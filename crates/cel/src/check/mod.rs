@@ -16,14 +16,14 @@ use crate::library::Overload;
 use crate::source::{Issue, Source};
 use crate::types::Type;
 
-/// What the checker found about an expression.
+/// The findings of the checker about an expression.
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
     types: Vec<Option<Type>>,
     references: HashMap<Id, Reference>,
 }
 
-/// What a name or a call refers to.
+/// The thing that a name or a call refers to.
 #[derive(Debug, Clone)]
 pub(crate) enum Reference {
     /// A variable.

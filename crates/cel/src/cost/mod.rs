@@ -1,5 +1,6 @@
 //! Costs: what an expression may cost, estimated from its text and the sizes of its variables, and what it does cost.
 
+mod calls;
 pub(crate) mod estimate;
 pub(crate) mod runtime;
 

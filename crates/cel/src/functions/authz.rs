@@ -16,7 +16,7 @@ pub trait Authorizer: Send + Sync {
     fn authorize(&self, check: &Check) -> AuthorizationDecision;
 }
 
-/// What an expression asks an [`Authorizer`].
+/// A question of an expression to an [`Authorizer`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Check {
     /// The namespace and name of the service account to decide for; `None` for the user of the request.

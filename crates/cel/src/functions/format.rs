@@ -4,7 +4,7 @@ use super::number::group;
 use super::{Entry, Memory, NO_MATCH};
 use crate::ast::Id;
 use crate::error::{EvalError, err};
-use crate::value::Value;
+use crate::value::{Map, Value};
 
 /// Digits after the point that a clause may ask for.
 const MAX_PRECISION: usize = 1000;
@@ -130,13 +130,15 @@ fn format<'a>(memory: &mut Memory, args: &mut [Value<'a>]) -> Result<Value<'a>, 
     let mut exhausted = None;
     let filled = check(format, list.len(), &mut |clause, index, out| {
         let value = list.get(index).unwrap_or(Value::Null);
-        let text = write(clause, &value)
-            .ok_or_else(|| (clause.mismatch(&value.type_name()), None))?
-            .map_err(|message| (message, None))?;
-        if let Err(error) = memory.take(text.len()) {
-            exhausted = Some(error);
-            return Err((String::new(), None));
-        }
+        let text =
+            write(clause, &value, memory).ok_or_else(|| (clause.mismatch(&value.type_name()), None))?;
+        let text = text.map_err(|error| {
+            let message = error.to_string();
+            if error.is_fatal() {
+                exhausted = Some(error);
+            }
+            (message, None)
+        })?;
         out.push_str(&text);
         Ok(())
     });
@@ -151,9 +153,9 @@ fn format<'a>(memory: &mut Memory, args: &mut [Value<'a>]) -> Result<Value<'a>, 
 }
 
 /// The text of a value in a clause; `None` if the clause does not take it.
-fn write(clause: Clause, value: &Value<'_>) -> Option<Result<String, String>> {
+fn write(clause: Clause, value: &Value<'_>, memory: &mut Memory) -> Option<Result<String, EvalError>> {
     Some(Ok(match (clause, value) {
-        (Clause::String, value) => return string(value, MAX_DEPTH),
+        (Clause::String, value) => return string(value, MAX_DEPTH, memory),
         (Clause::Decimal, Value::Int(value)) => value.to_string(),
         (Clause::Decimal, Value::Uint(value)) => value.to_string(),
         (Clause::Fixed(precision), value) => fixed(double(value)?, precision.unwrap_or(DEFAULT_PRECISION)),
@@ -237,56 +239,55 @@ fn scientific(value: f64) -> String {
     format!("{mantissa}\u{d7}10{sign}{exponent}")
 }
 
-fn string(value: &Value<'_>, levels: usize) -> Option<Result<String, String>> {
-    Some(Ok(match value {
-        Value::Null => "null".to_owned(),
-        Value::Bool(value) => value.to_string(),
-        Value::Bytes(bytes) => match std::str::from_utf8(bytes) {
-            Ok(text) => text.to_owned(),
-            Err(_) => return Some(Err("could not convert argument to string".into())),
-        },
-        Value::Type(of) => of.runtime_name().to_owned(),
-        Value::Int(_)
-        | Value::Uint(_)
-        | Value::Double(_)
-        | Value::String(_)
-        | Value::Timestamp(_)
-        | Value::Duration(_) => super::display(value),
-        Value::List(list) => {
-            let items: Result<Vec<String>, String> = list.iter().map(|item| member(&item, levels)).collect();
-            match items {
-                Ok(items) => format!("[{}]", items.join(", ")),
-                Err(error) => return Some(Err(error)),
-            }
+/// The text of a value. Its memory is taken as the text grows: a list can hold one long string many times.
+fn string(value: &Value<'_>, levels: usize, memory: &mut Memory) -> Option<Result<String, EvalError>> {
+    let text = match value {
+        Value::Null => Ok("null".to_owned()),
+        Value::Bool(value) => Ok(value.to_string()),
+        Value::String(text) => memory.take(text.len()).map(|()| text.to_string()),
+        Value::Bytes(bytes) => memory.take(bytes.len()).and_then(|()| match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(_) => Err(EvalError::text("could not convert argument to string")),
+        }),
+        Value::Type(of) => Ok(of.runtime_name().to_owned()),
+        Value::Int(_) | Value::Uint(_) | Value::Double(_) | Value::Timestamp(_) | Value::Duration(_) => {
+            Ok(super::display(value))
         }
-        Value::Map(map) => {
-            let mut pairs = Vec::new();
-            for (key, value) in map.entries() {
-                if !matches!(key, Value::String(_) | Value::Bool(_) | Value::Int(_) | Value::Uint(_)) {
-                    return Some(Err(format!(
-                        "no formatting function for map key of type {}",
-                        key.type_name()
-                    )));
-                }
-                match (member(&key, levels), member(&value, levels)) {
-                    (Ok(key), Ok(value)) => pairs.push((key, value)),
-                    (Err(error), _) | (_, Err(error)) => return Some(Err(error)),
-                }
-            }
-            pairs.sort();
-            let pairs: Vec<String> = pairs.into_iter().map(|(key, value)| format!("{key}:{value}")).collect();
-            format!("{{{}}}", pairs.join(", "))
-        }
+        Value::List(list) => list
+            .iter()
+            .map(|item| member(&item, levels, memory))
+            .collect::<Result<Vec<String>, EvalError>>()
+            .map(|items| format!("[{}]", items.join(", "))),
+        Value::Map(map) => pairs(map, levels, memory).map(|pairs| format!("{{{}}}", pairs.join(", "))),
         _ => return None,
-    }))
+    };
+    Some(text)
+}
+
+/// The entries of a map in the order of their keys' texts.
+fn pairs(map: &Map<'_>, levels: usize, memory: &mut Memory) -> Result<Vec<String>, EvalError> {
+    let mut pairs = Vec::new();
+    for (key, value) in map.entries() {
+        if !matches!(key, Value::String(_) | Value::Bool(_) | Value::Int(_) | Value::Uint(_)) {
+            return Err(err!("no formatting function for map key of type {}", key.type_name()));
+        }
+        pairs.push((member(&key, levels, memory)?, member(&value, levels, memory)?));
+    }
+    pairs.sort();
+    Ok(pairs.into_iter().map(|(key, value)| format!("{key}:{value}")).collect())
 }
 
 /// A value within a list or a map.
-fn member(value: &Value<'_>, levels: usize) -> Result<String, String> {
-    let Some(levels) = levels.checked_sub(1) else { return Err("value is nested too deeply".into()) };
+fn member(value: &Value<'_>, levels: usize, memory: &mut Memory) -> Result<String, EvalError> {
+    let Some(levels) = levels.checked_sub(1) else {
+        return Err(EvalError::text("value is nested too deeply"));
+    };
+    memory.take(16)?;
     match value {
-        Value::String(text) => Ok(format!("{:?}", &**text)),
-        Value::Bytes(bytes) => Ok(format!("b{:?}", String::from_utf8_lossy(bytes))),
+        Value::String(text) => memory.take(2 * text.len()).map(|()| format!("{:?}", &**text)),
+        Value::Bytes(bytes) => {
+            memory.take(2 * bytes.len()).map(|()| format!("b{:?}", String::from_utf8_lossy(bytes)))
+        }
         Value::Timestamp(time) => Ok(format!("timestamp(\"{time}\")")),
         Value::Duration(duration) => Ok(format!("duration(\"{duration}\")")),
         Value::Double(value) if !value.is_finite() => {
@@ -300,7 +301,7 @@ fn member(value: &Value<'_>, levels: usize) -> Result<String, String> {
             Ok(format!("{name:?}"))
         }
         Value::Double(value) => Ok(format!("{value:.6}")),
-        other => string(other, levels)
-            .unwrap_or_else(|| Err(format!("no formatting function for {}", other.type_name()))),
+        other => string(other, levels, memory)
+            .unwrap_or_else(|| Err(err!("no formatting function for {}", other.type_name()))),
     }
 }

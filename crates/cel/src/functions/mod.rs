@@ -1,4 +1,4 @@
-//! What functions do.
+//! The functions themselves.
 //!
 //! A function is found by its name and looks at the types of its arguments itself. Which of them an expression may call,
 //! and with which types, is the checker's business: it knows the libraries of the environment.
@@ -20,6 +20,7 @@ mod time;
 mod url;
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::sync::OnceLock;
 
 pub use authz::{AuthorizationDecision, Authorizer, AuthorizerValue, Check};
@@ -110,6 +111,26 @@ pub(crate) fn display(value: &Value<'_>) -> String {
         Value::Double(value) => go_float(*value),
         Value::Timestamp(time) => time.to_string(),
         Value::Duration(duration) => duration.to_string(),
-        other => format!("{other:?}"),
+        other => {
+            let mut shown = Bounded(String::new());
+            // An error means that the text is long enough.
+            let _ = write!(shown, "{other:?}");
+            shown.0
+        }
+    }
+}
+
+/// Bytes of a value that a message shows.
+const MAX_SHOWN: usize = 1024;
+
+/// A text that takes no more than a message needs: a list can hold one long string many times.
+struct Bounded(String);
+
+impl std::fmt::Write for Bounded {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let room = MAX_SHOWN.saturating_sub(self.0.len());
+        let end = (0..=text.len().min(room)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        self.0.push_str(&text[..end]);
+        if end == text.len() { Ok(()) } else { Err(std::fmt::Error) }
     }
 }

@@ -19,54 +19,89 @@ const MAX_REPEAT: u32 = 1000;
 const NEST_LIMIT: u32 = 250;
 
 pub(super) const TABLE: &[Entry] = &[
-    ("matches", |memory, args| match args {
-        [Value::String(text), Value::String(pattern)] => {
-            Ok(Value::Bool(with_pattern(memory, pattern)?.is_match(text)))
-        }
-        _ => Err(NO_MATCH),
-    }),
-    ("find", |memory, args| match args {
-        [Value::String(text), Value::String(pattern)] => {
-            let found = illegal(with_pattern(memory, pattern))?.find(text).map_or("", |found| found.as_str());
-            Ok(Value::string(found))
-        }
-        _ => Err(NO_MATCH),
-    }),
-    ("findAll", |memory, args| find_all(memory, args)),
+    ("matches", |memory, args| with_pattern(memory, args, apply_matches)),
+    ("find", |memory, args| illegal(with_pattern(memory, args, apply_find))),
+    ("findAll", |memory, args| illegal(with_pattern(memory, args, apply_find_all))),
 ];
 
-fn illegal<T>(result: std::result::Result<T, EvalError>) -> std::result::Result<T, EvalError> {
-    result.map_err(|error| err!("Illegal regex: {error}"))
+/// A function with its pattern compiled.
+type Apply = for<'a> fn(&Regex, &mut Memory, &[Value<'a>]) -> Result<'a>;
+
+/// A call whose pattern is a literal: it is compiled once.
+pub(crate) struct Literal {
+    regex: Regex,
+    apply: Apply,
 }
 
-fn find_all<'a>(memory: &mut Memory, args: &mut [Value<'a>]) -> Result<'a> {
-    let (text, pattern, count) = match &*args {
-        [Value::String(text), Value::String(pattern)] => (text, pattern, -1),
-        [Value::String(text), Value::String(pattern), Value::Int(count)] => (text, pattern, *count),
+impl Literal {
+    /// Compiles the pattern of a call of `name`; `None` if the function has none.
+    pub fn compile(name: &str, pattern: Option<&Value<'_>>) -> Option<std::result::Result<Self, EvalError>> {
+        let apply: Apply = match name {
+            "matches" => apply_matches,
+            "find" => apply_find,
+            "findAll" => apply_find_all,
+            _ => return None,
+        };
+        let Some(Value::String(pattern)) = pattern else { return None };
+        Some(compile(pattern).map(|regex| Self { regex, apply }))
+    }
+
+    pub fn call<'a>(&self, memory: &mut Memory, args: &[Value<'a>]) -> Result<'a> {
+        (self.apply)(&self.regex, memory, args)
+    }
+}
+
+/// An error of a pattern, as the functions of Kubernetes report it.
+fn illegal(result: Result<'_>) -> Result<'_> {
+    result.map_err(|error| match error.to_string().starts_with("error parsing regexp") {
+        true => err!("Illegal regex: {error}"),
+        false => error,
+    })
+}
+
+/// Compiles the pattern, or takes that of the last call.
+fn with_pattern<'a>(memory: &mut Memory, args: &[Value<'a>], apply: Apply) -> Result<'a> {
+    let Some(Value::String(pattern)) = args.get(1) else { return Err(NO_MATCH) };
+    let kept = memory.pattern.take().filter(|(own, _)| **own == **pattern);
+    let (text, regex) = match kept {
+        Some(kept) => kept,
+        None => (pattern.to_string(), compile(pattern)?),
+    };
+    let result = apply(&regex, memory, args);
+    memory.pattern = Some((text, regex));
+    result
+}
+
+fn apply_matches<'a>(regex: &Regex, _: &mut Memory, args: &[Value<'a>]) -> Result<'a> {
+    match args {
+        [Value::String(text), Value::String(_)] => Ok(Value::Bool(regex.is_match(text))),
+        _ => Err(NO_MATCH),
+    }
+}
+
+fn apply_find<'a>(regex: &Regex, _: &mut Memory, args: &[Value<'a>]) -> Result<'a> {
+    match args {
+        [Value::String(text), Value::String(_)] => {
+            Ok(Value::string(regex.find(text).map_or("", |found| found.as_str())))
+        }
+        _ => Err(NO_MATCH),
+    }
+}
+
+fn apply_find_all<'a>(regex: &Regex, memory: &mut Memory, args: &[Value<'a>]) -> Result<'a> {
+    let (text, count) = match args {
+        [Value::String(text), Value::String(_)] => (text, -1),
+        [Value::String(text), Value::String(_), Value::Int(count)] => (text, *count),
         _ => return Err(NO_MATCH),
     };
     let limit = usize::try_from(count).unwrap_or(usize::MAX);
-    // An empty match at each place is the most there can be.
-    memory.take_values(text.len().saturating_add(1).min(limit))?;
-    let regex = illegal(with_pattern(memory, pattern))?;
-    let found = regex.find_iter(text).take(limit).map(|found| Value::string(found.as_str()));
-    Ok(Value::list(found.collect()))
-}
-
-/// The compiled form of `pattern`, which is kept for the next call.
-fn with_pattern<'m>(memory: &'m mut Memory, pattern: &str) -> std::result::Result<&'m Regex, EvalError> {
-    if memory.pattern.as_ref().is_none_or(|(own, _)| own != pattern) {
-        memory.pattern = Some((pattern.to_owned(), compile(pattern)?));
+    let mut found = Vec::new();
+    for item in regex.find_iter(text).take(limit) {
+        memory.take_values(1)?;
+        memory.take(item.len())?;
+        found.push(Value::string(item.as_str()));
     }
-    memory.pattern.as_ref().map(|(_, regex)| regex).ok_or(NO_MATCH)
-}
-
-/// A check of a pattern that is known before the evaluation.
-pub(crate) type PatternCheck = fn(&str) -> std::result::Result<(), EvalError>;
-
-/// The argument of the function `name` that is a pattern, if it has one.
-pub(crate) fn literal_pattern(name: &str) -> Option<(usize, PatternCheck)> {
-    matches!(name, "matches" | "find" | "findAll").then_some((1, |pattern| compile(pattern).map(drop)))
+    Ok(Value::list(found))
 }
 
 /// Compiles a pattern in Go's syntax.

@@ -104,8 +104,8 @@ impl Library {
     }
 
     /// The overloads that the library declares, by the names of their functions.
-    pub(crate) fn overloads(self) -> &'static [(&'static str, Arc<Overload>)] {
-        static PARSED: OnceLock<HashMap<Library, Vec<(&'static str, Arc<Overload>)>>> = OnceLock::new();
+    pub(crate) fn overloads(self) -> &'static [NamedOverload] {
+        static PARSED: OnceLock<HashMap<Library, Vec<NamedOverload>>> = OnceLock::new();
         let parsed = PARSED.get_or_init(|| {
             let parse = |rows: &'static [Row]| {
                 rows.iter().map(|row| (row.0, Arc::new(Overload::of_row(row)))).collect()
@@ -115,6 +115,9 @@ impl Library {
         parsed.get(&self).map_or(&[], Vec::as_slice)
     }
 }
+
+/// An overload with the name of its function.
+type NamedOverload = (&'static str, Arc<Overload>);
 
 /// One signature of a function.
 #[derive(Debug, Clone)]

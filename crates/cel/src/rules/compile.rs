@@ -12,7 +12,7 @@ use crate::types::Type;
 /// The name of an object type that has none of its own.
 const SELF_TYPE: &str = "selfType0";
 
-/// What rules are compiled with.
+/// The environment and the limit that rules are compiled with.
 #[derive(Debug, Clone)]
 pub struct RuleEnvironment {
     base: Environment,

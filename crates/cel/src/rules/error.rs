@@ -22,7 +22,7 @@ pub enum BadValue {
     Value(Json),
 }
 
-/// What is wrong with a field of an object.
+/// A problem of a field of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldError {
     pub kind: FieldErrorKind,

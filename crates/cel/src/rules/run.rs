@@ -41,7 +41,7 @@ impl<'a> RuleInput<'a> {
 pub struct Outcome {
     pub errors: Vec<FieldError>,
     pub warnings: Vec<FieldError>,
-    /// What is left of the budget; negative if it did not suffice.
+    /// The rest of the budget; negative if it did not suffice.
     pub remaining_budget: i64,
     /// Problems of messages, for the log.
     pub message_problems: Vec<String>,

@@ -13,6 +13,8 @@ use crate::time;
 
 /// Levels of a value that can be made JSON.
 const MAX_JSON_DEPTH: usize = 100;
+/// Bytes of a value that can be made JSON. A list can hold one long string many times.
+const MAX_JSON_SIZE: usize = 64 * 1024 * 1024;
 
 fn go_type(json: &Json) -> &'static str {
     match json {
@@ -42,10 +44,10 @@ impl<'a> Value<'a> {
 
     /// The value as JSON: what an admission policy applies, what a message prints.
     pub fn to_json(&self) -> Result<Json, EvalError> {
-        to_json(self, MAX_JSON_DEPTH)
+        to_json(self, MAX_JSON_DEPTH, &mut { MAX_JSON_SIZE })
     }
 
-    /// The value without anything borrowed.
+    /// The value without anything borrowed. Each string that is borrowed is copied, each time that it occurs.
     pub fn into_owned(self) -> Value<'static> {
         match self {
             Self::Null => Value::Null,
@@ -163,10 +165,16 @@ fn typed_string<'a>(text: &'a str, format: &str) -> Result<Value<'a>, EvalError>
     }
 }
 
-fn to_json(value: &Value<'_>, levels: usize) -> Result<Json, EvalError> {
+fn to_json(value: &Value<'_>, levels: usize, room: &mut usize) -> Result<Json, EvalError> {
     let Some(levels) = levels.checked_sub(1) else {
         return Err(EvalError::text("value is nested too deeply"));
     };
+    let size = match value {
+        Value::String(text) => text.len(),
+        Value::Bytes(bytes) => bytes.len() * 2,
+        _ => 0,
+    };
+    *room = room.checked_sub(size + size_of::<Json>()).ok_or(EvalError::text("value is too large"))?;
     Ok(match value {
         Value::Null | Value::Optional(None) => Json::Null,
         Value::Bool(value) => Json::Bool(*value),
@@ -180,7 +188,7 @@ fn to_json(value: &Value<'_>, levels: usize) -> Result<Json, EvalError> {
         Value::Timestamp(time) => Json::String(time.to_string().into()),
         Value::Duration(duration) => Json::String(duration.to_string().into()),
         Value::List(list) => {
-            Json::Array(list.iter().map(|item| to_json(&item, levels)).collect::<Result<_, _>>()?)
+            Json::Array(list.iter().map(|item| to_json(&item, levels, room)).collect::<Result<_, _>>()?)
         }
         Value::Map(Map::Json { members, .. }) => Json::Object((*members).clone()),
         Value::Map(map) => {
@@ -189,18 +197,18 @@ fn to_json(value: &Value<'_>, levels: usize) -> Result<Json, EvalError> {
                 let Value::String(key) = &key else {
                     return Err(err!("unsupported map key type: {}", key.type_name()));
                 };
-                members.insert(&**key, to_json(&value, levels)?);
+                members.insert(&**key, to_json(&value, levels, room)?);
             }
             Json::Object(members)
         }
         Value::Object(object) => {
             let mut members = JsonMap::with_capacity(object.fields.len());
             for (name, value) in &object.fields {
-                members.insert(&**name, to_json(value, levels)?);
+                members.insert(&**name, to_json(value, levels, room)?);
             }
             Json::Object(members)
         }
-        Value::Optional(Some(value)) => to_json(value, levels)?,
+        Value::Optional(Some(value)) => to_json(value, levels, room)?,
         Value::Type(of) => Json::String(of.runtime_name().into()),
         Value::Opaque(value) => Json::String(value.text().into()),
         Value::Preserved(json) => (*json).clone(),

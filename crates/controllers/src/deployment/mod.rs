@@ -11,6 +11,8 @@ pub(crate) use controller::start;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use crate::intstr::scaled;
+
 const REVISION: &str = "deployment.kubernetes.io/revision";
 const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-history";
 const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
@@ -65,18 +67,6 @@ fn bounds(deployment: &Deployment) -> Bounds {
         max_unavailable = 1;
     }
     Bounds { max_surge, max_unavailable: max_unavailable.min(wanted) }
-}
-
-fn scaled(value: &IntOrString, of: i32, round_up: bool) -> i32 {
-    match value {
-        IntOrString::Int(number) => (*number).max(0),
-        IntOrString::String(text) => {
-            let percent: i64 = text.strip_suffix('%').and_then(|digits| digits.parse().ok()).unwrap_or(0);
-            let product = percent.saturating_mul(i64::from(of)).max(0);
-            let scaled = if round_up { product.saturating_add(99) / 100 } else { product / 100 };
-            i32::try_from(scaled).unwrap_or(i32::MAX)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{DESIRED_REPLICAS, MAX_REPLICAS, REVISION, REVISION_HISTORY, TEMPLATE_HASH, annotation};
+use crate::hash::template_hash;
 use ferrite_client::controller_reference;
 
 /// Annotations that belong to one of the two objects and are not copied from the Deployment to its ReplicaSets.
@@ -21,8 +22,6 @@ const NOT_COPIED: &[&str] = &[
 ];
 /// Longest value of the revision history annotation.
 const HISTORY_LENGTH: usize = 2000;
-/// Letters and digits that cannot spell a word or be mistaken for one another.
-const SAFE: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 pub(super) fn by_creation(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
     let created = |set: &ReplicaSet| set.metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -60,18 +59,6 @@ fn without_hash(template: &PodTemplateSpec) -> PodTemplateSpec {
     meta.labels = meta.labels.take().filter(|labels| !labels.is_empty());
     meta.annotations = meta.annotations.take().filter(|annotations| !annotations.is_empty());
     template
-}
-
-/// A short name for a template: equal templates with equal collision counts have equal names.
-pub(super) fn template_hash(template: &PodTemplateSpec, collisions: Option<i32>) -> String {
-    // Fields are written in the order of their declaration and maps are sorted, so the text is stable.
-    let mut text = ferrite_json::to_vec(template).unwrap_or_default();
-    if let Some(collisions) = collisions {
-        text.extend(collisions.to_le_bytes());
-    }
-    let hash =
-        text.iter().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
-    hash.to_string().bytes().map(|digit| char::from(SAFE[usize::from(digit) % SAFE.len()])).collect()
 }
 
 /// The ReplicaSet that starts to carry the Deployment's template, with `replicas` still to be decided.
@@ -167,6 +154,7 @@ mod tests {
     use ferrite_json::json;
 
     use super::*;
+    use crate::hash::SAFE;
 
     fn deployment(image: &str) -> Deployment {
         ferrite_json::from_value(json!({

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ferrite_client::{Api, Change, EventRecorder, EventType, Informer, ObjectKey, is_conflict, is_not_found};
+use ferrite_client::{
+    Api, Change, EventRecorder, EventType, Informer, ObjectKey, is_conflict, is_not_found, tolerates,
+};
 use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
@@ -101,17 +103,6 @@ fn decide(taints: &[Taint], tolerations: &[Toleration]) -> Stay {
         }
     }
     shortest.map_or(Stay::ForEver, Stay::For)
-}
-
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    given(&toleration.effect).is_none_or(|effect| effect == taint.effect)
-        && given(&toleration.key).is_none_or(|key| key == taint.key)
-        && match toleration.operator.as_deref().unwrap_or_default() {
-            "Exists" => true,
-            "" | "Equal" => given(&toleration.value) == given(&taint.value),
-            _ => false,
-        }
 }
 
 impl Evictor {

@@ -108,19 +108,6 @@ fn restarts(pod: &Pod) -> i32 {
     statuses.map(|status| status.restart_count).max().unwrap_or(0)
 }
 
-/// Sizes of the batches in which `count` pods are made: doubling, so that a create that always fails (a quota, a
-/// webhook) costs few calls.
-pub(super) fn slow_start(count: usize) -> impl Iterator<Item = usize> {
-    let mut left = count;
-    let mut size = 1;
-    std::iter::from_fn(move || {
-        let batch = size.min(left);
-        left -= batch;
-        size *= 2;
-        (batch > 0).then_some(batch)
-    })
-}
-
 /// What the owner's pods amount to.
 pub(super) struct Observed<'a> {
     pub(super) previous: &'a ReplicaSetStatus,
@@ -256,12 +243,6 @@ mod tests {
             Plan::Delete(victims) => assert!(victims.iter().all(|pod| node_name(pod) == Some("n1"))),
             other => panic!("{other:?}"),
         }
-    }
-
-    #[test]
-    fn batches_double() {
-        assert_eq!(slow_start(10).collect::<Vec<_>>(), [1, 2, 4, 3]);
-        assert_eq!(slow_start(0).count(), 0);
     }
 
     #[test]

@@ -4,23 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{
-    Api, Change, EventRecorder, EventType, Expectations, Informer, ObjectKey, WorkQueue, is_conflict,
-    is_not_found, message_of,
+    Api, Change, EventRecorder, Expectations, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found,
+    message_of,
 };
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::PostParams;
 use kube::core::{Selector, SelectorExt};
 
 use super::decide::{self, Failure, Observed, Plan};
 use super::kinds::Replicated;
 use crate::Context;
 use crate::error::{During, SyncError, is_namespace_terminating};
+use crate::pod_control;
 use crate::pods::{self, BY_CONTROLLER, BY_LABEL, is_active, is_finished, is_terminating};
-use ferrite_client::{claim_all, controller_of, controller_reference};
+use ferrite_client::{claim_all, controller_of};
 
 /// Index of owners by the UID of what controls them.
 const BY_PARENT: &str = "parent";
@@ -224,11 +224,12 @@ impl<O: Replicated> Manager<O> {
     /// Makes pods in growing batches until one batch has a failure; the first error is returned.
     async fn create(&self, key: &ObjectKey, owner: &O, count: usize) -> Option<String> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
-        let pod = pod_from_template(owner);
+        let pod = pod_control::pod_from_template(owner, owner.template());
         self.expectations.expect_creations(key, count);
         let mut attempted = 0;
-        for batch in decide::slow_start(count) {
-            let results = join_all((0..batch).map(|_| self.create_one(&api, owner, &pod))).await;
+        for batch in pod_control::slow_start(count) {
+            let results =
+                join_all((0..batch).map(|_| pod_control::create(&api, &self.recorder, owner, &pod))).await;
             attempted += batch;
             let mut failed = 0;
             let mut first = None;
@@ -251,51 +252,15 @@ impl<O: Replicated> Manager<O> {
         None
     }
 
-    async fn create_one(&self, api: &Api<Pod>, owner: &O, pod: &Pod) -> Result<(), kube::Error> {
-        match api.create(&PostParams::default(), pod).await {
-            Ok(created) => {
-                let name = created.metadata.name.unwrap_or_default();
-                self.recorder.event_for(
-                    owner,
-                    EventType::Normal,
-                    "SuccessfulCreate",
-                    format!("Created pod: {name}"),
-                );
-                Ok(())
-            }
-            Err(error) => {
-                if !is_namespace_terminating(&error) {
-                    let message = format!("Error creating: {}", message_of(&error));
-                    self.recorder.event_for(owner, EventType::Warning, "FailedCreate", message);
-                }
-                Err(error)
-            }
-        }
-    }
-
     async fn delete(&self, key: &ObjectKey, owner: &O, victims: &[Arc<Pod>]) -> Option<String> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         let name_of = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
         self.expectations.expect_deletions(key, victims.iter().map(|pod| name_of(pod)));
         let deletions = victims.iter().map(|pod| async {
             let name = name_of(pod);
-            let same = Preconditions { uid: pod.metadata.uid.clone(), resource_version: None };
-            match api.delete(&name, &DeleteParams::default().preconditions(same)).await {
-                Ok(_) => {
-                    let message = format!("Deleted pod: {name}");
-                    self.recorder.event_for(owner, EventType::Normal, "SuccessfulDelete", message);
-                    None
-                }
-                Err(error) => {
-                    self.expectations.deletion_observed(key, &name);
-                    if is_not_found(&error) {
-                        return None;
-                    }
-                    let message = format!("Error deleting: {}", message_of(&error));
-                    self.recorder.event_for(owner, EventType::Warning, "FailedDelete", message);
-                    Some(message_of(&error))
-                }
-            }
+            let error = pod_control::delete(&api, &self.recorder, owner, pod).await.err()?;
+            self.expectations.deletion_observed(key, &name);
+            (!is_not_found(&error)).then(|| message_of(&error))
         });
         join_all(deletions).await.into_iter().flatten().next()
     }
@@ -324,23 +289,5 @@ impl<O: Replicated> Manager<O> {
             .await
             .map(|_| ())
             .during(|| format!("update status of {key}"))
-    }
-}
-
-fn pod_from_template<O: Replicated>(owner: &O) -> Pod {
-    let template = owner.template();
-    let meta = template.metadata.unwrap_or_default();
-    Pod {
-        metadata: ObjectMeta {
-            generate_name: Some(format!("{}-", owner.meta().name.as_deref().unwrap_or_default())),
-            namespace: owner.meta().namespace.clone(),
-            labels: meta.labels,
-            annotations: meta.annotations,
-            finalizers: meta.finalizers,
-            owner_references: Some(vec![controller_reference(owner)]),
-            ..ObjectMeta::default()
-        },
-        spec: template.spec,
-        status: None,
     }
 }

@@ -6,8 +6,11 @@ mod kubelet;
 mod support;
 
 mod collection;
+mod daemons;
 mod deployments;
+mod jobs;
 mod leader;
 mod lifecycle;
 mod nodes;
 mod policy;
+mod stateful;

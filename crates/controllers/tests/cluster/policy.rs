@@ -67,6 +67,45 @@ async fn a_quota_is_counted_when_it_comes_and_when_something_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quotas_with_scopes_keep_count_of_pods_that_come_while_others_go() {
+    let cluster = Cluster::start(&[]).await;
+    cluster.create_namespace("q").await;
+    for (name, scope) in [("ending", "Terminating"), ("lasting", "NotTerminating")] {
+        let spec = json!({"hard": {"pods": "5", "requests.cpu": "1"}, "scopes": [scope]});
+        cluster.create::<ResourceQuota>("q", json!({"metadata": {"name": name}, "spec": spec})).await;
+    }
+    let used = |ending: &'static str, lasting: &'static str| {
+        move |all: &[Arc<ResourceQuota>]| {
+            let of = |name: &str| {
+                let quota = all.iter().find(|quota| quota.metadata.name.as_deref() == Some(name))?;
+                let used = quota.status.as_ref()?.used.as_ref()?;
+                Some((used.get("pods")?.0.clone(), used.get("requests.cpu")?.0.clone()))
+            };
+            let wanted = |pods: &str| (pods.to_owned(), if pods == "0" { "0" } else { "100m" }.to_owned());
+            (of("ending")? == wanted(ending) && of("lasting")? == wanted(lasting)).then_some(())
+        }
+    };
+    let pod = |name: &str, deadline: Option<i64>| {
+        json!({"metadata": {"name": name}, "spec": {"activeDeadlineSeconds": deadline, "containers":
+            [{"name": "c", "image": "a", "resources": {"requests": {"cpu": "100m"}}}]}})
+    };
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    cluster.eventually("the first count", used("0", "0")).await;
+    let pods = cluster.api::<Pod>("q");
+    for _ in 0..30 {
+        cluster.create::<Pod>("q", pod("lasting", None)).await;
+        cluster.eventually("a lasting pod", used("0", "1")).await;
+        // The next pod comes while the quota is counted because this one goes.
+        pods.delete("lasting", &now).await.unwrap();
+        cluster.create::<Pod>("q", pod("ending", Some(3600))).await;
+        cluster.eventually("an ending pod", used("1", "0")).await;
+        pods.delete("ending", &now).await.unwrap();
+    }
+    cluster.eventually("nothing", used("0", "0")).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_budget_knows_how_many_may_go() {
     let cluster = Cluster::start(&["n1"]).await;
     cluster

@@ -7,10 +7,12 @@
 mod archive;
 mod bad_input;
 mod clients;
+mod components;
 mod configuration;
 mod containerd;
 mod credentials;
 mod custom;
+mod dns;
 mod docker;
 mod docker_network;
 mod docker_options;
@@ -22,6 +24,7 @@ mod proxy;
 mod registry;
 mod rollout;
 mod server;
+mod services;
 mod store;
 mod streams;
 #[allow(dead_code, reason = "shared with the attacks")]

@@ -69,8 +69,8 @@ fn pods_reach_each_other_and_addresses_are_used_again() {
     // Nobody owns this address: the packet dies on the node instead of leaving it.
     let nobody = world.netns.http_get("10.244.0.6:8080".parse().unwrap(), "/");
     assert!(nobody.is_err());
-    let outside = world.netns.http_get("10.97.0.9:80".parse().unwrap(), "/").unwrap_err();
-    assert!(outside.contains("unreachable") || outside.contains("No route"), "{outside}");
+    let no_service = world.netns.http_get("10.97.0.9:80".parse().unwrap(), "/");
+    assert!(no_service.is_err(), "an address that no Service has is not answered");
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn tls() -> Arc<rustls::ServerConfig> {
     let subject =
         Subject { common_name: "far".into(), organization: None, names: vec!["localhost".to_owned()] };
     let identity = authority.issue(&subject, Purpose::Server).unwrap();
-    Arc::new(ferrite_pki::server_config(&identity, authority.certificate(), &["http/1.1"]).unwrap())
+    ferrite_pki::server_config(&identity, authority.certificate(), &["http/1.1"]).unwrap().config
 }
 
 struct Proxy {

@@ -4,15 +4,23 @@ use crate::pod::model;
 use ferrite_cri::v1::DnsConfig;
 use k8s_openapi::api::core::v1::Pod;
 use std::net::IpAddr;
+use std::path::Path;
 
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
+/// Of the search list in its line, spaces included.
+const MAX_SEARCH_CHARACTERS: usize = 2048;
 
 /// Cluster DNS as the node is configured.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ClusterDns {
     pub address: Option<IpAddr>,
     pub domain: String,
+}
+
+/// The node's configuration as it is now. Without the file there is none.
+pub(crate) fn read_resolv_conf(file: &Path) -> DnsConfig {
+    parse_resolv_conf(&std::fs::read_to_string(file).unwrap_or_default())
 }
 
 /// What a `resolv.conf` says.
@@ -23,12 +31,17 @@ pub(crate) fn parse_resolv_conf(text: &str) -> DnsConfig {
         let Some(key) = words.next() else { continue };
         match key {
             "nameserver" => config.servers.extend(words.next().map(str::to_string)),
-            "search" | "domain" => config.searches = words.map(str::to_string).collect(),
+            "search" | "domain" => config.searches = words.map(without_dot).collect(),
             "options" => config.options = words.map(str::to_string).collect(),
             _ => {}
         }
     }
     config
+}
+
+/// A domain is the same with and without a dot at its end; the root is only the dot.
+fn without_dot(domain: &str) -> String {
+    domain.strip_suffix('.').filter(|rest| !rest.is_empty()).unwrap_or(domain).to_string()
 }
 
 /// The resolver configuration of a pod: its policy, then what it adds itself.
@@ -69,6 +82,14 @@ pub(crate) fn pod_dns(pod: &Pod, cluster: &ClusterDns, node: &DnsConfig) -> DnsC
     dedup(&mut dns.searches);
     dns.servers.truncate(MAX_NAMESERVERS);
     dns.searches.truncate(MAX_SEARCHES);
+    let mut characters = 0;
+    // Every domain but the first has a space before it.
+    let fitting = dns.searches.iter().take_while(|domain| {
+        characters += domain.len() + usize::from(characters > 0);
+        characters <= MAX_SEARCH_CHARACTERS
+    });
+    let fitting = fitting.count();
+    dns.searches.truncate(fitting);
     dns
 }
 
@@ -109,6 +130,10 @@ mod tests {
         let own = json!({"containers": [], "dnsPolicy": "None", "dnsConfig": {
             "nameservers": ["1.1.1.1", "1.1.1.1"], "searches": ["a"], "options": [{"name": "ndots", "value": "2"}, {"name": "edns0"}]}});
         let own = run(own, Some("10.96.0.10"));
+        let long: Vec<String> = (0..9).map(|n| format!("{n}{}", "x".repeat(253))).collect();
+        let long = run(json!({"containers": [], "dnsPolicy": "None", "dnsConfig": {"searches": long}}), None);
+        assert_eq!(long.searches.len(), 8, "eight of 254 and the spaces between are 2039 characters");
+        assert_eq!(parse_resolv_conf("search a. b .").searches, ["a", "b", "."]);
         assert_eq!((own.servers.len(), own.options), (1, vec!["ndots:2".to_string(), "edns0".to_string()]));
     }
 }

@@ -14,7 +14,6 @@ use crate::userns::UserNamespaces;
 use crate::volumes::Volumes;
 use ferrite_client::{EventRecorder, EventType, Informer};
 use ferrite_cri::RuntimeService;
-use ferrite_cri::v1::DnsConfig;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,7 +27,8 @@ pub(crate) struct Context {
     /// Where Localhost seccomp profiles are.
     pub seccomp_root: PathBuf,
     pub cluster_dns: ClusterDns,
-    pub node_dns: DnsConfig,
+    /// Read for every sandbox: the node may be given other resolvers while it runs.
+    pub resolv_conf: PathBuf,
     pub api_address: Option<ApiAddress>,
     pub limits: NodeLimits,
     pub max_pods: i64,

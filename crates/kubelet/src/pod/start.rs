@@ -12,7 +12,7 @@ use crate::container::config::{self, ConfigInputs};
 use crate::container::env::{self, EnvInputs, EnvSources};
 use crate::container::fields::Addresses;
 use crate::container::sandbox::{self, SandboxInputs};
-use crate::container::{hosts, read_only, seccomp, security};
+use crate::container::{dns, hosts, read_only, seccomp, security};
 use crate::hooks;
 use crate::images::{Keyring, PullState};
 use crate::objects::{self, ObjectError};
@@ -82,9 +82,10 @@ impl Context {
         users: &UserNamespace,
     ) -> Result<PodSandboxConfig, SandboxError> {
         let cgroup_parent = self.cgroups.pod_path(model::qos_class(pod), &PodId::of(pod).uid);
+        let node_dns = dns::read_resolv_conf(&self.resolv_conf);
         let inputs = SandboxInputs {
             cluster_dns: &self.cluster_dns,
-            node_dns: &self.node_dns,
+            node_dns: &node_dns,
             node_hostname: &self.node_hostname,
             log_root: &self.log_dir,
             cgroup_parent: &cgroup_parent,

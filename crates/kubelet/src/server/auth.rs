@@ -1,6 +1,8 @@
 //! Who is calling.
 
+use ferrite_pki::{ClientAuthorities, ClientCertificate};
 use rustls::pki_types::CertificateDer;
+use std::time::SystemTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// The group that may do everything.
@@ -13,11 +15,36 @@ pub(crate) struct Identity {
     pub groups: Vec<String>,
 }
 
+/// A caller whose certificate was verified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Caller {
+    identity: Identity,
+    certificate: ClientCertificate,
+}
+
+impl Caller {
+    /// Verifies the certificates that a caller presented in the handshake, which proves no more than that the caller
+    /// has the key. None when they prove no identity.
+    pub(crate) fn of(
+        presented: &[CertificateDer<'_>],
+        authorities: &ClientAuthorities,
+        now: SystemTime,
+    ) -> Option<Self> {
+        let certificate = authorities.verify(presented, now).ok()?;
+        Some(Self { identity: Identity::of(presented.first()?)?, certificate })
+    }
+
+    /// The caller's identity, until the certificate expires.
+    pub(crate) fn identity(&self, now: SystemTime) -> Option<&Identity> {
+        self.certificate.is_valid_at(now).then_some(&self.identity)
+    }
+}
+
 impl Identity {
-    pub(crate) fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
+    fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
         let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
         let subject = parsed.subject();
-        let name = subject.iter_common_name().next()?.as_str().ok()?.to_string();
+        let name = subject.iter_common_name().last()?.as_str().ok()?.to_string();
         let groups =
             subject.iter_organization().filter_map(|o| o.as_str().ok()).map(str::to_string).collect();
         (!name.is_empty()).then_some(Self { name, groups })

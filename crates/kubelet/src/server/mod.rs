@@ -10,9 +10,10 @@ mod streaming;
 
 use crate::config::Config;
 use crate::pod::context::Context;
-use auth::Identity;
+use auth::{Caller, Identity};
 use bytes::Bytes;
 use ferrite_client::Scope;
+use ferrite_pki::ServerTls;
 use gate::{Gate, Stranger};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
@@ -27,7 +28,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -52,17 +53,17 @@ pub(crate) struct Server {
 pub(crate) async fn start(
     context: Arc<Context>,
     config: Arc<Config>,
-    tls: Arc<rustls::ServerConfig>,
+    tls: ServerTls,
     scope: &Scope,
 ) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(config.server_address).await?;
     let address = listener.local_addr()?;
     let server = Arc::new(Server { context, config, scope: scope.clone() });
-    scope.spawn(accept(listener, TlsAcceptor::from(tls), server));
+    scope.spawn(accept(listener, tls, server));
     Ok(address)
 }
 
-async fn accept(listener: TcpListener, tls: TlsAcceptor, server: Arc<Server>) {
+async fn accept(listener: TcpListener, tls: ServerTls, server: Arc<Server>) {
     let gate = Gate::default();
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -80,9 +81,9 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, server: Arc<Server>) {
 
 /// Finds out who is calling, and serves the call. A stranger is told that it is one; that has its limit in time and
 /// its place can be taken.
-async fn greet(stream: TcpStream, tls: TlsAcceptor, server: Arc<Server>, stranger: Stranger) {
+async fn greet(stream: TcpStream, tls: ServerTls, server: Arc<Server>, stranger: Stranger) {
     let _ = stream.set_nodelay(true);
-    let handshake = tokio::time::timeout(STRANGER_LIMIT, tls.accept(stream));
+    let handshake = tokio::time::timeout(STRANGER_LIMIT, TlsAcceptor::from(tls.config).accept(stream));
     let stream = tokio::select! {
         finished = handshake => match finished {
             Ok(Ok(stream)) => stream,
@@ -90,26 +91,31 @@ async fn greet(stream: TcpStream, tls: TlsAcceptor, server: Arc<Server>, strange
         },
         () = stranger.evicted() => return,
     };
-    let identity =
-        stream.get_ref().1.peer_certificates().and_then(|c| c.first()).and_then(|c| Identity::of(c));
-    let known = identity.as_ref().is_some_and(|i| i.may_use(&server.config.authorized_names));
+    let presented = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let now = SystemTime::now();
+    let caller = Caller::of(presented, &tls.clients, now);
+    let identity = caller.as_ref().and_then(|caller| caller.identity(now));
+    let known = identity.is_some_and(|i| i.may_use(&server.config.authorized_names));
     if known {
         if let Some(_place) = stranger.becomes_caller() {
-            serve(stream, server, identity).await;
+            serve(stream, server, caller).await;
         }
         return;
     }
     tokio::select! {
-        _ = tokio::time::timeout(STRANGER_LIMIT, serve(stream, server, identity)) => {}
+        _ = tokio::time::timeout(STRANGER_LIMIT, serve(stream, server, caller)) => {}
         () = stranger.evicted() => {}
     }
 }
 
-async fn serve(stream: TlsStream<TcpStream>, server: Arc<Server>, identity: Option<Identity>) {
-    let identity = Arc::new(identity);
+async fn serve(stream: TlsStream<TcpStream>, server: Arc<Server>, caller: Option<Caller>) {
+    let caller = Arc::new(caller);
     let service = service_fn(move |request| {
-        let (server, identity) = (server.clone(), identity.clone());
-        async move { Ok::<_, Infallible>(server.handle(request, identity.as_ref().as_ref()).await) }
+        let (server, caller) = (server.clone(), caller.clone());
+        async move {
+            let identity = caller.as_ref().as_ref().and_then(|caller| caller.identity(SystemTime::now()));
+            Ok::<_, Infallible>(server.handle(request, identity).await)
+        }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_LIMIT).max_buf_size(MAX_HEADERS);

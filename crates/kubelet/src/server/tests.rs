@@ -3,7 +3,7 @@
 use super::*;
 use crate::testing::Harness;
 use ferrite_json::json;
-use ferrite_pki::{Authority, Purpose, Subject};
+use ferrite_pki::{Authority, Identity, Purpose, Subject};
 use http_body_util::Empty;
 use hyper::client::conn::http1::{self, SendRequest};
 use std::io::Write;
@@ -27,7 +27,7 @@ impl Door {
         let mut config = Config::new("node", "192.0.2.1".parse().unwrap());
         config.server_address = "127.0.0.1:0".parse().unwrap();
         let scope = Scope::new();
-        let address = start(harness.context.clone(), Arc::new(config), Arc::new(tls), &scope).await.unwrap();
+        let address = start(harness.context.clone(), Arc::new(config), tls, &scope).await.unwrap();
         Self { harness, authority, address, scope }
     }
 
@@ -36,7 +36,11 @@ impl Door {
         let identity = user.map(|(name, group)| {
             self.authority.issue(&Subject::client(name, group), Purpose::Client).unwrap()
         });
-        let config = ferrite_pki::client_config(self.authority.certificate(), identity.as_ref()).unwrap();
+        self.connect_as(identity.as_ref()).await
+    }
+
+    async fn connect_as(&self, identity: Option<&Identity>) -> Option<SendRequest<Empty<Bytes>>> {
+        let config = ferrite_pki::client_config(self.authority.certificate(), identity).unwrap();
         let stream = TcpStream::connect(self.address).await.unwrap();
         let name = "127.0.0.1".try_into().unwrap();
         let stream = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await.ok()?;
@@ -48,7 +52,15 @@ impl Door {
     }
 
     async fn get(&self, user: Option<(&str, Option<&str>)>, path: &str) -> Option<(u16, String)> {
-        let mut sender = self.connect(user).await?;
+        let sender = self.connect(user).await?;
+        Self::send(sender, path).await
+    }
+
+    async fn get_as(&self, identity: Option<&Identity>, path: &str) -> Option<(u16, String)> {
+        Self::send(self.connect_as(identity).await?, path).await
+    }
+
+    async fn send(mut sender: SendRequest<Empty<Bytes>>, path: &str) -> Option<(u16, String)> {
         let request = Request::get(path).header("Host", "node").body(Empty::new()).unwrap();
         let answer = sender.send_request(request).await.ok()?;
         let status = answer.status().as_u16();
@@ -85,24 +97,16 @@ async fn callers_are_told_apart() {
     let (status, body) = door.get(Some(("system:node:other", Some("system:nodes"))), "/pods").await.unwrap();
     assert_eq!(status, 403);
     assert!(body.contains("user=system:node:other"), "{body}");
-    // Without a certificate the handshake fails or the answer is 401; never more.
-    assert!(door.get(None, "/healthz").await.is_none_or(|(status, _)| status == 401));
+    let unauthorized = (401, "Unauthorized\n".to_owned());
+    assert_eq!(door.get(None, "/healthz").await.unwrap(), unauthorized);
     assert_eq!(door.ask("/nothing").await.0, 404);
     let stranger = Authority::create("stranger").unwrap();
     let identity =
         stranger.issue(&Subject::client("kube-apiserver-kubelet-client", None), Purpose::Client).unwrap();
-    let config = ferrite_pki::client_config(door.authority.certificate(), Some(&identity)).unwrap();
-    let stream = TcpStream::connect(door.address).await.unwrap();
-    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let mut refused = true;
-    if let Ok(mut stream) = connector.connect("127.0.0.1".try_into().unwrap(), stream).await {
-        // TLS 1.3 tells the client only when it reads.
-        let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await;
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer).await;
-        refused = !answer.starts_with(b"HTTP/1.1 200");
-    }
-    assert!(refused);
+    assert_eq!(door.get_as(Some(&identity), "/healthz").await.unwrap(), unauthorized, "a foreign authority");
+    let server = Subject::client("kube-apiserver-kubelet-client", None);
+    let server = door.authority.issue(&server, Purpose::Server).unwrap();
+    assert_eq!(door.get_as(Some(&server), "/healthz").await.unwrap(), unauthorized, "a server's certificate");
 }
 
 #[tokio::test]

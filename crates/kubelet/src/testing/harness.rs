@@ -4,7 +4,7 @@ use super::fake_api::{FakeApi, Key};
 use super::fake_runtime::FakeRuntime;
 use crate::cgroup::Cgroups;
 use crate::clock::Clock;
-use crate::container::dns::{ClusterDns, parse_resolv_conf};
+use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::fields::NodeLimits;
 use crate::images::Images;
@@ -66,6 +66,8 @@ impl Harness {
             watch::channel(Readiness { features: RuntimeFeatures::everything(), ..Readiness::default() });
         let limits = NodeLimits { cpu_milli: 2000, memory: 1 << 30, ephemeral_storage: 1 << 30 };
         let shared: Arc<FakeRuntime> = Arc::new(runtime.clone());
+        let resolv_conf = dir.path().join("resolv.conf");
+        std::fs::write(&resolv_conf, "nameserver 192.0.2.53\n").unwrap();
         let context = Arc::new(Context {
             node_name: "node".into(),
             node_hostname: "node".into(),
@@ -73,7 +75,7 @@ impl Harness {
             log_dir: dir.path().join("logs"),
             seccomp_root: dir.path().join("kubelet/seccomp"),
             cluster_dns: ClusterDns { address: None, domain: "cluster.local".into() },
-            node_dns: parse_resolv_conf("nameserver 192.0.2.53\n"),
+            resolv_conf,
             api_address: Some(ApiAddress { host: "10.96.0.1".into(), port: 443 }),
             limits,
             max_pods: 3,

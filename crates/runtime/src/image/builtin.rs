@@ -30,7 +30,7 @@ pub struct Builtin {
 
 /// The programs of the image `ferrite.local/tools`.
 pub const TOOLS: &[&str] =
-    &["cat", "dns", "eat", "echo", "env", "exit", "false", "get", "http", "sleep", "tick", "true"];
+    &["api", "cat", "dns", "eat", "echo", "env", "exit", "false", "get", "http", "sleep", "tick", "true"];
 
 impl Builtin {
     /// The image of small programs that every machine has: this program itself, under the names of its tools.

@@ -314,6 +314,21 @@ mod tests {
     }
 
     #[test]
+    fn nobody_takes_more_than_a_share() {
+        let tickets = Tickets::new(([127, 0, 0, 1], 7).into());
+        let place = |of: &str| tickets.share(of).try_acquire_owned().ok();
+        let mut held: Vec<_> = (0..MAX_SHARE).map(|_| place("one").unwrap()).collect();
+        assert!(place("one").is_none(), "the share is used up");
+        assert!(place("other").is_some(), "others have their own");
+        held.pop();
+        held.push(place("one").expect("a place that was given back"));
+        assert!(place("one").is_none());
+        held.clear();
+        assert!(place("third").is_some());
+        assert!(tickets.shares.lock().unwrap().len() <= 1, "shares without streams are forgotten");
+    }
+
+    #[test]
     fn only_loopback() {
         assert!(bind(([0, 0, 0, 0], 0).into()).is_err());
         assert!(bind(([127, 0, 0, 1], 0).into()).is_ok());

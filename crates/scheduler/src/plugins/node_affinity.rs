@@ -1,9 +1,9 @@
 //! `nodeSelector` and node affinity.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm};
+use ferrite_client::{matches_node, matches_term};
+use k8s_openapi::api::core::v1::Node;
 
 use crate::cycle::normalize;
 use crate::framework::{
@@ -19,49 +19,8 @@ fn affinity(pod: &PodInfo) -> Option<&k8s_openapi::api::core::v1::NodeAffinity> 
 
 /// Whether the node satisfies the pod's `nodeSelector` and required node affinity.
 pub(crate) fn matches_required(pod: &PodInfo, node: &Node) -> bool {
-    static EMPTY: BTreeMap<String, String> = BTreeMap::new();
-    let labels = node.metadata.labels.as_ref().unwrap_or(&EMPTY);
-    let selector = pod.placement.node_selector.as_ref();
-    if !selector.into_iter().flatten().all(|(key, value)| labels.get(key) == Some(value)) {
-        return false;
-    }
     let required = affinity(pod).and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
-    required.is_none_or(|required| required.node_selector_terms.iter().any(|term| matches_term(term, node)))
-}
-
-/// A term with neither expressions nor fields matches no node.
-fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    if expressions.is_empty() && fields.is_empty() {
-        return false;
-    }
-    let label =
-        |key: &str| node.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
-    let field = |key: &str| if key == "metadata.name" { node.metadata.name.as_deref() } else { None };
-    expressions.iter().all(|requirement| satisfies(requirement, label(&requirement.key)))
-        && fields.iter().all(|requirement| satisfies(requirement, field(&requirement.key)))
-}
-
-fn satisfies(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let contains = |value: &str| values.iter().any(|known| known == value);
-    let number = |text: &str| text.parse::<i64>().ok();
-    match requirement.operator.as_str() {
-        "In" => value.is_some_and(contains),
-        "NotIn" => value.is_none_or(|value| !contains(value)),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        operator @ ("Gt" | "Lt") => {
-            let [bound] = values else { return false };
-            match (value.and_then(number), number(bound)) {
-                (Some(value), Some(bound)) if operator == "Gt" => value > bound,
-                (Some(value), Some(bound)) => value < bound,
-                _ => false,
-            }
-        }
-        _ => false,
-    }
+    matches_node(pod.placement.node_selector.as_ref(), required, node)
 }
 
 impl Plugin for NodeAffinity {
@@ -136,39 +95,5 @@ impl Score for NodeAffinity {
 
     fn normalize(&self, _state: &CycleState, _pod: &PodInfo, _nodes: &[Arc<NodeInfo>], scores: &mut [i64]) {
         normalize(scores, false);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use ferrite_json::json;
-
-    use super::*;
-
-    #[test]
-    fn requirements() {
-        for (operator, values, value, expected) in [
-            ("In", &["a", "b"][..], Some("a"), true),
-            ("In", &["a"], None, false),
-            ("NotIn", &["a"], Some("b"), true),
-            ("NotIn", &["a"], None, true),
-            ("Exists", &[], Some(""), true),
-            ("DoesNotExist", &[], Some("x"), false),
-            ("Gt", &["5"], Some("6"), true),
-            ("Gt", &["5"], Some("5"), false),
-            ("Lt", &["5"], Some("4"), true),
-            ("Lt", &["5"], Some("x"), false),
-            ("Nonsense", &[], Some("x"), false),
-        ] {
-            let requirement: NodeSelectorRequirement =
-                ferrite_json::from_value(json!({"key": "k", "operator": operator, "values": values}))
-                    .unwrap();
-            assert_eq!(satisfies(&requirement, value), expected, "{operator} {values:?} {value:?}");
-        }
-    }
-
-    #[test]
-    fn an_empty_term_matches_nothing() {
-        assert!(!matches_term(&NodeSelectorTerm::default(), &Node::default()));
     }
 }

@@ -12,20 +12,7 @@ pub(super) struct TaintToleration;
 
 /// Whether one of the tolerations covers the taint.
 pub(super) fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
-    tolerations.iter().any(|toleration| {
-        let effect = toleration.effect.as_deref().unwrap_or_default();
-        let key = toleration.key.as_deref().unwrap_or_default();
-        if !effect.is_empty() && effect != taint.effect || !key.is_empty() && key != taint.key {
-            return false;
-        }
-        match toleration.operator.as_deref().unwrap_or_default() {
-            "" | "Equal" => {
-                toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default()
-            }
-            "Exists" => true,
-            _ => false,
-        }
-    })
+    tolerations.iter().any(|toleration| ferrite_client::tolerates(toleration, taint))
 }
 
 fn taints(node: &Node) -> &[Taint] {

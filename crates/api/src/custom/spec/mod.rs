@@ -75,7 +75,7 @@ pub fn validate_schema(schema: &Value, path: &Path, has_status: bool, unchanged:
 fn check_root(schema: &Value, path: &Path) -> Option<FieldError> {
     let type_ = text(schema, "type");
     for (key, value) in schema.as_object()? {
-        if value.is_null() || *value == false || key == "nullable" && *value == false {
+        if value.is_null() || *value == false {
             continue;
         }
         if key == "type" {

@@ -53,6 +53,8 @@ impl Strategy for DaemonSets {
 
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
+        // The annotation stands for a field of the spec.
+        set_template_generation(new, template_generation(old));
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
@@ -101,6 +103,7 @@ impl Strategy for DaemonSets {
             "updatedNumberScheduled",
             "numberAvailable",
             "numberUnavailable",
+            "collisionCount",
         ]
         .iter()
         .filter_map(|key| not_negative(status, key, &path))

@@ -2,8 +2,8 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    default_field, default_text, ensure_object, int, keep, list, list_mut, map, object, object_mut, present,
-    remove, text,
+    clear_status, default_field, default_text, ensure_object, int, keep, list, list_mut, map, object,
+    object_mut, present, remove, text,
 };
 use crate::kinds::cell;
 use crate::kinds::check::{at_most_whole, int_or_percent, is_zero_share, named_if_set, not_negative};
@@ -61,6 +61,16 @@ impl Strategy for StatefulSets {
 
     fn status_use(&self) -> StatusUse {
         StatusUse::WithMetadata
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        clear_status(object);
+        drop_disabled_fields(object, None);
+    }
+
+    fn prepare_update(&self, new: &mut Value, old: &Value) {
+        keep(new, old, "status");
+        drop_disabled_fields(new, Some(old));
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
@@ -141,6 +151,15 @@ impl Strategy for StatefulSets {
             names,
             images,
         ]
+    }
+}
+
+/// Drops `maxUnavailable`, which upstream ignores unless its feature gate is on, from objects that did not have it.
+fn drop_disabled_fields(new: &mut Value, old: Option<&Value>) {
+    let in_use =
+        old.is_some_and(|old| present(&old["spec"]["updateStrategy"]["rollingUpdate"], "maxUnavailable"));
+    if !in_use && let Some(rolling) = new.pointer_mut("/spec/updateStrategy/rollingUpdate") {
+        remove(rolling, "maxUnavailable");
     }
 }
 
@@ -260,4 +279,24 @@ fn validate_strategy(strategy: &Value, path: &Path) -> FieldErrors {
         ),
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn max_unavailable_is_dropped_where_it_was_not_in_use() {
+        let set = |max: Value| json!({"spec": {"updateStrategy": {"rollingUpdate": {"partition": 1, "maxUnavailable": max}}}});
+        let rolling = |object: &Value| object["spec"]["updateStrategy"]["rollingUpdate"].clone();
+        let mut created = set(json!(2));
+        StatefulSets.prepare_create(&mut created);
+        assert_eq!(rolling(&created), json!({"partition": 1}));
+        let mut updated = set(json!(2));
+        StatefulSets.prepare_update(&mut updated, &created);
+        assert_eq!(rolling(&updated), json!({"partition": 1}));
+        let mut kept = set(json!(3));
+        StatefulSets.prepare_update(&mut kept, &set(json!(2)));
+        assert_eq!(rolling(&kept)["maxUnavailable"], 3);
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::job::default_job_template;
 use super::job_rules::validate_job_template;
-use super::schedule;
+use crate::cron::Schedule;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_field, default_text, ensure_object, present, text};
 use crate::kinds::check::{not_negative, one_of};
@@ -130,8 +130,8 @@ fn validate_schedule(spec: &Value, may_name_zone: bool, path: &Path) -> FieldErr
         return vec![FieldError::required(path, "")];
     }
     let mut errors = Vec::new();
-    if let Some(problem) = schedule::problem(schedule) {
-        errors.push(FieldError::invalid(path, schedule, problem));
+    if let Err(problem) = Schedule::parse(schedule) {
+        errors.push(FieldError::invalid(path, schedule, problem.to_string()));
     }
     if schedule.contains("TZ") {
         let why = match (may_name_zone, present(spec, "timeZone")) {

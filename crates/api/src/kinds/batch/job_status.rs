@@ -9,24 +9,53 @@ use ferrite_json::Value;
 use jiff::Timestamp;
 use std::collections::HashSet;
 
+/// The parts of a status that an update changes.
+///
+/// A rule about a part is enforced only when that part changes: a new specification may break it, and the controller
+/// must be able to write the other parts until it has caught up.
+struct Changed<'a> {
+    is: &'a Value,
+    was: &'a Value,
+}
+
+impl Changed<'_> {
+    fn any(&self, keys: &[&str]) -> bool {
+        let value = |status: &Value, key: &str| status.get(key).filter(|value| !value.is_null()).cloned();
+        keys.iter().any(|key| value(self.is, key) != value(self.was, key))
+    }
+
+    fn condition(&self, kinds: &[&str]) -> bool {
+        kinds.iter().any(|kind| has_condition(self.is, kind) != has_condition(self.was, kind))
+    }
+
+    fn finished(&self) -> bool {
+        is_finished(self.is) != is_finished(self.was)
+    }
+}
+
 pub(super) fn validate(new: &Value, old: &Value) -> FieldErrors {
     let path = Path::new("status");
     let (spec, is, was) = (&new["spec"], &new["status"], &old["status"]);
+    let changed = Changed { is, was };
     let mut errors: FieldErrors = ["active", "succeeded", "failed", "ready", "terminating"]
         .iter()
         .filter_map(|key| not_negative(is, key, &path))
         .collect();
     errors.extend(validate_uncounted(is, &path.child("uncountedTerminatedPods")));
-    errors.extend(validate_conditions(is, &path));
-    errors.extend(validate_indexes(spec, is, &path));
-    if int(is, "terminating") > 0 && is_finished(is) {
+    errors.extend(validate_conditions(spec, is, &changed, &path));
+    errors.extend(validate_indexes(spec, is, &changed, &path));
+    if int(is, "terminating") > 0 && is_finished(is) && (changed.finished() || changed.any(&["terminating"]))
+    {
         errors.push(FieldError::invalid(
             &path.child("terminating"),
             int(is, "terminating"),
             "terminating>0 is invalid for finished job",
         ));
     }
-    if present(is, "ready") && int(is, "ready") > int(is, "active") {
+    if present(is, "ready")
+        && int(is, "ready") > int(is, "active")
+        && (changed.any(&["ready"]) || int(is, "active") != int(was, "active"))
+    {
         errors.push(FieldError::invalid(
             &path.child("ready"),
             int(is, "ready"),
@@ -63,12 +92,12 @@ fn validate_uncounted(status: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_conditions(status: &Value, path: &Path) -> FieldErrors {
+fn validate_conditions(spec: &Value, status: &Value, changed: &Changed<'_>, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let has = |kind: &str| has_condition(status, kind);
     let complete = has("Complete");
     for other in ["Failed", "FailureTarget"] {
-        if complete && has(other) {
+        if complete && has(other) && changed.condition(&["Complete", other]) {
             errors.push(wrong_conditions(
                 path,
                 format!("cannot set Complete=True and {other}=true conditions"),
@@ -77,7 +106,9 @@ fn validate_conditions(status: &Value, path: &Path) -> FieldErrors {
     }
     let time = |key: &str| text(status, key).parse::<Timestamp>().ok();
     let ended = path.child("completionTime");
+    let end_changed = changed.condition(&["Complete"]) || changed.any(&["completionTime"]);
     match (time("completionTime"), complete) {
+        _ if !end_changed => {}
         (Some(_), false) => errors.push(FieldError::invalid(
             &ended,
             status["completionTime"].clone(),
@@ -90,6 +121,7 @@ fn validate_conditions(status: &Value, path: &Path) -> FieldErrors {
     }
     if let (Some(start), Some(end)) = (time("startTime"), time("completionTime"))
         && end < start
+        && changed.any(&["startTime", "completionTime"])
     {
         errors.push(FieldError::invalid(
             &ended,
@@ -97,13 +129,14 @@ fn validate_conditions(status: &Value, path: &Path) -> FieldErrors {
             "completionTime cannot be set before startTime",
         ));
     }
-    if has("Failed") && !has("FailureTarget") {
+    let failure_changed = changed.condition(&["Failed"]) || changed.any(&["failedIndexes"]);
+    if has("Failed") && !has("FailureTarget") && failure_changed {
         errors.push(wrong_conditions(
             path,
             "cannot set Failed=True condition without the FailureTarget=true condition",
         ));
     }
-    if complete && !has("SuccessCriteriaMet") {
+    if complete && !has("SuccessCriteriaMet") && changed.condition(&["Complete", "SuccessCriteriaMet"]) {
         errors.push(wrong_conditions(
             path,
             "cannot set Complete=True condition without the SuccessCriteriaMet=true condition",
@@ -112,18 +145,22 @@ fn validate_conditions(status: &Value, path: &Path) -> FieldErrors {
     if !is_finished(status) {
         return errors;
     }
-    if int(status, "active") > 0 {
+    let finished = changed.finished();
+    if int(status, "active") > 0 && (finished || int(status, "active") != int(changed.was, "active")) {
         errors.push(FieldError::invalid(
             &path.child("active"),
             int(status, "active"),
             "active>0 is invalid for finished job",
         ));
     }
-    if !present(status, "startTime") {
+    // A job of no completions is complete although it is suspended and never started.
+    let never_starts = flag(spec, "suspend") && spec["completions"].as_i64() == Some(0);
+    if !present(status, "startTime") && !never_starts && (finished || changed.any(&["startTime"])) {
         errors.push(FieldError::required(&path.child("startTime"), "startTime is required for finished job"));
     }
     if let Some(uncounted) = object(status, "uncountedTerminatedPods")
         && ["failed", "succeeded"].iter().any(|key| !list(uncounted, key).is_empty())
+        && (finished || changed.any(&["uncountedTerminatedPods"]))
     {
         errors.push(FieldError::invalid(
             &path.child("uncountedTerminatedPods"),
@@ -134,7 +171,7 @@ fn validate_conditions(status: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_indexes(spec: &Value, status: &Value, path: &Path) -> FieldErrors {
+fn validate_indexes(spec: &Value, status: &Value, changed: &Changed<'_>, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let (done, failed) = (text(status, "completedIndexes"), status["failedIndexes"].as_str());
     let per_index = present(spec, "backoffLimitPerIndex");
@@ -142,6 +179,7 @@ fn validate_indexes(spec: &Value, status: &Value, path: &Path) -> FieldErrors {
         let checked = [("completedIndexes", Some(done)), ("failedIndexes", failed.filter(|_| per_index))];
         for (key, indexes) in checked {
             if let Some(indexes) = indexes
+                && changed.any(&[key])
                 && let Err(why) = count_indexes(indexes, completions)
             {
                 errors.push(FieldError::invalid(
@@ -152,14 +190,14 @@ fn validate_indexes(spec: &Value, status: &Value, path: &Path) -> FieldErrors {
             }
         }
     }
-    if !done.is_empty() && text(spec, "completionMode") != "Indexed" {
+    if !done.is_empty() && text(spec, "completionMode") != "Indexed" && changed.any(&["completedIndexes"]) {
         errors.push(FieldError::invalid(
             &path.child("completedIndexes"),
             done,
             "cannot set non-empty completedIndexes when non-indexed completion mode",
         ));
     }
-    if let Some(failed) = failed.filter(|_| !per_index) {
+    if let Some(failed) = failed.filter(|_| !per_index && changed.any(&["failedIndexes"])) {
         errors.push(FieldError::invalid(
             &path.child("failedIndexes"),
             failed,
@@ -198,8 +236,10 @@ fn validate_change(spec: &Value, is: &Value, was: &Value, path: &Path) -> FieldE
             errors.push(wrong_conditions(path, format!("cannot disable the terminal {kind}=True condition")));
         }
     }
+    // A job of as many completions as pods can be scaled down, and then no longer counts the indexes beyond.
+    let elastic = text(spec, "completionMode") == "Indexed" && spec["completions"] == spec["parallelism"];
     for key in ["failed", "succeeded"] {
-        if int(is, key) < int(was, key) {
+        if int(is, key) < int(was, key) && !(elastic && key == "succeeded") {
             errors.push(FieldError::invalid(
                 &path.child(key),
                 int(is, key),
@@ -211,13 +251,14 @@ fn validate_change(spec: &Value, is: &Value, was: &Value, path: &Path) -> FieldE
     if let (Some(now), Some(before)) = (time(is, "completionTime"), time(was, "completionTime"))
         && now != before
     {
-        errors.push(FieldError::invalid(
-            &path.child("completionTime"),
-            now,
-            "completionTime cannot be mutated",
-        ));
+        errors.push(FieldError::invalid(&path.child("completionTime"), now, "field is immutable"));
     }
+    let resumes = has_condition(was, "Suspended")
+        && list(is, "conditions")
+            .iter()
+            .any(|condition| text(condition, "type") == "Suspended" && text(condition, "status") == "False");
     if !flag(spec, "suspend")
+        && !resumes
         && time(was, "startTime").is_some()
         && time(is, "startTime") != time(was, "startTime")
     {
@@ -240,4 +281,65 @@ fn validate_change(spec: &Value, is: &Value, was: &Value, path: &Path) -> FieldE
         ));
     }
     errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_json::json;
+
+    /// The controller must be able to write what follows from a changed specification.
+    #[test]
+    fn a_rule_holds_only_for_parts_that_change() {
+        let started = "2024-01-01T00:00:00Z";
+        let suspended = |status: &str| json!([{"type": "Suspended", "status": status}]);
+        for (what, spec, was, is, wrong) in [
+            (
+                "an elastic job scaled down counts fewer",
+                json!({"completionMode": "Indexed", "completions": 2, "parallelism": 2}),
+                json!({"succeeded": 3, "completedIndexes": "0-2"}),
+                json!({"succeeded": 2, "completedIndexes": "0,1"}),
+                0,
+            ),
+            (
+                "another job never does",
+                json!({"completionMode": "Indexed", "completions": 3, "parallelism": 2}),
+                json!({"succeeded": 3, "completedIndexes": "0-2"}),
+                json!({"succeeded": 2, "completedIndexes": "0,1"}),
+                1,
+            ),
+            (
+                "indexes beyond the completions may stay for now",
+                json!({"completionMode": "Indexed", "completions": 1, "parallelism": 1}),
+                json!({"completedIndexes": "0-2"}),
+                json!({"completedIndexes": "0-2", "active": 1}),
+                0,
+            ),
+            (
+                "a job that resumes starts anew",
+                json!({"suspend": false}),
+                json!({"startTime": started, "conditions": suspended("True")}),
+                json!({"startTime": "2024-01-02T00:00:00Z", "conditions": suspended("False")}),
+                0,
+            ),
+            (
+                "a job that runs does not",
+                json!({"suspend": false}),
+                json!({"startTime": started}),
+                json!({"startTime": "2024-01-02T00:00:00Z"}),
+                1,
+            ),
+            (
+                "ready pods that were too many already",
+                json!({}),
+                json!({"ready": 2, "active": 1}),
+                json!({"ready": 2, "active": 1, "failed": 1}),
+                0,
+            ),
+        ] {
+            let new = json!({"spec": spec, "status": is});
+            let old = json!({"spec": spec, "status": was});
+            assert_eq!(validate(&new, &old).len(), wrong, "{what}: {:?}", validate(&new, &old));
+        }
+    }
 }

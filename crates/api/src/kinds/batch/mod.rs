@@ -4,4 +4,3 @@ pub(super) mod cronjob;
 pub(super) mod job;
 mod job_rules;
 mod job_status;
-mod schedule;

@@ -19,7 +19,7 @@ fn validate_conditions(status: &Value) -> FieldErrors {
             errors.push(FieldError::duplicate(&path, kind));
         }
         if kind.is_empty() {
-            errors.push(FieldError::required(&path, "must not be empty"));
+            errors.push(FieldError::required(&path, ""));
         }
     }
     errors

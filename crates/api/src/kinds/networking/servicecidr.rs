@@ -17,7 +17,7 @@ impl Strategy for ServiceCidrs {
     }
 
     fn status_use(&self) -> StatusUse {
-        StatusUse::WithMetadata
+        StatusUse::Alone
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

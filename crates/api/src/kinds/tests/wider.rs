@@ -446,3 +446,58 @@ fn previews_are_off_and_stable_versions_on() {
         );
     }
 }
+
+#[test]
+fn a_status_changes_no_more_than_upstream_lets_it() {
+    let strategy = |group: &str, plural: &str| {
+        let all = crate::kinds::built_in();
+        all.into_iter().find(|r| r.group == group && r.plural == plural).expect("a resource").strategy
+    };
+    let metadata = |object: &Value| object["metadata"].clone();
+    let old = json!({"metadata": {"name": "x"}, "spec": {"a": 1}});
+    let new = json!({"metadata": {"name": "x", "labels": {"k": "v"}}, "spec": {}, "status": {}});
+    for (group, plural, keeps_labels) in [
+        ("networking.k8s.io", "servicecidrs", false),
+        ("apiextensions.k8s.io", "customresourcedefinitions", true),
+        ("apps", "replicasets", true),
+    ] {
+        let mut written = new.clone();
+        strategy(group, plural).prepare_status_update(&mut written, &old);
+        assert_eq!(written["spec"], old["spec"], "{plural}");
+        assert_eq!(metadata(&written) == metadata(&new), keeps_labels, "{plural}");
+    }
+    let mut daemons = json!({"metadata": {"name": "x"}, "status": {}});
+    let annotation = "deprecated.daemonset.template.generation";
+    let generation = json!({"metadata": {"annotations": {annotation: "3"}}});
+    strategy("apps", "daemonsets").prepare_status_update(&mut daemons, &generation);
+    assert_eq!(daemons["metadata"]["annotations"][annotation], "3");
+    let mut node = json!({"status": {"config": {}, "phase": "Running"}});
+    strategy("", "nodes").prepare_status_update(&mut node, &json!({}));
+    assert_eq!(node["status"], json!({"phase": "Running"}));
+
+    let wrong = |group: &str, plural: &str, status: Value| -> Vec<String> {
+        let new = json!({"metadata": {"name": "x"}, "status": status});
+        let errors = strategy(group, plural).validate_status_update(&new, &json!({}));
+        errors.iter().map(ToString::to_string).collect()
+    };
+    let negative =
+        |field: &str| vec![format!("status.{field}: Invalid value: -1: must be greater than or equal to 0")];
+    for (plural, field) in [
+        ("daemonsets", "collisionCount"),
+        ("deployments", "collisionCount"),
+        ("deployments", "terminatingReplicas"),
+        ("replicasets", "terminatingReplicas"),
+    ] {
+        assert_eq!(wrong("apps", plural, json!({field: -1})), negative(field), "{plural}");
+    }
+    let definitions = ("apiextensions.k8s.io", "customresourcedefinitions");
+    assert_eq!(wrong(definitions.0, definitions.1, json!({"storedVersions": ["gone"]})), [""; 0]);
+    assert_eq!(
+        wrong(definitions.0, definitions.1, json!({"acceptedNames": {"kind": "X", "listKind": "X"}})),
+        [r#"status.acceptedNames.listKind: Invalid value: "X": kind and listKind may not be the same"#]
+    );
+    assert_eq!(
+        wrong("flowcontrol.apiserver.k8s.io", "flowschemas", json!({"conditions": [{}]})),
+        ["status.conditions[0].type: Required value"]
+    );
+}

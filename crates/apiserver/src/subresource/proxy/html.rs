@@ -389,6 +389,31 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_page_that_unpacks_to_a_thousand_times_its_size_comes_in_pieces() {
+        const SIZE: usize = 64 << 20;
+        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        for _ in 0..SIZE >> 20 {
+            packer.write_all(&[b' '; 1 << 20]).unwrap();
+        }
+        let packed = Bytes::from(packer.finish().unwrap());
+        assert!(packed.len() < SIZE / 500);
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, "text/html".parse().unwrap());
+        headers.insert(header::CONTENT_ENCODING, "gzip".parse().unwrap());
+        let links = Links { prefix: "/p".into(), far: String::new(), client: String::new() };
+        let mut body = rewritten(crate::http::full(packed), Decoder::of(&headers).unwrap(), links);
+        // Deflate makes at most 1032 bytes of one.
+        let most = UNPACKED_AT_ONCE * 1032 + TAG_MAX;
+        let mut total = 0;
+        while let Some(frame) = body.frame().await {
+            let length = frame.unwrap().into_data().unwrap().len();
+            assert!(length <= most, "{length} bytes at once");
+            total += length;
+        }
+        assert_eq!(total, SIZE);
+    }
+
     #[test]
     fn an_endless_tag_is_not_waited_for() {
         let mut page = Page::new(Links { prefix: "/p".into(), far: String::new(), client: String::new() });

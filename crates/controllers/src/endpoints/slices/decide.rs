@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{
+    Endpoint, EndpointConditions, EndpointHints, EndpointPort, EndpointSlice, ForNode, ForZone,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::endpoints::addresses::{
@@ -77,19 +79,35 @@ fn endpoint(
 ) -> Endpoint {
     let serving = is_ready(pod);
     let terminating = is_terminating(pod);
+    let ready = publishes_not_ready(service) || serving && !terminating;
+    let zone = node_name(pod).and_then(zone_of);
     Endpoint {
         addresses,
+        hints: ready.then(|| hints(service, node_name(pod), zone.as_deref())).flatten(),
         conditions: Some(EndpointConditions {
-            ready: Some(publishes_not_ready(service) || serving && !terminating),
+            ready: Some(ready),
             serving: Some(serving),
             terminating: Some(terminating),
         }),
         hostname: hostname(service, pod),
         node_name: node_name(pod).map(str::to_owned),
         target_ref: Some(target(pod)),
-        zone: node_name(pod).and_then(zone_of),
+        zone,
         ..Endpoint::default()
     }
+}
+
+/// Who should use the endpoint, as the Service's `trafficDistribution` wants it.
+fn hints(service: &Service, node: Option<&str>, zone: Option<&str>) -> Option<EndpointHints> {
+    let distribution = service.spec.as_ref()?.traffic_distribution.as_deref()?;
+    let same_node = match distribution {
+        "PreferClose" | "PreferSameZone" => false,
+        "PreferSameNode" => true,
+        _ => return None,
+    };
+    let for_zones = zone.map(|zone| vec![ForZone { name: zone.to_owned() }]);
+    let for_nodes = node.filter(|_| same_node).map(|node| vec![ForNode { name: node.to_owned() }]);
+    (for_zones.is_some() || for_nodes.is_some()).then_some(EndpointHints { for_zones, for_nodes })
 }
 
 pub(super) fn zone(node: &Node) -> Option<String> {
@@ -289,6 +307,30 @@ mod tests {
             assert_eq!(got, expected, "ready {ready} terminating {terminating} publish {publish}");
             assert_eq!(endpoint.zone.as_deref(), Some("zone-of-n1"));
         }
+    }
+
+    #[test]
+    fn traffic_distribution_gives_hints_to_ready_endpoints() {
+        let zones = json!([{"name": "zone-of-n1"}]);
+        let nodes = json!([{"name": "n1"}]);
+        for (distribution, ready, expected) in [
+            (json!(null), true, json!(null)),
+            (json!("PreferClose"), true, json!({"forZones": zones})),
+            (json!("PreferSameZone"), true, json!({"forZones": zones})),
+            (json!("PreferSameNode"), true, json!({"forNodes": nodes, "forZones": zones})),
+            (json!("PreferSameNode"), false, json!(null)),
+        ] {
+            let service = service(json!({"trafficDistribution": distribution}));
+            let plan = run(&service, &[pod(1, ready, false)], &[]);
+            let endpoint = &plan.create[0].endpoints.as_ref().unwrap()[0];
+            assert_eq!(ferrite_json::to_value(&endpoint.hints).unwrap(), expected, "{distribution} {ready}");
+        }
+        // A Service that no longer wants it loses the hints.
+        let existing = stored(
+            run(&service(json!({"trafficDistribution": "PreferClose"})), &[pod(1, true, false)], &[]).create,
+        );
+        let plan = run(&service(json!({})), &[pod(1, true, false)], &existing);
+        assert_eq!(plan.update.len(), 1);
     }
 
     #[test]

@@ -1,0 +1,204 @@
+//! Feature gates: one table with the stages and defaults of Kubernetes v1.36.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use crate::nearest;
+
+/// How far a feature has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Alpha,
+    Beta,
+    Stable,
+    Deprecated,
+}
+
+impl Stage {
+    /// Upstream's name, as in the metric `kubernetes_feature_enabled`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Alpha => "ALPHA",
+            Self::Beta => "BETA",
+            Self::Stable => "",
+            Self::Deprecated => "DEPRECATED",
+        }
+    }
+}
+
+/// A gate of v1.36.
+#[derive(Debug, Clone, Copy)]
+pub struct Gate {
+    pub name: &'static str,
+    pub stage: Stage,
+    /// On unless set otherwise.
+    pub default: bool,
+}
+
+/// Every gate, by name.
+static GATES: LazyLock<BTreeMap<&'static str, Gate>> = LazyLock::new(|| {
+    let rows = include_str!("gates.tsv").lines().skip(1);
+    rows.filter_map(|row| {
+        let mut columns = row.split('\t');
+        let name = columns.next()?;
+        let stage = match columns.next()? {
+            "ALPHA" => Stage::Alpha,
+            "BETA" => Stage::Beta,
+            "DEPRECATED" => Stage::Deprecated,
+            _ => Stage::Stable,
+        };
+        Some((name, Gate { name, stage, default: columns.next()? == "on" }))
+    })
+    .collect()
+});
+
+/// Gates that are read by our code, so that setting them changes something.
+const READ: &[&str] = &[];
+
+/// A setting of gates that cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GateError {
+    #[error("unrecognized feature gate: {name}{}", did_you_mean(name))]
+    Unknown { name: String },
+    #[error("invalid value of feature gate {text:?}: use NAME=true or NAME=false")]
+    Form { text: String },
+    #[error("cannot set feature gate {name} to {value}, feature is locked to {}", !value)]
+    Locked { name: String, value: bool },
+    /// Upstream would take it. We say so instead of doing nothing.
+    #[error("feature gate {name} cannot be set to {value}: Ferrite has this feature as v1.36 has it by default ({})", !value)]
+    NotSwitchable { name: String, value: bool },
+}
+
+fn did_you_mean(name: &str) -> String {
+    nearest(name, GATES.keys().copied()).map(|known| format!(" (did you mean {known}?)")).unwrap_or_default()
+}
+
+/// The gates as a component was started with them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FeatureGates {
+    set: BTreeMap<&'static str, bool>,
+}
+
+impl FeatureGates {
+    /// Reads pairs of names and values, as `--feature-gates` and configuration files have them. `AllAlpha` and
+    /// `AllBeta` stand for all gates of that stage that nobody set by name.
+    pub fn new<'a>(pairs: impl IntoIterator<Item = (&'a str, bool)>) -> Result<Self, GateError> {
+        let mut gates = Self::default();
+        let (mut named, mut all) = (Vec::new(), Vec::new());
+        for (name, value) in pairs {
+            match name {
+                "AllAlpha" => all.push((Stage::Alpha, value)),
+                "AllBeta" => all.push((Stage::Beta, value)),
+                _ => named.push((name, value)),
+            }
+        }
+        for (stage, value) in all {
+            for gate in GATES.values().filter(|gate| gate.stage == stage) {
+                // A group that is set asks for what there is of it.
+                if READ.contains(&gate.name) {
+                    gates.set.insert(gate.name, value);
+                }
+            }
+        }
+        for (name, value) in named {
+            let gate = GATES.get(name).ok_or_else(|| GateError::Unknown { name: name.to_owned() })?;
+            if value != gate.default {
+                let name = name.to_owned();
+                if gate.stage == Stage::Stable {
+                    return Err(GateError::Locked { name, value });
+                }
+                if !READ.contains(&gate.name) {
+                    return Err(GateError::NotSwitchable { name, value });
+                }
+            }
+            gates.set.insert(gate.name, value);
+        }
+        Ok(gates)
+    }
+
+    /// Reads `A=true,B=false`.
+    pub fn parse(text: &str) -> Result<Self, GateError> {
+        let mut pairs = Vec::new();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let form = || GateError::Form { text: pair.chars().take(128).collect() };
+            let (name, value) = pair.split_once('=').ok_or_else(form)?;
+            let value = match value.trim() {
+                "true" | "True" | "TRUE" | "t" | "T" | "1" => true,
+                "false" | "False" | "FALSE" | "f" | "F" | "0" => false,
+                _ => return Err(form()),
+            };
+            pairs.push((name.trim(), value));
+        }
+        Self::new(pairs)
+    }
+
+    /// True if the feature is on. A name that is no gate is off.
+    pub fn enabled(&self, name: &str) -> bool {
+        self.set.get(name).copied().unwrap_or_else(|| GATES.get(name).is_some_and(|gate| gate.default))
+    }
+
+    /// Every gate with its state, by name.
+    pub fn all(&self) -> impl Iterator<Item = (&'static Gate, bool)> + '_ {
+        GATES.values().map(|gate| (gate, self.enabled(gate.name)))
+    }
+}
+
+impl std::str::FromStr for FeatureGates {
+    type Err = GateError;
+
+    fn from_str(text: &str) -> Result<Self, GateError> {
+        Self::parse(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_those_of_the_table() {
+        let gates = FeatureGates::default();
+        assert!(GATES.len() > 200);
+        for (gate, enabled) in gates.all() {
+            assert_eq!(enabled, gate.default, "{}", gate.name);
+        }
+        assert!(gates.enabled("APIServerIdentity"));
+        assert!(!gates.enabled("APIServingWithRoutine"));
+        assert!(!gates.enabled("NoSuchGate"));
+    }
+
+    #[test]
+    fn a_setting_is_taken_or_refused_with_the_reason() {
+        for (text, error) in [
+            ("", None),
+            ("APIServerIdentity=true", None),
+            (" APIServingWithRoutine = false ,", None),
+            ("AllAlpha=true", None),
+            (
+                "APIServerIdentty=true",
+                Some("unrecognized feature gate: APIServerIdentty (did you mean APIServerIdentity?)"),
+            ),
+            (
+                "APIServerIdentity",
+                Some("invalid value of feature gate \"APIServerIdentity\": use NAME=true or NAME=false"),
+            ),
+            (
+                "APIServerIdentity=yes",
+                Some("invalid value of feature gate \"APIServerIdentity=yes\": use NAME=true or NAME=false"),
+            ),
+            (
+                "APIServerTracing=false",
+                Some("cannot set feature gate APIServerTracing to false, feature is locked to true"),
+            ),
+            (
+                "APIServingWithRoutine=true",
+                Some(
+                    "feature gate APIServingWithRoutine cannot be set to true: Ferrite has this feature as v1.36 has it by default (false)",
+                ),
+            ),
+        ] {
+            let message = FeatureGates::parse(text).err().map(|error| error.to_string());
+            assert_eq!(message.as_deref(), error, "{text}");
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The parts that every component of a cluster has, as upstream's component-base: feature gates, metrics, health
+//! checks, durations in Go's notation, configuration files, and the port on which a component answers for itself.
+//!
+//! This crate knows no kind of object and no client. Components stand on it and on `ferrite-client`.
+
+mod config;
+mod duration;
+mod gates;
+pub mod health;
+pub mod metrics;
+mod nearest;
+mod serve;
+
+pub use config::{ConfigError, TypeMeta, read_config};
+pub use duration::{GoDuration, ParseDurationError};
+pub use gates::{FeatureGates, Gate, GateError, Stage};
+pub use nearest::nearest;
+pub use serve::{Access, Denied, Endpoint, EndpointOptions};

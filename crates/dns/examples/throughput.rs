@@ -1,0 +1,128 @@
+//! How many queries a second one core answers.
+//!
+//! `cargo run --release -p ferrite-dns --example throughput [SECONDS]` measures the answer itself, from packet to packet,
+//! and the whole server over UDP on the loopback interface, with clients on other threads.
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ferrite_client::Scope;
+use ferrite_dns::{Config, Dns, Listen, Patience};
+use hickory_proto::op::{Message, MessageType, OpCode, Query};
+use hickory_proto::rr::{Name, RecordType};
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+
+const SERVICES: usize = 5000;
+/// Queries that a client has under way.
+const WINDOW: usize = 32;
+
+fn query(id: u16, name: &str) -> Vec<u8> {
+    let mut message = Message::new(id, MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(Name::from_ascii(name).expect("a name"), RecordType::A));
+    message.to_vec().expect("a message")
+}
+
+fn packets() -> Vec<Vec<u8>> {
+    (0..1000u16)
+        .map(|n| query(n, &format!("service-{}.shop.svc.cluster.local.", usize::from(n) * 5)))
+        .collect()
+}
+
+fn start(scope: &Scope) -> Dns {
+    let config = Config {
+        domain: "cluster.local".into(),
+        listen: vec![Listen {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            device: None,
+            clients: Vec::new(),
+        }],
+        listen_if_free: Vec::new(),
+        resolv_conf: "/nonexistent".into(),
+        stub_domains: Vec::new(),
+        patience: Patience::default(),
+    };
+    let dns = Dns::start(config, scope).expect("a free port");
+    dns.server().update(1, |index| {
+        index.apply_namespace("shop");
+        for n in 0..SERVICES {
+            let mut service = Service::default();
+            service.metadata.namespace = Some("shop".into());
+            service.metadata.name = Some(format!("service-{n}"));
+            service.spec = Some(ServiceSpec {
+                cluster_ip: Some(Ipv4Addr::from(0x0a60_0000 + u32::try_from(n).expect("few")).to_string()),
+                ports: Some(vec![ServicePort { port: 80, ..ServicePort::default() }]),
+                ..ServiceSpec::default()
+            });
+            index.apply_service(&service);
+        }
+    });
+    dns.server().set_synced();
+    dns
+}
+
+/// What this thread has used; the server runs on it. A busy machine does not change it much.
+fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds = text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0);
+    Duration::from_nanos(nanoseconds)
+}
+
+fn main() {
+    let seconds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(3);
+    let time = Duration::from_secs(seconds);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let scope = Scope::new();
+    let dns = runtime.block_on(async { start(&scope) });
+    let packets = packets();
+
+    let (begun, mut answered) = (Instant::now(), 0u64);
+    while begun.elapsed() < time {
+        for packet in &packets {
+            let reply = dns.server().answer_now(packet, Ipv4Addr::LOCALHOST.into()).expect("a reply");
+            assert!(reply[3] & 0x0f == 0 && reply[7] == 1, "an address");
+            answered += 1;
+        }
+    }
+    println!(
+        "packet to packet: {:.0} answers/s on one core",
+        answered as f64 / begun.elapsed().as_secs_f64()
+    );
+
+    let (stop, total) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let address = dns.addresses()[0];
+    let client = {
+        let (stop, total) = (Arc::clone(&stop), Arc::clone(&total));
+        std::thread::spawn(move || {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+            socket.connect(address).expect("connected");
+            socket.set_read_timeout(Some(Duration::from_millis(200))).expect("a timeout");
+            let mut buffer = [0; 512];
+            for packet in packets.iter().cycle().take(WINDOW) {
+                let _ = socket.send(packet);
+            }
+            for packet in packets.iter().cycle() {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                if socket.recv(&mut buffer).is_ok() {
+                    total.fetch_add(1, Ordering::Relaxed);
+                }
+                let _ = socket.send(packet);
+            }
+        })
+    };
+    let (begun, used) = (Instant::now(), processor_time());
+    runtime.block_on(async { tokio::time::sleep(time).await });
+    let answered = total.load(Ordering::Relaxed) as f64;
+    let rate = answered / begun.elapsed().as_secs_f64();
+    let per_core = answered / (processor_time() - used).as_secs_f64();
+    stop.store(true, Ordering::Relaxed);
+    let _ = client.join();
+    println!(
+        "over UDP: {rate:.0} answers/s with one client; {per_core:.0} for each second of the server's processor time"
+    );
+    runtime.block_on(scope.shutdown());
+}

@@ -1,0 +1,232 @@
+//! A component in a process of its own: how it reaches the API server, who leads, and the port it answers on.
+
+use crate::apiserver::BoxError;
+use ferrite_client::{DelegatedAccess, LeaderConfig, LeaderElector, Scope};
+use ferrite_component::health::Check;
+use ferrite_component::{Endpoint, EndpointOptions, FeatureGates, GoDuration};
+use ferrite_json::Value;
+use ferrite_pki::{Authority, Identity, Purpose, Subject};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Flags that kube-controller-manager and kube-scheduler have in common, with upstream's names.
+#[derive(Debug, Clone, clap::Args)]
+pub struct AloneOptions {
+    /// Kubeconfig file with the address of the API server and the credentials; in a pod, its service account without it.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Kubeconfig file with which callers are authenticated; the one of --kubeconfig without it.
+    #[arg(long, value_name = "FILE")]
+    pub authentication_kubeconfig: Option<PathBuf>,
+    /// Kubeconfig file with which callers are authorized; the one of --kubeconfig without it.
+    #[arg(long, value_name = "FILE")]
+    pub authorization_kubeconfig: Option<PathBuf>,
+    /// Paths that everybody may read.
+    #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez", value_name = "PATHS")]
+    pub authorization_always_allow_paths: Vec<String>,
+    /// Address of the component's own port.
+    #[arg(long, default_value = "0.0.0.0", value_name = "IP")]
+    pub bind_address: IpAddr,
+    /// Certificate of the component's own port; made anew at each start without it.
+    #[arg(long, requires = "tls_private_key_file", value_name = "FILE")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// Key of that certificate.
+    #[arg(long, requires = "tls_cert_file", value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Work only while holding the lease.
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub leader_elect: bool,
+    /// Others may take over when the lease was not renewed for so long.
+    #[arg(long, default_value = "15s", value_name = "DURATION")]
+    pub leader_elect_lease_duration: GoDuration,
+    /// The leader gives up when it could not renew for so long.
+    #[arg(long, default_value = "10s", value_name = "DURATION")]
+    pub leader_elect_renew_deadline: GoDuration,
+    /// Time between two attempts.
+    #[arg(long, default_value = "2s", value_name = "DURATION")]
+    pub leader_elect_retry_period: GoDuration,
+    /// Kind of object to lock; there is one.
+    #[arg(long, default_value = "leases", value_parser = ["leases"], value_name = "KIND")]
+    pub leader_elect_resource_lock: String,
+    /// Name of the lease; the component's own without it.
+    #[arg(long, value_name = "NAME")]
+    pub leader_elect_resource_name: Option<String>,
+    /// Namespace of the lease.
+    #[arg(long, default_value = "kube-system", value_name = "NAMESPACE")]
+    pub leader_elect_resource_namespace: String,
+    /// Features to turn on or off: `A=true,B=false`.
+    #[arg(long, value_name = "GATES")]
+    pub feature_gates: Option<FeatureGates>,
+}
+
+/// A component that is being started.
+pub struct Alone {
+    pub name: &'static str,
+    pub options: AloneOptions,
+    pub secure_port: u16,
+    /// The configuration in use, for `/configz`.
+    pub config: Value,
+}
+
+impl Alone {
+    /// The connection to the API server.
+    pub async fn server(&self) -> Result<kube::Config, BoxError> {
+        server_of(self.options.kubeconfig.as_ref()).await
+    }
+
+    /// Answers on the component's own port and works, as the leader where that is asked for, until the process is told
+    /// to stop or the lease is lost.
+    pub async fn run(
+        self,
+        client: kube::Client,
+        scope: Scope,
+        work: impl FnOnce(Scope) -> Result<(), BoxError>,
+    ) -> Result<(), BoxError> {
+        self.check_times()?;
+        let leading = Arc::new(AtomicBool::new(!self.options.leader_elect));
+        if self.secure_port != 0 {
+            self.serve(&scope).await?;
+        }
+        let mut failed = None;
+        let working = async {
+            if !self.options.leader_elect {
+                return work(scope.clone()).map(|()| false);
+            }
+            let config = LeaderConfig {
+                lease_duration: self.options.leader_elect_lease_duration.0,
+                renew_deadline: self.options.leader_elect_renew_deadline.0,
+                retry_period: self.options.leader_elect_retry_period.0,
+                ..LeaderConfig::new(
+                    &self.options.leader_elect_resource_namespace,
+                    self.options.leader_elect_resource_name.as_deref().unwrap_or(self.name),
+                    identity(),
+                )
+            };
+            let elector = LeaderElector::new(client, config);
+            let is_leader = leading.clone();
+            elector
+                .run(&scope, |leading_scope| {
+                    is_leader.store(true, Ordering::Relaxed);
+                    failed = work(leading_scope).err();
+                })
+                .await;
+            Ok(true)
+        };
+        let lost = {
+            let mut working = std::pin::pin!(working);
+            tokio::select! {
+                result = &mut working => {
+                    if !result? {
+                        crate::cli::interrupted().await?;
+                        false
+                    } else {
+                        !scope.is_ended()
+                    }
+                }
+                interrupted = crate::cli::interrupted() => {
+                    interrupted?;
+                    scope.cancel();
+                    // The lease is released on the way out.
+                    let _ = tokio::time::timeout(Duration::from_secs(5), working).await;
+                    false
+                }
+            }
+        };
+        scope.shutdown().await;
+        match failed {
+            Some(error) => Err(error),
+            // As upstream: a process that lost its lease starts anew, with nothing left of what it knew.
+            None if lost => Err("leader election lost".into()),
+            None => Ok(()),
+        }
+    }
+
+    fn check_times(&self) -> Result<(), BoxError> {
+        let options = &self.options;
+        let (lease, renew, retry) = (
+            options.leader_elect_lease_duration.0,
+            options.leader_elect_renew_deadline.0,
+            options.leader_elect_retry_period.0,
+        );
+        if lease <= renew {
+            return Err(
+                "--leader-elect-lease-duration must be greater than --leader-elect-renew-deadline".into()
+            );
+        }
+        if renew.as_secs_f64() <= retry.as_secs_f64() * 1.2 {
+            return Err(
+                "--leader-elect-renew-deadline must be greater than 1.2 times --leader-elect-retry-period"
+                    .into(),
+            );
+        }
+        Ok(())
+    }
+
+    async fn serve(&self, scope: &Scope) -> Result<(), BoxError> {
+        let options = &self.options;
+        let authentication = options.authentication_kubeconfig.as_ref().or(options.kubeconfig.as_ref());
+        let authorization = options.authorization_kubeconfig.as_ref().or(options.kubeconfig.as_ref());
+        if authentication != authorization {
+            return Err(
+                "--authentication-kubeconfig and --authorization-kubeconfig must name the same file".into()
+            );
+        }
+        let reviewer = kube::Client::try_from(server_of(authentication).await?)?;
+        let endpoint = Endpoint::new(
+            EndpointOptions {
+                live: vec![Check::ping()],
+                config: Some(self.config.clone()),
+                always_allow_paths: options.authorization_always_allow_paths.clone(),
+                ..EndpointOptions::default()
+            },
+            Arc::new(DelegatedAccess::new(reviewer, true)),
+        );
+        let address = SocketAddr::new(options.bind_address, self.secure_port);
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|error| format!("cannot listen on {address}: {error}; choose another --secure-port"))?;
+        let serving = self.certificate()?;
+        let tls = ferrite_pki::anonymous_server_config(&serving, &["h2", "http/1.1"])?;
+        scope.spawn_graceful(endpoint.serve(listener, Arc::new(tls), scope.token().clone()));
+        Ok(())
+    }
+
+    fn certificate(&self) -> Result<Identity, BoxError> {
+        if let (Some(certificate), Some(key)) =
+            (&self.options.tls_cert_file, &self.options.tls_private_key_file)
+        {
+            let read = |path: &PathBuf| {
+                std::fs::read_to_string(path)
+                    .map_err(|error| format!("cannot read {}: {error}", path.display()))
+            };
+            return Ok(Identity { certificate: read(certificate)?, key: read(key)? });
+        }
+        let authority = Authority::create(&format!("{}-ca", self.name))?;
+        let names = vec!["localhost".to_owned(), Ipv4Addr::LOCALHOST.to_string()];
+        let subject = Subject { common_name: self.name.to_owned(), organization: None, names };
+        Ok(authority.issue(&subject, Purpose::Server)?)
+    }
+}
+
+/// A name that no other candidate has: the host's, and something random, as upstream's.
+fn identity() -> String {
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    format!("{host}_{}", uuid::Uuid::new_v4())
+}
+
+async fn server_of(kubeconfig: Option<&PathBuf>) -> Result<kube::Config, BoxError> {
+    let Some(path) = kubeconfig else {
+        return kube::Config::incluster().map_err(|error| {
+            format!("no API server: give --kubeconfig, or run in a pod with a service account ({error})")
+                .into()
+        });
+    };
+    let file = Kubeconfig::read_from(path)
+        .map_err(|error| format!("cannot read the kubeconfig {}: {error}", path.display()))?;
+    Ok(kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
+}

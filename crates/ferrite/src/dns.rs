@@ -1,0 +1,418 @@
+//! The cluster's DNS server as a part of a cluster: where it listens, whom it answers, and its objects in the API.
+
+use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Running};
+use crate::cluster::ClusterOptions;
+use ferrite_api::Cidr;
+use ferrite_client::{Api, Object, Scope, is_already_exists, is_not_found, message_of};
+use ferrite_dns::{
+    Config, DNS_NAMESPACE, DNS_SERVICE, Dns, Listen, Patience, StubDomain, bind_tcp, domain_name,
+};
+use ferrite_json::{Value, json};
+use ferrite_network::Bridge;
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+const DNS_PORT: u16 = 53;
+const METRICS_PORT: u16 = 9153;
+/// Who serves DNS in an upstream cluster; others may have granted this account something.
+const ACCOUNT: &str = "coredns";
+const ROLE: &str = "system:coredns";
+const FIELD_MANAGER: &str = "ferrite-dns";
+const MAX_SCRAPERS: usize = 16;
+const SCRAPE_TIME: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// Options of name resolution.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DnsOptions {
+    /// Serve no cluster DNS: pods resolve names as the node does.
+    #[arg(long)]
+    pub no_dns: bool,
+    /// The domain of the cluster's names.
+    #[arg(long, default_value = CLUSTER_DOMAIN, value_name = "DOMAIN", value_parser = parse_domain)]
+    pub cluster_domain: String,
+    /// The node's resolver configuration, for names outside the cluster.
+    #[arg(long, default_value = "/etc/resolv.conf", value_name = "FILE")]
+    pub resolv_conf: PathBuf,
+    /// Resolvers of a domain other than the node's: `corp.example=192.0.2.53`. Several resolvers are separated by `+`;
+    /// a port is given as in 192.0.2.53:5353.
+    #[arg(long, value_delimiter = ',', value_name = "DOMAIN=IP", value_parser = parse_stub_domain)]
+    pub dns_stub_domain: Vec<StubDomain>,
+}
+
+fn parse_domain(text: &str) -> Result<String, String> {
+    let domain = text.trim_end_matches('.').to_ascii_lowercase();
+    match domain_name(&domain) {
+        Ok(name) if !name.is_root() => Ok(domain),
+        Ok(_) => Err("the cluster's domain cannot be empty".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn parse_stub_domain(text: &str) -> Result<StubDomain, String> {
+    let (domain, servers) =
+        text.split_once('=').ok_or_else(|| format!("{text:?} is not like corp.example=192.0.2.53"))?;
+    let domain = domain_name(domain).map_err(|error| error.to_string())?;
+    let server = |text: &str| {
+        let ip = text.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, DNS_PORT));
+        ip.or_else(|_| text.parse()).map_err(|_| format!("{text:?} is no address of a resolver"))
+    };
+    let servers = servers.split('+').map(server).collect::<Result<Vec<_>, _>>()?;
+    Ok(StubDomain { domain, servers })
+}
+
+/// The running DNS server of this node.
+pub struct ClusterDns {
+    /// The name server of pods.
+    pub address: IpAddr,
+    dns: Arc<Dns>,
+}
+
+impl ClusterDns {
+    /// Listens on the bridge's address and on the Service's. The sockets hear the bridge and this machine, and nothing
+    /// from other interfaces: there is no recursion for strangers. None if the user wants no DNS.
+    pub async fn start(
+        options: &ClusterOptions,
+        bridge: &Bridge,
+        node_ip: IpAddr,
+        api: &Running,
+        scope: &Scope,
+    ) -> Result<Option<Self>, BoxError> {
+        if options.dns.no_dns {
+            return Ok(None);
+        }
+        let gateway = bridge.gateway();
+        let service = options.server.service_cluster_ip_range.dns_address();
+        let mut own = vec![gateway];
+        if let Some(IpAddr::V4(address)) = service {
+            // The address is the node's own, so that it works without a service proxy and no packet to it can leave.
+            bridge.add_node_address(address).await?;
+            own.push(address);
+        }
+        // Pods of another runtime come from interfaces that we do not know.
+        let device = options.container_runtime_endpoint.is_none().then(|| bridge.name().to_owned());
+        let pods = clients(options, &own, node_ip);
+        let at = |device: Option<&str>, port, clients: &[Cidr]| -> Vec<Listen> {
+            let listen = |ip: &Ipv4Addr| Listen {
+                address: SocketAddr::from((*ip, port)),
+                device: device.map(str::to_owned),
+                clients: clients.to_vec(),
+            };
+            own.iter().map(listen).collect()
+        };
+        let config = Config {
+            domain: options.dns.cluster_domain.clone(),
+            listen: at(device.as_deref(), DNS_PORT, &pods),
+            // Whatever its source is, a packet from there is this machine's.
+            listen_if_free: if device.is_some() { at(Some("lo"), DNS_PORT, &[]) } else { Vec::new() },
+            resolv_conf: options.dns.resolv_conf.clone(),
+            stub_domains: options.dns.dns_stub_domain.clone(),
+            patience: Patience::default(),
+        };
+        let dns = Arc::new(Dns::start(config, scope).map_err(explain)?);
+        let metrics = at(device.as_deref(), METRICS_PORT, &pods).into_iter().next();
+        let metrics = metrics.and_then(|listen| serve_metrics(&listen, &dns, scope));
+        let objects = Objects { service, endpoint: gateway, metrics: metrics.is_some() };
+        let (admin, client) = (api.client("system:apiserver", &["system:masters"]), identity(api));
+        let (fed, tasks, writer) = (Arc::clone(&dns), scope.clone(), admin.clone());
+        scope.spawn(async move {
+            // Without the account's rights the informers would be refused.
+            until_written("rights", || ensure_rights(&writer)).await;
+            fed.feed(client, &tasks).await;
+        });
+        // Names are answered without the Service: somebody may have taken its address.
+        scope.spawn(async move { until_written("Service", || objects.ensure(&admin)).await });
+        let address = match service {
+            Some(address @ IpAddr::V4(_)) => address,
+            // Pods have addresses of IPv4 only, and the Service has none.
+            _ => IpAddr::V4(gateway),
+        };
+        Ok(Some(Self { address, dns }))
+    }
+
+    /// Waits until the server knows all names.
+    pub async fn synced(&self) {
+        self.dns.synced().await;
+    }
+}
+
+/// The server's client has the rights of CoreDNS's account and no more.
+fn identity(api: &Running) -> kube::Client {
+    let user = format!("system:serviceaccount:{DNS_NAMESPACE}:{ACCOUNT}");
+    let groups = ["system:serviceaccounts", "system:serviceaccounts:kube-system"];
+    api.client(&user, &groups)
+}
+
+fn explain(error: ferrite_dns::StartError) -> BoxError {
+    match &error {
+        ferrite_dns::StartError::Listen { address, source } if source.kind() == std::io::ErrorKind::AddrInUse => {
+            format!(
+                "port {DNS_PORT} of {} is in use: stop what uses it (`ss -lnp 'sport = :{DNS_PORT}'` shows it), let it listen on its own addresses only, or start without cluster DNS with --no-dns",
+                address.ip()
+            )
+            .into()
+        }
+        _ => error.into(),
+    }
+}
+
+/// Pods, and this machine by whichever of its addresses it asks from.
+fn clients(options: &ClusterOptions, own: &[Ipv4Addr], node_ip: IpAddr) -> Vec<Cidr> {
+    let host = |address: IpAddr| Cidr { address, bits: if address.is_ipv4() { 32 } else { 128 } };
+    let mut clients = vec![Cidr { address: options.pod_cidr.network.into(), bits: options.pod_cidr.prefix }];
+    clients.push(Cidr { address: Ipv4Addr::new(127, 0, 0, 0).into(), bits: 8 });
+    clients.extend(own.iter().map(|ip| host((*ip).into())));
+    clients.push(host(node_ip));
+    clients
+}
+
+/// Serves `/metrics`; None where the port is taken, which stops nothing else.
+fn serve_metrics(listen: &Listen, dns: &Arc<Dns>, scope: &Scope) -> Option<()> {
+    let listener = match bind_tcp(listen) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::warn!(address = %listen.address, %error, "DNS metrics are not served");
+            return None;
+        }
+    };
+    scope.spawn(accept_scrapers(listener, Arc::clone(dns), scope.clone()));
+    Some(())
+}
+
+async fn accept_scrapers(listener: TcpListener, dns: Arc<Dns>, scope: Scope) {
+    let room = Arc::new(Semaphore::new(MAX_SCRAPERS));
+    loop {
+        // The semaphore is never closed.
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let dns = Arc::clone(&dns);
+        scope.spawn(async move {
+            let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+                let known = request.uri().path() == "/metrics";
+                let body = if known { dns.server().render_metrics() } else { "not found\n".to_owned() };
+                let mut response = Response::new(Full::<Bytes>::from(body));
+                if !known {
+                    *response.status_mut() = hyper::StatusCode::NOT_FOUND;
+                }
+                let format =
+                    hyper::header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+                response.headers_mut().insert(hyper::header::CONTENT_TYPE, format);
+                async move { Ok::<_, Infallible>(response) }
+            });
+            let mut server = hyper::server::conn::http1::Builder::new();
+            let connection = server
+                .timer(TokioTimer::new())
+                .header_read_timeout(SCRAPE_TIME)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service);
+            // A scraper that goes away, or stays too long, is no news.
+            let _ = tokio::time::timeout(SCRAPE_TIME, connection).await;
+            drop(permit);
+        });
+    }
+}
+
+/// The Service of the DNS server and where it leads.
+struct Objects {
+    /// The Service's address; the API server chooses one if there is none.
+    service: Option<IpAddr>,
+    endpoint: Ipv4Addr,
+    metrics: bool,
+}
+
+/// Tries until the API server takes it.
+async fn until_written<F>(what: &str, write: impl Fn() -> F)
+where
+    F: Future<Output = Result<(), kube::Error>>,
+{
+    while let Err(error) = write().await {
+        tracing::error!(error = message_of(&error), "cannot write the {what} of the DNS server");
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// The account, and what it may do. What does not need each other is written together: each write waits for the disk.
+async fn ensure_rights(client: &kube::Client) -> Result<(), kube::Error> {
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), DNS_NAMESPACE);
+    let roles = Api::<ClusterRole>::all(client.clone());
+    let bindings = Api::<ClusterRoleBinding>::all(client.clone());
+    tokio::try_join!(
+        ensure(&accounts, json!({"metadata": {"name": ACCOUNT, "namespace": DNS_NAMESPACE}})),
+        ensure(&roles, role()),
+        ensure(&bindings, binding()),
+    )?;
+    Ok(())
+}
+
+impl Objects {
+    async fn ensure(&self, client: &kube::Client) -> Result<(), kube::Error> {
+        tokio::try_join!(self.ensure_service(client), self.ensure_slice(client))?;
+        Ok(())
+    }
+
+    async fn ensure_service(&self, client: &kube::Client) -> Result<(), kube::Error> {
+        let services = Api::<Service>::namespaced(client.clone(), DNS_NAMESPACE);
+        if let (Some(wanted), Some(there)) = (self.service, services.get_opt(DNS_SERVICE).await?) {
+            let address = there.spec.and_then(|spec| spec.cluster_ip).unwrap_or_default();
+            if address.parse() == Ok(wanted) {
+                return Ok(());
+            }
+            // The range of Services has changed since; the address of a Service cannot.
+            match services.delete(DNS_SERVICE, &DeleteParams::default()).await {
+                Ok(_) => {}
+                Err(error) if is_not_found(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        ensure(&services, self.service_object()).await
+    }
+
+    /// The slice says where the server is now; a cluster that starts again may have other ranges.
+    async fn ensure_slice(&self, client: &kube::Client) -> Result<(), kube::Error> {
+        let slices = Api::<EndpointSlice>::namespaced(client.clone(), DNS_NAMESPACE);
+        let patch = PatchParams::apply(FIELD_MANAGER).force();
+        slices.patch(DNS_SERVICE, &patch, &Patch::Apply(self.slice_object())).await.map(drop)
+    }
+
+    fn service_object(&self) -> Value {
+        let mut object = json!({
+            "metadata": {
+                "name": DNS_SERVICE, "namespace": DNS_NAMESPACE,
+                "labels": {
+                    "k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS",
+                },
+                "annotations": {"prometheus.io/port": METRICS_PORT.to_string(), "prometheus.io/scrape": "true"},
+            },
+            "spec": {"ports": self.ports("port", true)},
+        });
+        if let Some(address) = self.service {
+            object["spec"]["clusterIP"] = json!(address.to_string());
+        }
+        object
+    }
+
+    fn slice_object(&self) -> Value {
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": DNS_SERVICE, "namespace": DNS_NAMESPACE,
+                "labels": {
+                    "k8s-app": "kube-dns", "kubernetes.io/service-name": DNS_SERVICE,
+                    "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
+                },
+            },
+            "addressType": "IPv4",
+            "endpoints": [{
+                "addresses": [self.endpoint.to_string()],
+                "conditions": {"ready": true, "serving": true, "terminating": false},
+            }],
+            "ports": self.ports("port", false),
+        })
+    }
+
+    fn ports(&self, number: &str, service: bool) -> Value {
+        let mut ports = vec![("dns", "UDP", DNS_PORT), ("dns-tcp", "TCP", DNS_PORT)];
+        if self.metrics {
+            ports.push(("metrics", "TCP", METRICS_PORT));
+        }
+        let port = |(name, protocol, value): (&str, &str, u16)| {
+            let mut port = json!({"name": name, "protocol": protocol});
+            port[number] = json!(value);
+            if service {
+                port["targetPort"] = json!(value);
+            }
+            port
+        };
+        ports.into_iter().map(port).collect()
+    }
+}
+
+/// The rights of CoreDNS as kubeadm grants them, without those for pods and nodes, which we do not read.
+fn role() -> Value {
+    json!({
+        "metadata": {"name": ROLE},
+        "rules": [
+            {"apiGroups": [""], "resources": ["services", "namespaces"], "verbs": ["list", "watch"]},
+            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+        ],
+    })
+}
+
+fn binding() -> Value {
+    json!({
+        "metadata": {"name": ROLE},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ROLE},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": DNS_NAMESPACE}],
+    })
+}
+
+/// Creates the object unless there is one of its name, which the user may have changed.
+async fn ensure<K>(api: &Api<K>, object: Value) -> Result<(), kube::Error>
+where
+    K: Object,
+{
+    let object = K::decode(object.to_string().as_bytes())?;
+    match api.create(&PostParams::default(), &object).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_already_exists(&error) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options() {
+        assert_eq!(parse_domain("Cluster.Local."), Ok("cluster.local".to_owned()));
+        assert!(parse_domain(".").is_err() && parse_domain("a..b").is_err());
+        let stub = parse_stub_domain("Corp.example=192.0.2.1+[2001:db8::1]:5353+2001:db8::2").unwrap();
+        let servers: Vec<String> = stub.servers.iter().map(ToString::to_string).collect();
+        assert_eq!(stub.domain.to_string(), "corp.example.");
+        assert_eq!(servers, ["192.0.2.1:53", "[2001:db8::1]:5353", "[2001:db8::2]:53"]);
+        for bad in ["corp.example", "corp.example=", "corp.example=x", "a..b=192.0.2.1"] {
+            assert!(parse_stub_domain(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn objects_are_valid_and_name_each_other() {
+        let objects = Objects {
+            service: Some("10.96.0.10".parse().unwrap()),
+            endpoint: "10.244.0.1".parse().unwrap(),
+            metrics: true,
+        };
+        let service: Service = ferrite_json::from_value(objects.service_object()).unwrap();
+        let slice: EndpointSlice = ferrite_json::from_value(objects.slice_object()).unwrap();
+        let spec = service.spec.unwrap();
+        assert_eq!(spec.cluster_ip.as_deref(), Some("10.96.0.10"));
+        let names = |names: Vec<Option<String>>| names.into_iter().flatten().collect::<Vec<_>>();
+        let of_service = names(spec.ports.unwrap().into_iter().map(|p| p.name).collect());
+        assert_eq!(of_service, ["dns", "dns-tcp", "metrics"]);
+        assert_eq!(names(slice.ports.unwrap().into_iter().map(|p| p.name).collect()), of_service);
+        assert_eq!(
+            slice.metadata.labels.unwrap()["kubernetes.io/service-name"],
+            service.metadata.name.unwrap()
+        );
+        let _: ClusterRole = ferrite_json::from_value(role()).unwrap();
+        let _: ClusterRoleBinding = ferrite_json::from_value(binding()).unwrap();
+    }
+}

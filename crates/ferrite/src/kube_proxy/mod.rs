@@ -1,0 +1,303 @@
+//! `ferrite kube-proxy`: the service proxy as a process, for any cluster.
+
+mod config;
+
+use crate::apiserver::BoxError;
+use crate::cli::interrupted;
+use config::{
+    Conntrack, DetectLocal, DetectLocalMode, GoDuration, KubeProxyConfiguration, Nftables, NodePortRanges,
+    Settings,
+};
+use ferrite_apiserver::go_duration;
+use ferrite_client::{Change, Informer, ListSelector, ObjectKey, Scope};
+use ferrite_proxy::layout::LocalTraffic;
+use ferrite_proxy::model::{Cidr, IpFamily};
+use ferrite_proxy::{Proxy, ProxyConfig};
+use k8s_openapi::api::core::v1::Node;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long to wait for the node's object and its addresses.
+const NODE_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Options of the proxy, with upstream's names. All but --config, --cleanup, --master and --hostname-override are
+/// ignored when there is a configuration file.
+#[derive(Debug, Clone, clap::Args)]
+pub struct KubeProxy {
+    /// KubeProxyConfiguration file, YAML or JSON.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Remove the rules of the proxy and exit.
+    #[arg(long)]
+    cleanup: bool,
+    /// Kubeconfig file; without it the service account of the pod is used.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Address of the API server, instead of the kubeconfig's.
+    #[arg(long, value_name = "URL")]
+    master: Option<String>,
+    /// Name of the node; the host name by default.
+    #[arg(long, value_name = "NAME")]
+    hostname_override: Option<String>,
+    /// The node's primary address, instead of the one its object has.
+    #[arg(long, value_name = "IP")]
+    bind_address: Option<String>,
+    /// Fail if an address cannot be listened at.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    bind_address_hard_fail: bool,
+    /// Where to serve /healthz and /livez (port 10256 if none is given).
+    #[arg(long, value_name = "IP[:PORT]")]
+    healthz_bind_address: Option<String>,
+    /// Where to serve /metrics and /proxyMode (port 10249 if none is given).
+    #[arg(long, value_name = "IP[:PORT]")]
+    metrics_bind_address: Option<String>,
+    /// The mode; nftables is the only one.
+    #[arg(long, value_name = "MODE")]
+    proxy_mode: Option<String>,
+    /// Give all traffic to ClusterIPs the node's address as its source.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    masquerade_all: bool,
+    /// Addresses of all pods: one range, or one of each family, separated by a comma.
+    #[arg(long, value_name = "CIDR")]
+    cluster_cidr: Option<String>,
+    /// How to tell traffic of pods: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix.
+    #[arg(long, value_name = "MODE")]
+    detect_local_mode: Option<String>,
+    /// The bridge that pods are on.
+    #[arg(long, value_name = "NAME")]
+    pod_bridge_interface: Option<String>,
+    /// What the names of pods' interfaces begin with.
+    #[arg(long, value_name = "PREFIX")]
+    pod_interface_name_prefix: Option<String>,
+    /// Addresses of the node at which node ports answer: CIDRs, or `primary`; all by default.
+    #[arg(long, value_delimiter = ',', value_name = "CIDRS")]
+    nodeport_addresses: Option<Vec<String>>,
+    /// The oom-score-adj of this process, between -1000 and 1000.
+    #[arg(long, allow_hyphen_values = true, value_name = "SCORE")]
+    oom_score_adj: Option<i32>,
+    /// Tracked connections for each processor; 0 leaves the limit as it is.
+    #[arg(long, value_name = "N")]
+    conntrack_max_per_core: Option<u32>,
+    /// The least number of tracked connections.
+    #[arg(long, value_name = "N")]
+    conntrack_min: Option<u32>,
+    /// Timeout of tracked TCP connections that are established; 0 leaves it as it is.
+    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
+    conntrack_tcp_timeout_established: Option<Duration>,
+    /// Timeout of tracked TCP connections in CLOSE_WAIT; 0 leaves it as it is.
+    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
+    conntrack_tcp_timeout_close_wait: Option<Duration>,
+    /// Track TCP packets outside the window, too.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    conntrack_tcp_be_liberal: bool,
+    /// Timeout of tracked UDP packets without an answer; 0 leaves it as it is.
+    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
+    conntrack_udp_timeout: Option<Duration>,
+    /// Timeout of tracked UDP flows; 0 leaves it as it is.
+    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
+    conntrack_udp_timeout_stream: Option<Duration>,
+}
+
+impl KubeProxy {
+    /// Runs until interrupted. The rules stay, so that Services work while the proxy restarts; `--cleanup` removes them.
+    pub async fn run(self) -> Result<ExitCode, BoxError> {
+        let families = families();
+        let usual = ProxyConfig::new("");
+        if self.cleanup {
+            ferrite_proxy::remove_tables(&usual.table, &families).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let processors =
+            std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
+        let settings = self.configuration()?.settings(processors)?;
+        let name = match self.hostname_override.or(settings.hostname_override.clone()) {
+            Some(name) => name.trim().to_lowercase(),
+            None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
+        };
+        if let Err(error) = std::fs::write("/proc/self/oom_score_adj", settings.oom_score_adj.to_string()) {
+            tracing::warn!(%error, "cannot set oom_score_adj");
+        }
+        set_sysctls(&settings);
+        let client = client(settings.kubeconfig.as_deref(), self.master.as_deref()).await?;
+        let scope = Scope::new();
+        let node = tokio::select! {
+            node = wait_for_node(&client, &name, &scope) => node,
+            signal = interrupted() => {
+                signal?;
+                scope.shutdown().await;
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
+        let config = proxy_config(&settings, &name, node.as_deref(), families)?;
+        let _proxy = Proxy::start(config, client, &scope).await?;
+        interrupted().await?;
+        scope.shutdown().await;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The configuration file, else the flags in its form.
+    fn configuration(&self) -> Result<KubeProxyConfiguration, BoxError> {
+        if let Some(file) = &self.config {
+            let failed =
+                |error: &dyn std::error::Error| format!("configuration file {}: {error}", file.display());
+            let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
+            return KubeProxyConfiguration::parse(&text).map_err(|e| failed(&e).into());
+        }
+        let duration = |given: Option<Duration>| given.map(GoDuration);
+        let mut configuration = KubeProxyConfiguration {
+            bind_address: self.bind_address.clone(),
+            bind_address_hard_fail: Some(self.bind_address_hard_fail),
+            cluster_cidr: self.cluster_cidr.clone(),
+            conntrack: Conntrack {
+                max_per_core: self.conntrack_max_per_core,
+                min: self.conntrack_min,
+                tcp_be_liberal: Some(self.conntrack_tcp_be_liberal),
+                tcp_close_wait_timeout: duration(self.conntrack_tcp_timeout_close_wait),
+                tcp_established_timeout: duration(self.conntrack_tcp_timeout_established),
+                udp_stream_timeout: duration(self.conntrack_udp_timeout_stream),
+                udp_timeout: duration(self.conntrack_udp_timeout),
+            },
+            detect_local: DetectLocal {
+                bridge_interface: self.pod_bridge_interface.clone(),
+                interface_name_prefix: self.pod_interface_name_prefix.clone(),
+            },
+            detect_local_mode: self.detect_local_mode.clone(),
+            healthz_bind_address: self.healthz_bind_address.clone(),
+            metrics_bind_address: self.metrics_bind_address.clone(),
+            mode: self.proxy_mode.clone(),
+            nftables: Nftables { masquerade_all: Some(self.masquerade_all), ..Nftables::default() },
+            node_port_addresses: self.nodeport_addresses.clone(),
+            oom_score_adj: self.oom_score_adj,
+            ..KubeProxyConfiguration::default()
+        };
+        configuration.client_connection.kubeconfig = self.kubeconfig.clone();
+        Ok(configuration)
+    }
+}
+
+/// The families that the kernel has.
+fn families() -> Vec<IpFamily> {
+    let six = Path::new("/proc/net/if_inet6").exists();
+    IpFamily::BOTH.into_iter().filter(|family| *family == IpFamily::V4 || six).collect()
+}
+
+async fn client(kubeconfig: Option<&Path>, master: Option<&str>) -> Result<kube::Client, BoxError> {
+    let mut config = match kubeconfig {
+        Some(path) => {
+            let file = kube::config::Kubeconfig::read_from(path)?;
+            kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default()).await?
+        }
+        None => kube::Config::incluster_env().map_err(|error| {
+            format!("no --kubeconfig, and this is no pod with a service account: {error}")
+        })?,
+    };
+    if let Some(master) = master.filter(|master| !master.is_empty()) {
+        config.cluster_url = master.parse().map_err(|e| format!("--master {master}: {e}"))?;
+    }
+    Ok(kube::Client::try_from(config)?)
+}
+
+/// Waits until the node has addresses. The proxy works without, but node ports and firewalls know less.
+async fn wait_for_node(client: &kube::Client, name: &str, scope: &Scope) -> Option<Arc<Node>> {
+    let scope = scope.child();
+    let selector = ListSelector::fields(format!("metadata.name={name}"));
+    let nodes: Informer<Node> = Informer::start(ferrite_client::Api::all(client.clone()), selector, &scope);
+    let changed = Arc::new(tokio::sync::Notify::new());
+    let notify = Arc::clone(&changed);
+    nodes.subscribe(move |_: &Change<Node>| notify.notify_one());
+    let key = ObjectKey::cluster(name);
+    let found = async {
+        loop {
+            match nodes.get(&key).filter(|node| !addresses(node).is_empty()) {
+                Some(node) => return node,
+                None => changed.notified().await,
+            }
+        }
+    };
+    let node = tokio::time::timeout(NODE_PATIENCE, found).await.ok();
+    if node.is_none() {
+        tracing::error!(node = name, "the node has no addresses yet; going on without");
+    }
+    scope.shutdown().await;
+    node
+}
+
+/// The node's addresses, internal ones first.
+fn addresses(node: &Node) -> Vec<IpAddr> {
+    let listed = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
+    let of = |kind: &'static str| {
+        listed
+            .iter()
+            .filter(move |address| address.type_ == kind)
+            .filter_map(|address| address.address.parse().ok())
+    };
+    of("InternalIP").chain(of("ExternalIP")).collect()
+}
+
+fn proxy_config(
+    settings: &Settings,
+    name: &str,
+    node: Option<&Node>,
+    families: Vec<IpFamily>,
+) -> Result<ProxyConfig, BoxError> {
+    let mut node_ips: Vec<IpAddr> = settings.bind_address.into_iter().collect();
+    for address in node.map(addresses).unwrap_or_default() {
+        if !node_ips.iter().any(|known| known.is_ipv4() == address.is_ipv4()) {
+            node_ips.push(address);
+        }
+    }
+    let local_traffic = match &settings.detect_local {
+        DetectLocalMode::None => LocalTraffic::Unknown,
+        DetectLocalMode::ClusterCidr(ranges) => LocalTraffic::Cidrs(ranges.clone()),
+        DetectLocalMode::BridgeInterface(link) => LocalTraffic::Interface(link.clone()),
+        DetectLocalMode::InterfaceNamePrefix(prefix) => LocalTraffic::InterfacePrefix(prefix.clone()),
+        DetectLocalMode::NodeCidr => {
+            let ranges = node.and_then(|node| node.spec.as_ref()).and_then(|spec| spec.pod_cidrs.as_deref());
+            let ranges = ranges
+                .unwrap_or_default()
+                .iter()
+                .map(|text| text.parse())
+                .collect::<Result<Vec<Cidr>, _>>()?;
+            if ranges.is_empty() {
+                return Err(format!("detectLocalMode NodeCIDR: node {name} has no podCIDRs").into());
+            }
+            LocalTraffic::Cidrs(ranges)
+        }
+    };
+    Ok(ProxyConfig {
+        node_port_addresses: match &settings.node_ports {
+            NodePortRanges::Primary => node_ips.iter().map(|ip| Cidr::single(*ip)).collect(),
+            NodePortRanges::Ranges(ranges) => ranges.clone(),
+        },
+        node_ips,
+        families,
+        masquerade_all: settings.masquerade_all,
+        masquerade_bit: settings.masquerade_bit,
+        local_traffic,
+        min_sync_period: settings.min_sync_period,
+        sync_period: settings.sync_period,
+        bind_address_hard_fail: settings.bind_address_hard_fail,
+        healthz_bind_address: Some(settings.healthz),
+        metrics_bind_address: Some(settings.metrics),
+        ..ProxyConfig::new(name)
+    })
+}
+
+/// Sets what connection tracking needs. In a container `/proc/sys` may be read-only: that is not a reason to fail.
+fn set_sysctls(settings: &Settings) {
+    for sysctl in &settings.sysctls {
+        let file = format!("/proc/sys/net/netfilter/{}", sysctl.name);
+        let current = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        if current == Some(sysctl.value)
+            || (sysctl.at_least && current.is_some_and(|current| current > sysctl.value))
+        {
+            continue;
+        }
+        if let Err(error) = std::fs::write(&file, sysctl.value.to_string()) {
+            tracing::warn!(%error, "cannot set {file}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+use super::*;
+use crate::layout::{LocalTraffic, Pick, Via};
+use crate::model::{IpFamily, Protocol};
+
+fn config() -> LayoutConfig {
+    LayoutConfig {
+        family: IpFamily::V4,
+        masquerade_mark: 1 << 14,
+        masquerade_all: false,
+        local_traffic: LocalTraffic::Unknown,
+        node_ip: None,
+        node_port_addresses: NodePortAddresses::All,
+        untracked_bridge: None,
+        service_cidrs: Vec::new(),
+    }
+}
+
+fn name(service: &str) -> ServicePortName {
+    ServicePortName {
+        namespace: "ns".into(),
+        service: service.into(),
+        port: String::new(),
+        protocol: Protocol::Tcp,
+    }
+}
+
+fn endpoints(octets: &[u8]) -> Vec<EndpointAddress> {
+    octets.iter().map(|octet| EndpointAddress { ip: [10, 0, 0, *octet].into(), port: 80 }).collect()
+}
+
+fn pick(count: u32) -> Class {
+    Class::Internal(Pick { via: Via::Address, policy: Policy::Cluster, count, affinity: None })
+}
+
+/// A service port at `address` with these endpoints.
+fn port(address: u8, octets: &[u8]) -> DesiredPort {
+    let key = Key::service([10, 96, 0, address].into(), Protocol::Tcp, 80);
+    let claim = match u32::try_from(octets.len()).unwrap() {
+        0 => Claim { set: SetName::RejectServices, key, value: ClaimValue::Member },
+        count => Claim { set: SetName::ServiceIps, key, value: ClaimValue::Class(pick(count)) },
+    };
+    DesiredPort { claims: vec![claim], cluster: endpoints(octets), ..DesiredPort::default() }
+}
+
+/// Programmed with the first transaction already taken.
+fn programmed() -> Programmed {
+    let mut programmed = Programmed::new(config());
+    let first = programmed.rebuild();
+    assert!(first.rebuild && !first.chains.is_empty() && first.add.is_empty());
+    programmed
+}
+
+fn count(elements: &[Element], set: SetName) -> usize {
+    elements.iter().filter(|element| element.set == set).count()
+}
+
+#[test]
+fn endpoints_keep_their_slots() {
+    type Row<'a> = (&'a str, &'a [u8], &'a [u8], &'a [u8]);
+    let rows: [Row; 7] = [
+        ("new", &[], &[1, 2], &[1, 2]),
+        ("one more goes to the end", &[2, 3], &[1, 2, 3], &[2, 3, 1]),
+        ("the last takes the place of one that goes", &[1, 2, 3], &[2, 3], &[3, 2]),
+        ("the last one goes", &[1, 2, 3], &[1, 2], &[1, 2]),
+        ("one takes the place of another", &[1, 2, 3], &[2, 3, 4], &[4, 2, 3]),
+        ("all go", &[1, 2], &[], &[]),
+        ("several holes at the end", &[1, 2, 3, 4], &[1], &[1]),
+    ];
+    for (name, old, want, slots) in rows {
+        assert_eq!(reslot(&endpoints(old), &endpoints(want)), endpoints(slots), "{name}");
+    }
+}
+
+#[test]
+fn a_transaction_has_what_changed() {
+    let mut programmed = programmed();
+    programmed.update(&name("a"), Some(port(1, &(1..=100).collect::<Vec<_>>())));
+    programmed.update(&name("b"), Some(port(2, &[1, 2])));
+    let first = programmed.take_changes();
+    assert_eq!(
+        (first.delete.len(), count(&first.add, SetName::Endpoints), count(&first.add, SetName::ServiceIps)),
+        (0, 102, 2)
+    );
+    assert_eq!(first.chains.len(), 2);
+    assert!(programmed.take_changes().is_empty());
+
+    // One endpoint of a hundred is replaced: one index.
+    let mut octets: Vec<u8> = (1..=100).collect();
+    octets[50] = 200;
+    programmed.update(&name("a"), Some(port(1, &octets)));
+    let replaced = programmed.take_changes();
+    assert_eq!((replaced.delete.len(), replaced.add.len(), replaced.chains.len()), (1, 1, 0));
+
+    // One goes: its index, the index of the one that takes its place, and the Service's class.
+    octets.remove(10);
+    programmed.update(&name("a"), Some(port(1, &octets)));
+    let removed = programmed.take_changes();
+    assert_eq!(count(&removed.delete, SetName::Endpoints), 2);
+    assert_eq!(count(&removed.add, SetName::Endpoints), 1);
+    assert_eq!(
+        (count(&removed.delete, SetName::ServiceIps), count(&removed.add, SetName::ServiceIps)),
+        (1, 1)
+    );
+    assert_eq!(removed.chains.len(), 1, "nobody had 99 endpoints before");
+
+    // The same as before is nothing.
+    programmed.update(&name("a"), Some(port(1, &octets)));
+    programmed.update(&name("b"), None);
+    programmed.update(&name("b"), Some(port(2, &[1, 2])));
+    assert!(programmed.take_changes().is_empty());
+}
+
+#[test]
+fn services_with_equal_counts_share_a_chain() {
+    let mut programmed = programmed();
+    for service in 1..=50 {
+        programmed.update(&name(&format!("s{service}")), Some(port(service, &[1, 2, 3])));
+    }
+    let first = programmed.take_changes();
+    assert_eq!((first.chains.len(), count(&first.add, SetName::Classes)), (1, 1));
+}
+
+#[test]
+fn the_first_of_two_claimants_keeps_the_address() {
+    let mut programmed = programmed();
+    programmed.update(&name("a"), Some(port(1, &[1])));
+    programmed.take_changes();
+    programmed.update(&name("b"), Some(port(1, &[2])));
+    let second = programmed.take_changes();
+    assert_eq!(count(&second.add, SetName::ServiceIps), 0);
+    programmed.update(&name("a"), None);
+    let handed_over = programmed.take_changes();
+    assert_eq!(
+        (count(&handed_over.delete, SetName::ServiceIps), count(&handed_over.add, SetName::ServiceIps)),
+        (1, 1)
+    );
+    assert_eq!(handed_over.add[0].comment.as_deref(), Some("ns/b/tcp"));
+    programmed.update(&name("b"), None);
+    let gone = programmed.take_changes();
+    assert_eq!((count(&gone.delete, SetName::ServiceIps), gone.add.len()), (1, 0));
+}
+
+#[test]
+fn a_rebuilt_table_has_everything_that_transactions_made() {
+    let mut programmed = programmed();
+    let mut kernel: BTreeMap<(SetName, Key), Value> = BTreeMap::new();
+    let play = |programmed: &mut Programmed, kernel: &mut BTreeMap<(SetName, Key), Value>| {
+        let transaction = programmed.take_changes();
+        for element in transaction.delete {
+            assert_eq!(
+                kernel.remove(&(element.set, element.key)),
+                Some(element.value),
+                "only what is there is deleted"
+            );
+        }
+        for element in transaction.add {
+            assert_eq!(
+                kernel.insert((element.set, element.key), element.value),
+                None,
+                "nothing is added twice"
+            );
+        }
+    };
+    // A walk over services that come, go and change, from a fixed seed.
+    let mut state = 7_u64;
+    let mut random = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for _ in 0..400 {
+        let service = u8::try_from(random(6)).unwrap();
+        let wanted = match random(5) {
+            0 => None,
+            _ => {
+                let octets: Vec<u8> = (1..=9).filter(|_| random(2) == 0).collect();
+                // Some share an address.
+                let mut wanted = port(service / 2, &octets);
+                wanted.affinity = random(3) == 0;
+                Some(wanted)
+            }
+        };
+        programmed.update(&name(&service.to_string()), wanted);
+        if random(3) == 0 {
+            play(&mut programmed, &mut kernel);
+        }
+    }
+    play(&mut programmed, &mut kernel);
+    let rebuilt: BTreeMap<_, _> = programmed
+        .rebuild()
+        .add
+        .into_iter()
+        .map(|element| ((element.set, element.key), element.value))
+        .collect();
+    // Classes that nobody uses stay for a while, but a rebuilt table does not have them.
+    let used = |kernel: BTreeMap<(SetName, Key), Value>| -> BTreeMap<(SetName, Key), Value> {
+        kernel
+            .into_iter()
+            .filter(|((set, key), _)| *set != SetName::Classes || rebuilt.contains_key(&(*set, key.clone())))
+            .collect()
+    };
+    assert_eq!(used(kernel), rebuilt);
+}
+
+#[test]
+fn idle_classes_are_removed_once_they_are_many() {
+    let mut programmed = programmed();
+    let octets: Vec<u8> = (1..=200).collect();
+    for many in 1..=200 {
+        programmed.update(&name("a"), Some(port(1, &octets[..many])));
+        programmed.take_changes();
+    }
+    assert!(programmed.classes.len() <= IDLE_CLASSES + 3, "{}", programmed.classes.len());
+    let retired = programmed.retired_chains();
+    assert!(!retired.is_empty());
+    // A chain that is still there is not made again.
+    let again = retired.iter().find_map(|chain| chain.strip_prefix("pick-")?.parse::<usize>().ok()).unwrap();
+    programmed.update(&name("b"), Some(port(2, &octets[..again])));
+    assert_eq!(programmed.take_changes().chains, []);
+    assert!(!programmed.retired_chains().contains(&format!("pick-{again}")));
+}

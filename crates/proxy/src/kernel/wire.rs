@@ -1,0 +1,513 @@
+//! Netlink messages of nftables, as bytes.
+
+use crate::diff::{Element, Transaction, Value};
+use crate::layout::{BaseChain, ChainType, Data, Expr, Field, Hook, Rule, SetName, Verdict};
+use crate::model::IpFamily;
+
+pub const SUBSYSTEM: u16 = 10;
+pub const NEW_TABLE: u8 = 0;
+pub const GET_TABLE: u8 = 1;
+pub const DEL_TABLE: u8 = 2;
+const NEW_CHAIN: u8 = 3;
+const DEL_CHAIN: u8 = 5;
+const NEW_RULE: u8 = 6;
+const NEW_SET: u8 = 9;
+pub const NEW_ELEMENT: u8 = 12;
+pub const GET_ELEMENT: u8 = 13;
+const DEL_ELEMENT: u8 = 14;
+pub const NEW_GENERATION: u8 = 15;
+const GET_GENERATION: u8 = 16;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+
+pub const REQUEST: u16 = 1;
+pub const ACK: u16 = 4;
+pub const DUMP: u16 = 0x300;
+const CREATE: u16 = 0x400;
+/// Of a rule: behind the rules that are there.
+const APPEND: u16 = 0x800;
+
+/// An attribute with a list of elements must stay below 64 KiB; the kernel's length field has 16 bits.
+const ELEMENTS_BYTES: usize = 48 * 1024;
+/// The kernel refuses longer comments.
+const COMMENT_BYTES: usize = 127;
+/// Clients that session affinity remembers.
+const AFFINITY_CLIENTS: u32 = 1 << 18;
+
+/// Messages one after the other in one buffer.
+pub struct Messages {
+    pub bytes: Vec<u8>,
+    family: u8,
+    table: String,
+    sequence: u32,
+    generation: Option<u32>,
+    /// Where the last message begins.
+    last_start: usize,
+}
+
+/// The position of a length that is filled in at the end.
+struct Open(usize);
+
+impl Messages {
+    pub fn new(family: IpFamily, table: &str, sequence: u32) -> Self {
+        let family = match family {
+            IpFamily::V4 => 2,
+            IpFamily::V6 => 10,
+        };
+        Self { bytes: Vec::new(), family, table: table.to_owned(), sequence, generation: None, last_start: 0 }
+    }
+
+    pub fn ip_family(&self) -> IpFamily {
+        if self.family == 2 { IpFamily::V4 } else { IpFamily::V6 }
+    }
+
+    /// The number of the next message.
+    pub fn next_sequence(&self) -> u32 {
+        self.sequence
+    }
+
+    fn raw(&mut self, kind: u16, flags: u16, family: u8, resource: u16, body: impl FnOnce(&mut Self)) {
+        let start = self.bytes.len();
+        self.last_start = start;
+        self.bytes.extend_from_slice(&0_u32.to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(&flags.to_ne_bytes());
+        self.bytes.extend_from_slice(&self.sequence.to_ne_bytes());
+        self.bytes.extend_from_slice(&0_u32.to_ne_bytes());
+        self.bytes.extend_from_slice(&[family, 0]);
+        self.bytes.extend_from_slice(&resource.to_be_bytes());
+        self.sequence = self.sequence.wrapping_add(1);
+        body(self);
+        let len = u32::try_from(self.bytes.len() - start).unwrap_or(u32::MAX);
+        self.bytes[start..start + 4].copy_from_slice(&len.to_ne_bytes());
+    }
+
+    pub fn message(&mut self, kind: u8, flags: u16, body: impl FnOnce(&mut Self)) {
+        self.raw(SUBSYSTEM << 8 | u16::from(kind), REQUEST | flags, self.family, 0, body);
+    }
+
+    /// Begins a transaction. It is refused unless the ruleset is at the expected generation.
+    pub fn begin(&mut self) {
+        let generation = self.generation.take();
+        self.raw(BATCH_BEGIN, REQUEST, 0, SUBSYSTEM, |m| {
+            if let Some(generation) = generation {
+                m.number(1, generation);
+            }
+        });
+    }
+
+    pub fn expect_generation(&mut self, generation: u32) {
+        self.generation = Some(generation);
+    }
+
+    /// Asks the kernel to answer the last message, which it does after the commit.
+    pub fn acknowledge_last(&mut self) {
+        let flags = self.last_start + 6;
+        if let Some(bytes) = self.bytes.get_mut(flags..flags + 2) {
+            bytes.copy_from_slice(&(u16::from_ne_bytes([bytes[0], bytes[1]]) | ACK).to_ne_bytes());
+        }
+    }
+
+    pub fn get_generation(&mut self) {
+        self.message(GET_GENERATION, ACK, |_| {});
+    }
+
+    pub fn end(&mut self) {
+        self.raw(BATCH_END, REQUEST, 0, SUBSYSTEM, |_| {});
+    }
+
+    fn open(&mut self, kind: u16) -> Open {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&0_u16.to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        Open(start)
+    }
+
+    fn close(&mut self, open: &Open) {
+        let len = u16::try_from(self.bytes.len() - open.0).unwrap_or(u16::MAX);
+        self.bytes[open.0..open.0 + 2].copy_from_slice(&len.to_ne_bytes());
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    pub fn attribute(&mut self, kind: u16, data: &[u8]) {
+        let open = self.open(kind);
+        self.bytes.extend_from_slice(data);
+        self.close(&open);
+    }
+
+    pub fn text(&mut self, kind: u16, text: &str) {
+        let open = self.open(kind);
+        self.bytes.extend_from_slice(text.as_bytes());
+        self.bytes.push(0);
+        self.close(&open);
+    }
+
+    fn number(&mut self, kind: u16, number: u32) {
+        self.attribute(kind, &number.to_be_bytes());
+    }
+
+    fn nest(&mut self, kind: u16, body: impl FnOnce(&mut Self)) {
+        const NESTED: u16 = 0x8000;
+        let open = self.open(kind | NESTED);
+        body(self);
+        self.close(&open);
+    }
+
+    fn table_name(&mut self) {
+        let table = std::mem::take(&mut self.table);
+        self.text(1, &table);
+        self.table = table;
+    }
+
+    pub fn new_table(&mut self) {
+        self.message(NEW_TABLE, CREATE, |m| {
+            m.table_name();
+            m.attribute(6, &comment("rules for Services"));
+        });
+    }
+
+    pub fn delete_table(&mut self) {
+        self.message(DEL_TABLE, 0, Self::table_name);
+    }
+
+    pub fn get_table(&mut self) {
+        self.message(GET_TABLE, ACK, Self::table_name);
+    }
+
+    pub fn get_elements(&mut self, set: SetName) {
+        self.message(GET_ELEMENT, DUMP, |m| {
+            m.table_name();
+            m.text(2, set.shape().name);
+        });
+    }
+
+    pub fn new_set(&mut self, set: SetName, id: u32) {
+        const INTERVAL: u32 = 4;
+        const MAP: u32 = 8;
+        const TIMEOUT: u32 = 0x10;
+        const EVAL: u32 = 0x20;
+        const CONCAT: u32 = 0x80;
+        const VERDICT_TYPE: u32 = 0xffff_ff00;
+        let (shape, family) = (set.shape(), self.ip_family());
+        let mut flags = 0;
+        flags |= if shape.ranges { INTERVAL | CONCAT } else { 0 };
+        flags |= if shape.data == Data::Nothing { 0 } else { MAP };
+        flags |= if shape.dynamic { TIMEOUT | EVAL } else { 0 };
+        self.message(NEW_SET, CREATE, |m| {
+            m.table_name();
+            m.text(2, shape.name);
+            m.number(3, flags);
+            m.number(4, type_id(shape.key, family));
+            m.number(5, length(shape.key, family));
+            match shape.data {
+                Data::Nothing => {}
+                Data::Verdict => m.number(6, VERDICT_TYPE),
+                Data::Fields(fields) => {
+                    m.number(6, type_id(fields, family));
+                    m.number(7, length(fields, family));
+                }
+            }
+            if shape.dynamic || shape.ranges {
+                m.nest(9, |m| {
+                    if shape.dynamic {
+                        m.number(1, AFFINITY_CLIENTS);
+                    }
+                    if shape.ranges {
+                        m.nest(2, |m| {
+                            for field in shape.key {
+                                m.nest(1, |m| m.number(1, field.len(family)));
+                            }
+                        });
+                    }
+                });
+            }
+            m.number(10, id);
+        });
+    }
+
+    pub fn new_chain(&mut self, chain: &BaseChain) {
+        self.message(NEW_CHAIN, CREATE, |m| {
+            m.table_name();
+            m.text(3, &chain.name);
+            if let Some((kind, hook, priority)) = chain.hook {
+                m.nest(4, |m| {
+                    m.number(1, hook_number(hook));
+                    m.attribute(2, &priority.to_be_bytes());
+                });
+                m.text(7, if kind == ChainType::Nat { "nat" } else { "filter" });
+            }
+        });
+    }
+
+    pub fn delete_chain(&mut self, name: &str) {
+        self.message(DEL_CHAIN, 0, |m| {
+            m.table_name();
+            m.text(3, name);
+        });
+    }
+
+    pub fn new_rule(&mut self, chain: &str, rule: &Rule) {
+        self.message(NEW_RULE, CREATE | APPEND, |m| {
+            m.table_name();
+            m.text(2, chain);
+            m.nest(4, |m| rule.iter().for_each(|expr| m.expression(expr)));
+        });
+    }
+
+    /// Writes elements that are in one set, in as few messages as they fit.
+    pub fn elements(&mut self, kind: ElementChange, mut elements: &[Element]) {
+        let (message, flags) = match kind {
+            ElementChange::Add => (NEW_ELEMENT, CREATE),
+            ElementChange::Delete => (DEL_ELEMENT, 0),
+        };
+        while let Some(first) = elements.first() {
+            let name = first.set.shape().name;
+            let mut written = 0;
+            self.message(message, flags, |m| {
+                m.table_name();
+                m.text(2, name);
+                m.nest(3, |m| {
+                    let start = m.bytes.len();
+                    for element in elements.iter().take_while(|element| element.set == first.set) {
+                        m.nest(1, |m| m.element(kind, element));
+                        written += 1;
+                        if m.bytes.len() - start > ELEMENTS_BYTES {
+                            break;
+                        }
+                    }
+                });
+            });
+            elements = &elements[written..];
+        }
+    }
+
+    fn element(&mut self, kind: ElementChange, element: &Element) {
+        self.nest(1, |m| m.attribute(1, &element.key.first));
+        if let Some(last) = &element.key.last {
+            self.nest(10, |m| m.attribute(1, last));
+        }
+        if kind == ElementChange::Delete {
+            return;
+        }
+        match &element.value {
+            Value::Member => {}
+            Value::Bytes(bytes) => self.nest(2, |m| m.attribute(1, bytes)),
+            Value::Goto(chain) => self.nest(2, |m| m.verdict(&Verdict::Goto(chain.clone()))),
+        }
+        if let Some(text) = &element.comment {
+            self.attribute(6, &comment(text));
+        }
+    }
+
+    /// An element of a set whose elements expire, with the time it still has.
+    pub fn expiring_element(&mut self, set: SetName, key: &[u8], data: &[u8], milliseconds: u64) {
+        self.message(NEW_ELEMENT, CREATE, |m| {
+            m.table_name();
+            m.text(2, set.shape().name);
+            m.nest(3, |m| {
+                m.nest(1, |m| {
+                    m.nest(1, |m| m.attribute(1, key));
+                    m.nest(2, |m| m.attribute(1, data));
+                    m.attribute(4, &milliseconds.to_be_bytes());
+                });
+            });
+        });
+    }
+
+    fn verdict(&mut self, verdict: &Verdict) {
+        let (code, chain): (i32, _) = match verdict {
+            Verdict::Drop => (0, None),
+            Verdict::Jump(chain) => (-3, Some(chain)),
+            Verdict::Goto(chain) => (-4, Some(chain)),
+        };
+        self.nest(2, |m| {
+            m.attribute(1, &code.to_be_bytes());
+            if let Some(chain) = chain {
+                m.text(2, chain);
+            }
+        });
+    }
+
+    fn named(&mut self, name: &str, body: impl FnOnce(&mut Self)) {
+        self.nest(1, |m| {
+            m.text(1, name);
+            m.nest(2, body);
+        });
+    }
+
+    fn load(&mut self, name: &str, to: u8, rest: impl FnOnce(&mut Self)) {
+        self.named(name, |m| {
+            m.number(1, register(to));
+            rest(m);
+        });
+    }
+
+    fn expression(&mut self, expr: &Expr) {
+        const META_MARK: u32 = 3;
+        const META_INPUT_INTERFACE: u32 = 6;
+        const META_PROTOCOL: u32 = 16;
+        const NETWORK_HEADER: u32 = 1;
+        const TRANSPORT_HEADER: u32 = 2;
+        const FIB_ADDRESS_TYPE: u32 = 3;
+        const FIB_SOURCE: u32 = 1;
+        const FIB_DESTINATION: u32 = 2;
+        const VERDICT_REGISTER: u32 = 0;
+        const FULLY_RANDOM: u32 = 1 << 4;
+        let payload = |m: &mut Self, to, base, offset, len| {
+            m.load("payload", to, |m| {
+                m.number(2, base);
+                m.number(3, offset);
+                m.number(4, len);
+            });
+        };
+        let fib = |m: &mut Self, to, side| {
+            m.load("fib", to, |m| {
+                m.number(2, FIB_ADDRESS_TYPE);
+                m.number(3, side);
+            });
+        };
+        match expr {
+            Expr::LoadMark { to } => self.load("meta", *to, |m| m.number(2, META_MARK)),
+            Expr::StoreMark { from } => self.named("meta", |m| {
+                m.number(2, META_MARK);
+                m.number(3, register(*from));
+            }),
+            Expr::LoadProtocol { to } => self.load("meta", *to, |m| m.number(2, META_PROTOCOL)),
+            Expr::LoadInputInterface { to } => self.load("meta", *to, |m| m.number(2, META_INPUT_INTERFACE)),
+            Expr::LoadNetworkHeader { to, offset, len } => payload(self, *to, NETWORK_HEADER, *offset, *len),
+            Expr::LoadDestinationPort { to } => payload(self, *to, TRANSPORT_HEADER, 2, 2),
+            Expr::LoadCtState { to } => self.load("ct", *to, |m| m.number(2, 0)),
+            Expr::LoadCtStatus { to } => self.load("ct", *to, |m| m.number(2, 2)),
+            Expr::LoadSourceType { to } => fib(self, *to, FIB_SOURCE),
+            Expr::LoadDestinationType { to } => fib(self, *to, FIB_DESTINATION),
+            Expr::LoadNumber { to, number } => {
+                self.load("immediate", *to, |m| m.nest(2, |m| m.attribute(1, &number.to_ne_bytes())));
+            }
+            Expr::LoadRandom { to, modulus, offset } => self.load("numgen", *to, |m| {
+                m.number(2, *modulus);
+                m.number(3, 1);
+                m.number(4, *offset);
+            }),
+            Expr::Bitwise { from, to, mask, xor } => self.named("bitwise", |m| {
+                m.number(1, register(*from));
+                m.number(2, register(*to));
+                m.number(3, u32::try_from(mask.len()).unwrap_or(u32::MAX));
+                m.nest(4, |m| m.attribute(1, mask));
+                m.nest(5, |m| m.attribute(1, xor));
+            }),
+            Expr::Compare { with, equal, data } => self.load("cmp", *with, |m| {
+                m.number(2, u32::from(!equal));
+                m.nest(3, |m| m.attribute(1, data));
+            }),
+            Expr::InSet { set, key, inverted } => self.named("lookup", |m| {
+                m.text(1, set.shape().name);
+                m.number(2, register(*key));
+                m.number(5, u32::from(*inverted));
+            }),
+            Expr::Map { set, key, to } => self.named("lookup", |m| {
+                m.text(1, set.shape().name);
+                m.number(2, register(*key));
+                m.number(3, register(*to));
+            }),
+            Expr::VerdictMap { set, key } => self.named("lookup", |m| {
+                m.text(1, set.shape().name);
+                m.number(2, register(*key));
+                m.number(3, VERDICT_REGISTER);
+            }),
+            Expr::Remember { set, key, data, seconds } => self.named("dynset", |m| {
+                m.text(1, set.shape().name);
+                m.number(3, 1);
+                m.number(4, register(*key));
+                m.number(5, register(*data));
+                m.attribute(6, &(u64::from(*seconds) * 1000).to_be_bytes());
+            }),
+            Expr::Forget { set, key, data } => self.named("dynset", |m| {
+                m.text(1, set.shape().name);
+                m.number(3, 2);
+                m.number(4, register(*key));
+                m.number(5, register(*data));
+            }),
+            Expr::DestinationNat { address, port } => {
+                let family = u32::from(self.family);
+                self.named("nat", |m| {
+                    m.number(1, 1);
+                    m.number(2, family);
+                    m.number(3, register(*address));
+                    m.number(5, register(*port));
+                });
+            }
+            Expr::Masquerade => self.named("masq", |m| m.number(1, FULLY_RANDOM)),
+            Expr::Reject => {
+                // Port unreachable, which a TCP client reports as refused.
+                let code = if self.ip_family() == IpFamily::V4 { 3 } else { 4 };
+                self.named("reject", |m| {
+                    m.number(1, 0);
+                    m.attribute(2, &[code]);
+                });
+            }
+            Expr::Verdict(verdict) => self.named("immediate", |m| {
+                m.number(1, VERDICT_REGISTER);
+                m.nest(2, |m| m.verdict(verdict));
+            }),
+        }
+    }
+
+    /// The messages of a transaction, with its begin and end.
+    pub fn transaction(&mut self, transaction: &Transaction) {
+        self.begin();
+        if transaction.rebuild {
+            // Deleting a table that is not there would be an error.
+            self.new_table();
+            self.delete_table();
+            self.new_table();
+            for (id, set) in (1..).zip(SetName::ALL) {
+                self.new_set(set, id);
+            }
+        }
+        self.elements(ElementChange::Delete, &transaction.delete);
+        transaction.chains.iter().for_each(|chain| self.new_chain(chain));
+        for chain in &transaction.chains {
+            chain.rules.iter().for_each(|rule| self.new_rule(&chain.name, rule));
+        }
+        self.elements(ElementChange::Add, &transaction.add);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ElementChange {
+    Add,
+    Delete,
+}
+
+fn register(number: u8) -> u32 {
+    const FIRST: u32 = 8;
+    FIRST + u32::from(number)
+}
+
+fn hook_number(hook: Hook) -> u32 {
+    match hook {
+        Hook::Prerouting => 0,
+        Hook::Input => 1,
+        Hook::Output => 3,
+        Hook::Postrouting => 4,
+    }
+}
+
+fn type_id(fields: &[Field], family: IpFamily) -> u32 {
+    const BITS: u32 = 6;
+    fields.iter().fold(0, |id, field| id << BITS | field.type_id(family))
+}
+
+fn length(fields: &[Field], family: IpFamily) -> u32 {
+    fields.iter().map(|field| field.len(family).next_multiple_of(4)).sum()
+}
+
+/// A comment as `nft` stores it: type, length, text with a zero.
+fn comment(text: &str) -> Vec<u8> {
+    let mut end = text.len().min(COMMENT_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let len = u8::try_from(end + 1).unwrap_or(u8::MAX);
+    [&[0, len], &text.as_bytes()[..end], &[0]].concat()
+}

@@ -1,0 +1,163 @@
+//! The elements that one service port needs.
+
+use super::expr::octets;
+use super::{Class, LayoutConfig, Pick, Policy, SetName, Via};
+use crate::model::{ChosenEndpoints, Cidr, EndpointAddress, Protocol, ServicePort, without_overlap};
+use std::net::IpAddr;
+
+/// A key as the kernel has it: every field padded to whole words. Of a range, the first and the last key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    pub first: Vec<u8>,
+    pub last: Option<Vec<u8>>,
+}
+
+impl Key {
+    pub fn new(fields: &[&[u8]]) -> Self {
+        let mut first = Vec::with_capacity(fields.len() * 4);
+        for field in fields {
+            first.extend_from_slice(field);
+            first.resize(first.len().next_multiple_of(4), 0);
+        }
+        Self { first, last: None }
+    }
+
+    pub fn service(address: IpAddr, protocol: Protocol, port: u16) -> Self {
+        Self::new(&[&octets(address), &[protocol.number()], &port.to_be_bytes()])
+    }
+
+    pub fn node_port(protocol: Protocol, port: u16) -> Self {
+        Self::new(&[&[protocol.number()], &port.to_be_bytes()])
+    }
+
+    pub fn address(address: IpAddr) -> Self {
+        Self::new(&[&octets(address)])
+    }
+
+    fn source(address: IpAddr, protocol: Protocol, port: u16, range: Cidr) -> Self {
+        let with = |source: IpAddr| {
+            Self::new(&[&octets(address), &[protocol.number()], &port.to_be_bytes(), &octets(source)]).first
+        };
+        Self { first: with(range.network()), last: Some(with(range.last())) }
+    }
+}
+
+/// The value of a claimed element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimValue {
+    /// A member of a set.
+    Member,
+    /// The class, with the id of the service port that claims it.
+    Class(Class),
+}
+
+/// An element that a service port needs. Several may claim the same one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    pub set: SetName,
+    pub key: Key,
+    pub value: ClaimValue,
+}
+
+/// All that the table must have for one service port.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DesiredPort {
+    pub claims: Vec<Claim>,
+    /// Endpoints by policy, in any order.
+    pub cluster: Vec<EndpointAddress>,
+    pub local: Vec<EndpointAddress>,
+    pub affinity: bool,
+}
+
+impl DesiredPort {
+    fn member(&mut self, set: SetName, key: Key) {
+        self.claims.push(Claim { set, key, value: ClaimValue::Member });
+    }
+
+    fn class(&mut self, set: SetName, key: Key, class: Class) {
+        self.claims.push(Claim { set, key, value: ClaimValue::Class(class) });
+    }
+}
+
+/// Decides the elements of a service port as upstream's nftables mode decides its rules.
+pub fn desired(port: &ServicePort, chosen: &ChosenEndpoints, config: &LayoutConfig) -> DesiredPort {
+    let mut out = DesiredPort { affinity: port.affinity_timeout.is_some(), ..DesiredPort::default() };
+    if port.uses_cluster_endpoints() {
+        out.cluster = chosen.cluster.clone();
+    }
+    if port.uses_local_endpoints() {
+        out.local = chosen.local.clone();
+    }
+    let pick = |via, policy| {
+        let endpoints = if policy == Policy::Cluster { &out.cluster } else { &out.local };
+        let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
+        (count > 0).then_some(Pick { via, policy, count, affinity: port.affinity_timeout })
+    };
+    let internal =
+        pick(Via::Address, if port.internal_policy_local { Policy::Local } else { Policy::Cluster });
+    let external = |via| match port.external_policy_local {
+        false => pick(via, Policy::Cluster).map(Class::ExternalCluster),
+        true => chosen.any.then(|| Class::ExternalLocal {
+            cluster: pick(via, Policy::Cluster),
+            local: pick(via, Policy::Local),
+        }),
+    };
+    let by_address = external(Via::Address);
+    let by_node_port = external(Via::NodePort);
+    // Without any endpoint the client is told; without one on this node the packet should not have come here.
+    let refused = |reject, drop| if chosen.any { drop } else { reject };
+    let outside_unserved = !chosen.any || (port.external_policy_local && out.local.is_empty());
+
+    out.member(SetName::ClusterIps, Key::address(port.cluster_ip));
+    let cluster_ip = Key::service(port.cluster_ip, port.protocol, port.port);
+    match internal {
+        Some(pick) => out.class(SetName::ServiceIps, cluster_ip, Class::Internal(pick)),
+        None => out.member(refused(SetName::RejectServices, SetName::DropServices), cluster_ip),
+    }
+    for address in port.external_ips.iter().chain(&port.load_balancer_vips) {
+        let key = Key::service(*address, port.protocol, port.port);
+        if let Some(class) = by_address {
+            out.class(SetName::ServiceIps, key.clone(), class);
+        }
+        if outside_unserved {
+            out.member(refused(SetName::RejectServices, SetName::DropServices), key);
+        }
+    }
+    if let Some(node_port) = port.node_port {
+        let key = Key::node_port(port.protocol, node_port);
+        if let Some(class) = by_node_port {
+            out.class(SetName::ServiceNodePorts, key.clone(), class);
+        }
+        if outside_unserved {
+            out.member(refused(SetName::RejectNodePorts, SetName::DropNodePorts), key);
+        }
+    }
+    firewall(port, config, &mut out);
+    for endpoint in &chosen.on_this_node {
+        let ip = octets(endpoint.ip);
+        let key = Key::new(&[&ip, &ip, &[port.protocol.number()], &endpoint.port.to_be_bytes()]);
+        out.member(SetName::HairpinConnections, key);
+    }
+    out
+}
+
+fn firewall(port: &ServicePort, config: &LayoutConfig, out: &mut DesiredPort) {
+    if port.source_ranges.is_empty() {
+        return;
+    }
+    let mut sources = port.source_ranges.clone();
+    // This node may have the VIP as an address of its own, and then it is the source of its own requests.
+    if config.node_ip.is_some_and(|ip| sources.iter().any(|range| range.contains(ip))) {
+        sources.extend(port.load_balancer_vips.iter().map(|vip| Cidr::single(*vip)));
+    }
+    let sources = without_overlap(sources);
+    for vip in &port.load_balancer_vips {
+        out.member(SetName::FirewallIps, Key::service(*vip, port.protocol, port.port));
+        for range in &sources {
+            out.member(SetName::FirewallSources, Key::source(*vip, port.protocol, port.port, *range));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

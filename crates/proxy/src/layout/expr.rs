@@ -1,0 +1,220 @@
+//! Rules as data: the expressions of nftables that this table uses.
+
+use std::net::IpAddr;
+
+use super::SetName;
+use crate::model::{Cidr, IpFamily};
+
+/// A 32-bit register, by number.
+pub type Register = u8;
+
+/// What happens to a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Drop,
+    Jump(String),
+    Goto(String),
+}
+
+/// One step of a rule. A step that does not match ends the rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expr {
+    LoadMark {
+        to: Register,
+    },
+    StoreMark {
+        from: Register,
+    },
+    LoadProtocol {
+        to: Register,
+    },
+    LoadInputInterface {
+        to: Register,
+    },
+    LoadNetworkHeader {
+        to: Register,
+        offset: u32,
+        len: u32,
+    },
+    LoadDestinationPort {
+        to: Register,
+    },
+    LoadCtState {
+        to: Register,
+    },
+    LoadCtStatus {
+        to: Register,
+    },
+    LoadSourceType {
+        to: Register,
+    },
+    LoadDestinationType {
+        to: Register,
+    },
+    LoadNumber {
+        to: Register,
+        number: u32,
+    },
+    /// A random number below `modulus`, plus `offset`.
+    LoadRandom {
+        to: Register,
+        modulus: u32,
+        offset: u32,
+    },
+    /// `to = (from & mask) ^ xor`
+    Bitwise {
+        from: Register,
+        to: Register,
+        mask: Vec<u8>,
+        xor: Vec<u8>,
+    },
+    Compare {
+        with: Register,
+        equal: bool,
+        data: Vec<u8>,
+    },
+    InSet {
+        set: SetName,
+        key: Register,
+        inverted: bool,
+    },
+    /// Loads the value that a map has for the key.
+    Map {
+        set: SetName,
+        key: Register,
+        to: Register,
+    },
+    /// Obeys the verdict that a map has for the key.
+    VerdictMap {
+        set: SetName,
+        key: Register,
+    },
+    /// Adds an element or makes it expire later.
+    Remember {
+        set: SetName,
+        key: Register,
+        data: Register,
+        seconds: u32,
+    },
+    /// Removes an element of a map; the kernel wants its value named, too.
+    Forget {
+        set: SetName,
+        key: Register,
+        data: Register,
+    },
+    DestinationNat {
+        address: Register,
+        port: Register,
+    },
+    Masquerade,
+    Reject,
+    Verdict(Verdict),
+}
+
+pub type Rule = Vec<Expr>;
+
+/// `ct state new`: only the first packet of a connection.
+const CT_STATE_NEW: u32 = 8;
+const CT_STATUS_DST_NAT: u32 = 1 << 5;
+/// `RTN_LOCAL`: an address of this node.
+const ROUTE_TYPE_LOCAL: u32 = 2;
+
+pub(super) fn native(number: u32) -> Vec<u8> {
+    number.to_ne_bytes().to_vec()
+}
+
+pub(super) fn jump(chain: &str) -> Expr {
+    Expr::Verdict(Verdict::Jump(chain.to_owned()))
+}
+
+pub(super) fn goto(chain: &str) -> Expr {
+    Expr::Verdict(Verdict::Goto(chain.to_owned()))
+}
+
+pub(super) fn load_source(family: IpFamily, to: Register) -> Expr {
+    match family {
+        IpFamily::V4 => Expr::LoadNetworkHeader { to, offset: 12, len: 4 },
+        IpFamily::V6 => Expr::LoadNetworkHeader { to, offset: 8, len: 16 },
+    }
+}
+
+pub(super) fn load_destination(family: IpFamily, to: Register) -> Expr {
+    match family {
+        IpFamily::V4 => Expr::LoadNetworkHeader { to, offset: 16, len: 4 },
+        IpFamily::V6 => Expr::LoadNetworkHeader { to, offset: 24, len: 16 },
+    }
+}
+
+pub(super) fn new_connection() -> [Expr; 3] {
+    [
+        Expr::LoadCtState { to: 0 },
+        Expr::Bitwise { from: 0, to: 0, mask: native(CT_STATE_NEW), xor: native(0) },
+        Expr::Compare { with: 0, equal: false, data: native(0) },
+    ]
+}
+
+pub(super) fn was_destination_natted() -> [Expr; 3] {
+    [
+        Expr::LoadCtStatus { to: 0 },
+        Expr::Bitwise { from: 0, to: 0, mask: native(CT_STATUS_DST_NAT), xor: native(0) },
+        Expr::Compare { with: 0, equal: false, data: native(0) },
+    ]
+}
+
+pub(super) fn from_this_node() -> [Expr; 2] {
+    [Expr::LoadSourceType { to: 0 }, Expr::Compare { with: 0, equal: true, data: native(ROUTE_TYPE_LOCAL) }]
+}
+
+pub(super) fn to_this_node() -> [Expr; 2] {
+    [
+        Expr::LoadDestinationType { to: 0 },
+        Expr::Compare { with: 0, equal: true, data: native(ROUTE_TYPE_LOCAL) },
+    ]
+}
+
+pub(super) fn set_mark(mark: u32) -> [Expr; 3] {
+    [
+        Expr::LoadMark { to: 0 },
+        Expr::Bitwise { from: 0, to: 0, mask: native(!mark), xor: native(mark) },
+        Expr::StoreMark { from: 0 },
+    ]
+}
+
+/// Matches an address that `load` puts into register 0 with a range.
+pub(super) fn in_range(load: Expr, range: Cidr, equal: bool) -> [Expr; 3] {
+    let network = octets(range.network());
+    let mask: Vec<u8> = (0..network.len())
+        .map(|byte| {
+            let bits = usize::from(range.prefix()).saturating_sub(byte * 8).min(8);
+            u8::try_from(0xff00_u32 >> bits & 0xff).unwrap_or(0xff)
+        })
+        .collect();
+    let zero = vec![0; network.len()];
+    [load, Expr::Bitwise { from: 0, to: 0, mask, xor: zero }, Expr::Compare { with: 0, equal, data: network }]
+}
+
+pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks() {
+        let rows = [
+            ("10.0.0.0/8", vec![255, 0, 0, 0]),
+            ("10.96.0.0/12", vec![255, 240, 0, 0]),
+            ("10.96.0.1/32", vec![255; 4]),
+            ("0.0.0.0/0", vec![0; 4]),
+        ];
+        for (range, want) in rows {
+            let [_, bitwise, _] = in_range(load_source(IpFamily::V4, 0), range.parse().unwrap(), true);
+            assert!(matches!(bitwise, Expr::Bitwise { mask, .. } if mask == want), "{range}");
+        }
+    }
+}

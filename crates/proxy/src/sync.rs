@@ -1,0 +1,175 @@
+//! One IP family: keeps a table as the Services want it. The calls block for as long as the kernel works on them.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+use crate::diff::Programmed;
+use crate::kernel::{KernelError, Table};
+use crate::layout::{LayoutConfig, desired};
+use crate::model::{
+    ChosenEndpoints, EndpointAddress, NodeFacts, ServicePort, ServicePortName, choose, endpoints_of,
+    service_ports,
+};
+
+/// A service port as others than the table see it: health checks and connection tracking.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedPort {
+    pub name: ServicePortName,
+    pub port: ServicePort,
+    /// Endpoints that serve, ready or terminating, on any node.
+    pub serving: BTreeSet<EndpointAddress>,
+    /// Ready endpoints on this node.
+    pub local_ready: BTreeSet<EndpointAddress>,
+    pub chosen: ChosenEndpoints,
+}
+
+/// The service ports of one Service in one family.
+pub fn served_ports<'a>(
+    service: &Service,
+    slices: impl Iterator<Item = &'a EndpointSlice>,
+    family: crate::model::IpFamily,
+    node: &NodeFacts,
+) -> Vec<ServedPort> {
+    let ports = service_ports(service, family);
+    if ports.is_empty() {
+        return Vec::new();
+    }
+    let mut endpoints = endpoints_of(slices, family, &node.name);
+    let served = ports.into_iter().map(|(name, port)| {
+        let endpoints = endpoints.remove(&(name.port.clone(), name.protocol)).unwrap_or_default();
+        let chosen = choose(&port, &endpoints, node);
+        ServedPort {
+            serving: endpoints.iter().filter(|e| e.serving).map(|e| e.address).collect(),
+            local_ready: endpoints.iter().filter(|e| e.local && e.ready).map(|e| e.address).collect(),
+            name,
+            port,
+            chosen,
+        }
+    });
+    served.collect()
+}
+
+/// The size of what a synchronisation changed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Synced {
+    pub rebuilt: bool,
+    pub deleted: usize,
+    pub added: usize,
+    pub chains: usize,
+}
+
+/// The table of one family and what it has.
+pub struct FamilyProxy {
+    programmed: Programmed,
+    table: Table,
+    /// The kernel's table is unknown or known to be wrong.
+    must_rebuild: bool,
+}
+
+impl FamilyProxy {
+    /// The first [`sync`](Self::sync) replaces a table that an earlier process left.
+    pub fn new(config: LayoutConfig, table: Table) -> Self {
+        Self { programmed: Programmed::new(config), table, must_rebuild: true }
+    }
+
+    pub fn config(&self) -> &LayoutConfig {
+        self.programmed.config()
+    }
+
+    pub fn set_config(&mut self, config: LayoutConfig) {
+        if *self.programmed.config() != config {
+            self.programmed.set_config(config);
+            self.must_rebuild = true;
+        }
+    }
+
+    /// Notes the ports of one Service; empty if it is gone or not proxied.
+    pub fn update(&mut self, namespace: &str, service: &str, ports: &[ServedPort]) {
+        for gone in self.programmed.ports_of(namespace, service) {
+            if !ports.iter().any(|port| port.name == gone) {
+                self.programmed.update(&gone, None);
+            }
+        }
+        for port in ports {
+            let wanted = desired(&port.port, &port.chosen, self.programmed.config());
+            self.programmed.update(&port.name, Some(wanted));
+        }
+    }
+
+    /// The next [`sync`](Self::sync) makes the whole table again.
+    pub fn invalidate(&mut self) {
+        self.must_rebuild = true;
+    }
+
+    /// Whether the kernel still has the table that was made here.
+    pub fn table_is_ours(&mut self) -> Result<bool, KernelError> {
+        self.table.is_ours()
+    }
+
+    /// Brings the kernel's table up to date in one transaction.
+    ///
+    /// A change that the kernel refuses means that somebody else changed the table: it is then made again as a whole.
+    pub fn sync(&mut self) -> Result<Synced, KernelError> {
+        if !self.must_rebuild {
+            let transaction = self.programmed.take_changes();
+            if transaction.is_empty() {
+                return Ok(Synced::default());
+            }
+            match self.table.apply(&transaction, &[]) {
+                Ok(()) if self.table.take_missed() => self.must_rebuild = true,
+                Ok(()) => {
+                    self.delete_retired_chains();
+                    return Ok(Synced {
+                        rebuilt: false,
+                        deleted: transaction.delete.len(),
+                        added: transaction.add.len(),
+                        chains: transaction.chains.len(),
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, cause = cause(&error), "the table is not as expected; making it again");
+                    self.must_rebuild = true;
+                }
+            }
+        }
+        // Session affinity outlives restarts of the proxy: the ids of service ports are the same in every table.
+        let clients = self.table.remembered_clients().unwrap_or_else(|error| {
+            tracing::warn!(%error, cause = cause(&error), "session affinity starts anew");
+            Vec::new()
+        });
+        let transaction = self.programmed.rebuild();
+        self.table.apply(&transaction, &clients)?;
+        self.table.take_missed();
+        self.must_rebuild = false;
+        Ok(Synced {
+            rebuilt: true,
+            deleted: 0,
+            added: transaction.add.len(),
+            chains: transaction.chains.len(),
+        })
+    }
+
+    /// Deletes the table.
+    pub fn remove(&mut self) -> Result<(), KernelError> {
+        self.must_rebuild = true;
+        self.table.remove()
+    }
+
+    /// Kernels before 6.2 notice late that an element no longer refers to a chain; then the next time will do.
+    fn delete_retired_chains(&mut self) {
+        let names = self.programmed.retired_chains();
+        if names.is_empty() {
+            return;
+        }
+        match self.table.delete_chains(&names) {
+            Ok(()) => self.programmed.chains_deleted(),
+            Err(error) => tracing::debug!(%error, cause = cause(&error), "chains are still referred to"),
+        }
+    }
+}
+
+fn cause(error: &KernelError) -> String {
+    std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
+}
