@@ -7,6 +7,7 @@
 mod cidr;
 pub mod codec;
 pub mod cron;
+pub mod custom;
 pub mod field;
 pub mod gvk;
 pub mod kinds;

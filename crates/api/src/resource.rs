@@ -3,6 +3,8 @@
 //! The server has one generic implementation of create, get, list, watch, update, patch and delete. What a
 //! kind adds is behind [`Strategy`]; every method has the behaviour of a kind without specialities.
 
+use crate::codec::{DecodeError, Decoded};
+use crate::custom::Custom;
 use crate::field::FieldErrors;
 use crate::gvk::{Gvk, Gvr};
 use crate::kinds::access::{clear_status, keep};
@@ -30,8 +32,8 @@ pub struct Resource {
     pub schema: Option<TypeRef>,
     pub plural: Cow<'static, str>,
     pub singular: Cow<'static, str>,
-    pub short_names: Cow<'static, [&'static str]>,
-    pub categories: Cow<'static, [&'static str]>,
+    pub short_names: Cow<'static, [Cow<'static, str>]>,
+    pub categories: Cow<'static, [Cow<'static, str>]>,
     pub scope: Scope,
     /// In discovery's order (sorted).
     pub verbs: Cow<'static, [&'static str]>,
@@ -41,6 +43,8 @@ pub struct Resource {
     /// The form in which objects are stored, where it is another version's than this.
     pub storage: Option<Storage>,
     pub strategy: Arc<dyn Strategy>,
+    /// The kind that a CustomResourceDefinition describes; none of a built-in one.
+    pub custom: Option<Custom>,
 }
 
 /// How a version is stored as another one: two versions of a kind share their objects.
@@ -88,12 +92,20 @@ impl Resource {
 
     /// Group, version and kind of the stored form.
     pub fn storage_gvk(&self) -> Gvk {
-        self.storage.map_or_else(|| self.gvk(), |s| Gvk::new(s.group, s.version, s.kind))
+        match (&self.storage, &self.custom) {
+            (Some(s), _) => Gvk::new(s.group, s.version, s.kind),
+            (None, Some(custom)) => Gvk::new(&*self.group, &*custom.storage().name, &*self.kind),
+            (None, None) => self.gvk(),
+        }
     }
 
     /// Group, version and name of the resource whose objects these are in the store.
     pub fn storage_gvr(&self) -> Gvr {
-        self.storage.map_or_else(|| self.gvr(), |s| Gvr::new(s.group, s.version, s.plural))
+        match (&self.storage, &self.custom) {
+            (Some(s), _) => Gvr::new(s.group, s.version, s.plural),
+            (None, Some(custom)) => Gvr::new(&*self.group, &*custom.storage().name, &*self.plural),
+            (None, None) => self.gvr(),
+        }
     }
 
     /// Brings an object of this version to the stored form.
@@ -101,12 +113,45 @@ impl Resource {
         if let Some(storage) = self.storage {
             (storage.to_storage)(object);
         }
+        if let Some(custom) = &self.custom {
+            custom.to_storage(object);
+        }
+    }
+
+    /// Is an object written as it is answered?
+    pub fn is_written_as_served(&self) -> bool {
+        self.storage.is_none() && self.custom.as_ref().is_none_or(Custom::is_storage)
+    }
+
+    /// Is a stored object answered as it is? One of a custom kind is not: its schema may have changed since.
+    pub fn is_read_as_stored(&self) -> bool {
+        self.storage.is_none() && self.custom.is_none()
+    }
+
+    /// The kind of a list of these.
+    pub fn list_kind(&self) -> Cow<'_, str> {
+        match &self.custom {
+            Some(custom) => Cow::Borrowed(&custom.kind.list_kind),
+            None => Cow::Owned(format!("{}List", self.kind)),
+        }
+    }
+
+    /// Brings an object that a patch has made under its type: the same checks as for one that a client sends.
+    pub fn conform(&self, object: Value) -> Result<Decoded, DecodeError> {
+        match (&self.custom, self.schema) {
+            (Some(custom), _) => custom.conform(object),
+            (None, Some(type_)) => crate::codec::json::conform(type_, &object),
+            (None, None) => Ok(Decoded { value: object, strict: Vec::new() }),
+        }
     }
 
     /// Brings a stored object to this version.
     pub fn from_storage(&self, object: &mut Value) {
         if let Some(storage) = self.storage {
             (storage.from_storage)(object);
+        }
+        if let Some(custom) = &self.custom {
+            custom.from_storage(object);
         }
     }
 
@@ -124,13 +169,28 @@ impl fmt::Debug for Resource {
 /// A column of the server-side table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// `string`, `integer`, `date` …
-    pub type_: &'static str,
+    pub type_: Cow<'static, str>,
     /// `name` for the column that names the object, else empty.
-    pub format: &'static str,
+    pub format: Cow<'static, str>,
     /// 0 is always shown; higher only with `-o wide`.
     pub priority: i32,
+    /// What a definition says about the column; none of a built-in one.
+    pub description: Option<String>,
+}
+
+impl Column {
+    /// A column of a built-in kind.
+    pub const fn new(name: &'static str, type_: &'static str, format: &'static str, priority: i32) -> Self {
+        Self {
+            name: Cow::Borrowed(name),
+            type_: Cow::Borrowed(type_),
+            format: Cow::Borrowed(format),
+            priority,
+            description: None,
+        }
+    }
 }
 
 /// What deleting an object means for its kind.
@@ -204,6 +264,19 @@ pub trait Strategy: Send + Sync + 'static {
         &[]
     }
 
+    /// Does the kind count its generations?
+    fn has_generation(&self) -> bool {
+        !self.generation_fields().is_empty()
+    }
+
+    /// Is a change one that counts?
+    fn generation_changes(&self, new: &Value, old: &Value) -> bool {
+        self.generation_fields().iter().any(|field| {
+            let pointer = format!("/{}", field.replace('.', "/"));
+            new.pointer(&pointer) != old.pointer(&pointer)
+        })
+    }
+
     /// A new object has generation 1; else it has none until the first change that counts.
     fn starts_generation(&self) -> bool {
         true
@@ -263,7 +336,7 @@ pub trait Strategy: Send + Sync + 'static {
     /// Warnings about a valid change. As upstream's workloads: nothing is said again while what is wanted stays.
     fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
         let generation = |object: &Value| object.pointer("/metadata/generation").cloned();
-        if !self.generation_fields().is_empty() && generation(new) == generation(old) {
+        if self.has_generation() && generation(new) == generation(old) {
             return Vec::new();
         }
         self.warnings(new)
@@ -279,12 +352,17 @@ pub trait Strategy: Send + Sync + 'static {
         &[]
     }
 
-    /// The value of one of [`Strategy::selectable_fields`]; empty when unset.
+    /// [`Strategy::selectable_fields`], of a custom kind those that its definition names.
+    fn fields(&self) -> Vec<&str> {
+        self.selectable_fields().to_vec()
+    }
+
+    /// The value of one of [`Strategy::fields`]; empty when unset.
     fn selectable_value(&self, _object: &Value, _field: &str) -> String {
         String::new()
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn columns(&self) -> &[Column] {
         DEFAULT_COLUMNS
     }
 
@@ -341,10 +419,12 @@ pub trait Strategy: Send + Sync + 'static {
 }
 
 /// Columns of a kind that has no printer of its own.
-pub const DEFAULT_COLUMNS: &[Column] = &[
-    Column { name: "Name", type_: "string", format: "name", priority: 0 },
-    Column { name: "Created At", type_: "date", format: "", priority: 0 },
-];
+pub const DEFAULT_COLUMNS: &[Column] =
+    &[Column::new("Name", "string", "name", 0), Column::new("Created At", "date", "", 0)];
+
+/// How upstream describes the two columns that most custom kinds have.
+pub const NAMED: &str = "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names";
+pub const CREATED: &str = "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata";
 
 /// Everything of `new` but `status` and `metadata.managedFields` becomes that of `old`.
 pub fn keep_all_but_status(new: &mut Value, old: &Value) {

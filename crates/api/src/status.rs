@@ -74,7 +74,7 @@ impl Status {
                 .with_details(group, kind, name);
         let causes: Vec<Value> = errors
             .iter()
-            .map(|e| json!({"reason": e.cause_reason(), "message": e.body(), "field": e.path.as_str()}))
+            .map(|e| json!({"reason": e.cause_reason(), "message": e.body(), "field": e.path.to_string()}))
             .collect();
         if let Some(details) = &mut status.details
             && !causes.is_empty()

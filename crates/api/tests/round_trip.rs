@@ -144,7 +144,7 @@ proptest! {
         let now = "2026-01-01T00:00:00Z".parse().expect("a time");
         let api_version = config["apiVersion"].as_str().unwrap_or_default().to_owned();
         let writer = Writer {
-            type_: Some(type_), api_version: &api_version, manager: "m", subresource: "", ignored: &[], now,
+            type_: Some(type_), custom: None, api_version: &api_version, manager: "m", subresource: "", ignored: &[], now,
         };
         // Generated lists may hold two elements of the same key, which apply refuses.
         // A configuration that owns nothing leaves no trace, and the next apply takes the object for one from
@@ -166,7 +166,7 @@ proptest! {
         let api_version = first["apiVersion"].as_str().unwrap_or_default().to_owned();
         for ignored in [&[][..], &["status"], &["spec", "metadata.labels"]] {
             let writer = Writer {
-                type_: Some(type_), api_version: &api_version, manager: "m", subresource: "", ignored, now,
+                type_: Some(type_), custom: None, api_version: &api_version, manager: "m", subresource: "", ignored, now,
             };
             // Where there is another manager all of them are compared.
             let mut second = first.clone();

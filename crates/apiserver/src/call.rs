@@ -74,7 +74,7 @@ impl Call {
     }
 
     pub fn write<'a>(&'a self, options: &'a WriteOptions) -> Write<'a> {
-        let copied = crate::encode::copies(&self.resource, self.representation);
+        let copied = crate::encode::copies_written(&self.resource, self.representation);
         Write {
             resource: &self.resource,
             namespace: self.namespace(),
@@ -115,7 +115,13 @@ impl Call {
     /// Reads the body as an object of this resource's kind.
     pub async fn read_object(&mut self, validation: FieldValidation) -> Result<Value, Status> {
         let expected = self.resource.gvk();
-        self.read_as(&expected, validation).await
+        if self.resource.custom.is_none() {
+            return self.read_as(&expected, validation).await;
+        }
+        let bytes = self.read_body().await?;
+        let format = negotiate::content_type(self.header(header::CONTENT_TYPE))?;
+        let decoded = decode_custom(format, &bytes, &self.resource)?;
+        self.take_strict(&expected.kind, decoded, validation)
     }
 
     /// Reads the body as an object of the given kind: missing kind and version are taken as meant.
@@ -189,6 +195,49 @@ pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Dec
         }
     };
     finish(type_, expected, given, decoded)
+}
+
+/// As [`decode`], for an object of a custom kind. Its kind is looked at by its validation.
+pub(crate) fn decode_custom(format: Format, bytes: &[u8], resource: &Resource) -> Result<Decoded, Status> {
+    let expected = resource.gvk();
+    match format {
+        Format::Json => {
+            json::type_meta(bytes).map_err(|e| unreadable(bytes, &expected, &e))?;
+            let decoded = json::decode_any(bytes).map_err(|e| unreadable(bytes, &expected, &e))?;
+            conform_custom(bytes, resource, decoded)
+        }
+        Format::Yaml => {
+            let decoded = yaml::decode_any(bytes).map_err(|e| unreadable(bytes, &expected, &e))?;
+            conform_custom(bytes, resource, decoded)
+        }
+        Format::Protobuf => Err(Status::new(
+            415,
+            "UnsupportedMediaType",
+            "the body of the request was in an unknown format - accepted media types include: application/json, application/yaml",
+        )),
+    }
+}
+
+/// Brings an object that a client has sent under the schema of a custom kind.
+pub(crate) fn conform_custom(bytes: &[u8], resource: &Resource, decoded: Decoded) -> Result<Decoded, Status> {
+    let expected = resource.gvk();
+    let Decoded { value, strict: mut complaints } = decoded;
+    let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default();
+    if text("kind").is_empty() {
+        let body = String::from_utf8_lossy(bytes);
+        return Err(unrecognised(bytes, &expected, &format!("Object 'Kind' is missing in '{body}'")));
+    }
+    let given = Given::new(text("apiVersion"), text("kind"), &expected);
+    if text("apiVersion") != expected.api_version() {
+        return Err(Status::bad_request(format!(
+            "the API version in the data ({}) does not match the expected API version ({})",
+            text("apiVersion"),
+            expected.api_version()
+        )));
+    }
+    let conformed = resource.conform(value).map_err(|e| given.refuse(&expected, &e))?;
+    complaints.extend(conformed.strict);
+    Ok(Decoded { value: conformed.value, strict: complaints })
 }
 
 /// Decodes options, whose kind has been checked: what is wrong is told without naming them.

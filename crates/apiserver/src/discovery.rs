@@ -158,6 +158,10 @@ fn rows<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource> {
     rows
 }
 
+fn texts(names: &[std::borrow::Cow<'static, str>]) -> Value {
+    names.iter().map(|name| Value::from(&**name)).collect()
+}
+
 fn resource_value(resource: &Resource) -> Value {
     let mut value = json!({
         "name": resource.plural,
@@ -167,10 +171,10 @@ fn resource_value(resource: &Resource) -> Value {
         "verbs": resource.verbs,
     });
     if !resource.short_names.is_empty() {
-        value["shortNames"] = resource.short_names.to_vec().into();
+        value["shortNames"] = texts(&resource.short_names);
     }
     if !resource.categories.is_empty() {
-        value["categories"] = resource.categories.to_vec().into();
+        value["categories"] = texts(&resource.categories);
     }
     if resource.verbs.contains(&"list") && resource.kind != "ComponentStatus" {
         value["storageVersionHash"] = storage_hash(resource).into();
@@ -199,7 +203,7 @@ fn storage_hash(resource: &Resource) -> String {
         STORED_AS.iter().find(|(group, kind, _)| *group == resource.group && *kind == resource.kind);
     let text = match elsewhere {
         Some((_, kind, version)) => format!("{version}/{kind}"),
-        None => format!("{}/{}/{}", resource.group, resource.version, resource.kind),
+        None => format!("{}/{}/{}", resource.group, resource.storage_gvk().version, resource.kind),
     };
     let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
     base64::engine::general_purpose::STANDARD.encode(&digest.as_ref()[..8])
@@ -246,10 +250,10 @@ fn aggregated_resource(resource: &Resource) -> Value {
         "verbs": resource.verbs,
     });
     if !resource.short_names.is_empty() {
-        value["shortNames"] = resource.short_names.to_vec().into();
+        value["shortNames"] = texts(&resource.short_names);
     }
     if !resource.categories.is_empty() {
-        value["categories"] = resource.categories.to_vec().into();
+        value["categories"] = texts(&resource.categories);
     }
     let subresources: Vec<Value> = resource
         .subresources

@@ -11,6 +11,7 @@ mod compress;
 mod connections;
 mod discovery;
 mod encode;
+mod extensions;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gather;

@@ -1,7 +1,7 @@
 //! Who set which field: managedFields on every write.
 
 use crate::options::WriteOptions;
-use ferrite_api::codec::{json, normalise};
+use ferrite_api::codec::normalise;
 use ferrite_api::managed_fields::{self, ApplyError, Writer};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Gvk, Status, meta, schema};
@@ -11,6 +11,7 @@ use jiff::Timestamp;
 /// Fields that a write through this door cannot set, and so never owns.
 fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
     match (subresource, &*resource.plural) {
+        (Some("status"), _) if resource.custom.is_some() => &["metadata", "spec"],
         (Some("status"), "deployments") => &["spec", "metadata.labels"],
         (
             Some("status"),
@@ -35,6 +36,11 @@ fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static
     }
 }
 
+/// The schema of a custom kind.
+fn custom(resource: &Resource) -> Option<&ferrite_api::custom::Schema> {
+    resource.custom.as_ref().map(|custom| &custom.version().schema)
+}
+
 fn plain(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
     match subresource {
         Some(_) => &[],
@@ -54,6 +60,7 @@ pub(crate) fn on_write(
 ) {
     let writer = Writer {
         type_: resource.schema,
+        custom: custom(resource),
         api_version: &resource.api_version(),
         manager: &options.field_manager,
         subresource: subresource.unwrap_or_default(),
@@ -61,9 +68,21 @@ pub(crate) fn on_write(
         now,
     };
     match (subresource, old) {
-        (Some("scale"), Some(old)) => managed_fields::update_scale(&writer, old, new),
+        (Some("scale"), Some(old)) if has_usual_replicas(resource) => {
+            managed_fields::update_scale(&writer, old, new);
+        }
+        (Some("scale"), old) => {
+            managed_fields::update(&writer, old, new);
+            forget_time(new, "scale");
+        }
         _ => managed_fields::update(&writer, old, new),
     }
+}
+
+/// Are the replicas of a kind at `spec.replicas`? A custom kind may have them elsewhere.
+fn has_usual_replicas(resource: &Resource) -> bool {
+    let scale = resource.custom.as_ref().and_then(|custom| custom.version().scale.as_ref());
+    scale.is_none_or(|scale| scale.spec_replicas == ["spec", "replicas"])
 }
 
 /// As [`on_write`], for a body that is answered and not stored.
@@ -76,6 +95,7 @@ pub(crate) fn on_body(
 ) {
     let writer = Writer {
         type_: schema::of(gvk),
+        custom: None,
         api_version: &gvk.api_version(),
         manager: &options.field_manager,
         subresource,
@@ -106,6 +126,7 @@ pub(crate) fn apply(
     let type_ = resource.schema;
     let writer = Writer {
         type_,
+        custom: custom(resource),
         api_version: &resource.api_version(),
         manager: &options.field_manager,
         subresource: subresource.unwrap_or_default(),
@@ -116,7 +137,7 @@ pub(crate) fn apply(
         .map_err(|e| refusal(&e, resource, meta::name(applied)))?;
     let mut value = merged.object;
     if let Some(type_) = type_ {
-        value = json::conform(type_, &value).map_err(|e| Status::bad_request(e.to_string()))?.value;
+        value = resource.conform(value).map_err(|e| Status::bad_request(e.to_string()))?.value;
         normalise(type_, &mut value);
     }
     value["kind"] = (*resource.kind).into();
@@ -126,9 +147,13 @@ pub(crate) fn apply(
 
 /// Whether an applied configuration fits the schema.
 pub(crate) fn check(resource: &Resource, applied: &Value) -> Result<(), Status> {
-    let Some(type_) = resource.schema else { return Ok(()) };
-    managed_fields::validate(type_, applied, &resource.api_version())
-        .map_err(|e| refusal(&e, resource, meta::name(applied)))
+    let version = resource.api_version();
+    let checked = match (resource.schema, custom(resource)) {
+        (Some(type_), _) => managed_fields::validate(type_, applied, &version),
+        (None, Some(schema)) => managed_fields::validate_custom(schema, applied, &version),
+        (None, None) => Ok(()),
+    };
+    checked.map_err(|e| refusal(&e, resource, meta::name(applied)))
 }
 
 fn refusal(error: &ApplyError, resource: &Resource, name: &str) -> Status {

@@ -12,6 +12,7 @@ use ::http::header;
 use bytes::Bytes;
 use ferrite_api::codec::{self, Decoded, yaml};
 use ferrite_api::field::{FieldError, Path};
+use ferrite_api::resource::Resource;
 use ferrite_api::schema::TypeRef;
 use ferrite_api::{Gvk, Status, meta, patch};
 use ferrite_json::{Value, json};
@@ -28,6 +29,37 @@ pub(crate) enum Kind {
 
 fn unsupported() -> Status {
     Status::new(415, "UnsupportedMediaType", "415: Unsupported Media Type").with_empty_details()
+}
+
+fn patch_status(error: patch::PatchError) -> Status {
+    match error.code() {
+        400 => Status::bad_request(error.to_string()),
+        413 => Status::new(413, "RequestEntityTooLarge", error.to_string()),
+        422 => Status::new(422, "Invalid", error.to_string()).with_empty_details(),
+        code => Status::new(code, "", error.to_string()),
+    }
+}
+
+/// The refusal of an object of a custom kind that a patch has made.
+fn refuse_custom(patched: &Value, why: String) -> Status {
+    let error = FieldError::invalid(&Path::new("patch"), patched.to_string(), why);
+    Status::invalid("", "", "", &[error])
+}
+
+/// Refuses a patch of a kind that its target does not take.
+pub(crate) fn check_kind(resource: &Resource, content_type: &str) -> Result<(), Status> {
+    let kind = Kind::of(content_type);
+    if resource.custom.is_none() {
+        return kind.map(drop);
+    }
+    match kind {
+        Ok(Kind::Json | Kind::Merge | Kind::Apply) => Ok(()),
+        _ => Err(Status::new(
+            415,
+            "UnsupportedMediaType",
+            "the body of the request was in an unknown format - accepted media types include: application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
+        )),
+    }
 }
 
 pub(crate) fn is_apply(content_type: &str) -> bool {
@@ -53,21 +85,10 @@ impl Kind {
 
     /// Applies a patch that is not an apply to `target`.
     pub fn apply_to(self, type_: TypeRef, target: &mut Value, document: &Value) -> Result<(), Status> {
-        let result = match self {
-            Self::Json => patch::json_patch(target, document),
-            Self::Merge => {
-                patch::merge_patch(target, document);
-                Ok(())
-            }
-            Self::Strategic => patch::strategic_merge(type_, target, document),
-            Self::Apply => return Err(unsupported()),
-        };
-        result.map_err(|e| match e.code() {
-            400 => Status::bad_request(e.to_string()),
-            413 => Status::new(413, "RequestEntityTooLarge", e.to_string()),
-            422 => Status::new(422, "Invalid", e.to_string()).with_empty_details(),
-            code => Status::new(code, "", e.to_string()),
-        })
+        match self {
+            Self::Strategic => patch::strategic_merge(type_, target, document).map_err(patch_status),
+            other => other.merge_into(target, document),
+        }
     }
 
     /// Patches `old` and brings the outcome under its type again. Answers it with what strict validation finds.
@@ -93,6 +114,32 @@ impl Kind {
         decoded.value["kind"] = gvk.kind.clone().into();
         decoded.value["apiVersion"] = gvk.api_version().into();
         Ok(decoded)
+    }
+
+    /// As [`Kind::patched`], for an object of a custom kind.
+    fn patched_custom(self, resource: &Resource, old: &Value, document: &Value) -> Result<Decoded, Status> {
+        let mut patched = old.clone();
+        self.merge_into(&mut patched, document)?;
+        if !patched.is_object() {
+            let why = format!(
+                "json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
+                patch::json_name(&patched)
+            );
+            return Err(refuse_custom(&patched, why));
+        }
+        resource.conform(patched.clone()).map_err(|e| refuse_custom(&patched, e.to_string()))
+    }
+
+    /// Applies a patch that needs no type.
+    fn merge_into(self, target: &mut Value, document: &Value) -> Result<(), Status> {
+        match self {
+            Self::Json => patch::json_patch(target, document).map_err(patch_status),
+            Self::Merge => {
+                patch::merge_patch(target, document);
+                Ok(())
+            }
+            Self::Strategic | Self::Apply => Err(unsupported()),
+        }
     }
 
     /// The refusal of what a patch makes of `old`.
@@ -134,7 +181,10 @@ async fn plain(
     subresource: Option<&str>,
     options: &WriteOptions,
 ) -> Result<Written, Status> {
-    let type_ = call.schema()?;
+    let type_ = match call.resource.custom {
+        Some(_) => None,
+        None => Some(call.schema()?),
+    };
     // An object that is not there is missed before a patch is looked at.
     let document = parse(kind, body, options.field_validation);
     let found = Mutex::new(Vec::new());
@@ -142,10 +192,20 @@ async fn plain(
     let strict = options.field_validation == FieldValidation::Strict;
     let change = |old: &Value| {
         let Decoded { value: document, strict: complaints } = document.as_ref().map_err(Status::clone)?;
-        let mut decoded = kind.patched(type_, &gvk, old, document)?;
+        let mut decoded = match type_ {
+            Some(type_) => kind.patched(type_, &gvk, old, document)?,
+            None => kind.patched_custom(&call.resource, old, document)?,
+        };
         decoded.strict.splice(0..0, complaints.iter().cloned());
         if strict && let Some(why) = decoded.strict_error() {
-            return Err(kind.refuse_patched(type_, old, document, why));
+            return Err(match type_ {
+                Some(type_) => kind.refuse_patched(type_, old, document, why),
+                None => {
+                    let mut patched = old.clone();
+                    kind.merge_into(&mut patched, document)?;
+                    refuse_custom(&patched, why)
+                }
+            });
         }
         let errors = call.resource.strategy.validate_patch(&decoded.value);
         if !errors.is_empty() {
@@ -316,7 +376,13 @@ async fn apply(
     }
     // As upstream: what does not fit the schema is refused before anybody looks for unknown fields.
     crate::managed::check(&call.resource, &applied)?;
-    let decoded = crate::call::decode_yaml(&document, body, &gvk)?;
+    let decoded = match call.resource.custom {
+        None => crate::call::decode_yaml(&document, body, &gvk)?,
+        Some(_) => {
+            let read = yaml::decode_any(body).map_err(unreadable)?;
+            crate::call::conform_custom(body, &call.resource, read)?
+        }
+    };
     if options.field_validation == FieldValidation::Strict
         && let Some(why) = decoded.strict.iter().find(|why| why.starts_with("yaml: "))
     {

@@ -213,6 +213,10 @@ impl ApiServer {
             let store = &server.registry.store;
             store.compact(store.usage().revision).map_err(Status::internal)?;
         }
+        if let Some(mut definitions) = crate::extensions::Follower::new(&server) {
+            definitions.load();
+            server.spawn(definitions.run());
+        }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
         let keeping = Arc::clone(&server);
@@ -296,7 +300,8 @@ impl ApiServer {
         let method = request.method().clone();
         let uri = request.uri().clone();
         let asked = Asked::new(request.method(), &uri);
-        let kind = RequestKind::of(&method, &asked.route, asked.verb, &self.registry.table, uri.query());
+        let kind =
+            RequestKind::of(&method, &asked.route, asked.verb, &self.registry.tables.current(), uri.query());
         let compress = compress::wanted(request.headers());
         let body = http_body::Body::size_hint(request.body()).exact();
         let privileged = user.as_ref().is_some_and(|u| u.is_master());
@@ -401,20 +406,29 @@ impl ApiServer {
             let answer = self.document(&route, &parts, &query, &accept).await;
             return answer.map_err(|s| (s, for_errors));
         };
-        let Some(resource) = self.registry.table.find(&target.group, &target.version, &target.resource)
-        else {
-            return Err((Status::no_such_path(), for_errors));
+        let table = self.registry.tables.current();
+        let Some(resource) = table.find(&target.group, &target.version, &target.resource) else {
+            // As upstream: whoever asks for a group that nobody has meets no part of the server.
+            let known = table.rows().iter().any(|row| row.group == target.group && row.custom.is_none());
+            return if known { Err((Status::no_such_path(), for_errors)) } else { Ok(page_not_found()) };
         };
         // A namespaced object needs its namespace, and a cluster-wide one has none.
         if target.namespace.is_some() != resource.is_namespaced()
             && (target.name.is_some() || target.namespace.is_some())
         {
+            if resource.custom.is_some() {
+                return Ok(page_not_found());
+            }
             return Err((Status::no_such_path(), for_errors));
         }
         // A part that the kind does not have is missed whatever is to be done with it.
         if let Some(part) = &target.subresource
             && (resource.subresource(part).is_none() || (part != "proxy" && !target.rest.is_empty()))
         {
+            if resource.custom.is_some() {
+                let name = target.name.as_deref().unwrap_or_default();
+                return Err((Status::not_found(&resource.group, &resource.plural, name), for_errors));
+            }
             return Err((Status::no_such_path(), for_errors));
         }
         if target.subresource.is_none() && !is_served(resource, target) {
@@ -452,6 +466,14 @@ impl ApiServer {
                 }
             }
         };
+        if resource.custom.is_some()
+            && representation.format == Format::Protobuf
+            && representation.shape == Shape::AsIs
+            && target.subresource.as_deref() != Some("scale")
+        {
+            let why = "object *unstructured.Unstructured does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message";
+            return Err(plain(Status::new(406, "NotAcceptable", why)));
+        }
         let call = Call {
             server: Arc::clone(&self),
             user,
@@ -538,7 +560,10 @@ impl ApiServer {
         query: &Query,
         accept: &str,
     ) -> Result<Answer, Status> {
-        let table = &self.registry.table;
+        let table = &*self.registry.tables.current();
+        let schema_of = |resource: &ferrite_api::resource::Resource| {
+            crate::extensions::openapi_schema(&self.registry, resource)
+        };
         let unacceptable = || Status::not_acceptable(negotiate::ACCEPTED);
         let plain = || negotiate::accept(accept, |_, _| false).ok_or_else(unacceptable);
         let address = self.config.advertise.to_string();
@@ -576,13 +601,20 @@ impl ApiServer {
                 if discovery::group(table, group).is_none() && !group.is_empty() {
                     return Ok(page_not_found());
                 }
-                let value = discovery::resources(table, group, version).ok_or_else(Status::no_such_path)?;
+                let listed = discovery::resources(table, group, version);
+                let built_in = table.rows().iter().any(|row| row.group == *group && row.custom.is_none());
+                if listed.is_none() && !built_in {
+                    return Ok(page_not_found());
+                }
+                let value = listed.ok_or_else(Status::no_such_path)?;
                 negotiate::check_route(accept, false)?;
                 encode::value(200, &value, plain()?)
             }
-            Route::OpenApiV2 => Ok(self.openapi.v2(table, &parts.headers)),
-            Route::OpenApiV3 => Ok(self.openapi.root(table)),
-            Route::OpenApiV3Document(path) => Ok(self.openapi.document(table, path, &parts.headers, query)),
+            Route::OpenApiV2 => Ok(self.openapi.v2(table, &schema_of, &parts.headers)),
+            Route::OpenApiV3 => Ok(self.openapi.root(table, &schema_of)),
+            Route::OpenApiV3Document(path) => {
+                Ok(self.openapi.document(table, &schema_of, path, &parts.headers, query))
+            }
             Route::Metrics => {
                 let mut text = self.metrics.text();
                 self.registry.times.put(&mut text);

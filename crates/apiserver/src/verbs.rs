@@ -49,9 +49,12 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     let deprecated = DEPRECATED
         .iter()
         .find(|(group, plural, _)| *group == call.resource.group && *plural == call.resource.plural);
+    if let Some(warning) = call.resource.custom.as_ref().and_then(|c| c.version().deprecation.clone()) {
+        call.warnings.push(warning);
+    }
     if call.verb == Verb::Patch && call.target.subresource.as_deref() != Some("proxy") {
         // A patch of no known kind finds no route upstream, and so nobody who warns.
-        patch::Kind::of(call.header(header::CONTENT_TYPE))?;
+        patch::check_kind(&call.resource, call.header(header::CONTENT_TYPE))?;
     }
     if let Some((_, _, warning)) = deprecated
         && (call.target.subresource.is_some() || call.resource.verbs.contains(&call.verb.as_str()))

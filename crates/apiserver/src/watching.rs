@@ -53,6 +53,7 @@ pub(crate) fn answer(call: &mut Call) -> Result<Answer, Status> {
     // A time beyond what the clock can say is as good as none.
     let deadline = Instant::now() + Duration::from_secs(seconds.min(u64::from(u32::MAX)));
     let stopping = call.server.stopping();
+    let ended = call.server.registry.tables.ended(&call.resource);
     let server = Arc::clone(&call.server);
     let (sender, body) = http::pipe(BUFFER, 0, true);
     let mut watcher = Watcher { server, encoder, sender, deadline, bookmarks: options.bookmarks };
@@ -66,6 +67,7 @@ pub(crate) fn answer(call: &mut Call) -> Result<Answer, Status> {
                     () = watcher.run(stream) => {}
                     () = tokio::time::sleep_until(deadline) => {}
                     () = stopping.cancelled() => {}
+                    () = end_of(ended) => {}
                 }
             }
         }
@@ -76,6 +78,14 @@ pub(crate) fn answer(call: &mut Call) -> Result<Answer, Status> {
         true => crate::websocket::watch(call, answer, content_type == http::JSON),
         false => answer,
     })
+}
+
+/// Ends with the definition of a custom kind: a client that begins anew sees what has become of it.
+async fn end_of(ended: Option<tokio_util::sync::CancellationToken>) {
+    match ended {
+        Some(ended) => ended.cancelled().await,
+        None => std::future::pending().await,
+    }
 }
 
 struct Watcher {

@@ -43,6 +43,9 @@ const RESERVED: &[&str] = &[
 const EXPECTED_EXPRESSION: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, \
                                    NUM_UINT, STRING, BYTES, IDENTIFIER}";
 
+const EXPECTED_ARGUMENT: &str = "{'[', '{', '(', ')', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, \
+                                 NUM_UINT, STRING, BYTES, IDENTIFIER}";
+
 /// The parts of the grammar that an environment switches on.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Syntax {
@@ -403,6 +406,9 @@ impl Parser<'_> {
         let mut args = Vec::new();
         if self.take(")").is_some() {
             return Ok(args);
+        }
+        if self.token().kind == Kind::End {
+            return Err(self.unexpected(EXPECTED_ARGUMENT, Kind::Ident));
         }
         loop {
             args.push(self.expr()?);

@@ -329,6 +329,11 @@ impl DeclType {
         Self { cel: Type::object(name), shape, max: None, min_size: 2 }
     }
 
+    /// The fewest bytes that a value takes in a request.
+    pub fn min_size(&self) -> i64 {
+        self.min_size
+    }
+
     pub fn cel_type(&self) -> &Type {
         &self.cel
     }

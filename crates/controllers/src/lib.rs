@@ -204,11 +204,6 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: status::policies::start,
     },
     ControllerEntry {
-        name: "apiextensions-controllers",
-        identity: SERVER,
-        start: status::definitions::start,
-    },
-    ControllerEntry {
         name: "apiservice-status-local-available-controller",
         identity: SERVER,
         start: status::api_services::start_local,
@@ -227,7 +222,6 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
 
 /// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
 pub const OF_THE_SERVER: &[&str] = &[
-    "apiextensions-controllers",
     "apiservice-status-local-available-controller",
     "apiservice-status-remote-available-controller",
     "priority-and-fairness-config-consumer",

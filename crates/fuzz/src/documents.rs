@@ -113,6 +113,7 @@ pub const APPLY: Target = Target {
             };
             let writer = Writer {
                 type_: Some(type_),
+                custom: None,
                 api_version: "v1",
                 manager: "fuzzer",
                 subresource: "",

@@ -93,7 +93,7 @@ impl<S: Strategy> Strategy for Converted<S> {
         self.inner.returns_deleted()
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn columns(&self) -> &[Column] {
         self.inner.columns()
     }
 

@@ -2,7 +2,7 @@
 //! this form, and everything here that reads an event goes through it.
 
 use super::access::{default_field, ensure_object, int, present, text};
-use super::row::{NAME, shown, wide};
+use super::row::{shown, wide};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::qualified_name;
 use crate::resource::{Column, MetadataUse, Strategy};
@@ -82,7 +82,7 @@ impl Strategy for Events {
                 shown("Message"),
                 wide("First Seen"),
                 wide("Count"),
-                Column { priority: 1, ..NAME },
+                Column::new("Name", "string", "name", 1),
             ]
         }
     }

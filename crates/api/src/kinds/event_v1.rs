@@ -185,7 +185,7 @@ impl Strategy for EventsV1 {
         .to_owned()
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn columns(&self) -> &[Column] {
         Events.columns()
     }
 

@@ -42,6 +42,7 @@ impl Row {
             on_by_default: true,
             storage: None,
             strategy: Arc::new(Plain),
+            custom: None,
         })
     }
 
@@ -60,19 +61,19 @@ impl Row {
     }
 
     pub(super) fn short(mut self, names: &'static [&'static str]) -> Self {
-        self.0.short_names = Cow::Borrowed(names);
+        self.0.short_names = owned(names);
         self
     }
 
     /// Shown by `kubectl get all`.
     pub(super) fn all(mut self) -> Self {
-        self.0.categories = Cow::Borrowed(&["all"]);
+        self.0.categories = owned(&["all"]);
         self
     }
 
     /// Listed under a category of its own.
     pub(super) fn category(mut self, categories: &'static [&'static str]) -> Self {
-        self.0.categories = Cow::Borrowed(categories);
+        self.0.categories = owned(categories);
         self
     }
 
@@ -112,6 +113,11 @@ impl Row {
     }
 }
 
+/// Names of a row, which may come from a definition elsewhere.
+fn owned(names: &'static [&'static str]) -> Cow<'static, [Cow<'static, str>]> {
+    names.iter().map(|name| Cow::Borrowed(*name)).collect::<Vec<_>>().into()
+}
+
 /// The behaviour of a kind without specialities.
 pub(super) struct Plain;
 
@@ -132,24 +138,24 @@ pub(super) const fn body(
 }
 
 /// The column that names the object.
-pub(super) const NAME: Column = Column { name: "Name", type_: "string", format: "name", priority: 0 };
+pub(super) const NAME: Column = Column::new("Name", "string", "name", 0);
 
 /// A text column that is always shown.
 pub(super) const fn shown(name: &'static str) -> Column {
-    Column { name, type_: "string", format: "", priority: 0 }
+    Column::new(name, "string", "", 0)
 }
 
 /// A text column of `-o wide`.
 pub(super) const fn wide(name: &'static str) -> Column {
-    Column { name, type_: "string", format: "", priority: 1 }
+    Column::new(name, "string", "", 1)
 }
 
 /// A number that is always shown.
 pub(super) const fn number(name: &'static str) -> Column {
-    Column { name, type_: "integer", format: "", priority: 0 }
+    Column::new(name, "integer", "", 0)
 }
 
 /// A truth value that is always shown.
 pub(super) const fn boolean(name: &'static str) -> Column {
-    Column { name, type_: "boolean", format: "", priority: 0 }
+    Column::new(name, "boolean", "", 0)
 }

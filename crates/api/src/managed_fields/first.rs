@@ -13,7 +13,7 @@ use ferrite_json::{Map, Text, Value};
 pub(super) fn fields(writer: &Writer<'_>, object: &Value) -> Option<Value> {
     let ignored = FieldSet::of_fields(writer.ignored);
     let skipped = Skipped { ignored: Some(&ignored), stripped: Some(&STRIPPED) };
-    let part = part(Node::root(writer.type_), Some(&writer.blank()), object, skipped);
+    let part = part(Node::root(writer), Some(&writer.blank()), object, skipped);
     (!part.below.is_empty()).then(|| Value::Object(Map::from_members(part.below)))
 }
 
@@ -52,7 +52,7 @@ impl Part {
 }
 
 /// What of a part is owned by whoever made `new` of `old`, which is the blank object's part.
-fn part(node: Node, old: Option<&Value>, new: &Value, skipped: Skipped<'_>) -> Part {
+fn part(node: Node<'_>, old: Option<&Value>, new: &Value, skipped: Skipped<'_>) -> Part {
     let came = old.is_none();
     if node.is_map() && is_map_or_nothing(old) && is_map_or_nothing(Some(new)) {
         let (old_map, new_map) = (old.and_then(Value::as_object), new.as_object());
@@ -70,7 +70,7 @@ fn part(node: Node, old: Option<&Value>, new: &Value, skipped: Skipped<'_>) -> P
     Part { member: came || old != Some(new), below: Vec::new() }
 }
 
-fn members(node: Node, old: Option<&Map>, new: Option<&Map>, came: bool, skipped: Skipped<'_>) -> Part {
+fn members(node: Node<'_>, old: Option<&Map>, new: Option<&Map>, came: bool, skipped: Skipped<'_>) -> Part {
     let mut out = Part { member: came, below: Vec::with_capacity(new.map_or(0, Map::len)) };
     for (name, after) in new.into_iter().flatten() {
         let before = old.and_then(|map| map.get(name));
@@ -98,7 +98,7 @@ fn members(node: Node, old: Option<&Map>, new: Option<&Map>, came: bool, skipped
 }
 
 fn elements(
-    node: Node,
+    node: Node<'_>,
     old: &[(PathElement, &Value)],
     mut new: Vec<(PathElement, &Value)>,
     came: bool,

@@ -17,8 +17,9 @@ mod validate;
 mod walk;
 
 pub use field_set::{FieldSet, PathElement};
-pub use validate::validate;
+pub use validate::{validate, validate_custom};
 
+use crate::custom::Schema;
 use crate::schema::TypeRef;
 use ferrite_json::{Map, Value};
 use jiff::Timestamp;
@@ -33,6 +34,8 @@ use walk::Comparison;
 pub struct Writer<'a> {
     /// The object's type; `None` for an object without a schema (objects granular, lists atomic).
     pub type_: Option<TypeRef>,
+    /// The schema of a custom kind, which has no type.
+    pub custom: Option<&'a Schema>,
     /// The version in which the request speaks: `apps/v1`.
     pub api_version: &'a str,
     /// The field manager.
@@ -129,7 +132,7 @@ impl Writer<'_> {
 /// A client may give managed fields of its own in an update of the main resource, and one empty entry
 /// forgets them all, as upstream.
 pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
-    let node = Node::root(writer.type_);
+    let node = Node::root(writer);
     let mut managers = if Managers::is_reset(new) && writer.subresource.is_empty() {
         Managers::default()
     } else {
@@ -208,7 +211,7 @@ pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
     managers.encode(new);
 }
 
-fn record_update(writer: &Writer<'_>, node: Node, old: &Value, new: &Value, managers: &mut Managers) {
+fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, managers: &mut Managers) {
     let ignored = FieldSet::of_fields(writer.ignored);
     let comparison = walk::compare(node, old, new).without(&ignored);
     take_from_others(managers, None, &comparison);
@@ -259,7 +262,10 @@ pub fn apply(
     if let Some(type_) = writer.type_ {
         validate(type_, config, writer.api_version)?;
     }
-    let node = Node::root(writer.type_);
+    if let Some(schema) = writer.custom {
+        validate_custom(schema, config, writer.api_version)?;
+    }
+    let node = Node::root(writer);
     let blank = writer.blank();
     let mut managers = live.map(Managers::decode).unwrap_or_default();
     if let Some(live) = live
@@ -331,7 +337,7 @@ fn conflicts(managers: &Managers, writer: &Identity, comparison: &Comparison) ->
 }
 
 /// Removes what the manager set the last time, does not set now, and nobody else owns.
-fn prune(node: Node, merged: &Value, managers: &Managers, former: &FieldSet) -> Value {
+fn prune(node: Node<'_>, merged: &Value, managers: &Managers, former: &FieldSet) -> Value {
     let former = walk::with_named_fields(node, former);
     let pruned = walk::remove(node, merged, &former);
     let set_of = |value: &Value| walk::with_named_fields(node, &walk::field_set(node, value));

@@ -1,12 +1,14 @@
 //! How server-side apply sees the schema: what is granular, what is atomic, what tells list elements apart.
 
+use super::Writer;
 use super::field_set::PathElement;
+use crate::custom::{ListType, Schema, Type};
 use crate::schema::{Field, Kind, Merge, TypeRef, named};
 use ferrite_json::{Text, Value};
 use std::borrow::Cow;
 
 #[derive(Clone, Copy)]
-pub(super) enum Node {
+pub(super) enum Node<'a> {
     /// Owned as a whole.
     Leaf,
     Struct(TypeRef),
@@ -17,15 +19,49 @@ pub(super) enum Node {
         keys: &'static [&'static str],
         item: TypeRef,
     },
+    /// An object of a custom kind, or a part of one.
+    Custom(&'a Schema),
+    /// A whole object of a custom kind.
+    CustomRoot(&'a Schema),
+    /// A list of a custom kind whose items have keys.
+    CustomKeyed(&'a Schema),
+    /// A part of an object of a custom kind that nothing describes: objects are granular.
+    Untyped,
     /// No schema: objects are granular, everything else is owned as a whole.
     Deduced,
     /// An object without a schema but with metadata.
     DeducedRoot,
 }
 
-impl Node {
-    pub(super) fn root(type_: Option<TypeRef>) -> Self {
-        type_.map_or(Self::DeducedRoot, Self::Struct)
+impl<'a> Node<'a> {
+    pub(super) fn root(writer: &Writer<'a>) -> Self {
+        match (writer.type_, writer.custom) {
+            (Some(type_), _) => Self::Struct(type_),
+            (None, Some(schema)) => Self::CustomRoot(schema),
+            (None, None) => Self::DeducedRoot,
+        }
+    }
+
+    /// The node of a value of a custom kind.
+    pub(super) fn of_schema(schema: &'a Schema) -> Self {
+        match (schema.type_, schema.list) {
+            (Some(Type::Object), _) if !schema.atomic_map => Self::Custom(schema),
+            (Some(Type::Array), ListType::Set) => Self::Set,
+            (Some(Type::Array), ListType::Map) if !schema.keys.is_empty() => Self::CustomKeyed(schema),
+            (None, _) if schema.preserve && !schema.int_or_string => Self::Untyped,
+            _ => Self::Leaf,
+        }
+    }
+
+    /// The node of a member of an object of a custom kind.
+    fn of_member(schema: &'a Schema, root: bool, name: &str) -> Self {
+        match name {
+            "metadata" if root || schema.embedded => {
+                named("meta.v1.ObjectMeta").map_or(Self::Deduced, Self::Struct)
+            }
+            "apiVersion" | "kind" if root || schema.embedded => Self::Leaf,
+            name => schema.member(name).map_or(Self::Untyped, Self::of_schema),
+        }
     }
 
     fn of_field(field: &'static Field) -> Self {
@@ -47,11 +83,20 @@ impl Node {
     }
 
     pub(super) fn is_map(self) -> bool {
-        matches!(self, Self::Struct(_) | Self::Map(_) | Self::Deduced | Self::DeducedRoot)
+        matches!(
+            self,
+            Self::Struct(_)
+                | Self::Map(_)
+                | Self::Custom(_)
+                | Self::CustomRoot(_)
+                | Self::Untyped
+                | Self::Deduced
+                | Self::DeducedRoot
+        )
     }
 
     pub(super) fn is_list(self) -> bool {
-        matches!(self, Self::Set | Self::Keyed { .. })
+        matches!(self, Self::Set | Self::Keyed { .. } | Self::CustomKeyed(_))
     }
 
     /// The node of a member of a map.
@@ -59,6 +104,9 @@ impl Node {
         match self {
             Self::Struct(type_) => type_.field(name).map_or(Self::Deduced, Self::of_field),
             Self::Map(item) => Self::of_kind(item),
+            Self::Custom(schema) => Self::of_member(schema, false, name),
+            Self::CustomRoot(schema) => Self::of_member(schema, true, name),
+            Self::Untyped => Self::Untyped,
             Self::DeducedRoot if name == "metadata" => {
                 named("meta.v1.ObjectMeta").map_or(Self::Deduced, Self::Struct)
             }
@@ -90,13 +138,20 @@ impl Node {
     pub(super) fn element(self) -> Self {
         match self {
             Self::Keyed { item, .. } if !item.atomic => Self::Struct(item),
+            Self::CustomKeyed(schema) => schema.items.as_deref().map_or(Self::Leaf, Self::of_schema),
             _ => Self::Leaf,
         }
     }
 
     /// The member is a field of a struct, which exists by its type and not by being set.
     pub(super) fn declares(self, name: &str) -> bool {
-        matches!(self, Self::Struct(type_) if type_.field(name).is_some())
+        let meta = matches!(name, "apiVersion" | "kind" | "metadata");
+        match self {
+            Self::Struct(type_) => type_.field(name).is_some(),
+            Self::Custom(schema) => schema.property(name).is_some() || schema.embedded && meta,
+            Self::CustomRoot(schema) => schema.property(name).is_some() || meta,
+            _ => false,
+        }
     }
 
     /// The node below a step of a path.
@@ -126,6 +181,17 @@ impl Node {
                     }
                 };
                 let mut found: Vec<(&str, Cow<'_, Value>)> = keys.iter().copied().filter_map(value).collect();
+                found.sort_unstable_by_key(|(key, _)| *key);
+                (!found.is_empty()).then(|| PathElement::key(found.into_iter()))
+            }
+            Self::CustomKeyed(schema) => {
+                let value = |key: &'a str| {
+                    let default = || schema.items.as_ref()?.property(key)?.default.as_ref();
+                    let given = item.get(key).filter(|value| !value.is_null());
+                    Some((key, Cow::Borrowed(given.or_else(default)?)))
+                };
+                let keys = schema.keys.iter().map(|key| key.as_str());
+                let mut found: Vec<(&str, Cow<'_, Value>)> = keys.filter_map(value).collect();
                 found.sort_unstable_by_key(|(key, _)| *key);
                 (!found.is_empty()).then(|| PathElement::key(found.into_iter()))
             }

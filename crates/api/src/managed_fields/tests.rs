@@ -9,6 +9,7 @@ const T1: &str = "2026-01-01T00:00:01Z";
 fn writer<'a>(kind: (&str, &str, &str), manager: &'a str, api_version: &'a str, now: &str) -> Writer<'a> {
     Writer {
         type_: schema::kind(kind.0, kind.1, kind.2),
+        custom: None,
         api_version,
         manager,
         subresource: "",

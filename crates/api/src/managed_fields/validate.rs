@@ -2,14 +2,26 @@
 
 use super::ApplyError;
 use super::node::Node;
+use crate::custom::{Additional, Schema, Type};
 use crate::patch::{go_format, go_type};
-use crate::schema::{Kind, TypeRef};
+use crate::schema::{Kind, TypeRef, named};
 use ferrite_json::Value;
 
 /// Whether an applied configuration fits its type; upstream answers 500 with the text of the error.
 pub fn validate(type_: TypeRef, config: &Value, api_version: &str) -> Result<(), ApplyError> {
     let mut problems = Vec::new();
     check(Node::Struct(type_), &Kind::Struct(type_), config, "", &mut problems);
+    refuse(problems, config, api_version)
+}
+
+/// As [`validate`], for a custom kind.
+pub fn validate_custom(schema: &Schema, config: &Value, api_version: &str) -> Result<(), ApplyError> {
+    let mut problems = Vec::new();
+    check_custom(Node::CustomRoot(schema), schema, true, config, "", &mut problems);
+    refuse(problems, config, api_version)
+}
+
+fn refuse(problems: Vec<String>, config: &Value, api_version: &str) -> Result<(), ApplyError> {
     if problems.is_empty() {
         return Ok(());
     }
@@ -26,16 +38,95 @@ pub fn validate(type_: TypeRef, config: &Value, api_version: &str) -> Result<(),
     })
 }
 
-fn check(node: Node, kind: &Kind, value: &Value, path: &str, problems: &mut Vec<String>) {
-    let mut expected = |what: &str| {
-        // Upstream prints each of its complaints with another verb of Go's.
-        let got = match what {
-            what if what.starts_with("numeric") => go_type(value).to_owned(),
-            "string" => format!("&value.valueUnstructured{{Value:{}}}", go_format(value)),
-            _ => format!("&{{{}}}", go_format(value)),
-        };
-        problems.push(format!("{path}: expected {what}, got {got}"));
+/// Upstream prints each of its complaints with another verb of Go's.
+fn unexpected(path: &str, what: &str, value: &Value) -> String {
+    let got = match what {
+        what if what.starts_with("numeric") => go_type(value).to_owned(),
+        "string" => format!("&value.valueUnstructured{{Value:{}}}", go_format(value)),
+        _ => format!("&{{{}}}", go_format(value)),
     };
+    format!("{path}: expected {what}, got {got}")
+}
+
+fn check_custom(
+    node: Node<'_>,
+    schema: &Schema,
+    root: bool,
+    value: &Value,
+    path: &str,
+    problems: &mut Vec<String>,
+) {
+    let wants = |what: &str, problems: &mut Vec<String>| problems.push(unexpected(path, what, value));
+    match (schema.type_, value) {
+        (_, Value::Null) | (None, _) => {}
+        _ if schema.int_or_string => {}
+        (Some(Type::Object), Value::Object(map)) => {
+            for (name, value) in map {
+                let path = format!("{path}.{name}");
+                match (name.as_str(), root || schema.embedded) {
+                    ("metadata", true) => {
+                        if let Some(type_) = named("meta.v1.ObjectMeta") {
+                            check(Node::Struct(type_), &Kind::Struct(type_), value, &path, problems);
+                        }
+                    }
+                    ("apiVersion" | "kind", true) => {}
+                    _ => match schema.member(name) {
+                        Some(below) => {
+                            check_custom(Node::of_schema(below), below, false, value, &path, problems);
+                        }
+                        None if schema.preserve || matches!(schema.additional, Additional::Allowed(true)) => {
+                        }
+                        None => problems.push(format!("{path}: field not declared in schema")),
+                    },
+                }
+            }
+        }
+        (Some(Type::Array), Value::Array(list)) => {
+            let mut seen = std::collections::BTreeSet::new();
+            for (index, value) in list.iter().enumerate() {
+                let step = match node.is_list().then(|| node.identify(value)) {
+                    None => format!("[{index}]"),
+                    Some(None) => {
+                        problems.push(format!("{path}: {}", no_keys(index)));
+                        continue;
+                    }
+                    Some(Some(element)) => {
+                        let step = element.to_string();
+                        if !seen.insert(element) {
+                            problems.push(format!("{path}: duplicate entries for key {step}"));
+                            continue;
+                        }
+                        step
+                    }
+                };
+                if let Some(items) = &schema.items {
+                    check_custom(
+                        Node::of_schema(items),
+                        items,
+                        false,
+                        value,
+                        &format!("{path}{step}"),
+                        problems,
+                    );
+                }
+            }
+        }
+        (Some(Type::Object), _) => wants("map", problems),
+        (Some(Type::Array), _) => wants("list", problems),
+        (Some(Type::String), Value::String(_)) | (Some(Type::Boolean), Value::Bool(_)) => {}
+        (Some(Type::Integer | Type::Number), Value::Number(_)) => {}
+        (Some(Type::String), _) => wants("string", problems),
+        (Some(Type::Boolean), _) => wants("boolean", problems),
+        (Some(Type::Integer | Type::Number), _) => wants("numeric (int or float)", problems),
+    }
+}
+
+fn no_keys(index: usize) -> String {
+    format!("element {index}: associative list with keys has an element that omits all key fields")
+}
+
+fn check(node: Node<'_>, kind: &Kind, value: &Value, path: &str, problems: &mut Vec<String>) {
+    let mut expected = |what: &str| problems.push(unexpected(path, what, value));
     match (kind, value) {
         (_, Value::Null) | (Kind::Raw, _) => {}
         (Kind::Struct(type_), Value::Object(map)) => {
@@ -65,9 +156,7 @@ fn check(node: Node, kind: &Kind, value: &Value, path: &str, problems: &mut Vec<
                 let step = match node.is_list().then(|| node.identify(value)) {
                     None => format!("[{index}]"),
                     Some(None) => {
-                        problems.push(format!(
-                            "{path}: element {index}: associative list with keys has an element that omits all key fields"
-                        ));
+                        problems.push(format!("{path}: {}", no_keys(index)));
                         continue;
                     }
                     Some(Some(element)) => {

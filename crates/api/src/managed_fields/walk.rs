@@ -28,11 +28,11 @@ impl Comparison {
 }
 
 /// The fields an applied configuration sets.
-pub(super) fn field_set(node: Node, value: &Value) -> FieldSet {
+pub(super) fn field_set(node: Node<'_>, value: &Value) -> FieldSet {
     entry(node, value).below
 }
 
-fn entry(node: Node, value: &Value) -> Entry {
+fn entry(node: Node<'_>, value: &Value) -> Entry {
     let mut below = FieldSet::default();
     match value {
         Value::Object(map) if node.is_map() => {
@@ -60,7 +60,7 @@ fn entry(node: Node, value: &Value) -> Entry {
     }
 }
 
-pub(super) fn compare(node: Node, old: &Value, new: &Value) -> Comparison {
+pub(super) fn compare(node: Node<'_>, old: &Value, new: &Value) -> Comparison {
     let Difference { added, modified, removed } = difference(node, Some(old), Some(new));
     Comparison { added: added.below, modified: modified.below, removed: removed.below }
 }
@@ -97,7 +97,7 @@ impl Difference {
     }
 }
 
-fn difference(node: Node, old: Option<&Value>, new: Option<&Value>) -> Difference {
+fn difference(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Difference {
     let mut out = Difference::default();
     let (came, went) = (old.is_none() && new.is_some(), old.is_some() && new.is_none());
     if node.is_map() && is_map_or_nothing(old) && is_map_or_nothing(new) {
@@ -155,7 +155,7 @@ pub(super) fn is_map_or_nothing(value: Option<&Value>) -> bool {
     matches!(value, None | Some(Value::Null | Value::Object(_)))
 }
 
-pub(super) fn list_of(node: Node, value: Option<&Value>) -> Option<Vec<(PathElement, &Value)>> {
+pub(super) fn list_of<'v>(node: Node<'_>, value: Option<&'v Value>) -> Option<Vec<(PathElement, &'v Value)>> {
     match value {
         None | Some(Value::Null) => Some(Vec::new()),
         Some(Value::Array(list)) => list.iter().map(|item| Some((node.identify(item)?, item))).collect(),
@@ -164,7 +164,7 @@ pub(super) fn list_of(node: Node, value: Option<&Value>) -> Option<Vec<(PathElem
 }
 
 /// Lays `config` over `live`: granular parts are merged, the rest is the configuration's.
-pub(super) fn merge(node: Node, live: Option<&Value>, config: Option<&Value>) -> Option<Value> {
+pub(super) fn merge(node: Node<'_>, live: Option<&Value>, config: Option<&Value>) -> Option<Value> {
     match (live, config) {
         (live, None) => live.cloned(),
         (None, Some(config)) => Some(config.clone()),
@@ -188,7 +188,11 @@ pub(super) fn merge(node: Node, live: Option<&Value>, config: Option<&Value>) ->
 }
 
 /// Shared elements take the configuration's order; others stay where they were relative to them.
-fn merge_lists(node: Node, live: &[(PathElement, &Value)], config: &[(PathElement, &Value)]) -> Vec<Value> {
+fn merge_lists(
+    node: Node<'_>,
+    live: &[(PathElement, &Value)],
+    config: &[(PathElement, &Value)],
+) -> Vec<Value> {
     let live_at: BTreeMap<&PathElement, &Value> = live.iter().map(|(e, v)| (e, *v)).collect();
     let configured: BTreeSet<&PathElement> = config.iter().map(|(e, _)| e).collect();
     let mut shared = config.iter().map(|(e, _)| e).filter(|e| live_at.contains_key(e)).peekable();
@@ -236,7 +240,7 @@ fn merge_lists(node: Node, live: &[(PathElement, &Value)], config: &[(PathElemen
 }
 
 /// The value without the fields and elements in `unwanted`. What becomes empty is null.
-pub(super) fn remove(node: Node, value: &Value, unwanted: &FieldSet) -> Value {
+pub(super) fn remove(node: Node<'_>, value: &Value, unwanted: &FieldSet) -> Value {
     match value {
         Value::Object(map) if node.is_map() => {
             let mut kept = Map::new();
@@ -270,7 +274,7 @@ pub(super) fn remove(node: Node, value: &Value, unwanted: &FieldSet) -> Value {
 }
 
 /// Makes fields of structs members when something below them is, so that removing them removes the struct.
-pub(super) fn with_named_fields(node: Node, set: &FieldSet) -> FieldSet {
+pub(super) fn with_named_fields(node: Node<'_>, set: &FieldSet) -> FieldSet {
     let mut out = FieldSet::default();
     for (element, entry) in &set.entries {
         let named = matches!(element, PathElement::Field(name) if node.declares(name));

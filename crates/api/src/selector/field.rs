@@ -86,7 +86,7 @@ impl fmt::Display for FieldSelector {
 /// Whether a field selector may name a field of a kind. A kind that lists its fields says so in fewer words,
 /// and has a namespace to select by only if its objects live in one.
 pub fn check_field(resource: &Resource, field: &str) -> Result<(), String> {
-    let own = resource.strategy.selectable_fields();
+    let own = resource.strategy.fields();
     let known = match field {
         "metadata.name" => true,
         "metadata.namespace" => own.is_empty() || resource.is_namespaced(),
@@ -94,7 +94,7 @@ pub fn check_field(resource: &Resource, field: &str) -> Result<(), String> {
     };
     if known {
         Ok(())
-    } else if own.is_empty() {
+    } else if own.is_empty() && resource.custom.is_none() {
         Err(format!(
             "{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
         ))

@@ -62,7 +62,7 @@ impl Pieces {
         as_: Representation,
         include: IncludeObject,
     ) -> Result<Self, Status> {
-        let copies = resource.storage.is_none();
+        let copies = resource.is_read_as_stored();
         let form = match (as_.format, as_.shape) {
             (_, Shape::PartialObjectMetadata { .. }) | (Format::Protobuf, Shape::Table { .. }) => {
                 return Err(super::not_acceptable());
@@ -77,7 +77,10 @@ impl Pieces {
             _ if copies => Form::Copied { beginning: stored::beginning(resource) },
             _ => Form::Json,
         };
-        let metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+        let mut metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+        if as_.shape == Shape::AsIs {
+            super::say_continue(resource, &mut metadata);
+        }
         let mut pieces = Self {
             resource: Arc::clone(resource),
             include,
@@ -156,7 +159,7 @@ impl Pieces {
                 put_json(&row(&self.resource, &object, beta, self.include), out)?;
             }
             (_, Some(mut object)) => {
-                strip_type(&mut object);
+                strip_type(&self.resource, &mut object);
                 put_json(&object, out)?;
             }
             (_, None) => {}
@@ -170,7 +173,7 @@ impl Pieces {
             Form::Metadata { beta } | Form::CopiedMetadata { beta } => {
                 ("PartialObjectMetadataList".to_owned(), meta_version(beta).to_owned())
             }
-            _ => (format!("{}List", self.resource.kind), self.resource.api_version()),
+            _ => (self.resource.list_kind().into_owned(), self.resource.api_version()),
         };
         let items = match self.form {
             Form::Row { .. } => {

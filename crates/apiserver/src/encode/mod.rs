@@ -90,7 +90,7 @@ pub(crate) fn written(
     as_: Representation,
     include: IncludeObject,
 ) -> Result<Answer, Status> {
-    if copies(resource, as_)
+    if copies_written(resource, as_)
         && let Some(json) = written.json(resource)
     {
         return Ok(http::answer(code, JSON, json));
@@ -111,7 +111,12 @@ fn not_acceptable() -> Status {
 
 /// Whether an answer is made of stored bytes as they are.
 pub(crate) fn copies(resource: &Resource, as_: Representation) -> bool {
-    as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty && resource.storage.is_none()
+    as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty && resource.is_read_as_stored()
+}
+
+/// As [`copies`], for an answer made of what was just stored.
+pub(crate) fn copies_written(resource: &Resource, as_: Representation) -> bool {
+    as_.format == Format::Json && as_.shape == Shape::AsIs && !as_.pretty && resource.is_written_as_served()
 }
 
 /// One stored object: copied when JSON is asked for.
@@ -138,7 +143,10 @@ pub(crate) fn list(
     as_: Representation,
     include: IncludeObject,
 ) -> Result<Answer, Status> {
-    let metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+    let mut metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
+    if as_.shape == Shape::AsIs {
+        say_continue(resource, &mut metadata);
+    }
     let objects = list::decoded(resource, &mut page);
     values(resource, objects, metadata, as_, include)
 }
@@ -152,6 +160,13 @@ pub(crate) fn list_metadata(revision: Revision, token: Option<&str>, remaining: 
         metadata["remainingItemCount"] = remaining.into();
     }
     metadata
+}
+
+/// As upstream: a list of a custom kind says that nothing follows.
+fn say_continue(resource: &Resource, metadata: &mut Value) {
+    if resource.custom.is_some() && metadata.get("continue").is_none() {
+        metadata["continue"] = "".into();
+    }
 }
 
 /// A list of decoded objects.
@@ -174,14 +189,14 @@ pub(crate) fn values(
             })
         }
         Shape::PartialObjectMetadata { .. } => {
-            let kind = format!("{}List", resource.kind);
+            let kind = resource.list_kind();
             return Err(wrong_shape("PartialObjectMetadata", "a list", &resource.group, &kind));
         }
         Shape::AsIs | Shape::AggregatedDiscovery => {
             let mut items = objects;
-            items.iter_mut().for_each(strip_type);
+            items.iter_mut().for_each(|item| strip_type(resource, item));
             json!({
-                "kind": format!("{}List", resource.kind),
+                "kind": resource.list_kind(),
                 "apiVersion": resource.api_version(),
                 "metadata": metadata,
                 "items": items,
@@ -191,8 +206,11 @@ pub(crate) fn values(
     value(200, &listed, as_)
 }
 
-/// Items of a typed list carry no kind and no apiVersion, as upstream's.
-fn strip_type(object: &mut Value) {
+/// Items of a typed list carry no kind and no apiVersion, as upstream's. Those of custom kinds do.
+fn strip_type(resource: &Resource, object: &mut Value) {
+    if resource.custom.is_some() {
+        return;
+    }
     if let Some(map) = object.as_object_mut() {
         map.remove("kind");
         map.remove("apiVersion");
@@ -230,7 +248,10 @@ fn column(resource: &Resource, column: &Column) -> Value {
         "name": column.name,
         "type": column.type_,
         "format": column.format,
-        "description": format!("{} of the {}", column.name, resource.singular),
+        "description": match &column.description {
+            Some(given) => given.clone(),
+            None => format!("{} of the {}", column.name, resource.singular),
+        },
         "priority": column.priority,
     })
 }
@@ -313,7 +334,7 @@ impl WatchEncoder {
 
     fn stored(&self, type_: EventType, entry: &Entry, columns: bool) -> Result<Bytes, Status> {
         let type_ = type_.as_str();
-        let copied = self.as_.format == Format::Json && self.resource.storage.is_none();
+        let copied = self.as_.format == Format::Json && self.resource.is_read_as_stored();
         if copied && matches!(self.as_.shape, Shape::AsIs | Shape::AggregatedDiscovery) {
             let mut out = BytesMut::with_capacity(entry.value.len() + 96);
             out.put_slice(format!(r#"{{"type":"{type_}","object":"#).as_bytes());

@@ -65,6 +65,13 @@ pub(crate) struct RequestKind {
 /// Subresources that are a stream or a connection.
 const STREAMS: [&str; 5] = ["attach", "exec", "log", "portforward", "proxy"];
 
+/// A number for a resource: the same for every table that has it.
+fn name_hash(resource: &Resource) -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    static STATE: std::sync::LazyLock<RandomState> = std::sync::LazyLock::new(RandomState::new);
+    STATE.hash_one((&*resource.group, &*resource.version, &*resource.plural))
+}
+
 impl RequestKind {
     pub fn of(
         method: &Method,
@@ -118,7 +125,7 @@ impl RequestKind {
 
     fn key(&self) -> Key {
         Key {
-            resource: self.resource.as_ref().map_or(0, |r| Arc::as_ptr(r) as usize),
+            resource: self.resource.as_ref().map_or(0, |resource| name_hash(resource)),
             verb: self.verb,
             subresource: self.subresource,
             scope: self.scope,
@@ -148,7 +155,7 @@ fn names(resource: Option<&Resource>) -> (&str, &str, &str) {
 /// Resources are served as long as the server lives, so an address tells them apart.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    resource: usize,
+    resource: u64,
     verb: &'static str,
     subresource: &'static str,
     scope: &'static str,
@@ -495,7 +502,7 @@ pub(crate) fn put_storage(out: &mut String, table: &Table, snapshot: &Snapshot, 
     let counts: Vec<(&Resource, usize, usize)> = table
         .rows()
         .iter()
-        .filter(|r| r.storage.is_none() && r.verbs.contains(&"list"))
+        .filter(|r| r.is_written_as_served() && r.verbs.contains(&"list"))
         .map(|resource| {
             let prefix = stored::prefix(resource);
             let entries = snapshot.range(prefix.as_bytes(), None);

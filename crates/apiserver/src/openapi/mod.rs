@@ -1,6 +1,7 @@
 //! OpenAPI: one v3 document per group and version, and one v2 document of everything, made from the schema when
 //! somebody asks.
 
+mod custom;
 mod descriptions;
 mod enums;
 mod paths;
@@ -8,6 +9,8 @@ mod proto;
 mod proto_v3;
 mod schemas;
 mod v2;
+
+pub(crate) use custom::SchemaOf;
 
 use crate::http::{self, Answer, JSON};
 use crate::options::Query;
@@ -18,13 +21,14 @@ use ferrite_api::resource::Resource;
 use ferrite_json::{Map, Value, json};
 use schemas::{Dialect, Schemas};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Documents made so far, by path.
 #[derive(Default)]
 pub(crate) struct Documents {
-    made: Mutex<BTreeMap<String, Document>>,
-    whole: OnceLock<[Document; 2]>,
+    made: Mutex<BTreeMap<String, Made>>,
+    /// The v2 document, with the version of the table that it is of.
+    whole: Mutex<Option<(u64, [Document; 2])>>,
 }
 
 #[derive(Clone)]
@@ -33,26 +37,44 @@ struct Document {
     bytes: Bytes,
 }
 
+/// A document as it is remembered.
+struct Made {
+    /// The definitions that it is made of; empty if there are none.
+    stamp: String,
+    hash: String,
+    /// None of a document of custom kinds: there can be many, and few are asked for twice.
+    bytes: Option<Bytes>,
+}
+
 impl Documents {
     /// `/openapi/v3`: where the documents are. The hash in the address changes with the content.
-    pub fn root(&self, table: &Table) -> Answer {
+    pub fn root(&self, table: &Table, schema_of: SchemaOf<'_>) -> Answer {
         let mut paths = Map::new();
-        for path in paths_of(table) {
-            let Some(document) = self.get(table, &path) else { continue };
-            let url = format!("/openapi/v3/{path}?hash={}", document.hash);
+        let known = paths_of(table);
+        self.lock().retain(|path, _| known.contains(path));
+        for path in known {
+            let Some(hash) = self.hash_of(table, schema_of, &path) else { continue };
+            let url = format!("/openapi/v3/{path}?hash={hash}");
             paths.insert(path, json!({"serverRelativeURL": url}));
         }
         http::text(200, json!({"paths": paths}).to_string())
     }
 
     /// `/openapi/v2`: everything in one document, as JSON or protobuf.
-    pub fn v2(&self, table: &Table, headers: &HeaderMap) -> Answer {
-        let [json, protobuf] = self.whole.get_or_init(|| {
-            let document = v2::make(table);
-            [document.to_string().into_bytes(), proto::encode(&document)].map(|bytes| {
+    pub fn v2(&self, table: &Table, schema_of: SchemaOf<'_>, headers: &HeaderMap) -> Answer {
+        let known = {
+            let whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+            whole.as_ref().filter(|(version, _)| *version == table.version).map(|(_, made)| made.clone())
+        };
+        let [json, protobuf] = known.unwrap_or_else(|| {
+            let document = v2::make(table, schema_of);
+            let made = [document.to_string().into_bytes(), proto::encode(&document)].map(|bytes| {
                 let bytes = Bytes::from(bytes);
                 Document { hash: hash(&bytes), bytes }
-            })
+            });
+            let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+            *whole = Some((table.version, made.clone()));
+            made
         });
         let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let (document, content_type) = if accept.contains("proto-openapi.spec.v2@v1.0+protobuf") {
@@ -60,12 +82,19 @@ impl Documents {
         } else {
             (json, JSON)
         };
-        tagged(document, content_type, headers)
+        tagged(&document, content_type, headers)
     }
 
     /// `/openapi/v3/<path>`
-    pub fn document(&self, table: &Table, path: &str, headers: &HeaderMap, query: &Query) -> Answer {
-        let Some(document) = self.get(table, path) else { return bare(404) };
+    pub fn document(
+        &self,
+        table: &Table,
+        schema_of: SchemaOf<'_>,
+        path: &str,
+        headers: &HeaderMap,
+        query: &Query,
+    ) -> Answer {
+        let Some(document) = self.get(table, schema_of, path) else { return bare(404) };
         let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let mut answer = match Form::of(accept) {
             None => return bare(406),
@@ -89,16 +118,44 @@ impl Documents {
         answer
     }
 
-    fn get(&self, table: &Table, path: &str) -> Option<Document> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(document) = made.get(path) {
-            return Some(document.clone());
-        }
-        let bytes = Bytes::from(make_at(table, path)?.to_string());
-        let document = Document { hash: hash(&bytes), bytes };
-        made.insert(path.to_owned(), document.clone());
-        Some(document)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Made>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn hash_of(&self, table: &Table, schema_of: SchemaOf<'_>, path: &str) -> Option<String> {
+        let stamp = stamp_of(table, path);
+        let known = self.lock().get(path).filter(|made| made.stamp == stamp).map(|made| made.hash.clone());
+        known.or_else(|| self.get(table, schema_of, path).map(|document| document.hash))
+    }
+
+    fn get(&self, table: &Table, schema_of: SchemaOf<'_>, path: &str) -> Option<Document> {
+        let stamp = stamp_of(table, path);
+        if let Some(Made { stamp: of, hash, bytes: Some(bytes) }) = self.lock().get(path)
+            && *of == stamp
+        {
+            return Some(Document { hash: hash.clone(), bytes: bytes.clone() });
+        }
+        let bytes = Bytes::from(make_at(table, schema_of, path)?.to_string());
+        let hash = hash(&bytes);
+        let kept = stamp.is_empty().then(|| bytes.clone());
+        self.lock().insert(path.to_owned(), Made { stamp, hash: hash.clone(), bytes: kept });
+        Some(Document { hash, bytes })
+    }
+}
+
+/// The definitions that a document is made of.
+fn stamp_of(table: &Table, path: &str) -> String {
+    let mut stamp = String::new();
+    let Some((group, version)) = path.strip_prefix("apis/").and_then(|rest| rest.split_once('/')) else {
+        return stamp;
+    };
+    for row in table.rows().iter().filter(|row| row.group == group && row.version == version) {
+        if let Some(custom) = &row.custom {
+            stamp.push_str(&custom.kind.stamp);
+            stamp.push(' ');
+        }
+    }
+    stamp
 }
 
 /// A document with its tag, or the word that the client has it already.
@@ -169,7 +226,7 @@ fn paths_of(table: &Table) -> BTreeSet<String> {
     paths
 }
 
-fn make_at(table: &Table, path: &str) -> Option<Value> {
+fn make_at(table: &Table, schema_of: SchemaOf<'_>, path: &str) -> Option<Value> {
     let documented = |kinds: &[&str]| {
         let mut schemas = Schemas::new(Dialect::V3);
         let paths = Map::from_iter([(format!("/{path}/"), json!({"get": {"responses": {}}}))]);
@@ -195,7 +252,7 @@ fn make_at(table: &Table, path: &str) -> Option<Value> {
         _ => return None,
     };
     let resources = resources(group, version);
-    (!resources.is_empty()).then(|| make(&resources, group, version))
+    (!resources.is_empty()).then(|| make(&resources, schema_of, group, version))
 }
 
 fn path_of(group: &str, version: &str) -> String {
@@ -209,25 +266,31 @@ fn hash(bytes: &[u8]) -> String {
     format!("{:016X}{:016X}", digest[0], digest[1])
 }
 
-fn make(resources: &[&Resource], group: &str, version: &str) -> Value {
+fn make(resources: &[&Resource], schema_of: SchemaOf<'_>, group: &str, version: &str) -> Value {
     let mut schemas = Schemas::new(Dialect::V3);
     let mut paths = Map::new();
     for resource in resources {
-        paths::add_paths(&mut paths, &mut schemas, resource);
+        paths::add_paths(&mut paths, &mut schemas, resource, schema_of);
     }
+    let built_in = resources.iter().any(|r| r.custom.is_none());
     let has = |verb: &str| resources.iter().any(|r| r.verbs.contains(&verb));
     let also = [
-        ("APIResourceList", true),
+        ("APIResourceList", built_in),
         ("DeleteOptions", has("delete")),
         ("Status", has("delete")),
-        ("WatchEvent", has("watch")),
+        ("WatchEvent", built_in && has("watch")),
     ];
     for (kind, _) in also.iter().filter(|(_, used)| *used) {
         if let Some(type_) = ferrite_api::schema::named(&format!("meta.v1.{kind}")) {
             schemas.reference(type_);
         }
     }
-    finish(schemas, paths, group, version)
+    let mut document = finish(schemas, paths, group, version);
+    let options = "/components/schemas/io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
+    if !built_in && let Some(options) = document.pointer_mut(options) {
+        options["x-kubernetes-group-version-kind"] = custom::delete_options();
+    }
+    document
 }
 
 /// The version of the API that documents are of: without the patch level, as upstream.

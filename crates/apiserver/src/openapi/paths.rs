@@ -1,13 +1,18 @@
 //! Operations of resources.
 
-use super::path_of;
 use super::schemas::Schemas;
+use super::{SchemaOf, path_of};
 use ferrite_api::resource::Resource;
-use ferrite_api::schema::{self, TypeRef};
+use ferrite_api::schema;
 use ferrite_json::{Map, Value, json};
 
 /// Adds the paths of a resource and its subresources.
-pub(super) fn add_paths(paths: &mut Map, schemas: &mut Schemas, resource: &Resource) {
+pub(super) fn add_paths(
+    paths: &mut Map,
+    schemas: &mut Schemas,
+    resource: &Resource,
+    schema_of: SchemaOf<'_>,
+) {
     let root = format!("/{}", path_of(&resource.group, &resource.version));
     let collection = if resource.is_namespaced() {
         format!("{root}/namespaces/{{namespace}}/{}", resource.plural)
@@ -15,8 +20,7 @@ pub(super) fn add_paths(paths: &mut Map, schemas: &mut Schemas, resource: &Resou
         format!("{root}/{}", resource.plural)
     };
     let kind = json!({"group": resource.group, "version": resource.version, "kind": resource.kind});
-    let body = resource.schema;
-    let list = schema::kind(&resource.group, &resource.version, &format!("{}List", resource.kind));
+    let (body, list) = schemas.bodies(resource, schema_of);
     let has = |verb: &str| resource.verbs.contains(&verb);
     let mut at_collection = Map::new();
     let mut at_object = Map::new();
@@ -30,14 +34,14 @@ pub(super) fn add_paths(paths: &mut Map, schemas: &mut Schemas, resource: &Resou
         ("delete", "delete", "delete", true),
     ] {
         if has(verb) {
-            let answer = if verb == "list" { list } else { body };
-            let operation = operation(schemas, &kind, action, verb, body, answer);
+            let answer = if verb == "list" { &list } else { &body };
+            let operation = operation(&kind, action, verb, body.as_ref(), answer.as_ref());
             let place = if on_object { &mut at_object } else { &mut at_collection };
             place.insert(method, operation);
         }
     }
     if resource.is_namespaced() && has("list") {
-        let operation = operation(schemas, &kind, "list", "list", body, list);
+        let operation = operation(&kind, "list", "list", body.as_ref(), list.as_ref());
         paths.insert(format!("{root}/{}", resource.plural), json!({"get": operation}));
     }
     if !at_collection.is_empty() {
@@ -46,11 +50,16 @@ pub(super) fn add_paths(paths: &mut Map, schemas: &mut Schemas, resource: &Resou
     if !at_object.is_empty() {
         paths.insert(format!("{collection}/{{name}}"), Value::Object(at_object));
     }
-    add_watches(paths, schemas, resource, &root, &kind);
+    if resource.custom.is_none() {
+        add_watches(paths, schemas, resource, &root, &kind);
+    }
     for sub in resource.subresources.iter() {
         let (group, version, name) = sub.body.unwrap_or((&resource.group, &resource.version, &resource.kind));
         let kind = json!({"group": group, "version": version, "kind": name});
-        let body = schema::kind(group, version, name);
+        let body = match (&resource.custom, sub.body) {
+            (Some(_), None) => body.clone(),
+            _ => schema::kind(group, version, name).map(|type_| schemas.reference(type_)),
+        };
         let path = format!("{collection}/{{name}}/{}", sub.name);
         if CONNECT.contains(&sub.name) {
             let methods: &[&str] = match sub.name {
@@ -59,7 +68,7 @@ pub(super) fn add_paths(paths: &mut Map, schemas: &mut Schemas, resource: &Resou
             };
             let connect: Map = methods
                 .iter()
-                .map(|m| ((*m).to_owned(), operation(schemas, &kind, "connect", "connect", None, None)))
+                .map(|m| ((*m).to_owned(), operation(&kind, "connect", "connect", None, None)))
                 .collect();
             if sub.name == "proxy" {
                 paths.insert(format!("{path}/{{path}}"), Value::Object(connect.clone()));
@@ -75,7 +84,7 @@ pub(super) fn add_paths(paths: &mut Map, schemas: &mut Schemas, resource: &Resou
             ("patch", "patch", "patch"),
         ] {
             if sub.verbs.contains(&verb) {
-                operations.insert(method, operation(schemas, &kind, action, verb, body, body));
+                operations.insert(method, operation(&kind, action, verb, body.as_ref(), body.as_ref()));
             }
         }
         paths.insert(path, Value::Object(operations));
@@ -90,10 +99,10 @@ fn add_watches(paths: &mut Map, schemas: &mut Schemas, resource: &Resource, root
     if !resource.verbs.contains(&"watch") {
         return;
     }
-    let event = schema::named("meta.v1.WatchEvent");
+    let event = schema::named("meta.v1.WatchEvent").map(|type_| schemas.reference(type_));
     let plural = &resource.plural;
     let mut add = |path: String, action: &str| {
-        let operation = operation(schemas, kind, action, "watch", None, event);
+        let operation = operation(kind, action, "watch", None, event.as_ref());
         paths.insert(path, json!({"get": operation}));
     };
     add(format!("{root}/watch/{plural}"), "watchlist");
@@ -108,24 +117,16 @@ fn add_watches(paths: &mut Map, schemas: &mut Schemas, resource: &Resource, root
 /// Parameters of writes; clients look here to find out whether the server knows them.
 const WRITE_PARAMETERS: [&str; 3] = ["dryRun", "fieldManager", "fieldValidation"];
 
-fn operation(
-    schemas: &mut Schemas,
-    kind: &Value,
-    action: &str,
-    verb: &str,
-    body: Option<TypeRef>,
-    answer: Option<TypeRef>,
-) -> Value {
+fn operation(kind: &Value, action: &str, verb: &str, body: Option<&Value>, answer: Option<&Value>) -> Value {
     let mut operation = json!({"x-kubernetes-group-version-kind": kind, "x-kubernetes-action": action});
-    let content = |schemas: &mut Schemas, type_: TypeRef| {
-        let reference = schemas.reference(type_);
+    let content = |reference: &Value| {
         json!({"application/json": {"schema": reference}, "application/yaml": {"schema": reference},
             "application/vnd.kubernetes.protobuf": {"schema": reference}})
     };
     let code = if verb == "create" { "201" } else { "200" };
     let mut response = json!({"description": "OK"});
-    if let Some(type_) = answer {
-        response["content"] = content(schemas, type_);
+    if let Some(reference) = answer {
+        response["content"] = content(reference);
     }
     operation["responses"] = json!({code: response});
     let parameters: Vec<Value> = match verb {
@@ -141,8 +142,8 @@ fn operation(
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
     }
-    if let Some(type_) = body.filter(|_| matches!(verb, "create" | "update")) {
-        operation["requestBody"] = json!({"content": content(schemas, type_), "required": true});
+    if let Some(reference) = body.filter(|_| matches!(verb, "create" | "update")) {
+        operation["requestBody"] = json!({"content": content(reference), "required": true});
     }
     operation
 }

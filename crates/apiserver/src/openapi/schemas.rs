@@ -1,6 +1,7 @@
 //! Types of the schema as OpenAPI schemas.
 
-use super::{descriptions, enums};
+use super::{SchemaOf, custom, descriptions, enums};
+use ferrite_api::resource::Resource;
 use ferrite_api::schema::{self, Field, Kind, Merge, TypeRef};
 use ferrite_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -40,6 +41,20 @@ fn full_name(type_: TypeRef) -> String {
 impl Schemas {
     pub fn new(dialect: Dialect) -> Self {
         Self { dialect, wanted: BTreeMap::new(), done: Map::new() }
+    }
+
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// What refers to the objects of a resource, and to their lists.
+    pub fn bodies(&mut self, resource: &Resource, schema_of: SchemaOf<'_>) -> (Option<Value>, Option<Value>) {
+        if resource.custom.is_some() {
+            let (body, list) = custom::add(self, resource, schema_of);
+            return (Some(body), Some(list));
+        }
+        let list = schema::kind(&resource.group, &resource.version, &format!("{}List", resource.kind));
+        (resource.schema.map(|type_| self.reference(type_)), list.map(|type_| self.reference(type_)))
     }
 
     /// The part of the document that holds the schemas.

@@ -1,17 +1,16 @@
 //! The v2 document: definitions of all kinds, and their paths in short.
 
-use super::path_of;
 use super::schemas::{Dialect, Schemas};
+use super::{SchemaOf, path_of};
 use crate::registry::Table;
 use ferrite_api::resource::Resource;
-use ferrite_api::schema;
 use ferrite_json::{Map, Value, json};
 
-pub(super) fn make(table: &Table) -> Value {
+pub(super) fn make(table: &Table, schema_of: SchemaOf<'_>) -> Value {
     let mut schemas = Schemas::new(Dialect::V2);
     let mut paths = Map::new();
     for resource in table.rows() {
-        add(&mut paths, &mut schemas, resource);
+        add(&mut paths, &mut schemas, resource, schema_of);
     }
     schemas.add_reachable("", "v1");
     json!({
@@ -25,16 +24,15 @@ pub(super) fn make(table: &Table) -> Value {
 }
 
 /// Clients look here for the parameters a kind's operations take; bodies are in the definitions.
-fn add(paths: &mut Map, schemas: &mut Schemas, resource: &Resource) {
+fn add(paths: &mut Map, schemas: &mut Schemas, resource: &Resource, schema_of: SchemaOf<'_>) {
     let root = format!("/{}", path_of(&resource.group, &resource.version));
     let scope = if resource.is_namespaced() { "/namespaces/{namespace}" } else { "" };
     let collection = format!("{root}{scope}/{}", resource.plural);
-    let list = schema::kind(&resource.group, &resource.version, &format!("{}List", resource.kind));
-    let mut operation = |action: &str| {
-        let type_ = if action == "list" { list } else { resource.schema };
+    let (body, list) = schemas.bodies(resource, schema_of);
+    let operation = |action: &str| {
         let mut response = json!({"description": "OK"});
-        if let Some(type_) = type_ {
-            response["schema"] = schemas.reference(type_);
+        if let Some(reference) = if action == "list" { &list } else { &body } {
+            response["schema"] = reference.clone();
         }
         let parameters: &[&str] = match action {
             "post" | "put" => &["dryRun", "fieldManager", "fieldValidation"],

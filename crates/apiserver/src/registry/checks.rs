@@ -72,14 +72,23 @@ pub(super) fn of_new(resource: &Resource, object: &Value) -> FieldErrors {
             validate_metadata(object, namespaced, |name| strategy.validate_name(name))
         }
     };
+    allow_finalizers(resource, &mut errors);
     errors.extend(strategy.validate(object));
     // The names of most kinds are held to more than this.
     let unchecked = strategy.metadata_use() == MetadataUse::Nothing
         || !path_segment(ferrite_api::meta::name(object)).is_empty();
     if errors.is_empty() && unchecked {
         errors = validate_metadata(object, namespaced, path_segment);
+        allow_finalizers(resource, &mut errors);
     }
     errors
+}
+
+/// As upstream: a custom object may have finalizers without a domain. Its writer is warned.
+fn allow_finalizers(resource: &Resource, errors: &mut FieldErrors) {
+    if resource.custom.is_some() {
+        errors.retain(|error| !error.detail.starts_with("name is neither a standard finalizer name"));
+    }
 }
 
 /// What is wrong with a change. As upstream: the server looks at metadata and so does the kind, and both tell.
@@ -101,6 +110,7 @@ pub(super) fn of_change(
     if uses != MetadataUse::Nothing {
         errors.extend(changed);
     }
+    allow_finalizers(resource, &mut errors);
     errors.extend(match subresource {
         None => strategy.validate_update(new, old),
         Some("status") => strategy.validate_status_update(new, old),

@@ -80,6 +80,14 @@ impl Registry {
                 "the namespace of the provided object does not match the namespace sent on the request",
             ));
         }
+        if resource.custom.as_ref().is_some_and(|custom| custom.kind.terminating) {
+            let why = "create not allowed while custom resource definition is terminating";
+            return Err(Status::forbidden(&resource.group, &resource.plural, meta::name(&object), why));
+        }
+        if resource.custom.is_some() && !resource.is_namespaced() {
+            // As upstream: an object without a namespace is one whatever the client says.
+            meta::metadata_mut(&mut object).remove("namespace");
+        }
         let versioned = meta::str(&object, "resourceVersion").parse().is_ok_and(|version: u64| version != 0);
         let sent = Sent::take(resource, &mut object);
         strategy.default(&mut object);

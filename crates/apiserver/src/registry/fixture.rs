@@ -12,6 +12,7 @@ pub(super) fn pods(strategy: impl Strategy) -> Resource {
         schema: ferrite_api::schema::kind("", "v1", "Pod"),
         plural: "pods".into(),
         singular: "pod".into(),
+        custom: None,
         short_names: (&[]).into(),
         categories: (&[]).into(),
         scope: Scope::Namespaced,

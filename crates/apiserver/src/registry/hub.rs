@@ -22,14 +22,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Group, version, plural name, and the stamp of a custom kind's definition.
+type HubKey = (String, String, String, String);
+
 /// The hubs of resources that are being watched.
 #[derive(Default)]
-pub(crate) struct Hubs(Mutex<HashMap<(String, String, String), Weak<Hub>>>);
+pub(crate) struct Hubs(Mutex<HashMap<HubKey, Weak<Hub>>>);
 
 impl Hubs {
     /// The hub of a resource, for as long as somebody holds it.
     pub fn of(&self, resource: &Resource) -> Arc<Hub> {
-        let key = (resource.group.to_string(), resource.version.to_string(), resource.plural.to_string());
+        // Frames of a custom kind are made by its schema: another schema has frames of its own.
+        let stamp = resource.custom.as_ref().map_or_else(String::new, |custom| custom.kind.stamp.to_string());
+        let key =
+            (resource.group.to_string(), resource.version.to_string(), resource.plural.to_string(), stamp);
         let mut hubs = lock(&self.0);
         if let Some(hub) = hubs.get(&key).and_then(Weak::upgrade) {
             return hub;

@@ -1,7 +1,7 @@
 //! The parts of `metadata` that the server owns.
 
 use crate::options::Warnings;
-use ferrite_api::field::FieldError;
+use ferrite_api::field::{FieldError, Problem};
 use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
 use ferrite_json::Value;
@@ -30,7 +30,7 @@ pub(crate) fn generate_name(base: &str) -> String {
 /// Fills what identifies a new object and drops what only the server may say.
 pub(crate) fn stamp_new(resource: &Resource, object: &mut Value, namespace: &str, now: Timestamp) {
     let strategy = &resource.strategy;
-    let counts = !strategy.generation_fields().is_empty();
+    let counts = strategy.has_generation();
     let generated = counts && strategy.starts_generation();
     let metadata = meta::metadata_mut(object);
     for key in ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
@@ -95,7 +95,18 @@ pub(crate) fn check_name(object: &Value, wanted: &str) -> Result<(), Status> {
 
 /// The refusal of an object. As upstream: it names the group of the kind that is stored.
 pub(crate) fn invalid(resource: &Resource, name: &str, errors: &[FieldError]) -> Status {
-    Status::invalid(&resource.storage_gvk().group, &resource.kind, name, errors)
+    let stored = resource.storage_gvk();
+    if resource.custom.is_none() {
+        return Status::invalid(&stored.group, &resource.kind, name, errors);
+    }
+    // As upstream: an object of a custom kind is called what it says that it is.
+    let said = |key: &str| {
+        let error = errors.iter().find(|error| error.path.as_str() == key)?;
+        if let Problem::Invalid(Value::String(text)) = &error.problem { Some(text.as_str()) } else { None }
+    };
+    let kind = said("kind").unwrap_or(&resource.kind);
+    let group = said("apiVersion").map(|version| version.split_once('/').map_or("", |(group, _)| group));
+    Status::invalid(group.unwrap_or(&stored.group), kind, name, errors)
 }
 
 /// What an update may never change, taken from the stored object.
@@ -126,11 +137,7 @@ pub(crate) fn keep_identity(new: &mut Value, old: &Value) {
 
 /// Bumps the generation when a field that counts has changed.
 pub(crate) fn bump_generation(resource: &Resource, new: &mut Value, old: &Value) {
-    let changed = |field: &&str| {
-        let pointer = format!("/{}", field.replace('.', "/"));
-        new.pointer(&pointer) != old.pointer(&pointer)
-    };
-    if resource.strategy.generation_fields().iter().any(changed) {
+    if resource.strategy.generation_changes(new, old) {
         increment_generation(new);
     }
 }

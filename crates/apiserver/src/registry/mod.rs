@@ -28,6 +28,7 @@ pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::admission::Chain;
 use crate::auth::{Rbac, User};
+use crate::extensions::ResourceTables;
 use crate::metrics::StoreTimes;
 use crate::options::{Query, WriteOptions};
 use crate::request::Verb;
@@ -38,9 +39,12 @@ use ferrite_json::Value;
 use ferrite_store::{Entry, Outcome, Revision, Snapshot, Store, StoreError, Txn};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Every resource served, by group, version and plural name.
 pub(crate) struct Table {
+    /// Tells tables apart: no two have the same.
+    pub version: u64,
     rows: Vec<Arc<Resource>>,
     /// By plural name; few resources share one.
     by_name: HashMap<String, Vec<Arc<Resource>>>,
@@ -48,12 +52,23 @@ pub(crate) struct Table {
 
 impl Table {
     pub fn new(resources: Vec<Resource>) -> Self {
-        let rows: Vec<Arc<Resource>> = resources.into_iter().map(Arc::new).collect();
+        Self::of(resources.into_iter().map(Arc::new).collect())
+    }
+
+    /// This table with further rows. A name that is taken stays with the row that has it.
+    pub fn with(&self, rows: impl Iterator<Item = Arc<Resource>>) -> Self {
+        let mut all = self.rows.clone();
+        all.extend(rows.filter(|row| self.find(&row.group, &row.version, &row.plural).is_none()));
+        Self::of(all)
+    }
+
+    fn of(rows: Vec<Arc<Resource>>) -> Self {
+        static VERSIONS: AtomicU64 = AtomicU64::new(0);
         let mut by_name: HashMap<String, Vec<Arc<Resource>>> = HashMap::new();
         for row in &rows {
             by_name.entry(row.plural.to_string()).or_default().push(Arc::clone(row));
         }
-        Self { rows, by_name }
+        Self { version: VERSIONS.fetch_add(1, Ordering::Relaxed), rows, by_name }
     }
 
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Resource>> {
@@ -155,7 +170,10 @@ pub(crate) struct Registry {
     pub warns_of_inert: bool,
     pub rbac: Rbac,
     pub store: Arc<Store>,
+    /// The built-in resources, which never change.
     pub table: Arc<Table>,
+    /// Every resource, as it is now.
+    pub tables: ResourceTables,
     decoded: Arc<decoded::DecodedObjects>,
     pub services: ServiceAllocator,
     hubs: hub::Hubs,
@@ -179,6 +197,7 @@ impl Registry {
             warns_of_inert: false,
             rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
             store,
+            tables: ResourceTables::new(Arc::clone(&table)),
             table,
             decoded: Arc::default(),
             services,
@@ -206,7 +225,7 @@ impl Registry {
     pub fn view(&self) -> View {
         View {
             snapshot: self.store.snapshot(),
-            table: Arc::clone(&self.table),
+            table: self.tables.current(),
             decoded: Arc::clone(&self.decoded),
         }
     }

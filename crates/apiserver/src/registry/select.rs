@@ -55,7 +55,7 @@ pub(crate) struct Facts {
     namespace: String,
     labels: BTreeMap<String, String>,
     /// The kind's own selectable fields.
-    fields: Vec<(&'static str, String)>,
+    fields: Vec<(String, String)>,
 }
 
 #[derive(Deserialize, Default)]
@@ -70,10 +70,11 @@ impl Facts {
     /// All facts. None when the stored value is not an object.
     pub fn of(resource: &Resource, entry: &Entry) -> Option<Self> {
         let mut facts = Self::of_metadata(entry)?;
-        let selectable = resource.strategy.selectable_fields();
+        let selectable = resource.strategy.fields();
         if !selectable.is_empty() {
             let object = stored::decode(resource, entry)?;
-            let value = |field: &&'static str| (*field, resource.strategy.selectable_value(&object, field));
+            let value =
+                |field: &&str| ((*field).to_owned(), resource.strategy.selectable_value(&object, field));
             facts.fields = selectable.iter().map(value).collect();
         }
         Some(facts)

@@ -22,30 +22,33 @@ const STORAGE_PATHS: &[(&str, &str, &str)] = &[
 ];
 
 /// `pods`, or wherever else upstream puts them.
-fn path(resource: &Resource) -> &str {
+fn path(resource: &Resource) -> Cow<'_, str> {
+    if resource.custom.is_some() {
+        return Cow::Owned(format!("{}/{}", resource.group, resource.plural));
+    }
     let (group, plural) =
         resource.storage.map_or((&*resource.group, &*resource.plural), |s| (s.group, s.plural));
     let elsewhere = STORAGE_PATHS.iter().find(|(g, p, _)| *g == group && *p == plural);
-    elsewhere.map_or(plural, |(_, _, path)| path)
+    Cow::Borrowed(elsewhere.map_or(plural, |(_, _, path)| path))
 }
 
 /// `/registry/pods/`, under which all objects of the resource lie.
 pub(crate) fn prefix(resource: &Resource) -> String {
-    ["/registry/", path(resource), "/"].concat()
+    ["/registry/", &path(resource), "/"].concat()
 }
 
 /// `/registry/pods/<namespace>/`, or all of them without a namespace.
 pub(crate) fn prefix_in(resource: &Resource, namespace: Option<&str>) -> String {
     match namespace {
         Some(namespace) if resource.is_namespaced() => {
-            ["/registry/", path(resource), "/", namespace, "/"].concat()
+            ["/registry/", &path(resource), "/", namespace, "/"].concat()
         }
         _ => prefix(resource),
     }
 }
 
 pub(crate) fn key(resource: &Resource, namespace: &str, name: &str) -> Key {
-    let path = path(resource);
+    let path = &*path(resource);
     Key::from(&match resource.is_namespaced() {
         true => ["/registry/", path, "/", namespace, "/", name].concat(),
         false => ["/registry/", path, "/", name].concat(),
@@ -81,7 +84,7 @@ pub(crate) fn encode_for_answer(resource: &Resource, object: &Value) -> Encoded 
     out.extend_from_slice(head(resource).as_bytes());
     let empty = Map::new();
     let mut converted = None;
-    if resource.storage.is_some() {
+    if !resource.is_written_as_served() {
         resource.to_storage(converted.insert(object.clone()));
     }
     let object = converted.as_ref().unwrap_or(object);
@@ -103,7 +106,7 @@ pub(crate) fn encode_for_answer(resource: &Resource, object: &Value) -> Encoded 
         put_member(&mut out, key, value, &mut first);
     }
     out.push(b'}');
-    if resource.storage.is_some() || rest().any(|(key, _)| key.as_str() < "metadata") {
+    if !resource.is_written_as_served() || rest().any(|(key, _)| key.as_str() < "metadata") {
         version_at = None;
     }
     // Copied, because it stays: without the room it was written in.

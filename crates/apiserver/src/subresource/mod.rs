@@ -43,9 +43,23 @@ pub(crate) async fn handle(call: &mut Call, name: &str) -> Result<Answer, Status
         return Err(Status::no_such_path());
     };
     if !sub.verbs.contains(&call.verb.as_str()) {
+        if call.resource.custom.is_some() {
+            return Err(not_supported(call));
+        }
         return Err(Status::not_allowed());
     }
     handler(call).await
+}
+
+/// The refusal of a verb that a part of a custom object does not have.
+fn not_supported(call: &Call) -> Status {
+    let (group, plural) = (&call.resource.group, &call.resource.plural);
+    let message =
+        format!("{} is not supported on resources of kind \"{plural}.{group}\"", call.verb.as_str());
+    let mut status = Status::new(405, "MethodNotAllowed", message);
+    let details = [("group", (**group).into()), ("kind", (**plural).into())];
+    status.details = Some(Box::new(details.into_iter().collect()));
+    status
 }
 
 /// A part of the object that is written by itself: the body is the whole object, of which only the part counts.

@@ -8,7 +8,9 @@ use crate::request::Verb;
 use crate::{encode, verbs};
 use ::http::header;
 use ferrite_api::codec::Decoded;
+use ferrite_api::custom::ScalePaths;
 use ferrite_api::field::{FieldError, Path};
+use ferrite_api::resource::Resource;
 use ferrite_api::selector::LabelSelector;
 use ferrite_api::{Gvk, Status, meta};
 use ferrite_json::{Value, json};
@@ -72,12 +74,14 @@ async fn apply(call: &mut Call) -> Result<Answer, Status> {
     patch::check_applied_body(&body, &gvk())?;
     let decoded = call::decode(crate::negotiate::Format::Yaml, &body, &gvk())?;
     let scale = call.take_strict("Scale", decoded, options.field_validation)?;
-    let config = json!({
+    let mut config = json!({
         "apiVersion": call.resource.api_version(),
         "kind": call.resource.kind,
         "metadata": {"name": call.name()},
-        "spec": {"replicas": scale.pointer("/spec/replicas").cloned().unwrap_or(0.into())},
     });
+    let usual = ["spec".to_owned(), "replicas".to_owned()];
+    let path = scale_paths(&call.resource).map_or(&usual[..], |paths| &paths.spec_replicas);
+    put(&mut config, path, scale.pointer("/spec/replicas").cloned().unwrap_or(0.into()));
     let change = |old: &Value| {
         let mut new = crate::managed::apply(&call.resource, Some(old), &config, &options, Some("scale"))?;
         crate::managed::forget_time(&mut new, "scale");
@@ -103,7 +107,7 @@ async fn write(
     let options = call.write_options()?;
     let resource = std::sync::Arc::clone(&call.resource);
     let on_object = |old: &Value| {
-        let scale = change(&scale_of(old))?;
+        let scale = change(&scale_of(&resource, old))?;
         let (given, stored) = (meta::uid(&scale), meta::uid(old));
         if !given.is_empty() && given != stored {
             let plural = format!("{}/scale", resource.plural);
@@ -112,6 +116,15 @@ async fn write(
             return Err(Status::conflict(&resource.group, &plural, meta::name(old), &why));
         }
         let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
+        if let Some(paths) = scale_paths(&resource) {
+            let mut new = old.clone();
+            put(&mut new, &paths.spec_replicas, replicas.into());
+            let version = meta::str(&scale, "resourceVersion");
+            if !version.is_empty() {
+                meta::set_str(&mut new, "resourceVersion", version);
+            }
+            return Ok(new);
+        }
         if replicas < 0 {
             let error = FieldError::invalid(
                 &Path::new("spec").child("replicas"),
@@ -131,10 +144,38 @@ async fn write(
 
 fn answer(call: &Call, object: &Value) -> Result<Answer, Status> {
     let scale = ferrite_api::kinds::scale();
-    encode::object(200, &scale, &scale_of(object), call.representation, call.include_object()?)
+    encode::object(
+        200,
+        &scale,
+        &scale_of(&call.resource, object),
+        call.representation,
+        call.include_object()?,
+    )
 }
 
-fn scale_of(object: &Value) -> Value {
+/// Where a custom kind keeps its replicas; none of a built-in one.
+fn scale_paths(resource: &Resource) -> Option<&ScalePaths> {
+    resource.custom.as_ref()?.version().scale.as_ref()
+}
+
+/// What lies at the end of a path of names.
+fn at<'v>(object: &'v Value, path: &[String]) -> Option<&'v Value> {
+    path.iter().try_fold(object, |value, name| value.get(name.as_str()))
+}
+
+/// Puts a value at the end of a path of names.
+fn put(object: &mut Value, path: &[String], value: Value) {
+    let mut place = object;
+    for name in path {
+        if !place.is_object() {
+            *place = json!({});
+        }
+        place = &mut place[name.as_str()];
+    }
+    *place = value;
+}
+
+fn scale_of(resource: &Resource, object: &Value) -> Value {
     let mut metadata = json!({});
     for key in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
         let value = meta::str(object, key);
@@ -142,7 +183,20 @@ fn scale_of(object: &Value) -> Value {
             metadata[key] = value.into();
         }
     }
-    let replicas = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or(0);
+    let number = |value: Option<&Value>| value.and_then(Value::as_i64).unwrap_or(0);
+    if let Some(paths) = scale_paths(resource) {
+        let mut status = json!({"replicas": number(at(object, &paths.status_replicas))});
+        let selector = paths.label_selector.as_ref().and_then(|path| at(object, path));
+        if let Some(selector) = selector.and_then(Value::as_str).filter(|selector| !selector.is_empty()) {
+            status["selector"] = selector.into();
+        }
+        let mut spec = json!({});
+        if let replicas @ 1.. = number(at(object, &paths.spec_replicas)) {
+            spec["replicas"] = replicas.into();
+        }
+        return json!({"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata, "spec": spec, "status": status});
+    }
+    let replicas = |pointer: &str| number(object.pointer(pointer));
     let mut status = json!({"replicas": replicas("/status/replicas")});
     if let Ok(selector) = LabelSelector::from_value(&object["spec"]["selector"]) {
         status["selector"] = selector.to_string().into();

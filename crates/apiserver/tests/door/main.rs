@@ -5,6 +5,7 @@ mod world;
 mod admitting;
 mod allowed;
 mod bounded;
+mod custom;
 mod deleting;
 mod granting;
 mod network;

@@ -1,7 +1,7 @@
 //! Watches every resource, and acts on what the graph and [`super::decide`] say.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use ferrite_client::{
@@ -9,10 +9,12 @@ use ferrite_client::{
     is_not_found, run_workers,
 };
 use ferrite_json::{Value, json};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Client;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use kube::core::{DynamicResourceScope, ObjectMeta, PartialObjectMeta};
+use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::decide::{self, Owner, Step};
@@ -26,19 +28,38 @@ const NAME: &str = "garbage-collector-controller";
 /// Resources that are never collected: events go by their age.
 const IGNORED: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
 
+/// How long a discovery that failed waits.
+const REDISCOVER: Duration = Duration::from_secs(5);
+
 type Metadata = PartialObjectMeta<DynamicObject>;
 
 struct Collector {
     client: Client,
     graph: Mutex<Graph>,
-    /// Resources by (apiVersion, kind), and whether they are namespaced.
-    resources: HashMap<(String, String), (ApiResource, bool)>,
+    /// The resources that there are now.
+    resources: RwLock<Resources>,
+    /// Informers by (apiVersion, plural), each with the scope that ends it.
+    monitors: Mutex<HashMap<(String, String), Monitor>>,
     deletions: Arc<WorkQueue<Uid>>,
     orphanings: Arc<WorkQueue<Uid>>,
 }
 
+/// Resources by (apiVersion, kind), and whether they are namespaced.
+type Resources = HashMap<(String, String), (ApiResource, bool)>;
+
+struct Monitor {
+    /// Held for as long as the resource is there.
+    _informer: Informer<Metadata>,
+    scope: Scope,
+}
+
 pub(crate) fn start(context: &Context) {
     let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
+    // Kinds come and go with definitions: each change of one is a reason to look what there is.
+    let changed = Arc::new(Notify::new());
+    let definitions: Informer<CustomResourceDefinition> = context.informers.get();
+    let notify = Arc::clone(&changed);
+    definitions.subscribe(move |_| notify.notify_one());
     context.scope.spawn(async move {
         let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30), 0.5);
         let served = loop {
@@ -50,54 +71,41 @@ pub(crate) fn start(context: &Context) {
                 }
             }
         };
-        run(client, scope, workers, served).await;
+        run(client, scope, workers, served, changed).await;
     });
 }
 
-async fn run(client: Client, scope: Scope, workers: usize, served: Vec<Served>) {
-    let resources = served
-        .iter()
-        .map(|served| {
-            let resource = &served.resource;
-            let key = (resource.api_version.clone(), resource.kind.clone());
-            (key, (resource.clone(), served.is_namespaced()))
-        })
-        .collect();
+async fn run(client: Client, scope: Scope, workers: usize, served: Vec<Served>, changed: Arc<Notify>) {
     let collector = Arc::new(Collector {
         client,
         graph: Mutex::default(),
-        resources,
+        resources: RwLock::default(),
+        monitors: Mutex::default(),
         deletions: Arc::new(WorkQueue::new()),
         orphanings: Arc::new(WorkQueue::new()),
     });
-    let mut monitors = Vec::new();
-    for served in served.iter().filter(|served| served.can(&["delete", "list", "watch"])) {
-        let resource = &served.resource;
-        if IGNORED.contains(&(resource.group.as_str(), resource.plural.as_str())) {
-            continue;
-        }
-        let api: Api<Metadata> = Api::all_with(collector.client.clone(), resource);
-        // Every object of the cluster passes here. The graph keeps what it needs; the informer keeps the names.
-        let monitor =
-            Informer::start_slim(api, ListSelector::everything(), &scope, |object: &mut Metadata| {
-                let whole = std::mem::take(&mut object.metadata);
-                object.types = None;
-                object.metadata = ObjectMeta {
-                    name: whole.name,
-                    namespace: whole.namespace,
-                    uid: whole.uid,
-                    resource_version: whole.resource_version,
-                    ..ObjectMeta::default()
-                };
-            });
-        let (watching, resource) = (collector.clone(), resource.clone());
-        monitor.subscribe(move |change| watching.changed(&resource, change));
-        monitors.push(monitor);
-    }
+    let monitors = collector.follow(&served, &scope);
     for monitor in &monitors {
         monitor.synced().await;
     }
     debug!(resources = monitors.len(), "graph is complete");
+    let following = collector.clone();
+    let inner = scope.clone();
+    scope.spawn(async move {
+        loop {
+            changed.notified().await;
+            match discovery::served(&following.client).await {
+                Ok(served) => {
+                    following.follow(&served, &inner);
+                }
+                Err(error) => {
+                    warn!(%error, "cannot discover what to collect");
+                    tokio::time::sleep(REDISCOVER).await;
+                    changed.notify_one();
+                }
+            }
+        }
+    });
     let (deleting, orphaning) = (collector.clone(), collector.clone());
     let delete = run_workers(NAME, collector.deletions.clone(), workers, scope.clone(), move |uid| {
         let collector = deleting.clone();
@@ -111,6 +119,63 @@ async fn run(client: Client, scope: Scope, workers: usize, served: Vec<Served>) 
 }
 
 impl Collector {
+    /// Watches what is served and ends the watches of what is not any more. Answers the informers that are new.
+    fn follow(self: &Arc<Self>, served: &[Served], scope: &Scope) -> Vec<Informer<Metadata>> {
+        let resources = served
+            .iter()
+            .map(|served| {
+                let resource = &served.resource;
+                let key = (resource.api_version.clone(), resource.kind.clone());
+                (key, (resource.clone(), served.is_namespaced()))
+            })
+            .collect();
+        *self.resources.write().unwrap_or_else(PoisonError::into_inner) = resources;
+        let collected = |served: &&Served| {
+            let resource = &served.resource;
+            served.can(&["delete", "list", "watch"])
+                && !IGNORED.contains(&(resource.group.as_str(), resource.plural.as_str()))
+        };
+        let key = |resource: &ApiResource| (resource.api_version.clone(), resource.plural.clone());
+        let wanted: HashSet<(String, String)> =
+            served.iter().filter(collected).map(|served| key(&served.resource)).collect();
+        let mut monitors = self.monitors.lock().unwrap_or_else(PoisonError::into_inner);
+        monitors.retain(|key, monitor| {
+            let stays = wanted.contains(key);
+            if !stays {
+                monitor.scope.cancel();
+            }
+            stays
+        });
+        let mut new = Vec::new();
+        for served in served.iter().filter(collected) {
+            let resource = &served.resource;
+            if monitors.contains_key(&key(resource)) {
+                continue;
+            }
+            let api: Api<Metadata> = Api::all_with(self.client.clone(), resource);
+            let scope = scope.child();
+            // Every object of the cluster passes here. The graph keeps what it needs; the informer keeps the names.
+            let informer =
+                Informer::start_slim(api, ListSelector::everything(), &scope, |object: &mut Metadata| {
+                    let whole = std::mem::take(&mut object.metadata);
+                    object.types = None;
+                    object.metadata = ObjectMeta {
+                        name: whole.name,
+                        namespace: whole.namespace,
+                        uid: whole.uid,
+                        resource_version: whole.resource_version,
+                        ..ObjectMeta::default()
+                    };
+                });
+            let (watching, of) = (Arc::clone(self), resource.clone());
+            informer.subscribe(move |change| watching.changed(&of, change));
+            new.push(informer.clone());
+            monitors.insert(key(resource), Monitor { _informer: informer, scope });
+        }
+        debug!(resources = monitors.len(), new = new.len(), "resources are followed");
+        new
+    }
+
     fn graph(&self) -> MutexGuard<'_, Graph> {
         self.graph.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,13 +215,13 @@ impl Collector {
         K: Object + kube::Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
     {
         let key = (api_version.to_owned(), kind.to_owned());
-        let (resource, namespaced) = self
-            .resources
+        let resources = self.resources.read().unwrap_or_else(PoisonError::into_inner);
+        let (resource, namespaced) = resources
             .get(&key)
             .or_else(|| {
                 // The same kind in another version: the server prefers one and serves the object in it.
                 let group = api_version.split_once('/').map_or("", |(group, _)| group);
-                self.resources.values().find(|(resource, _)| resource.group == group && resource.kind == kind)
+                resources.values().find(|(resource, _)| resource.group == group && resource.kind == kind)
             })
             .ok_or_else(|| SyncError::Other(format!("no resource for {kind} in {api_version}")))?;
         Ok(if *namespaced && !namespace.is_empty() {
@@ -167,9 +232,8 @@ impl Collector {
     }
 
     fn is_namespaced(&self, api_version: &str, kind: &str) -> bool {
-        self.resources
-            .get(&(api_version.to_owned(), kind.to_owned()))
-            .is_some_and(|(_, namespaced)| *namespaced)
+        let resources = self.resources.read().unwrap_or_else(PoisonError::into_inner);
+        resources.get(&(api_version.to_owned(), kind.to_owned())).is_some_and(|(_, namespaced)| *namespaced)
     }
 
     /// The metadata of the object as it is now, if it is still the same object.

@@ -11,6 +11,7 @@ mod components;
 mod configuration;
 mod containerd;
 mod credentials;
+mod custom;
 mod dns;
 mod docker;
 mod docker_network;

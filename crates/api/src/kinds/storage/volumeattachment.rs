@@ -64,7 +64,7 @@ impl Strategy for VolumeAttachments {
         const {
             &[
                 NAME,
-                Column { name: "Attacher", ..NAME },
+                Column::new("Attacher", "string", "name", 0),
                 shown("PV"),
                 shown("Node"),
                 boolean("Attached"),

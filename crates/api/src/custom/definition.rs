@@ -1,0 +1,298 @@
+//! From a CustomResourceDefinition to the resources that it describes.
+
+use super::json_path::JsonPath;
+use super::rules::RuleSet;
+use super::schema::Schema;
+use super::strategy::CustomStrategy;
+use super::{default, metadata, prune};
+use crate::codec::{DecodeError, Decoded};
+use crate::kinds::access::{flag, list, strings, text};
+use crate::resource::{Column, Resource, Scope, Subresource};
+use ferrite_json::{Text, Value};
+use std::borrow::Cow;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Verbs of custom kinds, in the order in which upstream lists them.
+const VERBS: &[&str] = &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
+const PART_VERBS: &[&str] = &["get", "patch", "update"];
+
+/// Why a definition cannot be served.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum DefinitionError {
+    #[error("conversion strategy {0:?} is not supported: only None is")]
+    Conversion(String),
+    #[error("no version is marked as storage version")]
+    NoStorage,
+}
+
+/// Where a kind keeps what `scale` shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScalePaths {
+    /// Names on the way to the wanted replicas, as `spec` and `replicas`.
+    pub spec_replicas: Vec<String>,
+    pub status_replicas: Vec<String>,
+    pub label_selector: Option<Vec<String>>,
+}
+
+/// A version of a kind.
+#[derive(Debug)]
+pub struct Version {
+    pub name: Text,
+    pub served: bool,
+    pub schema: Schema,
+    pub rules: Option<RuleSet>,
+    pub has_status: bool,
+    pub scale: Option<ScalePaths>,
+    pub columns: Vec<Column>,
+    pub(super) cells: Vec<Option<JsonPath>>,
+    /// Names of fields that selectors can name, and where they are.
+    pub selectable: Vec<(Text, Option<JsonPath>)>,
+    pub deprecation: Option<String>,
+}
+
+/// A custom kind in all its versions: whoever reads an object may find it stored in another.
+#[derive(Debug)]
+pub struct Kind {
+    /// The definition's UID and generation: two kinds with the same stamp are the same.
+    pub stamp: Text,
+    /// The name of the definition.
+    pub definition: Text,
+    pub group: Text,
+    pub kind: Text,
+    pub list_kind: Text,
+    pub plural: Text,
+    pub singular: Text,
+    pub short_names: Vec<Cow<'static, str>>,
+    pub categories: Vec<Cow<'static, str>>,
+    pub scope: Scope,
+    /// The definition is being deleted: its objects can be read and deleted, but not created.
+    pub terminating: bool,
+    pub versions: Vec<Version>,
+    storage: usize,
+}
+
+/// A definition that can be served.
+pub struct Definition(pub Arc<Kind>);
+
+impl Definition {
+    /// Compiles a stored definition, which has been validated. Names are those that were accepted.
+    pub fn compile(definition: &Value) -> Result<Self, DefinitionError> {
+        let spec = &definition["spec"];
+        let strategy = text(&spec["conversion"], "strategy");
+        if !matches!(strategy, "" | "None") {
+            return Err(DefinitionError::Conversion(strategy.to_owned()));
+        }
+        let versions = list(spec, "versions");
+        let storage = versions.iter().position(|v| flag(v, "storage")).ok_or(DefinitionError::NoStorage)?;
+        let names = &spec["names"];
+        let name = |key: &str| Text::from(text(names, key));
+        let owned = |key: &str| strings(names, key).into_iter().map(|n| Cow::Owned(n.to_owned())).collect();
+        let generation =
+            definition.pointer("/metadata/generation").and_then(Value::as_i64).unwrap_or_default();
+        let group = Text::from(text(spec, "group"));
+        let kind = name("kind");
+        let terminating = crate::meta::is_deleting(definition);
+        Ok(Self(Arc::new(Kind {
+            stamp: format!("{}/{generation}/{terminating}", crate::meta::uid(definition)).into(),
+            definition: crate::meta::name(definition).into(),
+            list_kind: name("listKind"),
+            plural: name("plural"),
+            singular: name("singular"),
+            short_names: owned("shortNames"),
+            categories: owned("categories"),
+            scope: if text(spec, "scope") == "Cluster" { Scope::Cluster } else { Scope::Namespaced },
+            terminating,
+            versions: versions.iter().map(|version| Version::compile(version, &group, &kind)).collect(),
+            storage,
+            group,
+            kind,
+        })))
+    }
+
+    /// One resource for each served version.
+    pub fn resources(&self) -> Vec<Resource> {
+        let kind = &self.0;
+        let served = kind.versions.iter().enumerate().filter(|(_, version)| version.served);
+        served.map(|(at, version)| resource(kind, at, version)).collect()
+    }
+
+    /// The resource of the stored version, served or not.
+    pub fn storage_resource(&self) -> Resource {
+        resource(&self.0, self.0.storage, &self.0.versions[self.0.storage])
+    }
+}
+
+fn resource(kind: &Arc<Kind>, at: usize, version: &Version) -> Resource {
+    let mut subresources = Vec::new();
+    if version.has_status {
+        subresources.push(Subresource { name: "status", verbs: PART_VERBS, body: None });
+    }
+    if version.scale.is_some() {
+        let body = Some(("autoscaling", "v1", "Scale"));
+        subresources.push(Subresource { name: "scale", verbs: PART_VERBS, body });
+    }
+    let custom = Custom { kind: Arc::clone(kind), version: at };
+    Resource {
+        group: Cow::Owned(kind.group.to_string()),
+        version: Cow::Owned(version.name.to_string()),
+        kind: Cow::Owned(kind.kind.to_string()),
+        schema: None,
+        plural: Cow::Owned(kind.plural.to_string()),
+        singular: Cow::Owned(kind.singular.to_string()),
+        short_names: Cow::Owned(kind.short_names.clone()),
+        categories: Cow::Owned(kind.categories.clone()),
+        scope: kind.scope,
+        verbs: Cow::Borrowed(VERBS),
+        subresources: Cow::Owned(subresources),
+        on_by_default: true,
+        storage: None,
+        strategy: Arc::new(CustomStrategy(custom.clone())),
+        custom: Some(custom),
+    }
+}
+
+impl Version {
+    fn compile(version: &Value, group: &str, kind: &str) -> Self {
+        let openapi = &version["schema"]["openAPIV3Schema"];
+        let name = text(version, "name");
+        let subresources = &version["subresources"];
+        let scale = subresources.get("scale").filter(|scale| scale.is_object());
+        let path = |scale: &Value, key: &str| -> Vec<String> {
+            text(scale, key).trim_start_matches('.').split('.').map(str::to_owned).collect()
+        };
+        let columns = list(version, "additionalPrinterColumns");
+        let given = columns.iter().map(|column| Column {
+            name: Cow::Owned(text(column, "name").to_owned()),
+            type_: Cow::Owned(text(column, "type").to_owned()),
+            format: Cow::Owned(text(column, "format").to_owned()),
+            priority: column["priority"].as_i64().and_then(|p| i32::try_from(p).ok()).unwrap_or_default(),
+            description: Some(match text(column, "description") {
+                "" => {
+                    format!(
+                        "Custom resource definition column (in JSONPath format): {}",
+                        text(column, "jsonPath")
+                    )
+                }
+                given => given.to_owned(),
+            }),
+        });
+        let age = || Column {
+            name: "Age".into(),
+            type_: "date".into(),
+            format: "".into(),
+            priority: 0,
+            description: Some(crate::resource::CREATED.to_owned()),
+        };
+        let mut cells: Vec<Option<JsonPath>> =
+            columns.iter().map(|column| JsonPath::parse(text(column, "jsonPath"))).collect();
+        let mut shown: Vec<Column> = given.collect();
+        if shown.is_empty() {
+            // Upstream fills this column in for a version without any.
+            shown.push(age());
+            cells.push(JsonPath::parse(".metadata.creationTimestamp"));
+        }
+        shown.insert(
+            0,
+            Column {
+                name: "Name".into(),
+                type_: "string".into(),
+                format: "name".into(),
+                priority: 0,
+                description: Some(crate::resource::NAMED.to_owned()),
+            },
+        );
+        Self {
+            name: name.into(),
+            served: flag(version, "served"),
+            schema: Schema::compile(openapi),
+            rules: RuleSet::compile(openapi, true),
+            has_status: subresources.get("status").is_some_and(Value::is_object),
+            scale: scale.map(|scale| ScalePaths {
+                spec_replicas: path(scale, "specReplicasPath"),
+                status_replicas: path(scale, "statusReplicasPath"),
+                label_selector: (!text(scale, "labelSelectorPath").is_empty())
+                    .then(|| path(scale, "labelSelectorPath")),
+            }),
+            columns: shown,
+            cells,
+            selectable: list(version, "selectableFields")
+                .iter()
+                .map(|field| {
+                    let path = text(field, "jsonPath");
+                    (path.trim_start_matches('.').into(), JsonPath::parse(path))
+                })
+                .collect(),
+            deprecation: flag(version, "deprecated").then(|| match text(version, "deprecationWarning") {
+                "" => format!("{group}/{name} {kind} is deprecated"),
+                given => given.to_owned(),
+            }),
+        }
+    }
+}
+
+/// One version of a custom kind.
+#[derive(Debug, Clone)]
+pub struct Custom {
+    pub kind: Arc<Kind>,
+    version: usize,
+}
+
+impl Custom {
+    pub fn version(&self) -> &Version {
+        &self.kind.versions[self.version]
+    }
+
+    /// The version in which objects are stored.
+    pub fn storage(&self) -> &Version {
+        &self.kind.versions[self.kind.storage]
+    }
+
+    /// Are objects stored in this version?
+    pub fn is_storage(&self) -> bool {
+        self.version == self.kind.storage
+    }
+
+    fn api_version(&self, version: &Version) -> String {
+        crate::gvk::api_version(&self.kind.group, &version.name)
+    }
+
+    /// Brings an object of this version to the stored form. Versions differ in their names only.
+    pub fn to_storage(&self, object: &mut Value) {
+        if !self.is_storage() {
+            object["apiVersion"] = self.api_version(self.storage()).into();
+            prune::prune(object, &self.storage().schema);
+        }
+    }
+
+    /// Brings a stored object to this version: fields that the schema has lost go, and defaults that it has gained
+    /// come.
+    pub fn from_storage(&self, object: &mut Value) {
+        let stored = text(object, "apiVersion").rsplit('/').next().unwrap_or_default();
+        let found = self.kind.versions.iter().find(|version| version.name == stored);
+        let stored = found.unwrap_or_else(|| self.storage());
+        prune::prune(object, &stored.schema);
+        default::drop_nulls(object, &stored.schema);
+        default::fill(object, &stored.schema);
+        if !std::ptr::eq(stored, self.version()) {
+            object["apiVersion"] = self.api_version(self.version()).into();
+            prune::prune(object, &self.version().schema);
+        }
+    }
+
+    /// Brings an object that a client has sent under its schema. Unknown fields are dropped and told.
+    pub fn conform(&self, mut object: Value) -> Result<Decoded, DecodeError> {
+        let schema = &self.version().schema;
+        let mut unknown = Vec::new();
+        if let Some(map) = object.as_object_mut() {
+            unknown = metadata::coerce(map, "")?;
+        }
+        unknown.extend(prune::prune(&mut object, schema));
+        default::drop_nulls(&mut object, schema);
+        let mut embedded = Vec::new();
+        metadata::coerce_embedded(&mut object, schema, "", &mut embedded)?;
+        unknown.extend(embedded);
+        let strict = unknown.into_iter().map(|name| format!("unknown field \"{name}\"")).collect();
+        Ok(Decoded { value: object, strict })
+    }
+}

@@ -1,0 +1,25 @@
+//! Custom kinds: resources that a CustomResourceDefinition describes.
+//!
+//! A definition's OpenAPI schemas are compiled once to [`Schema`]s. [`prune`] drops unknown fields, [`default`] fills
+//! defaults, [`validate`] checks values, and server-side apply merges by them. [`Definition`] makes one
+//! [`crate::resource::Resource`] of each served version.
+
+pub mod default;
+mod definition;
+mod format;
+pub mod json_path;
+mod metadata;
+pub mod prune;
+mod regexp;
+mod rules;
+mod schema;
+pub mod spec;
+mod strategy;
+#[cfg(test)]
+mod tests;
+pub mod validate;
+
+pub use definition::{Custom, Definition, DefinitionError, Kind, ScalePaths, Version};
+pub use regexp::Pattern;
+pub use rules::RuleSet;
+pub use schema::{Additional, Checks, ListType, Schema, Type};
