@@ -617,6 +617,8 @@ impl ApiServer {
             }
             Route::Metrics => {
                 let mut text = self.metrics.text();
+                // Queues and clients of this process, and the gates.
+                text.push_str(&ferrite_component::metrics::registry().text());
                 self.registry.times.put(&mut text);
                 self.registry.admission.times.put(&mut text);
                 let usage = self.registry.store.usage();

@@ -1,8 +1,9 @@
 //! Feature gates: one table with the stages and defaults of Kubernetes v1.36.
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
+use crate::metrics::{Family, Gauge, registry};
 use crate::nearest;
 
 /// How far a feature has come.
@@ -135,6 +136,17 @@ impl FeatureGates {
     /// True if the feature is on. A name that is no gate is off.
     pub fn enabled(&self, name: &str) -> bool {
         self.set.get(name).copied().unwrap_or_else(|| GATES.get(name).is_some_and(|gate| gate.default))
+    }
+
+    /// Reports the state of every gate as upstream's metric `kubernetes_feature_enabled`.
+    pub fn report(&self) {
+        static FAMILY: LazyLock<Arc<Family<Gauge>>> = LazyLock::new(|| {
+            let help = "Whether a feature is enabled.";
+            registry().gauge("kubernetes_feature_enabled", help, &["name", "stage"])
+        });
+        for (gate, enabled) in self.all() {
+            FAMILY.with(&[gate.name, gate.stage.as_str()]).set(i64::from(enabled));
+        }
     }
 
     /// Every gate with its state, by name.

@@ -88,6 +88,7 @@ impl Alone {
         work: impl FnOnce(Scope) -> Result<(), BoxError>,
     ) -> Result<(), BoxError> {
         self.check_times()?;
+        self.options.feature_gates.clone().unwrap_or_default().report();
         let leading = Arc::new(AtomicBool::new(!self.options.leader_elect));
         if self.secure_port != 0 {
             self.serve(&scope).await?;

@@ -315,6 +315,7 @@ impl Running {
             },
             ..Config::new(SocketAddr::new(node_address, listening.port()))
         };
+        ferrite_component::FeatureGates::default().report();
         let server = ApiServer::start(store, config).await?;
         let mut serving = JoinSet::new();
         for listener in listeners {
