@@ -3,6 +3,7 @@
 use ferrite_client::{
     Api, EventRecorder, EventType, controller_reference, is_namespace_terminating, is_not_found, message_of,
 };
+use futures_util::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -37,6 +38,16 @@ pub(crate) fn slow_start(count: usize) -> impl Iterator<Item = usize> {
         size *= 2;
         (batch > 0).then_some(batch)
     })
+}
+
+/// Writes of one sync that are under way at once. The server serves 200 of all clients and turns further ones away.
+const WRITES_AT_ONCE: usize = 50;
+
+/// Runs `writes`, a bounded number at a time, and returns their results in order.
+pub(crate) async fn in_parallel<F: Future>(writes: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    // Collected, because a lazy iterator would have to be sent between threads with all that it borrows.
+    let writes: Vec<F> = writes.into_iter().collect();
+    stream::iter(writes).buffered(WRITES_AT_ONCE).collect().await
 }
 
 /// Creates `pod`, which is not an error to report if its namespace is being deleted.

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use ferrite_client::{Api, EventType, ObjectKey, is_conflict, is_namespace_terminating, is_not_found};
 use ferrite_json::json;
-use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, DaemonSetStatus};
 use k8s_openapi::api::core::v1::Pod;
@@ -148,7 +147,7 @@ impl DaemonSetController {
                 pod_control::create(&api, &self.recorder, view.set, &pod).await
             });
             let mut failed = 0;
-            for error in join_all(creations).await.into_iter().filter_map(Result::err) {
+            for error in pod_control::in_parallel(creations).await.into_iter().filter_map(Result::err) {
                 failed += 1;
                 if !is_namespace_terminating(&error) {
                     failure.get_or_insert(SyncError::Api { action: format!("create a pod of {key}"), error });
@@ -167,7 +166,7 @@ impl DaemonSetController {
             (!is_not_found(&error))
                 .then(|| SyncError::Api { action: format!("delete a pod of {key}"), error })
         });
-        let failed_deletion = join_all(deletions).await.into_iter().flatten().next();
+        let failed_deletion = pod_control::in_parallel(deletions).await.into_iter().flatten().next();
         failure.or(failed_deletion).map_or(Ok(()), Err)
     }
 

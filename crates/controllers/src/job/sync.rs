@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{EventType, ObjectKey, is_not_found};
-use futures_util::StreamExt;
-use futures_util::stream;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -17,16 +15,13 @@ use super::plan::{self, Plan};
 use super::tracking::{Tracking, count_finalized};
 use super::{Rules, has_finalizer, name, uid};
 use crate::error::{During, SyncError, is_namespace_terminating};
-use crate::pod_control::slow_start;
+use crate::pod_control::{in_parallel, slow_start};
 use crate::pods::is_ready;
 
 /// Pod events of one Job within this time cause one sync.
 pub(super) const BATCH: Duration = Duration::from_secs(1);
 /// The rest of a large Job follows as soon as the informer can have shown the first part.
 const NEXT_PART: Duration = Duration::from_millis(50);
-
-/// More writes at once are no faster, and the server turns requests away when there are very many.
-const WRITES_AT_ONCE: usize = 50;
 
 /// The writes of a sync.
 pub(super) trait Writes: Send + Sync {
@@ -287,12 +282,6 @@ impl<W: Writes> Syncing<'_, W> {
             }
         }
     }
-}
-
-/// Awaits all futures, a limited number at a time, and returns their results in order.
-async fn in_parallel<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    let futures: Vec<F> = futures.into_iter().collect();
-    stream::iter(futures).buffered(WRITES_AT_ONCE).collect().await
 }
 
 fn first_error<T>(

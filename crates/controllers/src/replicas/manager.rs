@@ -7,7 +7,6 @@ use ferrite_client::{
     Api, Change, EventRecorder, Expectations, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found,
     message_of,
 };
-use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
@@ -228,8 +227,10 @@ impl<O: Replicated> Manager<O> {
         self.expectations.expect_creations(key, count);
         let mut attempted = 0;
         for batch in pod_control::slow_start(count) {
-            let results =
-                join_all((0..batch).map(|_| pod_control::create(&api, &self.recorder, owner, &pod))).await;
+            let results = pod_control::in_parallel(
+                (0..batch).map(|_| pod_control::create(&api, &self.recorder, owner, &pod)),
+            )
+            .await;
             attempted += batch;
             let mut failed = 0;
             let mut first = None;
@@ -262,7 +263,7 @@ impl<O: Replicated> Manager<O> {
             self.expectations.deletion_observed(key, &name);
             (!is_not_found(&error)).then(|| message_of(&error))
         });
-        join_all(deletions).await.into_iter().flatten().next()
+        pod_control::in_parallel(deletions).await.into_iter().flatten().next()
     }
 
     async fn write_status(

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use ferrite_client::{Api, ObjectKey, is_conflict, is_not_found};
 use ferrite_json::Value;
-use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet, StatefulSetStatus};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
@@ -18,7 +17,7 @@ use super::status::differs;
 use super::{is_parallel, min_ready_seconds};
 use crate::error::{During, SyncError};
 use crate::history::{self, Created};
-use crate::pod_control::slow_start;
+use crate::pod_control::{in_parallel, slow_start};
 use crate::pod_owners::PodOwner;
 
 /// Pods of a parallel set that are worked on at once.
@@ -115,7 +114,7 @@ impl StatefulSetController {
                     }
                     Ok::<_, SyncError>(())
                 });
-                join_all(done).await.into_iter().collect::<Result<(), _>>()?;
+                in_parallel(done).await.into_iter().collect::<Result<(), _>>()?;
             }
         }
         Ok(())
