@@ -52,6 +52,7 @@ pub use functions::{
     AuthorizationDecision, Authorizer, AuthorizerValue, Check, Cidr, Ip, Quantity, Semver, Url,
 };
 pub use library::Library;
+pub use parser::is_identifier;
 pub use program::{Activation, DeclaredSizes, Environment, Evaluation, Program};
 pub use rules::{
     BadValue, CompiledRule, FieldError, FieldErrorKind, Outcome, RuleEnvironment, RuleInput, ValidationRules,

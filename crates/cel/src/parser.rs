@@ -16,7 +16,8 @@ const MAX_CODE_POINTS: usize = 100_000;
 /// Most nodes that macros may make out of an expression. `optMap` copies its receiver: nested ones grow quickly.
 const MAX_NODES: usize = 400_000;
 
-const RESERVED: &[&str] = &[
+/// Words that no identifier may be.
+pub(crate) const RESERVED: &[&str] = &[
     "as",
     "break",
     "const",
@@ -39,6 +40,12 @@ const RESERVED: &[&str] = &[
     "void",
     "while",
 ];
+
+/// True if `name` can stand for a variable: letters, digits and underscores, no digit first, and no reserved word.
+pub fn is_identifier(name: &str) -> bool {
+    let start = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    start && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') && !RESERVED.contains(&name)
+}
 
 const EXPECTED_EXPRESSION: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, \
                                    NUM_UINT, STRING, BYTES, IDENTIFIER}";

@@ -1,11 +1,13 @@
 //! Whether an applied configuration fits the schema, in the words of upstream's typed objects.
 
 use super::ApplyError;
+use super::PathElement;
 use super::node::Node;
 use crate::custom::{Additional, Schema, Type};
 use crate::patch::{go_format, go_type};
 use crate::schema::{Kind, TypeRef, named};
 use ferrite_json::Value;
+use std::collections::BTreeSet;
 
 /// Whether an applied configuration fits its type; upstream answers 500 with the text of the error.
 pub fn validate(type_: TypeRef, config: &Value, api_version: &str) -> Result<(), ApplyError> {
@@ -82,23 +84,9 @@ fn check_custom(
             }
         }
         (Some(Type::Array), Value::Array(list)) => {
-            let mut seen = std::collections::BTreeSet::new();
+            let mut seen = BTreeSet::new();
             for (index, value) in list.iter().enumerate() {
-                let step = match node.is_list().then(|| node.identify(value)) {
-                    None => format!("[{index}]"),
-                    Some(None) => {
-                        problems.push(format!("{path}: {}", no_keys(index)));
-                        continue;
-                    }
-                    Some(Some(element)) => {
-                        let step = element.to_string();
-                        if !seen.insert(element) {
-                            problems.push(format!("{path}: duplicate entries for key {step}"));
-                            continue;
-                        }
-                        step
-                    }
-                };
+                let Some(step) = step_to(node, index, value, path, &mut seen, problems) else { continue };
                 if let Some(items) = &schema.items {
                     check_custom(
                         Node::of_schema(items),
@@ -119,6 +107,31 @@ fn check_custom(
         (Some(Type::Boolean), _) => wants("boolean", problems),
         (Some(Type::Integer | Type::Number), _) => wants("numeric (int or float)", problems),
     }
+}
+
+/// The path element of a list's item: its index, or its keys where the list has some. Nothing for an item without keys
+/// and for one that repeats the keys of another, both of which are reported.
+fn step_to(
+    node: Node<'_>,
+    index: usize,
+    value: &Value,
+    path: &str,
+    seen: &mut BTreeSet<PathElement>,
+    problems: &mut Vec<String>,
+) -> Option<String> {
+    if !node.is_list() {
+        return Some(format!("[{index}]"));
+    }
+    let Some(element) = node.identify(value) else {
+        problems.push(format!("{path}: {}", no_keys(index)));
+        return None;
+    };
+    let step = element.to_string();
+    if !seen.insert(element) {
+        problems.push(format!("{path}: duplicate entries for key {step}"));
+        return None;
+    }
+    Some(step)
 }
 
 fn no_keys(index: usize) -> String {
@@ -151,23 +164,9 @@ fn check(node: Node<'_>, kind: &Kind, value: &Value, path: &str, problems: &mut 
             }
         }
         (Kind::List(item), Value::Array(list)) => {
-            let mut seen = std::collections::BTreeSet::new();
+            let mut seen = BTreeSet::new();
             for (index, value) in list.iter().enumerate() {
-                let step = match node.is_list().then(|| node.identify(value)) {
-                    None => format!("[{index}]"),
-                    Some(None) => {
-                        problems.push(format!("{path}: {}", no_keys(index)));
-                        continue;
-                    }
-                    Some(Some(element)) => {
-                        let step = element.to_string();
-                        if !seen.insert(element) {
-                            problems.push(format!("{path}: duplicate entries for key {step}"));
-                            continue;
-                        }
-                        step
-                    }
-                };
+                let Some(step) = step_to(node, index, value, path, &mut seen, problems) else { continue };
                 check(node.element(), item, value, &format!("{path}{step}"), problems);
             }
         }

@@ -234,7 +234,10 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    #[allow(clippy::too_many_arguments)]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "a rule is evaluated at one place with all that upstream passes"
+    )]
     fn rule(
         &mut self,
         place: Place<'a>,

@@ -8,6 +8,7 @@ use crate::kinds::check::{complaints, one_of_if_set};
 use crate::kinds::row::{NAME, number, shown};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, qualified_name};
 use crate::resource::{Column, StatusUse, Strategy};
+use ferrite_cel::is_identifier;
 use ferrite_json::Value;
 use jiff::Timestamp;
 use std::collections::HashSet;
@@ -110,34 +111,6 @@ fn validate_common(spec: &Value, path: &Path) -> FieldErrors {
         }
     }
     errors
-}
-
-fn is_identifier(name: &str) -> bool {
-    const RESERVED: &[&str] = &[
-        "as",
-        "break",
-        "const",
-        "continue",
-        "else",
-        "false",
-        "for",
-        "function",
-        "if",
-        "import",
-        "in",
-        "let",
-        "loop",
-        "package",
-        "namespace",
-        "null",
-        "return",
-        "true",
-        "var",
-        "void",
-        "while",
-    ];
-    let start = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
-    start && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') && !RESERVED.contains(&name)
 }
 
 fn validate_param_kind(kind: &Value, path: &Path) -> FieldErrors {
