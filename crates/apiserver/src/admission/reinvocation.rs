@@ -155,7 +155,8 @@ mod tests {
 
     #[test]
     fn those_run_again_that_want_to_and_were_followed_by_a_change() {
-        let rows: [(&[(&str, bool, bool)], bool, &[&str]); 5] = [
+        type Steps = &'static [(&'static str, bool, bool)];
+        let rows: [(Steps, bool, &[&str]); 5] = [
             (&[("a", true, false), ("b", true, false)], false, &[]),
             (&[("a", true, false), ("b", true, true)], true, &["a"]),
             (&[("a", false, false), ("b", true, true)], true, &[]),
