@@ -3,6 +3,7 @@
 use super::addresses::is_service;
 use super::checks::{self, Sent};
 use super::stored::Written;
+use super::update::CHARGE_ATTEMPTS;
 use super::{Registry, Write, metadata, store_status, stored};
 use crate::admission::{Attributes, Charges, Operation};
 use crate::auth::{Grant, check_escalation};
@@ -16,8 +17,6 @@ use jiff::Timestamp;
 
 /// How often a generated name is drawn anew when it is taken, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;
-/// How often a write is tried that others outrun to its quota: in each round one of them gets through.
-const CHARGE_ATTEMPTS: usize = 256;
 const QUOTA_CONTENDED: &str = "too many others use the same quota at once; try again";
 const ADDRESS_TAKEN: &str = "another server has just given the address away; try again";
 
@@ -99,20 +98,28 @@ impl Registry {
 
         let mut view = self.view();
         let name = meta::name(&object).to_owned();
+        let key = stored::key(resource, write.namespace, &name);
+        if drawn.is_some()
+            && let Some(entry) = view.snapshot.get(key.as_bytes())
+        {
+            // Another name is drawn. Nobody is asked about one that is taken.
+            return Err(taken(resource, &name, entry));
+        }
         let attributes = Attributes {
             operation: Operation::Create,
             resource,
             subresource: None,
             namespace: write.namespace,
             name: &name,
+            unnamed: false,
             user: write.user,
             old: None,
             options: write.options,
             rbac: &self.rbac,
         };
         // As upstream: who changes objects comes before names are drawn, and can only tell what they begin with.
-        let unnamed = Attributes { name: drawn.unwrap_or(&name), ..attributes };
-        self.admission.mutate(&view, &unnamed, &mut object)?;
+        let unnamed = Attributes { name: drawn.unwrap_or(&name), unnamed: drawn.is_some(), ..attributes };
+        self.admission.mutate(&view, &unnamed, &mut object).await?;
         let grant = Grant {
             user: write.user,
             resource,
@@ -134,9 +141,9 @@ impl Registry {
         }
         let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource, &object));
         warnings.for_each(|w| write.options.warnings.add(w));
-        let mut charges = self.admission.validate(&view, &attributes, Some(&object))?;
+        self.admission.validate(&view, &attributes, Some(&object)).await?;
+        let mut charges = self.admission.charge(&view, &attributes, &object)?;
 
-        let key = stored::key(resource, write.namespace, &name);
         if write.options.dry_run {
             return match view.snapshot.get(key.as_bytes()) {
                 Some(entry) => Err(taken(resource, &name, entry)),
@@ -170,7 +177,7 @@ impl Registry {
                 Some(object) if is_service(resource) && self.lost_address(object) => {
                     return Err(outrun(ADDRESS_TAKEN));
                 }
-                Some(object) => self.admission.validate(&view, &attributes, Some(object))?,
+                Some(object) => self.admission.charge(&view, &attributes, object)?,
                 None => Charges::default(),
             };
         }

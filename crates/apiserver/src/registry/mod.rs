@@ -9,7 +9,7 @@ mod create;
 mod decoded;
 mod delete;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 mod hub;
 mod list;
 pub(crate) mod metadata;
@@ -145,6 +145,21 @@ impl View {
     /// The resource of a kind.
     pub fn of_kind(&self, group: &str, version: &str, kind: &str) -> Option<&Arc<Resource>> {
         self.table.rows.iter().find(|r| r.group == group && r.version == version && r.kind == kind)
+    }
+
+    #[allow(dead_code, reason = "for the stages to come")]
+    /// The other versions of a resource, and resources of other groups that share its objects.
+    pub fn equivalents<'a>(&'a self, resource: &'a Resource) -> impl Iterator<Item = &'a Arc<Resource>> {
+        let storage = resource.storage_gvr();
+        self.table.rows.iter().filter(move |row| {
+            // Most rows differ in their name, which costs least to compare.
+            (row.plural == resource.plural || row.storage.is_some() || resource.storage.is_some())
+                && (row.group != resource.group || row.version != resource.version)
+                && {
+                    let other = row.storage_gvr();
+                    other.group == storage.group && other.resource == storage.resource
+                }
+        })
     }
 
     /// Any version of a resource.
