@@ -3,7 +3,7 @@
 //!
 //! A bare `ferrite kube-apiserver` warns of none: upstream's controllers and nodes may complete it, and its answers are
 //! compared with upstream's, in which no write of these kinds carries a warning (also those on which the API server itself
-//! should act: webhooks, policies, flow control and remote API services).
+//! should act: policies, flow control and remote API services).
 //!
 //! To make a kind work is to remove its row here, and its name from README.md and docs/differences.md.
 
@@ -30,16 +30,10 @@ fn is_remote(service: &Value) -> bool {
     service.pointer("/spec/service").is_some_and(Value::is_object)
 }
 
-/// Whether objects are converted by a webhook, which nobody calls.
-fn converts(definition: &Value) -> bool {
-    definition.pointer("/spec/conversion/strategy").is_some_and(|strategy| strategy == "Webhook")
-}
-
 const ADMISSION: &str = "admissionregistration.k8s.io";
 const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
-const NO_CALL: &str = "requests are not sent to it";
 const NO_CEL: &str = "its expressions are not evaluated";
 const NO_FLOW: &str = "requests are not queued or limited by it";
 const NO_VOLUME: &str = "no volume is provisioned, bound, attached or mounted";
@@ -51,14 +45,8 @@ const INERT: &[Inert] = &[
     row("", "persistentvolumes", "PersistentVolume", NO_VOLUME),
     row(ADMISSION, "mutatingadmissionpolicies", "MutatingAdmissionPolicy", NO_CEL),
     row(ADMISSION, "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", NO_CEL),
-    row(ADMISSION, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", NO_CALL),
     row(ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", NO_CEL),
     row(ADMISSION, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", NO_CEL),
-    row(ADMISSION, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", NO_CALL),
-    Inert {
-        only: Some(converts),
-        ..row("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "its resources are not served")
-    },
     Inert {
         only: Some(is_remote),
         ..row("apiregistration.k8s.io", "apiservices", "APIService", "requests are not passed on to another server")
