@@ -1,5 +1,6 @@
 //! From a request that may be made to the handler of its route.
 
+use crate::aggregation;
 use crate::call::Call;
 use crate::documents;
 use crate::filters::Asked;
@@ -19,6 +20,16 @@ pub(crate) async fn handle(
     deadline: tokio::time::Instant,
 ) -> Result<Answer, (Status, Representation)> {
     let for_errors = asked.for_errors();
+    let services = server.aggregator.services();
+    let document = match &asked.route {
+        Route::OpenApiV3Document(path) => format!("/{path}"),
+        _ => String::new(),
+    };
+    let path = if document.is_empty() { asked.parts.uri.path() } else { &document };
+    if let Some(remote) = services.remote_of_path(path) {
+        let remote = Arc::clone(remote);
+        return aggregation::proxy::handle(&server, &remote, asked).await.map_err(|s| (s, for_errors));
+    }
     let accept = asked.accept().to_owned();
     let plain = |status: Status| (status, for_errors);
     let Asked { parts, body, route, query, verb, user } = asked;

@@ -4,6 +4,7 @@
 //! then `registry` and its modules, and at last `encode`.
 
 mod admission;
+mod aggregation;
 mod auth;
 mod bootstrap;
 mod call;

@@ -1,6 +1,7 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
+use crate::aggregation::{self, Aggregator};
 use crate::auth::{self, FrontProxies, RequestHeader, User};
 use crate::connections::ConnectionLimits;
 use crate::filters::{self, InFlight, MemoryReclaimer};
@@ -13,7 +14,7 @@ use crate::{bootstrap, encode, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::{Cidr, Status};
-use ferrite_pki::TokenSigner;
+use ferrite_pki::{Identity, TokenSigner};
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
@@ -94,6 +95,8 @@ pub struct Config {
     pub client_ca: Option<String>,
     /// Front proxies that authenticate users for this server. Published, too.
     pub request_header: Option<RequestHeader>,
+    /// How the server shows itself to extension API servers. Without it, they cannot know for whom it asks.
+    pub proxy_client: Option<Identity>,
     /// Whether tokens that admission mounts into pods live for a year instead of an hour, for clients that never read
     /// them again.
     pub extend_token_expiration: bool,
@@ -119,6 +122,7 @@ impl Config {
             service_account_issuer: "https://kubernetes.default.svc".into(),
             client_ca: None,
             request_header: None,
+            proxy_client: None,
             service_account_key: None,
             extend_token_expiration: true,
             event_ttl_seconds: 3600,
@@ -150,6 +154,7 @@ impl Config {
 pub struct ApiServer {
     pub(crate) registry: Registry,
     pub(crate) config: Config,
+    pub(crate) aggregator: Aggregator,
     pub(crate) openapi: openapi::Documents,
     pub(crate) tokens: Option<TokenSigner>,
     pub(crate) front_proxies: Option<FrontProxies>,
@@ -194,6 +199,7 @@ impl ApiServer {
             ),
             registry,
             config,
+            aggregator: Aggregator::default(),
             openapi: openapi::Documents::default(),
             ready: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -210,6 +216,9 @@ impl ApiServer {
         if let Some(mut definitions) = crate::extensions::Follower::new(&server) {
             definitions.load();
             server.spawn(definitions.run());
+        }
+        if let Some(services) = aggregation::Follower::new(&server) {
+            server.spawn(services.run());
         }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
