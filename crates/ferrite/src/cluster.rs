@@ -19,7 +19,7 @@ use ferrite_proxy::{Proxy, ProxyConfig};
 use ferrite_runtime::Runtime;
 use ferrite_runtime::image::cri::Images;
 use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
-use ferrite_scheduler::{Profile, SchedulerContext};
+use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -326,7 +326,8 @@ pub fn start_scheduler(api: &Running, informers: Informers, scope: &Scope) -> Re
         events: Events::start(client.clone(), scope),
         client,
         scope: scope.clone(),
-        profiles: vec![Profile::default()],
+        configuration: Configuration::default(),
+        registry: Registry::default(),
     })?;
     Ok(())
 }

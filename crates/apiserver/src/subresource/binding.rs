@@ -135,6 +135,10 @@ fn set_scheduled(pod: &mut Value) {
     if !status.is_object() {
         *status = json!({});
     }
+    // As upstream: a pod that has its node is nominated to none.
+    if let Some(status) = status.as_object_mut() {
+        status.remove("nominatedNodeName");
+    }
     let conditions = &mut status["conditions"];
     match conditions.as_array_mut() {
         None => *conditions = json!([condition]),
