@@ -32,6 +32,7 @@ mod owner_references;
 mod pod_node_selector;
 mod pod_security;
 mod pod_topology;
+mod policy;
 mod priority;
 #[allow(dead_code, reason = "for the stages to come")]
 pub(crate) mod reinvocation;
@@ -57,6 +58,7 @@ use ferrite_api::resource::Resource;
 use ferrite_api::{Gvk, Status};
 use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Txn};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What is about to happen.
@@ -95,7 +97,7 @@ pub(crate) struct Attributes<'a> {
     /// What is stored now: none for a create.
     pub old: Option<&'a Value>,
     pub options: &'a WriteOptions,
-    pub rbac: &'a Rbac,
+    pub rbac: &'a Arc<Rbac>,
 }
 
 impl<'a> Attributes<'a> {
@@ -155,6 +157,12 @@ impl<'a> Attributes<'a> {
     /// Tells the client something that does not stop the request.
     fn warn(&self, text: impl Into<String>) {
         self.options.warnings.add(text);
+    }
+
+    /// Notes something for those who audit requests. The server's log takes the place of an audit log.
+    fn annotate(&self, key: &str, value: String) {
+        let (resource, namespace, name) = (&*self.resource.plural, self.namespace, self.name);
+        tracing::info!(target: "audit", resource, namespace, name, user = self.user.name, key, value);
     }
 
     /// Whether the user may do something else as well.

@@ -1,5 +1,6 @@
 //! Stages of admission that may wait: webhooks and policies.
 
+use super::policy::{MutatingPolicies, ValidatingPolicies};
 use super::{Attributes, Reinvocation};
 use crate::registry::View;
 use ferrite_api::Status;
@@ -57,10 +58,12 @@ pub(super) struct StageRow<S: ?Sized> {
 }
 
 /// In order.
-pub(super) const MUTATING: &[StageRow<dyn MutatingStage>] = &[];
+pub(super) const MUTATING: &[StageRow<dyn MutatingStage>] =
+    &[StageRow { name: MutatingPolicies::NAME, make: MutatingPolicies::make }];
 
 /// In order.
-pub(super) const VALIDATING: &[StageRow<dyn ValidatingStage>] = &[];
+pub(super) const VALIDATING: &[StageRow<dyn ValidatingStage>] =
+    &[StageRow { name: ValidatingPolicies::NAME, make: ValidatingPolicies::make }];
 
 /// The names of all stages.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {

@@ -4,7 +4,7 @@ use super::checks::{self, Sent};
 use super::stored::Written;
 use super::{Registry, Write, metadata, stored, unreadable};
 use crate::admission::{Attributes, Operation};
-use crate::auth::{Grant, check_escalation};
+use crate::auth::{Grant, check_escalation, check_param_access};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Status, meta};
@@ -225,6 +225,10 @@ impl Registry {
             return Err(metadata::invalid(resource, update.name, &errors));
         }
         if update.subresource.is_none() {
+            let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
+            if let Some(error) = check_param_access(&self.rbac, view, &grant) {
+                return Err(metadata::invalid(resource, update.name, &[error]));
+            }
             let told = strategy.warnings_on_update(new, old).into_iter();
             told.chain(self.inert_warning(resource, new)).for_each(|w| warnings.add(w));
         }
