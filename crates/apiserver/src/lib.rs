@@ -28,6 +28,8 @@ mod metrics;
 mod negotiate;
 mod openapi;
 mod options;
+#[allow(dead_code, reason = "for the stages to come")]
+mod outbound;
 mod patch;
 mod profiling;
 mod registry;

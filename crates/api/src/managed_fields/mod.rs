@@ -13,10 +13,12 @@ mod managers;
 mod node;
 #[cfg(test)]
 mod tests;
+mod untracked;
 mod validate;
 mod walk;
 
 pub use field_set::{FieldSet, PathElement};
+pub use untracked::{MergeError, merge};
 pub use validate::{validate, validate_custom};
 
 use crate::custom::Schema;

@@ -37,6 +37,8 @@ impl Registry {
         }
         // The object as this request marked it. Whoever removes it then completes this request: it is no error.
         let mut marked_here: Option<(Value, String)> = None;
+        // The state that admission has let go: it is asked again only about another.
+        let mut admitted = None;
         for _ in 0..ATTEMPTS {
             let view = self.view();
             let found = view.snapshot.get(key.as_bytes());
@@ -61,12 +63,16 @@ impl Registry {
                 subresource: None,
                 namespace: write.namespace,
                 name,
+                unnamed: false,
                 user: write.user,
                 old: Some(&old),
                 options: write.options,
                 rbac: &self.rbac,
             };
-            self.admission.validate(&view, &attributes, None)?;
+            if admitted != Some(entry.modified) {
+                self.admission.admit_delete(&view, &attributes).await?;
+                admitted = Some(entry.modified);
+            }
             let step = decide(resource, &old, options, Timestamp::now());
             let op = match &step {
                 Step::Remove => Op::Delete { key: key.clone() },

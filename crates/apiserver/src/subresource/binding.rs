@@ -55,14 +55,15 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         subresource: Some("binding"),
         namespace: call.namespace(),
         name,
+        unnamed: false,
         user: &call.user,
         old: None,
         options,
         rbac: &registry.rbac,
     };
     let view = registry.view();
-    registry.admission.mutate(&view, &attributes, &mut admitted)?;
-    registry.admission.validate(&view, &attributes, Some(&admitted))?;
+    registry.admission.mutate(&view, &attributes, &mut admitted).await?;
+    registry.admission.validate(&view, &attributes, Some(&admitted)).await?;
     drop(view);
     let labels = meta::labels(&admitted);
     let uid = meta::uid(binding);
@@ -108,13 +109,15 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         meta::metadata_mut(&mut bound).remove("resourceVersion");
         Ok(bound)
     };
+    // As upstream: the binding is what is admitted, not the pod that it changes.
+    let within = WriteOptions { within: true, ..options.clone() };
     let update = Update {
         write: Write {
             resource: pods,
             namespace: call.namespace(),
             requested: call.name(),
             user: &call.user,
-            options,
+            options: &within,
             copied: false,
         },
         name,

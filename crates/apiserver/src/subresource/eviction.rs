@@ -25,11 +25,11 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     if meta::name(&eviction) != call.name() {
         return Err(Status::bad_request("name in URL does not match name in Eviction object"));
     }
+    let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+    let eviction = admit(call, &options, &pod, eviction).await?;
     let delete = DeleteOptions::parse(&Query::default(), eviction.get("deleteOptions"))?;
     let dry_run = options.dry_run || delete.dry_run;
     let mut delete = DeleteOptions { dry_run, ..delete };
-    let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
-    admit(call, &options, &pod, &eviction)?;
     if !is_ignored(&pod) {
         let budgets = budgets_of(call, &pod);
         let budget = match budgets.as_slice() {
@@ -55,14 +55,19 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         }
     }
     let delete = mark(call, delete).await?;
-    let write_options = WriteOptions { dry_run, ..WriteOptions::default() };
+    let write_options = WriteOptions { dry_run, within: true, ..WriteOptions::default() };
     call.server.registry.delete(&call.write(&write_options), call.name(), &delete).await?;
     let status =
         json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     encode::value(201, &status, call.representation)
 }
 
-fn admit(call: &Call, options: &WriteOptions, pod: &Value, eviction: &Value) -> Result<(), Status> {
+async fn admit(
+    call: &Call,
+    options: &WriteOptions,
+    pod: &Value,
+    mut eviction: Value,
+) -> Result<Value, Status> {
     let registry = &call.server.registry;
     let attributes = Attributes {
         operation: Operation::Create,
@@ -70,12 +75,16 @@ fn admit(call: &Call, options: &WriteOptions, pod: &Value, eviction: &Value) -> 
         subresource: Some("eviction"),
         namespace: call.namespace(),
         name: call.name(),
+        unnamed: false,
         user: &call.user,
         old: Some(pod),
         options,
         rbac: &registry.rbac,
     };
-    registry.admission.validate(&registry.view(), &attributes, Some(eviction)).map(drop)
+    let view = registry.view();
+    registry.admission.mutate(&view, &attributes, &mut eviction).await?;
+    registry.admission.validate(&view, &attributes, Some(&eviction)).await?;
+    Ok(eviction)
 }
 
 /// Pods that do no work, or have not begun to, are nobody's loss.
@@ -237,7 +246,7 @@ async fn mark(call: &Call, delete: DeleteOptions) -> Result<DeleteOptions, Statu
         Ok(targeted(old, &verbs::now()))
     };
     let user = User::new("system:apiserver", ["system:masters"]);
-    let options = WriteOptions { dry_run: delete.dry_run, ..WriteOptions::default() };
+    let options = WriteOptions { dry_run: delete.dry_run, within: true, ..WriteOptions::default() };
     let update = Update {
         write: Write { user: &user, ..call.write(&options) },
         name: call.name(),

@@ -59,7 +59,9 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     spec["expirationSeconds"] = seconds.into();
     check_seconds(seconds)?;
     crate::managed::on_body(&gvk, &mut request, &options, "token", now);
-    admit(call, &options, &request)?;
+    admit(call, &options, &mut request).await?;
+    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(seconds);
+    check_seconds(seconds)?;
     let spec = &mut request["spec"];
     if spec["audiences"].as_array().is_none_or(Vec::is_empty) {
         spec["audiences"] = json!([signer.issuer]);
@@ -102,7 +104,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     encode::value(201, &request, call.representation)
 }
 
-fn admit(call: &Call, options: &WriteOptions, request: &Value) -> Result<(), Status> {
+async fn admit(call: &Call, options: &WriteOptions, request: &mut Value) -> Result<(), Status> {
     let registry = &call.server.registry;
     let attributes = Attributes {
         operation: Operation::Create,
@@ -110,12 +112,15 @@ fn admit(call: &Call, options: &WriteOptions, request: &Value) -> Result<(), Sta
         subresource: Some("token"),
         namespace: call.namespace(),
         name: call.name(),
+        unnamed: false,
         user: &call.user,
         old: None,
         options,
         rbac: &registry.rbac,
     };
-    registry.admission.validate(&registry.view(), &attributes, Some(request)).map(drop)
+    let view = registry.view();
+    registry.admission.mutate(&view, &attributes, request).await?;
+    registry.admission.validate(&view, &attributes, Some(request)).await
 }
 
 fn check_seconds(seconds: i64) -> Result<(), Status> {
