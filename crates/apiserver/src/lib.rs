@@ -7,6 +7,7 @@ mod admission;
 mod auth;
 mod bootstrap;
 mod call;
+mod components;
 mod compress;
 mod connections;
 mod discovery;
@@ -41,6 +42,7 @@ mod websocket;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
 pub use auth::{RequestHeader, User};
+pub use components::Component;
 pub use connections::ConnectionLimits;
 pub use http::{Answer, Body, BoxError};
 pub use options::{DurationError, go_duration};

@@ -3,6 +3,7 @@
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::auth::{self, FrontProxies, RequestHeader, User};
 use crate::call::Call;
+use crate::components::{Component, Hosted};
 use crate::connections::{ConnectionLimits, Slot};
 use crate::http::{self, Answer, Body, BoxError};
 use crate::metrics::{Metrics, RequestKind};
@@ -162,6 +163,7 @@ pub struct ApiServer {
     pub(crate) tokens: Option<TokenSigner>,
     pub(crate) front_proxies: Option<FrontProxies>,
     pub(crate) metrics: Metrics,
+    pub(crate) hosted: Hosted,
     trim: Trim,
     ready: AtomicBool,
     /// Set as soon as the server is told to stop.
@@ -193,6 +195,7 @@ impl ApiServer {
         let server = Arc::new(Self {
             tokens,
             front_proxies: front_proxies.map_err(Status::internal)?,
+            hosted: Hosted::default(),
             trim: Trim::default(),
             metrics: Metrics::new(
                 config.serving.max_requests_inflight,
@@ -263,6 +266,16 @@ impl ApiServer {
     /// Runs a task that belongs to the server: [`ApiServer::shutdown`] waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
+    }
+
+    /// Says that a component runs in this process, and how to find out whether it is well. Clients see it as a
+    /// ComponentStatus.
+    pub fn hosts(
+        &self,
+        component: Component,
+        check: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        self.hosted.add(component, Arc::new(check));
     }
 
     /// A door for a component in this process: no socket and no TLS, but the same identity, authorization and
@@ -357,6 +370,10 @@ impl ApiServer {
         deadline: tokio::time::Instant,
     ) -> Result<Answer, (Status, Representation)> {
         let (mut parts, body) = request.into_parts();
+        if asked.route == Route::Incomplete {
+            // Found out before anybody asks who the client is.
+            return Ok(incomplete(parts.uri.path()));
+        }
         let accept = parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let accept = accept.to_owned();
         let for_errors = negotiate::for_errors(&accept);
@@ -431,7 +448,10 @@ impl ApiServer {
             }
             return Err((Status::no_such_path(), for_errors));
         }
-        if target.subresource.is_none() && !is_served(resource, target) {
+        let watchable = target.subresource.is_none() && resource.verbs.contains(&"watch");
+        if (target.subresource.is_none() && !is_served(resource, target))
+            || (target.watch_prefix && !watchable)
+        {
             return Err((Status::no_such_path(), for_errors));
         }
         if !route.takes(&parts.method, verb, resource.is_namespaced()) {
@@ -627,7 +647,6 @@ impl ApiServer {
             }
             Route::Profile(profile) if self.config.serving.profiling => Ok(profiling::answer(profile)),
             Route::Root => Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(table)}))),
-            Route::NoSuchResource => Err(Status::no_such_path()),
             Route::OpenIdConfiguration => Ok(self
                 .tokens
                 .as_ref()
@@ -638,7 +657,9 @@ impl ApiServer {
                     http::answer(200, "application/jwk-set+json", t.keys().to_string())
                 }))
             }
-            Route::Profile(_) | Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
+            Route::Profile(_) | Route::Unknown | Route::Incomplete | Route::Resource(_) => {
+                Ok(page_not_found())
+            }
         }
     }
 }
@@ -662,6 +683,11 @@ fn check_segments(target: &request::Target) -> Result<(), Status> {
         };
         Err(Status::bad_request(format!("{what} parameter invalid: {name:?}: {why}")))
     };
+    match (target.namespace.as_deref(), target.name.as_deref()) {
+        (_, Some("")) => return Err(Status::bad_request("name must be provided")),
+        (Some(""), Some(_)) => return Err(Status::bad_request("Namespace parameter required.")),
+        _ => {}
+    }
     refuse("Namespace", target.namespace.as_deref().unwrap_or_default())?;
     refuse("Name", target.name.as_deref().unwrap_or_default())
 }
@@ -762,6 +788,14 @@ fn is_served(resource: &Resource, target: &Target) -> bool {
         (None, _) => &["list", "watch", "create", "deletecollection"],
     };
     resource.verbs.iter().any(|verb| verbs.contains(verb))
+}
+
+/// As upstream: a path that names no resource where one must stand is a failure of the server.
+fn incomplete(path: &str) -> Answer {
+    let why = "failed to create RequestInfo: unable to determine kind and namespace from url,";
+    let mut answer = http::text(500, format!("Internal Server Error: {path:?}: {why} {path}\n"));
+    answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    answer
 }
 
 fn page_not_found() -> Answer {

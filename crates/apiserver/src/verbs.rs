@@ -9,9 +9,10 @@ use crate::options::{DeleteOptions, ListOptions, WriteOptions};
 use crate::registry::stored::Written;
 use crate::registry::{Deleted, Registry, Selectors, Update};
 use crate::request::Verb;
-use crate::{patch, subresource, watching};
+use crate::{components, patch, subresource, watching};
 use ::http::{HeaderValue, header};
 use bytes::Bytes;
+use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Gvk, Status, meta};
 use ferrite_json::json;
 use jiff::Timestamp;
@@ -69,6 +70,12 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     if !call.resource.verbs.contains(&call.verb.as_str()) {
         return Err(Status::not_allowed());
     }
+    if components::is_component_statuses(&call.resource.group, &call.resource.plural) {
+        return match call.verb {
+            Verb::Get => Box::pin(components::get(call)).await,
+            _ => Box::pin(components::list(call)).await,
+        };
+    }
     match call.verb {
         Verb::Get => get(call),
         Verb::List => Box::pin(list(call)).await,
@@ -94,7 +101,7 @@ fn get(call: &Call) -> Result<Answer, Status> {
 async fn list(call: &Call) -> Result<Answer, Status> {
     let options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &options)?;
-    let namespace = call.target.namespace.as_deref();
+    let namespace = call.target.within();
     let page = call.server.registry.list(&call.resource, namespace, selectors, &options)?;
     let include = call.include_object()?;
     if !Pieces::exist(call.representation) {
@@ -147,6 +154,11 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
     }
     if crate::reviews::is_review(&call.resource.group) {
         return crate::reviews::answer(call, object, &options);
+    }
+    if call.resource.is_namespaced() && call.namespace().is_empty() {
+        let missing = FieldError::required(&Path::new("metadata").child("namespace"), "");
+        let (group, kind) = (&call.resource.group, &call.resource.kind);
+        return Err(Status::invalid(group, kind, meta::name(&object), &[missing]));
     }
     provide_namespace(call, &options).await?;
     let created = call.server.registry.create(&call.write(&options), object).await?;
@@ -303,7 +315,7 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let list_options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &list_options)?;
     let registry = &call.server.registry;
-    let namespace = call.target.namespace.as_deref();
+    let namespace = call.target.within();
     let mut page = registry.list(&call.resource, namespace, selectors, &list_options)?;
     let (continue_token, remaining) = (page.continue_token.take(), page.remaining);
     let write_options = delete_write(call, &options);

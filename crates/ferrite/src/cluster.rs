@@ -8,6 +8,7 @@ use crate::control::Control;
 use crate::dns::{ClusterDns, DnsOptions};
 use crate::paths::Paths;
 use crate::progress::Progress;
+use ferrite_apiserver::Component;
 use ferrite_client::{Events, Informers, Scope};
 use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
@@ -328,6 +329,7 @@ pub fn start_scheduler(api: &Running, informers: Informers, scope: &Scope) -> Re
         scope: scope.clone(),
         profiles: vec![Profile::default()],
     })?;
+    api.hosts(Component::Scheduler, scope);
     Ok(())
 }
 

@@ -7,6 +7,7 @@ mod ranges;
 use super::{View, addresses};
 use families::{Family, listed, text};
 use ferrite_api::field::{FieldError, Path};
+use ferrite_api::meta_validation::path_segment;
 use ferrite_api::resource::Resource;
 use ferrite_api::{Cidr, Status, address_number, meta};
 use ferrite_json::{Value, json};
@@ -183,10 +184,14 @@ impl ServiceAllocator {
             .filter(|a| !reserved.addresses.contains(a))
             .find(|a| !addresses::is_held(view, *a))
             .ok_or("range is full")?;
-        if name.is_empty() {
-            // As upstream: the record of the address is made first, and it must name its Service.
+        // As upstream: the record of the address is made first, and it must name its Service.
+        let refused = match name {
+            "" => Some("Required value".to_owned()),
+            name => path_segment(name).first().map(|why| format!("Invalid value: {name:?}: {why}")),
+        };
+        if let Some(why) = refused {
             return Err(format!(
-                "IPAddress.networking.k8s.io \"{free}\" is invalid: spec.parentRef.name: Required value"
+                "IPAddress.networking.k8s.io \"{free}\" is invalid: spec.parentRef.name: {why}"
             ));
         }
         reserved.addresses.insert(free);
