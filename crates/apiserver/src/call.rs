@@ -101,9 +101,9 @@ impl Call {
         match body {
             Some(body) => {
                 // Others are served while this client takes its time.
-                let waiting = self.server.metrics.wait_for_body(self.verb);
+                let waiting = self.server.in_flight.wait_for_body(self.verb);
                 let bytes = http::read(body, BODY_LIMIT).await?;
-                match waiting.is_none_or(|waiting| waiting.goes_on(self.user.is_master())) {
+                match waiting.is_none_or(|waiting| waiting.may_continue(self.user.is_master())) {
                     true => Ok(bytes),
                     false => Err(Status::too_many_requests("Too many requests, please try again later.")),
                 }

@@ -1,18 +1,21 @@
 //! The API server: serve → filters → authentication → authorization → admission → registry → store.
 //!
-//! A reader who follows a request opens [`serve`] (and `gather`), `server`, `request`, `auth`, `negotiate`, `call`, `verbs`,
+//! A reader who follows a request opens [`serve`] (and `gather`), `server`, `request`, `filters`, `auth`, `dispatch`, `negotiate`, `call`, `verbs`,
 //! then `registry` and its modules, and at last `encode`.
 
 mod admission;
+mod aggregation;
 mod auth;
 mod bootstrap;
 mod call;
 mod components;
-mod compress;
 mod connections;
 mod discovery;
+mod dispatch;
+mod documents;
 mod encode;
 mod extensions;
+mod filters;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gather;
@@ -34,7 +37,6 @@ mod reviews;
 mod serve;
 mod server;
 mod subresource;
-mod trim;
 mod verbs;
 mod version;
 mod watching;

@@ -14,6 +14,8 @@ pub(crate) enum Route {
         check: Option<String>,
     },
     Metrics,
+    /// `/metrics/slis`
+    Slis,
     /// `/debug/pprof/<profile>`; empty for the list of them.
     Profile(String),
     /// `/api`
@@ -131,6 +133,7 @@ pub(crate) fn route(path: &str) -> Route {
         [] => Route::Root,
         ["version"] => Route::Version,
         ["metrics"] => Route::Metrics,
+        ["metrics", "slis"] => Route::Slis,
         ["debug", "pprof"] => Route::Profile(String::new()),
         ["debug", "pprof", profile] => Route::Profile((*profile).to_owned()),
         ["healthz", check @ ..] => health(Health::Healthz, check),

@@ -13,9 +13,12 @@ use crate::{components, patch, subresource, watching};
 use ::http::{HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::field::{FieldError, Path};
+use ferrite_api::resource::Resource;
 use ferrite_api::{Gvk, Status, meta};
+use ferrite_component::metrics::{Family, Gauge, registry};
 use ferrite_json::json;
 use jiff::Timestamp;
+use std::sync::{Arc, LazyLock};
 
 /// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
 pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
@@ -46,6 +49,12 @@ const DEPRECATED: &[(&str, &str, &str)] = &[
     ("", "endpoints", "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"),
 ];
 
+/// None of them is to be removed in a release that is known.
+static DEPRECATED_USED: LazyLock<Arc<Family<Gauge>>> = LazyLock::new(|| {
+    let labels = &["group", "removed_release", "resource", "subresource", "version"];
+    registry().gauge("apiserver_requested_deprecated_apis", "Deprecated resources that were used.", labels)
+});
+
 async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     let deprecated = DEPRECATED
         .iter()
@@ -61,6 +70,9 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
         && (call.target.subresource.is_some() || call.resource.verbs.contains(&call.verb.as_str()))
     {
         call.warnings.push((*warning).to_owned());
+        let part = call.target.subresource.as_deref().unwrap_or_default();
+        let Resource { group, version, plural, .. } = &*call.resource;
+        DEPRECATED_USED.with(&[group, "", plural, part, version]).set(1);
     }
     call.server.registry.catch_up(call.verb, &call.query).await?;
     // What is rarer or larger than a look at one object is kept apart, so that the look stays small.

@@ -5,6 +5,7 @@ mod histogram;
 mod process;
 
 use crate::encode::WatchEncoder;
+use crate::filters::InFlight;
 use crate::registry::{Table, stored};
 use crate::request::{Route, Verb};
 use ::http::Method;
@@ -12,10 +13,9 @@ use ferrite_api::resource::Resource;
 use ferrite_store::{Snapshot, Usage};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::Notify;
 
 pub(crate) use access::{Access, AdmissionTimes};
 use histogram::Histogram;
@@ -123,6 +123,27 @@ impl RequestKind {
         self.long_running
     }
 
+    /// Whether the request is about a resource that is served, and no connection.
+    pub fn is_of_resource(&self) -> bool {
+        self.resource.is_some() && self.verb != "CONNECT"
+    }
+
+    /// Writes have a limit of their own.
+    pub fn is_mutating(&self) -> bool {
+        self.mutating
+    }
+
+    /// The kind of a request for `path`.
+    #[cfg(test)]
+    pub fn sample(method: &str, path: &str, table: &Table) -> Self {
+        let method = Method::from_bytes(method.as_bytes()).expect("a method");
+        let (path, query) = path.split_once('?').map_or((path, None), |(p, q)| (p, Some(q)));
+        let route = crate::request::route(path);
+        let named = matches!(&route, Route::Resource(t) if t.name.is_some());
+        let verb = Verb::of(&method, named, query.is_some_and(|q| q.contains("watch=1")));
+        Self::of(&method, &route, verb, table, query)
+    }
+
     fn key(&self) -> Key {
         Key {
             resource: self.resource.as_ref().map_or(0, |resource| name_hash(resource)),
@@ -221,36 +242,14 @@ struct Watched {
     bytes: Histogram,
 }
 
+#[derive(Default)]
 pub(crate) struct Metrics {
-    max_reading: usize,
-    max_mutating: usize,
-    reading: AtomicUsize,
-    mutating: AtomicUsize,
-    /// Rings when no request is in flight any more.
-    idle: Notify,
     series: Mutex<BTreeMap<Key, Series>>,
     watched: Mutex<BTreeMap<usize, Watched>>,
     pub handshake_errors: AtomicU64,
     pub access: Access,
     /// Frames of changes made for watchers; without it, nobody would notice a watcher that does not share.
     pub watch_encodings: Arc<AtomicU64>,
-}
-
-/// A request that is being served.
-pub(crate) struct Running<'a> {
-    metrics: &'a Metrics,
-    counter: Option<&'a AtomicUsize>,
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        if let Some(counter) = self.counter {
-            counter.fetch_sub(1, Ordering::AcqRel);
-            if self.metrics.in_flight() == 0 {
-                self.metrics.idle.notify_waiters();
-            }
-        }
-    }
 }
 
 /// A stream that is being served, for as long as it is held.
@@ -271,79 +270,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A writer that has given its place up while its body is on the way. It counts again from when this is dropped.
-pub(crate) struct Waiting<'a> {
-    metrics: &'a Metrics,
-}
-
-impl Waiting<'_> {
-    /// The body is there. Tells whether the request may go on, or too many others do.
-    pub fn goes_on(self, privileged: bool) -> bool {
-        privileged || self.metrics.mutating.load(Ordering::Acquire) < self.metrics.max_mutating
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.metrics.mutating.fetch_add(1, Ordering::AcqRel);
-    }
-}
-
 impl Metrics {
-    /// No more than that many requests are served at once; zero is no limit.
-    pub fn new(max_reading: usize, max_mutating: usize) -> Self {
-        let limit = |max| if max == 0 { usize::MAX } else { max };
-        Self {
-            max_reading: limit(max_reading),
-            max_mutating: limit(max_mutating),
-            reading: AtomicUsize::new(0),
-            mutating: AtomicUsize::new(0),
-            idle: Notify::new(),
-            series: Mutex::default(),
-            watched: Mutex::default(),
-            handshake_errors: AtomicU64::new(0),
-            access: Access::default(),
-            watch_encodings: Arc::default(),
-        }
-    }
-
-    /// Takes a request in, or none when too many are being served. As upstream, `privileged` ones always are.
-    pub fn enter(&self, kind: &RequestKind, privileged: bool) -> Option<Running<'_>> {
-        let (counter, limit) = match kind {
-            kind if kind.long_running => return Some(Running { metrics: self, counter: None }),
-            kind if kind.mutating => (&self.mutating, self.max_mutating),
-            _ => (&self.reading, self.max_reading),
-        };
-        let running = counter.fetch_add(1, Ordering::AcqRel);
-        let entered = Running { metrics: self, counter: Some(counter) };
-        (running < limit || privileged).then_some(entered)
-    }
-
-    /// Gives a writer's place up while its body is awaited; none for requests that have no such place.
-    pub fn wait_for_body(&self, verb: Verb) -> Option<Waiting<'_>> {
-        let counted =
-            matches!(verb, Verb::Create | Verb::Update | Verb::Patch | Verb::Delete | Verb::DeleteCollection);
-        let left = counted.then(|| {
-            self.mutating.fetch_update(Ordering::AcqRel, Ordering::Acquire, |running| running.checked_sub(1))
-        });
-        left?.ok().map(|_| Waiting { metrics: self })
-    }
-
-    fn in_flight(&self) -> usize {
-        self.reading.load(Ordering::Acquire) + self.mutating.load(Ordering::Acquire)
-    }
-
-    /// Waits until no request is in flight; streams do not count.
-    pub async fn idle(&self) {
-        loop {
-            let rung = self.idle.notified();
-            if self.in_flight() == 0 {
-                return;
-            }
-            rung.await;
-        }
-    }
-
     /// `bytes` is the length of the answer, `body` that of the request's body, where they are known beforehand.
     pub fn record(
         &self,
@@ -395,14 +322,14 @@ impl Metrics {
         counted.bytes.observe(bytes as f64);
     }
 
-    pub fn text(&self) -> String {
+    pub fn text(&self, in_flight: &InFlight) -> String {
         let mut out = String::new();
         self.put_requests(&mut out);
         self.put_watches(&mut out);
         let name = "apiserver_current_inflight_requests";
         head(&mut out, name, "gauge", "Requests being served.");
-        for (kind, counter) in [("mutating", &self.mutating), ("readOnly", &self.reading)] {
-            put(&mut out, &format!("{name}{{request_kind=\"{kind}\"}} {}", counter.load(Ordering::Relaxed)));
+        for (kind, count) in [("mutating", in_flight.mutating()), ("readOnly", in_flight.reading())] {
+            put(&mut out, &format!("{name}{{request_kind=\"{kind}\"}} {count}"));
         }
         let name = "apiserver_tls_handshake_errors_total";
         head(&mut out, name, "counter", "Connections that did not get past the TLS handshake.");
@@ -535,51 +462,18 @@ pub(crate) fn put_storage(out: &mut String, table: &Table, snapshot: &Snapshot, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request;
-
-    fn kind(method: &Method, path: &str, table: &Table) -> RequestKind {
-        let (path, query) = path.split_once('?').map_or((path, None), |(p, q)| (p, Some(q)));
-        let route = request::route(path);
-        let named = matches!(&route, Route::Resource(t) if t.name.is_some());
-        let verb = Verb::of(method, named, query.is_some_and(|q| q.contains("watch=1")));
-        RequestKind::of(method, &route, verb, table, query)
-    }
-
-    #[test]
-    fn a_writer_that_waits_for_its_body_gives_its_place_up() {
-        let table = Table::new(ferrite_api::kinds::built_in());
-        let metrics = Metrics::new(1, 1);
-        let create = kind(&Method::POST, "/api/v1/namespaces/a/pods", &table);
-        let first = metrics.enter(&create, false).expect("a place");
-        assert!(metrics.enter(&create, false).is_none(), "there is one place");
-        assert!(metrics.wait_for_body(Verb::Get).is_none(), "readers have no such place");
-        let waiting = metrics.wait_for_body(Verb::Create).expect("the place is given up");
-        let second = metrics.enter(&create, false).expect("the place of the first");
-        assert!(!waiting.goes_on(false), "the second has it");
-        assert_eq!(metrics.in_flight(), 2, "the first counts until it has answered");
-        drop(second);
-        let waiting = metrics.wait_for_body(Verb::Update).expect("the place is given up");
-        assert_eq!(metrics.in_flight(), 0);
-        assert!(waiting.goes_on(false));
-        let waiting = metrics.wait_for_body(Verb::Patch).expect("the place is given up");
-        let second = metrics.enter(&create, false).expect("the place of the first");
-        assert!(waiting.goes_on(true), "administrators are exempt");
-        drop((first, second));
-        assert_eq!(metrics.in_flight(), 0);
-        assert!(metrics.wait_for_body(Verb::Create).is_none(), "nobody has a place");
-    }
 
     #[test]
     fn requests_are_counted_by_what_they_are() {
         let table = Table::new(ferrite_api::kinds::built_in());
-        let metrics = Metrics::new(1, 1);
-        let list = kind(&Method::GET, "/api/v1/pods?limit=5", &table);
+        let metrics = Metrics::default();
+        let list = RequestKind::sample("GET", "/api/v1/pods?limit=5", &table);
         metrics.record(&list, 200, Duration::from_millis(30), Some(1500), None);
         for path in ["/api/v1/namespaces/a/pods", "/api/v1/namespaces/a/pods?dryRun=All"] {
-            let create = kind(&Method::POST, path, &table);
+            let create = RequestKind::sample("POST", path, &table);
             metrics.record(&create, 201, Duration::from_millis(1), Some(99), Some(60_000));
         }
-        let text = metrics.text();
+        let text = metrics.text(&InFlight::new(1, 1));
         let tail = r#"group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1""#;
         let labels = format!("component=\"apiserver\",{tail}");
         let body = |bucket: &str, count: u64| {
@@ -613,33 +507,16 @@ mod tests {
         let table = Table::new(ferrite_api::kinds::built_in());
         let pod = "/api/v1/namespaces/a/pods/b";
         let rows = [
-            (Method::GET, "/api/v1/pods".to_owned(), "LIST", false),
-            (Method::GET, "/api/v1/pods?watch=1".to_owned(), "WATCH", true),
-            (Method::GET, format!("{pod}/log"), "GET", true),
-            (Method::POST, format!("{pod}/exec"), "CONNECT", true),
-            (Method::PUT, format!("{pod}/status"), "PUT", false),
-            (Method::GET, "/nonsense".to_owned(), "GET", false),
+            ("GET", "/api/v1/pods".to_owned(), "LIST", false),
+            ("GET", "/api/v1/pods?watch=1".to_owned(), "WATCH", true),
+            ("GET", format!("{pod}/log"), "GET", true),
+            ("POST", format!("{pod}/exec"), "CONNECT", true),
+            ("PUT", format!("{pod}/status"), "PUT", false),
+            ("GET", "/nonsense".to_owned(), "GET", false),
         ];
         for (method, path, verb, long) in rows {
-            let kind = kind(&method, &path, &table);
+            let kind = RequestKind::sample(method, &path, &table);
             assert_eq!((kind.verb, kind.is_long_running()), (verb, long), "{path}");
         }
-    }
-
-    #[tokio::test]
-    async fn too_many_at_once_are_turned_away() {
-        let table = Table::new(ferrite_api::kinds::built_in());
-        let metrics = Metrics::new(1, 3);
-        let create = kind(&Method::POST, "/api/v1/nodes", &table);
-        let running: Vec<_> = (0..3).map(|_| metrics.enter(&create, false).expect("room")).collect();
-        assert!(metrics.enter(&create, false).is_none());
-        assert!(metrics.enter(&create, true).is_some(), "an administrator is never locked out");
-        assert!(metrics.enter(&kind(&Method::GET, "/api/v1/nodes", &table), false).is_some());
-        let idle = metrics.idle();
-        tokio::pin!(idle);
-        assert!(futures_util::poll!(idle.as_mut()).is_pending());
-        drop(running);
-        idle.await;
-        assert!(metrics.enter(&create, false).is_some());
     }
 }

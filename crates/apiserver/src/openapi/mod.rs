@@ -15,6 +15,7 @@ mod v2;
 
 pub(crate) use custom::SchemaOf;
 
+use crate::aggregation::Discovered;
 use crate::http::{self, Answer, JSON};
 use crate::options::Query;
 use crate::registry::Table;
@@ -52,7 +53,13 @@ struct Made {
 
 impl Documents {
     /// `/openapi/v3`: where the documents are. The hash in the address changes with the content.
-    pub fn root(&self, table: &Table, schema_of: SchemaOf<'_>) -> Answer {
+    /// The documents of extension API servers are theirs, below the same address.
+    pub fn root(
+        &self,
+        table: &Table,
+        schema_of: SchemaOf<'_>,
+        remote: &BTreeMap<(String, String), Discovered>,
+    ) -> Answer {
         let mut paths = Map::new();
         let known = paths_of(table);
         self.lock().retain(|path, _| known.contains(path));
@@ -60,6 +67,11 @@ impl Documents {
             let Some(hash) = self.hash_of(table, schema_of, &path) else { continue };
             let url = format!("/openapi/v3/{path}?hash={hash}");
             paths.insert(path, json!({"serverRelativeURL": url}));
+        }
+        for ((group, version), discovered) in remote {
+            if let Some(url) = &discovered.openapi {
+                paths.insert(format!("apis/{group}/{version}"), json!({"serverRelativeURL": url}));
+            }
         }
         http::text(200, json!({"paths": paths}).to_string())
     }

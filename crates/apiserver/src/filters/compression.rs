@@ -1,5 +1,6 @@
 //! Large answers go compressed to clients that say they can read it.
 
+use super::Facts;
 use crate::http::{Answer, Body, BoxError};
 use ::http::{HeaderMap, HeaderValue, header};
 use bytes::{Buf, Bytes};
@@ -16,7 +17,12 @@ const THRESHOLD: u64 = 128 << 10;
 /// Compressed in one go; between two of these, others have their turn.
 const STEP: usize = 128 << 10;
 
-pub(crate) fn wanted(headers: &HeaderMap) -> bool {
+pub(super) fn after(facts: &Facts, answer: Answer) -> Answer {
+    // A stream is flushed event by event, so it is never compressed.
+    if facts.accepts_gzip && !facts.kind.is_long_running() { gzip(answer) } else { answer }
+}
+
+pub(super) fn is_accepted(headers: &HeaderMap) -> bool {
     let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|v| v.to_str().ok()).unwrap_or_default();
     accepted.split(',').any(|clause| {
         let mut parts = clause.split(';').map(str::trim);
@@ -25,7 +31,7 @@ pub(crate) fn wanted(headers: &HeaderMap) -> bool {
 }
 
 /// Compresses an answer that is known to be large, as it goes out.
-pub(crate) fn gzip(answer: Answer) -> Answer {
+fn gzip(answer: Answer) -> Answer {
     let at_least = http_body::Body::size_hint(answer.body()).lower();
     if at_least < THRESHOLD || answer.headers().contains_key(header::CONTENT_ENCODING) {
         return answer;
@@ -115,7 +121,7 @@ mod tests {
         {
             let mut headers = HeaderMap::new();
             headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static(accepted));
-            assert_eq!(wanted(&headers), expected, "{accepted}");
+            assert_eq!(is_accepted(&headers), expected, "{accepted}");
         }
     }
 }

@@ -3,24 +3,40 @@
 //! An allocator keeps what was freed in case it is needed again. After some hundred requests that is more than all an
 //! idle server uses, and nobody else can have it.
 
+use super::{Exchange, Refusal};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// So many requests leave something behind that is worth looking for.
+/// After this many requests the allocator holds enough free memory to give back.
 const BURST: u64 = 500;
 /// A burst is over when in this time there were fewer requests than a tenth of one.
 const QUIET: Duration = Duration::from_secs(20);
 
+pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
+    let server = &exchange.facts.server;
+    if server.memory.note() {
+        let (owner, stopping) = (Arc::clone(server), server.stopping());
+        server.spawn(async move {
+            tokio::select! {
+                () = owner.memory.after_burst() => {}
+                () = stopping.cancelled() => {}
+            }
+        });
+    }
+    Ok(())
+}
+
 /// Counts requests since memory was last given back.
 #[derive(Debug, Default)]
-pub(crate) struct Trim {
+pub(crate) struct MemoryReclaimer {
     requests: AtomicU64,
-    /// Somebody waits for the burst to be over.
+    /// A task waits for the burst to be over.
     awaited: AtomicBool,
 }
 
-impl Trim {
-    /// Notes a request. True for the one that makes a burst: who is told so waits for its end.
+impl MemoryReclaimer {
+    /// Notes a request. True for the one that makes a burst: its caller waits for the end.
     pub fn note(&self) -> bool {
         let count = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
         count >= BURST && !self.awaited.swap(true, Ordering::AcqRel)
@@ -39,7 +55,7 @@ impl Trim {
         }
         self.requests.store(0, Ordering::Relaxed);
         self.awaited.store(false, Ordering::Release);
-        // It looks at every free piece there is; others have nothing to wait for.
+        // It visits every free piece of memory, so it runs beside the workers.
         let _ = tokio::task::spawn_blocking(ferrite_memory::give_back).await;
     }
 }
@@ -47,16 +63,15 @@ impl Trim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     #[tokio::test(start_paused = true)]
     async fn a_burst_is_waited_for_by_one_and_may_come_again() {
-        let trim = Arc::new(Trim::default());
-        let burst = |count: u64| (0..count).filter(|_| trim.note()).count();
+        let memory = Arc::new(MemoryReclaimer::default());
+        let burst = |count: u64| (0..count).filter(|_| memory.note()).count();
         assert_eq!((burst(BURST - 1), burst(BURST)), (0, 1));
         let over = tokio::spawn({
-            let trim = Arc::clone(&trim);
-            async move { trim.after_burst().await }
+            let memory = Arc::clone(&memory);
+            async move { memory.after_burst().await }
         });
         tokio::task::yield_now().await;
         // While requests go on nothing is over.

@@ -1,0 +1,234 @@
+//! The filters that every request passes, in the order of [`CHAIN`], over the network and from inside the process.
+//!
+//! A filter is one file and one row. `before` runs on the way in: it adds to the [`Exchange`] or refuses the request.
+//! `after` runs on the way out, in reverse order, for the filters whose `before` let the request pass. A row that
+//! stands higher therefore sees the response of every row below it.
+
+mod audit_id;
+mod authentication;
+mod authorization;
+mod cache_control;
+mod compression;
+mod deadline;
+mod impersonation;
+mod in_flight;
+mod memory_reclaim;
+mod request_info;
+mod request_metrics;
+mod times;
+
+use crate::auth::{Action, User};
+use crate::dispatch;
+use crate::http::{Answer, Body};
+use crate::metrics::RequestKind;
+use crate::negotiate::{self, PLAIN_JSON, Representation};
+use crate::options::Query;
+use crate::request::{self, Route, Verb};
+use crate::server::{ApiServer, error};
+use ::http::{HeaderValue, Method, Request, Uri, header, request::Parts};
+use ferrite_api::Status;
+use futures_util::FutureExt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+pub(crate) use in_flight::{InFlight, Place};
+pub(crate) use memory_reclaim::MemoryReclaimer;
+
+/// One step of the chain.
+struct Filter {
+    before: fn(&mut Exchange) -> Result<(), Refusal>,
+    after: fn(&Facts, Answer) -> Answer,
+}
+
+impl Filter {
+    const fn before(before: fn(&mut Exchange) -> Result<(), Refusal>) -> Self {
+        Self { before, after: |_, answer| answer }
+    }
+
+    const fn after(after: fn(&Facts, Answer) -> Answer) -> Self {
+        Self { before: |_| Ok(()), after }
+    }
+
+    const fn both(
+        before: fn(&mut Exchange) -> Result<(), Refusal>,
+        after: fn(&Facts, Answer) -> Answer,
+    ) -> Self {
+        Self { before, after }
+    }
+}
+
+const CHAIN: &[Filter] = &[
+    // Every response can be named in a report, whoever refused the request.
+    Filter::both(audit_id::before, audit_id::after),
+    Filter::after(cache_control::after),
+    Filter::before(memory_reclaim::before),
+    // A server with too much to do spends nothing more on a request.
+    Filter::before(in_flight::before),
+    // The filters below see the response before it is compressed.
+    Filter::after(compression::after),
+    // Requests are counted from here on, also those that a filter below refuses.
+    Filter::after(request_metrics::after),
+    Filter::before(request_info::before),
+    Filter::before(deadline::before),
+    Filter::before(authentication::before),
+    // Authorization is about the user that the request is made as.
+    Filter::before(impersonation::before),
+    Filter::before(authorization::before),
+];
+
+/// A response that ends a request before it is dispatched.
+pub(crate) enum Refusal {
+    /// Encoded as the client accepts it.
+    Status(Status),
+    Answer(Answer),
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Self {
+        Self::Status(status)
+    }
+}
+
+/// A request on its way in.
+pub(crate) struct Exchange {
+    pub facts: Facts,
+    pub asked: Asked,
+}
+
+/// The part of a request that is known before it is dispatched and still needed afterwards.
+pub(crate) struct Facts {
+    pub server: Arc<ApiServer>,
+    pub started: Instant,
+    pub method: Method,
+    pub uri: Uri,
+    pub kind: RequestKind,
+    pub audit_id: Option<HeaderValue>,
+    pub accepts_gzip: bool,
+    /// Length of the request's body, where it is known beforehand.
+    pub body_length: Option<u64>,
+    /// A request that is no stream ends then.
+    pub deadline: Instant,
+    /// Held until the response is made. None for streams.
+    pub place: Option<Place>,
+}
+
+/// The request itself, consumed by its handler.
+pub(crate) struct Asked {
+    pub parts: Parts,
+    pub body: Body,
+    pub route: Route,
+    pub query: Query,
+    /// None for a method we do not know.
+    pub verb: Option<Verb>,
+    /// The user by certificate or of an in-process client; after authentication, always a user.
+    pub user: Option<Arc<User>>,
+}
+
+impl Asked {
+    pub fn accept(&self) -> &str {
+        self.parts.headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default()
+    }
+
+    /// The representation of errors, from before the route is known to serve another one.
+    pub fn for_errors(&self) -> Representation {
+        negotiate::for_errors(self.accept())
+    }
+
+    /// The request in the words of authorization.
+    pub fn action(&self) -> Action {
+        Action::of(&self.route, self.verb, &self.parts.method, self.parts.uri.path(), &self.query)
+    }
+}
+
+impl Exchange {
+    fn new(server: Arc<ApiServer>, user: Option<Arc<User>>, request: Request<Body>) -> Self {
+        let started = Instant::now();
+        let (parts, body) = request.into_parts();
+        let route = request::route(parts.uri.path());
+        let query = Query::parse(parts.uri.query());
+        let verb = verb_of(&parts.method, &route, &query);
+        let table = server.registry.tables.current();
+        let kind = RequestKind::of(&parts.method, &route, verb, &table, parts.uri.query());
+        Self {
+            facts: Facts {
+                kind,
+                started,
+                method: parts.method.clone(),
+                uri: parts.uri.clone(),
+                audit_id: None,
+                accepts_gzip: compression::is_accepted(&parts.headers),
+                body_length: http_body::Body::size_hint(&body).exact(),
+                deadline: started,
+                place: None,
+                server,
+            },
+            asked: Asked { parts, body, route, query, verb, user },
+        }
+    }
+}
+
+fn verb_of(method: &Method, route: &Route, query: &Query) -> Option<Verb> {
+    match route {
+        Route::Resource(target) => {
+            let watch = target.watch_prefix || (query.flag("watch") && target.subresource.is_none());
+            let has_name = target.name.is_some();
+            Verb::of(method, has_name, watch && (!has_name || target.watch_prefix))
+        }
+        _ => Verb::of(method, true, false),
+    }
+}
+
+/// Takes a request through the chain to its handler, and the response back. Never panics and never fails: every
+/// problem is an API Status.
+pub(crate) async fn handle(
+    server: Arc<ApiServer>,
+    user: Option<Arc<User>>,
+    request: Request<Body>,
+) -> Answer {
+    let mut exchange = Exchange::new(server, user, request);
+    let mut passed = 0;
+    let admitted = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        CHAIN.iter().try_for_each(|filter| {
+            (filter.before)(&mut exchange)?;
+            passed += 1;
+            Ok(())
+        })
+    }));
+    let for_errors = exchange.asked.for_errors();
+    let Exchange { facts, asked } = exchange;
+    let answer = match admitted {
+        Ok(Ok(())) => dispatched(&facts, asked).await,
+        Ok(Err(Refusal::Status(status))) => error(&status, for_errors),
+        Ok(Err(Refusal::Answer(answer))) => answer,
+        Err(_) => bug(&facts),
+    };
+    CHAIN[..passed].iter().rev().fold(answer, |answer, filter| (filter.after)(&facts, answer))
+}
+
+/// Runs the handler of a request until its deadline.
+async fn dispatched(facts: &Facts, asked: Asked) -> Answer {
+    let work = AssertUnwindSafe(dispatch::handle(Arc::clone(&facts.server), asked, facts.deadline));
+    let work = work.catch_unwind();
+    let handled = match facts.kind.is_long_running() {
+        true => work.await,
+        false => match tokio::time::timeout_at(facts.deadline, work).await {
+            Ok(handled) => handled,
+            Err(_) => {
+                facts.server.metrics.terminated(&facts.kind, 504);
+                let status = Status::timeout("request did not complete within the allotted timeout");
+                return error(&status, PLAIN_JSON);
+            }
+        },
+    };
+    match handled {
+        Ok(Ok(answer)) => answer,
+        Ok(Err((status, representation))) => error(&status, representation),
+        Err(_) => bug(facts),
+    }
+}
+
+fn bug(facts: &Facts) -> Answer {
+    tracing::error!(method = %facts.method, path = facts.uri.path(), "a request handler panicked");
+    error(&Status::internal("the server has a bug; the request was not completed"), PLAIN_JSON)
+}
