@@ -83,7 +83,8 @@ pub(crate) async fn handle(
         }
         return Err((Status::no_such_path(), for_errors));
     }
-    if target.subresource.is_none() && !is_served(resource, target) {
+    let watchable = target.subresource.is_none() && resource.verbs.contains(&"watch");
+    if (target.subresource.is_none() && !is_served(resource, target)) || (target.watch_prefix && !watchable) {
         return Err((Status::no_such_path(), for_errors));
     }
     if !route.takes(&parts.method, verb, resource.is_namespaced()) {
@@ -161,6 +162,11 @@ fn check_segments(target: &request::Target) -> Result<(), Status> {
         };
         Err(Status::bad_request(format!("{what} parameter invalid: {name:?}: {why}")))
     };
+    match (target.namespace.as_deref(), target.name.as_deref()) {
+        (_, Some("")) => return Err(Status::bad_request("name must be provided")),
+        (Some(""), Some(_)) => return Err(Status::bad_request("Namespace parameter required.")),
+        _ => {}
+    }
     refuse("Namespace", target.namespace.as_deref().unwrap_or_default())?;
     refuse("Name", target.name.as_deref().unwrap_or_default())
 }

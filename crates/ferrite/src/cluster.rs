@@ -8,6 +8,7 @@ use crate::control::Control;
 use crate::dns::{ClusterDns, DnsOptions};
 use crate::paths::Paths;
 use crate::progress::Progress;
+use ferrite_apiserver::Component;
 use ferrite_client::{Events, Informers, Scope};
 use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
@@ -329,6 +330,7 @@ pub fn start_scheduler(api: &Running, informers: Informers, scope: &Scope) -> Re
         configuration: Configuration::default(),
         registry: Registry::default(),
     })?;
+    api.hosts(Component::Scheduler, scope);
     Ok(())
 }
 
