@@ -25,11 +25,6 @@ const fn row(group: &'static str, plural: &'static str, kind: &'static str, miss
     Inert { group, plural, kind, missing, only: None }
 }
 
-/// Whether the API is another server's; the server's own are served.
-fn is_remote(service: &Value) -> bool {
-    service.pointer("/spec/service").is_some_and(Value::is_object)
-}
-
 /// Whether objects are converted by a webhook, which nobody calls.
 fn converts(definition: &Value) -> bool {
     definition.pointer("/spec/conversion/strategy").is_some_and(|strategy| strategy == "Webhook")
@@ -53,10 +48,6 @@ const INERT: &[Inert] = &[
     Inert {
         only: Some(converts),
         ..row("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "its resources are not served")
-    },
-    Inert {
-        only: Some(is_remote),
-        ..row("apiregistration.k8s.io", "apiservices", "APIService", "requests are not passed on to another server")
     },
     row("autoscaling", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "nothing is scaled"),
     row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
@@ -110,11 +101,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_remote_api_is_not_served() {
+    fn only_a_definition_that_converts_is_not_served() {
         let served = ferrite_api::kinds::built_in();
-        let services = served.iter().find(|r| r.plural == "apiservices").unwrap();
-        assert_eq!(warning(services, &json!({"spec": {"group": "apps"}})), None);
-        assert!(warning(services, &json!({"spec": {"service": {"name": "metrics"}}})).is_some());
+        let definitions = served.iter().find(|r| r.plural == "customresourcedefinitions").unwrap();
+        assert_eq!(warning(definitions, &json!({"spec": {"conversion": {"strategy": "None"}}})), None);
+        assert!(warning(definitions, &json!({"spec": {"conversion": {"strategy": "Webhook"}}})).is_some());
         let pods = served.iter().find(|r| r.plural == "pods" && r.group.is_empty()).unwrap();
         assert_eq!(warning(pods, &json!({})), None);
     }

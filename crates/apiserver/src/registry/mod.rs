@@ -19,11 +19,11 @@ mod update;
 mod watch;
 
 pub(crate) use allocator::ServiceAllocator;
-pub(crate) use delete::Deleted;
+pub(crate) use delete::{Deleted, check_delete_preconditions};
 pub(crate) use hub::{Event, EventType, FrameKey};
 pub(crate) use list::{Items, ListPage};
 pub(crate) use select::{Facts, Selectors};
-pub(crate) use update::{Change, Update};
+pub(crate) use update::{Change, Update, precondition_failed};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::admission::Chain;
