@@ -63,7 +63,7 @@ impl Registry {
                 subresource: None,
                 namespace: write.namespace,
                 name,
-                unnamed: false,
+                unnamed: write.requested.is_empty(),
                 user: write.user,
                 old: Some(&old),
                 options: write.options,

@@ -129,6 +129,12 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// The stored object. A create has none, also where the server knows the object that it is about.
+    fn old(&self, matched: &Resource) -> Option<Cow<'a, Value>> {
+        let old = self.attributes.old.filter(|_| self.attributes.operation != Operation::Create)?;
+        Some(self.as_matched(matched, old))
+    }
+
     /// An object of the request as the version that a policy matches.
     fn as_matched<'o>(&self, matched: &Resource, object: &'o Value) -> Cow<'o, Value> {
         let own = self.attributes.resource;
