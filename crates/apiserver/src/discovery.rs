@@ -1,12 +1,12 @@
 //! What this server serves, for clients that ask: group by group, or all at once.
 
+use crate::aggregation::{Aggregator, ApiServices};
 use crate::negotiate::Format;
 use crate::registry::Table;
 use ferrite_api::gvk::api_version;
 use ferrite_api::resource::{Resource, Scope};
 use ferrite_json::{Value, json};
 
-/// The media type of [`aggregated`].
 /// The media type of aggregated discovery.
 pub(crate) fn aggregated_type(format: Format) -> &'static str {
     match format {
@@ -28,64 +28,20 @@ pub(crate) fn core_versions(address: &str) -> Value {
 }
 
 /// Groups in upstream's order, each with its versions, preferred first.
-fn groups(table: &Table) -> Vec<(String, Vec<String>)> {
+fn groups(table: &Table, services: &ApiServices) -> Vec<(String, Vec<String>)> {
+    let local = table.rows().iter().map(|row| (&*row.group, &*row.version));
+    let remote = services.all().filter(|api| api.remote.is_some());
+    let remote = remote.map(|api| (api.group.as_str(), api.version.as_str()));
     let mut groups: Vec<(String, Vec<String>)> = Vec::new();
-    for resource in table.rows() {
-        let versions = match groups.iter_mut().find(|(group, _)| *group == resource.group) {
-            Some((_, versions)) => versions,
-            None => {
-                groups.push((resource.group.to_string(), Vec::new()));
-                &mut groups.last_mut().expect("pushed above").1
-            }
-        };
-        if !versions.iter().any(|v| *v == resource.version) {
-            versions.push(resource.version.to_string());
+    for (group, version) in local.chain(remote) {
+        match groups.iter_mut().find(|(known, _)| known == group) {
+            Some((_, versions)) if versions.iter().any(|known| known == version) => {}
+            Some((_, versions)) => versions.push(version.to_owned()),
+            None => groups.push((group.to_owned(), vec![version.to_owned()])),
         }
     }
-    groups.sort_by_key(|(group, _)| ORDER.iter().position(|g| g == group).unwrap_or(ORDER.len()));
-    for (_, versions) in &mut groups {
-        versions.sort_by_key(|v| std::cmp::Reverse(maturity(v)));
-    }
+    services.sort(&mut groups);
     groups
-}
-
-/// Groups in the order of upstream's priorities; others follow.
-const ORDER: &[&str] = &[
-    "",
-    "apiregistration.k8s.io",
-    "apps",
-    "events.k8s.io",
-    "authentication.k8s.io",
-    "authorization.k8s.io",
-    "autoscaling",
-    "batch",
-    "certificates.k8s.io",
-    "networking.k8s.io",
-    "policy",
-    "rbac.authorization.k8s.io",
-    "storage.k8s.io",
-    "admissionregistration.k8s.io",
-    "apiextensions.k8s.io",
-    "scheduling.k8s.io",
-    "coordination.k8s.io",
-    "node.k8s.io",
-    "discovery.k8s.io",
-    "resource.k8s.io",
-    "flowcontrol.apiserver.k8s.io",
-];
-
-/// How versions compare: stable before beta before alpha, higher numbers first.
-fn maturity(version: &str) -> (u8, u32, u32) {
-    let text = version.strip_prefix('v').unwrap_or(version);
-    let (stage, word) = if text.contains("alpha") {
-        (0, "alpha")
-    } else if text.contains("beta") {
-        (1, "beta")
-    } else {
-        (2, "beta")
-    };
-    let (major, minor) = text.split_once(word).unwrap_or((text, "0"));
-    (stage, major.parse().unwrap_or(0), minor.parse().unwrap_or(0))
 }
 
 fn group_value(group: &str, versions: &[String]) -> Value {
@@ -95,8 +51,8 @@ fn group_value(group: &str, versions: &[String]) -> Value {
 }
 
 /// `/apis`
-pub(crate) fn group_list(table: &Table) -> Value {
-    let listed: Vec<Value> = groups(table)
+pub(crate) fn group_list(table: &Table, services: &ApiServices) -> Value {
+    let listed: Vec<Value> = groups(table, services)
         .iter()
         .filter(|(group, _)| !group.is_empty())
         .map(|(group, versions)| group_value(group, versions))
@@ -105,8 +61,8 @@ pub(crate) fn group_list(table: &Table) -> Value {
 }
 
 /// `/apis/<group>`
-pub(crate) fn group(table: &Table, name: &str) -> Option<Value> {
-    let groups = groups(table);
+pub(crate) fn group(table: &Table, services: &ApiServices, name: &str) -> Option<Value> {
+    let groups = groups(table, services);
     let (group, versions) = groups.iter().find(|(group, _)| group == name && !name.is_empty())?;
     let mut value = group_value(group, versions);
     value["kind"] = "APIGroup".into();
@@ -210,17 +166,25 @@ fn storage_hash(resource: &Resource) -> String {
 }
 
 /// Aggregated discovery: of the core group (`/api`) or all others (`/apis`).
-pub(crate) fn aggregated(table: &Table, core: bool) -> Value {
-    let items: Vec<Value> = groups(table)
+pub(crate) fn aggregated(table: &Table, aggregator: &Aggregator, core: bool) -> Value {
+    let (services, discovered) = (aggregator.services(), aggregator.discovered());
+    let items: Vec<Value> = groups(table, &services)
         .iter()
         .filter(|(group, _)| group.is_empty() == core)
         .map(|(group, versions)| {
             let versions: Vec<Value> = versions
                 .iter()
                 .map(|version| {
-                    let resources: Vec<Value> =
-                        rows(table, group, version).into_iter().map(aggregated_resource).collect();
-                    json!({"version": version, "resources": resources, "freshness": "Current"})
+                    let Some(remote) = services.remote_of(group, version) else {
+                        let resources: Vec<Value> =
+                            rows(table, group, version).into_iter().map(aggregated_resource).collect();
+                        return json!({"version": version, "resources": resources, "freshness": "Current"});
+                    };
+                    let known = discovered.get(&(group.clone(), version.clone()));
+                    let resources = known.map(|known| known.resources.clone()).unwrap_or_default();
+                    let fresh = remote.available && known.is_some();
+                    let freshness = if fresh { "Current" } else { "Stale" };
+                    json!({"version": version, "resources": resources, "freshness": freshness})
                 })
                 .collect();
             let metadata = if group.is_empty() { json!({}) } else { json!({"name": group}) };

@@ -1,5 +1,6 @@
 //! From a request that may be made to the handler of its route.
 
+use crate::aggregation;
 use crate::call::Call;
 use crate::documents;
 use crate::filters::Asked;
@@ -19,6 +20,16 @@ pub(crate) async fn handle(
     deadline: tokio::time::Instant,
 ) -> Result<Answer, (Status, Representation)> {
     let for_errors = asked.for_errors();
+    let services = server.aggregator.services();
+    let document = match &asked.route {
+        Route::OpenApiV3Document(path) => format!("/{path}"),
+        _ => String::new(),
+    };
+    let path = if document.is_empty() { asked.parts.uri.path() } else { &document };
+    if let Some(remote) = services.remote_of_path(path) {
+        let remote = Arc::clone(remote);
+        return aggregation::proxy::handle(&server, &remote, asked).await.map_err(|s| (s, for_errors));
+    }
     let accept = asked.accept().to_owned();
     let plain = |status: Status| (status, for_errors);
     let Asked { parts, body, route, query, verb, user } = asked;
@@ -72,7 +83,8 @@ pub(crate) async fn handle(
         }
         return Err((Status::no_such_path(), for_errors));
     }
-    if target.subresource.is_none() && !is_served(resource, target) {
+    let watchable = target.subresource.is_none() && resource.verbs.contains(&"watch");
+    if (target.subresource.is_none() && !is_served(resource, target)) || (target.watch_prefix && !watchable) {
         return Err((Status::no_such_path(), for_errors));
     }
     if !route.takes(&parts.method, verb, resource.is_namespaced()) {
@@ -91,7 +103,9 @@ pub(crate) async fn handle(
         false => {
             let part = target.subresource.as_deref();
             let lists = matches!(verb, Verb::List | Verb::Watch);
-            if part != Some("log") && (verb != Verb::Patch || crate::patch::is_patch(&parts.headers)) {
+            if part == Some("log") {
+                negotiate::check_log(&accept).map_err(plain)?;
+            } else if verb != Verb::Patch || crate::patch::is_patch(&parts.headers) {
                 negotiate::check_route(&accept, lists).map_err(plain)?;
             }
             let has_table = has_table(resource, part);
@@ -136,7 +150,7 @@ pub(crate) async fn handle(
 fn has_table(resource: &ferrite_api::resource::Resource, part: Option<&str>) -> bool {
     let asks = crate::reviews::is_review(&resource.group)
         || (resource.group.is_empty() && resource.plural == "bindings");
-    !asks && !matches!(part, Some("eviction" | "binding" | "token"))
+    !asks && !matches!(part, Some("eviction" | "binding" | "token" | "log"))
 }
 
 /// Refuses names that no object can have because no path can name them.
@@ -150,6 +164,11 @@ fn check_segments(target: &request::Target) -> Result<(), Status> {
         };
         Err(Status::bad_request(format!("{what} parameter invalid: {name:?}: {why}")))
     };
+    match (target.namespace.as_deref(), target.name.as_deref()) {
+        (_, Some("")) => return Err(Status::bad_request("name must be provided")),
+        (Some(""), Some(_)) => return Err(Status::bad_request("Namespace parameter required.")),
+        _ => {}
+    }
     refuse("Namespace", target.namespace.as_deref().unwrap_or_default())?;
     refuse("Name", target.name.as_deref().unwrap_or_default())
 }

@@ -1,5 +1,6 @@
 //! The routes that are no resource's: discovery, OpenAPI, health, metrics, keys.
 
+use crate::aggregation::ApiServices;
 use crate::http::{self, Answer};
 use crate::negotiate::{self, Shape};
 use crate::options::Query;
@@ -19,6 +20,7 @@ pub(crate) async fn answer(
     accept: &str,
 ) -> Result<Answer, Status> {
     let table = &*server.registry.tables.current();
+    let services = &*server.aggregator.services();
     let schema_of = |resource: &ferrite_api::resource::Resource| {
         crate::extensions::openapi_schema(&server.registry, resource)
     };
@@ -41,20 +43,25 @@ pub(crate) async fn answer(
             let as_ = negotiate::accept(accept, |_, shape| aggregates && shape == Shape::AggregatedDiscovery)
                 .ok_or_else(unacceptable)?;
             if as_.shape == Shape::AggregatedDiscovery {
-                let mut answer = encode::value(200, &discovery::aggregated(table, core), as_)?;
+                let mut answer =
+                    encode::value(200, &discovery::aggregated(table, &server.aggregator, core), as_)?;
                 let content_type = discovery::aggregated_type(as_.format);
                 answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
                 return Ok(answer);
             }
-            let value = if core { discovery::core_versions(&address) } else { discovery::group_list(table) };
+            let value = if core {
+                discovery::core_versions(&address)
+            } else {
+                discovery::group_list(table, services)
+            };
             encode::value(200, &value, as_)
         }
         Route::Group(name) => {
-            let value = discovery::group(table, name);
+            let value = discovery::group(table, services, name);
             value.map_or_else(|| Ok(page_not_found()), |value| encode::value(200, &value, plain()?))
         }
         Route::Resources { group, version } => {
-            if discovery::group(table, group).is_none() && !group.is_empty() {
+            if discovery::group(table, services, group).is_none() && !group.is_empty() {
                 return Ok(page_not_found());
             }
             let listed = discovery::resources(table, group, version);
@@ -67,11 +74,12 @@ pub(crate) async fn answer(
             encode::value(200, &value, plain()?)
         }
         Route::OpenApiV2 => Ok(server.openapi.v2(table, &schema_of, &parts.headers)),
-        Route::OpenApiV3 => Ok(server.openapi.root(table, &schema_of)),
+        Route::OpenApiV3 => Ok(server.openapi.root(table, &schema_of, &server.aggregator.discovered())),
         Route::OpenApiV3Document(path) => {
             Ok(server.openapi.document(table, &schema_of, path, &parts.headers, query))
         }
         Route::Metrics => {
+            server.registry.services.measure(&server.registry.view());
             let mut text = server.metrics.text(&server.in_flight);
             // Queues and clients of this process, and the gates.
             text.push_str(&ferrite_component::metrics::registry().text());
@@ -82,9 +90,9 @@ pub(crate) async fn answer(
             metrics::put_storage(&mut text, table, &server.registry.view().snapshot, &usage);
             Ok(http::answer(200, metrics::CONTENT_TYPE, text))
         }
+        Route::Slis => Ok(http::answer(200, metrics::CONTENT_TYPE, health::results())),
         Route::Profile(profile) if server.config.serving.profiling => Ok(profiling::answer(profile)),
-        Route::Root => Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(table)}))),
-        Route::NoSuchResource => Err(Status::no_such_path()),
+        Route::Root => Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(table, services)}))),
         Route::OpenIdConfiguration => Ok(server
             .tokens
             .as_ref()
@@ -95,7 +103,7 @@ pub(crate) async fn answer(
                 http::answer(200, "application/jwk-set+json", t.keys().to_string())
             }))
         }
-        Route::Profile(_) | Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
+        Route::Profile(_) | Route::Unknown | Route::Incomplete | Route::Resource(_) => Ok(page_not_found()),
     }
 }
 
@@ -112,7 +120,7 @@ async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, qu
     health::answer(endpoint, check, query, &state)
 }
 
-fn root_paths(table: &Table) -> Vec<String> {
+fn root_paths(table: &Table, services: &ApiServices) -> Vec<String> {
     let mut paths: Vec<String> = [
         "/.well-known/openid-configuration",
         "/api",
@@ -135,9 +143,11 @@ fn root_paths(table: &Table) -> Vec<String> {
         paths.push(format!("/{}", endpoint.as_str()));
         paths.extend(health::checks(endpoint).iter().map(|c| format!("/{}/{c}", endpoint.as_str())));
     }
-    for resource in table.rows().iter().filter(|r| !r.group.is_empty()) {
-        paths.push(format!("/apis/{}", resource.group));
-        paths.push(format!("/apis/{}/{}", resource.group, resource.version));
+    let local = table.rows().iter().map(|row| (&*row.group, &*row.version));
+    let registered = services.all().map(|api| (api.group.as_str(), api.version.as_str()));
+    for (group, version) in local.chain(registered).filter(|(group, _)| !group.is_empty()) {
+        paths.push(format!("/apis/{group}"));
+        paths.push(format!("/apis/{group}/{version}"));
     }
     paths.sort();
     paths.dedup();

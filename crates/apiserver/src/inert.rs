@@ -3,12 +3,11 @@
 //!
 //! A bare `ferrite kube-apiserver` warns of none: upstream's controllers and nodes may complete it, and its answers are
 //! compared with upstream's, in which no write of these kinds carries a warning (also those on which the API server itself
-//! should act: policies, flow control and remote API services).
+//! should act: flow control).
 //!
 //! To make a kind work is to remove its row here, and its name from README.md and docs/differences.md.
 
 use ferrite_api::resource::Resource;
-use ferrite_json::Value;
 
 /// A kind on which nothing acts.
 struct Inert {
@@ -17,24 +16,15 @@ struct Inert {
     kind: &'static str,
     /// What does not happen.
     missing: &'static str,
-    /// Whether nothing acts on this object; none means on no object of the kind.
-    only: Option<fn(&Value) -> bool>,
 }
 
 const fn row(group: &'static str, plural: &'static str, kind: &'static str, missing: &'static str) -> Inert {
-    Inert { group, plural, kind, missing, only: None }
+    Inert { group, plural, kind, missing }
 }
 
-/// Whether the API is another server's; the server's own are served.
-fn is_remote(service: &Value) -> bool {
-    service.pointer("/spec/service").is_some_and(Value::is_object)
-}
-
-const ADMISSION: &str = "admissionregistration.k8s.io";
 const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
-const NO_CEL: &str = "its expressions are not evaluated";
 const NO_FLOW: &str = "requests are not queued or limited by it";
 const NO_VOLUME: &str = "no volume is provisioned, bound, attached or mounted";
 const NO_DEVICE: &str = "no device is allocated";
@@ -43,14 +33,6 @@ const NO_DEVICE: &str = "no device is allocated";
 const INERT: &[Inert] = &[
     row("", "persistentvolumeclaims", "PersistentVolumeClaim", NO_VOLUME),
     row("", "persistentvolumes", "PersistentVolume", NO_VOLUME),
-    row(ADMISSION, "mutatingadmissionpolicies", "MutatingAdmissionPolicy", NO_CEL),
-    row(ADMISSION, "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", NO_CEL),
-    row(ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", NO_CEL),
-    row(ADMISSION, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", NO_CEL),
-    Inert {
-        only: Some(is_remote),
-        ..row("apiregistration.k8s.io", "apiservices", "APIService", "requests are not passed on to another server")
-    },
     row("autoscaling", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "nothing is scaled"),
     row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
@@ -70,16 +52,14 @@ const INERT: &[Inert] = &[
 ];
 
 /// The warning for whoever writes an object on which nothing acts.
-pub(crate) fn warning(resource: &Resource, object: &Value) -> Option<String> {
+pub(crate) fn warning(resource: &Resource) -> Option<String> {
     let row = INERT.iter().find(|row| row.group == resource.group && row.plural == resource.plural)?;
-    let inert = row.only.is_none_or(|only| only(object));
-    inert.then(|| format!("{} is stored, but nothing acts on it yet: {}", row.kind, row.missing))
+    Some(format!("{} is stored, but nothing acts on it yet: {}", row.kind, row.missing))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferrite_json::json;
 
     #[test]
     fn rows_are_of_resources_that_exist() {
@@ -103,12 +83,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_remote_api_is_not_served() {
+    fn kinds_that_work_are_not_warned_of() {
         let served = ferrite_api::kinds::built_in();
-        let services = served.iter().find(|r| r.plural == "apiservices").unwrap();
-        assert_eq!(warning(services, &json!({"spec": {"group": "apps"}})), None);
-        assert!(warning(services, &json!({"spec": {"service": {"name": "metrics"}}})).is_some());
-        let pods = served.iter().find(|r| r.plural == "pods" && r.group.is_empty()).unwrap();
-        assert_eq!(warning(pods, &json!({})), None);
+        for plural in ["pods", "customresourcedefinitions", "validatingwebhookconfigurations"] {
+            let resource = served.iter().find(|r| r.plural == plural).unwrap();
+            assert_eq!(warning(resource), None, "{plural}");
+        }
     }
 }

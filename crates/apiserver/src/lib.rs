@@ -4,9 +4,11 @@
 //! then `registry` and its modules, and at last `encode`.
 
 mod admission;
+mod aggregation;
 mod auth;
 mod bootstrap;
 mod call;
+mod components;
 mod connections;
 mod discovery;
 mod dispatch;
@@ -43,6 +45,7 @@ mod websocket;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
 pub use auth::{RequestHeader, User};
+pub use components::Component;
 pub use connections::ConnectionLimits;
 pub use http::{Answer, Body, BoxError};
 pub use options::{DurationError, go_duration};

@@ -1,7 +1,9 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
+use crate::aggregation::{self, Aggregator};
 use crate::auth::{self, FrontProxies, RequestHeader, User};
+use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::filters::{self, InFlight, MemoryReclaimer};
 use crate::http::{self, Answer, Body, BoxError};
@@ -14,7 +16,7 @@ use crate::{bootstrap, encode, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::{Cidr, Status};
-use ferrite_pki::TokenSigner;
+use ferrite_pki::{Identity, TokenSigner};
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
@@ -95,6 +97,8 @@ pub struct Config {
     pub client_ca: Option<String>,
     /// Front proxies that authenticate users for this server. Published, too.
     pub request_header: Option<RequestHeader>,
+    /// How the server shows itself to extension API servers. Without it, they cannot know for whom it asks.
+    pub proxy_client: Option<Identity>,
     /// Whether tokens that admission mounts into pods live for a year instead of an hour, for clients that never read
     /// them again.
     pub extend_token_expiration: bool,
@@ -120,6 +124,7 @@ impl Config {
             service_account_issuer: "https://kubernetes.default.svc".into(),
             client_ca: None,
             request_header: None,
+            proxy_client: None,
             service_account_key: None,
             extend_token_expiration: true,
             event_ttl_seconds: 3600,
@@ -151,10 +156,12 @@ impl Config {
 pub struct ApiServer {
     pub(crate) registry: Registry,
     pub(crate) config: Config,
+    pub(crate) aggregator: Aggregator,
     pub(crate) openapi: openapi::Documents,
     pub(crate) tokens: Option<TokenSigner>,
     pub(crate) front_proxies: Option<FrontProxies>,
     pub(crate) metrics: Metrics,
+    pub(crate) hosted: Hosted,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) memory: MemoryReclaimer,
     ready: AtomicBool,
@@ -197,6 +204,7 @@ impl ApiServer {
             tokens,
             front_proxies: front_proxies.map_err(Status::internal)?,
             memory: MemoryReclaimer::default(),
+            hosted: Hosted::default(),
             metrics: Metrics::default(),
             in_flight: InFlight::new(
                 config.serving.max_requests_inflight,
@@ -204,6 +212,7 @@ impl ApiServer {
             ),
             registry,
             config,
+            aggregator: Aggregator::default(),
             openapi: openapi::Documents::default(),
             ready: AtomicBool::new(false),
             draining: AtomicBool::new(false),
@@ -221,6 +230,9 @@ impl ApiServer {
         if let Some(mut definitions) = crate::extensions::Follower::new(&server) {
             definitions.load();
             server.spawn(definitions.run());
+        }
+        if let Some(services) = aggregation::Follower::new(&server) {
+            server.spawn(services.run());
         }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
@@ -269,6 +281,16 @@ impl ApiServer {
     /// Runs a task that belongs to the server: [`ApiServer::shutdown`] waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
+    }
+
+    /// Says that a component runs in this process, and how to find out whether it is well. Clients see it as a
+    /// ComponentStatus.
+    pub fn hosts(
+        &self,
+        component: Component,
+        check: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        self.hosted.add(component, Arc::new(check));
     }
 
     /// A door for a component in this process: no socket and no TLS, but the same identity, authorization and

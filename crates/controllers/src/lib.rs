@@ -204,16 +204,6 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: status::policies::start,
     },
     ControllerEntry {
-        name: "apiservice-status-local-available-controller",
-        identity: SERVER,
-        start: status::api_services::start_local,
-    },
-    ControllerEntry {
-        name: "apiservice-status-remote-available-controller",
-        identity: SERVER,
-        start: status::api_services::start_remote,
-    },
-    ControllerEntry {
         name: "priority-and-fairness-config-consumer",
         identity: SERVER,
         start: status::flow_schemas::start,
@@ -221,11 +211,7 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
 ];
 
 /// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
-pub const OF_THE_SERVER: &[&str] = &[
-    "apiservice-status-local-available-controller",
-    "apiservice-status-remote-available-controller",
-    "priority-and-fairness-config-consumer",
-];
+pub const OF_THE_SERVER: &[&str] = &["priority-and-fairness-config-consumer"];
 
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all
 /// but that one; the first match for a controller decides. Returns the names that match no controller.

@@ -4,7 +4,7 @@ use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
-use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, RequestHeader, User};
+use ferrite_apiserver::{AdmissionPlugins, ApiServer, Component, Config, Door, RequestHeader, User};
 use ferrite_client::{Informers, Scope};
 use ferrite_controllers::{Clients, Identity};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
@@ -65,7 +65,7 @@ pub struct ServerOptions {
 #[derive(Debug, Clone, clap::Args)]
 pub struct RequestHeaderOptions {
     /// File with the authority of front proxies' certificates. A client with such a certificate says in headers for
-    /// whom it asks. Without it nobody is trusted to.
+    /// whom it asks. By default an authority made for this cluster, whose only certificate is the server's own.
     #[arg(long, value_name = "FILE")]
     pub requestheader_client_ca_file: Option<std::path::PathBuf>,
     /// Common names of front proxies' certificates; all of the authority's when empty.
@@ -83,13 +83,50 @@ pub struct RequestHeaderOptions {
     /// Prefixes of headers in which front proxies say what else is known of the user. X-Remote-Extra- is suggested.
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', value_parser = not_blank)]
     pub requestheader_extra_headers_prefix: Vec<String>,
+    /// File with the certificate that the server shows to extension API servers. By default one that is made for it.
+    #[arg(long, value_name = "FILE", requires = "proxy_client_key_file")]
+    pub proxy_client_cert_file: Option<std::path::PathBuf>,
+    /// File with the key of --proxy-client-cert-file.
+    #[arg(long, value_name = "FILE", requires = "proxy_client_cert_file")]
+    pub proxy_client_key_file: Option<std::path::PathBuf>,
+}
+
+/// The common name of the server's own certificate for extension API servers.
+const FRONT_PROXY: &str = "front-proxy-client";
+
+fn read_file(flag: &str, file: &std::path::Path) -> Result<String, BoxError> {
+    std::fs::read_to_string(file).map_err(|e| format!("cannot read --{flag} {}: {e}", file.display()).into())
 }
 
 impl RequestHeaderOptions {
-    fn read(&self) -> Result<Option<RequestHeader>, BoxError> {
-        let Some(file) = &self.requestheader_client_ca_file else { return Ok(None) };
-        let client_ca = std::fs::read_to_string(file)
-            .map_err(|e| format!("cannot read --requestheader-client-ca-file {}: {e}", file.display()))?;
+    /// How the server shows itself to extension API servers. None if only foreign front proxies are trusted.
+    fn proxy_client(&self, pki: &ClusterPki) -> Result<Option<ferrite_pki::Identity>, BoxError> {
+        match (&self.proxy_client_cert_file, &self.proxy_client_key_file) {
+            (Some(certificate), Some(key)) => Ok(Some(ferrite_pki::Identity {
+                certificate: read_file("proxy-client-cert-file", certificate)?,
+                key: read_file("proxy-client-key-file", key)?,
+            })),
+            _ if self.requestheader_client_ca_file.is_some() => Ok(None),
+            _ => {
+                let subject = Subject::client(FRONT_PROXY, None);
+                Ok(Some(pki.front_proxy()?.ensure(FRONT_PROXY, &subject, Purpose::Client)?))
+            }
+        }
+    }
+
+    fn read(&self, pki: &ClusterPki) -> Result<Option<RequestHeader>, BoxError> {
+        let Some(file) = &self.requestheader_client_ca_file else {
+            // The names of headers that upstream's installers use.
+            return Ok(Some(RequestHeader {
+                client_ca: pki.front_proxy()?.ca().to_owned(),
+                allowed_names: vec![FRONT_PROXY.into()],
+                username_headers: vec!["X-Remote-User".into()],
+                uid_headers: vec!["X-Remote-Uid".into()],
+                group_headers: vec!["X-Remote-Group".into()],
+                extra_headers_prefix: vec!["X-Remote-Extra-".into()],
+            }));
+        };
+        let client_ca = read_file("requestheader-client-ca-file", file)?;
         Ok(Some(RequestHeader {
             client_ca,
             allowed_names: self.requestheader_allowed_names.clone(),
@@ -289,7 +326,8 @@ impl Running {
         // An identity that kubelets know and that has no rights here: authors of nodes choose where it is shown.
         let subject = Subject::client("kube-apiserver-kubelet-client", None);
         let kubelet_client = pki.ensure("apiserver-kubelet-client", &subject, Purpose::Client)?;
-        let request_header = options.request_header.read()?;
+        let request_header = options.request_header.read(&pki)?;
+        let proxy_client = options.request_header.proxy_client(&pki)?;
         let proxies_ca = request_header.as_ref().map(|proxies| proxies.client_ca.as_str());
         let tls = ferrite_pki::server_config_with(&serving, pki.ca(), proxies_ca, &["h2", "http/1.1"])?;
         let config = Config {
@@ -302,6 +340,7 @@ impl Running {
             service_account_key: Some(pki.service_account_key()?),
             client_ca: Some(pki.ca().to_owned()),
             request_header,
+            proxy_client,
             serving: options.serving.to_serving(),
             warns_of_inert: place.whole,
             bootstrap_tokens: options.enable_bootstrap_token_auth,
@@ -371,15 +410,30 @@ impl Running {
         let config = self.controllers_config()?;
         let context = ferrite_controllers::Context::new(self.controller_clients(), scope.clone(), config);
         let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
-        let names: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
-        match ferrite_controllers::start_all(&context, &names).as_slice() {
-            [] => Ok(context.informers.clone()),
+        let all: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
+        match ferrite_controllers::start_all(&context, &all).as_slice() {
+            [] => {
+                // The server's own controllers are no controller manager.
+                if !names.is_empty() {
+                    self.hosts(Component::ControllerManager, scope);
+                }
+                Ok(context.informers.clone())
+            }
             unknown => {
                 let known: Vec<&str> = ferrite_controllers::CONTROLLERS.iter().map(|c| c.name).collect();
                 Err(format!("no controller is called {}: there are {}", unknown.join(", "), known.join(", "))
                     .into())
             }
         }
+    }
+
+    /// Reports a component of this process as well for as long as its scope lasts.
+    pub fn hosts(&self, component: Component, scope: &Scope) {
+        let stopping = scope.token().clone();
+        self.server.hosts(component, move || match stopping.is_cancelled() {
+            false => Ok(()),
+            true => Err("it is stopping".to_owned()),
+        });
     }
 
     /// Writes the administrator's kubeconfig beside the configuration.

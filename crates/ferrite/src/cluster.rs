@@ -8,6 +8,7 @@ use crate::control::Control;
 use crate::dns::{ClusterDns, DnsOptions};
 use crate::paths::Paths;
 use crate::progress::Progress;
+use ferrite_apiserver::Component;
 use ferrite_client::{Events, Informers, Scope};
 use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
@@ -19,7 +20,7 @@ use ferrite_proxy::{Proxy, ProxyConfig};
 use ferrite_runtime::Runtime;
 use ferrite_runtime::image::cri::Images;
 use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
-use ferrite_scheduler::{Profile, SchedulerContext};
+use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -326,8 +327,10 @@ pub fn start_scheduler(api: &Running, informers: Informers, scope: &Scope) -> Re
         events: Events::start(client.clone(), scope),
         client,
         scope: scope.clone(),
-        profiles: vec![Profile::default()],
+        configuration: Configuration::default(),
+        registry: Registry::default(),
     })?;
+    api.hosts(Component::Scheduler, scope);
     Ok(())
 }
 

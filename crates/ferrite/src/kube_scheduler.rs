@@ -124,7 +124,11 @@ impl KubeScheduler {
                     events: Events::start(acting.clone(), &scope),
                     client: acting,
                     scope,
-                    profiles,
+                    configuration: ferrite_scheduler::Configuration {
+                        profiles,
+                        ..ferrite_scheduler::Configuration::default()
+                    },
+                    registry: ferrite_scheduler::Registry::default(),
                 })?;
                 Ok(())
             })

@@ -39,11 +39,21 @@ impl std::fmt::Debug for ClusterPki {
 impl ClusterPki {
     pub fn open(dir: &Path) -> Result<Self, PkiError> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))?;
-        let ca = match load(dir, "ca")? {
+        Self::with_authority(dir, "ca", "kubernetes")
+    }
+
+    /// The certificates of front proxies in the same directory. Their authority is another one: a certificate of it
+    /// lets its holder speak for any user.
+    pub fn front_proxy(&self) -> Result<Self, PkiError> {
+        Self::with_authority(&self.dir, "front-proxy-ca", "front-proxy-ca")
+    }
+
+    fn with_authority(dir: &Path, name: &str, common_name: &str) -> Result<Self, PkiError> {
+        let ca = match load(dir, name)? {
             Some(identity) => Authority::from_identity(identity)?,
             None => {
-                let ca = Authority::create("kubernetes")?;
-                save(dir, "ca", ca.identity())?;
+                let ca = Authority::create(common_name)?;
+                save(dir, name, ca.identity())?;
                 ca
             }
         };
@@ -212,6 +222,19 @@ mod tests {
         let pki = ClusterPki::open(two.path()).unwrap();
         save(two.path(), "admin", &first).unwrap();
         assert_ne!(pki.ensure("admin", &subject, Purpose::Client).unwrap(), first);
+    }
+
+    #[test]
+    fn front_proxies_have_an_authority_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = ClusterPki::open(dir.path()).unwrap();
+        let proxies = pki.front_proxy().unwrap();
+        assert_ne!(pki.ca(), proxies.ca());
+        assert_eq!(proxies.ca(), pki.front_proxy().unwrap().ca(), "found again");
+        let subject = Subject::client("front-proxy-client", None);
+        let client = proxies.ensure("front-proxy-client", &subject, Purpose::Client).unwrap();
+        assert!(proxies.is_current(&client, &subject));
+        assert!(!pki.is_current(&client, &subject));
     }
 
     #[test]

@@ -18,6 +18,6 @@ pub use files::{ClusterPki, PkiError};
 pub use request::Request;
 pub use tls::{
     ServerTls, anonymous_server_config, client_config, mutual_server_config, server_config,
-    server_config_with, unverified_client_config,
+    server_config_with, unverified_client_config, unverified_client_config_as,
 };
 pub use token::{KeyError, LEGACY_ISSUER, TokenSigner};

@@ -83,6 +83,29 @@ pub fn client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConf
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots(ca)?);
+    presenting(builder, identity)
+}
+
+/// Trusts whoever answers: for servers whose certificates nobody here can know, such as pods. The connection is
+/// private and nothing more.
+pub fn unverified_client_config() -> Result<ClientConfig, PkiError> {
+    unverified_client_config_as(None)
+}
+
+/// The same, and presents `identity`.
+pub fn unverified_client_config_as(identity: Option<&Identity>) -> Result<ClientConfig, PkiError> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate));
+    presenting(builder, identity)
+}
+
+fn presenting(
+    builder: rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>,
+    identity: Option<&Identity>,
+) -> Result<ClientConfig, PkiError> {
     Ok(match identity {
         Some(identity) => {
             let (chain, key) = parts(identity)?;
@@ -90,17 +113,6 @@ pub fn client_config(ca: &str, identity: Option<&Identity>) -> Result<ClientConf
         }
         None => builder.with_no_client_auth(),
     })
-}
-
-/// Trusts whoever answers: for servers whose certificates nobody here can know, such as pods. The connection is
-/// private and nothing more.
-pub fn unverified_client_config() -> Result<ClientConfig, PkiError> {
-    let provider = Arc::new(ring::default_provider());
-    Ok(ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyCertificate))
-        .with_no_client_auth())
 }
 
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ferrite_client::ObjectKey;
 use k8s_openapi::api::core::v1::Node;
 
+use crate::nominated::Nominated;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
 /// Nodes and assigned pods. A pod can be *assumed* on a node before the API confirms it, so that the next cycle
@@ -18,6 +19,7 @@ pub struct Cache {
     assumed: HashSet<ObjectKey>,
     /// How many counted pods have pod affinity or anti-affinity of any kind.
     with_affinity: usize,
+    nominated: Arc<Nominated>,
     /// Nodes changed since the last snapshot.
     dirty: HashSet<String>,
     /// The set of nodes, or what decides their order, changed since the last snapshot.
@@ -85,6 +87,7 @@ impl Cache {
     /// Counts `pod` on `node` although the API does not say so yet.
     pub fn assume(&mut self, pod: Arc<PodInfo>, node: &str) {
         let key = pod.key.clone();
+        self.remove_nomination(&key);
         self.set_pod(pod, node);
         self.assumed.insert(key);
     }
@@ -94,6 +97,20 @@ impl Cache {
         if self.assumed.remove(key) {
             self.take(key);
         }
+    }
+
+    /// Pods that wait for room on a node.
+    pub fn nominated(&self) -> &Nominated {
+        &self.nominated
+    }
+
+    pub fn nominate(&mut self, pod: Arc<PodInfo>, node: &str) {
+        Arc::make_mut(&mut self.nominated).set(pod, node);
+    }
+
+    /// True if the pod was nominated.
+    pub fn remove_nomination(&mut self, key: &ObjectKey) -> bool {
+        self.nominated.node_of(key).is_some() && Arc::make_mut(&mut self.nominated).remove(key)
     }
 
     /// Whether the pod is counted on a node.
@@ -133,6 +150,7 @@ impl Cache {
             }
         }
         snapshot.has_affinity = self.with_affinity > 0;
+        snapshot.nominated = self.nominated.clone();
         self.reordered = false;
         self.dirty.clear();
     }

@@ -1,9 +1,13 @@
-//! The scheduling cycle: one pod, one snapshot, one answer. Nothing here waits or writes.
+//! The scheduling cycle: one pod, one snapshot, one answer. Nothing here writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::framework::{CycleState, Framework, Interest, MAX_SCORE, Reason, Rejection};
+use crate::framework::{
+    CycleState, Diagnosis, FailedSearch, Framework, Interest, MAX_SCORE, Nomination, PluginError, PodFilters,
+    PostFiltered, Reason, RejectedBy, Rejection, Victims,
+};
+use crate::profile::ExtensionPoint;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
 /// Clusters up to this size are searched completely.
@@ -19,17 +23,20 @@ pub struct Placement {
 }
 
 /// No node was found; [`Display`](std::fmt::Display) is the message people see.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct FitError {
     pub nodes: usize,
-    /// A plugin refused the pod before any node was looked at.
+    /// A plugin refused the pod before any node was examined.
     pub refusal: Option<String>,
     /// How many nodes were rejected for each reason.
     pub reasons: BTreeMap<Reason, usize>,
-    /// What was tried about it, e.g. preemption.
-    pub remedy: Option<String>,
+    /// The outcome of the attempt to make room; empty if that succeeded.
+    pub post_filter: String,
     /// Plugins that rejected something; only events they care about can help.
     pub rejected_by: Vec<&'static str>,
+    pub nomination: Nomination,
+    /// Pods to remove from the nominated node.
+    pub victims: Victims,
 }
 
 impl std::fmt::Display for FitError {
@@ -42,10 +49,22 @@ impl std::fmt::Display for FitError {
             Some(refusal) => write!(f, " {refusal}.")?,
             None => f.write_str(&histogram(&self.reasons))?,
         }
-        match &self.remedy {
-            Some(remedy) => write!(f, " {remedy}"),
-            None => Ok(()),
-        }
+        if self.post_filter.is_empty() { Ok(()) } else { write!(f, " {}", self.post_filter) }
+    }
+}
+
+/// The cycle ended without a node.
+#[derive(Debug)]
+pub enum ScheduleError {
+    /// The pod fits nowhere as things are.
+    Unschedulable(Box<FitError>),
+    /// A plugin failed: the pod is tried again.
+    Plugin(PluginError),
+}
+
+impl From<PluginError> for ScheduleError {
+    fn from(error: PluginError) -> Self {
+        Self::Plugin(error)
     }
 }
 
@@ -70,92 +89,162 @@ pub fn enough(nodes: usize, percentage: Option<usize>) -> usize {
     (nodes * percentage / 100).max(SEARCH_ALL)
 }
 
-/// What stays between cycles: where the last search stopped, and how ties are broken.
+/// The state that stays between cycles: where the last search stopped, and how many nodes are enough.
 #[derive(Debug, Default)]
 pub struct Search {
     pub start: usize,
     pub percentage: Option<usize>,
 }
 
+/// The nodes that fit a pod.
+struct Found {
+    feasible: Vec<Arc<NodeInfo>>,
+    evaluated: usize,
+    diagnosis: Diagnosis,
+}
+
 /// Finds a node for `pod`. `pick` chooses among `n` equally good nodes.
-pub fn schedule(
+pub async fn schedule(
     framework: &Framework,
     snapshot: &Snapshot,
     pod: &PodInfo,
     search: &mut Search,
     pick: impl FnOnce(usize) -> usize,
-) -> Result<Placement, FitError> {
-    let mut error = FitError {
-        nodes: snapshot.nodes().len(),
-        refusal: None,
-        reasons: BTreeMap::new(),
-        remedy: None,
-        rejected_by: Vec::new(),
-    };
+) -> Result<Placement, ScheduleError> {
+    let mut error = FitError { nodes: snapshot.nodes().len(), ..FitError::default() };
     if snapshot.nodes().is_empty() {
-        return Err(error);
+        return Err(ScheduleError::Unschedulable(Box::new(error)));
     }
     let mut state = CycleState::default();
-    let mut filters = Vec::with_capacity(framework.plugins.len());
-    for (plugin, _) in &framework.plugins {
-        let interest = match plugin.pre_filter().map(|p| p.pre_filter(&mut state, pod, snapshot)) {
-            None => Interest::Needed,
-            Some(Ok(interest)) => interest,
-            Some(Err(rejection)) => {
-                error.refusal = Some(rejection.reasons().join(", "));
-                error.rejected_by.push(plugin.name());
-                return Err(error);
+    let (filters, failure) = framework.pre_filter(&mut state, pod, snapshot);
+    let diagnosis = match failure {
+        Some(failure) => {
+            if let Rejection::Error(error) = failure.by.rejection {
+                return Err(error.into());
             }
-        };
-        if let (Interest::Needed, Some(filter)) = (interest, plugin.filter()) {
-            filters.push((plugin.name(), filter));
+            error.refusal = Some(failure.by.rejection.to_string());
+            error.rejected_by = failure.plugins;
+            Diagnosis { nodes: Vec::new(), others: Some(failure.by) }
         }
-    }
-
-    let nodes = snapshot.nodes();
-    let wanted = enough(nodes.len(), search.percentage);
-    let mut feasible: Vec<Arc<NodeInfo>> = Vec::with_capacity(wanted);
-    let mut rejections: Vec<(usize, Rejection)> = Vec::new();
-    let mut rejected_by = BTreeSet::new();
-    let mut evaluated = 0;
-    while evaluated < nodes.len() && feasible.len() < wanted {
-        let position = (search.start + evaluated) % nodes.len();
-        evaluated += 1;
-        let node = &nodes[position];
-        let rejection = filters.iter().find_map(|(name, filter)| {
-            filter.filter(&state, pod, node).err().map(|rejection| (*name, rejection))
-        });
-        match rejection {
-            None => feasible.push(node.clone()),
-            Some((name, rejection)) => {
-                rejected_by.insert(name);
-                rejections.push((position, rejection));
+        None => {
+            let found = match nominated_first(snapshot, pod, &state, &filters) {
+                Some(found) => found,
+                None => find(framework, snapshot, pod, &state, &filters, search)?,
+            };
+            if !found.feasible.is_empty() {
+                let (feasible, count) = (found.feasible, found.evaluated);
+                let node = match feasible.as_slice() {
+                    // One node needs no scores.
+                    [only] => only.name().to_owned(),
+                    _ => best(framework, snapshot, pod, &mut state, &feasible, pick),
+                };
+                return Ok(Placement { node, evaluated: count, feasible: feasible.len(), state });
             }
+            error.reasons = count_reasons(&found.diagnosis, error.nodes);
+            let by = found.diagnosis.nodes.iter().map(|(_, by)| by.plugin);
+            let by: BTreeSet<_> = by.chain(filters.restricting.iter().copied()).collect();
+            error.rejected_by = by.into_iter().collect();
+            found.diagnosis
         }
-    }
-    search.start = (search.start + evaluated) % nodes.len();
-
-    if feasible.is_empty() {
-        for (_, rejection) in &rejections {
-            for reason in rejection.reasons() {
-                *error.reasons.entry(reason.clone()).or_default() += 1;
-            }
-        }
-        error.rejected_by = rejected_by.into_iter().collect();
-        error.remedy = framework
-            .plugins
-            .iter()
-            .filter_map(|(plugin, _)| plugin.post_filter())
-            .find_map(|plugin| plugin.post_filter(pod, snapshot, &rejections));
-        return Err(error);
-    }
-    let count = feasible.len();
-    let node = match feasible.as_slice() {
-        // One node needs no scores.
-        [only] => only.name().to_owned(),
-        _ => best(framework, snapshot, pod, &mut state, &feasible, pick),
     };
-    Ok(Placement { node, evaluated, feasible: count, state })
+    let search = FailedSearch { pod, snapshot, state: &state, filters: &filters, diagnosis: &diagnosis };
+    let remedy = post_filter(framework, search).await?;
+    error.post_filter = remedy.message;
+    error.nomination = remedy.nomination;
+    error.victims = remedy.victims;
+    Err(ScheduleError::Unschedulable(Box::new(error)))
+}
+
+/// How many of `nodes` were rejected for each reason.
+fn count_reasons(diagnosis: &Diagnosis, nodes: usize) -> BTreeMap<Reason, usize> {
+    let mut reasons = BTreeMap::new();
+    for (_, by) in &diagnosis.nodes {
+        for reason in by.rejection.reasons() {
+            *reasons.entry(reason.clone()).or_default() += 1;
+        }
+    }
+    let others = nodes - diagnosis.nodes.len();
+    if let Some(by) = diagnosis.others.as_ref().filter(|_| others > 0) {
+        for reason in by.rejection.reasons() {
+            *reasons.entry(reason.clone()).or_default() += others;
+        }
+    }
+    reasons
+}
+
+/// The node that the pod is nominated to, if it fits there: room was made for it, so no other node is examined.
+fn nominated_first(
+    snapshot: &Snapshot,
+    pod: &PodInfo,
+    state: &CycleState,
+    filters: &PodFilters<'_>,
+) -> Option<Found> {
+    let node = snapshot.get(snapshot.nominated.node_of(&pod.key)?)?;
+    filters.filter_with_nominated(state, pod, node, snapshot).ok()?;
+    Some(Found { feasible: vec![node.clone()], evaluated: 1, diagnosis: Diagnosis::default() })
+}
+
+/// Filters nodes from where the last search stopped, until enough fit.
+fn find(
+    framework: &Framework,
+    snapshot: &Snapshot,
+    pod: &PodInfo,
+    state: &CycleState,
+    filters: &PodFilters<'_>,
+    search: &mut Search,
+) -> Result<Found, PluginError> {
+    let all = snapshot.nodes();
+    let restricted: Option<Vec<usize>> = filters.nodes.as_ref().map(|names| {
+        let mut positions: Vec<_> = names.iter().filter_map(|name| snapshot.position(name)).collect();
+        positions.sort_unstable();
+        positions
+    });
+    let count = restricted.as_ref().map_or(all.len(), Vec::len);
+    let wanted = if framework.scores().is_empty() {
+        1
+    } else {
+        enough(count, framework.percentage_of_nodes_to_score.or(search.percentage))
+    };
+    let mut found =
+        Found { feasible: Vec::with_capacity(wanted), evaluated: 0, diagnosis: Diagnosis::default() };
+    while found.evaluated < count && found.feasible.len() < wanted {
+        let index = (search.start + found.evaluated) % count;
+        let position = restricted.as_ref().map_or(index, |positions| positions[index]);
+        found.evaluated += 1;
+        let node = &all[position];
+        match filters.filter_with_nominated(state, pod, node, snapshot) {
+            Ok(()) => found.feasible.push(node.clone()),
+            Err(RejectedBy { rejection: Rejection::Error(error), .. }) => return Err(error),
+            Err(by) => found.diagnosis.nodes.push((position, by)),
+        }
+    }
+    if restricted.is_some() {
+        let plugin = filters.restricting.first().copied().unwrap_or_default();
+        let reason = format!("node(s) didn't satisfy plugin(s) [{}]", filters.restricting.join(" "));
+        found.diagnosis.others = Some(RejectedBy { plugin, rejection: Rejection::unresolvable(reason) });
+    }
+    search.start = (search.start + found.evaluated) % all.len();
+    Ok(found)
+}
+
+/// Runs the PostFilter plugins until one nominates a node.
+async fn post_filter(framework: &Framework, search: FailedSearch<'_>) -> Result<PostFiltered, PluginError> {
+    let mut last = PostFiltered::default();
+    let mut messages: Vec<String> = Vec::new();
+    for plugin in framework.at(ExtensionPoint::PostFilter) {
+        let Some(point) = plugin.post_filter() else { continue };
+        let result = point.post_filter(search).await?;
+        if matches!(result.nomination, Nomination::Node(_)) {
+            return Ok(result);
+        }
+        if !result.message.is_empty() {
+            messages.push(result.message.clone());
+        }
+        if result.nomination != Nomination::Keep {
+            last = result;
+        }
+    }
+    Ok(PostFiltered { message: messages.join(", "), ..last })
 }
 
 fn best(
@@ -167,23 +256,42 @@ fn best(
     pick: impl FnOnce(usize) -> usize,
 ) -> String {
     let mut totals = vec![0i64; feasible.len()];
-    let mut scores = vec![0i64; feasible.len()];
-    for (plugin, weight) in &framework.plugins {
-        let interest =
-            plugin.pre_score().map_or(Interest::Needed, |p| p.pre_score(state, pod, snapshot, feasible));
-        let (Interest::Needed, Some(score)) = (interest, plugin.score()) else { continue };
-        for (value, node) in scores.iter_mut().zip(feasible) {
-            *value = score.score(state, pod, node);
-        }
-        score.normalize(state, pod, feasible, &mut scores);
+    for (_, weight, scores) in score_all(framework, snapshot, pod, state, feasible) {
         for (total, value) in totals.iter_mut().zip(&scores) {
-            *total += value.clamp(&0, &MAX_SCORE) * weight;
+            *total += value * weight;
         }
     }
     let highest = totals.iter().max().copied().unwrap_or(0);
     let candidates: Vec<usize> = (0..totals.len()).filter(|index| totals[*index] == highest).collect();
     let chosen = pick(candidates.len()).min(candidates.len() - 1);
     feasible[candidates[chosen]].name().to_owned()
+}
+
+/// The scores that each plugin gives to the nodes, with the plugin's name and weight. A plugin that has nothing to say
+/// about the pod is left out.
+pub(crate) fn score_all(
+    framework: &Framework,
+    snapshot: &Snapshot,
+    pod: &PodInfo,
+    state: &mut CycleState,
+    feasible: &[Arc<NodeInfo>],
+) -> Vec<(&'static str, i64, Vec<i64>)> {
+    let mut skipped = BTreeSet::new();
+    for plugin in framework.at(ExtensionPoint::PreScore) {
+        let interest = plugin.pre_score().map(|p| p.pre_score(state, pod, snapshot, feasible));
+        if interest == Some(Interest::Skip) {
+            skipped.insert(plugin.name());
+        }
+    }
+    let mut all = Vec::with_capacity(framework.scores().len());
+    for (plugin, weight) in framework.scores() {
+        let Some(point) = plugin.score().filter(|_| !skipped.contains(plugin.name())) else { continue };
+        let mut scores: Vec<i64> = feasible.iter().map(|node| point.score(state, pod, node)).collect();
+        point.normalize(state, pod, feasible, &mut scores);
+        scores.iter_mut().for_each(|score| *score = (*score).clamp(0, MAX_SCORE));
+        all.push((plugin.name(), *weight, scores));
+    }
+    all
 }
 
 /// Scales scores so that the highest becomes [`MAX_SCORE`]; `reverse` turns them round, for counts of faults.

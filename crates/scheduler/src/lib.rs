@@ -1,17 +1,24 @@
 //! The scheduler: gives every pod without a node one.
 //!
 //! [`framework`] says what a plugin can do at each extension point, [`plugins`] holds one module and one table row
-//! per plugin, [`cycle`] is the pure decision over a [`snapshot`], [`cache`] and [`queue`] are what the decision is
-//! fed from, and [`service`] connects all that to the API.
+//! per plugin, [`profile`] says which plugins serve a scheduler's name, [`cycle`] is the pure decision over a
+//! [`snapshot`], [`preemption`] the choice of pods to remove, [`cache`], [`nominated`] and [`queue`] feed the decision,
+//! and [`service`] connects all that to the API.
 
 pub mod cache;
+pub mod configuration;
 pub mod cycle;
 pub mod framework;
+pub mod nominated;
 pub mod plugins;
+pub mod preemption;
+pub mod profile;
 pub mod queue;
 pub mod resources;
 pub mod service;
 pub mod snapshot;
 
-pub use framework::{Framework, Profile};
+pub use configuration::Configuration;
+pub use framework::{Framework, Registry};
+pub use profile::Profile;
 pub use service::{SchedulerContext, start};

@@ -1,28 +1,53 @@
 //! Pods that wait: for a cycle (*active*), for their back-off to pass (*backoff*), or for something to change in the
-//! cluster (*unschedulable*). Time and hints are arguments; waiting is the caller's.
+//! cluster (*unschedulable*). Time is an argument; waiting is the caller's.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::ObjectKey;
 use tokio::time::Instant;
 
-use crate::framework::ClusterEvent;
+use crate::framework::{ClusterEvent, SortKey};
 use crate::snapshot::PodInfo;
 
-const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
-const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// A pod that nothing woke for this long is tried again, in case a hint was wrong.
 const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
 /// Events remembered for pods in flight; a pod that was in flight for more is tried again.
 const REMEMBERED_EVENTS: usize = 4096;
-/// Named as the rejecting plugin of pods that hold themselves back.
-pub const SCHEDULING_GATES: &str = "SchedulingGates";
+/// Pods whose back-off ends within the same span of this length are ordered as in the active part.
+const BACKOFF_WINDOW: Duration = Duration::from_secs(1);
 
-/// Decides whether an event may help a pod these plugins rejected.
-pub type Hint<'a> = &'a dyn Fn(&PodInfo, &[&'static str], &ClusterEvent) -> bool;
+/// The decisions about pods that the queue leaves to plugins.
+pub trait QueuePolicy: Send + Sync {
+    /// Names the plugin that keeps the pod out of the active part.
+    fn pre_enqueue(&self, pod: &PodInfo) -> Result<(), &'static str>;
+
+    fn sort_key(&self, pod: &PodInfo, queued: Instant) -> SortKey;
+
+    /// Whether an event may help a pod that these plugins rejected.
+    fn queueing_hint(&self, pod: &PodInfo, rejected_by: &[&'static str], event: &ClusterEvent) -> bool;
+}
+
+/// How long a pod waits after a failed attempt: doubled after each, up to a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BackoffLimits {
+    pub initial: Duration,
+    pub max: Duration,
+}
+
+impl Default for BackoffLimits {
+    fn default() -> Self {
+        Self { initial: Duration::from_secs(1), max: Duration::from_secs(10) }
+    }
+}
+
+impl BackoffLimits {
+    fn after(self, attempts: u32) -> Duration {
+        let doublings = attempts.saturating_sub(1).min(31);
+        self.initial.saturating_mul(1 << doublings).min(self.max)
+    }
+}
 
 /// A pod taken from the queue, to be given back by [`Queue::done`] or [`Queue::give_back`].
 #[derive(Debug)]
@@ -33,10 +58,16 @@ pub struct Popped {
     pub since: Instant,
 }
 
+/// Active: order of the plugin. Backoff: end of the back-off, by window, then order of the plugin.
+type ActiveKey = (SortKey, u64);
+type BackoffKey = (Instant, SortKey, u64);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    Active((Reverse<i32>, Instant, u64)),
-    Backoff((Instant, u64)),
+    Active(ActiveKey),
+    Backoff(BackoffKey),
+    /// After an error, not a rejection: it is not taken before its time.
+    ErrorBackoff((Instant, u64)),
     /// With the time at which it is tried again whatever happens.
     Unschedulable((Instant, u64)),
 }
@@ -48,7 +79,11 @@ struct Waiting {
     since: Instant,
     /// End of its back-off.
     ready_at: Instant,
+    /// Its last attempt ended with an error.
+    failed: bool,
     rejected_by: Vec<&'static str>,
+    /// Something helped it while it was held.
+    helped: bool,
     place: Place,
 }
 
@@ -61,31 +96,51 @@ struct InFlight {
     deleted: bool,
 }
 
-#[derive(Debug, Default)]
 pub struct Queue {
+    policy: Box<dyn QueuePolicy>,
+    backoff_limits: BackoffLimits,
+    epoch: Instant,
     waiting: HashMap<ObjectKey, Waiting>,
-    active: BTreeMap<(Reverse<i32>, Instant, u64), ObjectKey>,
-    backoff: BTreeMap<(Instant, u64), ObjectKey>,
+    active: BTreeMap<ActiveKey, ObjectKey>,
+    backoff: BTreeMap<BackoffKey, ObjectKey>,
+    error_backoff: BTreeMap<(Instant, u64), ObjectKey>,
     unschedulable: BTreeMap<(Instant, u64), ObjectKey>,
+    /// Pods that stay unschedulable until they are released, because room is being made for them.
+    held: HashSet<ObjectKey>,
     in_flight: HashMap<ObjectKey, InFlight>,
     events: VecDeque<(u64, ClusterEvent)>,
     next_event: u64,
     sequence: u64,
 }
 
-fn backoff(attempts: u32) -> Duration {
-    let doublings = attempts.saturating_sub(1).min(16);
-    INITIAL_BACKOFF.saturating_mul(1 << doublings).min(MAX_BACKOFF)
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue").field("lengths", &self.lengths()).finish_non_exhaustive()
+    }
 }
 
 impl Queue {
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(policy: Box<dyn QueuePolicy>, backoff_limits: BackoffLimits) -> Self {
+        Self {
+            policy,
+            backoff_limits,
+            epoch: Instant::now(),
+            waiting: HashMap::new(),
+            active: BTreeMap::new(),
+            backoff: BTreeMap::new(),
+            error_backoff: BTreeMap::new(),
+            unschedulable: BTreeMap::new(),
+            held: HashSet::new(),
+            in_flight: HashMap::new(),
+            events: VecDeque::new(),
+            next_event: 0,
+            sequence: 0,
+        }
     }
 
     /// How many pods are (active, backing off, unschedulable).
     pub fn lengths(&self) -> (usize, usize, usize) {
-        (self.active.len(), self.backoff.len(), self.unschedulable.len())
+        (self.active.len(), self.backoff.len() + self.error_backoff.len(), self.unschedulable.len())
     }
 
     /// A pending pod was seen for the first time, or changed.
@@ -96,31 +151,23 @@ impl Queue {
             return;
         }
         let Some(known) = self.waiting.get_mut(&key) else {
-            let gated = pod.placement.is_gated;
             let waiting = Waiting {
                 pod,
                 attempts: 0,
                 since: now,
                 ready_at: now,
-                rejected_by: if gated { vec![SCHEDULING_GATES] } else { Vec::new() },
+                failed: false,
+                rejected_by: Vec::new(),
+                helped: false,
                 place: Place::Unschedulable((now, 0)),
             };
-            if gated {
-                self.park(waiting, now)
-            } else {
-                self.enqueue(waiting, now)
-            }
+            self.enqueue(waiting, now);
             return;
         };
         let changed = pod.differs_from(&known.pod);
         known.pod = pod;
-        if changed && let Some(mut waiting) = self.take(&key) {
-            if waiting.pod.placement.is_gated {
-                waiting.rejected_by = vec![SCHEDULING_GATES];
-                self.park(waiting, now);
-            } else {
-                self.enqueue(waiting, now);
-            }
+        if changed && let Some(waiting) = self.take(&key) {
+            self.enqueue(waiting, now);
         }
     }
 
@@ -129,13 +176,18 @@ impl Queue {
         if let Some(flying) = self.in_flight.get_mut(key) {
             flying.deleted = true;
         }
+        self.held.remove(key);
         self.take(key);
     }
 
-    /// The pod whose turn it is: highest priority, then longest waiting.
+    /// The pod whose turn it is. When no pod is active, one that backs off after a rejection is taken before its time:
+    /// nobody else wants the cycle.
     pub fn pop(&mut self, now: Instant) -> Option<Popped> {
         self.promote(now);
-        let (_, key) = self.active.pop_first()?;
+        let key = match self.active.pop_first() {
+            Some((_, key)) => key,
+            None => self.backoff.pop_first()?.1,
+        };
         let waiting = self.waiting.remove(&key)?;
         let flying = InFlight { from: self.next_event, latest: None, deleted: false };
         self.in_flight.insert(key, flying);
@@ -144,9 +196,10 @@ impl Queue {
 
     /// When [`pop`](Queue::pop) could next have a pod without anything being added.
     pub fn next_due(&self) -> Option<Instant> {
-        let backoff = self.backoff.first_key_value().map(|((at, _), _)| *at);
+        let backoff = self.backoff.first_key_value().map(|((at, ..), _)| *at);
+        let failed = self.error_backoff.first_key_value().map(|((at, _), _)| *at);
         let unschedulable = self.unschedulable.first_key_value().map(|((at, _), _)| *at);
-        backoff.into_iter().chain(unschedulable).min()
+        backoff.into_iter().chain(failed).chain(unschedulable).min()
     }
 
     /// The pod was bound, or is of no interest any more.
@@ -156,14 +209,8 @@ impl Queue {
     }
 
     /// No node was found, or binding failed. It waits for an event that helps, unless one came already while it was
-    /// in flight, or nobody in particular rejected it (`rejected_by` is empty): then only for its back-off.
-    pub fn give_back(
-        &mut self,
-        popped: Popped,
-        rejected_by: Vec<&'static str>,
-        now: Instant,
-        hint: Hint<'_>,
-    ) {
+    /// in flight, or no plugin rejected it (`rejected_by` is empty): then only for its back-off.
+    pub fn give_back(&mut self, popped: Popped, rejected_by: Vec<&'static str>, now: Instant) {
         let key = popped.pod.key.clone();
         let Some(flying) = self.in_flight.remove(&key) else { return };
         if !flying.deleted {
@@ -176,13 +223,15 @@ impl Queue {
                     .events
                     .iter()
                     .filter(|(number, _)| *number >= flying.from)
-                    .any(|(_, event)| hint(&popped.pod, &rejected_by, event));
+                    .any(|(_, event)| self.policy.queueing_hint(&popped.pod, &rejected_by, event));
             let waiting = Waiting {
                 pod: flying.latest.unwrap_or(popped.pod),
                 attempts: popped.attempts,
                 since: popped.since,
-                ready_at: now + backoff(popped.attempts),
+                ready_at: now + self.backoff_limits.after(popped.attempts),
+                failed: rejected_by.is_empty(),
                 rejected_by,
+                helped: false,
                 place: Place::Unschedulable((now, 0)),
             };
             if helped { self.enqueue(waiting, now) } else { self.park(waiting, now) }
@@ -190,13 +239,46 @@ impl Queue {
         self.forget_events();
     }
 
+    /// Keeps the pod out of the active part until [`release`](Queue::release). Call it before the pod is given back.
+    pub fn hold(&mut self, key: ObjectKey) {
+        self.held.insert(key);
+    }
+
+    /// Ends a hold. The pod moves on if something helped it meanwhile, or if `retry`.
+    pub fn release(&mut self, key: &ObjectKey, retry: bool, now: Instant) {
+        self.held.remove(key);
+        if self.waiting.get(key).is_some_and(|waiting| waiting.helped || retry)
+            && let Some(waiting) = self.take(key)
+        {
+            self.enqueue(waiting, now);
+        }
+    }
+
+    /// As [`on_event`](Queue::on_event), with `except` left where it is: the event is about that pod itself.
+    pub fn on_event_except(&mut self, event: ClusterEvent, except: &ObjectKey, now: Instant) {
+        let kept = self.take(except);
+        self.on_event(event, now);
+        if let Some(mut waiting) = kept {
+            match waiting.place {
+                Place::Unschedulable(at) => {
+                    waiting.place = Place::Unschedulable(at);
+                    self.unschedulable.insert(at, except.clone());
+                    self.waiting.insert(except.clone(), waiting);
+                }
+                _ => self.enqueue(waiting, now),
+            }
+        }
+    }
+
     /// Something happened in the cluster: pods it may help leave the unschedulable part.
-    pub fn on_event(&mut self, event: ClusterEvent, now: Instant, hint: Hint<'_>) {
+    pub fn on_event(&mut self, event: ClusterEvent, now: Instant) {
         let helped: Vec<ObjectKey> = self
             .unschedulable
             .values()
             .filter(|key| {
-                self.waiting.get(*key).is_some_and(|waiting| hint(&waiting.pod, &waiting.rejected_by, &event))
+                self.waiting.get(*key).is_some_and(|waiting| {
+                    self.policy.queueing_hint(&waiting.pod, &waiting.rejected_by, &event)
+                })
             })
             .cloned()
             .collect();
@@ -225,20 +307,43 @@ impl Queue {
         }
     }
 
-    /// To the active part, or to the backoff part until it may.
+    /// To the active part, or to the backoff part until it may; to the unschedulable part if it is held or a plugin
+    /// keeps it out.
     fn enqueue(&mut self, mut waiting: Waiting, now: Instant) {
-        self.sequence += 1;
         let key = waiting.pod.key.clone();
+        if self.held.contains(&key) {
+            waiting.helped = true;
+            return self.park(waiting, now);
+        }
+        if let Err(plugin) = self.policy.pre_enqueue(&waiting.pod) {
+            waiting.rejected_by = vec![plugin];
+            return self.park(waiting, now);
+        }
+        waiting.helped = false;
+        self.sequence += 1;
         if waiting.ready_at > now {
-            let at = (waiting.ready_at, self.sequence);
-            waiting.place = Place::Backoff(at);
-            self.backoff.insert(at, key.clone());
+            if waiting.failed {
+                let at = (waiting.ready_at, self.sequence);
+                waiting.place = Place::ErrorBackoff(at);
+                self.error_backoff.insert(at, key.clone());
+            } else {
+                let order = self.policy.sort_key(&waiting.pod, waiting.since);
+                let at = (self.window_end(waiting.ready_at), order, self.sequence);
+                waiting.place = Place::Backoff(at);
+                self.backoff.insert(at, key.clone());
+            }
         } else {
-            let at = (Reverse(waiting.pod.priority), waiting.since, self.sequence);
+            let at = (self.policy.sort_key(&waiting.pod, waiting.since), self.sequence);
             waiting.place = Place::Active(at);
             self.active.insert(at, key.clone());
         }
         self.waiting.insert(key, waiting);
+    }
+
+    /// The end of the window that `at` lies in.
+    fn window_end(&self, at: Instant) -> Instant {
+        let windows = at.saturating_duration_since(self.epoch).as_nanos().div_ceil(BACKOFF_WINDOW.as_nanos());
+        self.epoch + BACKOFF_WINDOW.saturating_mul(u32::try_from(windows).unwrap_or(u32::MAX))
     }
 
     fn park(&mut self, mut waiting: Waiting, now: Instant) {
@@ -255,6 +360,7 @@ impl Queue {
         match waiting.place {
             Place::Active(at) => self.active.remove(&at),
             Place::Backoff(at) => self.backoff.remove(&at),
+            Place::ErrorBackoff(at) => self.error_backoff.remove(&at),
             Place::Unschedulable(at) => self.unschedulable.remove(&at),
         };
         Some(waiting)
@@ -264,13 +370,12 @@ impl Queue {
         let due = |part: &BTreeMap<(Instant, u64), ObjectKey>| -> Vec<ObjectKey> {
             part.iter().take_while(|((at, _), _)| *at <= now).map(|(_, key)| key.clone()).collect()
         };
-        for key in due(&self.backoff).into_iter().chain(due(&self.unschedulable)) {
+        let backoff = self.backoff.iter().take_while(|((at, ..), _)| *at <= now);
+        let backoff: Vec<ObjectKey> = backoff.map(|(_, key)| key.clone()).collect();
+        let others = due(&self.error_backoff).into_iter().chain(due(&self.unschedulable));
+        for key in backoff.into_iter().chain(others) {
             if let Some(waiting) = self.take(&key) {
-                if waiting.pod.placement.is_gated {
-                    self.park(waiting, now);
-                } else {
-                    self.enqueue(waiting, now);
-                }
+                self.enqueue(waiting, now);
             }
         }
     }
@@ -289,12 +394,27 @@ mod tests {
         Arc::new(PodInfo::new(&pod.unwrap()))
     }
 
-    fn never(_: &PodInfo, _: &[&'static str], _: &ClusterEvent) -> bool {
-        false
+    /// Gates hold pods back; `Other` helps those that a plugin named "X" did not reject.
+    struct Policy;
+
+    impl QueuePolicy for Policy {
+        fn pre_enqueue(&self, pod: &PodInfo) -> Result<(), &'static str> {
+            if pod.placement.is_gated { Err("SchedulingGates") } else { Ok(()) }
+        }
+
+        fn sort_key(&self, pod: &PodInfo, queued: Instant) -> SortKey {
+            SortKey { rank: -i64::from(pod.priority), then: queued }
+        }
+
+        fn queueing_hint(&self, _: &PodInfo, rejected_by: &[&'static str], _: &ClusterEvent) -> bool {
+            rejected_by != ["X"] && rejected_by != ["SchedulingGates"]
+        }
     }
 
-    fn always(_: &PodInfo, rejected_by: &[&'static str], _: &ClusterEvent) -> bool {
-        rejected_by != [SCHEDULING_GATES]
+    fn queue() -> (Queue, Instant) {
+        let queue = Queue::new(Box::new(Policy), BackoffLimits::default());
+        let now = queue.epoch;
+        (queue, now)
     }
 
     fn pop(queue: &mut Queue, now: Instant) -> Option<String> {
@@ -303,7 +423,7 @@ mod tests {
 
     #[test]
     fn priority_then_age() {
-        let (mut queue, now) = (Queue::new(), Instant::now());
+        let (mut queue, now) = queue();
         for (name, priority, second) in [("old", 0, 0), ("young", 0, 1), ("high", 5, 2)] {
             queue.set(pod(name, priority, &[]), now + Duration::from_secs(second));
         }
@@ -314,51 +434,109 @@ mod tests {
 
     #[test]
     fn a_rejected_pod_waits_for_a_helpful_event_and_its_back_off() {
-        let (mut queue, now) = (Queue::new(), Instant::now());
+        let (mut queue, now) = queue();
         queue.set(pod("a", 0, &[]), now);
         let popped = queue.pop(now).unwrap();
-        queue.give_back(popped, vec!["NodeResourcesFit"], now, &never);
-        assert_eq!(queue.lengths(), (0, 0, 1));
-        queue.on_event(ClusterEvent::Other, now, &never);
-        assert_eq!(queue.lengths(), (0, 0, 1));
-        queue.on_event(ClusterEvent::Other, now, &always);
-        assert_eq!(queue.lengths(), (0, 1, 0), "its back-off of one second runs");
+        queue.give_back(popped, vec!["X"], now);
+        queue.on_event(ClusterEvent::Other, now);
+        assert_eq!(queue.lengths(), (0, 0, 1), "the event does not help");
+
+        queue.set(pod("b", 0, &[]), now);
+        let popped = queue.pop(now).unwrap();
+        queue.give_back(popped, vec!["NodeResourcesFit"], now);
+        assert_eq!(queue.lengths(), (0, 0, 2));
+        queue.on_event(ClusterEvent::Other, now);
+        assert_eq!(queue.lengths(), (0, 1, 1), "its back-off of one second runs");
         assert_eq!(queue.next_due(), Some(now + Duration::from_secs(1)));
+        queue.set(pod("c", -1, &[]), now);
+        assert_eq!(
+            pop(&mut queue, now).as_deref(),
+            Some("c"),
+            "active pods come first, whatever their priority"
+        );
+        assert_eq!(pop(&mut queue, now).as_deref(), Some("b"), "an idle cycle takes pods that back off");
+    }
+
+    #[test]
+    fn after_an_error_the_whole_back_off_passes() {
+        let (mut queue, now) = queue();
+        queue.set(pod("a", 0, &[]), now);
+        let popped = queue.pop(now).unwrap();
+        queue.give_back(popped, Vec::new(), now);
+        assert_eq!(queue.lengths(), (0, 1, 0));
         assert_eq!(pop(&mut queue, now), None);
+        assert_eq!(queue.next_due(), Some(now + Duration::from_secs(1)));
         assert_eq!(pop(&mut queue, now + Duration::from_secs(1)).as_deref(), Some("a"));
     }
 
     #[test]
-    fn events_during_the_cycle_are_not_missed() {
-        let (mut queue, now) = (Queue::new(), Instant::now());
+    fn pods_that_back_off_are_taken_by_window_then_by_priority() {
+        let (mut queue, now) = queue();
+        for (name, priority) in [("low", 0), ("high", 5)] {
+            queue.set(pod(name, priority, &[]), now);
+            let popped = queue.pop(now).unwrap();
+            queue.give_back(popped, vec!["NodeResourcesFit"], now);
+        }
+        queue.on_event(ClusterEvent::Other, now);
+        let order: Vec<_> = std::iter::from_fn(|| pop(&mut queue, now)).collect();
+        assert_eq!(order, ["high", "low"]);
+    }
+
+    #[test]
+    fn a_held_pod_waits_for_its_release() {
+        let (mut queue, now) = queue();
         queue.set(pod("a", 0, &[]), now);
         let popped = queue.pop(now).unwrap();
-        queue.on_event(ClusterEvent::Other, now, &always);
-        queue.give_back(popped, vec!["NodeResourcesFit"], now, &always);
+        let key = popped.pod.key.clone();
+        queue.hold(key.clone());
+        queue.give_back(popped, vec!["NodeResourcesFit"], now);
+        queue.release(&key, false, now);
+        assert_eq!(queue.lengths(), (0, 0, 1), "nothing helped it");
+        queue.hold(key.clone());
+        queue.on_event(ClusterEvent::Other, now);
+        assert_eq!(queue.lengths(), (0, 0, 1), "held");
+        queue.release(&key, false, now);
+        assert_eq!(queue.lengths(), (0, 1, 0), "the event is not lost");
+
+        let popped = queue.pop(now).unwrap();
+        queue.hold(key.clone());
+        queue.give_back(popped, vec!["X"], now);
+        queue.release(&key, true, now);
+        assert_eq!(queue.lengths(), (0, 1, 0), "tried again although nothing helped");
+    }
+
+    #[test]
+    fn events_during_the_cycle_are_not_missed() {
+        let (mut queue, now) = queue();
+        queue.set(pod("a", 0, &[]), now);
+        let popped = queue.pop(now).unwrap();
+        queue.on_event(ClusterEvent::Other, now);
+        queue.give_back(popped, vec!["NodeResourcesFit"], now);
         assert_eq!(queue.lengths(), (0, 1, 0));
         assert!(queue.events.is_empty(), "nothing is in flight any more");
     }
 
     #[test]
     fn back_off_doubles_to_ten_seconds() {
-        let seconds: Vec<_> = (1..7).map(|attempts| backoff(attempts).as_secs()).collect();
+        let seconds: Vec<_> =
+            (1..7).map(|attempts| BackoffLimits::default().after(attempts).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 10, 10]);
     }
 
     #[test]
     fn forgotten_pods_are_tried_again_after_a_while() {
-        let (mut queue, now) = (Queue::new(), Instant::now());
+        let (mut queue, now) = queue();
         queue.set(pod("a", 0, &[]), now);
         let popped = queue.pop(now).unwrap();
-        queue.give_back(popped, vec!["X"], now, &never);
+        queue.give_back(popped, vec!["X"], now);
         assert_eq!(pop(&mut queue, now + LONGEST_WAIT).as_deref(), Some("a"));
     }
 
     #[test]
     fn gates_hold_a_pod_until_they_are_gone() {
-        let (mut queue, now) = (Queue::new(), Instant::now());
+        let (mut queue, now) = queue();
         queue.set(pod("a", 0, &["g"]), now);
-        queue.on_event(ClusterEvent::Other, now, &always);
+        queue.on_event(ClusterEvent::Other, now);
         assert_eq!(pop(&mut queue, now + LONGEST_WAIT), None);
         queue.set(pod("a", 0, &[]), now);
         assert_eq!(pop(&mut queue, now).as_deref(), Some("a"));
@@ -366,11 +544,11 @@ mod tests {
 
     #[test]
     fn changes_and_deletions_reach_pods_in_every_part() {
-        let (mut queue, now) = (Queue::new(), Instant::now());
+        let (mut queue, now) = queue();
         queue.set(pod("a", 0, &[]), now);
         let popped = queue.pop(now).unwrap();
         queue.set(pod("a", 7, &[]), now);
-        queue.give_back(popped, vec!["X"], now, &never);
+        queue.give_back(popped, vec!["X"], now);
         assert_eq!(queue.lengths(), (0, 1, 0), "it changed while in flight");
         queue.remove(&ObjectKey::new("ns", "a"));
         assert_eq!(queue.lengths(), (0, 0, 0));
@@ -378,7 +556,7 @@ mod tests {
         queue.set(pod("b", 0, &[]), now);
         let popped = queue.pop(now).unwrap();
         queue.remove(&popped.pod.key.clone());
-        queue.give_back(popped, vec!["X"], now, &never);
+        queue.give_back(popped, vec!["X"], now);
         assert_eq!(queue.lengths(), (0, 0, 0), "deleted while in flight");
     }
 }

@@ -7,15 +7,18 @@ use std::sync::Arc;
 use ferrite_client::{ObjectKey, controller_of};
 use ferrite_json::Text;
 use k8s_openapi::api::core::v1::{
-    Node, NodeAffinity, ObjectReference, Pod, PodAffinityTerm, PodSpec, Toleration, TopologySpreadConstraint,
-    WeightedPodAffinityTerm,
+    Node, NodeAffinity, ObjectReference, Pod, PodAffinityTerm, PodSpec, PodStatus, Toleration,
+    TopologySpreadConstraint, WeightedPodAffinityTerm,
 };
 use kube::core::{Selector, SelectorExt};
 
+use crate::nominated::Nominated;
 use crate::resources::{Resources, pod_requests};
 
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 pub const REGION: &str = "topology.kubernetes.io/region";
+/// Reason of the DisruptionTarget condition of a pod that the scheduler deletes to make room.
+pub const PREEMPTION_BY_SCHEDULER: &str = "PreemptionByScheduler";
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// A host port a pod wants for itself.
@@ -213,7 +216,11 @@ pub struct PodInfo {
     pub controller: Option<Box<(Text, Text)>>,
     /// Selects the pods of the same Service or owner; default spreading counts them.
     pub siblings: Option<Selector>,
+    /// When its node started it, in seconds; the end of time for a pod that has not started.
+    started: i64,
     terminating: bool,
+    /// The scheduler deletes it to make room.
+    preempted: bool,
     shape: Arc<PodShape>,
 }
 
@@ -232,13 +239,19 @@ impl PodInfo {
 
     fn with_shape(pod: &Pod, shape: Arc<PodShape>) -> Self {
         let controller = controller_of(&pod.metadata);
+        let status = pod.status.as_ref();
+        let terminating = pod.metadata.deletion_timestamp.is_some();
         Self {
             key: ObjectKey::of(pod),
             uid: pod.metadata.uid.as_deref().map(Text::from),
             controller: controller
                 .map(|owner| Box::new((owner.kind.as_str().into(), owner.name.as_str().into()))),
             siblings: None,
-            terminating: pod.metadata.deletion_timestamp.is_some(),
+            started: status
+                .and_then(|status| status.start_time.as_ref())
+                .map_or(i64::MAX, |time| time.0.as_second()),
+            terminating,
+            preempted: terminating && status.is_some_and(is_preempted),
             shape,
         }
     }
@@ -289,6 +302,24 @@ impl PodInfo {
     pub fn is_terminating(&self) -> bool {
         self.terminating
     }
+
+    /// Whether it is being deleted because the scheduler needs its room.
+    pub fn is_preempted(&self) -> bool {
+        self.preempted
+    }
+
+    /// When its node started it, in seconds; the end of time for a pod that has not started.
+    pub fn started(&self) -> i64 {
+        self.started
+    }
+}
+
+/// Whether the status says that the scheduler preempts the pod.
+fn is_preempted(status: &PodStatus) -> bool {
+    let target = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget");
+    target.is_some_and(|target| {
+        target.status == "True" && target.reason.as_deref() == Some(PREEMPTION_BY_SCHEDULER)
+    })
 }
 
 /// A node, the pods on it, and their sums.
@@ -361,6 +392,8 @@ pub struct Snapshot {
     positions: HashMap<String, usize>,
     /// Some pod on some node has pod affinity or anti-affinity of any kind.
     pub has_affinity: bool,
+    /// Pods that wait for room on a node.
+    pub nominated: Arc<Nominated>,
 }
 
 impl Snapshot {
@@ -376,6 +409,11 @@ impl Snapshot {
 
     pub fn get(&self, name: &str) -> Option<&Arc<NodeInfo>> {
         self.positions.get(name).map(|position| &self.nodes[*position])
+    }
+
+    /// Where the node stands among [`nodes`](Snapshot::nodes).
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.positions.get(name).copied()
     }
 
     pub(crate) fn rebuild(&mut self, nodes: impl IntoIterator<Item = Arc<NodeInfo>>) {

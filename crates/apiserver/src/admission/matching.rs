@@ -128,7 +128,6 @@ impl Matcher {
         }
     }
 
-    #[allow(dead_code, reason = "for policies")]
     /// Of `matchConstraints` of a policy, or `matchResources` of a binding; none is everything.
     pub fn of_match_resources(resources: &Value) -> Self {
         Self {

@@ -31,6 +31,7 @@ mod owner_references;
 mod pod_node_selector;
 mod pod_security;
 mod pod_topology;
+mod policy;
 mod priority;
 pub(crate) mod reinvocation;
 mod resource_quota;
@@ -90,7 +91,8 @@ pub(crate) struct Attributes<'a> {
     pub subresource: Option<&'a str>,
     pub namespace: &'a str,
     pub name: &'a str,
-    /// The object has no name yet: `name` is the prefix that it will be drawn from.
+    /// The request does not name the object: it has no name yet and `name` is the prefix that it will be drawn from, or it
+    /// is deleted with its collection.
     pub unnamed: bool,
     pub user: &'a User,
     /// What is stored now: none for a create.
@@ -145,12 +147,21 @@ impl<'a> Attributes<'a> {
 
     /// A refusal of this request.
     fn forbid(&self, why: impl AsRef<str>) -> Status {
-        Status::forbidden(&self.resource.group, &self.resource.plural, self.name, why.as_ref())
+        // As upstream: deletes of a collection do not name their objects.
+        let unnamed = self.unnamed && self.operation == Operation::Delete;
+        let name = if unnamed { "Unknown!" } else { self.name };
+        Status::forbidden(&self.resource.group, &self.resource.plural, name, why.as_ref())
     }
 
     /// Tells the client something that does not stop the request.
     fn warn(&self, text: impl Into<String>) {
         self.options.warnings.add(text);
+    }
+
+    /// Notes something for those who audit requests. The server's log takes the place of an audit log.
+    fn annotate(&self, key: &str, value: String) {
+        let (resource, namespace, name) = (&*self.resource.plural, self.namespace, self.name);
+        tracing::info!(target: "audit", resource, namespace, name, user = self.user.name, key, value);
     }
 
     /// Whether the user may do something else as well.

@@ -1,5 +1,6 @@
 //! Stages of admission that may wait: webhooks and policies.
 
+use super::policy::{MutatingPolicies, ValidatingPolicies};
 use super::webhook::{MutatingWebhooks, ValidatingWebhooks};
 use super::{Attributes, Reinvocation, WebhookMetrics};
 use crate::outbound::Outbound;
@@ -62,12 +63,16 @@ pub(super) struct StageRow<S: ?Sized> {
 }
 
 /// In order.
-pub(super) const MUTATING: &[StageRow<dyn MutatingStage>] =
-    &[StageRow { name: MutatingWebhooks::NAME, make: MutatingWebhooks::make }];
+pub(super) const MUTATING: &[StageRow<dyn MutatingStage>] = &[
+    StageRow { name: MutatingPolicies::NAME, make: MutatingPolicies::make },
+    StageRow { name: MutatingWebhooks::NAME, make: MutatingWebhooks::make },
+];
 
 /// In order.
-pub(super) const VALIDATING: &[StageRow<dyn ValidatingStage>] =
-    &[StageRow { name: ValidatingWebhooks::NAME, make: ValidatingWebhooks::make }];
+pub(super) const VALIDATING: &[StageRow<dyn ValidatingStage>] = &[
+    StageRow { name: ValidatingPolicies::NAME, make: ValidatingPolicies::make },
+    StageRow { name: ValidatingWebhooks::NAME, make: ValidatingWebhooks::make },
+];
 
 /// The names of all stages.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {

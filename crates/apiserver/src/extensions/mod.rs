@@ -22,6 +22,7 @@ use ferrite_store::WatchEnd;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const GROUP: &str = "apiextensions.k8s.io";
@@ -43,11 +44,23 @@ pub(crate) struct ResourceTables {
     built_in: Arc<Table>,
     custom: Mutex<BTreeMap<String, Served>>,
     current: RwLock<Arc<Table>>,
+    /// The version of the current table.
+    version: watch::Sender<u64>,
 }
 
 impl ResourceTables {
     pub fn new(built_in: Arc<Table>) -> Self {
-        Self { current: RwLock::new(Arc::clone(&built_in)), built_in, custom: Mutex::default() }
+        Self {
+            current: RwLock::new(Arc::clone(&built_in)),
+            version: watch::Sender::new(built_in.version),
+            built_in,
+            custom: Mutex::default(),
+        }
+    }
+
+    /// Tells when the table changes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
     }
 
     /// The table as it is now.
@@ -83,7 +96,9 @@ impl ResourceTables {
         }
         let rows = custom.values().flat_map(|served| served.resources.iter().cloned());
         let table = Arc::new(self.built_in.with(rows));
+        let version = table.version;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = table;
+        self.version.send_replace(version);
         true
     }
 

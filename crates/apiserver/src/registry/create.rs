@@ -6,7 +6,7 @@ use super::stored::Written;
 use super::update::CHARGE_ATTEMPTS;
 use super::{Registry, Write, metadata, store_status, stored};
 use crate::admission::{Attributes, Charges, Operation};
-use crate::auth::{Grant, check_escalation};
+use crate::auth::{Grant, check_escalation, check_param_access};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
@@ -27,6 +27,17 @@ fn taken(resource: &Resource, name: &str, entry: &Entry) -> Status {
         status.message = format!("object is being deleted: {}", status.message);
     }
     status
+}
+
+fn grant<'a>(write: &Write<'a>, new: &'a Value) -> Grant<'a> {
+    Grant {
+        user: write.user,
+        resource: write.resource,
+        namespace: write.namespace,
+        requested: write.requested,
+        old: None,
+        new,
+    }
 }
 
 impl Registry {
@@ -134,15 +145,7 @@ impl Registry {
             key = stored::key(resource, write.namespace, name);
             attributes = Attributes { name, ..attributes };
         }
-        let grant = Grant {
-            user: write.user,
-            resource,
-            namespace: write.namespace,
-            requested: write.requested,
-            old: None,
-            new: &object,
-        };
-        check_escalation(&self.rbac, &view, &grant)?;
+        check_escalation(&self.rbac, &view, &grant(write, &object))?;
         // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
@@ -153,7 +156,10 @@ impl Registry {
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, name, &errors));
         }
-        let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource, &object));
+        if let Some(error) = check_param_access(&self.rbac, &view, &grant(write, &object)) {
+            return Err(metadata::invalid(resource, name, &[error]));
+        }
+        let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource));
         warnings.for_each(|w| write.options.warnings.add(w));
         self.admission.validate(&view, &attributes, Some(&object)).await?;
         let mut charges = self.admission.charge(&view, &attributes, &object)?;

@@ -56,7 +56,7 @@ impl Registry {
                 return Ok(Deleted::Gone(marked.clone()));
             }
             if marked_here.is_none() {
-                check_preconditions(resource, name, options, &old)?;
+                check_delete_preconditions(resource, name, options, &old)?;
             }
             let attributes = Attributes {
                 operation: Operation::Delete,
@@ -64,7 +64,7 @@ impl Registry {
                 subresource: None,
                 namespace: write.namespace,
                 name,
-                unnamed: false,
+                unnamed: write.requested.is_empty(),
                 user: write.user,
                 old: Some(&old),
                 options: write.options,
@@ -133,7 +133,8 @@ impl Registry {
     }
 }
 
-fn check_preconditions(
+/// Checks the UID and the version that delete options ask for.
+pub(crate) fn check_delete_preconditions(
     resource: &Resource,
     name: &str,
     options: &DeleteOptions,

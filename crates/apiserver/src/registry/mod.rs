@@ -19,11 +19,11 @@ mod update;
 mod watch;
 
 pub(crate) use allocator::ServiceAllocator;
-pub(crate) use delete::Deleted;
+pub(crate) use delete::{Deleted, check_delete_preconditions};
 pub(crate) use hub::{Event, EventType, FrameKey};
 pub(crate) use list::{Items, ListPage};
 pub(crate) use select::{Facts, Selectors};
-pub(crate) use update::{Change, Update};
+pub(crate) use update::{Change, Update, precondition_failed};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::admission::Chain;
@@ -100,6 +100,19 @@ impl View {
         let resource = self.table.any_version(group, plural)?;
         let key = stored::key(resource, namespace, name);
         self.decoded.get(resource, &key, self.snapshot.get(key.as_bytes())?)
+    }
+
+    /// An object in the version of `resource`.
+    pub fn object(&self, resource: &Resource, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let key = stored::key(resource, namespace, name);
+        self.decoded.get(resource, &key, self.snapshot.get(key.as_bytes())?)
+    }
+
+    /// The objects in the version of `resource`, in a namespace or, if that is empty, in all.
+    pub fn objects_of(&self, resource: &Resource, namespace: &str) -> Vec<Arc<Value>> {
+        let prefix = stored::prefix_in(resource, Some(namespace));
+        let entries = self.snapshot.range(prefix.as_bytes(), None);
+        entries.filter_map(|(key, entry)| self.decoded.get(resource, key, entry)).collect()
     }
 
     /// The objects of a resource in a namespace, where there are few and they seldom change.
@@ -319,8 +332,8 @@ impl Registry {
         }
     }
 
-    fn inert_warning(&self, resource: &Resource, object: &Value) -> Option<String> {
-        crate::inert::warning(resource, object).filter(|_| self.warns_of_inert)
+    fn inert_warning(&self, resource: &Resource) -> Option<String> {
+        crate::inert::warning(resource).filter(|_| self.warns_of_inert)
     }
 
     /// The stored object, decoded.

@@ -4,9 +4,10 @@ use super::checks::{self, Sent};
 use super::stored::Written;
 use super::{Registry, Write, metadata, stored, unreadable};
 use crate::admission::{Attributes, Operation};
-use crate::auth::{Grant, check_escalation};
+use crate::auth::{Grant, check_escalation, check_param_access};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
+use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
 use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
@@ -52,12 +53,24 @@ fn check_uid(update: &Update<'_>, new: &Value, stored_uid: &str) -> Result<(), S
     if uid.is_empty() || uid == stored_uid {
         return Ok(());
     }
-    let key = stored::key(resource, update.write.namespace, update.name);
+    Err(precondition_failed(resource, update.write.namespace, update.name, "UID", uid, stored_uid))
+}
+
+/// The refusal of a write whose UID or version is not that of the stored object.
+pub(crate) fn precondition_failed(
+    resource: &Resource,
+    namespace: &str,
+    name: &str,
+    what: &str,
+    given: &str,
+    stored: &str,
+) -> Status {
+    let key = stored::key(resource, namespace, name);
     let why = format!(
-        "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {stored_uid}",
+        "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: {what} in precondition: {given}, {what} in object meta: {stored}",
         String::from_utf8_lossy(key.as_bytes()),
     );
-    Err(Status::conflict(&resource.group, &resource.plural, update.name, &why))
+    Status::conflict(&resource.group, &resource.plural, name, &why)
 }
 
 impl Registry {
@@ -227,8 +240,12 @@ impl Registry {
             return Err(metadata::invalid(resource, update.name, &errors));
         }
         if update.subresource.is_none() {
+            let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
+            if let Some(error) = check_param_access(&self.rbac, view, &grant) {
+                return Err(metadata::invalid(resource, update.name, &[error]));
+            }
             let told = strategy.warnings_on_update(new, old).into_iter();
-            told.chain(self.inert_warning(resource, new)).for_each(|w| warnings.add(w));
+            told.chain(self.inert_warning(resource)).for_each(|w| warnings.add(w));
         }
         self.admission.validate(view, attributes, Some(new)).await?;
         Ok(allocation)

@@ -1,7 +1,8 @@
 //! Connections from the server to kubelets, pods and services, on behalf of a request.
 
-use crate::call::Call;
 use crate::http::{Answer, BoxError};
+use crate::server::ApiServer;
+use ::http::request::Parts;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use bytes::Bytes;
 use ferrite_api::Status;
@@ -19,10 +20,12 @@ use tokio_rustls::TlsConnector;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where a request goes.
-pub(super) struct Place {
+pub(crate) struct Place {
     pub address: IpAddr,
     pub port: u16,
     pub tls: Option<Arc<rustls::ClientConfig>>,
+    /// The name that the far side's certificate must have; its address if none.
+    pub server_name: Option<String>,
 }
 
 impl Place {
@@ -35,7 +38,7 @@ impl Place {
 /// Nobody answered for too long.
 #[derive(Debug, thiserror::Error)]
 #[error("timed out")]
-pub(super) struct TimedOut;
+pub(crate) struct TimedOut;
 
 /// The address is not one to send a client to.
 #[derive(Debug, thiserror::Error)]
@@ -58,9 +61,9 @@ pub(super) fn check_address(address: IpAddr) -> Result<(), Status> {
 }
 
 /// Whether a connection ends at this server: at its port, from an address to the same address.
-fn is_to_ourselves(call: &Call, stream: &TcpStream) -> std::io::Result<bool> {
+fn is_to_ourselves(server: &ApiServer, stream: &TcpStream) -> std::io::Result<bool> {
     let (here, there) = (stream.local_addr()?, stream.peer_addr()?);
-    let port = call.server.config.advertise.port();
+    let port = server.config.advertise.port();
     Ok(there.port() == port && here.ip().to_canonical() == there.ip().to_canonical())
 }
 
@@ -68,8 +71,8 @@ trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 /// Sends one request on a connection of its own. The connection ends with the answer, or with what it becomes.
-pub(super) async fn send<B>(
-    call: &Call,
+pub(crate) async fn send<B>(
+    server: &ApiServer,
     place: &Place,
     mut request: Request<B>,
 ) -> Result<Response<hyper::body::Incoming>, BoxError>
@@ -84,21 +87,24 @@ where
         }
         let tcp = TcpStream::connect((place.address, place.port)).await?;
         // Nobody speaks to this server as the server.
-        if is_to_ourselves(call, &tcp)? {
+        if is_to_ourselves(server, &tcp)? {
             return Err(NotAllowed.into());
         }
         tcp.set_nodelay(true)?;
         let stream: Box<dyn Stream> = match &place.tls {
             None => Box::new(tcp),
             Some(tls) => {
-                let name = ServerName::IpAddress(place.address.into());
+                let name = match &place.server_name {
+                    Some(name) => ServerName::try_from(name.clone())?,
+                    None => ServerName::IpAddress(place.address.into()),
+                };
                 Box::new(TlsConnector::from(Arc::clone(tls)).connect(name, tcp).await?)
             }
         };
         Ok::<_, BoxError>(http1::handshake(TokioIo::new(stream)).await?)
     };
     let (mut sender, connection) = tokio::time::timeout(TIMEOUT, connect).await.map_err(|_| TimedOut)??;
-    call.server.spawn(async move {
+    server.spawn(async move {
         // An error shows up on the response as well.
         let _ = connection.with_upgrades().await;
     });
@@ -115,7 +121,7 @@ fn is_upgrade_header(name: &HeaderName) -> bool {
         || name == "x-accepted-stream-protocol-versions"
 }
 
-pub(super) fn copy_upgrade_headers(from: &HeaderMap, to: &mut HeaderMap) {
+pub(crate) fn copy_upgrade_headers(from: &HeaderMap, to: &mut HeaderMap) {
     for (name, value) in from {
         if is_upgrade_header(name) {
             to.append(name.clone(), value.clone());
@@ -124,13 +130,17 @@ pub(super) fn copy_upgrade_headers(from: &HeaderMap, to: &mut HeaderMap) {
 }
 
 /// Joins the client's connection with the one that has just been upgraded.
-pub(super) fn join(call: &mut Call, mut response: Response<hyper::body::Incoming>) -> Result<Answer, Status> {
-    let Some(client_side) = call.parts.extensions.remove::<hyper::upgrade::OnUpgrade>() else {
+pub(crate) fn join(
+    server: &ApiServer,
+    parts: &mut Parts,
+    mut response: Response<hyper::body::Incoming>,
+) -> Result<Answer, Status> {
+    let Some(client_side) = parts.extensions.remove::<hyper::upgrade::OnUpgrade>() else {
         return Err(Status::bad_request("this connection cannot be upgraded; use HTTP/1.1"));
     };
     let far_side = hyper::upgrade::on(&mut response);
-    let stopping = call.server.stopping();
-    call.server.spawn(async move {
+    let stopping = server.stopping();
+    server.spawn(async move {
         let (Ok(client), Ok(far)) = tokio::join!(client_side, far_side) else { return };
         let (mut client, mut far) = (TokioIo::new(client), TokioIo::new(far));
         tokio::select! {

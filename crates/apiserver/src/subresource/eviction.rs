@@ -6,7 +6,7 @@ use crate::call::Call;
 use crate::encode;
 use crate::http::Answer;
 use crate::options::{DeleteOptions, Query, WriteOptions};
-use crate::registry::{Update, Write};
+use crate::registry::{Update, Write, check_delete_preconditions};
 use crate::verbs;
 use ferrite_api::selector::LabelSelector;
 use ferrite_api::{Gvk, Status, meta};
@@ -22,6 +22,7 @@ const RETRY_SECONDS: u64 = 10;
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let eviction = call.read_as(&Gvk::new(GROUP, "v1", "Eviction"), options.field_validation).await?;
+    call.check_namespace(&eviction)?;
     if meta::name(&eviction) != call.name() {
         return Err(Status::bad_request("name in URL does not match name in Eviction object"));
     }
@@ -232,17 +233,8 @@ fn taken(budget: &Value, pod: &str, now: &str) -> Value {
 
 /// Tells in the pod's status why it goes. Preconditions then hold for what was just written.
 async fn mark(call: &Call, delete: DeleteOptions) -> Result<DeleteOptions, Status> {
-    let conflict = |what: &str| {
-        let why = format!("the {what} in the precondition does not match the {what} in record");
-        Status::conflict("", "pods", call.name(), &why)
-    };
     let change = |old: &Value| {
-        if delete.uid.as_deref().is_some_and(|uid| uid != meta::uid(old)) {
-            return Err(conflict("UID"));
-        }
-        if delete.resource_version.as_deref().is_some_and(|v| v != meta::str(old, "resourceVersion")) {
-            return Err(conflict("ResourceVersion"));
-        }
+        check_delete_preconditions(&call.resource, call.name(), &delete, old)?;
         Ok(targeted(old, &verbs::now()))
     };
     let user = User::new("system:apiserver", ["system:masters"]);

@@ -135,6 +135,10 @@ async fn stream(call: &mut Call, what: &str) -> Result<Answer, Status> {
 
 pub(super) async fn port_forward(call: &mut Call) -> Result<Answer, Status> {
     require_create(call)?;
+    if let Some(port) = call.query.all("ports").find(|port| port.parse::<u32>().is_err()) {
+        let why = format!("cannot convert to []int32: strconv.ParseUint: parsing {port:?}: invalid syntax");
+        return Err(Status::bad_request(why));
+    }
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     host(&pod)?;
     let query = encode(call.query.all("ports").map(|port| ("port", port)));
@@ -202,7 +206,7 @@ async fn upgrade(call: &mut Call, pod: &Value, path: &str) -> Result<Answer, Sta
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Err(relay_error(response).await);
     }
-    dial::join(call, response)
+    dial::join(&call.server, &mut call.parts, response)
 }
 
 /// What the kubelet complained about, as a Status.
@@ -241,8 +245,8 @@ async fn send(
 ) -> Result<Response<hyper::body::Incoming>, Status> {
     let node = host(pod)?;
     let (address, port) = endpoint(call, node)?;
-    let place = Place { address, port, tls: Some(tls(call)?) };
-    dial::send(call, &place, request).await.map_err(|e| {
+    let place = Place { address, port, tls: Some(tls(call)?), server_name: None };
+    dial::send(&call.server, &place, request).await.map_err(|e| {
         Status::internal(format!("cannot reach the kubelet of node {node} at {address}:{port}: {e}"))
     })
 }

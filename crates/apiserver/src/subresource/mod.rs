@@ -2,15 +2,16 @@
 
 pub(crate) mod binding;
 mod connect;
-mod dial;
+pub(crate) mod dial;
 mod eviction;
 mod finalize;
+pub(crate) mod forwarding;
 mod kubelet;
 mod proxy;
 pub(crate) mod scale;
 pub(crate) mod token;
 
-pub(crate) use proxy::rewrite_page;
+pub(crate) use proxy::{endpoints_of, rewrite_page, slices_of};
 
 use crate::call::Call;
 use crate::http::Answer;

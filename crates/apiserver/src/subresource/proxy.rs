@@ -4,10 +4,10 @@ mod html;
 mod links;
 
 use super::dial::{self, Place};
-use super::kubelet;
+use super::{forwarding, kubelet};
 use crate::call::Call;
 use crate::http::{Answer, BoxError};
-use crate::serve::Peer;
+use crate::registry::View;
 use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
@@ -69,7 +69,7 @@ async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Re
         .body(body)
         .map_err(|e| Status::bad_request(format!("cannot pass the request on: {e}")))?;
     let headers = request.headers_mut();
-    copy_headers(&call.parts.headers, headers, is_ours);
+    forwarding::copy_request_headers(&call.parts.headers, headers);
     if !call.header(header::UPGRADE).is_empty() {
         dial::copy_upgrade_headers(&call.parts.headers, headers);
     }
@@ -81,22 +81,16 @@ async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Re
             headers.insert(name, value);
         }
     }
-    if let Some(Peer(peer)) = call.parts.extensions.get() {
-        let before = headers.get(FORWARDED_FOR).and_then(|v| v.to_str().ok());
-        let path = before.map_or_else(|| peer.to_string(), |before| format!("{before}, {peer}"));
-        if let Ok(value) = HeaderValue::from_str(&path) {
-            headers.insert(FORWARDED_FOR, value);
-        }
-    }
-    let response = dial::send(call, place, request).await.map_err(|e| {
+    forwarding::append_peer(&call.parts, headers);
+    let response = dial::send(&call.server, place, request).await.map_err(|e| {
         let message = format!("error trying to reach service: {}", cause(place, &*e));
         Status::new(503, "ServiceUnavailable", message)
     })?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let headers = response.headers().clone();
-        let mut answer = dial::join(call, response)?;
+        let mut answer = dial::join(&call.server, &mut call.parts, response)?;
         let said: HeaderMap = answer.headers().clone();
-        for (name, value) in headers.iter().filter(|(name, _)| !is_theirs(name.as_str())) {
+        for (name, value) in headers.iter().filter(|(name, _)| !forwarding::is_theirs(name.as_str())) {
             if !said.contains_key(name) {
                 answer.headers_mut().append(name, value.clone());
             }
@@ -124,11 +118,10 @@ async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Re
     };
     let mut answer = Response::new(body);
     *answer.status_mut() = parts.status;
-    copy_headers(&parts.headers, answer.headers_mut(), is_theirs);
+    forwarding::copy_response_headers(&parts.headers, answer.headers_mut());
     Ok(answer)
 }
 
-const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 
 /// What went wrong, worded as upstream's where people know the words.
@@ -145,39 +138,6 @@ fn cause(place: &Place, error: &(dyn std::error::Error + 'static)) -> String {
         _ => return cause.to_string(),
     };
     format!("dial tcp {}: {what}", place.host())
-}
-
-/// Headers about one connection, which end here.
-fn is_hop(name: &str) -> bool {
-    matches!(
-        name,
-        "connection" | "keep-alive" | "proxy-connection" | "transfer-encoding" | "te" | "trailer" | "upgrade"
-    )
-}
-
-/// Headers of a request that are not passed on: who the user is stays here, and lengths are made anew.
-fn is_ours(name: &str) -> bool {
-    is_hop(name)
-        || matches!(name, "authorization" | "host" | "content-length")
-        || name.starts_with("impersonate-")
-}
-
-/// Headers of an answer that are not passed on: who may read it elsewhere is for this server to say.
-fn is_theirs(name: &str) -> bool {
-    is_hop(name)
-        || matches!(
-            name,
-            "access-control-allow-credentials"
-                | "access-control-allow-headers"
-                | "access-control-allow-methods"
-                | "access-control-allow-origin"
-        )
-}
-
-fn copy_headers(from: &HeaderMap, to: &mut HeaderMap, stays: fn(&str) -> bool) {
-    for (name, value) in from.iter().filter(|(name, _)| !stays(name.as_str())) {
-        to.append(name.clone(), value.clone());
-    }
 }
 
 /// What a name in the path means: `name`, `name:port` or `scheme:name:port`.
@@ -234,7 +194,7 @@ fn pod(call: &Call) -> Result<Place, Status> {
         "" => first().and_then(|p| u16::try_from(p).ok()).unwrap_or_else(|| name.default_port()),
         given => given.parse().map_err(|_| Status::bad_request(format!("invalid port {given:?}")))?,
     };
-    Ok(Place { address, port, tls: name.tls() })
+    Ok(Place { address, port, tls: name.tls(), server_name: None })
 }
 
 fn node(call: &Call) -> Result<Place, Status> {
@@ -245,19 +205,16 @@ fn node(call: &Call) -> Result<Place, Status> {
         given => given.parse().map_err(|_| Status::bad_request(format!("invalid port {given:?}")))?,
     };
     if port == kubelet_port {
-        return Ok(Place { address, port, tls: Some(kubelet::tls(call)?) });
+        return Ok(Place { address, port, tls: Some(kubelet::tls(call)?), server_name: None });
     }
-    Ok(Place { address, port, tls: name.tls() })
+    Ok(Place { address, port, tls: name.tls(), server_name: None })
 }
 
 fn service(call: &Call) -> Result<Place, Status> {
     let name = named(call, "service")?;
     let service = call.server.registry.read(&call.resource, call.namespace(), name.name)?;
     let view = call.server.registry.view();
-    let slices: Vec<Value> = view
-        .objects("discovery.k8s.io", "endpointslices", call.namespace())
-        .filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == name.name)
-        .collect();
+    let slices = slices_of(&view, call.namespace(), name.name);
     // As upstream: a service of which nothing has taken notice yet is as good as none.
     if slices.is_empty() {
         return Err(Status::not_found("", "services", name.name));
@@ -266,7 +223,21 @@ fn service(call: &Call) -> Result<Place, Status> {
     let Some((address, port)) = places.choose(&mut rand::rng()) else {
         return Err(Status::unavailable(format!("no endpoints available for service {:?}", name.name)));
     };
-    Ok(Place { address: checked(Some(address))?, port: *port, tls: name.tls() })
+    Ok(Place { address: checked(Some(address))?, port: *port, tls: name.tls(), server_name: None })
+}
+
+/// The EndpointSlices of a Service.
+pub(crate) fn slices_of(view: &View, namespace: &str, service: &str) -> Vec<Value> {
+    let slices = view.objects("discovery.k8s.io", "endpointslices", namespace);
+    slices.filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == service).collect()
+}
+
+/// Where a port of a Service is served now: the addresses that are ready and that a client may be sent to.
+pub(crate) fn endpoints_of(view: &View, namespace: &str, service: &str, port: u16) -> Vec<(IpAddr, u16)> {
+    let Some(found) = view.get("", "services", namespace, service) else { return Vec::new() };
+    let Ok(port) = port_name(&found, &port.to_string()) else { return Vec::new() };
+    let all = endpoints(&slices_of(view, namespace, service), &port);
+    all.into_iter().filter_map(|(address, port)| Some((checked(Some(&address)).ok()?, port))).collect()
 }
 
 /// The name of the port asked for, which may be by number. As upstream: without one, the port without a name.

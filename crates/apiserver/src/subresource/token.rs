@@ -31,10 +31,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let gvk = Gvk::new("authentication.k8s.io", "v1", "TokenRequest");
     let mut request = call.read_as(&gvk, options.field_validation).await?;
-    let account = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
-    let Some(signer) = &call.server.tokens else {
-        return Err(Status::unavailable("this server has no key to sign tokens with"));
-    };
+    call.check_namespace(&request)?;
     let given = meta::name(&request);
     if !given.is_empty() && given != call.name() {
         let error = FieldError::invalid(
@@ -44,15 +41,10 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         );
         return Err(Status::invalid(&gvk.group, &gvk.kind, call.name(), &[error]));
     }
-    let given = meta::namespace(&request);
-    if !given.is_empty() && given != call.namespace() {
-        let error = FieldError::invalid(
-            &Path::new("metadata").child("namespace"),
-            given,
-            "must match the service account namespace if specified",
-        );
-        return Err(Status::invalid(&gvk.group, &gvk.kind, call.name(), &[error]));
-    }
+    let account = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+    let Some(signer) = &call.server.tokens else {
+        return Err(Status::unavailable("this server has no key to sign tokens with"));
+    };
     let now = Timestamp::now();
     let spec = &mut request["spec"];
     let seconds = spec["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);

@@ -12,6 +12,7 @@ mod deleting;
 mod granting;
 mod network;
 mod parts;
+mod policies;
 mod reading;
 mod refusing;
 mod servers;

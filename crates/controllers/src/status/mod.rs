@@ -1,6 +1,5 @@
 //! What upstream's API server writes into the status of its own configuration objects.
 
-pub(crate) mod api_services;
 pub(crate) mod flow_schemas;
 pub(crate) mod policies;
 

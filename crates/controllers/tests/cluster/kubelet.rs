@@ -1,7 +1,7 @@
 //! Stands in for the kubelets: pods with a node run and are ready at once, and end at once when asked to.
 //!
 //! Labels of a pod say what becomes of it: `stuck` never starts, `exit` ends with this code, and `fails` names the
-//! completion indexes that end with 1 in spite of it, separated by dots.
+//! completion indexes that end with 1 in spite of it, separated by dots. `keeps-room` runs on while a finalizer keeps it.
 
 use std::sync::Arc;
 
@@ -68,6 +68,9 @@ pub fn start(client: &Client, informers: &Informers, scope: &Scope) {
                     }
                 };
                 if pod.metadata.deletion_timestamp.is_some() {
+                    if label(&pod, "keeps-room").is_some() && pod.metadata.finalizers.is_some() {
+                        return Ok(None);
+                    }
                     // A pod that somebody waits for reports its end before it goes.
                     if !has_ended && pod.metadata.finalizers.is_some() {
                         return set(ended(137)).await.or_else(gone);

@@ -14,4 +14,5 @@ mod lifecycle;
 mod mirror;
 mod nodes;
 mod policy;
+mod preemption;
 mod stateful;

@@ -8,7 +8,7 @@ use ferrite_apiserver::{ApiServer, Config as ServerConfig, User};
 use ferrite_client::{Api, Informer, Object, Scope};
 use ferrite_controllers::{Clients, Config, Context, Identity, start_all};
 use ferrite_json::{Value, json};
-use ferrite_scheduler::{Profile, SchedulerContext};
+use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
 use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
@@ -62,7 +62,8 @@ impl Cluster {
             informers: context.informers.clone(),
             events: context.events.clone(),
             scope: scope.clone(),
-            profiles: vec![Profile::default()],
+            configuration: Configuration::default(),
+            registry: Registry::default(),
         })
         .unwrap();
         let cluster = Self { client, context, server, scope };

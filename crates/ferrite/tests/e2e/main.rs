@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test that fails should stop at once")]
 
+mod aggregation;
 mod archive;
 mod bad_input;
 mod clients;

@@ -1,7 +1,9 @@
 use ferrite_json::{Value, json};
 
 use super::*;
-use crate::framework::Profile;
+use crate::framework::{Handle, Registry};
+use crate::profile::Profile;
+use futures_util::FutureExt;
 
 fn node(name: &str, change: &[(&str, Value)]) -> Arc<NodeInfo> {
     let mut value = json!({
@@ -32,11 +34,23 @@ fn with_pods(node: &Arc<NodeInfo>, pods: &[Arc<PodInfo>]) -> Arc<NodeInfo> {
     Arc::new(node)
 }
 
+fn framework() -> Framework {
+    Framework::new(&Profile::default(), &Registry::default(), &Handle::default()).unwrap()
+}
+
+fn run_in(snapshot: &Snapshot, pod: &PodInfo, search: &mut Search) -> Result<Placement, FitError> {
+    let framework = framework();
+    let result = schedule(&framework, snapshot, pod, search, |_| 0).now_or_never();
+    result.expect("nothing waits without extenders").map_err(|error| match error {
+        ScheduleError::Unschedulable(error) => *error,
+        ScheduleError::Plugin(error) => panic!("{error}"),
+    })
+}
+
 fn run(nodes: Vec<Arc<NodeInfo>>, pod: &PodInfo) -> Result<Placement, FitError> {
-    let framework = Framework::new(&Profile::default()).unwrap();
     let mut snapshot = Snapshot::new(nodes);
     snapshot.has_affinity = true;
-    schedule(&framework, &snapshot, pod, &mut Search::default(), |_| 0)
+    run_in(&snapshot, pod, &mut Search::default())
 }
 
 #[test]
@@ -206,10 +220,9 @@ fn large_clusters_are_searched_in_part_and_in_turn() {
     ] {
         assert_eq!(enough(nodes, percentage), expected, "{nodes} {percentage:?}");
     }
-    let framework = Framework::new(&Profile::default()).unwrap();
     let snapshot = Snapshot::new((0..200).map(|n| node(&format!("n{n:03}"), &[])));
     let mut search = Search::default();
-    let found = schedule(&framework, &snapshot, &pod("p", "1", json!({})), &mut search, |_| 0).unwrap();
+    let found = run_in(&snapshot, &pod("p", "1", json!({})), &mut search).unwrap();
     assert_eq!((found.evaluated, found.feasible), (100, 100));
     assert_eq!(search.start, 100);
 }

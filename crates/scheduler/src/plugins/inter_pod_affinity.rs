@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Interest, MAX_SCORE, Plugin, PreFilter, PreScore, Rejection, Score,
+    ClusterEvent, CycleState, Filter, Interest, MAX_SCORE, Plugin, PreFilter, PreFiltered, PreScore,
+    Rejection, Score,
 };
 use crate::snapshot::{AffinityTerm, NodeInfo, PodInfo, Snapshot};
 
@@ -16,7 +17,7 @@ const HARD_AFFINITY_WEIGHT: i64 = 1;
 /// Pods per topology key and value.
 type Topology = HashMap<(String, String), i64>;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Counts {
     /// Places where a present pod's required anti-affinity refuses the new pod.
     refused: Topology,
@@ -26,11 +27,46 @@ struct Counts {
     unwanted: Topology,
 }
 
+impl Counts {
+    /// Counts `amount` more of `present`, which is on `node`.
+    fn change(&mut self, pod: &PodInfo, present: &PodInfo, node: &NodeInfo, amount: i64) {
+        for term in &present.anti_affinity.required {
+            if term.matches(pod) {
+                place(&mut self.refused, node, &term.topology_key, amount);
+            }
+        }
+        if matches_all(&pod.affinity.required, present) {
+            for term in &pod.affinity.required {
+                place(&mut self.wanted, node, &term.topology_key, amount);
+            }
+        }
+        for term in &pod.anti_affinity.required {
+            if term.matches(present) {
+                place(&mut self.unwanted, node, &term.topology_key, amount);
+            }
+        }
+    }
+}
+
+fn recount(state: &mut CycleState, pod: &PodInfo, other: &PodInfo, node: &NodeInfo, amount: i64) {
+    let matters = other.anti_affinity.required.iter().any(|term| term.matches(pod))
+        || matches_all(&pod.affinity.required, other)
+        || pod.anti_affinity.required.iter().any(|term| term.matches(other));
+    if matters && let Some(counts) = state.get_mut::<Counts>() {
+        counts.change(pod, other, node, amount);
+    }
+}
+
+#[derive(Clone)]
 struct Scores(Topology);
 
 fn place(topology: &mut Topology, node: &NodeInfo, key: &str, amount: i64) {
-    if let Some(value) = node.labels().get(key) {
-        *topology.entry((key.to_owned(), value.clone())).or_default() += amount;
+    let Some(value) = node.labels().get(key) else { return };
+    let place = (key.to_owned(), value.clone());
+    let count = topology.entry(place.clone()).or_default();
+    *count += amount;
+    if *count == 0 {
+        topology.remove(&place);
     }
 }
 
@@ -51,7 +87,7 @@ impl Plugin for InterPodAffinity {
         "InterPodAffinity"
     }
 
-    fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+    fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::AssignedPodAdded(other) => {
                 pod.affinity.required.iter().any(|term| term.matches(other))
@@ -87,39 +123,30 @@ impl PreFilter for InterPodAffinity {
         state: &mut CycleState,
         pod: &PodInfo,
         snapshot: &Snapshot,
-    ) -> Result<Interest, Rejection> {
+    ) -> Result<PreFiltered, Rejection> {
         let has_own = !pod.affinity.required.is_empty() || !pod.anti_affinity.required.is_empty();
         if !has_own && !snapshot.has_affinity {
-            return Ok(Interest::Skip);
+            return Ok(PreFiltered::Skip);
         }
         let mut counts = Counts::default();
         for node in snapshot.nodes() {
             for present in &node.pods {
-                for term in &present.anti_affinity.required {
-                    if term.matches(pod) {
-                        place(&mut counts.refused, node, &term.topology_key, 1);
-                    }
-                }
-                if !has_own {
-                    continue;
-                }
-                if matches_all(&pod.affinity.required, present) {
-                    for term in &pod.affinity.required {
-                        place(&mut counts.wanted, node, &term.topology_key, 1);
-                    }
-                }
-                for term in &pod.anti_affinity.required {
-                    if term.matches(present) {
-                        place(&mut counts.unwanted, node, &term.topology_key, 1);
-                    }
-                }
+                counts.change(pod, present, node, 1);
             }
         }
         if !has_own && counts.refused.is_empty() {
-            return Ok(Interest::Skip);
+            return Ok(PreFiltered::Skip);
         }
         state.put(counts);
-        Ok(Interest::Needed)
+        Ok(PreFiltered::Needed)
+    }
+
+    fn add_pod(&self, state: &mut CycleState, pod: &PodInfo, added: &PodInfo, node: &NodeInfo) {
+        recount(state, pod, added, node, 1);
+    }
+
+    fn remove_pod(&self, state: &mut CycleState, pod: &PodInfo, removed: &PodInfo, node: &NodeInfo) {
+        recount(state, pod, removed, node, -1);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The plugins, one module each; this table is the default profile, in its order.
 
 mod balanced_allocation;
+pub(crate) mod default_binder;
 mod default_preemption;
 mod inter_pod_affinity;
 pub(crate) mod node_affinity;
@@ -9,46 +10,87 @@ mod node_ports;
 mod node_resources_fit;
 mod node_unschedulable;
 mod pod_topology_spread;
+mod priority_sort;
+mod scheduling_gates;
 mod taint_toleration;
 
 use std::sync::Arc;
 
-use crate::framework::PluginEntry;
+use crate::framework::{PluginArgs, PluginArgsError, PluginEntry};
+
+/// Arguments of a plugin that takes none.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoArgs {}
+
+fn no_args(args: &PluginArgs) -> Result<(), PluginArgsError> {
+    args.decode::<NoArgs>().map(|_| ())
+}
 
 /// Every plugin there is. Cheap filters that reject often come first.
 pub const PLUGINS: &[PluginEntry] = &[
     PluginEntry {
+        name: "SchedulingGates",
+        weight: 0,
+        new: |args, _| no_args(args).map(|()| Arc::new(scheduling_gates::SchedulingGates) as _),
+    },
+    PluginEntry {
+        name: "PrioritySort",
+        weight: 0,
+        new: |args, _| no_args(args).map(|()| Arc::new(priority_sort::PrioritySort) as _),
+    },
+    PluginEntry {
         name: "NodeUnschedulable",
         weight: 0,
-        new: || Arc::new(node_unschedulable::NodeUnschedulable),
+        new: |args, _| no_args(args).map(|()| Arc::new(node_unschedulable::NodeUnschedulable) as _),
     },
-    PluginEntry { name: "NodeName", weight: 0, new: || Arc::new(node_name::NodeName) },
-    PluginEntry { name: "TaintToleration", weight: 3, new: || Arc::new(taint_toleration::TaintToleration) },
-    PluginEntry { name: "NodeAffinity", weight: 2, new: || Arc::new(node_affinity::NodeAffinity) },
-    PluginEntry { name: "NodePorts", weight: 0, new: || Arc::new(node_ports::NodePorts) },
+    PluginEntry {
+        name: "NodeName",
+        weight: 0,
+        new: |args, _| no_args(args).map(|()| Arc::new(node_name::NodeName) as _),
+    },
+    PluginEntry {
+        name: "TaintToleration",
+        weight: 3,
+        new: |args, _| no_args(args).map(|()| Arc::new(taint_toleration::TaintToleration) as _),
+    },
+    PluginEntry {
+        name: "NodeAffinity",
+        weight: 2,
+        new: |args, _| no_args(args).map(|()| Arc::new(node_affinity::NodeAffinity) as _),
+    },
+    PluginEntry {
+        name: "NodePorts",
+        weight: 0,
+        new: |args, _| no_args(args).map(|()| Arc::new(node_ports::NodePorts) as _),
+    },
     PluginEntry {
         name: "NodeResourcesFit",
         weight: 1,
-        new: || Arc::new(node_resources_fit::NodeResourcesFit),
+        new: |args, _| no_args(args).map(|()| Arc::new(node_resources_fit::NodeResourcesFit) as _),
     },
     PluginEntry {
         name: "PodTopologySpread",
         weight: 2,
-        new: || Arc::new(pod_topology_spread::PodTopologySpread),
+        new: |args, _| no_args(args).map(|()| Arc::new(pod_topology_spread::PodTopologySpread) as _),
     },
     PluginEntry {
         name: "InterPodAffinity",
         weight: 2,
-        new: || Arc::new(inter_pod_affinity::InterPodAffinity),
+        new: |args, _| no_args(args).map(|()| Arc::new(inter_pod_affinity::InterPodAffinity) as _),
     },
-    PluginEntry {
-        name: "DefaultPreemption",
-        weight: 0,
-        new: || Arc::new(default_preemption::DefaultPreemption),
-    },
+    PluginEntry { name: "DefaultPreemption", weight: 0, new: default_preemption::new },
     PluginEntry {
         name: "NodeResourcesBalancedAllocation",
         weight: 1,
-        new: || Arc::new(balanced_allocation::BalancedAllocation),
+        new: |args, _| no_args(args).map(|()| Arc::new(balanced_allocation::BalancedAllocation) as _),
+    },
+    PluginEntry {
+        name: "DefaultBinder",
+        weight: 0,
+        new: |args, handle| {
+            let client = handle.client().cloned();
+            no_args(args).map(|()| Arc::new(default_binder::DefaultBinder { client }) as _)
+        },
     },
 ];

@@ -1,5 +1,6 @@
 //! `nodeSelector` and node affinity.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ferrite_client::{matches_node, matches_term};
@@ -7,7 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 
 use crate::cycle::normalize;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Interest, Plugin, PreFilter, PreScore, Rejection, Score,
+    ClusterEvent, CycleState, Filter, Interest, Plugin, PreFilter, PreFiltered, PreScore, Rejection, Score,
 };
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
@@ -23,12 +24,34 @@ pub(crate) fn matches_required(pod: &PodInfo, node: &Node) -> bool {
     matches_node(pod.placement.node_selector.as_ref(), required, node)
 }
 
+/// The nodes that the required terms name by `metadata.name`, if each term names some. A DaemonSet's pod names one: no
+/// other node is examined then.
+fn named_nodes(pod: &PodInfo) -> Option<BTreeSet<String>> {
+    let required = affinity(pod)?.required_during_scheduling_ignored_during_execution.as_ref()?;
+    let mut all = BTreeSet::new();
+    for term in &required.node_selector_terms {
+        let mut named: Option<BTreeSet<&String>> = None;
+        for field in term.match_fields.iter().flatten() {
+            if field.key == "metadata.name" && field.operator == "In" {
+                let values: BTreeSet<&String> = field.values.iter().flatten().collect();
+                named = Some(match named {
+                    None => values,
+                    Some(known) => known.intersection(&values).copied().collect(),
+                });
+            }
+        }
+        // A term without a name leaves every node in.
+        all.extend(named?.into_iter().cloned());
+    }
+    Some(all)
+}
+
 impl Plugin for NodeAffinity {
     fn name(&self) -> &'static str {
         "NodeAffinity"
     }
 
-    fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+    fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::NodeAdded(node) => matches_required(pod, node),
             ClusterEvent::NodeUpdated { old, new } => {
@@ -57,11 +80,14 @@ impl Plugin for NodeAffinity {
 }
 
 impl PreFilter for NodeAffinity {
-    fn pre_filter(&self, _: &mut CycleState, pod: &PodInfo, _: &Snapshot) -> Result<Interest, Rejection> {
+    fn pre_filter(&self, _: &mut CycleState, pod: &PodInfo, _: &Snapshot) -> Result<PreFiltered, Rejection> {
         let selects = pod.placement.node_selector.is_some();
         let requires =
             affinity(pod).is_some_and(|a| a.required_during_scheduling_ignored_during_execution.is_some());
-        Ok(if selects || requires { Interest::Needed } else { Interest::Skip })
+        if !selects && !requires {
+            return Ok(PreFiltered::Skip);
+        }
+        Ok(named_nodes(pod).map_or(PreFiltered::Needed, PreFiltered::Nodes))
     }
 }
 

@@ -10,7 +10,7 @@ impl Plugin for NodeName {
         "NodeName"
     }
 
-    fn may_help(&self, _pod: &PodInfo, event: &ClusterEvent) -> bool {
+    fn queueing_hint(&self, _pod: &PodInfo, event: &ClusterEvent) -> bool {
         matches!(event, ClusterEvent::NodeAdded(_) | ClusterEvent::PodUpdated)
     }
 

@@ -1,6 +1,6 @@
 //! Keeps apart pods that want the same host port.
 
-use crate::framework::{ClusterEvent, CycleState, Filter, Interest, Plugin, PreFilter, Rejection};
+use crate::framework::{ClusterEvent, CycleState, Filter, Plugin, PreFilter, PreFiltered, Rejection};
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
 pub(super) struct NodePorts;
@@ -14,7 +14,7 @@ impl Plugin for NodePorts {
         "NodePorts"
     }
 
-    fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+    fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::NodeAdded(_) | ClusterEvent::PodUpdated => true,
             ClusterEvent::AssignedPodDeleted(gone) => conflict(pod, gone),
@@ -32,8 +32,8 @@ impl Plugin for NodePorts {
 }
 
 impl PreFilter for NodePorts {
-    fn pre_filter(&self, _: &mut CycleState, pod: &PodInfo, _: &Snapshot) -> Result<Interest, Rejection> {
-        Ok(if pod.host_ports.is_empty() { Interest::Skip } else { Interest::Needed })
+    fn pre_filter(&self, _: &mut CycleState, pod: &PodInfo, _: &Snapshot) -> Result<PreFiltered, Rejection> {
+        Ok(if pod.host_ports.is_empty() { PreFiltered::Skip } else { PreFiltered::Needed })
     }
 }
 

@@ -31,7 +31,7 @@ impl Plugin for NodeResourcesFit {
         "NodeResourcesFit"
     }
 
-    fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+    fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::NodeAdded(node) => could_fit(pod, node),
             ClusterEvent::NodeUpdated { old, new } => {
@@ -84,7 +84,7 @@ impl Filter for NodeResourcesFit {
         }
         match (reasons.is_empty(), hopeless) {
             (true, _) => Ok(()),
-            (false, true) => Err(Rejection::Unresolvable(reasons)),
+            (false, true) => Err(Rejection::UnschedulableAndUnresolvable(reasons)),
             (false, false) => Err(Rejection::Unschedulable(reasons)),
         }
     }

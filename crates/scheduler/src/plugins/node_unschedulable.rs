@@ -17,7 +17,7 @@ impl Plugin for NodeUnschedulable {
         "NodeUnschedulable"
     }
 
-    fn may_help(&self, _pod: &PodInfo, event: &ClusterEvent) -> bool {
+    fn queueing_hint(&self, _pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::NodeAdded(node) => !is_cordoned(node),
             ClusterEvent::NodeUpdated { old, new } => is_cordoned(old) && !is_cordoned(new),

@@ -8,12 +8,14 @@ use kube::core::{Expression, Selector, SelectorExt};
 use super::node_affinity::matches_required;
 use super::taint_toleration::tolerates;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Interest, MAX_SCORE, Plugin, PreFilter, PreScore, Rejection, Score,
+    ClusterEvent, CycleState, Filter, Interest, MAX_SCORE, Plugin, PreFilter, PreFiltered, PreScore,
+    Rejection, Score,
 };
 use crate::snapshot::{HOSTNAME, NodeInfo, PodInfo, Snapshot, ZONE};
 
 pub(super) struct PodTopologySpread;
 
+#[derive(Clone)]
 struct Constraint {
     key: String,
     max_skew: i64,
@@ -88,8 +90,10 @@ fn default_constraints(pod: &PodInfo) -> Vec<Constraint> {
 /// Matching pods per value of the topology label.
 type Domains = HashMap<String, i64>;
 
+#[derive(Clone)]
 struct Required(Vec<(Constraint, Domains)>);
 
+#[derive(Clone)]
 struct Preferred(Vec<(Constraint, Domains, f64)>);
 
 impl Plugin for PodTopologySpread {
@@ -97,7 +101,7 @@ impl Plugin for PodTopologySpread {
         "PodTopologySpread"
     }
 
-    fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+    fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::AssignedPodAdded(other) | ClusterEvent::AssignedPodDeleted(other) => {
                 other.key.namespace == pod.key.namespace
@@ -124,16 +128,36 @@ impl Plugin for PodTopologySpread {
     }
 }
 
+/// Counts one matching pod more or less on a node that counts.
+fn recount(state: &mut CycleState, pod: &PodInfo, other: &PodInfo, node: &NodeInfo, change: i64) {
+    let Some(Required(counted)) = state.get::<Required>() else { return };
+    let is_counted = other.key.namespace == pod.key.namespace
+        && !other.is_terminating()
+        && counted.iter().all(|(constraint, _)| node.labels().contains_key(&constraint.key));
+    if !is_counted {
+        return;
+    }
+    let Some(Required(counted)) = state.get_mut::<Required>() else { return };
+    for (constraint, domains) in counted {
+        if constraint.includes(pod, node)
+            && constraint.selector.matches(other.labels())
+            && let Some(count) = node.labels().get(&constraint.key).and_then(|value| domains.get_mut(value))
+        {
+            *count += change;
+        }
+    }
+}
+
 impl PreFilter for PodTopologySpread {
     fn pre_filter(
         &self,
         state: &mut CycleState,
         pod: &PodInfo,
         snapshot: &Snapshot,
-    ) -> Result<Interest, Rejection> {
+    ) -> Result<PreFiltered, Rejection> {
         let constraints = constraints(pod, "DoNotSchedule");
         if constraints.is_empty() {
-            return Ok(Interest::Skip);
+            return Ok(PreFiltered::Skip);
         }
         let keys: Vec<String> = constraints.iter().map(|constraint| constraint.key.clone()).collect();
         let mut counted: Vec<_> =
@@ -151,7 +175,15 @@ impl PreFilter for PodTopologySpread {
             }
         }
         state.put(Required(counted));
-        Ok(Interest::Needed)
+        Ok(PreFiltered::Needed)
+    }
+
+    fn add_pod(&self, state: &mut CycleState, pod: &PodInfo, added: &PodInfo, node: &NodeInfo) {
+        recount(state, pod, added, node, 1);
+    }
+
+    fn remove_pod(&self, state: &mut CycleState, pod: &PodInfo, removed: &PodInfo, node: &NodeInfo) {
+        recount(state, pod, removed, node, -1);
     }
 }
 

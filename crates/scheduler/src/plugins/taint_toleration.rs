@@ -31,7 +31,7 @@ impl Plugin for TaintToleration {
         "TaintToleration"
     }
 
-    fn may_help(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+    fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::NodeAdded(node) => !keeps_off(node, pod),
             ClusterEvent::NodeUpdated { old, new } => keeps_off(old, pod) && !keeps_off(new, pod),

@@ -1,0 +1,181 @@
+//! An extension API server behind a Service: where it is, how it is trusted, and how it is asked.
+
+use super::services::ServiceReference;
+use crate::auth::User;
+use crate::http::{Body, BoxError};
+use crate::server::ApiServer;
+use crate::subresource::{dial, endpoints_of};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use base64::Engine;
+use ferrite_pki::{Identity, PkiError};
+use hyper::body::Incoming;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use rand::seq::IndexedRandom;
+use std::sync::Arc;
+
+/// A server that another process runs.
+pub(crate) struct Remote {
+    /// Name of the APIService.
+    pub name: String,
+    pub service: ServiceReference,
+    /// The APIService's own status says so.
+    pub available: bool,
+    tls: Result<Arc<rustls::ClientConfig>, TrustError>,
+}
+
+/// The certificates of an APIService cannot be used.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum TrustError {
+    #[error("the caBundle of APIService {name} is not base64 of PEM certificates")]
+    Bundle { name: String },
+    #[error("TLS to the server of APIService {name} cannot be set up: {why}")]
+    Tls { name: String, why: String },
+}
+
+/// Nothing of a Service can be reached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReachError {
+    #[error("service {namespace}/{name} has no ready endpoint for port {port}")]
+    NoEndpoint { namespace: String, name: String, port: u16 },
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    #[error("cannot reach {at}: {source}")]
+    Connect {
+        at: String,
+        #[source]
+        source: BoxError,
+    },
+}
+
+impl Remote {
+    pub fn new(name: &str, service: ServiceReference, available: bool, identity: Option<&Identity>) -> Self {
+        let tls = trust(name, &service, identity);
+        Self { name: name.to_owned(), service, available, tls }
+    }
+
+    pub fn trust_error(&self) -> Option<&TrustError> {
+        self.tls.as_ref().err()
+    }
+
+    /// Sends a request to one of the Service's endpoints.
+    pub async fn send(
+        &self,
+        server: &ApiServer,
+        request: Request<Body>,
+    ) -> Result<Response<Incoming>, ReachError> {
+        let tls = self.tls.clone()?;
+        let ServiceReference { namespace, name, port, .. } = &self.service;
+        let places = endpoints_of(&server.registry.view(), namespace, name, *port);
+        let Some(&(address, endpoint_port)) = places.choose(&mut rand::rng()) else {
+            return Err(ReachError::NoEndpoint {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                port: *port,
+            });
+        };
+        let place = dial::Place {
+            address,
+            port: endpoint_port,
+            tls: Some(tls),
+            server_name: Some(format!("{name}.{namespace}.svc")),
+        };
+        let sent = dial::send(server, &place, request).await;
+        sent.map_err(|source| ReachError::Connect { at: format!("https://{}", place.host()), source })
+    }
+}
+
+fn trust(
+    name: &str,
+    service: &ServiceReference,
+    identity: Option<&Identity>,
+) -> Result<Arc<rustls::ClientConfig>, TrustError> {
+    let failed = |error: PkiError| TrustError::Tls { name: name.to_owned(), why: error.to_string() };
+    if service.skip_verify {
+        return ferrite_pki::unverified_client_config_as(identity).map(Arc::new).map_err(failed);
+    }
+    let bundle = base64::engine::general_purpose::STANDARD.decode(&service.ca_bundle).ok();
+    let bundle = bundle.and_then(|bytes| String::from_utf8(bytes).ok());
+    let bundle = bundle.ok_or_else(|| TrustError::Bundle { name: name.to_owned() })?;
+    ferrite_pki::client_config(&bundle, identity).map(Arc::new).map_err(failed)
+}
+
+/// Bytes that cannot stand in a header's name, and the sign that escapes them.
+const ESCAPED: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'%')
+    .add(b'(')
+    .add(b')')
+    .add(b',')
+    .add(b'/')
+    .add(b':')
+    .add(b';')
+    .add(b'<')
+    .add(b'=')
+    .add(b'>')
+    .add(b'?')
+    .add(b'@')
+    .add(b'[')
+    .add(b'\\')
+    .add(b']')
+    .add(b'{')
+    .add(b'}');
+
+/// Says in upstream's headers for whom the request is made. A value that no header can carry is left out: the far
+/// side then knows less of the user, never more.
+pub(super) fn identify(headers: &mut HeaderMap, user: &User) {
+    let mut add = |name: &str, value: &str| {
+        let name = HeaderName::from_bytes(name.as_bytes());
+        if let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) {
+            headers.append(name, value);
+        }
+    };
+    add("x-remote-user", &user.name);
+    if !user.uid.is_empty() {
+        add("x-remote-uid", &user.uid);
+    }
+    for group in &user.groups {
+        add("x-remote-group", group);
+    }
+    for (key, values) in &user.extra {
+        let name = format!("x-remote-extra-{}", utf8_percent_encode(key, ESCAPED)).to_lowercase();
+        for value in values {
+            add(&name, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_named_in_headers() {
+        let mut user = User::new("jane", ["dev"]);
+        user.uid = "7".into();
+        user.extra.insert("example.com/scopes".into(), vec!["a".into(), "b".into()]);
+        let mut headers = HeaderMap::new();
+        identify(&mut headers, &user);
+        let all = |name: &str| -> Vec<&str> {
+            headers.get_all(name).iter().map(|v| v.to_str().expect("text")).collect()
+        };
+        assert_eq!(all("x-remote-user"), ["jane"]);
+        assert_eq!(all("x-remote-uid"), ["7"]);
+        assert_eq!(all("x-remote-group"), ["dev", "system:authenticated"]);
+        assert_eq!(all("x-remote-extra-example.com%2fscopes"), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_bad_bundle_is_told() {
+        for bundle in ["%", "bm90IHV0Zjg", "/////w=="] {
+            let service = ServiceReference {
+                namespace: "a".into(),
+                name: "b".into(),
+                port: 443,
+                ca_bundle: bundle.into(),
+                skip_verify: false,
+            };
+            assert!(Remote::new("v1.x", service, true, None).trust_error().is_some(), "{bundle}");
+        }
+    }
+}

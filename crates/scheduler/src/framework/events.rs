@@ -1,0 +1,62 @@
+//! Events of the cluster that may make a waiting pod schedulable.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+
+use crate::snapshot::PodInfo;
+
+/// Something happened in the cluster. A plugin's queueing hint says whether it may help a pod.
+#[derive(Debug, Clone)]
+pub enum ClusterEvent {
+    NodeAdded(Arc<Node>),
+    NodeUpdated {
+        old: Arc<Node>,
+        new: Arc<Node>,
+    },
+    /// A pod took its place on a node, or changed its labels there.
+    AssignedPodAdded(Arc<PodInfo>),
+    AssignedPodDeleted(Arc<PodInfo>),
+    /// The waiting pod itself was changed.
+    PodUpdated,
+    /// An object that a plugin reads through [`Handle::store`](super::Handle::store) changed.
+    Object(ObjectEvent),
+    /// Anything else; cheap to treat as possibly helpful.
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    Added,
+    Updated,
+    Deleted,
+}
+
+/// A change of an object of any kind.
+#[derive(Debug, Clone)]
+pub struct ObjectEvent {
+    pub action: Action,
+    object: Arc<dyn Any + Send + Sync>,
+    old: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl ObjectEvent {
+    pub fn new<K: Any + Send + Sync>(
+        action: Action,
+        object: Arc<K>,
+        old: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Self {
+        Self { action, object, old }
+    }
+
+    /// The object, if it is a `K`.
+    pub fn object<K: Any>(&self) -> Option<&K> {
+        (*self.object).downcast_ref()
+    }
+
+    /// The object before an update, if it is a `K`.
+    pub fn old<K: Any>(&self) -> Option<&K> {
+        self.old.as_deref().and_then(|old| old.downcast_ref())
+    }
+}

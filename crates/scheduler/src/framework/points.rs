@@ -1,0 +1,262 @@
+//! The extension points: a trait each. A plugin implements those it takes part in and returns itself from the method of
+//! [`Plugin`] with the same name.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
+
+use super::{ClusterEvent, CycleState, PluginError, PodFilters, RejectedBy, Rejection};
+use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
+
+/// Says whether later steps of a plugin are needed for this pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    Needed,
+    Skip,
+}
+
+/// The answer of a PreFilter plugin that does not reject the pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PreFiltered {
+    /// The plugin's filter must run, on every node.
+    Needed,
+    /// The plugin's filter accepts every node: it is not called.
+    Skip,
+    /// Only these nodes come into question. The plugin's filter runs on them.
+    Nodes(BTreeSet<String>),
+}
+
+/// Decides whether a pod may enter the active queue at all.
+pub trait PreEnqueue: Send + Sync {
+    fn pre_enqueue(&self, pod: &PodInfo) -> Result<(), Rejection>;
+}
+
+/// Where a pod stands in the active queue: a smaller key comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SortKey {
+    pub rank: i64,
+    pub then: Instant,
+}
+
+/// Orders the active queue. All profiles share one such plugin.
+pub trait QueueSort: Send + Sync {
+    /// `queued` is the time at which the pod first entered the queue.
+    fn sort_key(&self, pod: &PodInfo, queued: Instant) -> SortKey;
+}
+
+/// Examines the pod once, before any node, and may reject it.
+pub trait PreFilter: Send + Sync {
+    fn pre_filter(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        snapshot: &Snapshot,
+    ) -> Result<PreFiltered, Rejection>;
+
+    /// Brings the state up to date as if `added` were on `node`, too. `node` has it already.
+    fn add_pod(&self, _state: &mut CycleState, _pod: &PodInfo, _added: &PodInfo, _node: &NodeInfo) {}
+
+    /// Brings the state up to date as if `removed` were not on `node`. `node` does not have it any more.
+    fn remove_pod(&self, _state: &mut CycleState, _pod: &PodInfo, _removed: &PodInfo, _node: &NodeInfo) {}
+}
+
+/// Decides whether the pod may run on the node.
+pub trait Filter: Send + Sync {
+    fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection>;
+}
+
+/// The verdict on every node of a search that found none.
+#[derive(Debug, Clone, Default)]
+pub struct Diagnosis {
+    /// Positions of nodes in the snapshot, with the plugin that rejected each.
+    pub nodes: Vec<(usize, RejectedBy)>,
+    /// The verdict on all other nodes: a PreFilter plugin rejected the pod, or left the nodes out.
+    pub others: Option<RejectedBy>,
+}
+
+impl Diagnosis {
+    /// Positions of the nodes that removing pods could make fit, of `count` nodes.
+    pub fn resolvable(&self, count: usize) -> Vec<usize> {
+        let mut verdicts =
+            vec![self.others.as_ref().is_some_and(|others| others.rejection.is_resolvable()); count];
+        for (position, by) in &self.nodes {
+            verdicts[*position] = by.rejection.is_resolvable();
+        }
+        (0..count).filter(|position| verdicts[*position]).collect()
+    }
+
+    /// The verdict on the node at `position`.
+    pub fn get(&self, position: usize) -> Option<&Rejection> {
+        let explicit = self.nodes.iter().find(|(other, _)| *other == position).map(|(_, by)| by);
+        explicit.or(self.others.as_ref()).map(|by| &by.rejection)
+    }
+}
+
+/// A search that found no node, with all that a remedy may be worked out from.
+#[derive(Debug, Clone, Copy)]
+pub struct FailedSearch<'a> {
+    pub pod: &'a PodInfo,
+    pub snapshot: &'a Snapshot,
+    pub state: &'a CycleState,
+    pub filters: &'a PodFilters<'a>,
+    pub diagnosis: &'a Diagnosis,
+}
+
+/// Pods to remove from a node so that another fits.
+#[derive(Debug, Clone, Default)]
+pub struct Victims {
+    /// Most important first.
+    pub pods: Vec<Arc<PodInfo>>,
+    pub pdb_violations: usize,
+}
+
+/// What to do about the pod's nomination.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Nomination {
+    #[default]
+    Keep,
+    Clear,
+    Node(String),
+}
+
+/// The answer of a PostFilter plugin.
+#[derive(Debug, Default)]
+pub struct PostFiltered {
+    pub nomination: Nomination,
+    /// Removed in the background, from the nominated node. The pod stays out of the active queue meanwhile.
+    pub victims: Victims,
+    /// Added to the message that people see; empty after a success.
+    pub message: String,
+}
+
+/// Called when no node fits; may make room.
+pub trait PostFilter: Send + Sync {
+    /// The first plugin that nominates a node ends the search for a remedy.
+    fn post_filter<'a>(
+        &'a self,
+        search: FailedSearch<'a>,
+    ) -> BoxFuture<'a, Result<PostFiltered, PluginError>>;
+}
+
+/// Examines the nodes that fit, once, before they are scored.
+pub trait PreScore: Send + Sync {
+    fn pre_score(
+        &self,
+        state: &mut CycleState,
+        pod: &PodInfo,
+        snapshot: &Snapshot,
+        feasible: &[Arc<NodeInfo>],
+    ) -> Interest;
+}
+
+/// Says how well a node suits, from 0 to [`MAX_SCORE`](super::MAX_SCORE) after `normalize`.
+pub trait Score: Send + Sync {
+    fn score(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> i64;
+
+    fn normalize(&self, _state: &CycleState, _pod: &PodInfo, _nodes: &[Arc<NodeInfo>], _scores: &mut [i64]) {}
+}
+
+/// Sets something aside for a pod that is about to go to a node.
+pub trait Reserve: Send + Sync {
+    fn reserve(&self, state: &mut CycleState, pod: &PodInfo, node: &str) -> Result<(), Rejection>;
+
+    /// Undoes [`reserve`](Reserve::reserve), also when it failed or was never called.
+    fn unreserve(&self, state: &mut CycleState, pod: &PodInfo, node: &str);
+}
+
+/// A verdict just before binding.
+#[derive(Debug, Clone)]
+pub enum Permission {
+    Approved,
+    Rejected(Rejection),
+    /// The pod waits until [`WaitingPod::allow`](super::WaitingPod::allow) or
+    /// [`WaitingPod::reject`](super::WaitingPod::reject) is called, at most this long; then it is rejected.
+    Wait(Duration),
+}
+
+/// Approves, rejects or delays the binding.
+pub trait Permit: Send + Sync {
+    fn permit(&self, state: &mut CycleState, pod: &PodInfo, node: &str) -> Permission;
+}
+
+/// Does the work that must be done before the pod may be bound, such as provisioning a volume.
+pub trait PreBind: Send + Sync {
+    /// False if there is nothing to do for this pod: `pre_bind` is not called then.
+    fn is_needed(&self, _state: &CycleState, _pod: &PodInfo, _node: &str) -> bool {
+        true
+    }
+
+    fn pre_bind<'a>(
+        &'a self,
+        state: &'a CycleState,
+        pod: &'a PodInfo,
+        node: &'a str,
+    ) -> BoxFuture<'a, Result<(), Rejection>>;
+}
+
+/// Writes to the API on which node the pod is. The first plugin that takes the pod does it.
+pub trait Bind: Send + Sync {
+    /// `None` leaves the pod to the next plugin.
+    fn bind<'a>(
+        &'a self,
+        state: &'a CycleState,
+        pod: &'a PodInfo,
+        node: &'a str,
+    ) -> BoxFuture<'a, Option<Result<(), PluginError>>>;
+}
+
+/// Called after the pod was bound.
+pub trait PostBind: Send + Sync {
+    fn post_bind(&self, state: &CycleState, pod: &PodInfo, node: &str);
+}
+
+/// One plugin: its name, and the extension points it takes part in.
+pub trait Plugin: Send + Sync {
+    fn name(&self) -> &'static str;
+
+    /// Whether `event` may make a pod fit that this plugin rejected. When in doubt it may.
+    fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
+        let _ = (pod, event);
+        true
+    }
+
+    fn pre_enqueue(&self) -> Option<&dyn PreEnqueue> {
+        None
+    }
+    fn queue_sort(&self) -> Option<&dyn QueueSort> {
+        None
+    }
+    fn pre_filter(&self) -> Option<&dyn PreFilter> {
+        None
+    }
+    fn filter(&self) -> Option<&dyn Filter> {
+        None
+    }
+    fn post_filter(&self) -> Option<&dyn PostFilter> {
+        None
+    }
+    fn pre_score(&self) -> Option<&dyn PreScore> {
+        None
+    }
+    fn score(&self) -> Option<&dyn Score> {
+        None
+    }
+    fn reserve(&self) -> Option<&dyn Reserve> {
+        None
+    }
+    fn permit(&self) -> Option<&dyn Permit> {
+        None
+    }
+    fn pre_bind(&self) -> Option<&dyn PreBind> {
+        None
+    }
+    fn bind(&self) -> Option<&dyn Bind> {
+        None
+    }
+    fn post_bind(&self) -> Option<&dyn PostBind> {
+        None
+    }
+}

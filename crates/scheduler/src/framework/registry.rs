@@ -1,0 +1,233 @@
+//! The plugins that a profile can name, their arguments, and what they are made with.
+
+use std::any::{Any, TypeId};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use ferrite_client::{Change, Informer, Informers, Object, ObjectKey};
+use ferrite_json::Value;
+use futures_util::future::BoxFuture;
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+
+use super::events::{Action, ObjectEvent};
+use super::{ClusterEvent, Plugin, WaitingPods};
+use crate::plugins::PLUGINS;
+
+/// A plugin's arguments as the configuration has them.
+#[derive(Debug, Clone, Default)]
+pub struct PluginArgs(Option<Value>);
+
+/// Arguments that a plugin refuses.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginArgsError {
+    #[error("cannot decode the arguments: {0}")]
+    Decode(String),
+    #[error("{field}: Invalid value: {value}: {problem}")]
+    Invalid { field: String, value: String, problem: String },
+}
+
+impl PluginArgsError {
+    pub fn invalid(field: impl Into<String>, value: impl ToString, problem: impl Into<String>) -> Self {
+        Self::Invalid { field: field.into(), value: value.to_string(), problem: problem.into() }
+    }
+}
+
+impl PluginArgs {
+    /// Arguments from a JSON object; `apiVersion` and `kind` are left out.
+    pub fn new(mut value: Value) -> Self {
+        if let Some(object) = value.as_object_mut() {
+            object.remove("apiVersion");
+            object.remove("kind");
+        }
+        Self(Some(value))
+    }
+
+    /// The arguments as `T`, whose `Default` has the default of every field. `T` should deny unknown fields.
+    pub fn decode<T: DeserializeOwned + Default>(&self) -> Result<T, PluginArgsError> {
+        match &self.0 {
+            None => Ok(T::default()),
+            Some(value) => ferrite_json::from_value(value.clone())
+                .map_err(|error| PluginArgsError::Decode(error.to_string())),
+        }
+    }
+}
+
+/// Objects of one kind that a plugin reads: an informer's, or a fixed set in tests.
+#[derive(Clone)]
+pub enum Store<K: Object> {
+    Informer(Informer<K>),
+    Fixed(Arc<HashMap<ObjectKey, Arc<K>>>),
+}
+
+impl<K: Object> std::fmt::Debug for Store<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").finish_non_exhaustive()
+    }
+}
+
+impl<K: Object> Store<K> {
+    pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
+        match self {
+            Self::Informer(informer) => informer.get(key),
+            Self::Fixed(objects) => objects.get(key).cloned(),
+        }
+    }
+
+    pub fn list(&self) -> Vec<Arc<K>> {
+        match self {
+            Self::Informer(informer) => informer.list(),
+            Self::Fixed(objects) => objects.values().cloned().collect(),
+        }
+    }
+}
+
+type Sink = Arc<OnceLock<Box<dyn Fn(ClusterEvent) + Send + Sync>>>;
+
+/// The scheduler, as a plugin sees it when it is made.
+#[derive(Clone, Default)]
+pub struct Handle {
+    client: Option<Client>,
+    informers: Option<Informers>,
+    fixed: HashMap<TypeId, Arc<dyn Any + Send + Sync>>,
+    /// Pods that a Permit plugin delays.
+    pub waiting_pods: WaitingPods,
+    used: Arc<Mutex<Used>>,
+    sink: Sink,
+}
+
+/// The informers that plugins asked for.
+#[derive(Default)]
+struct Used {
+    kinds: HashSet<TypeId>,
+    synced: Vec<BoxFuture<'static, ()>>,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    pub fn new(client: Client, informers: Informers) -> Self {
+        Self { client: Some(client), informers: Some(informers), ..Self::default() }
+    }
+
+    /// Adds fixed objects in place of an informer's. A handle made by [`Default`] has no other objects.
+    #[must_use]
+    pub fn with_objects<K: Object>(mut self, objects: impl IntoIterator<Item = K>) -> Self {
+        let objects: HashMap<ObjectKey, Arc<K>> =
+            objects.into_iter().map(|object| (ObjectKey::of(&object), Arc::new(object))).collect();
+        self.fixed.insert(TypeId::of::<K>(), Arc::new(objects));
+        self
+    }
+
+    /// The client for writes; none in a dry run.
+    pub fn client(&self) -> Option<&Client> {
+        self.client.as_ref()
+    }
+
+    /// All objects of a kind. Scheduling starts when they are known, and their changes reach the queueing hints of all
+    /// plugins as [`ClusterEvent::Object`].
+    pub fn store<K>(&self) -> Store<K>
+    where
+        K: Object + Resource<DynamicType = ()>,
+    {
+        let Some(informers) = &self.informers else {
+            let fixed = self.fixed.get(&TypeId::of::<K>()).cloned();
+            return Store::Fixed(fixed.and_then(|objects| objects.downcast().ok()).unwrap_or_default());
+        };
+        let informer: Informer<K> = informers.get();
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if used.kinds.insert(TypeId::of::<K>()) {
+            let sink = self.sink.clone();
+            informer.subscribe(move |change| {
+                if let Some(sink) = sink.get() {
+                    sink(ClusterEvent::Object(event_of(change)));
+                }
+            });
+            let waiting = informer.clone();
+            used.synced.push(Box::pin(async move { waiting.synced().await }));
+        }
+        Store::Informer(informer)
+    }
+
+    /// Sends events of the plugins' objects to `sink` from now on.
+    pub(crate) fn send_events_to(&self, sink: impl Fn(ClusterEvent) + Send + Sync + 'static) {
+        // A second sink would be a second scheduler with the same handle, which nobody builds.
+        let _ = self.sink.set(Box::new(sink));
+    }
+
+    /// Waits until all objects that plugins asked for are known.
+    pub(crate) async fn synced(&self) {
+        let waits = std::mem::take(&mut self.used.lock().unwrap_or_else(PoisonError::into_inner).synced);
+        futures_util::future::join_all(waits).await;
+    }
+}
+
+fn event_of<K: Object>(change: &Change<K>) -> ObjectEvent {
+    let (action, old) = match change {
+        Change::Added(_) => (Action::Added, None),
+        Change::Updated { old, .. } => {
+            (Action::Updated, Some(old.get().clone() as Arc<dyn Any + Send + Sync>))
+        }
+        Change::Deleted(_) => (Action::Deleted, None),
+    };
+    ObjectEvent::new(action, change.object().clone(), old)
+}
+
+/// A plugin, or the reason why its arguments are refused.
+pub type Made = Result<Arc<dyn Plugin>, PluginArgsError>;
+
+/// Makes a plugin from its arguments.
+pub type Factory = Arc<dyn Fn(&PluginArgs, &Handle) -> Made + Send + Sync>;
+
+/// A row of the table of plugins that come with the scheduler.
+pub struct PluginEntry {
+    pub name: &'static str,
+    /// Weight of its score in the default profile; zero if it does not score.
+    pub weight: i64,
+    pub new: fn(&PluginArgs, &Handle) -> Made,
+}
+
+/// The plugins that profiles can name.
+#[derive(Clone)]
+pub struct Registry(HashMap<&'static str, Factory>);
+
+impl std::fmt::Debug for Registry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// A plugin cannot be registered.
+#[derive(Debug, thiserror::Error)]
+#[error("a plugin named {0:?} already exists")]
+pub struct RegistryError(pub String);
+
+impl Default for Registry {
+    /// The plugins that come with the scheduler.
+    fn default() -> Self {
+        Self(PLUGINS.iter().map(|entry| (entry.name, Arc::new(entry.new) as Factory)).collect())
+    }
+}
+
+impl Registry {
+    /// Adds a plugin. A profile must still enable it.
+    pub fn register(
+        &mut self,
+        name: &'static str,
+        new: impl Fn(&PluginArgs, &Handle) -> Made + Send + Sync + 'static,
+    ) -> Result<(), RegistryError> {
+        if self.0.contains_key(name) {
+            return Err(RegistryError(name.to_owned()));
+        }
+        self.0.insert(name, Arc::new(new));
+        Ok(())
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Factory> {
+        self.0.get(name)
+    }
+}

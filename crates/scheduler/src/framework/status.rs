@@ -1,0 +1,85 @@
+//! A plugin's word against a pod or a node.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::sync::Arc;
+
+/// The reason for a rejection, as people read it.
+pub type Reason = Cow<'static, str>;
+
+/// A plugin could not do its work. The pod is tried again after its back-off.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("running {point} plugin {plugin:?}: {source}")]
+pub struct PluginError {
+    /// The extension point, as upstream names it: `Filter`, `PreBind`, …
+    pub point: &'static str,
+    pub plugin: &'static str,
+    #[source]
+    pub source: Arc<dyn Error + Send + Sync>,
+}
+
+impl PluginError {
+    pub fn new(
+        point: &'static str,
+        plugin: &'static str,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self { point, plugin, source: Arc::from(source.into()) }
+    }
+}
+
+/// The answer of a plugin that does not accept a pod, or a node for a pod.
+#[derive(Debug, Clone)]
+pub enum Rejection {
+    /// Removing other pods could change it.
+    Unschedulable(Vec<Reason>),
+    /// Removing other pods cannot change it: preemption skips the node.
+    UnschedulableAndUnresolvable(Vec<Reason>),
+    /// The plugin failed. This says nothing about the pod.
+    Error(PluginError),
+}
+
+impl Rejection {
+    pub fn unschedulable(reason: impl Into<Reason>) -> Self {
+        Self::Unschedulable(vec![reason.into()])
+    }
+
+    pub fn unresolvable(reason: impl Into<Reason>) -> Self {
+        Self::UnschedulableAndUnresolvable(vec![reason.into()])
+    }
+
+    /// The reasons; none for an error.
+    pub fn reasons(&self) -> &[Reason] {
+        match self {
+            Self::Unschedulable(reasons) | Self::UnschedulableAndUnresolvable(reasons) => reasons,
+            Self::Error(_) => &[],
+        }
+    }
+
+    /// True if removing pods from the node could help.
+    pub fn is_resolvable(&self) -> bool {
+        matches!(self, Self::Unschedulable(_))
+    }
+}
+
+impl std::fmt::Display for Rejection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Error(error) => error.fmt(f),
+            rejection => f.write_str(&rejection.reasons().join(", ")),
+        }
+    }
+}
+
+impl From<PluginError> for Rejection {
+    fn from(error: PluginError) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// The plugin that rejected, and its answer.
+#[derive(Debug, Clone)]
+pub struct RejectedBy {
+    pub plugin: &'static str,
+    pub rejection: Rejection,
+}

@@ -1,0 +1,172 @@
+//! Chooses pods to remove so that another fits. Nothing here waits or writes.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::core::{Selector, SelectorExt};
+
+use crate::framework::{FailedSearch, Rejection, Victims};
+use crate::snapshot::{NodeInfo, PodInfo};
+
+/// A PodDisruptionBudget, as preemption needs it.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    namespace: String,
+    selector: Selector,
+    allowed: i32,
+    /// Pods whose disruption the API server has processed: they are in `allowed` already.
+    disrupted: BTreeSet<String>,
+}
+
+impl Budget {
+    /// None if the budget selects no pod: its selector is absent, empty or invalid.
+    pub fn new(pdb: &PodDisruptionBudget) -> Option<Self> {
+        let selector: Selector = pdb.spec.as_ref()?.selector.clone()?.try_into().ok()?;
+        if selector.selects_all() {
+            return None;
+        }
+        let status = pdb.status.as_ref();
+        let disrupted = status.and_then(|status| status.disrupted_pods.as_ref());
+        Some(Self {
+            namespace: pdb.metadata.namespace.clone().unwrap_or_default(),
+            selector,
+            allowed: status.and_then(|status| status.disruptions_allowed).unwrap_or(0),
+            disrupted: disrupted.into_iter().flat_map(|pods| pods.keys().cloned()).collect(),
+        })
+    }
+
+    fn covers(&self, pod: &PodInfo) -> bool {
+        !pod.labels().is_empty()
+            && self.namespace == *pod.key.namespace
+            && self.selector.matches(pod.labels())
+            && !self.disrupted.contains(pod.key.name.as_str())
+    }
+}
+
+/// Orders pods by importance, most important first: higher priority, then longer running.
+fn importance(pod: &PodInfo) -> (Reverse<i32>, i64) {
+    (Reverse(pod.priority), pod.started())
+}
+
+/// Splits pods into those whose removal violates a budget and the others. Budgets are used up in the order of the pods.
+pub fn split_by_budget(
+    pods: Vec<Arc<PodInfo>>,
+    budgets: &[Budget],
+) -> (Vec<Arc<PodInfo>>, Vec<Arc<PodInfo>>) {
+    let mut allowed: Vec<i32> = budgets.iter().map(|budget| budget.allowed).collect();
+    pods.into_iter().partition(|pod| {
+        let mut violates = false;
+        for (budget, allowed) in budgets.iter().zip(&mut allowed) {
+            if budget.covers(pod) {
+                *allowed = allowed.saturating_sub(1);
+                violates |= *allowed < 0;
+            }
+        }
+        violates
+    })
+}
+
+/// The least important pods of lower priority whose removal makes the pod fit on `node`.
+///
+/// All pods of lower priority are removed first. If the pod fits then, as many as possible are put back: first those whose
+/// removal would violate a budget, then the others, each from the most important down.
+pub fn select_victims(
+    search: FailedSearch<'_>,
+    node: &NodeInfo,
+    budgets: &[Budget],
+) -> Result<Victims, Rejection> {
+    let FailedSearch { pod, snapshot, filters, .. } = search;
+    let mut potential: Vec<Arc<PodInfo>> =
+        node.pods.iter().filter(|present| present.priority < pod.priority).cloned().collect();
+    if potential.is_empty() {
+        return Err(Rejection::unresolvable("No preemption victims found for incoming pod"));
+    }
+    let mut state = search.state.clone();
+    let mut node = node.clone();
+    for victim in &potential {
+        filters.remove_pod(&mut state, pod, victim, &mut node);
+    }
+    filters.filter_with_nominated(&state, pod, &node, snapshot).map_err(|by| by.rejection)?;
+    potential.sort_by_key(|pod| importance(pod));
+    let (violating, others) = split_by_budget(potential, budgets);
+    let mut victims = Victims::default();
+    for (candidates, violates) in [(violating, true), (others, false)] {
+        for candidate in candidates {
+            filters.add_pod(&mut state, pod, &candidate, &mut node);
+            if filters.filter_with_nominated(&state, pod, &node, snapshot).is_err() {
+                filters.remove_pod(&mut state, pod, &candidate, &mut node);
+                victims.pods.push(candidate);
+                victims.pdb_violations += usize::from(violates);
+            }
+        }
+    }
+    victims.pods.sort_by_key(|pod| importance(pod));
+    Ok(victims)
+}
+
+/// A node with the pods to remove from it.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    pub node: String,
+    pub victims: Victims,
+}
+
+/// Tries the nodes at `positions`, from `offset` on and round, until there are `wanted` candidates of which one violates
+/// no budget. Returns the candidates, those without violations first, and the verdicts on the other nodes.
+pub fn dry_run(
+    search: FailedSearch<'_>,
+    positions: &[usize],
+    budgets: &[Budget],
+    offset: usize,
+    wanted: usize,
+) -> (Vec<Candidate>, Vec<Rejection>) {
+    let (mut good, mut violating, mut rejections) = (Vec::new(), Vec::new(), Vec::new());
+    for index in 0..positions.len() {
+        let position = positions[(offset + index) % positions.len()];
+        let node = &search.snapshot.nodes()[position];
+        match select_victims(search, node, budgets) {
+            // The pod fits without victims only if it was rejected for something that changed since: nothing to do.
+            Ok(victims) if victims.pods.is_empty() => {}
+            Ok(victims) => {
+                let candidate = Candidate { node: node.name().to_owned(), victims };
+                if candidate.victims.pdb_violations == 0 {
+                    good.push(candidate)
+                } else {
+                    violating.push(candidate)
+                }
+                if !good.is_empty() && good.len() + violating.len() >= wanted {
+                    break;
+                }
+            }
+            Err(rejection) => rejections.push(rejection),
+        }
+    }
+    good.append(&mut violating);
+    (good, rejections)
+}
+
+/// How costly it is to remove the victims; the smallest is chosen.
+fn cost(victims: &Victims) -> (usize, i32, i64, usize, Reverse<i64>) {
+    let highest = victims.pods.iter().map(|pod| pod.priority).max().unwrap_or(i32::MIN);
+    // Shifted so that no priority is negative: otherwise more victims of negative priority would cost less.
+    let sum = victims.pods.iter().map(|pod| i64::from(pod.priority) + (i64::from(i32::MAX) + 1)).sum();
+    let most_important = victims.pods.iter().filter(|pod| pod.priority == highest);
+    let earliest = most_important.map(|pod| pod.started()).min().unwrap_or(i64::MAX);
+    (victims.pdb_violations, highest, sum, victims.pods.len(), Reverse(earliest))
+}
+
+/// The candidate with fewest violated budgets; then with the lowest priority of its most important victim; then with the
+/// lowest sum of priorities; then with fewest victims; then whose most important victims started last; then the first.
+pub fn select_candidate(candidates: Vec<Candidate>) -> Option<Candidate> {
+    candidates.into_iter().min_by_key(|candidate| cost(&candidate.victims))
+}
+
+/// How many candidates are enough among `nodes`.
+pub fn candidates_wanted(nodes: usize, percentage: usize, absolute: usize) -> usize {
+    (nodes.saturating_mul(percentage) / 100).max(absolute).min(nodes)
+}
+
+#[cfg(test)]
+mod tests;

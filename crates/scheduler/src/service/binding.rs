@@ -1,0 +1,145 @@
+//! From a node that was found to a pod that is bound.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferrite_client::EventType;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::{Failure, Scheduler};
+use crate::cycle::Placement;
+use crate::framework::{ClusterEvent, Framework, Nomination, Permission, PermitOutcome};
+use crate::profile::ExtensionPoint;
+use crate::queue::Popped;
+use crate::snapshot::PodInfo;
+
+/// As upstream: no plugin delays a pod for longer.
+const LONGEST_PERMIT_WAIT: Duration = Duration::from_secs(15 * 60);
+
+impl Scheduler {
+    /// Runs Reserve and Permit.
+    pub(super) fn reserve(&self, pod: &Arc<PodInfo>, placement: &mut Placement) -> Result<(), Failure> {
+        let Some((framework, _)) = self.profile_of(pod) else { return Ok(()) };
+        for plugin in framework.at(ExtensionPoint::Reserve) {
+            let Some(point) = plugin.reserve() else { continue };
+            point
+                .reserve(&mut placement.state, pod, &placement.node)
+                .map_err(|rejection| Failure::rejected(plugin.name(), rejection))?;
+        }
+        let mut delays = Vec::new();
+        for plugin in framework.at(ExtensionPoint::Permit) {
+            let Some(point) = plugin.permit() else { continue };
+            match point.permit(&mut placement.state, pod, &placement.node) {
+                Permission::Approved => {}
+                Permission::Rejected(rejection) => return Err(Failure::rejected(plugin.name(), rejection)),
+                Permission::Wait(limit) => delays.push((plugin.name(), limit.min(LONGEST_PERMIT_WAIT))),
+            }
+        }
+        if !delays.is_empty() {
+            self.handle.waiting_pods.insert(pod.clone(), &placement.node, delays);
+        }
+        Ok(())
+    }
+
+    /// Undoes all that was done for the pod on its node.
+    pub(super) fn take_back(&self, pod: &Arc<PodInfo>, placement: &mut Placement) {
+        if let Some((framework, _)) = self.profile_of(pod) {
+            for plugin in framework.at(ExtensionPoint::Reserve).iter().rev() {
+                if let Some(point) = plugin.reserve() {
+                    point.unreserve(&mut placement.state, pod, &placement.node);
+                }
+            }
+        }
+        self.cache().forget(&pod.key);
+    }
+
+    pub(super) async fn bind(
+        self: &Arc<Self>,
+        popped: Popped,
+        mut placement: Placement,
+        permit: OwnedSemaphorePermit,
+    ) {
+        let pod = popped.pod.clone();
+        match self.try_bind(&pod, &placement).await {
+            Ok(()) => {
+                self.queue().done(&pod.key);
+                if let Some((framework, recorder)) = self.profile_of(&pod) {
+                    let message = format!("Successfully assigned {} to {}", pod.key, placement.node);
+                    recorder.event(&pod.reference(), EventType::Normal, "Scheduled", message);
+                    for plugin in framework.at(ExtensionPoint::PostBind) {
+                        if let Some(point) = plugin.post_bind() {
+                            point.post_bind(&placement.state, &pod, &placement.node);
+                        }
+                    }
+                }
+            }
+            Err(failure) => {
+                debug!(pod = %pod.key, node = placement.node, ?failure, "not bound");
+                self.take_back(&pod, &mut placement);
+                // The room that was kept for it is free again. A pod that plugins rejected does not profit from its own
+                // room, so it goes back after the event.
+                let event = ClusterEvent::AssignedPodDeleted(pod.clone());
+                if matches!(failure, Failure::Rejected(_)) {
+                    self.fail(popped, failure, permit);
+                    self.queue().on_event_except(event, &pod.key, Instant::now());
+                    self.wake.notify_one();
+                } else {
+                    self.happened(event);
+                    self.fail(popped, failure, permit);
+                }
+            }
+        }
+    }
+
+    async fn try_bind(&self, pod: &Arc<PodInfo>, placement: &Placement) -> Result<(), Failure> {
+        let Placement { node, state, .. } = placement;
+        let Some((framework, _)) = self.profile_of(pod) else { return Ok(()) };
+        let pre_binds = || framework.at(ExtensionPoint::PreBind).iter();
+        let has_work = pre_binds()
+            .any(|plugin| plugin.pre_bind().is_some_and(|point| point.is_needed(state, pod, node)));
+        if has_work || self.handle.waiting_pods.get(&pod.key).is_some() {
+            // Others learn where the pod will be while its binding takes its time.
+            self.write_nomination(pod, &Nomination::Node(node.clone())).await;
+        }
+        if let PermitOutcome::Rejected { plugin, rejection } = self.handle.waiting_pods.wait(&pod.key).await {
+            return Err(Failure::rejected(plugin, rejection));
+        }
+        if has_work {
+            let token = CancellationToken::new();
+            self.in_pre_bind().insert(pod.key.clone(), token.clone());
+            let done = tokio::select! {
+                biased;
+                () = token.cancelled() => Err(Failure::Error("preempted by DefaultPreemption".to_owned())),
+                done = pre_bind(framework, pod, placement) => done,
+            };
+            self.in_pre_bind().remove(&pod.key);
+            done?;
+            // Cancelled after the last plugin, before the entry was removed.
+            if token.is_cancelled() {
+                return Err(Failure::Error("preempted by DefaultPreemption".to_owned()));
+            }
+        }
+        for plugin in framework.at(ExtensionPoint::Bind) {
+            let Some(point) = plugin.bind() else { continue };
+            if let Some(result) = point.bind(state, pod, node).await {
+                return result.map_err(Failure::from);
+            }
+        }
+        Err(Failure::Error("no plugin binds the pod".to_owned()))
+    }
+}
+
+async fn pre_bind(framework: &Framework, pod: &PodInfo, placement: &Placement) -> Result<(), Failure> {
+    let Placement { node, state, .. } = placement;
+    for plugin in framework.at(ExtensionPoint::PreBind) {
+        let Some(point) = plugin.pre_bind().filter(|point| point.is_needed(state, pod, node)) else {
+            continue;
+        };
+        // As upstream: after Permit a pod counts as failed, not as unschedulable.
+        point.pre_bind(state, pod, node).await.map_err(|rejection| Failure::Error(rejection.to_string()))?;
+    }
+    Ok(())
+}

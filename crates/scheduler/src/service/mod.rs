@@ -1,0 +1,307 @@
+//! Connects queue, cache and cycle to the API.
+
+mod binding;
+mod policy;
+mod preempt;
+mod report;
+mod watch;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ferrite_client::{EventRecorder, Events, Informer, Informers, ObjectKey, Scope};
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use kube::Client;
+use kube::core::{Selector, SelectorExt};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use crate::cache::Cache;
+use crate::configuration::Configuration;
+use crate::cycle::{self, FitError, Placement, ScheduleError, Search};
+use crate::framework::{
+    ClusterEvent, Framework, FrameworkError, Handle, Nomination, PluginError, Registry, Rejection,
+};
+use crate::queue::{Popped, Queue};
+use crate::snapshot::{PodInfo, Shapes, Snapshot};
+use policy::Policy;
+
+/// Bindings under way at once; the cycle waits when there are more.
+const BINDINGS: usize = 64;
+
+/// Reasons of the PodScheduled condition.
+const UNSCHEDULABLE: &str = "Unschedulable";
+const SCHEDULER_ERROR: &str = "SchedulerError";
+
+/// What the scheduler is given.
+#[derive(Clone)]
+pub struct SchedulerContext {
+    pub client: Client,
+    pub informers: Informers,
+    pub events: Events,
+    pub scope: Scope,
+    pub configuration: Configuration,
+    /// The plugins that profiles can name.
+    pub registry: Registry,
+}
+
+impl std::fmt::Debug for SchedulerContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SchedulerContext").field("configuration", &self.configuration).finish_non_exhaustive()
+    }
+}
+
+/// A framework and the recorder that signs with its name.
+type Profiles = HashMap<String, (Framework, EventRecorder)>;
+
+struct Scheduler {
+    client: Client,
+    profiles: Arc<Profiles>,
+    handle: Handle,
+    percentage_of_nodes_to_score: Option<usize>,
+    cache: Mutex<Cache>,
+    shapes: Mutex<Shapes>,
+    queue: Mutex<Queue>,
+    wake: Notify,
+    pods: Informer<Pod>,
+    nodes: Informer<Node>,
+    services: Informer<Service>,
+    replica_sets: Informer<ReplicaSet>,
+    bindings: Arc<Semaphore>,
+    /// Pods whose PreBind plugins run; a cancelled one is not bound.
+    in_pre_bind: Mutex<HashMap<ObjectKey, CancellationToken>>,
+    scope: Scope,
+}
+
+/// Starts scheduling; the tasks belong to the context's scope. Fails if a profile cannot be made.
+pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
+    let handle = Handle::new(context.client.clone(), context.informers.clone());
+    let mut profiles = Profiles::new();
+    for profile in &context.configuration.profiles {
+        let recorder = context.events.recorder(profile.scheduler_name.clone(), None);
+        let framework = Framework::new(profile, &context.registry, &handle)?;
+        profiles.insert(profile.scheduler_name.clone(), (framework, recorder));
+    }
+    let profiles = Arc::new(profiles);
+    let policy = Policy { profiles: profiles.clone() };
+    let scheduler = Arc::new(Scheduler {
+        client: context.client.clone(),
+        profiles,
+        handle,
+        percentage_of_nodes_to_score: context.configuration.percentage_of_nodes_to_score,
+        cache: Mutex::default(),
+        shapes: Mutex::default(),
+        queue: Mutex::new(Queue::new(Box::new(policy), context.configuration.backoff)),
+        wake: Notify::new(),
+        pods: context.informers.get(),
+        nodes: context.informers.get(),
+        services: context.informers.get(),
+        replica_sets: context.informers.get(),
+        bindings: Arc::new(Semaphore::new(BINDINGS)),
+        in_pre_bind: Mutex::default(),
+        scope: context.scope.clone(),
+    });
+    context.scope.spawn(async move {
+        scheduler.watch();
+        scheduler.nodes.synced().await;
+        scheduler.pods.synced().await;
+        scheduler.services.synced().await;
+        scheduler.replica_sets.synced().await;
+        scheduler.handle.synced().await;
+        scheduler.run().await;
+    });
+    Ok(())
+}
+
+/// The pod's way ended without a binding.
+#[derive(Debug)]
+enum Failure {
+    /// Plugins rejected it; events that they care about may help.
+    Rejected(Box<FitError>),
+    /// Something failed; it is tried again after its back-off.
+    Error(String),
+}
+
+impl Failure {
+    /// A plugin rejected the pod on the one node that was chosen for it.
+    fn rejected(plugin: &'static str, rejection: Rejection) -> Self {
+        if let Rejection::Error(error) = rejection {
+            return error.into();
+        }
+        Self::Rejected(Box::new(FitError {
+            nodes: 1,
+            reasons: rejection.reasons().iter().map(|reason| (reason.clone(), 1)).collect(),
+            rejected_by: vec![plugin],
+            nomination: Nomination::Clear,
+            ..FitError::default()
+        }))
+    }
+}
+
+impl From<PluginError> for Failure {
+    fn from(error: PluginError) -> Self {
+        Self::Error(error.to_string())
+    }
+}
+
+impl Scheduler {
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn in_pre_bind(&self) -> MutexGuard<'_, HashMap<ObjectKey, CancellationToken>> {
+        self.in_pre_bind.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn profile_of(&self, pod: &PodInfo) -> Option<&(Framework, EventRecorder)> {
+        self.profiles.get(pod.scheduler_name())
+    }
+
+    fn happened(&self, event: ClusterEvent) {
+        self.queue().on_event(event, Instant::now());
+        self.wake.notify_one();
+    }
+
+    async fn run(self: Arc<Self>) {
+        let mut snapshot = Snapshot::default();
+        let mut search = Search { percentage: self.percentage_of_nodes_to_score, ..Search::default() };
+        loop {
+            let popped = self.next().await;
+            let Ok(permit) = self.bindings.clone().acquire_owned().await else { return };
+            {
+                let mut cache = self.cache();
+                // An update seen during the binding put it back into the queue.
+                if cache.is_placed(&popped.pod.key) {
+                    self.queue().done(&popped.pod.key);
+                    continue;
+                }
+                cache.update(&mut snapshot);
+            }
+            let siblings = self.siblings_of(&popped.pod);
+            let pod = PodInfo::clone(&popped.pod).with_siblings(siblings);
+            let Some((framework, _)) = self.profile_of(&pod) else {
+                self.queue().done(&pod.key);
+                continue;
+            };
+            let pick = |candidates: usize| rand::random_range(0..candidates.max(1));
+            let result = cycle::schedule(framework, &snapshot, &pod, &mut search, pick).await;
+            let popped = Popped { pod: Arc::new(pod), ..popped };
+            match result {
+                Ok(placement) => self.place(popped, placement, permit),
+                Err(ScheduleError::Unschedulable(error)) => {
+                    self.fail(popped, Failure::Rejected(error), permit);
+                }
+                Err(ScheduleError::Plugin(error)) => self.fail(popped, error.into(), permit),
+            }
+        }
+    }
+
+    /// Sets aside what the pod needs on its node, and binds it in the background.
+    fn place(self: &Arc<Self>, popped: Popped, mut placement: Placement, permit: OwnedSemaphorePermit) {
+        debug!(pod = %popped.pod.key, node = placement.node, evaluated = placement.evaluated,
+               feasible = placement.feasible, "found a node");
+        // Counted at once, so that the next cycle sees it; the API is written to meanwhile.
+        self.cache().assume(popped.pod.clone(), &placement.node);
+        if let Err(failure) = self.reserve(&popped.pod, &mut placement) {
+            self.take_back(&popped.pod, &mut placement);
+            return self.fail(popped, failure, permit);
+        }
+        let scheduler = self.clone();
+        self.scope.spawn(async move {
+            scheduler.bind(popped, placement, permit).await;
+        });
+    }
+
+    /// Gives the pod back to the queue, and writes why in the background.
+    fn fail(self: &Arc<Self>, popped: Popped, failure: Failure, permit: OwnedSemaphorePermit) {
+        let pod = popped.pod.clone();
+        let (message, reason, error) = match failure {
+            Failure::Rejected(error) => (error.to_string(), UNSCHEDULABLE, *error),
+            Failure::Error(message) => {
+                warn!(pod = %pod.key, message, "cannot schedule");
+                let error = FitError { nomination: Nomination::Clear, ..FitError::default() };
+                (message, SCHEDULER_ERROR, error)
+            }
+        };
+        match &error.nomination {
+            Nomination::Keep => {}
+            Nomination::Clear => {
+                self.cache().remove_nomination(&pod.key);
+            }
+            Nomination::Node(node) => self.cache().nominate(pod.clone(), node),
+        }
+        let victims: Vec<_> =
+            error.victims.pods.into_iter().filter(|victim| !victim.is_terminating()).collect();
+        {
+            let mut queue = self.queue();
+            if !victims.is_empty() {
+                queue.hold(pod.key.clone());
+            }
+            queue.give_back(popped, error.rejected_by, Instant::now());
+        }
+        self.wake.notify_one();
+        let scheduler = self.clone();
+        self.scope.spawn(async move {
+            let report = scheduler.report(&pod, reason, &message, &error.nomination);
+            match &error.nomination {
+                Nomination::Node(node) if !victims.is_empty() => {
+                    tokio::join!(report, scheduler.preempt(&pod, node, &victims));
+                }
+                _ => report.await,
+            }
+            drop(permit);
+        });
+    }
+
+    async fn next(&self) -> Popped {
+        loop {
+            let woken = self.wake.notified();
+            let due = {
+                let mut queue = self.queue();
+                if let Some(popped) = queue.pop(Instant::now()) {
+                    return popped;
+                }
+                queue.next_due()
+            };
+            match due {
+                None => woken.await,
+                Some(at) => {
+                    tokio::select! {
+                        () = woken => {}
+                        () = sleep_until(at) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Selects the pods of the Services and of the ReplicaSet the pod belongs to.
+    fn siblings_of(&self, pod: &PodInfo) -> Option<Selector> {
+        let labels = pod.labels();
+        let namespace = pod.key.namespace.as_str();
+        let mut all: Option<Selector> = None;
+        for service in self.services.list_in(namespace) {
+            let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone()).unwrap_or_default();
+            let selector: Selector = selector.into_iter().collect();
+            if !selector.selects_all() && selector.matches(labels) {
+                all.get_or_insert_default().extend(selector);
+            }
+        }
+        if let Some((kind, name)) = pod.controller.as_deref()
+            && kind == "ReplicaSet"
+            && let Some(set) = self.replica_sets.get(&ObjectKey::new(namespace, name.clone()))
+            && let Some(selector) =
+                set.spec.as_ref().and_then(|spec| Selector::try_from(spec.selector.clone()).ok())
+        {
+            all.get_or_insert_default().extend(selector);
+        }
+        all
+    }
+}

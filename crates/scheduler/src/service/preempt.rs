@@ -1,0 +1,91 @@
+//! Removes the pods that preemption chose.
+
+use std::sync::Arc;
+
+use ferrite_client::{Api, EventType, is_conflict, is_not_found, message_of};
+use ferrite_json::json;
+use futures_util::{FutureExt, StreamExt, stream};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::Scheduler;
+use crate::framework::Nomination;
+use crate::snapshot::{PREEMPTION_BY_SCHEDULER, PodInfo};
+
+const PLUGIN: &str = "DefaultPreemption";
+/// Victims of one preemptor that are deleted at once.
+const PARALLEL: usize = 16;
+
+impl Scheduler {
+    /// Removes the victims from `node`. The preemptor is held in the queue and released at the end: with victims still
+    /// present it would choose more of them.
+    pub(super) async fn preempt(&self, preemptor: &PodInfo, node: &str, victims: &[Arc<PodInfo>]) {
+        // Pods of lower priority that wait for room on the node will not get it: they look for another place.
+        let lower: Vec<Arc<PodInfo>> = {
+            let cache = self.cache();
+            let nominated = cache.nominated().at(node).iter();
+            nominated.filter(|other| other.priority < preemptor.priority).cloned().collect()
+        };
+        for pod in lower {
+            self.cache().remove_nomination(&pod.key);
+            self.write_nomination(&pod, &Nomination::Clear).await;
+        }
+        let removals: Vec<_> =
+            victims.iter().map(|victim| self.remove(preemptor, node, victim).boxed()).collect();
+        let results: Vec<bool> = stream::iter(removals).buffer_unordered(PARALLEL).collect().await;
+        let has_failed = results.contains(&false);
+        self.queue().release(&preemptor.key, has_failed, Instant::now());
+        self.wake.notify_one();
+    }
+
+    /// False if the victim could not be removed.
+    async fn remove(&self, preemptor: &PodInfo, node: &str, victim: &PodInfo) -> bool {
+        let uid = preemptor.uid.as_deref().unwrap_or_default();
+        let mut message = format!("Preempted by pod {uid} on node {node}");
+        let waiting = self.handle.waiting_pods.get(&victim.key);
+        let in_pre_bind = self.in_pre_bind().remove(&victim.key);
+        // A victim that is not bound yet only goes back to the queue.
+        let is_stopped = waiting.is_some_and(|waiting| waiting.reject(PLUGIN, "preempted"))
+            || in_pre_bind.map(|token| token.cancel()).is_some();
+        if is_stopped {
+            message.push_str(" (in kube-scheduler memory).");
+        } else if let Err(error) = self.delete(preemptor, victim).await {
+            if is_not_found(&error) || is_conflict(&error) {
+                return true;
+            }
+            warn!(victim = %victim.key, preemptor = %preemptor.key, error = message_of(&error), "cannot preempt");
+            return false;
+        }
+        info!(victim = %victim.key, preemptor = %preemptor.key, node, "preempted");
+        if let Some((_, recorder)) = self.profile_of(preemptor) {
+            recorder.event(&victim.reference(), EventType::Normal, "Preempted", message);
+        }
+        true
+    }
+
+    async fn delete(&self, preemptor: &PodInfo, victim: &PodInfo) -> Result<(), kube::Error> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &victim.key.namespace);
+        let current = self.pods.get(&victim.key);
+        let condition = PodCondition {
+            type_: "DisruptionTarget".to_owned(),
+            status: "True".to_owned(),
+            reason: Some(PREEMPTION_BY_SCHEDULER.to_owned()),
+            message: Some(format!(
+                "{}: preempting to accommodate a higher priority pod",
+                preemptor.scheduler_name()
+            )),
+            last_transition_time: Some(Time(jiff::Timestamp::now())),
+            observed_generation: current.and_then(|pod| pod.metadata.generation),
+            ..PodCondition::default()
+        };
+        let patch = json!({"metadata": {"uid": victim.uid}, "status": {"conditions": [condition]}});
+        api.patch_status(&victim.key.name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
+        // A pod made anew with the same name is another pod.
+        let uid = victim.uid.as_ref().map(ToString::to_string);
+        let params = DeleteParams::default().preconditions(Preconditions { uid, ..Preconditions::default() });
+        api.delete(&victim.key.name, &params).await
+    }
+}

@@ -1,0 +1,148 @@
+//! Brings cache and queue up to date with the API.
+
+use std::sync::{Arc, PoisonError};
+
+use ferrite_client::Change;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use tokio::time::Instant;
+
+use super::Scheduler;
+use crate::framework::ClusterEvent;
+use crate::snapshot::PodInfo;
+
+fn node_name(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())
+}
+
+fn nominated_node(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.nominated_node_name.as_deref().filter(|name| !name.is_empty())
+}
+
+fn is_finished(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Heartbeats change nothing that scheduling depends on.
+fn differs(old: &Node, new: &Node) -> bool {
+    let allocatable = |node: &Node| node.status.as_ref().and_then(|status| status.allocatable.clone());
+    let features = |node: &Node| node.status.as_ref().and_then(|status| status.declared_features.clone());
+    old.metadata.labels != new.metadata.labels
+        || old.spec != new.spec
+        || allocatable(old) != allocatable(new)
+        || features(old) != features(new)
+}
+
+impl Scheduler {
+    pub(super) fn watch(self: &Arc<Self>) {
+        let scheduler = self.clone();
+        self.handle.send_events_to(move |event| scheduler.happened(event));
+        let scheduler = self.clone();
+        self.nodes.subscribe(move |change| scheduler.node_changed(change));
+        let scheduler = self.clone();
+        self.pods.subscribe(move |change| scheduler.pod_changed(change));
+    }
+
+    fn node_changed(&self, change: &Change<Node>) {
+        match change {
+            Change::Added(node) => {
+                self.cache().set_node(node.clone());
+                self.happened(ClusterEvent::NodeAdded(node.clone()));
+            }
+            Change::Updated { old, new } => {
+                self.cache().set_node(new.clone());
+                if differs(old, new) {
+                    self.happened(ClusterEvent::NodeUpdated { old: old.get().clone(), new: new.clone() });
+                }
+            }
+            Change::Deleted(node) => {
+                self.cache().remove_node(node.metadata.name.as_deref().unwrap_or_default());
+            }
+        }
+    }
+
+    fn pod_changed(&self, change: &Change<Pod>) {
+        let object = change.object();
+        let pod = Arc::new(self.shapes.lock().unwrap_or_else(PoisonError::into_inner).pod(object));
+        let gone = matches!(change, Change::Deleted(_)) || is_finished(object);
+        match node_name(object) {
+            _ if gone => {
+                self.queue().remove(&pod.key);
+                let held_room = {
+                    let mut cache = self.cache();
+                    let was_nominated = cache.remove_nomination(&pod.key);
+                    let was_placed = cache.is_placed(&pod.key);
+                    cache.remove_pod(&pod.key);
+                    was_placed || was_nominated
+                };
+                self.stop_waiting(&pod);
+                if held_room {
+                    self.happened(ClusterEvent::AssignedPodDeleted(pod));
+                }
+            }
+            Some(node) => {
+                self.queue().remove(&pod.key);
+                let is_new = {
+                    let mut cache = self.cache();
+                    cache.remove_nomination(&pod.key);
+                    let is_new = cache.confirmed_labels(&pod.key) != Some(pod.labels());
+                    cache.set_pod(pod.clone(), node);
+                    is_new
+                };
+                if is_new {
+                    self.happened(ClusterEvent::AssignedPodAdded(pod));
+                }
+            }
+            None if self.profile_of(&pod).is_none() => {}
+            None if pod.is_terminating() => {
+                self.queue().remove(&pod.key);
+                if self.cache().remove_nomination(&pod.key) {
+                    self.happened(ClusterEvent::AssignedPodDeleted(pod));
+                }
+            }
+            None => {
+                let left = self.nomination_changed(change, &pod);
+                self.queue().set(pod.clone(), Instant::now());
+                if left {
+                    // The room that was kept for it on its former node is free.
+                    self.happened(ClusterEvent::AssignedPodDeleted(pod));
+                }
+                self.wake.notify_one();
+            }
+        }
+    }
+
+    /// Follows the nomination in the pod's status. True if the pod left the node it was nominated to.
+    fn nomination_changed(&self, change: &Change<Pod>, pod: &Arc<PodInfo>) -> bool {
+        let old = match change {
+            Change::Updated { old, .. } => nominated_node(old),
+            _ => None,
+        };
+        let new = nominated_node(change.object());
+        let mut cache = self.cache();
+        // A pod that is assumed on a node holds its room there.
+        if cache.is_placed(&pod.key) {
+            return false;
+        }
+        match new {
+            Some(node) => cache.nominate(pod.clone(), node),
+            None if old.is_some() => {
+                cache.remove_nomination(&pod.key);
+            }
+            // The status may lag behind a nomination that was just made.
+            None => {
+                if let Some(node) = cache.nominated().node_of(&pod.key).map(str::to_owned) {
+                    cache.nominate(pod.clone(), &node);
+                }
+            }
+        }
+        old.is_some() && old != new
+    }
+
+    /// A pod that waits for permission and is gone waits no longer.
+    fn stop_waiting(&self, pod: &PodInfo) {
+        if let Some(waiting) = self.handle.waiting_pods.get(&pod.key) {
+            waiting.reject("", "the pod was deleted");
+        }
+    }
+}
