@@ -3,7 +3,7 @@
 //!
 //! A bare `ferrite kube-apiserver` warns of none: upstream's controllers and nodes may complete it, and its answers are
 //! compared with upstream's, in which no write of these kinds carries a warning (also those on which the API server itself
-//! should act: webhooks, policies, flow control and remote API services).
+//! should act: webhooks, flow control and remote API services).
 //!
 //! To make a kind work is to remove its row here, and its name from README.md and docs/differences.md.
 
@@ -35,7 +35,6 @@ const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 const NO_CALL: &str = "requests are not sent to it";
-const NO_CEL: &str = "its expressions are not evaluated";
 const NO_FLOW: &str = "requests are not queued or limited by it";
 const NO_VOLUME: &str = "no volume is provisioned, bound, attached or mounted";
 const NO_DEVICE: &str = "no device is allocated";
@@ -44,11 +43,7 @@ const NO_DEVICE: &str = "no device is allocated";
 const INERT: &[Inert] = &[
     row("", "persistentvolumeclaims", "PersistentVolumeClaim", NO_VOLUME),
     row("", "persistentvolumes", "PersistentVolume", NO_VOLUME),
-    row(ADMISSION, "mutatingadmissionpolicies", "MutatingAdmissionPolicy", NO_CEL),
-    row(ADMISSION, "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", NO_CEL),
     row(ADMISSION, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", NO_CALL),
-    row(ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", NO_CEL),
-    row(ADMISSION, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", NO_CEL),
     row(ADMISSION, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", NO_CALL),
     Inert {
         only: Some(converts),

@@ -8,6 +8,7 @@ mod aggregation;
 mod auth;
 mod bootstrap;
 mod call;
+mod components;
 mod connections;
 mod discovery;
 mod dispatch;
@@ -28,6 +29,8 @@ mod metrics;
 mod negotiate;
 mod openapi;
 mod options;
+#[allow(dead_code, reason = "for the stages to come")]
+mod outbound;
 mod patch;
 mod profiling;
 mod registry;
@@ -43,6 +46,7 @@ mod websocket;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
 pub use auth::{RequestHeader, User};
+pub use components::Component;
 pub use connections::ConnectionLimits;
 pub use http::{Answer, Body, BoxError};
 pub use options::{DurationError, go_duration};

@@ -109,6 +109,8 @@ pub(crate) struct WriteOptions {
     pub force: bool,
     /// Where admission puts what the client should know.
     pub warnings: Warnings,
+    /// A step of a request that was admitted as a whole: webhooks and policies are not asked about it.
+    pub within: bool,
 }
 
 /// Warnings gathered while a request is worked on. Clones share them.
@@ -170,6 +172,7 @@ impl WriteOptions {
             field_validation,
             force: query.flag("force"),
             warnings: Warnings::default(),
+            within: false,
         })
     }
 }

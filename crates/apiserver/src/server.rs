@@ -3,6 +3,7 @@
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator};
 use crate::auth::{self, FrontProxies, RequestHeader, User};
+use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::filters::{self, InFlight, MemoryReclaimer};
 use crate::http::{self, Answer, Body, BoxError};
@@ -159,6 +160,7 @@ pub struct ApiServer {
     pub(crate) tokens: Option<TokenSigner>,
     pub(crate) front_proxies: Option<FrontProxies>,
     pub(crate) metrics: Metrics,
+    pub(crate) hosted: Hosted,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) memory: MemoryReclaimer,
     ready: AtomicBool,
@@ -192,6 +194,7 @@ impl ApiServer {
             tokens,
             front_proxies: front_proxies.map_err(Status::internal)?,
             memory: MemoryReclaimer::default(),
+            hosted: Hosted::default(),
             metrics: Metrics::default(),
             in_flight: InFlight::new(
                 config.serving.max_requests_inflight,
@@ -266,6 +269,16 @@ impl ApiServer {
     /// Runs a task that belongs to the server: [`ApiServer::shutdown`] waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
+    }
+
+    /// Says that a component runs in this process, and how to find out whether it is well. Clients see it as a
+    /// ComponentStatus.
+    pub fn hosts(
+        &self,
+        component: Component,
+        check: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        self.hosted.add(component, Arc::new(check));
     }
 
     /// A door for a component in this process: no socket and no TLS, but the same identity, authorization and

@@ -9,12 +9,16 @@ use crate::options::{DeleteOptions, ListOptions, WriteOptions};
 use crate::registry::stored::Written;
 use crate::registry::{Deleted, Registry, Selectors, Update};
 use crate::request::Verb;
-use crate::{patch, subresource, watching};
+use crate::{components, patch, subresource, watching};
 use ::http::{HeaderValue, header};
 use bytes::Bytes;
+use ferrite_api::field::{FieldError, Path};
+use ferrite_api::resource::Resource;
 use ferrite_api::{Gvk, Status, meta};
+use ferrite_component::metrics::{Family, Gauge, registry};
 use ferrite_json::json;
 use jiff::Timestamp;
+use std::sync::{Arc, LazyLock};
 
 /// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
 pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
@@ -45,6 +49,12 @@ const DEPRECATED: &[(&str, &str, &str)] = &[
     ("", "endpoints", "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"),
 ];
 
+/// None of them is to be removed in a release that is known.
+static DEPRECATED_USED: LazyLock<Arc<Family<Gauge>>> = LazyLock::new(|| {
+    let labels = &["group", "removed_release", "resource", "subresource", "version"];
+    registry().gauge("apiserver_requested_deprecated_apis", "Deprecated resources that were used.", labels)
+});
+
 async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     let deprecated = DEPRECATED
         .iter()
@@ -60,6 +70,9 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
         && (call.target.subresource.is_some() || call.resource.verbs.contains(&call.verb.as_str()))
     {
         call.warnings.push((*warning).to_owned());
+        let part = call.target.subresource.as_deref().unwrap_or_default();
+        let Resource { group, version, plural, .. } = &*call.resource;
+        DEPRECATED_USED.with(&[group, "", plural, part, version]).set(1);
     }
     call.server.registry.catch_up(call.verb, &call.query).await?;
     // What is rarer or larger than a look at one object is kept apart, so that the look stays small.
@@ -68,6 +81,12 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     }
     if !call.resource.verbs.contains(&call.verb.as_str()) {
         return Err(Status::not_allowed());
+    }
+    if components::is_component_statuses(&call.resource.group, &call.resource.plural) {
+        return match call.verb {
+            Verb::Get => Box::pin(components::get(call)).await,
+            _ => Box::pin(components::list(call)).await,
+        };
     }
     match call.verb {
         Verb::Get => get(call),
@@ -94,7 +113,7 @@ fn get(call: &Call) -> Result<Answer, Status> {
 async fn list(call: &Call) -> Result<Answer, Status> {
     let options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &options)?;
-    let namespace = call.target.namespace.as_deref();
+    let namespace = call.target.within();
     let page = call.server.registry.list(&call.resource, namespace, selectors, &options)?;
     let include = call.include_object()?;
     if !Pieces::exist(call.representation) {
@@ -147,6 +166,16 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
     }
     if crate::reviews::is_review(&call.resource.group) {
         return crate::reviews::answer(call, object, &options);
+    }
+    if call.resource.is_namespaced() && call.namespace().is_empty() {
+        let path = Path::new("metadata");
+        let mut missing = vec![FieldError::required(&path.child("namespace"), "")];
+        if meta::name(&object).is_empty() && meta::str(&object, "generateName").is_empty() {
+            let name = FieldError::required(&path.child("name"), "name or generateName is required");
+            missing.insert(0, name);
+        }
+        let (group, kind) = (&call.resource.group, &call.resource.kind);
+        return Err(Status::invalid(group, kind, meta::name(&object), &missing));
     }
     provide_namespace(call, &options).await?;
     let created = call.server.registry.create(&call.write(&options), object).await?;
@@ -303,14 +332,19 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let list_options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &list_options)?;
     let registry = &call.server.registry;
-    let namespace = call.target.namespace.as_deref();
+    let namespace = call.target.within();
     let mut page = registry.list(&call.resource, namespace, selectors, &list_options)?;
     let (continue_token, remaining) = (page.continue_token.take(), page.remaining);
     let write_options = delete_write(call, &options);
+    // As upstream: objects are deleted one by one, each in its namespace, and an empty one is none.
+    let nowhere = call.resource.is_namespaced() && namespace.is_none();
     let mut objects = Vec::new();
     while let Some(entries) = page.items.take(encode::list::PIECE) {
         for entry in entries {
             let Some(object) = crate::registry::stored::decode(&call.resource, &entry) else { continue };
+            if nowhere {
+                return Err(Status::bad_request("Namespace parameter required."));
+            }
             let mut write = call.write(&write_options);
             write.namespace = meta::namespace(&object);
             match registry.delete(&write, meta::name(&object), &options).await {

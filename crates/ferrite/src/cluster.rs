@@ -15,6 +15,7 @@ use crate::node::{
 use crate::node_routes;
 use crate::paths::Paths;
 use crate::progress::Progress;
+use ferrite_apiserver::Component;
 use ferrite_client::{Events, Informers, Scope};
 use ferrite_component::GoDuration;
 use ferrite_controllers::{NodeCertificates, NodeCidrs};
@@ -325,6 +326,7 @@ pub fn start_scheduler(api: &Running, informers: Informers, scope: &Scope) -> Re
         configuration: Configuration::default(),
         registry: Registry::default(),
     })?;
+    api.hosts(Component::Scheduler, scope);
     Ok(())
 }
 

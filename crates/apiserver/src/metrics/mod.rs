@@ -123,6 +123,11 @@ impl RequestKind {
         self.long_running
     }
 
+    /// Whether the request is about a resource that is served, and no connection.
+    pub fn is_of_resource(&self) -> bool {
+        self.resource.is_some() && self.verb != "CONNECT"
+    }
+
     /// Writes have a limit of their own.
     pub fn is_mutating(&self) -> bool {
         self.mutating

@@ -37,6 +37,8 @@ impl Registry {
         }
         // The object as this request marked it. Whoever removes it then completes this request: it is no error.
         let mut marked_here: Option<(Value, String)> = None;
+        // The state that admission has let go: it is asked again only about another.
+        let mut admitted = None;
         for _ in 0..ATTEMPTS {
             let view = self.view();
             let found = view.snapshot.get(key.as_bytes());
@@ -53,7 +55,7 @@ impl Registry {
                 return Ok(Deleted::Gone(marked.clone()));
             }
             if marked_here.is_none() {
-                check_preconditions(resource, name, options, &old)?;
+                check_delete_preconditions(resource, name, options, &old)?;
             }
             let attributes = Attributes {
                 operation: Operation::Delete,
@@ -61,12 +63,16 @@ impl Registry {
                 subresource: None,
                 namespace: write.namespace,
                 name,
+                unnamed: write.requested.is_empty(),
                 user: write.user,
                 old: Some(&old),
                 options: write.options,
                 rbac: &self.rbac,
             };
-            self.admission.validate(&view, &attributes, None)?;
+            if admitted != Some(entry.modified) {
+                self.admission.admit_delete(&view, &attributes).await?;
+                admitted = Some(entry.modified);
+            }
             let step = decide(resource, &old, options, Timestamp::now());
             let op = match &step {
                 Step::Remove => Op::Delete { key: key.clone() },
@@ -125,7 +131,8 @@ impl Registry {
     }
 }
 
-fn check_preconditions(
+/// Checks the UID and the version that delete options ask for.
+pub(crate) fn check_delete_preconditions(
     resource: &Resource,
     name: &str,
     options: &DeleteOptions,

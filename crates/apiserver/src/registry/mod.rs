@@ -9,7 +9,7 @@ mod create;
 mod decoded;
 mod delete;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 mod hub;
 mod list;
 pub(crate) mod metadata;
@@ -19,11 +19,11 @@ mod update;
 mod watch;
 
 pub(crate) use allocator::ServiceAllocator;
-pub(crate) use delete::Deleted;
+pub(crate) use delete::{Deleted, check_delete_preconditions};
 pub(crate) use hub::{Event, EventType, FrameKey};
 pub(crate) use list::{Items, ListPage};
 pub(crate) use select::{Facts, Selectors};
-pub(crate) use update::{Change, Update};
+pub(crate) use update::{Change, Update, precondition_failed};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::admission::Chain;
@@ -86,6 +86,7 @@ impl Table {
 }
 
 /// The state of the cluster at one instant, for those who only look.
+#[derive(Clone)]
 pub(crate) struct View {
     pub snapshot: Snapshot,
     table: Arc<Table>,
@@ -97,6 +98,19 @@ impl View {
         let resource = self.table.any_version(group, plural)?;
         let key = stored::key(resource, namespace, name);
         self.decoded.get(resource, &key, self.snapshot.get(key.as_bytes())?)
+    }
+
+    /// An object in the version of `resource`.
+    pub fn object(&self, resource: &Resource, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let key = stored::key(resource, namespace, name);
+        self.decoded.get(resource, &key, self.snapshot.get(key.as_bytes())?)
+    }
+
+    /// The objects in the version of `resource`, in a namespace or, if that is empty, in all.
+    pub fn objects_of(&self, resource: &Resource, namespace: &str) -> Vec<Arc<Value>> {
+        let prefix = stored::prefix_in(resource, Some(namespace));
+        let entries = self.snapshot.range(prefix.as_bytes(), None);
+        entries.filter_map(|(key, entry)| self.decoded.get(resource, key, entry)).collect()
     }
 
     /// The objects of a resource in a namespace, where there are few and they seldom change.
@@ -147,6 +161,21 @@ impl View {
         self.table.rows.iter().find(|r| r.group == group && r.version == version && r.kind == kind)
     }
 
+    #[allow(dead_code, reason = "for the stages to come")]
+    /// The other versions of a resource, and resources of other groups that share its objects.
+    pub fn equivalents<'a>(&'a self, resource: &'a Resource) -> impl Iterator<Item = &'a Arc<Resource>> {
+        let storage = resource.storage_gvr();
+        self.table.rows.iter().filter(move |row| {
+            // Most rows differ in their name, which costs least to compare.
+            (row.plural == resource.plural || row.storage.is_some() || resource.storage.is_some())
+                && (row.group != resource.group || row.version != resource.version)
+                && {
+                    let other = row.storage_gvr();
+                    other.group == storage.group && other.resource == storage.resource
+                }
+        })
+    }
+
     /// Any version of a resource.
     pub fn resource(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
         self.table.any_version(group, plural)
@@ -168,7 +197,7 @@ pub(crate) struct Write<'a> {
 pub(crate) struct Registry {
     /// Whether writers of objects on which nothing acts are warned.
     pub warns_of_inert: bool,
-    pub rbac: Rbac,
+    pub rbac: Arc<Rbac>,
     pub store: Arc<Store>,
     /// The built-in resources, which never change.
     pub table: Arc<Table>,
@@ -195,7 +224,7 @@ impl Registry {
     ) -> Self {
         Self {
             warns_of_inert: false,
-            rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
+            rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table))),
             store,
             tables: ResourceTables::new(Arc::clone(&table)),
             table,

@@ -4,6 +4,7 @@ use crate::call::{self, Call};
 use crate::http::Answer;
 use crate::options::FieldValidation;
 use crate::patch;
+use crate::registry::precondition_failed;
 use crate::request::Verb;
 use crate::{encode, verbs};
 use ::http::header;
@@ -106,14 +107,21 @@ async fn write(
 ) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let resource = std::sync::Arc::clone(&call.resource);
+    let patches = call.verb == Verb::Patch;
     let on_object = |old: &Value| {
         let scale = change(&scale_of(&resource, old))?;
         let (given, stored) = (meta::uid(&scale), meta::uid(old));
         if !given.is_empty() && given != stored {
-            let plural = format!("{}/scale", resource.plural);
-            let why =
-                format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
-            return Err(Status::conflict(&resource.group, &plural, meta::name(old), &why));
+            let (namespace, name) = (meta::namespace(old), meta::name(old));
+            if patches {
+                // As upstream: a patched scale is compared before the store is asked.
+                let plural = format!("{}/scale", resource.plural);
+                let why = format!(
+                    "Precondition failed: UID in precondition: {given}, UID in object meta: {stored}"
+                );
+                return Err(Status::conflict(&resource.group, &plural, name, &why));
+            }
+            return Err(precondition_failed(&resource, namespace, name, "UID", given, stored));
         }
         let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
         if let Some(paths) = scale_paths(&resource) {

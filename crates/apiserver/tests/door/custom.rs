@@ -68,7 +68,7 @@ fn has_condition(object: &Value, type_: &str, status: &str) -> bool {
     conditions.iter().any(|condition| condition["type"] == *type_ && condition["status"] == *status)
 }
 
-async fn establish(world: &World, definition: &Value) {
+pub async fn establish(world: &World, definition: &Value) {
     let created = world.post(DEFINITIONS, definition).await;
     assert_eq!(created.code, 201, "{}", created.json());
     let name = definition["metadata"]["name"].clone();

@@ -10,6 +10,7 @@ mod deleting;
 mod granting;
 mod network;
 mod parts;
+mod policies;
 mod reading;
 mod refusing;
 mod servers;
