@@ -111,6 +111,9 @@ pub(crate) struct WriteOptions {
     pub warnings: Warnings,
     /// A step of a request that was admitted as a whole: webhooks and policies are not asked about it.
     pub within: bool,
+    /// The client has named its field manager.
+    pub names_manager: bool,
+    pub names_validation: bool,
 }
 
 /// Warnings gathered while a request is worked on. Clones share them.
@@ -173,6 +176,8 @@ impl WriteOptions {
             force: query.flag("force"),
             warnings: Warnings::default(),
             within: false,
+            names_manager: !manager.is_empty(),
+            names_validation: query.get("fieldValidation").is_some_and(|v| !v.is_empty()),
         })
     }
 }

@@ -66,8 +66,10 @@ fn options(operation: Operation, options: &WriteOptions) -> Value {
     if options.dry_run {
         made["dryRun"] = json!(["All"]);
     }
-    if operation != Operation::Delete {
+    if options.names_manager {
         made["fieldManager"] = options.field_manager.as_str().into();
+    }
+    if options.names_validation {
         made["fieldValidation"] = match options.field_validation {
             FieldValidation::Ignore => "Ignore",
             FieldValidation::Warn => "Warn",

@@ -135,6 +135,11 @@ impl<'a> Session<'a> {
         Some(self.as_matched(matched, old))
     }
 
+    /// The value of `request`; null for a policy that does not read it.
+    fn request(&self, definition: &Definition, matched: &Resource) -> Value {
+        if definition.reads_request { input::request(self.attributes, matched) } else { Value::Null }
+    }
+
     /// An object of the request as the version that a policy matches.
     fn as_matched<'o>(&self, matched: &Resource, object: &'o Value) -> Cow<'o, Value> {
         let own = self.attributes.resource;
@@ -145,14 +150,23 @@ impl<'a> Session<'a> {
         Cow::Owned(converted(own, matched, object))
     }
 
+    /// The values that the expressions of a policy read. Those that it does not read are not made.
     fn inputs<'i>(
         &'i self,
+        definition: &Definition,
         object: Option<&'i Value>,
         old: Option<&'i Value>,
         params: Option<&'i Value>,
         request: &'i Value,
     ) -> Inputs<'i> {
-        Inputs { object, old, params, request, namespace: None, authorizer: Some(self.authorizer()) }
+        Inputs {
+            object,
+            old,
+            params,
+            request,
+            namespace: None,
+            authorizer: definition.reads_authorizer.then(|| self.authorizer()),
+        }
     }
 }
 
