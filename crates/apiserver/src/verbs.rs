@@ -168,9 +168,14 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
         return crate::reviews::answer(call, object, &options);
     }
     if call.resource.is_namespaced() && call.namespace().is_empty() {
-        let missing = FieldError::required(&Path::new("metadata").child("namespace"), "");
+        let path = Path::new("metadata");
+        let mut missing = vec![FieldError::required(&path.child("namespace"), "")];
+        if meta::name(&object).is_empty() && meta::str(&object, "generateName").is_empty() {
+            let name = FieldError::required(&path.child("name"), "name or generateName is required");
+            missing.insert(0, name);
+        }
         let (group, kind) = (&call.resource.group, &call.resource.kind);
-        return Err(Status::invalid(group, kind, meta::name(&object), &[missing]));
+        return Err(Status::invalid(group, kind, meta::name(&object), &missing));
     }
     provide_namespace(call, &options).await?;
     let created = call.server.registry.create(&call.write(&options), object).await?;
@@ -331,10 +336,15 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let mut page = registry.list(&call.resource, namespace, selectors, &list_options)?;
     let (continue_token, remaining) = (page.continue_token.take(), page.remaining);
     let write_options = delete_write(call, &options);
+    // As upstream: objects are deleted one by one, each in its namespace, and an empty one is none.
+    let nowhere = call.resource.is_namespaced() && namespace.is_none();
     let mut objects = Vec::new();
     while let Some(entries) = page.items.take(encode::list::PIECE) {
         for entry in entries {
             let Some(object) = crate::registry::stored::decode(&call.resource, &entry) else { continue };
+            if nowhere {
+                return Err(Status::bad_request("Namespace parameter required."));
+            }
             let mut write = call.write(&write_options);
             write.namespace = meta::namespace(&object);
             match registry.delete(&write, meta::name(&object), &options).await {

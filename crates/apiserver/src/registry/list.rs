@@ -206,14 +206,19 @@ impl Registry {
         }
         let current = self.store.snapshot();
         let Some(wanted) = options.resource_version.filter(|v| *v != 0) else { return Ok(current) };
-        if wanted > current.revision().0 {
-            return Err(too_large(wanted, current.revision()));
-        }
         // As upstream: a page of a version is of that very version unless the client says otherwise.
         let exact = match options.version_match {
             Some(wanted) => wanted == VersionMatch::Exact,
             None => options.limit > 0,
         };
+        if wanted > current.revision().0 {
+            let mut status = too_large(wanted, current.revision());
+            // An exact version is looked up in the store, which does not ask clients to come back.
+            if let Some(details) = status.details.as_mut().filter(|_| exact) {
+                details.remove("retryAfterSeconds");
+            }
+            return Err(status);
+        }
         if exact {
             return past(wanted)
                 .map_err(|_| Status::expired("The resourceVersion for the provided list is too old."));

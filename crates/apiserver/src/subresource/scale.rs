@@ -107,11 +107,20 @@ async fn write(
 ) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let resource = std::sync::Arc::clone(&call.resource);
+    let patches = call.verb == Verb::Patch;
     let on_object = |old: &Value| {
         let scale = change(&scale_of(&resource, old))?;
         let (given, stored) = (meta::uid(&scale), meta::uid(old));
         if !given.is_empty() && given != stored {
             let (namespace, name) = (meta::namespace(old), meta::name(old));
+            if patches {
+                // As upstream: a patched scale is compared before the store is asked.
+                let plural = format!("{}/scale", resource.plural);
+                let why = format!(
+                    "Precondition failed: UID in precondition: {given}, UID in object meta: {stored}"
+                );
+                return Err(Status::conflict(&resource.group, &plural, name, &why));
+            }
             return Err(precondition_failed(&resource, namespace, name, "UID", given, stored));
         }
         let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
