@@ -3,7 +3,7 @@
 //!
 //! A bare `ferrite kube-apiserver` warns of none: upstream's controllers and nodes may complete it, and its answers are
 //! compared with upstream's, in which no write of these kinds carries a warning (also those on which the API server itself
-//! should act: webhooks, flow control and remote API services).
+//! should act, as flow control).
 //!
 //! To make a kind work is to remove its row here, and its name from README.md and docs/differences.md.
 
@@ -25,16 +25,9 @@ const fn row(group: &'static str, plural: &'static str, kind: &'static str, miss
     Inert { group, plural, kind, missing, only: None }
 }
 
-/// Whether objects are converted by a webhook, which nobody calls.
-fn converts(definition: &Value) -> bool {
-    definition.pointer("/spec/conversion/strategy").is_some_and(|strategy| strategy == "Webhook")
-}
-
-const ADMISSION: &str = "admissionregistration.k8s.io";
 const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
-const NO_CALL: &str = "requests are not sent to it";
 const NO_FLOW: &str = "requests are not queued or limited by it";
 const NO_VOLUME: &str = "no volume is provisioned, bound, attached or mounted";
 const NO_DEVICE: &str = "no device is allocated";
@@ -43,12 +36,6 @@ const NO_DEVICE: &str = "no device is allocated";
 const INERT: &[Inert] = &[
     row("", "persistentvolumeclaims", "PersistentVolumeClaim", NO_VOLUME),
     row("", "persistentvolumes", "PersistentVolume", NO_VOLUME),
-    row(ADMISSION, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", NO_CALL),
-    row(ADMISSION, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", NO_CALL),
-    Inert {
-        only: Some(converts),
-        ..row("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "its resources are not served")
-    },
     row("autoscaling", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "nothing is scaled"),
     row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
@@ -101,12 +88,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_definition_that_converts_is_not_served() {
+    fn kinds_that_something_acts_on_have_no_warning() {
         let served = ferrite_api::kinds::built_in();
-        let definitions = served.iter().find(|r| r.plural == "customresourcedefinitions").unwrap();
-        assert_eq!(warning(definitions, &json!({"spec": {"conversion": {"strategy": "None"}}})), None);
-        assert!(warning(definitions, &json!({"spec": {"conversion": {"strategy": "Webhook"}}})).is_some());
         let pods = served.iter().find(|r| r.plural == "pods" && r.group.is_empty()).unwrap();
         assert_eq!(warning(pods, &json!({})), None);
+        let claims = served.iter().find(|r| r.plural == "persistentvolumeclaims").unwrap();
+        assert!(warning(claims, &json!({})).is_some());
     }
 }

@@ -128,6 +128,7 @@ impl Matcher {
         }
     }
 
+    #[allow(dead_code, reason = "for policies")]
     /// Of `matchConstraints` of a policy, or `matchResources` of a binding; none is everything.
     pub fn of_match_resources(resources: &Value) -> Self {
         Self {
@@ -252,7 +253,8 @@ impl Matcher {
     }
 }
 
-/// An object of one version of a resource as another one.
+/// An object of one version of a resource as another one, without asking anybody: [`View::convert`] also knows kinds
+/// whose versions a webhook converts.
 pub(crate) fn converted(from: &Resource, to: &Resource, object: &Value) -> Value {
     let mut object = object.clone();
     if from.group != to.group || from.version != to.version {

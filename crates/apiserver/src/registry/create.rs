@@ -175,7 +175,7 @@ impl Registry {
             return Err(Status::new(500, "", "resourceVersion should not be set on objects to be created"));
         }
         let lease = self.lease_for(resource, now).await?;
-        let encoded = stored::encode_for_answer(resource, &object);
+        let encoded = self.encode(resource, &object).await?;
         let outrun = |why| Status::conflict(&resource.group, &resource.plural, name, why);
         // What is let go of before the store answers is freed where it was made, while the processor has it at hand.
         let needed = !write.copied || is_service(resource) || !charges.is_empty();

@@ -24,7 +24,9 @@ fn gvk() -> Gvk {
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     match call.verb {
         Verb::Get => {
-            let object = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+            let entry = call.server.registry.load(&call.resource, call.namespace(), call.name()).await?;
+            let object = crate::registry::stored::decode(&call.resource, &entry)
+                .ok_or_else(|| crate::registry::unreadable(&call.resource, call.name()))?;
             answer(call, &object)
         }
         Verb::Update => {
@@ -183,7 +185,17 @@ fn put(object: &mut Value, path: &[String], value: Value) {
     *place = value;
 }
 
-fn scale_of(resource: &Resource, object: &Value) -> Value {
+/// Sets the replicas of an object to those of its scale.
+pub(crate) fn set_replicas(resource: &Resource, object: &mut Value, scale: &Value) {
+    let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
+    match scale_paths(resource) {
+        Some(paths) => put(object, &paths.spec_replicas, replicas.into()),
+        None => object["spec"]["replicas"] = replicas.into(),
+    }
+}
+
+/// The scale of an object.
+pub(crate) fn scale_of(resource: &Resource, object: &Value) -> Value {
     let mut metadata = json!({});
     for key in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
         let value = meta::str(object, key);

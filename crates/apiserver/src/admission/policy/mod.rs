@@ -8,7 +8,6 @@
 
 mod compiled;
 mod evaluate;
-mod input;
 mod metrics;
 mod mutate;
 mod params;
@@ -20,7 +19,7 @@ pub(super) use validate::ValidatingPolicies;
 
 use super::configured::{Configured, Current};
 use super::matching::converted;
-use super::{Attributes, Operation};
+use super::{Attributes, Operation, expressions};
 use crate::registry::View;
 use compiled::{Binding, Definition};
 use evaluate::Inputs;
@@ -68,8 +67,8 @@ struct Policies {
 impl Policies {
     fn new(policies: &'static str, bindings: &'static str) -> Self {
         Self {
-            definitions: Configured::new(GROUP, policies, Definition::new),
-            bindings: Configured::new(GROUP, bindings, Binding::new),
+            definitions: Configured::new(GROUP, policies, Box::new(Definition::new)),
+            bindings: Configured::new(GROUP, bindings, Box::new(Binding::new)),
         }
     }
 
@@ -112,7 +111,7 @@ impl<'a> Session<'a> {
     }
 
     fn authorizer(&self) -> &(Cel<'static>, Cel<'static>) {
-        self.authorizer.get_or_init(|| input::authorizer(self.view, self.attributes))
+        self.authorizer.get_or_init(|| expressions::authorizer(self.view, self.attributes))
     }
 
     /// The request's namespace; none of a request without one. As upstream, a Namespace is not in itself here.
@@ -137,7 +136,10 @@ impl<'a> Session<'a> {
 
     /// The value of `request`; null for a policy that does not read it.
     fn request(&self, definition: &Definition, matched: &Resource) -> Value {
-        if definition.reads_request { input::request(self.attributes, matched) } else { Value::Null }
+        match definition.reads_request {
+            true => Value::Object(expressions::request(self.attributes, matched)),
+            false => Value::Null,
+        }
     }
 
     /// An object of the request as the version that a policy matches.

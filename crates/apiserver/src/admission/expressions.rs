@@ -1,27 +1,29 @@
-//! The values of `request` and `authorizer`.
+//! What expressions of admission read of a request: `request` and `authorizer`.
 
-use crate::admission::{Attributes, Operation};
+use super::{Attributes, Operation};
 use crate::auth::{Action, Rbac, User, decide};
-use crate::options::{FieldValidation, WriteOptions};
 use crate::registry::View;
 use ferrite_api::resource::Resource;
 use ferrite_api::selector::FieldSelector;
 use ferrite_api::{Gvk, Gvr};
 use ferrite_cel::{AuthorizationDecision, Authorizer, AuthorizerValue, Check, Value as Cel};
 use ferrite_json::{Map, Value, json};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-/// The object `request` of a request that is matched as `matched`.
-pub(super) fn request(attributes: &Attributes<'_>, matched: &Resource) -> Value {
+/// The kind of the object as one matched as `matched` sees it.
+pub(crate) fn matched_kind(attributes: &Attributes<'_>, matched: &Resource) -> Gvk {
+    let own = attributes.kind();
+    if own == attributes.resource.gvk() { matched.gvk() } else { own }
+}
+
+/// The fields of an AdmissionRequest but for its UID and objects.
+pub(crate) fn request(attributes: &Attributes<'_>, matched: &Resource) -> Map {
     let kind = |gvk: &Gvk| json!({"group": gvk.group, "version": gvk.version, "kind": gvk.kind});
     let resource = |gvr: &Gvr| json!({"group": gvr.group, "version": gvr.version, "resource": gvr.resource});
-    let own = attributes.kind();
-    let matched_kind = if own == attributes.resource.gvk() { matched.gvk() } else { own.clone() };
     let mut request = Map::new();
-    request.insert("kind", kind(&matched_kind));
+    request.insert("kind", kind(&matched_kind(attributes, matched)));
     request.insert("resource", resource(&matched.gvr()));
-    request.insert("requestKind", kind(&own));
+    request.insert("requestKind", kind(&attributes.kind()));
     request.insert("requestResource", resource(&attributes.resource.gvr()));
     if let Some(subresource) = attributes.subresource {
         request.insert("subResource", subresource.into());
@@ -35,8 +37,8 @@ pub(super) fn request(attributes: &Attributes<'_>, matched: &Resource) -> Value 
     request.insert("operation", attributes.operation.name().into());
     request.insert("userInfo", user_info(attributes.user));
     request.insert("dryRun", attributes.options.dry_run.into());
-    request.insert("options", options(attributes.operation, attributes.options));
-    Value::Object(request)
+    request.insert("options", options(attributes));
+    request
 }
 
 fn user_info(user: &User) -> Value {
@@ -52,53 +54,28 @@ fn user_info(user: &User) -> Value {
     if !user.extra.is_empty() {
         info.insert("extra", json!(user.extra));
     }
-    Value::Object(info)
+    info.into()
 }
 
-fn options(operation: Operation, options: &WriteOptions) -> Value {
-    let kind = match operation {
+fn options(attributes: &Attributes<'_>) -> Value {
+    let kind = match attributes.operation {
         Operation::Create => "CreateOptions",
         Operation::Update => "UpdateOptions",
         Operation::Delete => "DeleteOptions",
         Operation::Connect => return Value::Null,
     };
-    let mut made = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
-    if options.dry_run {
-        made["dryRun"] = json!(["All"]);
-    }
-    if options.names_manager {
-        made["fieldManager"] = options.field_manager.as_str().into();
-    }
-    if options.names_validation {
-        made["fieldValidation"] = match options.field_validation {
-            FieldValidation::Ignore => "Ignore",
-            FieldValidation::Warn => "Warn",
-            FieldValidation::Strict => "Strict",
-        }
-        .into();
-    }
-    made
+    attributes.options.as_sent(kind)
 }
 
-/// Decides as the server's own authorization does, for the user of a request or for a service account. The same
-/// question gets the same answer for the length of a request.
+/// Decides as the server's own authorization does, for the user of a request or for a service account.
 struct RequestAuthorizer {
     rbac: Arc<Rbac>,
     view: View,
     user: User,
-    decided: Mutex<HashMap<String, AuthorizationDecision>>,
 }
 
 impl Authorizer for RequestAuthorizer {
     fn authorize(&self, check: &Check) -> AuthorizationDecision {
-        let question = format!("{check:?}");
-        let mut decided = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
-        decided.entry(question).or_insert_with(|| self.decide(check)).clone()
-    }
-}
-
-impl RequestAuthorizer {
-    fn decide(&self, check: &Check) -> AuthorizationDecision {
         let account = check.service_account.as_ref().map(|(namespace, name)| User {
             // As upstream: a service account in an expression is not in `system:authenticated`.
             name: format!("system:serviceaccount:{namespace}:{name}"),
@@ -123,12 +100,11 @@ impl RequestAuthorizer {
 }
 
 /// The values of `authorizer` and `authorizer.requestResource`.
-pub(super) fn authorizer(view: &View, attributes: &Attributes<'_>) -> (Cel<'static>, Cel<'static>) {
+pub(crate) fn authorizer(view: &View, attributes: &Attributes<'_>) -> (Cel<'static>, Cel<'static>) {
     let authorizer: Arc<dyn Authorizer> = Arc::new(RequestAuthorizer {
         rbac: Arc::clone(attributes.rbac),
         view: view.clone(),
         user: attributes.user.clone(),
-        decided: Mutex::default(),
     });
     let check = Check {
         group: attributes.resource.group.to_string(),
