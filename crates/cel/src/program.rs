@@ -303,9 +303,9 @@ impl Program {
         self.estimated_cost
     }
 
-    /// Does the expression mention the variable `name`?
+    /// Does the expression mention the variable `name`? True also where it mentions too many to remember.
     pub fn uses_variable(&self, name: &str) -> bool {
-        self.variables.iter().any(|own| &**own == name)
+        self.variables.len() >= MAX_VARIABLES || self.variables.iter().any(|own| &**own == name)
     }
 
     /// The levels of the expression, to which its need of stack is proportional.

@@ -98,6 +98,7 @@ impl Scan {
 
 /// Objects that are converted before they are selected.
 const CONVERTED: usize = 500;
+
 /// Lists and the objects that they looked at, by group and resource.
 struct Listed {
     total: Arc<Family<Counter>>,

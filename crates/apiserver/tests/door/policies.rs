@@ -149,6 +149,7 @@ async fn expressions_see_the_request_and_who_makes_it() {
             {"expression": "request.operation != 'CREATE' || oldObject == null"},
             {"expression": "request.userInfo.username != 'eve' && !('evil' in request.userInfo.groups)", "message": "not you"},
             {"expression": "request.namespace == 'default' && namespaceObject.metadata.name == 'default' && request.resource.resource == 'configmaps' && request.kind.kind == 'ConfigMap'"},
+            {"expression": "request.operation != 'CREATE' || request.options.kind == 'CreateOptions' && !has(request.options.fieldManager)"},
             {"expression": "object == null || object.metadata.name != 'dry' || request.dryRun", "message": "dry runs only"},
             {"expression": "object == null || object.metadata.name != 'az' || authorizer.group('').resource('secrets').namespace('default').check('get').allowed()", "message": "no secrets"},
             {"expression": "object == null || object.metadata.name != 'rr' || authorizer.requestResource.check('deletecollection').allowed()", "message": "no rr"},

@@ -4,6 +4,7 @@
 //! the controller works with any API server.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use ferrite_api::Gvk;
@@ -75,14 +76,12 @@ async fn warnings(client: &Client, spec: Value) -> Result<Vec<Warning>, SyncErro
     let mut documents = BTreeMap::new();
     for kind in kinds.iter().chain(&params) {
         let path = document_path(kind);
-        if !documents.contains_key(&path) {
-            let document = get_document(client, &path, JSON).await;
-            let document = match document {
-                Err(error) if is_not_found(&error) => Value::Null,
-                other => other.during(|| format!("read {path}"))?,
-            };
-            documents.insert(path, document);
-        }
+        let Entry::Vacant(unread) = documents.entry(path) else { continue };
+        let document = match get_document(client, unread.key(), JSON).await {
+            Err(error) if is_not_found(&error) => Value::Null,
+            other => other.during(|| format!("read {}", unread.key()))?,
+        };
+        unread.insert(document);
     }
     // Large schemas take their time.
     let checked = tokio::task::spawn_blocking(move || {

@@ -65,6 +65,10 @@ pub(super) struct Definition {
     pub annotations: Vec<Annotation>,
     pub mutations: Vec<Mutation>,
     pub reinvocable: bool,
+    /// Whether an expression reads `request`.
+    pub reads_request: bool,
+    /// Whether an expression asks the authorizer.
+    pub reads_authorizer: bool,
     /// The most levels of expressions that nest in one another while one of them is evaluated.
     pub levels: usize,
 }
@@ -155,9 +159,14 @@ impl Definition {
             annotations,
             mutations,
             reinvocable: text(spec, "reinvocationPolicy") == "IfNeeded",
+            reads_request: false,
+            reads_authorizer: false,
             levels: 0,
         };
         definition.levels = definition.nesting();
+        definition.reads_request = definition.reads("request");
+        definition.reads_authorizer =
+            definition.reads("authorizer") || definition.reads("authorizer.requestResource");
         definition
     }
 
@@ -168,6 +177,13 @@ impl Definition {
         );
         let expressions = self.expressions().filter_map(|expression| expression.program.as_ref().ok());
         below + expressions.map(Program::depth).max().unwrap_or(0)
+    }
+
+    fn reads(&self, variable: &str) -> bool {
+        let variables = self.variables.iter().map(|variable| &variable.expression);
+        let programs =
+            self.expressions().chain(variables).filter_map(|expression| expression.program.as_ref().ok());
+        programs.into_iter().any(|program| program.uses_variable(variable))
     }
 
     fn expressions(&self) -> impl Iterator<Item = &Expression> {

@@ -60,6 +60,9 @@ pub(super) struct Evaluated<T> {
     pub elapsed: Duration,
 }
 
+/// The outcomes of expressions in their order, and the part of the budget that is left.
+type Outcomes<T> = (Vec<Option<Evaluated<T>>>, u64);
+
 /// Evaluates expressions in order, which share their variables. Places without an expression have no outcome. Answers
 /// the part of the budget that is left.
 pub(super) fn evaluate<T: Send>(
@@ -68,7 +71,7 @@ pub(super) fn evaluate<T: Send>(
     inputs: &Inputs<'_>,
     budget: u64,
     make: impl Fn(&Cel<'_>) -> Outcome<T> + Sync,
-) -> Result<(Vec<Option<Evaluated<T>>>, u64), Stop> {
+) -> Result<Outcomes<T>, Stop> {
     let work = || evaluate_here(definition, expressions, inputs, budget, &make);
     with_stack(definition.levels, work).unwrap_or(Err(Stop::NoThread))
 }
@@ -79,7 +82,7 @@ fn evaluate_here<T>(
     inputs: &Inputs<'_>,
     budget: u64,
     make: &dyn Fn(&Cel<'_>) -> Outcome<T>,
-) -> Result<(Vec<Option<Evaluated<T>>>, u64), Stop> {
+) -> Result<Outcomes<T>, Stop> {
     let variables = Variables::new(&definition.variables);
     let mut activation = inputs.activation();
     activation.set("variables", Ok(Cel::Lazy(&variables)));

@@ -8,7 +8,6 @@
 
 mod compiled;
 mod evaluate;
-pub(in crate::admission) mod input;
 mod metrics;
 mod mutate;
 mod params;
@@ -20,7 +19,7 @@ pub(super) use validate::ValidatingPolicies;
 
 use super::configured::{Configured, Current};
 use super::matching::converted;
-use super::{Attributes, Operation};
+use super::{Attributes, Operation, expressions};
 use crate::registry::View;
 use compiled::{Binding, Definition};
 use evaluate::Inputs;
@@ -112,7 +111,7 @@ impl<'a> Session<'a> {
     }
 
     fn authorizer(&self) -> &(Cel<'static>, Cel<'static>) {
-        self.authorizer.get_or_init(|| input::authorizer(self.view, self.attributes))
+        self.authorizer.get_or_init(|| expressions::authorizer(self.view, self.attributes))
     }
 
     /// The request's namespace; none of a request without one. As upstream, a Namespace is not in itself here.
@@ -135,6 +134,14 @@ impl<'a> Session<'a> {
         Some(self.as_matched(matched, old))
     }
 
+    /// The value of `request`; null for a policy that does not read it.
+    fn request(&self, definition: &Definition, matched: &Resource) -> Value {
+        match definition.reads_request {
+            true => Value::Object(expressions::request(self.attributes, matched)),
+            false => Value::Null,
+        }
+    }
+
     /// An object of the request as the version that a policy matches.
     fn as_matched<'o>(&self, matched: &Resource, object: &'o Value) -> Cow<'o, Value> {
         let own = self.attributes.resource;
@@ -145,14 +152,23 @@ impl<'a> Session<'a> {
         Cow::Owned(converted(own, matched, object))
     }
 
+    /// The values that the expressions of a policy read. Those that it does not read are not made.
     fn inputs<'i>(
         &'i self,
+        definition: &Definition,
         object: Option<&'i Value>,
         old: Option<&'i Value>,
         params: Option<&'i Value>,
         request: &'i Value,
     ) -> Inputs<'i> {
-        Inputs { object, old, params, request, namespace: None, authorizer: Some(self.authorizer()) }
+        Inputs {
+            object,
+            old,
+            params,
+            request,
+            namespace: None,
+            authorizer: definition.reads_authorizer.then(|| self.authorizer()),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::compiled::{Binding, Definition, Mutation};
 use super::evaluate::{evaluate, meets_conditions};
 use super::patch::{self, PatchFailure};
-use super::{Policies, Session, TURN, binding_matches, input, is_mutable, metrics, params};
+use super::{Policies, Session, TURN, binding_matches, is_mutable, metrics, params};
 use crate::admission::matching::converted;
 use crate::admission::stage::{MutatingStage, Waiting};
 use crate::admission::{Attributes, Parts, Reinvocation};
@@ -214,10 +214,10 @@ fn invoke(
 ) -> Result<Option<Invoked>, Status> {
     let Invocation { definition, binding, matched, params } = invocation;
     let namespace = session.namespace()?;
-    let request = input::request(session.attributes, matched);
+    let request = session.request(definition, matched);
     let old = session.old(matched);
     let mut current = session.as_matched(matched, object).into_owned();
-    let inputs = session.inputs(Some(&current), old.as_deref(), params.as_deref(), &request);
+    let inputs = session.inputs(definition, Some(&current), old.as_deref(), params.as_deref(), &request);
     match meets_conditions(definition, &inputs, MATCH_CONDITIONS_BUDGET) {
         Ok(true) if runs => {}
         Ok(_) => return Ok(None),
@@ -229,7 +229,8 @@ fn invoke(
     let mut invoked = Invoked::default();
     for mutation in &definition.mutations {
         let started = Instant::now();
-        let mut inputs = session.inputs(Some(&current), old.as_deref(), params.as_deref(), &request);
+        let mut inputs =
+            session.inputs(definition, Some(&current), old.as_deref(), params.as_deref(), &request);
         inputs.namespace = namespace;
         let made = value_of(definition, mutation, &inputs).and_then(|(value, cost)| {
             invoked.cost += cost;

@@ -2,7 +2,7 @@
 
 use super::compiled::{Action, Binding, Definition, Expression, Validation};
 use super::evaluate::{Evaluated, Inputs, Stop, evaluate, meets_conditions};
-use super::{Policies, Session, TURN, binding_matches, input, metrics, params};
+use super::{Policies, Session, TURN, binding_matches, metrics, params};
 use crate::admission::stage::{ValidatingStage, Waiting};
 use crate::admission::{Attributes, Parts};
 use crate::registry::View;
@@ -303,13 +303,19 @@ impl<'a> Matched<'a> {
             definition,
             object: object.map(|object| session.as_matched(matched, object)),
             old: session.old(matched),
-            request: input::request(session.attributes, matched),
+            request: session.request(definition, matched),
         }
     }
 
     fn verdict(&self, params: Option<&Value>) -> Result<Verdict, Status> {
         let namespace = self.session.namespace()?;
-        let inputs = self.session.inputs(self.object.as_deref(), self.old.as_deref(), params, &self.request);
+        let inputs = self.session.inputs(
+            self.definition,
+            self.object.as_deref(),
+            self.old.as_deref(),
+            params,
+            &self.request,
+        );
         Ok(decide(self.definition, &inputs, namespace))
     }
 }

@@ -2,7 +2,6 @@
 
 use crate::admission::Attributes;
 use crate::admission::expressions;
-use crate::admission::policy::input;
 use crate::registry::View;
 use ferrite_api::policy::{Compiler, ExpressionError, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, Use};
 use ferrite_api::resource::Resource;
@@ -53,7 +52,7 @@ impl Conditions {
         old: Option<&Value>,
     ) -> Met {
         let request = Value::Object(expressions::request(attributes, matched));
-        let (authorizer, resource) = input::authorizer(view, attributes);
+        let (authorizer, resource) = expressions::authorizer(view, attributes);
         let mut activation = Activation::new();
         let json = |value: Option<&'_ Value>| match value {
             Some(value) => Cel::from_json(value, None).map(Cel::into_owned),
