@@ -405,7 +405,7 @@ async fn start_others(
     let admin = api.client("system:apiserver", &["system:masters"]);
     Box::pin(joining::publish(&admin, api.pki.ca(), &settings)).await?;
     let port = api.url.rsplit(':').next().unwrap_or_default();
-    let machines = Machines::open(paths)?;
+    let machines = Machines::open(paths).await?;
     let server = format!("https://{}:{port}", SocketAddr::new(node_ip, 0).ip());
     let common = MachineOptions {
         server,

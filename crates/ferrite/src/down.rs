@@ -76,7 +76,7 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
 async fn remove_nodes(paths: &Paths, keep_data: bool, progress: &Progress) -> Result<(), BoxError> {
     let machines = Machines::list(paths);
     if !machines.is_empty() {
-        let lock = Machines::open(paths)?;
+        let lock = Machines::open(paths).await?;
         for machine in machines {
             let name = machine.name.clone();
             if keep_data {

@@ -159,6 +159,13 @@ pub fn show(paths: &Paths) -> Result<ExitCode, BoxError> {
             println!("running   process {pid}");
             println!("API       {}", state.url);
             println!("node      {}", state.node);
+            for machine in crate::machines::Machines::list(paths) {
+                println!(
+                    "node      {} ({})",
+                    machine.name,
+                    crate::machines::Machines::condition(paths, &machine)
+                );
+            }
         }
         None => println!("stopped   its containers go on; `ferrite up` takes them up again"),
     }

@@ -74,7 +74,7 @@ impl ClusterPki {
     /// not of this authority, or not for this subject.
     pub fn ensure(&self, name: &str, subject: &Subject, purpose: Purpose) -> Result<Identity, PkiError> {
         if let Ok(Some(identity)) = load(&self.dir, name)
-            && is_current(&identity, subject, self.ca.certificate())
+            && is_current(&identity, subject, self.ca.certificate(), RENEWED)
         {
             return Ok(identity);
         }
@@ -99,8 +99,11 @@ impl ClusterPki {
     }
 }
 
-/// Whether a certificate is of this authority, for this subject, and far from its end.
-fn is_current(identity: &Identity, subject: &Subject, ca: &str) -> bool {
+/// A certificate with less time left than this is asked for again.
+const RENEWED: i64 = LIFETIME.whole_seconds() / 3;
+
+/// Whether a certificate is of this authority, for this subject, and has more than so many seconds left.
+fn is_current(identity: &Identity, subject: &Subject, ca: &str, seconds: i64) -> bool {
     let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()) else {
         return false;
     };
@@ -112,7 +115,7 @@ fn is_current(identity: &Identity, subject: &Subject, ca: &str) -> bool {
     let left = certificate.validity().not_after.timestamp() - OffsetDateTime::now_utc().unix_timestamp();
     certificate.issuer() == ca.subject()
         && certificate.verify_signature(Some(ca.public_key())).is_ok()
-        && left > LIFETIME.whole_seconds() / 3
+        && left > seconds
         && covers(&certificate, subject)
 }
 
@@ -146,7 +149,13 @@ impl NodePki {
     /// for another subject, or more than two thirds of its time are over.
     pub fn load(&self, name: &str, subject: &Subject) -> Result<Option<Identity>, PkiError> {
         let Some(ca) = self.ca()? else { return Ok(None) };
-        Ok(load(&self.dir, name)?.filter(|identity| is_current(identity, subject, &ca)))
+        Ok(load(&self.dir, name)?.filter(|identity| is_current(identity, subject, &ca, RENEWED)))
+    }
+
+    /// The same as long as it is valid at all: good enough to ask for the one that replaces it.
+    pub fn load_valid(&self, name: &str, subject: &Subject) -> Result<Option<Identity>, PkiError> {
+        let Some(ca) = self.ca()? else { return Ok(None) };
+        Ok(load(&self.dir, name)?.filter(|identity| is_current(identity, subject, &ca, 0)))
     }
 
     pub fn save(&self, name: &str, identity: &Identity) -> Result<(), PkiError> {
@@ -282,8 +291,8 @@ mod tests {
         assert_eq!(proxies.ca(), pki.front_proxy().unwrap().ca(), "found again");
         let subject = Subject::client("front-proxy-client", None);
         let client = proxies.ensure("front-proxy-client", &subject, Purpose::Client).unwrap();
-        assert!(is_current(&client, &subject, proxies.ca()));
-        assert!(!is_current(&client, &subject, pki.ca()));
+        assert!(is_current(&client, &subject, proxies.ca(), RENEWED));
+        assert!(!is_current(&client, &subject, pki.ca(), RENEWED));
     }
 
     #[test]
@@ -314,6 +323,8 @@ mod tests {
         assert_eq!(pki.load("kubelet", &other).unwrap(), None, "another address");
         pki.save("kubelet", &identity(sign(3600))).unwrap();
         assert_eq!(pki.load("kubelet", &subject).unwrap(), None, "about to end");
+        assert!(pki.load_valid("kubelet", &subject).unwrap().is_some(), "good until then");
+        assert_eq!(pki.load_valid("kubelet", &other).unwrap(), None);
         let stranger = Authority::create("kubernetes").unwrap();
         assert_eq!(public_key_hash(ca.certificate()).unwrap().len(), 64);
         assert_ne!(

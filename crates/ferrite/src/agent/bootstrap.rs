@@ -75,11 +75,16 @@ impl Joining<'_> {
         let kubelet = match pki.load("kubelet-client", &subject)? {
             Some(identity) => identity,
             None => {
-                let token = self.token.ok_or(JoinError::NoToken)?;
-                let stranger = client(self.server, &ca, &Credential::Token(token.bearer())).await?;
+                // A node that is a member asks as itself; only a stranger needs a token.
+                let credential = match (pki.load_valid("kubelet-client", &subject)?, self.token) {
+                    (Some(identity), _) => Credential::Certificate(identity),
+                    (None, Some(token)) => Credential::Token(token.bearer()),
+                    (None, None) => return Err(JoinError::NoToken.into()),
+                };
+                let asking = client(self.server, &ca, &credential).await?;
                 let wanted =
                     Wanted { name: "kubelet-client", subject, signer: KUBELET_CLIENT, usage: "client auth" };
-                wanted.obtain(&stranger, &pki, scope).await?
+                wanted.obtain(&asking, &pki, scope).await?
             }
         };
         let kubelet = client(self.server, &ca, &Credential::Certificate(kubelet)).await?;

@@ -1,6 +1,6 @@
 //! `ferrite node`: nodes on this machine, and failures to try.
 
-use super::{Condition, MachineError, Machines};
+use super::{MachineError, Machines};
 use crate::apiserver::BoxError;
 use crate::cli::DataDir;
 use crate::joining::client_of;
@@ -60,7 +60,7 @@ impl NodeCommand {
         if !paths.nodes().exists() {
             return Err(MachineError::NoSegment.into());
         }
-        let machines = Machines::open(&paths)?;
+        let machines = Machines::open(&paths).await?;
         match self.command {
             Command::List => {}
             Command::Add { name } => {
@@ -121,12 +121,7 @@ fn authority(paths: &Paths) -> Result<String, BoxError> {
 fn list(paths: &Paths) {
     println!("{:<32} {:<16} STATE", "NAME", "ADDRESS");
     for machine in Machines::list(paths) {
-        let state = match Machines::condition(paths, &machine) {
-            Condition::Running => "running",
-            Condition::Paused => "paused",
-            Condition::NoAgent => "agent stopped",
-            Condition::Off => "off",
-        };
+        let state = Machines::condition(paths, &machine);
         println!("{:<32} {:<16} {state}", machine.name, machine.address);
     }
 }

@@ -69,6 +69,17 @@ pub enum Condition {
     Off,
 }
 
+impl std::fmt::Display for Condition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::NoAgent => "agent stopped",
+            Self::Off => "off",
+        })
+    }
+}
+
 /// The files are a few lines: more is not read.
 const MOST: u64 = 1 << 20;
 /// The first address is the host's own.
@@ -97,7 +108,12 @@ pub struct Machines {
 
 impl Machines {
     /// Waits until nobody else changes them.
-    pub fn open(paths: &Paths) -> Result<Self, BoxError> {
+    pub async fn open(paths: &Paths) -> Result<Self, BoxError> {
+        let paths = paths.clone();
+        tokio::task::spawn_blocking(move || Self::lock(&paths)).await?
+    }
+
+    fn lock(paths: &Paths) -> Result<Self, BoxError> {
         let dir = paths.nodes();
         let fail = |e: std::io::Error| format!("cannot use {}: {e}", dir.display());
         ferrite_hostfs::private_dir(&dir).map_err(fail)?;
@@ -421,7 +437,7 @@ mod tests {
     #[test]
     fn places_are_given_again_only_when_free() {
         let dir = tempfile::tempdir().unwrap();
-        let machines = Machines::open(&Paths::new(&dir.path().join("d"))).unwrap();
+        let machines = Machines::lock(&Paths::new(&dir.path().join("d"))).unwrap();
         let range = "10.243.0.0/24".parse().unwrap();
         let a = machines.add("a", range).unwrap();
         let b = machines.add("b", range).unwrap();
