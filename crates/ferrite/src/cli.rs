@@ -3,6 +3,7 @@
 use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Place, Running, ServerOptions};
 use crate::cluster::start_scheduler;
 use crate::data_dir::DataDirectory;
+use crate::explain_schedule::ExplainSchedule;
 use crate::image::Image;
 use crate::kube_controller_manager::KubeControllerManager;
 use crate::kube_proxy::KubeProxy;
@@ -98,6 +99,8 @@ enum Command {
     KubeControllerManager(Box<KubeControllerManager>),
     /// Run the scheduler alone, against any API server.
     KubeScheduler(Box<KubeScheduler>),
+    /// Explain which node a pod gets and why: who rejects each node, every score, and what would have to change.
+    ExplainSchedule(ExplainSchedule),
     /// Run the container runtime alone, for crictl and for any kubelet.
     Runtime(RuntimeAlone),
     /// Check, compact and measure the embedded store.
@@ -135,6 +138,7 @@ impl Cli {
             Command::Server { place, controllers } => block_on(place.serve(&controllers, true)),
             Command::KubeControllerManager(manager) => block_on(manager.run()),
             Command::KubeScheduler(scheduler) => block_on(scheduler.run()),
+            Command::ExplainSchedule(explain) => block_on(explain.run()),
             Command::Runtime(runtime) => block_on(runtime.run()),
             Command::Store(command) => block_on(command.run()),
             Command::Snapshot(command) => command.run(),

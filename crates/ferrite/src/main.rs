@@ -10,6 +10,7 @@ mod data_dir;
 mod dns;
 mod docker;
 mod down;
+mod explain_schedule;
 mod image;
 mod kube_controller_manager;
 mod kube_proxy;
