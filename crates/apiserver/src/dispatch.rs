@@ -103,7 +103,9 @@ pub(crate) async fn handle(
         false => {
             let part = target.subresource.as_deref();
             let lists = matches!(verb, Verb::List | Verb::Watch);
-            if part != Some("log") && (verb != Verb::Patch || crate::patch::is_patch(&parts.headers)) {
+            if part == Some("log") {
+                negotiate::check_log(&accept).map_err(plain)?;
+            } else if verb != Verb::Patch || crate::patch::is_patch(&parts.headers) {
                 negotiate::check_route(&accept, lists).map_err(plain)?;
             }
             let has_table = has_table(resource, part);
@@ -148,7 +150,7 @@ pub(crate) async fn handle(
 fn has_table(resource: &ferrite_api::resource::Resource, part: Option<&str>) -> bool {
     let asks = crate::reviews::is_review(&resource.group)
         || (resource.group.is_empty() && resource.plural == "bindings");
-    !asks && !matches!(part, Some("eviction" | "binding" | "token"))
+    !asks && !matches!(part, Some("eviction" | "binding" | "token" | "log"))
 }
 
 /// Refuses names that no object can have because no path can name them.

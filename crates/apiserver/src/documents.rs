@@ -85,6 +85,7 @@ pub(crate) async fn answer(
             text.push_str(&ferrite_component::metrics::registry().text());
             server.registry.times.put(&mut text);
             server.registry.admission.times.put(&mut text);
+            server.registry.admission.webhook_metrics.put(&mut text);
             let usage = server.registry.store.usage();
             metrics::put_storage(&mut text, table, &server.registry.view().snapshot, &usage);
             Ok(http::answer(200, metrics::CONTENT_TYPE, text))

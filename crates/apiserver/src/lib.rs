@@ -29,7 +29,6 @@ mod metrics;
 mod negotiate;
 mod openapi;
 mod options;
-#[allow(dead_code, reason = "for the stages to come")]
 mod outbound;
 mod patch;
 mod profiling;

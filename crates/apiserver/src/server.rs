@@ -9,6 +9,7 @@ use crate::filters::{self, InFlight, MemoryReclaimer};
 use crate::http::{self, Answer, Body, BoxError};
 use crate::metrics::Metrics;
 use crate::negotiate::Representation;
+use crate::outbound::Outbound;
 use crate::registry::{Registry, ServiceAllocator, Table};
 use crate::subresource::token::Rejected;
 use crate::{bootstrap, encode, openapi, subresource};
@@ -169,6 +170,8 @@ pub struct ApiServer {
     stop: CancellationToken,
     abort: CancellationToken,
     tasks: TaskTracker,
+    /// Calls to webhooks and other servers.
+    pub(crate) outbound: Arc<Outbound>,
 }
 
 impl ApiServer {
@@ -179,9 +182,16 @@ impl ApiServer {
         let table = Arc::new(Table::new(served));
         let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
         let allocator = ServiceAllocator::new(ranges, config.node_ports.clone());
-        let admission = Chain::new(&config.admission).map_err(Status::internal)?;
-        let mut registry =
-            Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
+        let outbound = Arc::<Outbound>::default();
+        let admission = Chain::new(&config.admission, &outbound).map_err(Status::internal)?;
+        let mut registry = Registry::new(
+            store,
+            Arc::clone(&table),
+            allocator,
+            config.event_ttl_seconds,
+            admission,
+            Arc::clone(&outbound),
+        );
         registry.warns_of_inert = config.warns_of_inert;
         let tokens = match &config.service_account_key {
             Some(pem) => {
@@ -209,6 +219,7 @@ impl ApiServer {
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            outbound,
         });
         bootstrap::run(&server).await?;
         if fresh {
@@ -253,6 +264,7 @@ impl ApiServer {
         };
         let _ = tokio::time::timeout(self.config.serving.request_timeout, finish).await;
         self.abort.cancel();
+        self.outbound.close().await;
         self.tasks.wait().await;
     }
 

@@ -406,8 +406,12 @@ impl Running {
 
     /// Starts the server's own controllers and those that `names` selects, with the rules of upstream's
     /// `--controllers`. Returns the informers that they read through.
-    pub fn start_controllers(&self, names: &[String], scope: &Scope) -> Result<Informers, BoxError> {
-        let config = self.controllers_config()?;
+    pub fn start_controllers(
+        &self,
+        names: &[String],
+        config: ferrite_controllers::Config,
+        scope: &Scope,
+    ) -> Result<Informers, BoxError> {
         let context = ferrite_controllers::Context::new(self.controller_clients(), scope.clone(), config);
         let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
         let all: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();

@@ -48,12 +48,32 @@ pub fn merge(
         now: Timestamp::UNIX_EPOCH,
     };
     let root = Node::root(&writer);
+    let mut nulls = Vec::new();
+    find_nulls(root, patch, "", &mut nulls);
+    if let Some(first) = nulls.into_iter().next() {
+        return Err(MergeError::Typed(first));
+    }
     let mut atomic = Vec::new();
     find_atomic(root, patch, "", &mut atomic);
     if !atomic.is_empty() {
         return Err(MergeError::Atomic(atomic));
     }
     Ok(walk::merge(root, Some(live), Some(patch)).unwrap_or_else(|| live.clone()))
+}
+
+/// Finds the maps and lists that a patch sets to null. As upstream: null is a value of an expression, and no map or list.
+fn find_nulls(node: Node<'_>, value: &Value, path: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Null if node.is_map() => found.push(format!("{path}: expected map, got &{{NULL_VALUE}}")),
+        Value::Null if node.is_list() => found.push(format!("{path}: expected list, got &{{NULL_VALUE}}")),
+        Value::Object(members) => {
+            for (name, value) in members {
+                let step = PathElement::Field(name.clone());
+                find_nulls(node.member(name), value, &format!("{path}{step}"), found);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// Finds the atomic maps and lists that a patch has. As upstream: only fields of structs are looked into, not entries
@@ -76,10 +96,7 @@ fn find_atomic(node: Node<'_>, value: &Value, path: &str, found: &mut Vec<String
                 return;
             }
             for (index, value) in items.iter().enumerate() {
-                let below = node.element();
-                if below.is_map() || below.is_list() {
-                    find_atomic(below, value, &format!("{path}[{index}]"), found);
-                }
+                find_atomic(node.element(), value, &format!("{path}[{index}]"), found);
             }
         }
         _ => {}
@@ -115,6 +132,14 @@ mod tests {
             (
                 containers(json!({"name": "a", "args": ["x"], "command": ["y"]})),
                 "invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: .spec.template.spec.containers[0].args, .spec.template.spec.containers[0].command",
+            ),
+            (
+                json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "u"}]}}),
+                "invalid ApplyConfiguration: may not mutate atomic arrays, maps or structs: .metadata.ownerReferences[0]",
+            ),
+            (
+                json!({"metadata": {"labels": null}}),
+                "failed to convert patch object to typed object: .metadata.labels: expected map, got &{NULL_VALUE}",
             ),
             (
                 json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}),

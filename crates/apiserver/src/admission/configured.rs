@@ -11,11 +11,14 @@ struct Compiled<T> {
     value: Arc<T>,
 }
 
+/// Makes a configuration of its object.
+type Compile<T> = Box<dyn Fn(&Value) -> T + Send + Sync>;
+
 /// The configurations of one kind, in the order of their names.
 pub(crate) struct Configured<T> {
     group: &'static str,
     plural: &'static str,
-    compile: fn(&Value) -> T,
+    compile: Compile<T>,
     /// The prefix of their keys.
     prefix: OnceLock<String>,
     known: RwLock<Current<T>>,
@@ -49,7 +52,7 @@ impl<T> Current<T> {
 
 impl<T> Configured<T> {
     /// Objects are compiled as the version in which they are stored.
-    pub fn new(group: &'static str, plural: &'static str, compile: fn(&Value) -> T) -> Self {
+    pub fn new(group: &'static str, plural: &'static str, compile: Compile<T>) -> Self {
         let (prefix, known) = (OnceLock::new(), RwLock::new(Current(Arc::default())));
         Self { group, plural, compile, prefix, known }
     }

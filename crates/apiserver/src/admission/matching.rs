@@ -252,7 +252,8 @@ impl Matcher {
     }
 }
 
-/// An object of one version of a resource as another one.
+/// An object of one version of a resource as another one, without asking anybody: [`View::convert`] also knows kinds
+/// whose versions a webhook converts.
 pub(crate) fn converted(from: &Resource, to: &Resource, object: &Value) -> Value {
     let mut object = object.clone();
     if from.group != to.group || from.version != to.version {

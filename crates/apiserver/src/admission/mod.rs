@@ -15,15 +15,14 @@ mod anti_affinity;
 mod certificates;
 mod claim_resize;
 mod config;
-#[allow(dead_code, reason = "for the stages to come")]
 pub(crate) mod configured;
 mod default_class;
 mod default_tolerations;
 mod deny_external_ips;
 mod event_rate_limit;
+pub(crate) mod expressions;
 mod extended_toleration;
 mod limit_ranger;
-#[allow(dead_code, reason = "for the stages to come")]
 pub(crate) mod matching;
 mod namespace_exists;
 mod namespace_lifecycle;
@@ -34,25 +33,27 @@ mod pod_security;
 mod pod_topology;
 mod policy;
 mod priority;
-#[allow(dead_code, reason = "for the stages to come")]
 pub(crate) mod reinvocation;
 mod resource_quota;
 mod runtime_class;
 mod service_account;
-#[allow(dead_code, reason = "for the stages to come")]
 pub(crate) mod stage;
 mod storage_in_use;
 mod taint_nodes;
 mod toleration_restriction;
+mod webhook;
 
 pub use config::{ConfigError, Configurations, read as read_admission_config};
 pub(crate) use reinvocation::Reinvocation;
 pub(crate) use stage::{MutatingStage, Parts, ValidatingStage};
+pub(crate) use webhook::WebhookMetrics;
 
 use crate::auth::{Action, Rbac, User, decide};
 use crate::metrics::AdmissionTimes;
 use crate::options::WriteOptions;
+use crate::outbound::Outbound;
 use crate::registry::View;
+use crate::subresource::scale;
 
 use ferrite_api::resource::Resource;
 use ferrite_api::{Gvk, Status};
@@ -67,7 +68,6 @@ pub(crate) enum Operation {
     Create,
     Update,
     Delete,
-    #[allow(dead_code, reason = "for the stages to come")]
     /// A request that becomes a stream: exec, attach, port-forward and proxy.
     Connect,
 }
@@ -91,7 +91,8 @@ pub(crate) struct Attributes<'a> {
     pub subresource: Option<&'a str>,
     pub namespace: &'a str,
     pub name: &'a str,
-    /// The object has no name yet: `name` is the prefix that it will be drawn from.
+    /// The request does not name the object: it has no name yet and `name` is the prefix that it will be drawn from, or it
+    /// is deleted with its collection.
     pub unnamed: bool,
     pub user: &'a User,
     /// What is stored now: none for a create.
@@ -101,13 +102,10 @@ pub(crate) struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    #[allow(dead_code, reason = "for the stages to come")]
     /// The name as webhooks and policies see it: none while it is not drawn.
     pub fn given_name(&self) -> &'a str {
         if self.unnamed { "" } else { self.name }
     }
-
-    #[allow(dead_code, reason = "for the stages to come")]
     /// The namespace as webhooks and policies see it. As upstream: a Namespace is in itself.
     pub fn given_namespace(&self) -> &'a str {
         match self.resource.group.is_empty() && self.resource.plural == "namespaces" {
@@ -115,8 +113,6 @@ impl<'a> Attributes<'a> {
             false => self.namespace,
         }
     }
-
-    #[allow(dead_code, reason = "for the stages to come")]
     /// Group, version and kind of the object: that of the body where a subresource has one of its own.
     pub fn kind(&self) -> Gvk {
         let body = self.subresource.and_then(|name| self.resource.subresource(name)).and_then(|sub| sub.body);
@@ -151,7 +147,10 @@ impl<'a> Attributes<'a> {
 
     /// A refusal of this request.
     fn forbid(&self, why: impl AsRef<str>) -> Status {
-        Status::forbidden(&self.resource.group, &self.resource.plural, self.name, why.as_ref())
+        // As upstream: deletes of a collection do not name their objects.
+        let unnamed = self.unnamed && self.operation == Operation::Delete;
+        let name = if unnamed { "Unknown!" } else { self.name };
+        Status::forbidden(&self.resource.group, &self.resource.plural, name, why.as_ref())
     }
 
     /// Tells the client something that does not stop the request.
@@ -318,6 +317,11 @@ impl std::ops::Deref for Link {
     }
 }
 
+/// Whether a request writes the scale of an object.
+fn is_scale(attributes: &Attributes<'_>) -> bool {
+    attributes.subresource == Some("scale") && attributes.operation == Operation::Update
+}
+
 /// The plugins that work, in order.
 pub(crate) struct Chain {
     links: Vec<Link>,
@@ -326,11 +330,13 @@ pub(crate) struct Chain {
     /// Whether a namespace that does not exist is made for who creates something in it.
     pub provisions_namespaces: bool,
     pub times: AdmissionTimes,
+    pub webhook_metrics: Arc<WebhookMetrics>,
 }
 
 impl Chain {
     /// Fails with the first name that is no plugin's, or the first configuration that a plugin does not take.
-    pub fn new(wanted: &AdmissionPlugins) -> Result<Self, String> {
+    pub fn new(wanted: &AdmissionPlugins, outbound: &Arc<Outbound>) -> Result<Self, String> {
+        let webhook_metrics = Arc::default();
         let known: Vec<&str> = PLUGINS.iter().map(Row::name).chain(stage::names()).collect();
         let mut names = wanted.enable.iter().chain(&wanted.disable).chain(wanted.configurations.keys());
         if let Some(name) = names.find(|name| !known.contains(&name.as_str())) {
@@ -341,12 +347,17 @@ impl Chain {
             named(&wanted.enable, name) || (default && !named(&wanted.disable, name))
         };
         let rows: Vec<&Row> = PLUGINS.iter().filter(|row| works(row.name(), row.default)).collect();
-        let parts = |name: &str| Parts { configuration: wanted.configurations.get(name) };
+        let parts = |name: &str| Parts {
+            configuration: wanted.configurations.get(name),
+            outbound,
+            webhook_metrics: &webhook_metrics,
+        };
         Ok(Self {
             times: AdmissionTimes::default(),
             links: rows.iter().map(|row| row.link(&wanted.configurations)).collect::<Result<_, _>>()?,
             mutating: stage::make(stage::MUTATING, &works, &parts)?,
             validating: stage::make(stage::VALIDATING, &works, &parts)?,
+            webhook_metrics: Arc::clone(&webhook_metrics),
             provisions_namespaces: rows
                 .iter()
                 .any(|row| row.name() == namespace_exists::NamespaceAutoProvision::NAME),
@@ -400,6 +411,9 @@ impl Chain {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<bool, Status> {
+        if is_scale(attributes) {
+            return self.mutate_scale(view, attributes, object).await;
+        }
         let unstamped = reinvocation::Unstamped::take(attributes, object);
         let before = object.clone();
         let mut reinvocation = Reinvocation::default();
@@ -418,6 +432,30 @@ impl Chain {
         let changed = *object != before;
         unstamped.put_back(object, before);
         ran.map(|()| changed)
+    }
+
+    /// Stages see the scale of an object, not the object.
+    async fn mutate_scale(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<bool, Status> {
+        let resource = attributes.resource;
+        let old = attributes.old.map(|old| scale::scale_of(resource, old));
+        let shown = Attributes { old: old.as_ref(), ..*attributes };
+        let before = scale::scale_of(resource, object);
+        let mut after = before.clone();
+        let mut reinvocation = Reinvocation::default();
+        self.run_mutating(view, &shown, Some(&mut after), &mut reinvocation).await?;
+        if reinvocation.begin_again() {
+            self.run_mutating(view, &shown, Some(&mut after), &mut reinvocation).await?;
+        }
+        let changed = before["spec"] != after["spec"];
+        if changed {
+            scale::set_replicas(resource, object, &after);
+        }
+        Ok(changed)
     }
 
     async fn run_mutating(
@@ -460,6 +498,15 @@ impl Chain {
         attributes: &Attributes<'_>,
         object: Option<&Value>,
     ) -> Result<(), Status> {
+        let resource = attributes.resource;
+        let of = |object: &Value| scale::scale_of(resource, object);
+        let (scale, old_scale) = match is_scale(attributes) {
+            true => (object.map(of), attributes.old.map(of)),
+            false => (None, None),
+        };
+        let object = scale.as_ref().or(object);
+        let shown = Attributes { old: old_scale.as_ref().or(attributes.old), ..*attributes };
+        let attributes = &shown;
         for stage in &self.validating {
             if stage.concerns(view, attributes) {
                 stage.validate(view, attributes, object).await?;
@@ -479,8 +526,6 @@ impl Chain {
         }
         self.validate(view, attributes, None).await
     }
-
-    #[allow(dead_code, reason = "for the stages to come")]
     /// Asks about a request that becomes a stream; `options` are its own. Only stages have a say in it. Answers whether
     /// the options were changed.
     pub async fn connect(

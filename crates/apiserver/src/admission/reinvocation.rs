@@ -96,7 +96,11 @@ impl Unstamped {
     pub fn put_back(self, object: &mut Value, before: Value) {
         let metadata = meta::metadata_mut(object);
         for (field, value) in self.taken {
-            metadata.insert(field, value);
+            // As upstream: a name is drawn only for an object that nobody has named.
+            let named = field == "name" && metadata.get("name").is_some_and(|name| *name != "");
+            if !named {
+                metadata.insert(field, value);
+            }
         }
         // As upstream: managers that cannot be read are those from before.
         let managers = "managedFields";

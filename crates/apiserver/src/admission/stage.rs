@@ -1,11 +1,14 @@
 //! Stages of admission that may wait: webhooks and policies.
 
 use super::policy::{MutatingPolicies, ValidatingPolicies};
-use super::{Attributes, Reinvocation};
+use super::webhook::{MutatingWebhooks, ValidatingWebhooks};
+use super::{Attributes, Reinvocation, WebhookMetrics};
+use crate::outbound::Outbound;
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_json::Value;
 use std::pin::Pin;
+use std::sync::Arc;
 
 /// The answer of a stage.
 pub(crate) type Waiting<'a> = Pin<Box<dyn Future<Output = Result<(), Status>> + Send + 'a>>;
@@ -46,6 +49,8 @@ pub(crate) trait ValidatingStage: Send + Sync {
 pub(crate) struct Parts<'a> {
     /// The stage's configuration from `--admission-control-config-file`.
     pub configuration: Option<&'a Value>,
+    pub outbound: &'a Arc<Outbound>,
+    pub webhook_metrics: &'a Arc<WebhookMetrics>,
 }
 
 /// How a stage comes about, or why it cannot.
@@ -58,12 +63,16 @@ pub(super) struct StageRow<S: ?Sized> {
 }
 
 /// In order.
-pub(super) const MUTATING: &[StageRow<dyn MutatingStage>] =
-    &[StageRow { name: MutatingPolicies::NAME, make: MutatingPolicies::make }];
+pub(super) const MUTATING: &[StageRow<dyn MutatingStage>] = &[
+    StageRow { name: MutatingPolicies::NAME, make: MutatingPolicies::make },
+    StageRow { name: MutatingWebhooks::NAME, make: MutatingWebhooks::make },
+];
 
 /// In order.
-pub(super) const VALIDATING: &[StageRow<dyn ValidatingStage>] =
-    &[StageRow { name: ValidatingPolicies::NAME, make: ValidatingPolicies::make }];
+pub(super) const VALIDATING: &[StageRow<dyn ValidatingStage>] = &[
+    StageRow { name: ValidatingPolicies::NAME, make: ValidatingPolicies::make },
+    StageRow { name: ValidatingWebhooks::NAME, make: ValidatingWebhooks::make },
+];
 
 /// The names of all stages.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {

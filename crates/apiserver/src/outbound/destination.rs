@@ -104,6 +104,11 @@ impl Destination {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// The whole address, as errors name it.
+    pub fn url(&self, query: &str) -> String {
+        format!("https://{}{}", self.shared.authority, self.shared.target(query))
+    }
+
     /// The addresses to try, in order: one of a Service's endpoints, or those of a host.
     pub(super) async fn addresses(&self, view: &View) -> Result<Vec<SocketAddr>, CallError> {
         match &self.shared.place {

@@ -11,7 +11,7 @@ mod resolve;
 mod trust;
 
 pub(crate) use credentials::Credentials;
-pub(crate) use destination::Destination;
+pub(crate) use destination::{Destination, DestinationError};
 
 use crate::registry::View;
 use ::http::{HeaderValue, Method, Request, header};
@@ -41,9 +41,9 @@ pub(crate) enum CallError {
     NoPort { service: String, port: u16 },
     #[error("no endpoints available for service {0:?}")]
     NoEndpoints(String),
-    #[error("dial tcp: lookup {host}: {source}")]
+    #[error("dial tcp: lookup {host}: {}", in_go_words(source))]
     Lookup { host: String, source: std::io::Error },
-    #[error("dial tcp {address}: connect: {source}")]
+    #[error("dial tcp {address}: connect: {}", in_go_words(source))]
     Connect { address: std::net::SocketAddr, source: std::io::Error },
     #[error("tls: failed to verify certificate: {0}")]
     Tls(std::io::Error),
@@ -184,12 +184,20 @@ impl Outbound {
     }
 }
 
+/// An error of the system as Go words it.
+fn in_go_words(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
+}
+
 /// Whether a kept connection ended before the other side can have seen the request.
 fn is_stale(error: &hyper::Error) -> bool {
     error.is_canceled() || error.is_closed() || error.is_incomplete_message()
 }
 
-/// How long a call may take that has `timeout`, when the request that it is for ends at `deadline`.
+/// The deadline of a call that may take `timeout`.
 pub(crate) fn until(timeout: Duration) -> Instant {
     Instant::now() + timeout
 }

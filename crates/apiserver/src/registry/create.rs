@@ -130,7 +130,21 @@ impl Registry {
         };
         // As upstream: who changes objects comes before names are drawn, and can only tell what they begin with.
         let unnamed = Attributes { name: drawn.unwrap_or(&name), unnamed: drawn.is_some(), ..attributes };
-        self.admission.mutate(&view, &unnamed, &mut object).await?;
+        let renamed;
+        let (mut attributes, mut key, mut name) = (attributes, key, name.as_str());
+        if self.admission.mutate(&view, &unnamed, &mut object).await? {
+            // As upstream: a webhook or a policy may give the object another name, but not another place.
+            let given = meta::namespace(&object);
+            if resource.is_namespaced() && !given.is_empty() && given != write.namespace {
+                return Err(Status::bad_request(
+                    "the namespace of the provided object does not match the namespace sent on the request",
+                ));
+            }
+            renamed = meta::name(&object).to_owned();
+            name = &renamed;
+            key = stored::key(resource, write.namespace, name);
+            attributes = Attributes { name, ..attributes };
+        }
         check_escalation(&self.rbac, &view, &grant(write, &object))?;
         // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
@@ -140,19 +154,19 @@ impl Registry {
         super::check_depth(&object)?;
         let errors = sent.errors(&object, |object| checks::of_new(resource, object));
         if !errors.is_empty() {
-            return Err(metadata::invalid(resource, &name, &errors));
+            return Err(metadata::invalid(resource, name, &errors));
         }
         if let Some(error) = check_param_access(&self.rbac, &view, &grant(write, &object)) {
-            return Err(metadata::invalid(resource, &name, &[error]));
+            return Err(metadata::invalid(resource, name, &[error]));
         }
-        let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource, &object));
+        let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource));
         warnings.for_each(|w| write.options.warnings.add(w));
         self.admission.validate(&view, &attributes, Some(&object)).await?;
         let mut charges = self.admission.charge(&view, &attributes, &object)?;
 
         if write.options.dry_run {
             return match view.snapshot.get(key.as_bytes()) {
-                Some(entry) => Err(taken(resource, &name, entry)),
+                Some(entry) => Err(taken(resource, name, entry)),
                 None => Ok(object.into()),
             };
         }
@@ -161,8 +175,8 @@ impl Registry {
             return Err(Status::new(500, "", "resourceVersion should not be set on objects to be created"));
         }
         let lease = self.lease_for(resource, now).await?;
-        let encoded = stored::encode_for_answer(resource, &object);
-        let outrun = |why| Status::conflict(&resource.group, &resource.plural, &name, why);
+        let encoded = self.encode(resource, &object).await?;
+        let outrun = |why| Status::conflict(&resource.group, &resource.plural, name, why);
         // What is let go of before the store answers is freed where it was made, while the processor has it at hand.
         let needed = !write.copied || is_service(resource) || !charges.is_empty();
         let object = Some(object).filter(|_| needed);
@@ -177,7 +191,7 @@ impl Registry {
             // Somebody else has taken the name, the address, or of the same quota.
             view = self.view();
             if let Some(entry) = view.snapshot.get(key.as_bytes()) {
-                return Err(taken(resource, &name, entry));
+                return Err(taken(resource, name, entry));
             }
             charges = match &object {
                 Some(object) if is_service(resource) && self.lost_address(object) => {

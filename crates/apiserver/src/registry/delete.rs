@@ -47,7 +47,8 @@ impl Registry {
                 (None, Some((marked, _))) => return Ok(Deleted::Gone(marked.clone())),
                 (None, None) => return Err(Status::not_found(&resource.group, &resource.plural, name)),
             };
-            let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, name))?;
+            let shown = self.converter.entry(resource, entry).await?;
+            let old = stored::decode(resource, &shown).ok_or_else(|| unreadable(resource, name))?;
             if let Some((marked, uid)) = &marked_here
                 && uid != meta::uid(&old)
             {
@@ -63,7 +64,7 @@ impl Registry {
                 subresource: None,
                 namespace: write.namespace,
                 name,
-                unnamed: false,
+                unnamed: write.requested.is_empty(),
                 user: write.user,
                 old: Some(&old),
                 options: write.options,
@@ -77,7 +78,8 @@ impl Registry {
             let op = match &step {
                 Step::Remove => Op::Delete { key: key.clone() },
                 Step::Mark(new) | Step::MarkAndRemove(new) => {
-                    Op::Put { key: key.clone(), value: stored::encode(resource, new), lease: entry.lease }
+                    let value = self.encode(resource, new).await?.value;
+                    Op::Put { key: key.clone(), value, lease: entry.lease }
                 }
                 Step::Keep => return Ok(Deleted::Marked(old)),
             };

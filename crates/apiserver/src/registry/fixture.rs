@@ -7,8 +7,10 @@ use std::sync::Arc;
 pub(crate) fn registry() -> super::Registry {
     let table = Arc::new(super::Table::new(ferrite_api::kinds::built_in()));
     let services = super::ServiceAllocator::new(Vec::new(), 30000..=32767);
-    let admission = crate::admission::Chain::new(&crate::AdmissionPlugins::default()).expect("a chain");
-    super::Registry::new(Arc::new(ferrite_store::Store::memory()), table, services, 3600, admission)
+    let outbound = Arc::default();
+    let admission =
+        crate::admission::Chain::new(&crate::AdmissionPlugins::default(), &outbound).expect("a chain");
+    super::Registry::new(Arc::new(ferrite_store::Store::memory()), table, services, 3600, admission, outbound)
 }
 
 /// Pods that behave as `strategy` says.

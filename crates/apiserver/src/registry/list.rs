@@ -96,6 +96,8 @@ impl Scan {
     }
 }
 
+/// Objects that are converted before they are selected.
+const CONVERTED: usize = 500;
 /// Lists and the objects that they looked at, by group and resource.
 struct Listed {
     total: Arc<Family<Counter>>,
@@ -143,7 +145,7 @@ struct Token {
 }
 
 impl Registry {
-    pub fn list(
+    pub async fn list(
         &self,
         resource: &Arc<Resource>,
         namespace: Option<&str>,
@@ -163,6 +165,11 @@ impl Registry {
         // As upstream: whoever takes any version is answered from the cache, which knows no pages.
         let limit = if options.resource_version == Some(0) && token.is_none() { 0 } else { options.limit };
         let from = token.as_ref().map(|t| format!("{prefix}{}", t.start));
+        if crate::extensions::converts(resource) {
+            return self
+                .list_converted(resource, &snapshot, &prefix, from.as_deref(), &selectors, limit)
+                .await;
+        }
         if limit == 0 {
             let mut items = Items::all(resource, selectors, snapshot, prefix);
             if let (Items::Scan(scan), Some(from)) = (&mut items, from) {
@@ -191,6 +198,46 @@ impl Registry {
         Ok(ListPage { revision, items: Items::Found(entries.into_iter()), continue_token, remaining })
     }
 
+    /// A list of a kind whose versions a webhook converts: it is asked for many objects at once, before they are
+    /// selected, because selectors read the version of the request.
+    async fn list_converted(
+        &self,
+        resource: &Arc<Resource>,
+        snapshot: &Snapshot,
+        prefix: &str,
+        from: Option<&str>,
+        selectors: &Selectors,
+        limit: usize,
+    ) -> Result<ListPage, Status> {
+        let revision = snapshot.revision();
+        let page = |found: Vec<Arc<Entry>>, next: Option<&[u8]>| {
+            let start = next.map(|key| String::from_utf8_lossy(&key[prefix.len()..]).into_owned());
+            ListPage {
+                revision,
+                items: Items::Found(found.into_iter()),
+                continue_token: start.map(|start| make_token(revision, start)),
+                remaining: None,
+            }
+        };
+        let mut found = Vec::new();
+        let mut rest = snapshot.range(prefix.as_bytes(), from.map(str::as_bytes)).peekable();
+        while rest.peek().is_some() {
+            let (keys, entries): (Vec<_>, Vec<_>) =
+                rest.by_ref().take(CONVERTED).map(|(key, entry)| (key, Arc::clone(entry))).unzip();
+            let converted = self.converter.entries(resource, entries).await?;
+            for (key, entry) in keys.into_iter().zip(converted) {
+                if !selectors.select(resource, &entry) {
+                    continue;
+                }
+                if limit > 0 && found.len() == limit {
+                    return Ok(page(found, Some(key.as_bytes())));
+                }
+                found.push(entry);
+            }
+        }
+        Ok(page(found, None))
+    }
+
     /// The state a list is answered from. What is published is as new as the client asked for (the call has caught
     /// up), so only exact versions look back.
     fn snapshot_for(
@@ -206,14 +253,19 @@ impl Registry {
         }
         let current = self.store.snapshot();
         let Some(wanted) = options.resource_version.filter(|v| *v != 0) else { return Ok(current) };
-        if wanted > current.revision().0 {
-            return Err(too_large(wanted, current.revision()));
-        }
         // As upstream: a page of a version is of that very version unless the client says otherwise.
         let exact = match options.version_match {
             Some(wanted) => wanted == VersionMatch::Exact,
             None => options.limit > 0,
         };
+        if wanted > current.revision().0 {
+            let mut status = too_large(wanted, current.revision());
+            // An exact version is looked up in the store, which does not ask clients to come back.
+            if let Some(details) = status.details.as_mut().filter(|_| exact) {
+                details.remove("retryAfterSeconds");
+            }
+            return Err(status);
+        }
         if exact {
             return past(wanted)
                 .map_err(|_| Status::expired("The resourceVersion for the provided list is too old."));

@@ -28,9 +28,10 @@ pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::admission::Chain;
 use crate::auth::{Rbac, User};
-use crate::extensions::ResourceTables;
+use crate::extensions::{Converter, ResourceTables};
 use crate::metrics::StoreTimes;
 use crate::options::{Query, WriteOptions};
+use crate::outbound::Outbound;
 use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::codec::{DecodeError, MAX_DEPTH, MAX_OBJECT_DEPTH};
@@ -91,6 +92,7 @@ pub(crate) struct View {
     pub snapshot: Snapshot,
     table: Arc<Table>,
     decoded: Arc<decoded::DecodedObjects>,
+    pub converter: Arc<Converter>,
 }
 
 impl View {
@@ -161,7 +163,11 @@ impl View {
         self.table.rows.iter().find(|r| r.group == group && r.version == version && r.kind == kind)
     }
 
-    #[allow(dead_code, reason = "for the stages to come")]
+    /// An object of one version of a resource as another one.
+    pub async fn convert(&self, from: &Resource, to: &Resource, object: &Value) -> Result<Value, Status> {
+        self.converter.convert(from, to, object).await
+    }
+
     /// The other versions of a resource, and resources of other groups that share its objects.
     pub fn equivalents<'a>(&'a self, resource: &'a Resource) -> impl Iterator<Item = &'a Arc<Resource>> {
         let storage = resource.storage_gvr();
@@ -179,6 +185,25 @@ impl View {
     /// Any version of a resource.
     pub fn resource(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
         self.table.any_version(group, plural)
+    }
+}
+
+/// Makes views for those who have no registry.
+pub(crate) struct Viewer {
+    store: Arc<Store>,
+    /// The built-in resources.
+    table: Arc<Table>,
+    decoded: Arc<decoded::DecodedObjects>,
+}
+
+impl Viewer {
+    pub fn view(&self, converter: &Arc<Converter>) -> View {
+        View {
+            snapshot: self.store.snapshot(),
+            table: Arc::clone(&self.table),
+            decoded: Arc::clone(&self.decoded),
+            converter: Arc::clone(converter),
+        }
     }
 }
 
@@ -203,6 +228,8 @@ pub(crate) struct Registry {
     pub table: Arc<Table>,
     /// Every resource, as it is now.
     pub tables: ResourceTables,
+    /// Converts objects of custom kinds whose versions differ.
+    pub converter: Arc<Converter>,
     decoded: Arc<decoded::DecodedObjects>,
     pub services: ServiceAllocator,
     hubs: hub::Hubs,
@@ -221,14 +248,19 @@ impl Registry {
         services: ServiceAllocator,
         event_ttl: u64,
         admission: Chain,
+        outbound: Arc<Outbound>,
     ) -> Self {
+        let decoded = Arc::<decoded::DecodedObjects>::default();
+        let viewer =
+            Viewer { store: Arc::clone(&store), table: Arc::clone(&table), decoded: Arc::clone(&decoded) };
         Self {
             warns_of_inert: false,
             rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table))),
             store,
             tables: ResourceTables::new(Arc::clone(&table)),
             table,
-            decoded: Arc::default(),
+            converter: Arc::new(Converter::new(outbound, viewer)),
+            decoded,
             services,
             hubs: hub::Hubs::default(),
             times: StoreTimes::default(),
@@ -256,6 +288,7 @@ impl Registry {
             snapshot: self.store.snapshot(),
             table: self.tables.current(),
             decoded: Arc::clone(&self.decoded),
+            converter: Arc::clone(&self.converter),
         }
     }
 
@@ -281,11 +314,29 @@ impl Registry {
             .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))
     }
 
-    /// The stored object, decoded.
-    fn inert_warning(&self, resource: &Resource, object: &Value) -> Option<String> {
-        crate::inert::warning(resource, object).filter(|_| self.warns_of_inert)
+    /// The stored object, in the version of the resource.
+    pub async fn load(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Arc<Entry>, Status> {
+        self.converter.entry(resource, &self.get(resource, namespace, name)?).await
     }
 
+    /// Encodes an object for storage, in the version in which it is stored.
+    async fn encode(&self, resource: &Resource, object: &Value) -> Result<stored::Encoded, Status> {
+        if !crate::extensions::converts(resource) {
+            return Ok(stored::encode_for_answer(resource, object));
+        }
+        match Box::pin(self.converter.for_storage(resource, object)).await? {
+            None => Ok(stored::encode_for_answer(resource, object)),
+            Some((storage, converted)) => {
+                Ok(stored::encode_for_answer(&storage, &converted).in_other_version())
+            }
+        }
+    }
+
+    fn inert_warning(&self, resource: &Resource) -> Option<String> {
+        crate::inert::warning(resource).filter(|_| self.warns_of_inert)
+    }
+
+    /// The stored object, decoded.
     pub fn read(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Value, Status> {
         stored::decode(resource, &*self.get(resource, namespace, name)?)
             .ok_or_else(|| unreadable(resource, name))

@@ -81,7 +81,8 @@ impl Registry {
         for _ in 0..ATTEMPTS {
             let view = self.view();
             let Some(entry) = view.snapshot.get(key.as_bytes()) else { return Err(missing(update)) };
-            let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, update.name))?;
+            let shown = self.converter.entry(resource, entry).await?;
+            let old = stored::decode(resource, &shown).ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
             self.check_preconditions(update, &new, &old)?;
             let attributes = self.update_attributes(update, &old);
@@ -95,7 +96,7 @@ impl Registry {
                 return Ok(new.into());
             }
             let finished = is_finished(&new);
-            let encoded = stored::encode_for_answer(resource, &new);
+            let encoded = self.encode(resource, &new).await?;
             let op = if finished {
                 Op::Delete { key: key.clone() }
             } else {
@@ -212,6 +213,7 @@ impl Registry {
         prepare(new);
         if self.admission.mutate(view, attributes, new).await? {
             // As upstream: a webhook or a policy changes no more than the client could.
+            metadata::check_name(new, update.name)?;
             metadata::keep_identity(new, old);
             metadata::merge_owners(new, warnings, metadata::OWNERS_ADMITTED);
             prepare(new);
@@ -243,7 +245,7 @@ impl Registry {
                 return Err(metadata::invalid(resource, update.name, &[error]));
             }
             let told = strategy.warnings_on_update(new, old).into_iter();
-            told.chain(self.inert_warning(resource, new)).for_each(|w| warnings.add(w));
+            told.chain(self.inert_warning(resource)).for_each(|w| warnings.add(w));
         }
         self.admission.validate(view, attributes, Some(new)).await?;
         Ok(allocation)

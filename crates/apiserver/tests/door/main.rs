@@ -1,10 +1,12 @@
 //! The server through its in-process door, on a store in memory: what a client sees.
 
+mod hook;
 mod world;
 
 mod admitting;
 mod allowed;
 mod bounded;
+mod converting;
 mod custom;
 mod deleting;
 mod granting;
@@ -16,4 +18,5 @@ mod refusing;
 mod servers;
 mod services;
 mod streams;
+mod webhooks;
 mod writing;

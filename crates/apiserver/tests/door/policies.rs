@@ -617,3 +617,38 @@ async fn chains_of_variables_do_not_exhaust_the_stack() {
     let world = validating(spec, json!({})).await;
     assert_eq!(denied(&world.post(MAPS, &map("a", json!({}))).await), "deep");
 }
+
+#[tokio::test]
+async fn a_mutation_may_rename_a_new_object_but_not_move_it() {
+    let apply = |expression: &str| json!([{"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}}]);
+    let world =
+        mutating(json!({"mutations": apply("Object{metadata: Object.metadata{name: 'other'}}")}), json!({}))
+            .await;
+    let made = world.post(MAPS, &map("a", json!({}))).await;
+    assert_eq!((made.code, made.at("/metadata/name")), (201, json!("other")));
+    assert_eq!(world.get(&format!("{MAPS}/a")).await.code, 404);
+    assert_eq!(world.get(&format!("{MAPS}/other")).await.code, 200);
+    assert_eq!(world.post(MAPS, &map("b", json!({}))).await.code, 409);
+    let world = mutating(
+        json!({"mutations": apply("Object{metadata: Object.metadata{namespace: 'kube-system'}}")}),
+        json!({}),
+    )
+    .await;
+    assert_eq!(world.post(MAPS, &map("a", json!({}))).await.code, 400);
+}
+
+#[tokio::test]
+async fn deletes_of_a_collection_are_looked_at_one_by_one() {
+    let spec = json!({
+        "matchConstraints": {"resourceRules": [rule("", "configmaps", &["DELETE"])]},
+        "validations": [{"expression": "has(request.name) || oldObject.metadata.name != 'kept'", "message": "kept"}],
+    });
+    let world = validating(spec, json!({})).await;
+    for name in ["a", "kept"] {
+        create(&world, MAPS, &map(name, json!({}))).await;
+    }
+    let refused = world.delete(MAPS).await;
+    assert_eq!((refused.code, denied(&refused)), (422, "kept".into()));
+    assert_eq!(refused.at("/details/name"), "Unknown!");
+    assert_eq!(world.delete(&format!("{MAPS}/kept")).await.code, 200);
+}

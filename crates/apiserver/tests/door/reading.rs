@@ -335,6 +335,9 @@ async fn empty_segments_of_a_path_are_empty_names() {
     }
     let nowhere = world.post("/api/v1/namespaces//configmaps", &config_map("d", json!({}))).await;
     assert_eq!((nowhere.code, nowhere.at("/details/causes/0/field")), (422, json!("metadata.namespace")));
+    let everything = world.delete("/api/v1/namespaces//configmaps").await;
+    assert_eq!((everything.code, everything.at("/message")), (400, json!("Namespace parameter required.")));
+    assert_eq!(world.get(&format!("{MAPS}/a")).await.code, 200, "nothing was deleted");
     assert_eq!(world.get("/api/v1/watch/").await.code, 500);
     assert_eq!(world.get("/healthz/").await.code, 404);
 }

@@ -1,81 +1,18 @@
 //! The values of `request` and `authorizer`.
 
-use crate::admission::{Attributes, Operation};
+use crate::admission::{Attributes, expressions};
 use crate::auth::{Action, Rbac, User, decide};
-use crate::options::{FieldValidation, WriteOptions};
 use crate::registry::View;
 use ferrite_api::resource::Resource;
 use ferrite_api::selector::FieldSelector;
-use ferrite_api::{Gvk, Gvr};
 use ferrite_cel::{AuthorizationDecision, Authorizer, AuthorizerValue, Check, Value as Cel};
-use ferrite_json::{Map, Value, json};
+use ferrite_json::Value;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The object `request` of a request that is matched as `matched`.
 pub(super) fn request(attributes: &Attributes<'_>, matched: &Resource) -> Value {
-    let kind = |gvk: &Gvk| json!({"group": gvk.group, "version": gvk.version, "kind": gvk.kind});
-    let resource = |gvr: &Gvr| json!({"group": gvr.group, "version": gvr.version, "resource": gvr.resource});
-    let own = attributes.kind();
-    let matched_kind = if own == attributes.resource.gvk() { matched.gvk() } else { own.clone() };
-    let mut request = Map::new();
-    request.insert("kind", kind(&matched_kind));
-    request.insert("resource", resource(&matched.gvr()));
-    request.insert("requestKind", kind(&own));
-    request.insert("requestResource", resource(&attributes.resource.gvr()));
-    if let Some(subresource) = attributes.subresource {
-        request.insert("subResource", subresource.into());
-        request.insert("requestSubResource", subresource.into());
-    }
-    for (key, text) in [("name", attributes.given_name()), ("namespace", attributes.given_namespace())] {
-        if !text.is_empty() {
-            request.insert(key, text.into());
-        }
-    }
-    request.insert("operation", attributes.operation.name().into());
-    request.insert("userInfo", user_info(attributes.user));
-    request.insert("dryRun", attributes.options.dry_run.into());
-    request.insert("options", options(attributes.operation, attributes.options));
-    Value::Object(request)
-}
-
-fn user_info(user: &User) -> Value {
-    let mut info = Map::new();
-    for (key, text) in [("username", &user.name), ("uid", &user.uid)] {
-        if !text.is_empty() {
-            info.insert(key, text.as_str().into());
-        }
-    }
-    if !user.groups.is_empty() {
-        info.insert("groups", json!(user.groups));
-    }
-    if !user.extra.is_empty() {
-        info.insert("extra", json!(user.extra));
-    }
-    Value::Object(info)
-}
-
-fn options(operation: Operation, options: &WriteOptions) -> Value {
-    let kind = match operation {
-        Operation::Create => "CreateOptions",
-        Operation::Update => "UpdateOptions",
-        Operation::Delete => "DeleteOptions",
-        Operation::Connect => return Value::Null,
-    };
-    let mut made = json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
-    if options.dry_run {
-        made["dryRun"] = json!(["All"]);
-    }
-    if operation != Operation::Delete {
-        made["fieldManager"] = options.field_manager.as_str().into();
-        made["fieldValidation"] = match options.field_validation {
-            FieldValidation::Ignore => "Ignore",
-            FieldValidation::Warn => "Warn",
-            FieldValidation::Strict => "Strict",
-        }
-        .into();
-    }
-    made
+    Value::Object(expressions::request(attributes, matched))
 }
 
 /// Decides as the server's own authorization does, for the user of a request or for a service account. The same
@@ -121,7 +58,10 @@ impl RequestAuthorizer {
 }
 
 /// The values of `authorizer` and `authorizer.requestResource`.
-pub(super) fn authorizer(view: &View, attributes: &Attributes<'_>) -> (Cel<'static>, Cel<'static>) {
+pub(in crate::admission) fn authorizer(
+    view: &View,
+    attributes: &Attributes<'_>,
+) -> (Cel<'static>, Cel<'static>) {
     let authorizer: Arc<dyn Authorizer> = Arc::new(RequestAuthorizer {
         rbac: Arc::clone(attributes.rbac),
         view: view.clone(),

@@ -8,7 +8,7 @@
 
 mod compiled;
 mod evaluate;
-mod input;
+pub(in crate::admission) mod input;
 mod metrics;
 mod mutate;
 mod params;
@@ -68,8 +68,8 @@ struct Policies {
 impl Policies {
     fn new(policies: &'static str, bindings: &'static str) -> Self {
         Self {
-            definitions: Configured::new(GROUP, policies, Definition::new),
-            bindings: Configured::new(GROUP, bindings, Binding::new),
+            definitions: Configured::new(GROUP, policies, Box::new(Definition::new)),
+            bindings: Configured::new(GROUP, bindings, Box::new(Binding::new)),
         }
     }
 
@@ -127,6 +127,12 @@ impl<'a> Session<'a> {
             Some(namespace) => Ok(Some(namespace)),
             None => Err(Status::not_found("", "namespaces", name)),
         }
+    }
+
+    /// The stored object. A create has none, also where the server knows the object that it is about.
+    fn old(&self, matched: &Resource) -> Option<Cow<'a, Value>> {
+        let old = self.attributes.old.filter(|_| self.attributes.operation != Operation::Create)?;
+        Some(self.as_matched(matched, old))
     }
 
     /// An object of the request as the version that a policy matches.

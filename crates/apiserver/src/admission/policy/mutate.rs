@@ -215,7 +215,7 @@ fn invoke(
     let Invocation { definition, binding, matched, params } = invocation;
     let namespace = session.namespace()?;
     let request = input::request(session.attributes, matched);
-    let old = session.attributes.old.map(|old| session.as_matched(matched, old));
+    let old = session.old(matched);
     let mut current = session.as_matched(matched, object).into_owned();
     let inputs = session.inputs(Some(&current), old.as_deref(), params.as_deref(), &request);
     match meets_conditions(definition, &inputs, MATCH_CONDITIONS_BUDGET) {

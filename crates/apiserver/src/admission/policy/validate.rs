@@ -302,7 +302,7 @@ impl<'a> Matched<'a> {
             session,
             definition,
             object: object.map(|object| session.as_matched(matched, object)),
-            old: session.attributes.old.map(|old| session.as_matched(matched, old)),
+            old: session.old(matched),
             request: input::request(session.attributes, matched),
         }
     }

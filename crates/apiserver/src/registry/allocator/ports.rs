@@ -199,8 +199,13 @@ mod tests {
             old.iter().flat_map(|spec| held(&json!({"spec": spec})).collect::<Vec<_>>()).collect();
         let held = |port: u16| port == 30001 || own.contains(&port);
         let (mut reserved, mut got) = (BTreeSet::new(), Vec::new());
-        let mut giving =
-            Giving { range: &(30000..=30099), held: &held, reserved: &mut reserved, given: &mut got };
+        let mut giving = Giving {
+            counts: false,
+            range: &(30000..=30099),
+            held: &held,
+            reserved: &mut reserved,
+            given: &mut got,
+        };
         give(&mut spec, old.as_ref(), "s", &mut giving)
             .map_err(|status| status.message.clone())
             .map(|()| spec)
