@@ -12,6 +12,7 @@
 
 mod always_pull_images;
 mod anti_affinity;
+mod authorizer;
 mod certificates;
 mod claim_resize;
 mod config;

@@ -19,7 +19,7 @@ pub(super) use validate::ValidatingPolicies;
 
 use super::configured::{Configured, Current};
 use super::matching::converted;
-use super::{Attributes, Operation, expressions};
+use super::{Attributes, Operation, authorizer, expressions};
 use crate::registry::View;
 use compiled::{Binding, Definition};
 use evaluate::Inputs;
@@ -111,7 +111,7 @@ impl<'a> Session<'a> {
     }
 
     fn authorizer(&self) -> &(Cel<'static>, Cel<'static>) {
-        self.authorizer.get_or_init(|| expressions::authorizer(self.view, self.attributes))
+        self.authorizer.get_or_init(|| authorizer::authorizer(self.view, self.attributes))
     }
 
     /// The request's namespace; none of a request without one. As upstream, a Namespace is not in itself here.

@@ -1,7 +1,6 @@
 //! `matchConditions` of webhooks.
 
-use crate::admission::Attributes;
-use crate::admission::expressions;
+use crate::admission::{Attributes, authorizer, expressions};
 use crate::registry::View;
 use ferrite_api::policy::{Compiler, ExpressionError, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, Use};
 use ferrite_api::resource::Resource;
@@ -52,7 +51,7 @@ impl Conditions {
         old: Option<&Value>,
     ) -> Met {
         let request = Value::Object(expressions::request(attributes, matched));
-        let (authorizer, resource) = expressions::authorizer(view, attributes);
+        let (authorizer, resource) = authorizer::authorizer(view, attributes);
         let mut activation = Activation::new();
         let json = |value: Option<&'_ Value>| match value {
             Some(value) => Cel::from_json(value, None).map(Cel::into_owned),
