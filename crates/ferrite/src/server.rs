@@ -130,7 +130,7 @@ impl AgentSettings {
             domain: self.cluster_domain.clone(),
         };
         let admin = api.client("system:apiserver", &["system:masters"]);
-        joining::publish(&admin, api.pki.ca(), &settings).await?;
+        Box::pin(joining::publish(&admin, api.pki.ca(), &settings)).await?;
         if let Some(service) = service {
             dns::publish(service, informers.get::<Node>(), api, scope);
         }
