@@ -5,6 +5,7 @@
 mod kubelet;
 mod support;
 
+mod autoscaling;
 mod collection;
 mod daemons;
 mod deployments;
