@@ -60,7 +60,17 @@ fn usage_is_told_and_scaled_by() {
     assert!(denied.contains("pods.metrics.k8s.io is forbidden"), "{denied}");
 
     // By usage: 20m are requested and far more are used.
-    world.kubectl(&["autoscale", "deployment", "busy", "--cpu=50%", "--max=2"]);
+    world.create(
+        "apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata: {name: busy}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: busy}
+  maxReplicas: 2
+  metrics:
+  - {type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 50}}}
+",
+    );
     world.watch(&["hpa", "busy"], |hpa| {
         condition_is(hpa, "AbleToScale", "SucceededRescale") || hpa["status"]["desiredReplicas"] == 2
     });
