@@ -8,7 +8,7 @@ use crate::object;
 use crate::request::send_limited;
 
 /// Reads the document at `path` (with its query), of at most `limit` bytes. `accept` is the representation asked for.
-pub async fn get_document(
+pub async fn read_document(
     client: &Client,
     path: &str,
     accept: &str,
@@ -21,7 +21,7 @@ pub async fn get_document(
 }
 
 /// Replaces the document at `path` and returns the server's answer.
-pub async fn put_document(
+pub async fn write_document(
     client: &Client,
     path: &str,
     document: &Value,

@@ -30,7 +30,7 @@ pub use api::{Api, List};
 pub use backoff::Backoff;
 pub use controller::Controller;
 pub use credentials::service_account_client;
-pub use document::{get_document, put_document};
+pub use document::{read_document, write_document};
 pub use events::{EventRecorder, EventType, Events};
 pub use expectations::Expectations;
 pub use informer::{Change, Informer, ListSelector, Old};

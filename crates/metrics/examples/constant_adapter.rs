@@ -11,7 +11,7 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use ferrite_client::get_document;
+use ferrite_client::read_document;
 use ferrite_json::{Value, json};
 use ferrite_pki::{Authority, Purpose, Subject};
 use http::{Request, Response, StatusCode, Uri, header};
@@ -116,7 +116,7 @@ async fn answer(client: &Client, uri: &Uri) -> Option<Value> {
 async fn pods(client: &Client, namespace: &str, query: &str) -> Option<Vec<String>> {
     let selector = query.split('&').find(|parameter| parameter.starts_with("labelSelector="))?;
     let path = format!("/api/v1/namespaces/{namespace}/pods?{selector}");
-    let list = get_document(client, &path, "application/json", LARGEST).await.ok()?;
+    let list = read_document(client, &path, "application/json", LARGEST).await.ok()?;
     let name = |pod: &Value| pod["metadata"]["name"].as_str().map(str::to_owned);
     list["items"].as_array()?.iter().map(name).collect()
 }

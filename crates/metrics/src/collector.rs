@@ -7,7 +7,7 @@
 use crate::sample::{self, PodKey, Sample};
 use crate::usage::{self, Usage};
 use ferrite_apiserver::{ApiServer, User};
-use ferrite_client::{get_document, message_of};
+use ferrite_client::{read_document, message_of};
 use ferrite_json::Value;
 use futures_util::StreamExt;
 use jiff::Timestamp;
@@ -126,7 +126,7 @@ impl Collector {
 
     /// Asks every node that is ready.
     async fn round(&self, server: &ApiServer, client: &kube::Client, timeout: Duration) {
-        let nodes = match get_document(client, "/api/v1/nodes", "application/json", LARGEST_LIST).await {
+        let nodes = match read_document(client, "/api/v1/nodes", "application/json", LARGEST_LIST).await {
             Ok(list) => ready_nodes(&list),
             Err(error) => {
                 tracing::warn!(error = message_of(&error), "cannot list nodes for their metrics");

@@ -5,7 +5,7 @@ use crate::objects::{API_VERSION, node_metrics, pod_metrics};
 use ferrite_api::Status;
 use ferrite_api::selector::FieldSelector;
 use ferrite_apiserver::{ApiServer, MountedGroup, MountedRequest, MountedResource};
-use ferrite_client::{get_document, is_not_found, message_of};
+use ferrite_client::{read_document, is_not_found, message_of};
 use ferrite_json::{Value, json};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -66,7 +66,7 @@ impl MountedGroup for ResourceMetrics {
             self.collector.ready(server).await;
             let client = client_of(server);
             let path = path(&request);
-            let found = get_document(&client, &path, "application/json", LARGEST).await;
+            let found = read_document(&client, &path, "application/json", LARGEST).await;
             let named = request.name.is_some();
             let found = match found {
                 Err(error) if named && is_not_found(&error) => return Err(not_found(&request)),

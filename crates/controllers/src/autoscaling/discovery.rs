@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ferrite_client::get_document;
+use ferrite_client::read_document;
 use ferrite_json::Value;
 use kube::Client;
 use tokio::time::Instant;
@@ -118,8 +118,8 @@ impl Discovery {
         if let Some((_, kinds)) = known.filter(|(at, _)| at.elapsed() < self.keep) {
             return Ok(kinds);
         }
-        let core = get_document(&self.client, "/api", ACCEPT, LARGEST).await?;
-        let groups = get_document(&self.client, "/apis", ACCEPT, LARGEST).await?;
+        let core = read_document(&self.client, "/api", ACCEPT, LARGEST).await?;
+        let groups = read_document(&self.client, "/apis", ACCEPT, LARGEST).await?;
         let kinds = Arc::new(Kinds::of(&[core, groups]));
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) =
             Some((Instant::now(), Arc::clone(&kinds)));

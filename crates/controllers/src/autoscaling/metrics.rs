@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ferrite_api::quantity::Quantity;
 use ferrite_api::selector::LabelSelector;
-use ferrite_client::{get_document, message_of};
+use ferrite_client::{read_document, message_of};
 use ferrite_component::GoDuration;
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -75,7 +75,7 @@ impl MetricsClient {
     }
 
     async fn items(&self, api: &'static str, path: &str, resource: &str) -> Result<Vec<Value>, MetricsError> {
-        let asking = get_document(&self.client, path, "application/json", LARGEST);
+        let asking = read_document(&self.client, path, "application/json", LARGEST);
         let mut answer = match tokio::time::timeout(TIMEOUT, asking).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(MetricsError::Fetch { api, why: reason(&error, resource) }),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferrite_client::{get_document, is_conflict, message_of, put_document};
+use ferrite_client::{read_document, is_conflict, message_of, write_document};
 use ferrite_json::Value;
 use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
 use kube::Client;
@@ -71,7 +71,7 @@ impl Scale {
         let mut first = None;
         for mapping in mappings {
             let path = format!("{}/{}/scale", mapping.path(namespace), target.name);
-            match get_document(client, &path, "application/json", LARGEST).await {
+            match read_document(client, &path, "application/json", LARGEST).await {
                 Ok(document) => return Self::of(path, document),
                 Err(error) => drop(first.get_or_insert(error)),
             }
@@ -83,11 +83,11 @@ impl Scale {
     pub(super) async fn set(mut self, client: &Client, replicas: i32) -> Result<(), ScaleError> {
         for attempt in 1.. {
             self.document["spec"]["replicas"] = replicas.into();
-            match put_document(client, &self.path, &self.document, LARGEST).await {
+            match write_document(client, &self.path, &self.document, LARGEST).await {
                 Ok(_) => return Ok(()),
                 Err(error) if is_conflict(&error) && attempt < RETRIES => {
                     tokio::time::sleep(PAUSE).await;
-                    self.document = get_document(client, &self.path, "application/json", LARGEST).await?;
+                    self.document = read_document(client, &self.path, "application/json", LARGEST).await?;
                     if !self.document["spec"].is_object() {
                         return Err(ScaleError::Form(self.path));
                     }

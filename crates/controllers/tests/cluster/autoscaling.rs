@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ferrite_api::Status;
 use ferrite_apiserver::{ApiServer, MountedGroup, MountedRequest, MountedResource, User};
-use ferrite_client::{Api, get_document};
+use ferrite_client::{Api, read_document};
 use ferrite_controllers::{AutoscalingConfig, Config};
 use ferrite_json::{Value, json};
 use futures_util::FutureExt;
@@ -50,7 +50,7 @@ impl MountedGroup for Metrics {
             let admin = User::new("system:admin", ["system:masters"]);
             let client = kube::Client::new(server.door(admin), "default");
             let path = format!("/api/v1/namespaces/{}/pods", request.namespace.unwrap_or_default());
-            let pods = get_document(&client, &path, "application/json", 1 << 20).await.unwrap();
+            let pods = read_document(&client, &path, "application/json", 1 << 20).await.unwrap();
             let cpu = self.cpu.load(Ordering::Relaxed);
             let selected = ferrite_api::selector::LabelSelector::parse(&request.label_selector).unwrap();
             let items: Vec<Value> = pods["items"]
