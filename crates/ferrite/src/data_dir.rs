@@ -30,6 +30,7 @@ const DATA_NAMES: &[&str] = &[
     "kubelet",
     "logs",
     "network",
+    "nodes",
     "snapshots",
     "cluster.json",
     "cluster.tmp",

@@ -7,7 +7,7 @@
 use crate::sample::{self, PodKey, Sample};
 use crate::usage::{self, Usage};
 use ferrite_apiserver::{ApiServer, User};
-use ferrite_client::{read_document, message_of};
+use ferrite_client::{message_of, read_document};
 use ferrite_json::Value;
 use futures_util::StreamExt;
 use jiff::Timestamp;

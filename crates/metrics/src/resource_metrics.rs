@@ -5,7 +5,7 @@ use crate::objects::{API_VERSION, node_metrics, pod_metrics};
 use ferrite_api::Status;
 use ferrite_api::selector::FieldSelector;
 use ferrite_apiserver::{ApiServer, MountedGroup, MountedRequest, MountedResource};
-use ferrite_client::{read_document, is_not_found, message_of};
+use ferrite_client::{is_not_found, message_of, read_document};
 use ferrite_json::{Value, json};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ferrite_api::quantity::Quantity;
 use ferrite_api::selector::LabelSelector;
-use ferrite_client::{read_document, message_of};
+use ferrite_client::{message_of, read_document};
 use ferrite_component::GoDuration;
 use ferrite_json::Value;
 use jiff::Timestamp;

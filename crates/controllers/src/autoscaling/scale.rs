@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ferrite_client::{read_document, is_conflict, message_of, write_document};
+use ferrite_client::{is_conflict, message_of, read_document, write_document};
 use ferrite_json::Value;
 use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
 use kube::Client;
