@@ -30,7 +30,7 @@ pub(crate) fn core_versions(address: &str) -> Value {
 /// Groups in upstream's order, each with its versions, preferred first.
 fn groups(table: &Table, services: &ApiServices) -> Vec<(String, Vec<String>)> {
     let local = table.rows().iter().map(|row| (&*row.group, &*row.version));
-    let remote = services.all().filter(|api| api.remote.is_some());
+    let remote = services.all().filter(|api| api.remote.is_some() || api.mounted.is_some());
     let remote = remote.map(|api| (api.group.as_str(), api.version.as_str()));
     let mut groups: Vec<(String, Vec<String>)> = Vec::new();
     for (group, version) in local.chain(remote) {
@@ -175,6 +175,10 @@ pub(crate) fn aggregated(table: &Table, aggregator: &Aggregator, core: bool) -> 
             let versions: Vec<Value> = versions
                 .iter()
                 .map(|version| {
+                    if let Some(mounted) = services.mounted_of(group, version) {
+                        let resources = crate::aggregation::mounted::aggregated(&**mounted);
+                        return json!({"version": version, "resources": resources, "freshness": "Current"});
+                    }
                     let Some(remote) = services.remote_of(group, version) else {
                         let resources: Vec<Value> =
                             rows(table, group, version).into_iter().map(aggregated_resource).collect();

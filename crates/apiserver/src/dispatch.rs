@@ -30,6 +30,11 @@ pub(crate) async fn handle(
         let remote = Arc::clone(remote);
         return aggregation::proxy::handle(&server, &remote, asked).await.map_err(|s| (s, for_errors));
     }
+    if let Some(mounted) = services.mounted_of_path(asked.parts.uri.path()) {
+        let mounted = Arc::clone(mounted);
+        let answer = aggregation::mounted::handle(&server, &*mounted, asked).await;
+        return answer.map_err(|status| (status, for_errors));
+    }
     let accept = asked.accept().to_owned();
     let plain = |status: Status| (status, for_errors);
     let Asked { parts, body, route, query, verb, user } = asked;

@@ -33,7 +33,6 @@ const NO_DEVICE: &str = "no device is allocated";
 const INERT: &[Inert] = &[
     row("", "persistentvolumeclaims", "PersistentVolumeClaim", NO_VOLUME),
     row("", "persistentvolumes", "PersistentVolume", NO_VOLUME),
-    row("autoscaling", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "nothing is scaled"),
     row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
     row(NETWORKING, "ingressclasses", "IngressClass", "no traffic is routed"),

@@ -44,6 +44,7 @@ mod watching;
 mod websocket;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
+pub use aggregation::{MountedGroup, MountedRequest, MountedResource};
 pub use auth::{RequestHeader, User};
 pub use components::Component;
 pub use connections::ConnectionLimits;

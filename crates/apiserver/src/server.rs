@@ -1,7 +1,7 @@
 //! The server: every request, whichever door it comes through, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
-use crate::aggregation::{self, Aggregator};
+use crate::aggregation::{self, Aggregator, MountedGroup};
 use crate::auth::{self, FrontProxies, RequestHeader, User};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
@@ -108,6 +108,8 @@ pub struct Config {
     pub admission: AdmissionPlugins,
     /// Whether writers of objects on which nothing of ours acts are warned: on where the cluster is meant to be whole.
     pub warns_of_inert: bool,
+    /// Groups that this process serves without storage.
+    pub mounted: Vec<Arc<dyn MountedGroup>>,
     /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
     pub bootstrap_tokens: bool,
 }
@@ -131,6 +133,7 @@ impl Config {
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
             warns_of_inert: false,
+            mounted: Vec::new(),
             bootstrap_tokens: false,
         }
     }
@@ -276,6 +279,22 @@ impl ApiServer {
     /// Ends when the server will not wait for anybody any longer.
     pub(crate) fn aborting(&self) -> CancellationToken {
         self.abort.clone()
+    }
+
+    /// Runs `task` until it ends or the server stops; [`ApiServer::shutdown`] waits for it.
+    pub fn run_until_stopped(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stopping = self.stopping();
+        self.spawn(async move {
+            tokio::select! {
+                () = task => {}
+                () = stopping.cancelled() => {}
+            }
+        });
+    }
+
+    /// Reads `path` of a node's kubelet, as this server: at most `limit` bytes. The caller limits the time.
+    pub async fn read_kubelet(&self, node: &str, path: &str, limit: usize) -> Result<Bytes, Status> {
+        subresource::read_kubelet(self, node, path, limit).await
     }
 
     /// Runs a task that belongs to the server: [`ApiServer::shutdown`] waits for it.

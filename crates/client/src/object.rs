@@ -160,6 +160,7 @@ kinds! {
     k8s_openapi::api::authentication::v1::TokenRequest,
     k8s_openapi::api::authentication::v1::TokenReview,
     k8s_openapi::api::authorization::v1::SubjectAccessReview,
+    k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler,
     k8s_openapi::api::batch::v1::CronJob,
     k8s_openapi::api::batch::v1::Job,
     k8s_openapi::api::certificates::v1::CertificateSigningRequest,

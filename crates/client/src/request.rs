@@ -14,9 +14,18 @@ const MAX_RESPONSE: usize = 1 << 30;
 
 /// Sends `request` and returns the body, or the server's `Status` as an error.
 pub(crate) async fn send(client: &Client, request: Request<Vec<u8>>) -> Result<Bytes, kube::Error> {
+    send_limited(client, request, MAX_RESPONSE).await
+}
+
+/// [`send`] that refuses a body of more than `limit` bytes.
+pub(crate) async fn send_limited(
+    client: &Client,
+    request: Request<Vec<u8>>,
+    limit: usize,
+) -> Result<Bytes, kube::Error> {
     let response = respond(client, request).await?;
     let status = response.status();
-    let body = collect(response.into_body()).await?;
+    let body = collect(response.into_body(), limit).await?;
     if status.is_success() { Ok(body) } else { Err(failure(status, &body)) }
 }
 
@@ -39,7 +48,7 @@ pub(crate) async fn open(client: &Client, request: Request<Vec<u8>>) -> Result<B
     if status.is_success() {
         return Ok(response.into_body());
     }
-    let body = collect(response.into_body()).await?;
+    let body = collect(response.into_body(), MAX_RESPONSE).await?;
     Err(failure(status, &body))
 }
 
@@ -50,8 +59,8 @@ async fn respond(client: &Client, request: Request<Vec<u8>>) -> Result<Response<
     response
 }
 
-async fn collect(body: Body) -> Result<Bytes, kube::Error> {
-    Ok(Limited::new(body, MAX_RESPONSE).collect().await.map_err(kube::Error::Service)?.to_bytes())
+async fn collect(body: Body, limit: usize) -> Result<Bytes, kube::Error> {
+    Ok(Limited::new(body, limit).collect().await.map_err(kube::Error::Service)?.to_bytes())
 }
 
 /// The error of a response that is no success. Proxies answer with a page instead of a `Status`: its text is the

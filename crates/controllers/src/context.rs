@@ -7,7 +7,7 @@ use ferrite_client::{Controller, Events, Informers, Scope};
 use ferrite_pki::{Authority, TokenSigner};
 use kube::Client;
 
-use crate::{NodeCertificates, NodeCidrs};
+use crate::{AutoscalingConfig, NodeCertificates, NodeCidrs};
 
 /// Settings of the controller manager.
 #[derive(Debug, Clone)]
@@ -30,6 +30,7 @@ pub struct Config {
     pub terminated_pod_threshold: usize,
     /// A ServiceCIDR without addresses is let go so long after its deletion: all servers know of it by then.
     pub service_range_grace: Duration,
+    pub autoscaling: AutoscalingConfig,
     /// Keys of one controller worked on at once.
     pub workers: usize,
 }
@@ -46,6 +47,7 @@ impl Default for Config {
             node_startup_grace: Duration::from_secs(60),
             terminated_pod_threshold: 12500,
             service_range_grace: Duration::from_secs(10),
+            autoscaling: AutoscalingConfig::default(),
             workers: 5,
         }
     }

@@ -3,6 +3,7 @@
 //! One module per controller, one row per controller in [`CONTROLLERS`]. A controller is a set of pure functions
 //! that decide, and a thin part that reads from shared informers, writes through the API and is woken by a queue.
 
+mod autoscaling;
 mod certificates;
 mod cluster_roles;
 mod context;
@@ -36,6 +37,7 @@ mod status;
 mod storage_protection;
 mod ttl_after_finished;
 
+pub use autoscaling::AutoscalingConfig;
 pub use certificates::NodeCertificates;
 pub use context::{Clients, Config, Context, Identity};
 pub use error::SyncError;
@@ -94,6 +96,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "statefulset-controller",
         identity: account("statefulset-controller"),
         start: stateful::start,
+    },
+    ControllerEntry {
+        name: "horizontal-pod-autoscaler-controller",
+        identity: account("horizontal-pod-autoscaler"),
+        start: autoscaling::start,
     },
     ControllerEntry {
         name: "endpoints-controller",

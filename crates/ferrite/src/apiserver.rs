@@ -343,6 +343,12 @@ impl Running {
             proxy_client,
             serving: options.serving.to_serving(),
             warns_of_inert: place.whole,
+            // As upstream, a server of its own has the metrics of a metrics-server that somebody installs.
+            mounted: if place.whole {
+                vec![Arc::new(ferrite_metrics::ResourceMetrics::default())]
+            } else {
+                Vec::new()
+            },
             bootstrap_tokens: options.enable_bootstrap_token_auth,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),

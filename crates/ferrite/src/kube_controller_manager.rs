@@ -5,7 +5,7 @@ use crate::apiserver::BoxError;
 use ferrite_api::Cidr;
 use ferrite_client::{Scope, service_account_client};
 use ferrite_component::GoDuration;
-use ferrite_controllers::{Clients, Config, Context, Identity, NodeCidrs};
+use ferrite_controllers::{AutoscalingConfig, Clients, Config, Context, Identity, NodeCidrs};
 use ferrite_json::json;
 use ferrite_pki::{Authority, TokenSigner};
 use std::collections::HashMap;
@@ -66,9 +66,59 @@ pub struct KubeControllerManager {
     /// Finished pods beyond so many are removed, oldest first; 0 keeps all.
     #[arg(long, default_value_t = 12500, value_name = "N")]
     terminated_pod_gc_threshold: usize,
+    #[command(flatten)]
+    autoscaling: AutoscalingFlags,
     /// Keys that one controller works on at once.
     #[arg(long, default_value_t = 5, value_name = "N")]
     concurrent_syncs: usize,
+}
+
+/// Flags of the horizontal pod autoscaler.
+#[derive(Debug, clap::Args)]
+pub struct AutoscalingFlags {
+    /// The time between two looks at a HorizontalPodAutoscaler.
+    #[arg(long, default_value = "15s", value_name = "DURATION")]
+    horizontal_pod_autoscaler_sync_period: GoDuration,
+    /// Nothing is scaled below a recommendation of so long ago.
+    #[arg(long, default_value = "5m0s", value_name = "DURATION")]
+    horizontal_pod_autoscaler_downscale_stabilization: GoDuration,
+    /// The share by which usage may be off its target before anything is scaled.
+    #[arg(long, default_value_t = 0.1, value_name = "SHARE")]
+    horizontal_pod_autoscaler_tolerance: f64,
+    /// The time after a pod's start in which its CPU usage may not count.
+    #[arg(long, default_value = "5m0s", value_name = "DURATION")]
+    horizontal_pod_autoscaler_cpu_initialization_period: GoDuration,
+    /// The time after a pod's start in which changes of its readiness are part of the start.
+    #[arg(long, default_value = "30s", value_name = "DURATION")]
+    horizontal_pod_autoscaler_initial_readiness_delay: GoDuration,
+    /// HorizontalPodAutoscalers looked at at once.
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    concurrent_horizontal_pod_autoscaler_syncs: usize,
+}
+
+impl AutoscalingFlags {
+    fn config(&self) -> Result<AutoscalingConfig, BoxError> {
+        let tolerance = self.horizontal_pod_autoscaler_tolerance;
+        if !tolerance.is_finite() || tolerance < 0.0 {
+            return Err(
+                format!("--horizontal-pod-autoscaler-tolerance must not be negative: {tolerance}").into()
+            );
+        }
+        if self.concurrent_horizontal_pod_autoscaler_syncs == 0 {
+            return Err("--concurrent-horizontal-pod-autoscaler-syncs must be greater than 0".into());
+        }
+        if self.horizontal_pod_autoscaler_sync_period.0.is_zero() {
+            return Err("--horizontal-pod-autoscaler-sync-period must be greater than 0".into());
+        }
+        Ok(AutoscalingConfig {
+            sync_period: self.horizontal_pod_autoscaler_sync_period.0,
+            downscale_stabilization: self.horizontal_pod_autoscaler_downscale_stabilization.0,
+            tolerance,
+            cpu_initialization_period: self.horizontal_pod_autoscaler_cpu_initialization_period.0,
+            initial_readiness_delay: self.horizontal_pod_autoscaler_initial_readiness_delay.0,
+            workers: self.concurrent_horizontal_pod_autoscaler_syncs,
+        })
+    }
 }
 
 /// Where the pod CIDRs of nodes come from.
@@ -165,6 +215,7 @@ impl KubeControllerManager {
             node_monitor_grace: self.node_monitor_grace_period.0,
             node_startup_grace: self.node_startup_grace_period.0,
             terminated_pod_threshold: self.terminated_pod_gc_threshold,
+            autoscaling: self.autoscaling.config()?,
             workers: self.concurrent_syncs.max(1),
             ..Config::default()
         })

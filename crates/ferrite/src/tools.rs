@@ -74,6 +74,8 @@ enum Tool {
         #[arg(default_value_t = 64)]
         mebibytes: usize,
     },
+    /// Keep one processor busy until told to stop.
+    Spin,
     /// Print a numbered line every so many milliseconds.
     Tick {
         #[arg(default_value_t = 1000)]
@@ -152,6 +154,14 @@ impl Tool {
                     }
                     std::io::stdout().flush()?;
                 }
+            }
+            Self::Spin => {
+                std::thread::spawn(|| {
+                    loop {
+                        std::hint::black_box(0);
+                    }
+                });
+                terminate.recv().await;
             }
             Self::Sleep { seconds: Some(seconds) } => {
                 tokio::select! {

@@ -5,15 +5,19 @@
 //! ([`availability`], [`discovery`]), and publishes a snapshot. A request takes the snapshot once: it goes to the local
 //! resources or, on behalf of its user, to the other server ([`proxy`]). Nothing that a request does waits for a
 //! server other than its own.
+//!
+//! [`mounted`] is for groups that this process serves itself without storage.
 
 mod availability;
 mod discovery;
+pub(crate) mod mounted;
 pub(crate) mod proxy;
 mod registration;
 mod remote;
 mod services;
 
 pub(crate) use discovery::Discovered;
+pub use mounted::{MountedGroup, MountedRequest, MountedResource};
 pub(crate) use services::ApiServices;
 
 use crate::auth::User;
@@ -236,7 +240,8 @@ impl Follower {
 
     /// Creates, updates and deletes the APIServices of this server's own groups.
     async fn register(&mut self) -> Result<(), Status> {
-        let desired = registration::desired(&self.server.registry.tables.current());
+        let desired =
+            registration::desired(&self.server.registry.tables.current(), &self.server.config.mounted);
         let stored = self.stored();
         let names: BTreeSet<&String> = desired.keys().chain(stored.keys()).collect();
         let writes = names.iter().filter_map(|&name| {
@@ -357,7 +362,16 @@ impl Follower {
                 same.cloned().unwrap_or_else(|| Arc::new(Remote::new(name, service, available, identity)))
             });
             let priority = Priority { group: spec.priority.0, version: spec.priority.1 };
-            ApiService { group: spec.group, version: spec.version, priority, remote }
+            let mounted = self.server.config.mounted.iter().find(|mounted| {
+                remote.is_none() && mounted.group() == spec.group && mounted.version() == spec.version
+            });
+            ApiService {
+                mounted: mounted.cloned(),
+                group: spec.group,
+                version: spec.version,
+                priority,
+                remote,
+            }
         });
         self.server.aggregator.publish(ApiServices::new(all));
     }

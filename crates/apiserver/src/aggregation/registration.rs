@@ -1,15 +1,19 @@
 //! APIServices for the groups that this server serves itself, built-in and custom.
 
+use super::mounted::MountedGroup;
 use super::services::{self, CUSTOM, Priority};
 use crate::registry::Table;
 use ferrite_api::meta;
 use ferrite_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The label of APIServices that the server keeps by itself.
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 /// This group's APIService would be about itself, so there is none.
 const OWN_GROUP: &str = "apiregistration.k8s.io";
+/// The rank that servers of such groups usually ask for.
+const MOUNTED: Priority = Priority { group: 100, version: 100 };
 
 /// How long an APIService is kept as it should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +45,8 @@ impl Upkeep {
 pub(super) struct Desired {
     pub upkeep: Upkeep,
     pub spec: Value,
+    /// One that names a Service is the administrator's, also at the next start.
+    pub yields: bool,
 }
 
 impl Desired {
@@ -53,7 +59,7 @@ impl Desired {
         if !group.is_empty() {
             spec["group"] = group.into();
         }
-        Self { upkeep, spec }
+        Self { upkeep, spec, yields: false }
     }
 
     pub fn object(&self, name: &str) -> Value {
@@ -67,8 +73,13 @@ impl Desired {
 }
 
 /// The APIServices of the resources served now, by name.
-pub(super) fn desired(table: &Table) -> BTreeMap<String, Desired> {
+pub(super) fn desired(table: &Table, mounted: &[Arc<dyn MountedGroup>]) -> BTreeMap<String, Desired> {
     let mut all = BTreeMap::new();
+    for group in mounted {
+        let desired = Desired::new(group.group(), group.version(), MOUNTED, Upkeep::OnStart);
+        let name = services::name_of(group.group(), group.version());
+        all.insert(name, Desired { yields: true, ..desired });
+    }
     for row in table.rows().iter().filter(|row| row.group != OWN_GROUP) {
         let (group, version) = (&*row.group, &*row.version);
         let name = services::name_of(group, version);
@@ -113,6 +124,9 @@ pub(super) fn decide(
         _ if once => Action::Keep,
         // Somebody else's.
         None => Action::Keep,
+        _ if desired.is_some_and(|desired| desired.yields) && stored["spec"]["service"].is_object() => {
+            Action::Keep
+        }
         Some(Upkeep::OnStart) if !at_start || synced => Action::Keep,
         Some(_) => match desired {
             None => Action::Delete,
@@ -135,6 +149,9 @@ mod tests {
         let (foreign, on_start, kept) =
             (stored("no", &other), stored("onstart", &other), stored("true", &other));
         let good = stored("true", &always.spec);
+        let yielding = Desired { yields: true, ..desired(Upkeep::OnStart) };
+        let replaced = json!({"group": "a.example", "version": "v1", "service": {"name": "s"}});
+        let replaced = stored("onstart", &replaced);
         // Stored; desired; synced before; there at the start; action.
         type Row<'a> = (Option<&'a Value>, Option<&'a Desired>, bool, bool, Action);
         let rows: &[Row<'_>] = &[
@@ -149,6 +166,9 @@ mod tests {
             (Some(&on_start), Some(&once), true, true, Action::Keep),
             (Some(&on_start), None, false, true, Action::Delete),
             (Some(&on_start), None, true, true, Action::Keep),
+            (Some(&on_start), Some(&yielding), false, true, Action::Update),
+            (Some(&replaced), Some(&yielding), false, true, Action::Keep),
+            (Some(&replaced), Some(&once), false, true, Action::Update),
             (Some(&kept), None, true, false, Action::Delete),
             (Some(&kept), Some(&always), true, false, Action::Update),
             (Some(&good), Some(&always), true, false, Action::Keep),
@@ -160,7 +180,7 @@ mod tests {
 
     #[test]
     fn every_group_but_their_own_has_one() {
-        let all = desired(&Table::new(ferrite_api::kinds::built_in()));
+        let all = desired(&Table::new(ferrite_api::kinds::built_in()), &[]);
         assert!(all.contains_key("v1."), "the core group");
         assert!(all.contains_key("v2.autoscaling"));
         assert!(!all.keys().any(|name| name.ends_with(OWN_GROUP)));

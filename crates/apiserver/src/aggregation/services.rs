@@ -1,5 +1,6 @@
 //! APIServices as requests and discovery read them: who serves a group's version, and in which order versions come.
 
+use super::mounted::MountedGroup;
 use super::remote::Remote;
 use ferrite_api::meta;
 use ferrite_json::Value;
@@ -81,6 +82,8 @@ pub(crate) struct ApiService {
     pub priority: Priority,
     /// None if this server serves the group version itself.
     pub remote: Option<Arc<Remote>>,
+    /// Set if this process serves it without storage.
+    pub mounted: Option<Arc<dyn MountedGroup>>,
 }
 
 /// All APIServices at one moment.
@@ -88,6 +91,7 @@ pub(crate) struct ApiService {
 pub(crate) struct ApiServices {
     by_version: BTreeMap<GroupVersion, ApiService>,
     has_remote: bool,
+    has_mounted: bool,
 }
 
 impl ApiServices {
@@ -95,7 +99,8 @@ impl ApiServices {
         let by_version: BTreeMap<_, _> =
             all.into_iter().map(|api| ((api.group.clone(), api.version.clone()), api)).collect();
         let has_remote = by_version.values().any(|api| api.remote.is_some());
-        Self { by_version, has_remote }
+        let has_mounted = by_version.values().any(|api| api.mounted.is_some());
+        Self { by_version, has_remote, has_mounted }
     }
 
     pub fn all(&self) -> impl Iterator<Item = &ApiService> {
@@ -117,6 +122,23 @@ impl ApiServices {
             return None;
         }
         self.by_version.get(&(group.to_owned(), version.to_owned()))?.remote.as_ref()
+    }
+
+    /// The group behind a path that this process serves without storage.
+    pub fn mounted_of_path(&self, path: &str) -> Option<&Arc<dyn MountedGroup>> {
+        if !self.has_mounted {
+            return None;
+        }
+        let mut segments = path.strip_prefix("/apis/")?.splitn(3, '/');
+        let (group, version) = (segments.next()?, segments.next()?);
+        self.mounted_of(group, version)
+    }
+
+    pub fn mounted_of(&self, group: &str, version: &str) -> Option<&Arc<dyn MountedGroup>> {
+        if !self.has_mounted {
+            return None;
+        }
+        self.by_version.get(&(group.to_owned(), version.to_owned()))?.mounted.as_ref()
     }
 
     fn priority(&self, group: &str, version: &str) -> Priority {
@@ -216,6 +238,7 @@ mod tests {
             version: version.into(),
             priority: Priority { group: ranks.0, version: ranks.1 },
             remote: None,
+            mounted: None,
         }
     }
 

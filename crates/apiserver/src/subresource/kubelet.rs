@@ -8,6 +8,7 @@ use crate::auth::{self, Action};
 use crate::call::Call;
 use crate::http::{Answer, BoxError};
 use crate::request::Verb;
+use crate::server::ApiServer;
 use crate::websocket;
 use ::http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use bytes::Bytes;
@@ -232,8 +233,8 @@ fn host(pod: &Value) -> Result<&str, Status> {
 }
 
 /// How the server shows itself to kubelets.
-pub(super) fn tls(call: &Call) -> Result<Arc<rustls::ClientConfig>, Status> {
-    let tls = call.server.config.kubelet_client.clone();
+pub(super) fn tls(server: &ApiServer) -> Result<Arc<rustls::ClientConfig>, Status> {
+    let tls = server.config.kubelet_client.clone();
     tls.ok_or_else(|| Status::internal("this server has no certificate for kubelets"))
 }
 
@@ -244,15 +245,39 @@ async fn send(
     request: Request<Empty<Bytes>>,
 ) -> Result<Response<hyper::body::Incoming>, Status> {
     let node = host(pod)?;
-    let (address, port) = endpoint(call, node)?;
-    let place = Place { address, port, tls: Some(tls(call)?), server_name: None };
-    dial::send(&call.server, &place, request).await.map_err(|e| {
+    send_to(&call.server, node, request).await
+}
+
+/// Sends a request to the kubelet of a node.
+async fn send_to(
+    server: &ApiServer,
+    node: &str,
+    request: Request<Empty<Bytes>>,
+) -> Result<Response<hyper::body::Incoming>, Status> {
+    let (address, port) = endpoint(server, node)?;
+    let place = Place { address, port, tls: Some(tls(server)?), server_name: None };
+    dial::send(server, &place, request).await.map_err(|e| {
         Status::internal(format!("cannot reach the kubelet of node {node} at {address}:{port}: {e}"))
     })
 }
 
-pub(super) fn endpoint(call: &Call, name: &str) -> Result<(IpAddr, u16), Status> {
-    let view = call.server.registry.view();
+/// Reads a document of a node's kubelet, of at most `limit` bytes.
+pub(crate) async fn read(server: &ApiServer, node: &str, path: &str, limit: usize) -> Result<Bytes, Status> {
+    let request = Request::get(path)
+        .body(Empty::new())
+        .map_err(|e| Status::bad_request(format!("cannot ask the kubelet: {e}")))?;
+    let response = send_to(server, node, request).await?;
+    let code = response.status();
+    if !code.is_success() {
+        return Err(Status::internal(format!("the kubelet of node {node} answers {path} with {code}")));
+    }
+    let body = http_body_util::Limited::new(response.into_body(), limit).collect().await;
+    let body = body.map_err(|e| Status::internal(format!("cannot read {path} of node {node}: {e}")))?;
+    Ok(body.to_bytes())
+}
+
+pub(super) fn endpoint(server: &ApiServer, name: &str) -> Result<(IpAddr, u16), Status> {
+    let view = server.registry.view();
     let node = view.get("", "nodes", "", name).ok_or_else(|| Status::not_found("", "nodes", name))?;
     let address = node
         .pointer("/status/addresses")

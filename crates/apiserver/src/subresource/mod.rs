@@ -11,6 +11,7 @@ mod proxy;
 pub(crate) mod scale;
 pub(crate) mod token;
 
+pub(crate) use kubelet::read as read_kubelet;
 pub(crate) use proxy::{endpoints_of, rewrite_page, slices_of};
 
 use crate::call::Call;

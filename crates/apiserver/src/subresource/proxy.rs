@@ -199,13 +199,13 @@ fn pod(call: &Call) -> Result<Place, Status> {
 
 fn node(call: &Call) -> Result<Place, Status> {
     let name = named(call, "node")?;
-    let (address, kubelet_port) = kubelet::endpoint(call, name.name)?;
+    let (address, kubelet_port) = kubelet::endpoint(&call.server, name.name)?;
     let port = match name.port {
         "" => kubelet_port,
         given => given.parse().map_err(|_| Status::bad_request(format!("invalid port {given:?}")))?,
     };
     if port == kubelet_port {
-        return Ok(Place { address, port, tls: Some(kubelet::tls(call)?), server_name: None });
+        return Ok(Place { address, port, tls: Some(kubelet::tls(&call.server)?), server_name: None });
     }
     Ok(Place { address, port, tls: name.tls(), server_name: None })
 }

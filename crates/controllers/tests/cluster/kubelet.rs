@@ -90,6 +90,7 @@ pub fn start(client: &Client, informers: &Informers, scope: &Scope) {
                 let ip = format!("10.1.{}.{}", address / 250, address % 250 + 1);
                 let now = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap();
                 set(json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}],
+                    "startTime": now,
                     "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}]}}))
                 .await
             }

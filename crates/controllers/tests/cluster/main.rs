@@ -6,6 +6,7 @@ mod kubelet;
 mod storage;
 mod support;
 
+mod autoscaling;
 mod collection;
 mod daemons;
 mod deployments;

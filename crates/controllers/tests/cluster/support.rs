@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_apiserver::{ApiServer, Config as ServerConfig, User};
+use ferrite_apiserver::{ApiServer, Config as ServerConfig, MountedGroup, User};
 use ferrite_client::{Api, Informer, Object, Scope};
 use ferrite_controllers::{Clients, Config, Context, Identity, start_all};
 use ferrite_json::{Value, json};
@@ -46,9 +46,15 @@ impl Cluster {
     }
 
     pub async fn start_with(nodes: &[&str], config: Config) -> Self {
+        Self::start_mounted(nodes, config, Vec::new()).await
+    }
+
+    /// The same, with groups that the server serves without storage.
+    pub async fn start_mounted(nodes: &[&str], config: Config, mounted: Vec<Arc<dyn MountedGroup>>) -> Self {
         let _ = tracing_subscriber::fmt().with_test_writer().with_max_level(tracing::Level::INFO).try_init();
         let server_config = ServerConfig {
             service_ranges: vec![ferrite_api::Cidr::parse("10.96.0.0/16").unwrap()],
+            mounted,
             ..ServerConfig::new("192.0.2.1:6443".parse().unwrap())
         };
         let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), server_config).await.unwrap();

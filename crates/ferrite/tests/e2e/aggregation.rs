@@ -193,7 +193,9 @@ fn an_extension_api_server_is_part_of_the_api() {
         let groups: Value = ferrite_json::from_str(&kubectl(&["get", "--raw", "/apis"]).await).unwrap();
         let names: Vec<&str> =
             groups["groups"].as_array().unwrap().iter().filter_map(|g| g["name"].as_str()).collect();
-        assert_eq!(names.last(), Some(&GROUP), "after the built-in groups: {names:?}");
+        let place = |group: &str| names.iter().position(|name| *name == group).unwrap();
+        assert!(place(GROUP) > place("storage.k8s.io"), "after the built-in groups: {names:?}");
+        assert!(place(GROUP) < place("metrics.k8s.io"), "before groups of a lower rank: {names:?}");
         let flunders: Api<DynamicObject> =
             Api::default_namespaced_with(client.clone(), &dynamic(GROUP, VERSION, "Flunder", "flunders"));
         let flunder: DynamicObject = object(json!({

@@ -6,6 +6,7 @@
 
 mod aggregation;
 mod archive;
+mod autoscaling;
 mod bad_input;
 mod clients;
 mod components;
