@@ -37,13 +37,11 @@ const STORAGE: &str = "storage.k8s.io";
 const NO_CALL: &str = "requests are not sent to it";
 const NO_CEL: &str = "its expressions are not evaluated";
 const NO_FLOW: &str = "requests are not queued or limited by it";
-const NO_VOLUME: &str = "no volume is provisioned, bound, attached or mounted";
+const NO_VOLUME: &str = "nodes call no CSI driver";
 const NO_DEVICE: &str = "no device is allocated";
 
 #[rustfmt::skip]
 const INERT: &[Inert] = &[
-    row("", "persistentvolumeclaims", "PersistentVolumeClaim", NO_VOLUME),
-    row("", "persistentvolumes", "PersistentVolume", NO_VOLUME),
     row(ADMISSION, "mutatingadmissionpolicies", "MutatingAdmissionPolicy", NO_CEL),
     row(ADMISSION, "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", NO_CEL),
     row(ADMISSION, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", NO_CALL),
@@ -66,7 +64,6 @@ const INERT: &[Inert] = &[
     row(CLAIMS, "resourceslices", "ResourceSlice", NO_DEVICE),
     row(STORAGE, "csidrivers", "CSIDriver", NO_VOLUME),
     row(STORAGE, "csistoragecapacities", "CSIStorageCapacity", NO_VOLUME),
-    row(STORAGE, "storageclasses", "StorageClass", NO_VOLUME),
     row(STORAGE, "volumeattachments", "VolumeAttachment", NO_VOLUME),
     row(STORAGE, "volumeattributesclasses", "VolumeAttributesClass", NO_VOLUME),
     row("storagemigration.k8s.io", "storageversionmigrations", "StorageVersionMigration", "nothing is migrated"),

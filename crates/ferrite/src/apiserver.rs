@@ -5,7 +5,7 @@ use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, RequestHeader, User};
-use ferrite_client::{Informers, Scope};
+use ferrite_client::Scope;
 use ferrite_controllers::{Clients, Identity};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -405,14 +405,18 @@ impl Running {
     }
 
     /// Starts the server's own controllers and those that `names` selects, with the rules of upstream's
-    /// `--controllers`. Returns the informers that they read through.
-    pub fn start_controllers(&self, names: &[String], scope: &Scope) -> Result<Informers, BoxError> {
+    /// `--controllers`. Returns what they were given, with the informers that they read through.
+    pub fn start_controllers(
+        &self,
+        names: &[String],
+        scope: &Scope,
+    ) -> Result<ferrite_controllers::Context, BoxError> {
         let config = self.controllers_config()?;
         let context = ferrite_controllers::Context::new(self.controller_clients(), scope.clone(), config);
         let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
         let names: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
         match ferrite_controllers::start_all(&context, &names).as_slice() {
-            [] => Ok(context.informers.clone()),
+            [] => Ok(context),
             unknown => {
                 let known: Vec<&str> = ferrite_controllers::CONTROLLERS.iter().map(|c| c.name).collect();
                 Err(format!("no controller is called {}: there are {}", unknown.join(", "), known.join(", "))

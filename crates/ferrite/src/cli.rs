@@ -51,7 +51,7 @@ enum Command {
     Down {
         #[command(flatten)]
         data: DataDir,
-        /// Keep objects, certificates and images.
+        /// Keep objects, certificates, images and local volumes.
         #[arg(long)]
         keep_data: bool,
     },
@@ -181,7 +181,7 @@ impl ServerPlace {
         .await?;
         running.write_admin_kubeconfig(&paths)?;
         let scope = ferrite_client::Scope::new();
-        let informers = running.start_controllers(controllers, &scope)?;
+        let informers = running.start_controllers(controllers, &scope)?.informers;
         if whole {
             start_scheduler(&running, informers, &scope)?;
         }

@@ -42,6 +42,13 @@ impl From<CgroupDriver> for ferrite_cri::v1::CgroupDriver {
     }
 }
 
+/// A part that a cluster has unless the user does without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// The default StorageClass `local-path` and its provisioner.
+    LocalStorage,
+}
+
 /// Options of a cluster on this machine.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ClusterOptions {
@@ -69,6 +76,9 @@ pub struct ClusterOptions {
     /// runtime's own choice counts, if it tells.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
     pub cgroup_driver: CgroupDriver,
+    /// Parts to do without.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
+    pub disable: Vec<Part>,
     /// CredentialProviderConfig that names the kubelet's credential provider plugins: a JSON or YAML file, or a
     /// directory of them.
     #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
@@ -167,9 +177,13 @@ impl Cluster {
         progress.done("API server", &api.url);
 
         let scope = Scope::new();
-        let informers = api.start_controllers(&["*".to_owned()], &scope)?;
-        start_scheduler(&api, informers, &scope)?;
+        let controllers = api.start_controllers(&["*".to_owned()], &scope)?;
+        start_scheduler(&api, controllers.informers.clone(), &scope)?;
         progress.done("control plane", "controllers, scheduler");
+        if !options.disable.contains(&Part::LocalStorage) {
+            crate::local_storage::start(&api, &controllers).await?;
+            progress.done("storage", &format!("class {}", ferrite_client::local_path::CLASS));
+        }
 
         let dns = ClusterDns::start(options, &bridge, node_ip, &api, &scope).await?;
         if let Some(dns) = &dns {
@@ -419,6 +433,8 @@ async fn start_kubelet(
     let service_ip = options.server.service_cluster_ip_range.first_address();
     let config = ferrite_kubelet::Config {
         root_dir: paths.kubelet(),
+        // Kept without the provisioner, too: volumes that exist go on working and can be removed.
+        local_volumes: Some(paths.volumes()),
         log_dir: paths.pod_logs(),
         cgroup_root: paths.cgroup(),
         cgroup_driver: options.cgroup_driver.into(),

@@ -15,6 +15,7 @@ mod kube_controller_manager;
 mod kube_proxy;
 mod kube_scheduler;
 mod kubeconfig;
+mod local_storage;
 mod logging;
 mod paths;
 mod progress;
