@@ -250,7 +250,9 @@ impl Join<'_> {
         self.fields(&mut rows, name, name, "", fields)?;
         let has = |rows: &[(String, String)], field: &str| rows.iter().any(|(name, _)| name == field);
         // TypeMeta has no tag: the envelope carries it. It is declared before all else, kind first.
-        let has_type_meta = !gvks.is_empty() || definition.is_some_and(|d| d.properties.contains_key("kind"));
+        let has_type_meta = definition.map_or(!gvks.is_empty(), |d| {
+            ["apiVersion", "kind"].iter().all(|field| d.properties.contains_key(*field))
+        });
         if has_type_meta {
             for field in ["apiVersion", "kind"] {
                 if !has(&rows, field) {

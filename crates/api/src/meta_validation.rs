@@ -476,7 +476,7 @@ fn validate_finalizers(finalizers: &Value, path: &Path) -> FieldErrors {
 }
 
 /// A finalizer is one of the standard ones, or has a domain.
-fn unknown_finalizer(name: &str, path: &Path) -> Option<FieldError> {
+pub fn unknown_finalizer(name: &str, path: &Path) -> Option<FieldError> {
     (!name.contains('/') && !STANDARD_FINALIZERS.contains(&name)).then(|| {
         FieldError::invalid(path, name, "name is neither a standard finalizer name nor is it fully qualified")
     })

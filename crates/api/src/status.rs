@@ -2,13 +2,14 @@
 
 use crate::field::FieldError;
 use ferrite_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::fmt;
 
 /// An error answer. Constructors mirror upstream's: same code, reason, details and message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Status {
     pub code: u16,
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     pub message: String,
     pub details: Option<Box<Map>>,
     /// Where a list that could not go on may go on nevertheless.
@@ -16,8 +17,8 @@ pub struct Status {
 }
 
 impl Status {
-    pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: None, continue_token: None }
+    pub fn new(code: u16, reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { code, reason: reason.into(), message: message.into(), details: None, continue_token: None }
     }
 
     fn with_details(mut self, group: &str, kind: &str, name: &str) -> Self {
@@ -171,7 +172,7 @@ impl Status {
             object["metadata"]["continue"] = token.to_string().into();
         }
         if !self.reason.is_empty() {
-            object["reason"] = self.reason.into();
+            object["reason"] = (*self.reason).into();
         }
         if let (Some(details), Some(map)) = (&self.details, object.as_object_mut()) {
             map.insert("details", Value::Object((**details).clone()));

@@ -135,6 +135,11 @@ impl Call {
     /// A whole object that replaces another says where it belongs, and it is the place that the path names.
     pub fn check_place(&self, object: &Value) -> Result<(), Status> {
         check_name(object, self.name())?;
+        self.check_namespace(object)
+    }
+
+    /// A body may leave its namespace out, but must not name another one than the path does.
+    pub fn check_namespace(&self, object: &Value) -> Result<(), Status> {
         let namespace = meta::namespace(object);
         if self.resource.is_namespaced() && !namespace.is_empty() && namespace != self.namespace() {
             return Err(Status::bad_request(

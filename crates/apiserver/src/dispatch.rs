@@ -83,7 +83,8 @@ pub(crate) async fn handle(
         }
         return Err((Status::no_such_path(), for_errors));
     }
-    if target.subresource.is_none() && !is_served(resource, target) {
+    let watchable = target.subresource.is_none() && resource.verbs.contains(&"watch");
+    if (target.subresource.is_none() && !is_served(resource, target)) || (target.watch_prefix && !watchable) {
         return Err((Status::no_such_path(), for_errors));
     }
     if !route.takes(&parts.method, verb, resource.is_namespaced()) {
@@ -102,7 +103,9 @@ pub(crate) async fn handle(
         false => {
             let part = target.subresource.as_deref();
             let lists = matches!(verb, Verb::List | Verb::Watch);
-            if part != Some("log") && (verb != Verb::Patch || crate::patch::is_patch(&parts.headers)) {
+            if part == Some("log") {
+                negotiate::check_log(&accept).map_err(plain)?;
+            } else if verb != Verb::Patch || crate::patch::is_patch(&parts.headers) {
                 negotiate::check_route(&accept, lists).map_err(plain)?;
             }
             let has_table = has_table(resource, part);
@@ -147,7 +150,7 @@ pub(crate) async fn handle(
 fn has_table(resource: &ferrite_api::resource::Resource, part: Option<&str>) -> bool {
     let asks = crate::reviews::is_review(&resource.group)
         || (resource.group.is_empty() && resource.plural == "bindings");
-    !asks && !matches!(part, Some("eviction" | "binding" | "token"))
+    !asks && !matches!(part, Some("eviction" | "binding" | "token" | "log"))
 }
 
 /// Refuses names that no object can have because no path can name them.
@@ -161,6 +164,11 @@ fn check_segments(target: &request::Target) -> Result<(), Status> {
         };
         Err(Status::bad_request(format!("{what} parameter invalid: {name:?}: {why}")))
     };
+    match (target.namespace.as_deref(), target.name.as_deref()) {
+        (_, Some("")) => return Err(Status::bad_request("name must be provided")),
+        (Some(""), Some(_)) => return Err(Status::bad_request("Namespace parameter required.")),
+        _ => {}
+    }
     refuse("Namespace", target.namespace.as_deref().unwrap_or_default())?;
     refuse("Name", target.name.as_deref().unwrap_or_default())
 }

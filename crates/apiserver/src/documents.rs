@@ -79,18 +79,20 @@ pub(crate) async fn answer(
             Ok(server.openapi.document(table, &schema_of, path, &parts.headers, query))
         }
         Route::Metrics => {
+            server.registry.services.measure(&server.registry.view());
             let mut text = server.metrics.text(&server.in_flight);
             // Queues and clients of this process, and the gates.
             text.push_str(&ferrite_component::metrics::registry().text());
             server.registry.times.put(&mut text);
             server.registry.admission.times.put(&mut text);
+            server.registry.admission.webhook_metrics.put(&mut text);
             let usage = server.registry.store.usage();
             metrics::put_storage(&mut text, table, &server.registry.view().snapshot, &usage);
             Ok(http::answer(200, metrics::CONTENT_TYPE, text))
         }
+        Route::Slis => Ok(http::answer(200, metrics::CONTENT_TYPE, health::results())),
         Route::Profile(profile) if server.config.serving.profiling => Ok(profiling::answer(profile)),
         Route::Root => Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(table, services)}))),
-        Route::NoSuchResource => Err(Status::no_such_path()),
         Route::OpenIdConfiguration => Ok(server
             .tokens
             .as_ref()
@@ -101,7 +103,7 @@ pub(crate) async fn answer(
                 http::answer(200, "application/jwk-set+json", t.keys().to_string())
             }))
         }
-        Route::Profile(_) | Route::Unknown | Route::Resource(_) => Ok(page_not_found()),
+        Route::Profile(_) | Route::Unknown | Route::Incomplete | Route::Resource(_) => Ok(page_not_found()),
     }
 }
 

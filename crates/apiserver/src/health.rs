@@ -3,6 +3,8 @@
 use crate::http::{self, Answer};
 use crate::options::Query;
 use crate::request::Health;
+use ferrite_component::metrics::{Counter, Family, Gauge, Registry};
+use std::sync::{Arc, LazyLock};
 
 /// What every endpoint checks first.
 const FIRST: &[&str] = &["ping", "log"];
@@ -76,6 +78,41 @@ impl State {
     }
 }
 
+/// The results of checks, for service levels. They have a registry of their own, as upstream.
+struct Results {
+    registry: Registry,
+    last: Arc<Family<Gauge>>,
+    total: Arc<Family<Counter>>,
+}
+
+static RESULTS: LazyLock<Results> = LazyLock::new(|| {
+    let registry = Registry::default();
+    let last = registry.gauge(
+        "kubernetes_healthcheck",
+        "Whether a check passed when it was last made.",
+        &["name", "type"],
+    );
+    let total = registry.counter(
+        "kubernetes_healthchecks_total",
+        "Checks that were made, by their result.",
+        &["name", "status", "type"],
+    );
+    Results { registry, last, total }
+});
+
+impl Results {
+    fn record(&self, endpoint: Health, check: &str, passed: bool) {
+        let status = if passed { "success" } else { "error" };
+        self.last.with(&[check, endpoint.as_str()]).set(i64::from(passed));
+        self.total.with(&[check, status, endpoint.as_str()]).increment();
+    }
+}
+
+/// `/metrics/slis`: the results so far.
+pub(crate) fn results() -> String {
+    RESULTS.registry.text()
+}
+
 /// Tells whether the answer depends on the store.
 pub(crate) fn asks_store(check: Option<&str>, query: &Query) -> bool {
     match check {
@@ -87,11 +124,16 @@ pub(crate) fn asks_store(check: Option<&str>, query: &Query) -> bool {
 pub(crate) fn answer(endpoint: Health, check: Option<&str>, query: &Query, state: &State) -> Answer {
     let name = endpoint.as_str();
     let checks = checks(endpoint);
-    let passes = |check: &str| state.check(endpoint, check).is_ok();
+    let run = |check: &str| {
+        let result = state.check(endpoint, check);
+        RESULTS.record(endpoint, check, result.is_ok());
+        result
+    };
+    let passes = |check: &str| run(check).is_ok();
     if let Some(check) = check {
         return match checks.contains(&check) {
             false => http::text(404, "404 page not found\n"),
-            true => match state.check(endpoint, check) {
+            true => match run(check) {
                 Ok(()) => http::text(200, "ok"),
                 Err(reason) => http::text(500, format!("internal server error: {reason}\n")),
             },

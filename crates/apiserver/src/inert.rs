@@ -3,12 +3,11 @@
 //!
 //! A bare `ferrite kube-apiserver` warns of none: upstream's controllers and nodes may complete it, and its answers are
 //! compared with upstream's, in which no write of these kinds carries a warning (also those on which the API server itself
-//! should act: webhooks, policies, flow control and remote API services).
+//! should act: flow control).
 //!
 //! To make a kind work is to remove its row here, and its name from README.md and docs/differences.md.
 
 use ferrite_api::resource::Resource;
-use ferrite_json::Value;
 
 /// A kind on which nothing acts.
 struct Inert {
@@ -17,41 +16,21 @@ struct Inert {
     kind: &'static str,
     /// What does not happen.
     missing: &'static str,
-    /// Whether nothing acts on this object; none means on no object of the kind.
-    only: Option<fn(&Value) -> bool>,
 }
 
 const fn row(group: &'static str, plural: &'static str, kind: &'static str, missing: &'static str) -> Inert {
-    Inert { group, plural, kind, missing, only: None }
+    Inert { group, plural, kind, missing }
 }
 
-/// Whether objects are converted by a webhook, which nobody calls.
-fn converts(definition: &Value) -> bool {
-    definition.pointer("/spec/conversion/strategy").is_some_and(|strategy| strategy == "Webhook")
-}
-
-const ADMISSION: &str = "admissionregistration.k8s.io";
 const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
-const NO_CALL: &str = "requests are not sent to it";
-const NO_CEL: &str = "its expressions are not evaluated";
 const NO_FLOW: &str = "requests are not queued or limited by it";
 const NO_VOLUME: &str = "nodes call no CSI driver";
 const NO_DEVICE: &str = "no device is allocated";
 
 #[rustfmt::skip]
 const INERT: &[Inert] = &[
-    row(ADMISSION, "mutatingadmissionpolicies", "MutatingAdmissionPolicy", NO_CEL),
-    row(ADMISSION, "mutatingadmissionpolicybindings", "MutatingAdmissionPolicyBinding", NO_CEL),
-    row(ADMISSION, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", NO_CALL),
-    row(ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", NO_CEL),
-    row(ADMISSION, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", NO_CEL),
-    row(ADMISSION, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", NO_CALL),
-    Inert {
-        only: Some(converts),
-        ..row("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "its resources are not served")
-    },
     row("autoscaling", "horizontalpodautoscalers", "HorizontalPodAutoscaler", "nothing is scaled"),
     row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
@@ -70,16 +49,14 @@ const INERT: &[Inert] = &[
 ];
 
 /// The warning for whoever writes an object on which nothing acts.
-pub(crate) fn warning(resource: &Resource, object: &Value) -> Option<String> {
+pub(crate) fn warning(resource: &Resource) -> Option<String> {
     let row = INERT.iter().find(|row| row.group == resource.group && row.plural == resource.plural)?;
-    let inert = row.only.is_none_or(|only| only(object));
-    inert.then(|| format!("{} is stored, but nothing acts on it yet: {}", row.kind, row.missing))
+    Some(format!("{} is stored, but nothing acts on it yet: {}", row.kind, row.missing))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferrite_json::json;
 
     #[test]
     fn rows_are_of_resources_that_exist() {
@@ -103,12 +80,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_definition_that_converts_is_not_served() {
+    fn kinds_that_work_are_not_warned_of() {
         let served = ferrite_api::kinds::built_in();
-        let definitions = served.iter().find(|r| r.plural == "customresourcedefinitions").unwrap();
-        assert_eq!(warning(definitions, &json!({"spec": {"conversion": {"strategy": "None"}}})), None);
-        assert!(warning(definitions, &json!({"spec": {"conversion": {"strategy": "Webhook"}}})).is_some());
-        let pods = served.iter().find(|r| r.plural == "pods" && r.group.is_empty()).unwrap();
-        assert_eq!(warning(pods, &json!({})), None);
+        for plural in ["pods", "customresourcedefinitions", "validatingwebhookconfigurations"] {
+            let resource = served.iter().find(|r| r.plural == plural).unwrap();
+            assert_eq!(warning(resource), None, "{plural}");
+        }
     }
 }

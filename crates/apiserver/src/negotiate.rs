@@ -102,6 +102,16 @@ pub(crate) fn check_route(header: &str, lists: bool) -> Result<(), Status> {
     Err(none_available(if lists { LISTED } else { ACCEPTED }))
 }
 
+/// As [`check_route`], for the log of a pod, which is text as well.
+pub(crate) fn check_log(header: &str) -> Result<(), Status> {
+    let text =
+        header.split(',').any(|clause| clause.split(';').next().unwrap_or_default().trim() == "text/plain");
+    if text {
+        return Ok(());
+    }
+    check_route(header, false).map_err(|_| none_available(&format!("text/plain, {ACCEPTED}")))
+}
+
 /// The router's refusal, with the media types that the route has.
 pub(crate) fn none_available(available: &str) -> Status {
     let message = format!("406: Not Acceptable\n\nAvailable representations: {available}");
@@ -148,8 +158,11 @@ fn parameter<'a>(clause: &'a str, name: &str) -> Option<&'a str> {
 /// The format of a request's body.
 pub(crate) fn content_type(header: &str) -> Result<Format, Status> {
     let media_type = header.split(';').next().unwrap_or_default().trim();
+    // As upstream: a header with an empty parameter is no media type, but one semicolon at its end does no harm.
+    let broken =
+        header.trim_end().strip_suffix(';').unwrap_or(header).split(';').skip(1).any(|p| p.trim().is_empty());
     Format::of(media_type)
-        .filter(|_| media_type != "*/*")
+        .filter(|_| media_type != "*/*" && !broken)
         .ok_or_else(|| Status::unsupported_media_type(ACCEPTED))
 }
 

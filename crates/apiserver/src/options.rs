@@ -23,6 +23,12 @@ impl Query {
         self.0.iter().filter(move |(k, _)| k == key).map(|(_, v)| v.as_str())
     }
 
+    /// Puts values in place of those of a key.
+    pub fn replace(&mut self, key: &str, values: impl IntoIterator<Item = String>) {
+        self.0.retain(|(k, _)| k != key);
+        self.0.extend(values.into_iter().map(|value| (key.to_owned(), value)));
+    }
+
     /// A flag: present without a value, or anything but `0` and `false` however written, is true, as upstream's
     /// conversion (Python clients write `True` and `False`).
     pub fn flag(&self, key: &str) -> bool {
@@ -109,24 +115,54 @@ pub(crate) struct WriteOptions {
     pub force: bool,
     /// Where admission puts what the client should know.
     pub warnings: Warnings,
+    /// A step of a request that was admitted as a whole: webhooks and policies are not asked about it.
+    pub within: bool,
+    /// The client has named its field manager.
+    pub names_manager: bool,
+    pub names_validation: bool,
+    /// Those of a delete.
+    pub delete: Option<Box<DeleteOptions>>,
 }
 
 /// Warnings gathered while a request is worked on. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Warnings(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+pub(crate) struct Warnings(std::sync::Arc<std::sync::Mutex<Notes>>);
+
+/// What admission leaves behind.
+#[derive(Debug, Default)]
+struct Notes {
+    warnings: Vec<String>,
+    /// For the audit of the request.
+    annotations: std::collections::BTreeMap<String, String>,
+}
+
+/// Annotations of one request. More are dropped.
+const MAX_ANNOTATIONS: usize = 1024;
 
 impl Warnings {
+    fn notes(&self) -> std::sync::MutexGuard<'_, Notes> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
     pub fn add(&self, text: impl Into<String>) {
-        let mut list = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut notes = self.notes();
         let text = text.into();
         // A write that is tried again says the same again.
-        if !list.contains(&text) {
-            list.push(text);
+        if !notes.warnings.contains(&text) {
+            notes.warnings.push(text);
         }
     }
 
     pub fn take(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        std::mem::take(&mut self.notes().warnings)
+    }
+
+    /// Annotates the audit event of the request. As upstream: the first value of a key stays.
+    pub fn annotate(&self, key: impl Into<String>, value: impl Into<String>) {
+        let annotations = &mut self.notes().annotations;
+        if annotations.len() < MAX_ANNOTATIONS {
+            annotations.entry(key.into()).or_insert_with(|| value.into());
+        }
     }
 }
 
@@ -170,7 +206,50 @@ impl WriteOptions {
             field_validation,
             force: query.flag("force"),
             warnings: Warnings::default(),
+            within: false,
+            names_manager: !manager.is_empty(),
+            names_validation: query.get("fieldValidation").is_some_and(|v| !v.is_empty()),
+            delete: None,
         })
+    }
+}
+
+impl WriteOptions {
+    /// The options as webhooks and policies see them, as an object of `kind`.
+    pub fn as_sent(&self, kind: &str) -> Value {
+        let mut sent = ferrite_json::json!({"kind": kind, "apiVersion": "meta.k8s.io/v1"});
+        if self.dry_run {
+            sent["dryRun"] = ferrite_json::json!(["All"]);
+        }
+        if self.names_manager {
+            sent["fieldManager"] = self.field_manager.as_str().into();
+        }
+        if self.names_validation {
+            sent["fieldValidation"] = match self.field_validation {
+                FieldValidation::Ignore => "Ignore",
+                FieldValidation::Warn => "Warn",
+                FieldValidation::Strict => "Strict",
+            }
+            .into();
+        }
+        let Some(delete) = &self.delete else { return sent };
+        if let Some(seconds) = delete.grace_seconds {
+            sent["gracePeriodSeconds"] = seconds.into();
+        }
+        for (key, value) in [("uid", &delete.uid), ("resourceVersion", &delete.resource_version)] {
+            if let Some(value) = value {
+                sent["preconditions"][key] = value.as_str().into();
+            }
+        }
+        if let Some(propagation) = delete.propagation {
+            let text = match propagation {
+                Propagation::Orphan => "Orphan",
+                Propagation::Background => "Background",
+                Propagation::Foreground => "Foreground",
+            };
+            sent["propagationPolicy"] = text.into();
+        }
+        sent
     }
 }
 

@@ -14,6 +14,8 @@ pub(crate) enum Route {
         check: Option<String>,
     },
     Metrics,
+    /// `/metrics/slis`
+    Slis,
     /// `/debug/pprof/<profile>`; empty for the list of them.
     Profile(String),
     /// `/api`
@@ -36,8 +38,8 @@ pub(crate) enum Route {
     /// `/openid/v1/jwks`
     JsonWebKeys,
     Resource(Target),
-    /// A path of the API that cannot be a resource's.
-    NoSuchResource,
+    /// `/api/v1/watch` with nothing behind it: upstream cannot tell what is meant, and fails.
+    Incomplete,
     /// Nothing of ours.
     Unknown,
     /// `/`
@@ -104,20 +106,34 @@ pub(crate) struct Target {
     pub watch_prefix: bool,
 }
 
+impl Target {
+    /// The namespace whose objects are meant; None for those of all. As upstream, an empty one is none.
+    pub fn within(&self) -> Option<&str> {
+        self.namespace.as_deref().filter(|namespace| !namespace.is_empty())
+    }
+}
+
 /// Subresources of a namespace: `/namespaces/x/status` is not a resource called `status` in `x`.
 const NAMESPACE_SUBRESOURCES: [&str; 2] = ["status", "finalize"];
 
 pub(crate) fn route(path: &str) -> Route {
-    let Some(segments) = segments(path) else {
-        // Under a version's root everything unknown is told as the API tells it.
-        let api = path.starts_with("/api/") || path.starts_with("/apis/");
-        return if api && path.contains("//") { Route::NoSuchResource } else { Route::Unknown };
-    };
+    let Some(segments) = segments(path) else { return Route::Unknown };
     let parts: Vec<&str> = segments.iter().map(|segment| &**segment).collect();
+    // As upstream: documents are found by their exact path, unless their handler also serves resources.
+    let exact = !path.ends_with('/')
+        || matches!(
+            parts.first(),
+            None | Some(&("api" | "apis" | "version" | ".well-known" | "openid" | "debug"))
+        );
     match parts.as_slice() {
+        _ if !exact => Route::Unknown,
+        // An empty group is nobody's, and `/apis//` is not the list of groups.
+        ["apis", "", ..] => Route::Unknown,
+        ["apis"] if path.ends_with("//") => Route::Unknown,
         [] => Route::Root,
         ["version"] => Route::Version,
         ["metrics"] => Route::Metrics,
+        ["metrics", "slis"] => Route::Slis,
         ["debug", "pprof"] => Route::Profile(String::new()),
         ["debug", "pprof", profile] => Route::Profile((*profile).to_owned()),
         ["healthz", check @ ..] => health(Health::Healthz, check),
@@ -152,7 +168,8 @@ fn health(endpoint: Health, check: &[&str]) -> Route {
 
 fn target(group: &str, version: &str, rest: &[&str]) -> Route {
     let (watch_prefix, rest) = match rest {
-        ["watch", rest @ ..] if !rest.is_empty() => (true, rest),
+        ["watch" | "proxy"] => return Route::Incomplete,
+        ["watch", rest @ ..] => (true, rest),
         rest => (false, rest),
     };
     let mut target =
@@ -183,25 +200,21 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Route {
     Route::Resource(target)
 }
 
-/// The path's segments, decoded. None when a segment is empty (`//`) or does not decode to text. As upstream, an
-/// encoded slash separates segments as any other.
+/// The path's segments, decoded; those that are empty (`//`) stay, but for the last ones. None when the path begins with
+/// two slashes or a segment does not decode to text. As upstream, an encoded slash separates segments as any other.
 fn segments(path: &str) -> Option<Vec<Cow<'_, str>>> {
-    let path = path.strip_prefix('/')?;
+    let path = path.strip_prefix('/').filter(|path| !path.starts_with('/'))?;
     if path.contains("%2F") || path.contains("%2f") {
         let decoded = percent_decode_str(path).decode_utf8().ok()?;
-        let decoded = decoded.strip_suffix('/').unwrap_or(&decoded);
-        return decoded
-            .split('/')
-            .map(|segment| (!segment.is_empty()).then(|| Cow::Owned(segment.to_owned())))
-            .collect();
+        let decoded = decoded.trim_end_matches('/');
+        return Some(decoded.split('/').map(|segment| Cow::Owned(segment.to_owned())).collect());
     }
-    let path = path.strip_suffix('/').unwrap_or(path);
+    let path = path.trim_end_matches('/');
     if path.is_empty() {
         return Some(Vec::new());
     }
     path.split('/')
         .map(|segment| match segment {
-            "" => None,
             plain if !plain.contains('%') => Some(plain.into()),
             encoded => percent_decode_str(encoded).decode_utf8().ok(),
         })
@@ -283,6 +296,11 @@ mod tests {
                 Some("scale"),
             ),
             ("/api/v1/nodes/a%20b", None, "nodes", Some("a b"), None),
+            ("/api/v1//pods", None, "", Some("pods"), None),
+            ("/api/v1/nodes///", None, "nodes", None, None),
+            ("/api/v1/nodes//status", None, "nodes", Some(""), Some("status")),
+            ("/api/v1/namespaces//pods", Some(""), "pods", None, None),
+            ("/api/v1/namespaces//pods/web", Some(""), "pods", Some("web"), None),
         ];
         for (path, namespace, plural, name, subresource) in rows {
             let t = resource(path);
@@ -305,7 +323,18 @@ mod tests {
         assert_eq!(route("/apis/apps/v1"), Route::Resources { group: "apps".into(), version: "v1".into() });
         assert_eq!(route("/apisx"), Route::Unknown);
         assert_eq!(route("//api"), Route::Unknown);
-        assert_eq!(route("/api/v1//pods"), Route::NoSuchResource);
+        assert_eq!(route("//"), Route::Unknown);
+        assert_eq!(route("/api//"), Route::CoreVersions);
+        assert_eq!(route("/apis//"), Route::Unknown);
+        assert_eq!(route("/apis/apps//"), Route::Group("apps".into()));
+        assert_eq!(route("/version//"), Route::Version);
+        for path in
+            ["/healthz/", "/livez/ping/", "/metrics/", "/openapi/v2/", "/index.html/", "/apis//v1/pods"]
+        {
+            assert_eq!(route(path), Route::Unknown, "{path}");
+        }
+        assert_eq!(route("/api/v1/watch/"), Route::Incomplete);
+        assert_eq!(route("/apis/apps/v1/proxy"), Route::Incomplete);
         assert_eq!(route("/api/v1/namespaces/%ff/pods"), Route::Unknown);
         assert_eq!(
             route("/readyz/ping"),

@@ -29,8 +29,18 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
             ));
         }
         meta::set_str(&mut review, "namespace", call.namespace());
+    } else {
+        meta::metadata_mut(&mut review).remove("namespace");
     }
     let mut errors = resource.strategy.validate(&review);
+    let asks_access =
+        resource.group == "authorization.k8s.io" && resource.plural != "selfsubjectrulesreviews";
+    if asks_access || resource.plural == "tokenreviews" {
+        crate::managed::on_write(resource, None, &mut review, options, None, Timestamp::now());
+    }
+    if asks_access {
+        errors.extend(refuse_metadata(&review, resource.is_namespaced()));
+    }
     let asked =
         review.pointer("/spec/resourceAttributes/namespace").and_then(Value::as_str).unwrap_or_default();
     if resource.is_namespaced()
@@ -49,14 +59,14 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
     match &*resource.plural {
         "selfsubjectreviews" => {
             let now = metadata::time(Timestamp::now());
-            meta::metadata_mut(&mut review).insert("creationTimestamp", now.into());
+            // As upstream: the answer does not repeat the question.
+            review["metadata"] = json!({"creationTimestamp": now});
             review["status"] = json!({"userInfo": user_info(&call.user)});
         }
         "tokenreviews" => {
             if review.pointer("/spec/token").and_then(Value::as_str).unwrap_or_default().is_empty() {
                 return Err(Status::bad_request("token is required for TokenReview in authentication"));
             }
-            crate::managed::on_write(resource, None, &mut review, options, None, Timestamp::now());
             review["status"] = token_status(call, &review);
         }
         "selfsubjectrulesreviews" => {
@@ -64,7 +74,8 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
                 return Err(Status::bad_request("no namespace on request"));
             }
             let status = rules_status(call, &review);
-            // As upstream: the answer does not repeat the question.
+            // As above: nothing of the question is repeated.
+            review["metadata"] = json!({});
             review["spec"] = json!({});
             review["status"] = status;
         }
@@ -84,11 +95,26 @@ pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> 
             if !ignored.is_empty() {
                 status["evaluationError"] = ignored.join("; ").into();
             }
-            crate::managed::on_write(resource, None, &mut review, options, None, Timestamp::now());
             review["status"] = status;
         }
     }
     encode::object(201, resource, &review, call.representation, call.include_object()?)
+}
+
+/// A question about access has no metadata but what the server puts there.
+fn refuse_metadata(review: &Value, namespaced: bool) -> Option<FieldError> {
+    let metadata = review["metadata"].as_object()?;
+    let owned = |key: &str| key == "managedFields" || (namespaced && key == "namespace");
+    let empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    };
+    let given = metadata.iter().any(|(key, value)| !owned(key) && !empty(value));
+    let why = if namespaced { "must be empty except for namespace" } else { "must be empty" };
+    given.then(|| FieldError::invalid(&Path::new("metadata"), review["metadata"].clone(), why))
 }
 
 fn user_info(user: &User) -> Value {

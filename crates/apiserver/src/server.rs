@@ -3,11 +3,13 @@
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator};
 use crate::auth::{self, FrontProxies, RequestHeader, User};
+use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::filters::{self, InFlight, MemoryReclaimer};
 use crate::http::{self, Answer, Body, BoxError};
 use crate::metrics::Metrics;
 use crate::negotiate::Representation;
+use crate::outbound::Outbound;
 use crate::registry::{Registry, ServiceAllocator, Table};
 use crate::subresource::token::Rejected;
 use crate::{bootstrap, encode, openapi, subresource};
@@ -159,6 +161,7 @@ pub struct ApiServer {
     pub(crate) tokens: Option<TokenSigner>,
     pub(crate) front_proxies: Option<FrontProxies>,
     pub(crate) metrics: Metrics,
+    pub(crate) hosted: Hosted,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) memory: MemoryReclaimer,
     ready: AtomicBool,
@@ -167,6 +170,8 @@ pub struct ApiServer {
     stop: CancellationToken,
     abort: CancellationToken,
     tasks: TaskTracker,
+    /// Calls to webhooks and other servers.
+    pub(crate) outbound: Arc<Outbound>,
 }
 
 impl ApiServer {
@@ -177,9 +182,16 @@ impl ApiServer {
         let table = Arc::new(Table::new(served));
         let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
         let allocator = ServiceAllocator::new(ranges, config.node_ports.clone());
-        let admission = Chain::new(&config.admission).map_err(Status::internal)?;
-        let mut registry =
-            Registry::new(store, Arc::clone(&table), allocator, config.event_ttl_seconds, admission);
+        let outbound = Arc::<Outbound>::default();
+        let admission = Chain::new(&config.admission, &outbound).map_err(Status::internal)?;
+        let mut registry = Registry::new(
+            store,
+            Arc::clone(&table),
+            allocator,
+            config.event_ttl_seconds,
+            admission,
+            Arc::clone(&outbound),
+        );
         registry.warns_of_inert = config.warns_of_inert;
         let tokens = match &config.service_account_key {
             Some(pem) => {
@@ -192,6 +204,7 @@ impl ApiServer {
             tokens,
             front_proxies: front_proxies.map_err(Status::internal)?,
             memory: MemoryReclaimer::default(),
+            hosted: Hosted::default(),
             metrics: Metrics::default(),
             in_flight: InFlight::new(
                 config.serving.max_requests_inflight,
@@ -206,6 +219,7 @@ impl ApiServer {
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            outbound,
         });
         bootstrap::run(&server).await?;
         if fresh {
@@ -250,6 +264,7 @@ impl ApiServer {
         };
         let _ = tokio::time::timeout(self.config.serving.request_timeout, finish).await;
         self.abort.cancel();
+        self.outbound.close().await;
         self.tasks.wait().await;
     }
 
@@ -266,6 +281,16 @@ impl ApiServer {
     /// Runs a task that belongs to the server: [`ApiServer::shutdown`] waits for it.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
+    }
+
+    /// Says that a component runs in this process, and how to find out whether it is well. Clients see it as a
+    /// ComponentStatus.
+    pub fn hosts(
+        &self,
+        component: Component,
+        check: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        self.hosted.add(component, Arc::new(check));
     }
 
     /// A door for a component in this process: no socket and no TLS, but the same identity, authorization and

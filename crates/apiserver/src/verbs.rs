@@ -1,5 +1,6 @@
 //! The verbs of a resource: from a call to an answer.
 
+use crate::admission::{Attributes, Operation};
 use crate::call::Call;
 use crate::encode;
 use crate::encode::list::Pieces;
@@ -9,12 +10,16 @@ use crate::options::{DeleteOptions, ListOptions, WriteOptions};
 use crate::registry::stored::Written;
 use crate::registry::{Deleted, Registry, Selectors, Update};
 use crate::request::Verb;
-use crate::{patch, subresource, watching};
+use crate::{components, patch, subresource, watching};
 use ::http::{HeaderValue, header};
 use bytes::Bytes;
+use ferrite_api::field::{FieldError, Path};
+use ferrite_api::resource::Resource;
 use ferrite_api::{Gvk, Status, meta};
+use ferrite_component::metrics::{Family, Gauge, registry};
 use ferrite_json::json;
 use jiff::Timestamp;
+use std::sync::{Arc, LazyLock};
 
 /// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
 pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
@@ -33,7 +38,7 @@ pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
             crate::server::error(&status, plain)
         }
     };
-    for value in Call::warning_headers(&warnings) {
+    for value in Call::warning_headers(&limited(warnings)) {
         answer.headers_mut().append(header::WARNING, value);
     }
     Ok(answer)
@@ -44,6 +49,32 @@ const DEPRECATED: &[(&str, &str, &str)] = &[
     ("", "componentstatuses", "v1 ComponentStatus is deprecated in v1.19+"),
     ("", "endpoints", "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"),
 ];
+
+/// None of them is to be removed in a release that is known.
+static DEPRECATED_USED: LazyLock<Arc<Family<Gauge>>> = LazyLock::new(|| {
+    let labels = &["group", "removed_release", "resource", "subresource", "version"];
+    registry().gauge("apiserver_requested_deprecated_apis", "Deprecated resources that were used.", labels)
+});
+
+/// Upstream's limits of warnings: of all together, and of each once there are more.
+const WARNINGS_CHARS: usize = 4 << 10;
+const WARNING_CHARS: usize = 256;
+
+/// As upstream: warnings that are too much together are cut short each, and those that are still too many dropped.
+fn limited(warnings: Vec<String>) -> Vec<String> {
+    let length = |text: &String| text.chars().count();
+    if warnings.iter().map(length).sum::<usize>() <= WARNINGS_CHARS {
+        return warnings;
+    }
+    let mut written = 0;
+    let cut = warnings.into_iter().map(|text| text.chars().take(WARNING_CHARS).collect::<String>());
+    cut.take_while(|text| {
+        let fits = written < WARNINGS_CHARS;
+        written += length(text);
+        fits
+    })
+    .collect()
+}
 
 async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     let deprecated = DEPRECATED
@@ -60,6 +91,9 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
         && (call.target.subresource.is_some() || call.resource.verbs.contains(&call.verb.as_str()))
     {
         call.warnings.push((*warning).to_owned());
+        let part = call.target.subresource.as_deref().unwrap_or_default();
+        let Resource { group, version, plural, .. } = &*call.resource;
+        DEPRECATED_USED.with(&[group, "", plural, part, version]).set(1);
     }
     call.server.registry.catch_up(call.verb, &call.query).await?;
     // What is rarer or larger than a look at one object is kept apart, so that the look stays small.
@@ -69,8 +103,14 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     if !call.resource.verbs.contains(&call.verb.as_str()) {
         return Err(Status::not_allowed());
     }
+    if components::is_component_statuses(&call.resource.group, &call.resource.plural) {
+        return match call.verb {
+            Verb::Get => Box::pin(components::get(call)).await,
+            _ => Box::pin(components::list(call)).await,
+        };
+    }
     match call.verb {
-        Verb::Get => get(call),
+        Verb::Get => get(call).await,
         Verb::List => Box::pin(list(call)).await,
         Verb::Watch => watching::answer(call),
         Verb::Create => Box::pin(create(call)).await,
@@ -81,21 +121,21 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     }
 }
 
-fn get(call: &Call) -> Result<Answer, Status> {
+async fn get(call: &Call) -> Result<Answer, Status> {
     if let Some(version) = call.query.get("resourceVersion").filter(|v| !v.is_empty()) {
         let version =
             crate::options::parse_version(version).map_err(|why| Status::new(500, "", why.to_string()))?;
         call.server.registry.check_reached(version)?;
     }
-    let entry = call.server.registry.get(&call.resource, call.namespace(), call.name())?;
+    let entry = call.server.registry.load(&call.resource, call.namespace(), call.name()).await?;
     encode::entry(&call.resource, &entry, call.representation, call.include_object()?)
 }
 
 async fn list(call: &Call) -> Result<Answer, Status> {
     let options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &options)?;
-    let namespace = call.target.namespace.as_deref();
-    let page = call.server.registry.list(&call.resource, namespace, selectors, &options)?;
+    let namespace = call.target.within();
+    let page = call.server.registry.list(&call.resource, namespace, selectors, &options).await?;
     let include = call.include_object()?;
     if !Pieces::exist(call.representation) {
         return encode::list(&call.resource, page, call.representation, include);
@@ -146,11 +186,46 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
         return subresource::binding::create(call, &object, &options).await;
     }
     if crate::reviews::is_review(&call.resource.group) {
+        let object = admit_review(call, object, &options).await?;
         return crate::reviews::answer(call, object, &options);
+    }
+    if call.resource.is_namespaced() && call.namespace().is_empty() {
+        let path = Path::new("metadata");
+        let mut missing = vec![FieldError::required(&path.child("namespace"), "")];
+        if meta::name(&object).is_empty() && meta::str(&object, "generateName").is_empty() {
+            let name = FieldError::required(&path.child("name"), "name or generateName is required");
+            missing.insert(0, name);
+        }
+        let (group, kind) = (&call.resource.group, &call.resource.kind);
+        return Err(Status::invalid(group, kind, meta::name(&object), &missing));
     }
     provide_namespace(call, &options).await?;
     let created = call.server.registry.create(&call.write(&options), object).await?;
     encode::written(201, &call.resource, &created, call.representation, call.include_object()?)
+}
+
+/// Asks webhooks about a review. As upstream: plugins and policies have no say in it.
+async fn admit_review(
+    call: &Call,
+    mut review: ferrite_json::Value,
+    options: &WriteOptions,
+) -> Result<ferrite_json::Value, Status> {
+    let registry = &call.server.registry;
+    let name = meta::name(&review).to_owned();
+    let attributes = Attributes {
+        operation: Operation::Create,
+        resource: &call.resource,
+        subresource: None,
+        namespace: call.namespace(),
+        name: &name,
+        unnamed: false,
+        user: &call.user,
+        old: None,
+        options,
+        rbac: &registry.rbac,
+    };
+    registry.admission.connect(&registry.view(), &attributes, &mut review).await?;
+    Ok(review)
 }
 
 /// With `NamespaceAutoProvision`, a namespace is there for whoever creates something in it.
@@ -255,7 +330,12 @@ fn unversioned(why: ferrite_api::codec::DecodeError) -> Status {
 }
 
 fn delete_write(call: &Call, options: &DeleteOptions) -> WriteOptions {
-    WriteOptions { dry_run: options.dry_run, warnings: call.admission.clone(), ..WriteOptions::default() }
+    WriteOptions {
+        dry_run: options.dry_run,
+        warnings: call.admission.clone(),
+        delete: Some(Box::new(options.clone())),
+        ..WriteOptions::default()
+    }
 }
 
 async fn delete(call: &mut Call) -> Result<Answer, Status> {
@@ -303,14 +383,19 @@ async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let list_options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &list_options)?;
     let registry = &call.server.registry;
-    let namespace = call.target.namespace.as_deref();
-    let mut page = registry.list(&call.resource, namespace, selectors, &list_options)?;
+    let namespace = call.target.within();
+    let mut page = registry.list(&call.resource, namespace, selectors, &list_options).await?;
     let (continue_token, remaining) = (page.continue_token.take(), page.remaining);
     let write_options = delete_write(call, &options);
+    // As upstream: objects are deleted one by one, each in its namespace, and an empty one is none.
+    let nowhere = call.resource.is_namespaced() && namespace.is_none();
     let mut objects = Vec::new();
     while let Some(entries) = page.items.take(encode::list::PIECE) {
         for entry in entries {
             let Some(object) = crate::registry::stored::decode(&call.resource, &entry) else { continue };
+            if nowhere {
+                return Err(Status::bad_request("Namespace parameter required."));
+            }
             let mut write = call.write(&write_options);
             write.namespace = meta::namespace(&object);
             match registry.delete(&write, meta::name(&object), &options).await {
@@ -354,6 +439,15 @@ pub(crate) fn now() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warnings_are_cut_short_where_they_are_too_many() {
+        let few = vec!["x".repeat(4096)];
+        assert_eq!(limited(few.clone()), few);
+        let many: Vec<String> = (0..100).map(|n| format!("{n:03}{}", "ä".repeat(300))).collect();
+        let got = limited(many);
+        assert_eq!((got.len(), got[0].chars().count()), (16, 256));
+    }
 
     #[test]
     fn delete_options_are_of_any_served_version() {

@@ -34,7 +34,7 @@ pub(crate) fn answer(call: &mut Call) -> Result<Answer, Status> {
         options.field_selector = format!("metadata.name={name}");
     }
     let selectors = Selectors::parse(&call.resource, &options)?;
-    let namespace = call.target.namespace.as_deref();
+    let namespace = call.target.within();
     let made = Arc::clone(&call.server.metrics.watch_encodings);
     let resource = Arc::clone(&call.resource);
     let encoder = WatchEncoder::new(resource, call.representation, call.include_object()?, made)?;

@@ -53,12 +53,12 @@ pub use functions::{
 };
 pub use library::Library;
 pub use parser::is_identifier;
-pub use program::{Activation, DeclaredSizes, Environment, Evaluation, Program};
+pub use program::{Activation, DeclaredSizes, Environment, Evaluation, Program, with_stack};
 pub use rules::{
     BadValue, CompiledRule, FieldError, FieldErrorKind, Outcome, RuleEnvironment, RuleInput, ValidationRules,
 };
 pub use schema::{DeclType, Kind, ListType, Schema, SchemaError};
 pub use source::{Issue, Location};
 pub use time::{Duration, Timestamp};
-pub use types::Type;
+pub use types::{Declared, Type};
 pub use value::{LazyObject, List, Map, Object, Opaque, Str, Value};

@@ -1,9 +1,9 @@
 //! Environments, and the programs that are compiled in them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::ast::Ast;
+use crate::ast::{Ast, Expr, ExprKind};
 use crate::check::{self, Checked, Declarations, Fields, Validators};
 use crate::cost::Range;
 use crate::cost::estimate::{self, NoSizes, SizeEstimator};
@@ -85,6 +85,13 @@ impl Environment {
             self.declarations.objects.insert(name.into(), Fields::Named(fields));
         });
         self
+    }
+
+    /// Adds a field to an object type that has named ones.
+    pub(crate) fn add_field(&mut self, object: &str, field: &str, of: Type) {
+        if let Some(Fields::Named(fields)) = self.declarations.objects.get_mut(object) {
+            fields.insert(field.to_owned(), of);
+        }
     }
 
     /// Adds a type whose objects have any field, and with it the types of its fields: `Object`, `Object.spec`, ...
@@ -187,21 +194,30 @@ impl Environment {
     ) -> Result<Program, CompileError> {
         let plan = plan::plan(&ast.root, checked, &self.declarations).map_err(CompileError::Program)?;
         let mut variables = Vec::new();
+        let mut composed = Composed::default();
         let mut open = vec![&ast.root];
         while let Some(expr) = open.pop() {
-            if let crate::ast::ExprKind::Ident(name) = &expr.kind
-                && !variables.contains(name)
-                && variables.len() < MAX_VARIABLES
-            {
-                variables.push(name.clone());
+            if let ExprKind::Ident(name) = &expr.kind {
+                composed.whole |= &**name == POLICY_VARIABLES;
+                if !variables.contains(name) && variables.len() < MAX_VARIABLES {
+                    variables.push(name.clone());
+                }
+            }
+            if let Some(field) = composed_variable(expr) {
+                composed.fields.insert(field.clone());
+                continue;
             }
             expr.children(&mut |child| open.push(child));
+        }
+        if !composed.fields.is_empty() && variables.len() < MAX_VARIABLES {
+            variables.push(POLICY_VARIABLES.into());
         }
         Ok(Program {
             plan: Arc::new(plan),
             result_type: checked.map_or(Type::Dyn, |checked| checked.type_of(ast.root.id).clone()),
             estimated_cost: checked.map(|checked| estimate::estimate(&ast.root, checked, sizes)),
             variables,
+            composed,
             depth: ast.root.depth(),
         })
     }
@@ -209,6 +225,34 @@ impl Environment {
 
 /// Names that a program remembers to have used.
 const MAX_VARIABLES: usize = 64;
+
+/// The variable that holds the composed variables of an admission policy.
+pub(crate) const POLICY_VARIABLES: &str = "variables";
+
+/// The composed variables of a policy that a program reads.
+#[derive(Debug, Clone, Default)]
+struct Composed {
+    fields: BTreeSet<Arc<str>>,
+    /// Is the variable used other than to read one of its fields?
+    whole: bool,
+}
+
+/// The field of `variables` that `expr` reads, if it is such an expression.
+fn composed_variable(expr: &Expr) -> Option<&Arc<str>> {
+    match &expr.kind {
+        ExprKind::Select { operand, field, .. } => match &operand.kind {
+            ExprKind::Ident(name) if &**name == POLICY_VARIABLES => Some(field),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Runs `work` with a stack that suffices for expressions which are nested `levels` deep together: an expression may
+/// evaluate another one on its way. `None` if the system has no thread for it.
+pub fn with_stack<T: Send>(levels: usize, work: impl FnOnce() -> T + Send) -> Option<T> {
+    on_stack(levels, work).ok()
+}
 
 /// Runs `work` with enough stack for a tree of `depth` levels. An error if the system has no thread for it.
 fn on_stack<T: Send>(depth: usize, work: impl FnOnce() -> T + Send) -> Result<T, EvalError> {
@@ -229,6 +273,7 @@ pub struct Program {
     result_type: Type,
     estimated_cost: Option<Range>,
     variables: Vec<Arc<str>>,
+    composed: Composed,
     depth: usize,
 }
 
@@ -258,9 +303,19 @@ impl Program {
         self.estimated_cost
     }
 
-    /// Does the expression mention the variable `name`?
+    /// Does the expression mention the variable `name`? True also where it mentions too many to remember.
     pub fn uses_variable(&self, name: &str) -> bool {
-        self.variables.iter().any(|own| &**own == name)
+        self.variables.len() >= MAX_VARIABLES || self.variables.iter().any(|own| &**own == name)
+    }
+
+    /// The levels of the expression, to which its need of stack is proportional.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// The variables of its policy that the expression reads by name, and whether it may read others as well.
+    pub fn policy_variables(&self) -> (impl Iterator<Item = &str>, bool) {
+        (self.composed.fields.iter().map(|name| &**name), self.composed.whole)
     }
 
     pub fn evaluate<'a>(&self, activation: &Activation<'a>, limits: Limits<'_>) -> Evaluation<'a> {

@@ -72,6 +72,27 @@ impl Type {
         Self::Type(Some(Arc::new(of)))
     }
 
+    /// The type as upstream's `Type.String` writes it.
+    pub fn declared(&self) -> Declared<'_> {
+        Declared(self)
+    }
+
+    /// The type that a variable of a policy has whose expression is of this type. As upstream: only simple types, lists
+    /// and maps keep theirs.
+    pub fn of_policy_variable(&self) -> Self {
+        match self {
+            Self::List(element) => Self::list(element.of_policy_variable()),
+            Self::Map(of) => Self::map(of.0.of_policy_variable(), of.1.of_policy_variable()),
+            Self::Type(_)
+            | Self::Param(_)
+            | Self::Wrapper(_)
+            | Self::Struct(_)
+            | Self::Opaque(..)
+            | Self::Error => Self::Dyn,
+            simple => simple.clone(),
+        }
+    }
+
     /// The type within an optional type.
     pub(crate) fn unwrap_optional(&self) -> Option<&Self> {
         match self {
@@ -150,6 +171,40 @@ fn parse(text: &str) -> Option<(Type, &str)> {
         (name, params) => Type::Opaque(name.into(), params.into()),
     };
     Some((parsed, rest))
+}
+
+/// A type as upstream's `Type.String` writes it, which a few messages show: by the names that values have at run time.
+#[derive(Debug, Clone, Copy)]
+pub struct Declared<'t>(&'t Type);
+
+impl fmt::Display for Declared<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut left = MAX_SHOWN;
+        self.show(f, &mut left)
+    }
+}
+
+impl Declared<'_> {
+    fn show(self, f: &mut fmt::Formatter<'_>, left: &mut usize) -> fmt::Result {
+        match left.checked_sub(1) {
+            Some(less) => *left = less,
+            None => return f.write_str("..."),
+        }
+        let params: Vec<&Type> = match self.0 {
+            Type::List(element) => vec![element],
+            Type::Map(of) => vec![&of.0, &of.1],
+            Type::Type(Some(of)) => vec![of],
+            Type::Opaque(_, params) => params.iter().collect(),
+            Type::Wrapper(of) => return write!(f, "wrapper({})", of.runtime_name()),
+            _ => Vec::new(),
+        };
+        f.write_str(self.0.runtime_name())?;
+        for (i, param) in params.iter().enumerate() {
+            f.write_str(if i > 0 { ", " } else { "(" })?;
+            Declared(param).show(f, left)?;
+        }
+        f.write_str(if params.is_empty() { "" } else { ")" })
+    }
 }
 
 /// Parts of a type that a message shows. Types share their parts: written out, they can grow without bound.

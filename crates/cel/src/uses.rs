@@ -5,6 +5,9 @@ use crate::program::Environment;
 use crate::schema::DeclType;
 use crate::types::Type;
 
+/// The type of the variable that holds the variables of a policy.
+const VARIABLES: &str = "kubernetes.variables";
+
 /// An object type: its name, and its fields with their types.
 type ObjectRow = (&'static str, &'static [(&'static str, &'static str)]);
 
@@ -180,9 +183,13 @@ impl Environment {
 
     /// Adds the variable `variables` with the named variables of a policy, each with the type of its expression.
     pub fn with_policy_variables<'v>(self, variables: impl IntoIterator<Item = (&'v str, Type)>) -> Self {
-        const VARIABLES: &str = "kubernetes.variables";
         let fields = variables.into_iter().map(|(name, of)| (name.to_owned(), DeclType::simple(of)));
         self.with_types(&DeclType::object(VARIABLES, fields)).with_object_variable("variables", VARIABLES)
+    }
+
+    /// Adds one named variable to `variables`. One of the same name is replaced.
+    pub fn add_policy_variable(&mut self, name: &str, of: Type) {
+        self.add_field(VARIABLES, name, of);
     }
 
     /// Adds what patches of mutating admission policies use: `Object{...}`, `JSONPatch{...}`, `jsonpatch.escapeKey`.

@@ -41,6 +41,7 @@ pub use ownership::{
     Claim, ClaimError, claim, claim_all, claim_all_with_finalizer, controller_of, controller_reference,
 };
 pub use placement::{matches_node, matches_term, tolerates};
+pub use request::get_document;
 pub use reviews::{Attributes, DelegatedAccess};
 pub use scope::Scope;
 pub use uid::Uid;

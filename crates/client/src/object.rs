@@ -188,6 +188,8 @@ kinds! {
     k8s_openapi::api::policy::v1::PodDisruptionBudget,
     k8s_openapi::api::rbac::v1::ClusterRole,
     k8s_openapi::api::rbac::v1::ClusterRoleBinding,
+    k8s_openapi::api::rbac::v1::Role,
+    k8s_openapi::api::rbac::v1::RoleBinding,
     k8s_openapi::api::scheduling::v1::PriorityClass,
     k8s_openapi::api::storage::v1::CSIDriver,
     k8s_openapi::api::storage::v1::CSINode,

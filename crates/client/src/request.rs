@@ -20,6 +20,18 @@ pub(crate) async fn send(client: &Client, request: Request<Vec<u8>>) -> Result<B
     if status.is_success() { Ok(body) } else { Err(failure(status, &body)) }
 }
 
+/// The JSON document at a path that is no object's: discovery, schemas. `accept` is the wanted media type.
+pub async fn get_document(
+    client: &Client,
+    path: &str,
+    accept: &str,
+) -> Result<ferrite_json::Value, kube::Error> {
+    let request = Request::get(path).header(http::header::ACCEPT, accept).body(Vec::new());
+    let request = request.map_err(kube::Error::HttpError)?;
+    let body = send(client, request).await?;
+    ferrite_json::from_slice(&body).map_err(kube::Error::SerdeError)
+}
+
 /// Sends `request` and returns the body as it arrives, or the server's `Status` as an error.
 pub(crate) async fn open(client: &Client, request: Request<Vec<u8>>) -> Result<Body, kube::Error> {
     let response = respond(client, request).await?;

@@ -61,13 +61,14 @@ pub struct Histogram {
     limits: &'static [f64],
     counts: Box<[AtomicU64]>,
     count: AtomicU64,
-    nanoseconds: AtomicU64,
+    /// The sum in seconds, as the bits of a float: lifetimes of certificates in nanoseconds soon exceed an integer.
+    seconds: AtomicU64,
 }
 
 impl Histogram {
     fn new(limits: &'static [f64]) -> Self {
         let counts = limits.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { limits, counts, count: AtomicU64::new(0), nanoseconds: AtomicU64::new(0) }
+        Self { limits, counts, count: AtomicU64::new(0), seconds: AtomicU64::new(0) }
     }
 
     pub fn observe(&self, elapsed: Duration) {
@@ -77,7 +78,9 @@ impl Histogram {
             count.fetch_add(1, Ordering::Relaxed);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.nanoseconds.fetch_add(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let add = |sum: u64| Some((f64::from_bits(sum) + seconds).to_bits());
+        // The closure always answers, so the update cannot fail.
+        let _ = self.seconds.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
     pub fn count(&self) -> u64 {
@@ -131,7 +134,7 @@ impl Value for Histogram {
         // An observation may be under way: the total is never less than a bucket.
         let count = self.count().max(below);
         sample(out, &bucket, &format!("{labels}{comma}le=\"+Inf\""), count);
-        sample(out, &format!("{name}_sum"), labels, self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9);
+        sample(out, &format!("{name}_sum"), labels, f64::from_bits(self.seconds.load(Ordering::Relaxed)));
         sample(out, &format!("{name}_count"), labels, count);
     }
 }
@@ -277,6 +280,17 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sums_of_long_times_do_not_overflow() {
+        let registry = Registry::default();
+        let lifetimes = registry.histogram("lifetime_seconds", "Lifetimes.", &[], &[3600.0]);
+        let ten_years = Duration::from_secs(315_360_000);
+        for _ in 0..1000 {
+            lifetimes.with(&[]).observe(ten_years);
+        }
+        assert!(registry.text().contains("lifetime_seconds_sum 315360000000\n"), "{}", registry.text());
+    }
 
     #[test]
     fn families_are_written_in_the_text_format() {

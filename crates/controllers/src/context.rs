@@ -7,6 +7,8 @@ use ferrite_client::{Controller, Events, Informers, Scope};
 use ferrite_pki::{Authority, TokenSigner};
 use kube::Client;
 
+use crate::{NodeCertificates, NodeCidrs};
+
 /// Settings of the controller manager.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -16,6 +18,10 @@ pub struct Config {
     pub authority: Option<Arc<Authority>>,
     /// Signs tokens that are kept in secrets; without it there are none.
     pub tokens: Option<Arc<TokenSigner>>,
+    /// The ranges that pod CIDRs of nodes are cut from; without them nodes get none.
+    pub node_cidrs: Option<NodeCidrs>,
+    /// What nodes may be certified as beyond upstream's rules; without it nothing more is approved.
+    pub node_certificates: Option<NodeCertificates>,
     /// How long a node that was Ready may be silent before it is taken for lost.
     pub node_monitor_grace: Duration,
     /// The same for a node that has never reported.
@@ -34,6 +40,8 @@ impl Default for Config {
             root_ca: None,
             authority: None,
             tokens: None,
+            node_cidrs: None,
+            node_certificates: None,
             node_monitor_grace: Duration::from_secs(50),
             node_startup_grace: Duration::from_secs(60),
             terminated_pod_threshold: 12500,

@@ -19,6 +19,7 @@ mod history;
 mod intstr;
 mod job;
 mod namespace;
+mod node_ipam;
 mod node_ttl;
 mod nodes;
 mod pod_control;
@@ -36,8 +37,10 @@ mod storage_protection;
 mod ttl_after_finished;
 mod volume;
 
+pub use certificates::NodeCertificates;
 pub use context::{Clients, Config, Context, Identity};
 pub use error::SyncError;
+pub use node_ipam::{NodeCidrs, NodeCidrsError};
 pub use volume::local_path;
 
 /// A controller: its upstream name and how to start it. Starting spawns tasks into the context's scope and returns.
@@ -130,6 +133,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: certificates::start_approving,
     },
     ControllerEntry {
+        name: "node-certificate-approving-controller",
+        identity: SERVER,
+        start: certificates::start_approving_nodes,
+    },
+    ControllerEntry {
         name: "certificatesigningrequest-signing-controller",
         identity: account("certificate-controller"),
         start: certificates::start_signing,
@@ -193,6 +201,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "service-cidr-controller",
         identity: account("service-cidrs-controller"),
         start: service_ranges::start,
+    },
+    ControllerEntry {
+        name: "node-ipam-controller",
+        identity: account("node-controller"),
+        start: node_ipam::start,
     },
     ControllerEntry { name: "ttl-controller", identity: account("ttl-controller"), start: node_ttl::start },
     ControllerEntry {

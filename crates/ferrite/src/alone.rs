@@ -220,7 +220,7 @@ fn identity() -> String {
     format!("{host}_{}", uuid::Uuid::new_v4())
 }
 
-async fn server_of(kubeconfig: Option<&PathBuf>) -> Result<kube::Config, BoxError> {
+pub async fn server_of(kubeconfig: Option<&PathBuf>) -> Result<kube::Config, BoxError> {
     let Some(path) = kubeconfig else {
         return kube::Config::incluster().map_err(|error| {
             format!("no API server: give --kubeconfig, or run in a pod with a service account ({error})")

@@ -4,7 +4,7 @@ use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
-use ferrite_apiserver::{AdmissionPlugins, ApiServer, Config, Door, RequestHeader, User};
+use ferrite_apiserver::{AdmissionPlugins, ApiServer, Component, Config, Door, RequestHeader, User};
 use ferrite_client::Scope;
 use ferrite_controllers::{Clients, Identity};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
@@ -409,20 +409,35 @@ impl Running {
     pub fn start_controllers(
         &self,
         names: &[String],
+        config: ferrite_controllers::Config,
         scope: &Scope,
     ) -> Result<ferrite_controllers::Context, BoxError> {
-        let config = self.controllers_config()?;
         let context = ferrite_controllers::Context::new(self.controller_clients(), scope.clone(), config);
         let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
-        let names: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
-        match ferrite_controllers::start_all(&context, &names).as_slice() {
-            [] => Ok(context),
+        let all: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
+        match ferrite_controllers::start_all(&context, &all).as_slice() {
+            [] => {
+                // The server's own controllers are no controller manager.
+                if !names.is_empty() {
+                    self.hosts(Component::ControllerManager, scope);
+                }
+                Ok(context)
+            }
             unknown => {
                 let known: Vec<&str> = ferrite_controllers::CONTROLLERS.iter().map(|c| c.name).collect();
                 Err(format!("no controller is called {}: there are {}", unknown.join(", "), known.join(", "))
                     .into())
             }
         }
+    }
+
+    /// Reports a component of this process as well for as long as its scope lasts.
+    pub fn hosts(&self, component: Component, scope: &Scope) {
+        let stopping = scope.token().clone();
+        self.server.hosts(component, move || match stopping.is_cancelled() {
+            false => Ok(()),
+            true => Err("it is stopping".to_owned()),
+        });
     }
 
     /// Writes the administrator's kubeconfig beside the configuration.

@@ -1,19 +1,20 @@
 //! The command line.
 
-use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Place, Running, ServerOptions};
-use crate::cluster::start_scheduler;
-use crate::data_dir::DataDirectory;
+use crate::agent::Agent;
+use crate::apiserver::BoxError;
 use crate::image::Image;
+use crate::joining::token::TokenCommand;
 use crate::kube_controller_manager::KubeControllerManager;
 use crate::kube_proxy::KubeProxy;
 use crate::kube_scheduler::KubeScheduler;
+use crate::machines::command::NodeCommand;
 use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
+use crate::server::{AgentSettings, ServerPlace};
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
-use crate::up::{Up, quoted};
+use crate::up::Up;
 use crate::{down, logging, status, tools, watchdog};
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -78,10 +79,12 @@ enum Command {
         #[arg(long, value_delimiter = ',', allow_hyphen_values = true, value_name = "NAMES")]
         controllers: Vec<String>,
     },
-    /// Run a control plane without a node: API server, controllers and scheduler.
+    /// Run a control plane without a node: API server, controllers and scheduler. Agents join it.
     Server {
         #[command(flatten)]
         place: ServerPlace,
+        #[command(flatten)]
+        agents: AgentSettings,
         /// Controllers to run, by upstream's names: `*` is all, `-name` all but that one.
         #[arg(
             long,
@@ -92,6 +95,12 @@ enum Command {
         )]
         controllers: Vec<String>,
     },
+    /// Run a node that joins a cluster.
+    Agent(Box<Agent>),
+    /// Make, list and revoke the tokens with which nodes join.
+    Token(TokenCommand),
+    /// List, add, stop, start, pause, partition and delete nodes on this machine.
+    Node(NodeCommand),
     /// Run the service proxy alone, for any cluster, with upstream's flags and configuration file.
     KubeProxy(Box<KubeProxy>),
     /// Run the controllers alone, against any API server.
@@ -120,6 +129,9 @@ impl Cli {
             Command::Down { data, keep_data } => block_on(down::run(&data.paths(), keep_data)),
             Command::Status { data } => status::show(&data.paths()),
             Command::Image(image) => block_on(image.run()),
+            Command::Agent(agent) => block_on(agent.run()),
+            Command::Token(token) => block_on(token.run()),
+            Command::Node(node) => block_on(node.run()),
             Command::KubeProxy(proxy) => block_on(proxy.run()),
             Command::Docker { arguments } => {
                 // Reached with our own options before the name; the usual way is in `main`.
@@ -131,8 +143,12 @@ impl Cli {
                 println!("Kubernetes {}", ferrite_apiserver::KUBERNETES_VERSION);
                 Ok(ExitCode::SUCCESS)
             }
-            Command::KubeApiserver { place, controllers } => block_on(place.serve(&controllers, false)),
-            Command::Server { place, controllers } => block_on(place.serve(&controllers, true)),
+            Command::KubeApiserver { place, controllers } => {
+                block_on(Box::pin(place.serve(&controllers, None)))
+            }
+            Command::Server { place, agents, controllers } => {
+                block_on(Box::pin(place.serve(&controllers, Some(&agents))))
+            }
             Command::KubeControllerManager(manager) => block_on(manager.run()),
             Command::KubeScheduler(scheduler) => block_on(scheduler.run()),
             Command::Runtime(runtime) => block_on(runtime.run()),
@@ -144,53 +160,6 @@ impl Cli {
                 Ok(ExitCode::SUCCESS)
             }
         }
-    }
-}
-
-/// A server without a node: where it keeps its files and how it is reached.
-#[derive(Debug, Args)]
-pub struct ServerPlace {
-    #[command(flatten)]
-    data: DataDir,
-    #[command(flatten)]
-    server: Box<ServerOptions>,
-    /// Address other machines reach this server at.
-    #[arg(long, value_name = "IP")]
-    advertise_address: Option<IpAddr>,
-}
-
-impl ServerPlace {
-    /// Serves until told to stop. A whole control plane has a scheduler.
-    async fn serve(self, controllers: &[String], whole: bool) -> Result<ExitCode, BoxError> {
-        let paths = self.data.paths();
-        let _claimed = DataDirectory::claim(&paths)?;
-        let advertise = match self.advertise_address {
-            Some(address) => address,
-            None => ferrite_network::node_address().await?.unwrap_or(Ipv4Addr::LOCALHOST.into()),
-        };
-        let running = Running::start(
-            &paths,
-            &self.server,
-            &Place {
-                address: advertise,
-                listen: vec![Ipv4Addr::UNSPECIFIED.into()],
-                whole,
-                domain: CLUSTER_DOMAIN.into(),
-            },
-        )
-        .await?;
-        running.write_admin_kubeconfig(&paths)?;
-        let scope = ferrite_client::Scope::new();
-        let informers = running.start_controllers(controllers, &scope)?.informers;
-        if whole {
-            start_scheduler(&running, informers, &scope)?;
-        }
-        println!("serving {}", running.url);
-        println!("export KUBECONFIG={}", quoted(&paths.admin_kubeconfig()));
-        interrupted().await?;
-        scope.shutdown().await;
-        running.stop().await;
-        Ok(ExitCode::SUCCESS)
     }
 }
 

@@ -5,42 +5,30 @@
 
 use crate::apiserver::{BoxError, Cidr, Place, Running, ServerOptions};
 use crate::control::Control;
-use crate::dns::{ClusterDns, DnsOptions};
+use crate::dns::{ClusterDns, DnsOptions, DnsPlace};
+use crate::joining::token::JoinToken;
+use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
+use crate::machines::{MachineOptions, Machines};
+use crate::node::{
+    CgroupDriver, Embedded, KubeletOptions, NodePlace, Services, start_kubelet, start_proxy, start_runtime,
+};
+use crate::node_routes;
 use crate::paths::Paths;
 use crate::progress::Progress;
+use ferrite_apiserver::Component;
 use ferrite_client::{Events, Informers, Scope};
-use ferrite_cri::{ImageService, RuntimeService};
+use ferrite_component::GoDuration;
+use ferrite_controllers::{NodeCertificates, NodeCidrs};
 use ferrite_kubelet::Kubelet;
-use ferrite_network::{Bridge, BridgeConfig};
+use ferrite_network::{Bridge, BridgeConfig, Encapsulation, RouterConfig, Segment};
 use ferrite_pki::{Purpose, Subject};
-use ferrite_proxy::layout::LocalTraffic;
-use ferrite_proxy::model::IpFamily;
-use ferrite_proxy::{Proxy, ProxyConfig};
-use ferrite_runtime::Runtime;
-use ferrite_runtime::image::cri::Images;
-use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
+use ferrite_proxy::Proxy;
 use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
+use k8s_openapi::api::core::v1::Node;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Who makes control groups.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum CgroupDriver {
-    #[default]
-    Cgroupfs,
-    Systemd,
-}
-
-impl From<CgroupDriver> for ferrite_cri::v1::CgroupDriver {
-    fn from(driver: CgroupDriver) -> Self {
-        match driver {
-            CgroupDriver::Cgroupfs => Self::Cgroupfs,
-            CgroupDriver::Systemd => Self::Systemd,
-        }
-    }
-}
 
 /// A part that a cluster has unless the user does without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -60,6 +48,17 @@ pub struct ClusterOptions {
     /// Addresses of all pods; the node takes the first /24.
     #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
     pub pod_cidr: Cidr,
+    /// Real nodes on this machine. This process is the first; the others are agents with networks, mounts and
+    /// directories of their own, on a virtual segment without a way out. Without it there is one node, and none can
+    /// join.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=200))]
+    pub nodes: Option<u16>,
+    /// Addresses of nodes on the virtual segment.
+    #[arg(long, default_value = "10.243.0.0/24", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
+    pub node_cidr: Cidr,
+    /// How long a node may be silent before it is taken for lost.
+    #[arg(long, default_value = "50s", value_name = "DURATION")]
+    pub node_monitor_grace_period: GoDuration,
     #[command(flatten)]
     pub dns: DnsOptions,
     /// Port of the kubelet.
@@ -88,42 +87,12 @@ pub struct ClusterOptions {
     pub image_credential_provider_bin_dir: Option<PathBuf>,
 }
 
-/// The parts of a node that also exist without one running: what `down` removes.
-pub struct NodeParts;
-
-impl NodeParts {
-    pub fn runtime_config(
-        paths: &Paths,
-        network: Arc<dyn ferrite_network::PodNetwork>,
-        images: Arc<Images>,
-        driver: CgroupDriver,
-    ) -> ferrite_runtime::Config {
-        ferrite_runtime::Config {
-            root: paths.runtime(),
-            run: paths.run.join("runtime"),
-            cgroup_parent: paths.cgroup(),
-            cgroup_driver: driver.into(),
-            supervisor: PathBuf::from("/proc/self/exe"),
-            network,
-            images,
-            handlers: ferrite_runtime::installed_handlers(),
-            extras: ferrite_runtime::Extras::default(),
-            streaming_address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-        }
-    }
-
-    pub fn images(paths: &Paths, insecure: &[String]) -> Result<Arc<Images>, BoxError> {
-        let store = ImageStore::open(paths.images())?;
-        let mut registry = RegistryConfig { plain_http: insecure.to_vec(), ..RegistryConfig::default() };
-        registry.load(&paths.registries(), Path::new("/etc/containerd/certs.d"))?;
-        Ok(Arc::new(Images::new(store, registry)))
-    }
-}
-
 /// A running cluster.
 pub struct Cluster {
     pub api: Running,
     pub node_name: String,
+    /// The agents on this machine.
+    pub others: Vec<String>,
     /// None when another runtime runs the pods.
     embedded: Option<Embedded>,
     /// None when pods resolve names as the node does.
@@ -132,18 +101,6 @@ pub struct Cluster {
     /// None when the kernel cannot do it.
     proxy: Option<Proxy>,
     _kubelet: Kubelet,
-}
-
-/// Our own runtime and its images.
-pub struct Embedded {
-    pub images: Arc<Images>,
-    pub runtime: Arc<Runtime>,
-}
-
-/// What the kubelet runs pods with.
-struct Services {
-    runtime: Arc<dyn RuntimeService>,
-    images: Arc<dyn ImageService>,
 }
 
 impl Cluster {
@@ -158,43 +115,69 @@ impl Cluster {
         };
         let services = options.server.service_cluster_ip_range.v4();
         let bridge = start_network(paths, &options.pod_cidr, services.as_deref()).await?;
+        let segment = match options.nodes {
+            Some(_) => Some(open_segment(paths, options, services.as_deref()).await?),
+            None => None,
+        };
         // Nobody outside this machine has a reason to reach it unless the user says so: the bridge's address will do.
         let gateway = IpAddr::V4(bridge.gateway());
-        let node_ip = match options.server.bind_address {
-            None => gateway,
-            Some(_) => ferrite_network::node_address().await?.unwrap_or(gateway),
+        let node_ip = match (&segment, options.server.bind_address) {
+            (Some(segment), _) => segment.address().into(),
+            (None, None) => gateway,
+            (None, Some(_)) => ferrite_network::node_address().await?.unwrap_or(gateway),
         };
         progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
 
-        let place = Place {
-            address: node_ip,
-            listen: vec![Ipv4Addr::LOCALHOST.into(), gateway],
-            whole: true,
-            domain: options.dns.cluster_domain.clone(),
-        };
-        let api = Running::start(paths, &with_node_restriction(&options.server), &place).await?;
+        let mut listen = vec![Ipv4Addr::LOCALHOST.into(), gateway];
+        if node_ip != gateway && segment.is_some() {
+            listen.push(node_ip);
+        }
+        let domain = options.dns.cluster_domain.clone();
+        let place = Place { address: node_ip, listen, whole: true, domain };
+        let mut server = with_node_restriction(&options.server);
+        server.enable_bootstrap_token_auth |= segment.is_some();
+        let api = Running::start(paths, &server, &place).await?;
         api.write_admin_kubeconfig(paths)?;
         progress.done("API server", &api.url);
 
         let scope = Scope::new();
-        let controllers = api.start_controllers(&["*".to_owned()], &scope)?;
-        start_scheduler(&api, controllers.informers.clone(), &scope)?;
+        let mut config = api.controllers_config()?;
+        config.node_cidrs = Some(node_cidrs(options, &node_name)?);
+        config.node_monitor_grace = options.node_monitor_grace_period.0;
+        if segment.is_some() {
+            config.node_certificates = Some(node_certificates(options, node_ip));
+        }
+        let controllers = api.start_controllers(&["*".to_owned()], config, &scope)?;
+        let informers = controllers.informers.clone();
+        start_scheduler(&api, informers.clone(), &scope)?;
         progress.done("control plane", "controllers, scheduler");
         if !options.disable.contains(&Part::LocalStorage) {
             crate::local_storage::start(&api, &controllers).await?;
             progress.done("storage", &format!("class {}", ferrite_client::local_path::CLASS));
         }
 
-        let dns = ClusterDns::start(options, &bridge, node_ip, &api, &scope).await?;
-        if let Some(dns) = &dns {
-            progress.done("DNS", &format!("{} at {}", options.dns.cluster_domain, dns.address));
-        }
+        let others = match &segment {
+            Some(segment) => {
+                Box::pin(start_others(paths, options, &api, node_ip, segment, &node_name)).await?
+            }
+            None => Vec::new(),
+        };
+        let dns = match options.dns.no_dns {
+            true => None,
+            false => {
+                let place = dns_place(options, node_ip)?;
+                let dns = ClusterDns::start(&place, &bridge, &scope).await?;
+                let nodes = segment.as_ref().map(|_| informers.get::<Node>());
+                dns.serve_cluster(place.service, bridge.gateway(), nodes, &api, &scope);
+                progress.done("DNS", &format!("{} at {}", options.dns.cluster_domain, dns.address));
+                Some(dns)
+            }
+        };
 
         let (embedded, services) = match &options.container_runtime_endpoint {
             None => {
-                let embedded =
-                    start_runtime(paths, &options.insecure_registry, options.cgroup_driver, &bridge, &scope)
-                        .await?;
+                let (registries, driver) = (&options.insecure_registry, options.cgroup_driver);
+                let embedded = start_runtime(paths, registries, driver, bridge.clone(), &scope).await?;
                 let services =
                     Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
                 progress.done("runtime", &paths.runtime().display().to_string());
@@ -207,7 +190,20 @@ impl Cluster {
             }
         };
 
-        let proxy = match start_proxy(paths, options, &api, &bridge, &node_name, node_ip, &scope).await {
+        let node = NodePlace {
+            name: &node_name,
+            ip: node_ip,
+            pods: options.pod_cidr.to_string().parse()?,
+            api_service: options.server.service_cluster_ip_range.first_address(),
+            dns: dns.as_ref().map(|dns| dns.address),
+            domain: &options.dns.cluster_domain,
+            resolv_conf: &options.dns.resolv_conf,
+        };
+        let proxy_client = api.client(PROXY_USER, &[]);
+        if segment.is_some() {
+            start_routes(paths, options, &node, &bridge, proxy_client.clone(), &scope).await?;
+        }
+        let proxy = match start_proxy(paths, &node, &bridge, proxy_client, &scope).await {
             Ok(proxy) => {
                 progress.done("proxy", &paths.proxy_table());
                 Some(proxy)
@@ -219,22 +215,24 @@ impl Cluster {
             }
         };
 
-        let node = NodePlace { name: &node_name, ip: node_ip, dns: dns.as_ref().map(|dns| dns.address) };
-        let kubelet = start_kubelet(paths, options, &api, services, &node, &scope).await?;
+        let kubelet = start_own_kubelet(paths, options, &api, services, &node, &scope).await?;
         progress.done("kubelet", &format!("node {node_name}"));
-        Ok(Self { api, node_name, embedded, dns, scope, proxy, _kubelet: kubelet })
+        Ok(Self { api, node_name, others, embedded, dns, scope, proxy, _kubelet: kubelet })
     }
 
-    /// Waits until the node says that it is ready and a pod could be created.
+    /// Waits until all nodes say that they are ready and a pod could be created.
     pub async fn ready(&self) -> Result<(), BoxError> {
-        use k8s_openapi::api::core::v1::{Node, ServiceAccount};
+        use k8s_openapi::api::core::v1::ServiceAccount;
         let client = self.api.client("system:kube-controller-manager", &[]);
         let nodes = ferrite_client::Api::<Node>::all(client.clone());
-        self.until(nodes, &self.node_name, |node| {
-            let conditions = node.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
-            conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
-        })
-        .await?;
+        for name in std::iter::once(&self.node_name).chain(&self.others) {
+            self.until(nodes.clone(), name, |node| {
+                let conditions =
+                    node.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+                conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
+            })
+            .await?;
+        }
         // Pods run as a service account; its controller makes one in every namespace.
         let accounts = ferrite_client::Api::<ServiceAccount>::namespaced(client, "default");
         self.until(accounts, "default", |_| true).await?;
@@ -322,7 +320,7 @@ pub async fn start_network(
 }
 
 /// A kubelet may change its own node and pods only. Upstream leaves that to whoever sets a cluster up.
-fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
+pub fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
     const PLUGIN: &str = "NodeRestriction";
     let mut server = server.clone();
     if !server.disable_admission_plugins.iter().any(|name| name == PLUGIN) {
@@ -343,74 +341,128 @@ pub fn start_scheduler(api: &Running, informers: Informers, scope: &Scope) -> Re
         configuration: Configuration::default(),
         registry: Registry::default(),
     })?;
+    api.hosts(Component::Scheduler, scope);
     Ok(())
 }
 
-/// Opens our own runtime and serves it on a socket too.
-pub async fn start_runtime(
+/// The segment of nodes, whose addresses are nobody else's.
+async fn open_segment(
     paths: &Paths,
-    insecure_registries: &[String],
-    driver: CgroupDriver,
-    bridge: &Arc<Bridge>,
-    scope: &Scope,
-) -> Result<Embedded, BoxError> {
-    let images = NodeParts::images(paths, insecure_registries)?;
-    add_tools_image(&images).await?;
-    let config = NodeParts::runtime_config(paths, bridge.clone(), Arc::clone(&images), driver);
-    let runtime = Runtime::open(config).await?;
-    let cri = ferrite_cri::grpc::Server::bind(&paths.cri_socket(), runtime.clone(), runtime.clone())?;
-    scope.spawn_graceful(cri.serve(scope.token().clone()));
-    Ok(Embedded { images, runtime })
+    options: &ClusterOptions,
+    services: Option<&str>,
+) -> Result<Segment, BoxError> {
+    let range: ferrite_network::Cidr = options.node_cidr.to_string().parse()?;
+    let pods: ferrite_network::Cidr = options.pod_cidr.to_string().parse()?;
+    let services = services.map(str::parse::<ferrite_network::Cidr>).transpose()?;
+    for other in services.into_iter().chain([pods]) {
+        if other.covers(range) || range.covers(other) {
+            return Err(format!("--node-cidr {range} overlaps with {other}: choose another range").into());
+        }
+    }
+    if options.container_runtime_endpoint.is_some() {
+        return Err(
+            "--nodes works with the built-in runtime only: its pods have networks that other nodes reach"
+                .into(),
+        );
+    }
+    Ok(Segment::open(&paths.segment(), range, &paths.bridge()).await?)
 }
 
-/// Makes the built-in image from the running binary.
-async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
-    let builtin = Builtin::tools()?;
-    let store = Arc::clone(images.store());
-    tokio::task::spawn_blocking(move || store.add_builtin(&builtin)).await??;
-    Ok(())
+/// Pod CIDRs are /24; this node has the first, which its network is made with.
+fn node_cidrs(options: &ClusterOptions, node: &str) -> Result<NodeCidrs, BoxError> {
+    let pods = range_of(&options.pod_cidr);
+    let mask = options.pod_cidr.prefix.max(24);
+    let reserved = options.server.service_cluster_ip_range.all().to_vec();
+    Ok(NodeCidrs::new(vec![(pods, mask)])?.without(reserved).first_for(node))
 }
 
-/// What the kubelet is told of its node.
-struct NodePlace<'a> {
-    name: &'a str,
-    ip: IpAddr,
-    /// The name server of pods.
-    dns: Option<IpAddr>,
+pub fn range_of(cidr: &Cidr) -> ferrite_api::Cidr {
+    ferrite_api::Cidr { address: cidr.network.into(), bits: cidr.prefix }
 }
 
-/// Starts the service proxy of the node.
-async fn start_proxy(
+fn node_certificates(options: &ClusterOptions, node_ip: IpAddr) -> NodeCertificates {
+    let mut protected = options.server.service_cluster_ip_range.all().to_vec();
+    protected.push(range_of(&options.pod_cidr));
+    protected.push(ferrite_api::Cidr { address: node_ip, bits: if node_ip.is_ipv4() { 32 } else { 128 } });
+    NodeCertificates { users: vec![PROXY_USER.into(), DNS_USER.into()], protected }
+}
+
+fn dns_place(options: &ClusterOptions, node_ip: IpAddr) -> Result<DnsPlace<'_>, BoxError> {
+    Ok(DnsPlace {
+        domain: &options.dns.cluster_domain,
+        resolv_conf: &options.dns.resolv_conf,
+        stub_domains: &options.dns.dns_stub_domain,
+        service: options.server.service_cluster_ip_range.dns_address(),
+        pods: options.pod_cidr.to_string().parse()?,
+        node_ip,
+        own_runtime: options.container_runtime_endpoint.is_none(),
+    })
+}
+
+/// Lets nodes join, and starts those of this machine. They join while this node starts.
+async fn start_others(
     paths: &Paths,
     options: &ClusterOptions,
     api: &Running,
-    bridge: &Bridge,
-    node_name: &str,
     node_ip: IpAddr,
-    scope: &Scope,
-) -> Result<Proxy, BoxError> {
-    /// Upstream's port for load balancers that ask about the node.
-    const HEALTHZ_PORT: u16 = 10256;
-    /// Changes that come together go into one transaction; alone they do not wait for long.
-    const MIN_SYNC_PERIOD: Duration = Duration::from_millis(20);
-    bridge.route_services().await?;
-    let config = ProxyConfig {
-        node_ips: vec![node_ip],
-        table: paths.proxy_table(),
-        // Pods have IPv4 addresses.
-        families: vec![IpFamily::V4],
-        local_traffic: LocalTraffic::Cidrs(vec![options.pod_cidr.to_string().parse()?]),
-        // Node ports answer where the node does, and nowhere else.
-        node_port_addresses: vec![ferrite_proxy::model::Cidr::single(node_ip)],
-        pod_bridge: Some(bridge.pod_cidr().to_string().parse()?),
-        min_sync_period: MIN_SYNC_PERIOD,
-        healthz_bind_address: Some(SocketAddr::new(node_ip, HEALTHZ_PORT)),
-        ..ProxyConfig::new(node_name)
+    segment: &Segment,
+    node_name: &str,
+) -> Result<Vec<String>, BoxError> {
+    let ranges = &options.server.service_cluster_ip_range;
+    let dns = ranges.dns_address().filter(|address| address.is_ipv4() && !options.dns.no_dns);
+    let settings = ClusterSettings {
+        pods: options.pod_cidr.to_string().parse()?,
+        services: ranges.v4().map(|range| range.parse()).transpose()?,
+        api_service: ranges.first_address(),
+        dns,
+        domain: options.dns.cluster_domain.clone(),
     };
-    Ok(Proxy::start(config, api.client("system:kube-proxy", &[]), scope).await?)
+    let admin = api.client("system:apiserver", &["system:masters"]);
+    Box::pin(joining::publish(&admin, api.pki.ca(), &settings)).await?;
+    let port = api.url.rsplit(':').next().unwrap_or_default();
+    let machines = Machines::open(paths).await?;
+    let server = format!("https://{}:{port}", SocketAddr::new(node_ip, 0).ip());
+    let common = MachineOptions {
+        server,
+        insecure_registries: options.insecure_registry.clone(),
+        systemd_cgroups: options.cgroup_driver == CgroupDriver::Systemd,
+        resolv_conf: options.dns.resolv_conf.clone(),
+    };
+    machines.remember(&common)?;
+    let wanted = usize::from(options.nodes.unwrap_or(1)).saturating_sub(1);
+    machines
+        .start_all(node_name, wanted, segment, || async {
+            JoinToken::create(&admin, api.pki.ca(), Some(TOKEN_LIFETIME), "node of this machine").await
+        })
+        .await
 }
 
-async fn start_kubelet(
+/// The tokens of nodes on this machine are used at once.
+const TOKEN_LIFETIME: Duration = Duration::from_secs(3600);
+
+/// Routes to the pods of other nodes, which are on the same segment.
+async fn start_routes(
+    paths: &Paths,
+    options: &ClusterOptions,
+    node: &NodePlace<'_>,
+    bridge: &Bridge,
+    client: kube::Client,
+    scope: &Scope,
+) -> Result<(), BoxError> {
+    let IpAddr::V4(address) = node.ip else { return Err("nodes have addresses of IPv4".into()) };
+    let config = RouterConfig {
+        bridge: paths.bridge(),
+        address,
+        pod_cidr: Some(bridge.pod_cidr()),
+        cluster_cidr: node.pods,
+        service_cidr: options.server.service_cluster_ip_range.v4().map(|range| range.parse()).transpose()?,
+        encapsulation: Encapsulation::Auto,
+    };
+    node_routes::start(node.name, config, client, scope).await
+}
+
+/// The kubelet of this process's node. Its certificates are issued here, where the authority is.
+async fn start_own_kubelet(
     paths: &Paths,
     options: &ClusterOptions,
     api: &Running,
@@ -418,41 +470,22 @@ async fn start_kubelet(
     node: &NodePlace<'_>,
     scope: &Scope,
 ) -> Result<Kubelet, BoxError> {
-    let (node_name, node_ip) = (node.name, node.ip);
-    let names = vec![node_name.to_owned(), node_ip.to_string(), Ipv4Addr::LOCALHOST.to_string()];
-    let serving = api.pki.ensure(
-        "kubelet",
-        &Subject {
-            common_name: format!("system:node:{node_name}"),
-            organization: Some("system:nodes".into()),
-            names,
-        },
-        Purpose::Server,
-    )?;
-    let tls = ferrite_pki::server_config(&serving, api.pki.ca(), &["http/1.1"])?;
-    let service_ip = options.server.service_cluster_ip_range.first_address();
-    let config = ferrite_kubelet::Config {
-        root_dir: paths.kubelet(),
-        // Kept without the provisioner, too: volumes that exist go on working and can be removed.
-        local_volumes: Some(paths.volumes()),
-        log_dir: paths.pod_logs(),
-        cgroup_root: paths.cgroup(),
-        cgroup_driver: options.cgroup_driver.into(),
-        server_address: match options.server.bind_address {
-            None => SocketAddr::new(node_ip, options.kubelet_port),
+    let user = format!("system:node:{}", node.name);
+    let names = vec![node.name.to_owned(), node.ip.to_string(), Ipv4Addr::LOCALHOST.to_string()];
+    let subject = Subject { common_name: user.clone(), organization: Some("system:nodes".into()), names };
+    let serving = api.pki.ensure("kubelet", &subject, Purpose::Server)?;
+    let kubelet = KubeletOptions {
+        address: match options.server.bind_address {
+            None => SocketAddr::new(node.ip, options.kubelet_port),
             Some(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         },
-        tls: Some(tls),
-        api_server: Some((service_ip, 443)),
-        cluster_dns: node.dns,
-        cluster_domain: options.dns.cluster_domain.clone(),
-        resolv_conf: options.dns.resolv_conf.clone(),
-        image_credential_providers: options
+        tls: ferrite_pki::server_config(&serving, api.pki.ca(), &["http/1.1"])?,
+        cgroup_driver: options.cgroup_driver,
+        credential_providers: options
             .image_credential_provider_config
             .clone()
             .zip(options.image_credential_provider_bin_dir.clone()),
-        ..ferrite_kubelet::Config::new(node_name, node_ip)
     };
-    let client = api.client(&format!("system:node:{node_name}"), &["system:nodes"]);
-    Ok(Kubelet::start(config, services.runtime, services.images, client, scope).await?)
+    let client = api.client(&user, &["system:nodes"]);
+    start_kubelet(paths, node, kubelet, services, client, scope).await
 }

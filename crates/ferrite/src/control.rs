@@ -42,7 +42,7 @@ pub enum PullLine {
     Error { message: String },
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PullRequest {
     pub name: String,
     pub insecure: Vec<String>,

@@ -31,6 +31,7 @@ const DATA_NAMES: &[&str] = &[
     "volumes",
     "logs",
     "network",
+    "nodes",
     "snapshots",
     "cluster.json",
     "cluster.tmp",

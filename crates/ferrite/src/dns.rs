@@ -1,9 +1,8 @@
 //! The cluster's DNS server as a part of a cluster: where it listens, whom it answers, and its objects in the API.
 
 use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Running};
-use crate::cluster::ClusterOptions;
 use ferrite_api::Cidr;
-use ferrite_client::{Api, Object, Scope, is_already_exists, is_not_found, message_of};
+use ferrite_client::{Api, Informer, Object, Scope, is_already_exists, is_not_found, message_of};
 use ferrite_dns::{
     Config, DNS_NAMESPACE, DNS_SERVICE, Dns, Listen, Patience, StubDomain, bind_tcp, domain_name,
 };
@@ -14,23 +13,23 @@ use hyper::body::Bytes;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use k8s_openapi::api::core::v1::{Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{Node, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 const DNS_PORT: u16 = 53;
 const METRICS_PORT: u16 = 9153;
 /// Who serves DNS in an upstream cluster; others may have granted this account something.
 const ACCOUNT: &str = "coredns";
-const ROLE: &str = "system:coredns";
+pub const ROLE: &str = "system:coredns";
 const FIELD_MANAGER: &str = "ferrite-dns";
 const MAX_SCRAPERS: usize = 16;
 const SCRAPE_TIME: Duration = Duration::from_secs(5);
@@ -54,7 +53,7 @@ pub struct DnsOptions {
     pub dns_stub_domain: Vec<StubDomain>,
 }
 
-fn parse_domain(text: &str) -> Result<String, String> {
+pub fn parse_domain(text: &str) -> Result<String, String> {
     let domain = text.trim_end_matches('.').to_ascii_lowercase();
     match domain_name(&domain) {
         Ok(name) if !name.is_root() => Ok(domain),
@@ -80,32 +79,38 @@ pub struct ClusterDns {
     /// The name server of pods.
     pub address: IpAddr,
     dns: Arc<Dns>,
+    /// Whether its metrics are served.
+    metrics: bool,
+}
+
+/// What the DNS server of a node is told.
+pub struct DnsPlace<'a> {
+    /// The domain of the cluster's names.
+    pub domain: &'a str,
+    pub resolv_conf: &'a Path,
+    pub stub_domains: &'a [StubDomain],
+    /// The address of the Service.
+    pub service: Option<IpAddr>,
+    /// Addresses of all pods.
+    pub pods: ferrite_network::Cidr,
+    pub node_ip: IpAddr,
+    /// Pods of another runtime come from interfaces that we do not know.
+    pub own_runtime: bool,
 }
 
 impl ClusterDns {
     /// Listens on the bridge's address and on the Service's. The sockets hear the bridge and this machine, and nothing
-    /// from other interfaces: there is no recursion for strangers. None if the user wants no DNS.
-    pub async fn start(
-        options: &ClusterOptions,
-        bridge: &Bridge,
-        node_ip: IpAddr,
-        api: &Running,
-        scope: &Scope,
-    ) -> Result<Option<Self>, BoxError> {
-        if options.dns.no_dns {
-            return Ok(None);
-        }
+    /// from other interfaces: there is no recursion for strangers. Names are known once the server is fed.
+    pub async fn start(place: &DnsPlace<'_>, bridge: &Bridge, scope: &Scope) -> Result<Self, BoxError> {
         let gateway = bridge.gateway();
-        let service = options.server.service_cluster_ip_range.dns_address();
         let mut own = vec![gateway];
-        if let Some(IpAddr::V4(address)) = service {
+        if let Some(IpAddr::V4(address)) = place.service {
             // The address is the node's own, so that it works without a service proxy and no packet to it can leave.
             bridge.add_node_address(address).await?;
             own.push(address);
         }
-        // Pods of another runtime come from interfaces that we do not know.
-        let device = options.container_runtime_endpoint.is_none().then(|| bridge.name().to_owned());
-        let pods = clients(options, &own, node_ip);
+        let device = place.own_runtime.then(|| bridge.name().to_owned());
+        let pods = clients(place.pods, &own, place.node_ip);
         let at = |device: Option<&str>, port, clients: &[Cidr]| -> Vec<Listen> {
             let listen = |ip: &Ipv4Addr| Listen {
                 address: SocketAddr::from((*ip, port)),
@@ -115,39 +120,74 @@ impl ClusterDns {
             own.iter().map(listen).collect()
         };
         let config = Config {
-            domain: options.dns.cluster_domain.clone(),
+            domain: place.domain.to_owned(),
             listen: at(device.as_deref(), DNS_PORT, &pods),
             // Whatever its source is, a packet from there is this machine's.
             listen_if_free: if device.is_some() { at(Some("lo"), DNS_PORT, &[]) } else { Vec::new() },
-            resolv_conf: options.dns.resolv_conf.clone(),
-            stub_domains: options.dns.dns_stub_domain.clone(),
+            resolv_conf: place.resolv_conf.to_owned(),
+            stub_domains: place.stub_domains.to_vec(),
             patience: Patience::default(),
         };
         let dns = Arc::new(Dns::start(config, scope).map_err(explain)?);
         let metrics = at(device.as_deref(), METRICS_PORT, &pods).into_iter().next();
-        let metrics = metrics.and_then(|listen| serve_metrics(&listen, &dns, scope));
-        let objects = Objects { service, endpoint: gateway, metrics: metrics.is_some() };
+        let metrics = metrics.and_then(|listen| serve_metrics(&listen, &dns, scope)).is_some();
+        let address = match place.service {
+            Some(address @ IpAddr::V4(_)) => address,
+            // Pods have addresses of IPv4 only, and the Service has none.
+            _ => IpAddr::V4(gateway),
+        };
+        Ok(Self { address, dns, metrics })
+    }
+
+    /// Keeps the names as the API has them. The client has the rights of CoreDNS.
+    pub fn feed(&self, client: kube::Client, scope: &Scope) {
+        let (fed, tasks) = (Arc::clone(&self.dns), scope.clone());
+        scope.spawn(async move { fed.feed(client, &tasks).await });
+    }
+
+    /// Feeds the server of the cluster's own node, and publishes the Service. With `nodes`, every node that has pods
+    /// answers for itself; else this one answers for all.
+    pub fn serve_cluster(
+        &self,
+        service: Option<IpAddr>,
+        gateway: Ipv4Addr,
+        nodes: Option<Informer<Node>>,
+        api: &Running,
+        scope: &Scope,
+    ) {
+        let objects = Objects { service, endpoint: gateway, metrics: self.metrics, local: nodes.is_some() };
         let (admin, client) = (api.client("system:apiserver", &["system:masters"]), identity(api));
-        let (fed, tasks, writer) = (Arc::clone(&dns), scope.clone(), admin.clone());
+        let (fed, tasks, writer) = (Arc::clone(&self.dns), scope.clone(), admin.clone());
         scope.spawn(async move {
             // Without the account's rights the informers would be refused.
             until_written("rights", || ensure_rights(&writer)).await;
             fed.feed(client, &tasks).await;
         });
         // Names are answered without the Service: somebody may have taken its address.
-        scope.spawn(async move { until_written("Service", || objects.ensure(&admin)).await });
-        let address = match service {
-            Some(address @ IpAddr::V4(_)) => address,
-            // Pods have addresses of IPv4 only, and the Service has none.
-            _ => IpAddr::V4(gateway),
-        };
-        Ok(Some(Self { address, dns }))
+        scope.spawn(async move {
+            until_written("Service", || objects.ensure(&admin)).await;
+            if let Some(nodes) = nodes {
+                objects.follow(&nodes, &admin).await;
+            }
+        });
     }
 
     /// Waits until the server knows all names.
     pub async fn synced(&self) {
         self.dns.synced().await;
     }
+}
+
+/// Publishes the Service of a cluster in which each node answers for itself.
+pub fn publish(service: IpAddr, nodes: Informer<Node>, api: &Running, scope: &Scope) {
+    let objects =
+        Objects { service: Some(service), endpoint: Ipv4Addr::UNSPECIFIED, metrics: true, local: true };
+    let admin = api.client("system:apiserver", &["system:masters"]);
+    scope.spawn(async move {
+        until_written("rights", || ensure_rights(&admin)).await;
+        until_written("Service", || objects.ensure(&admin)).await;
+        objects.follow(&nodes, &admin).await;
+    });
 }
 
 /// The server's client has the rights of CoreDNS's account and no more.
@@ -171,9 +211,9 @@ fn explain(error: ferrite_dns::StartError) -> BoxError {
 }
 
 /// Pods, and this machine by whichever of its addresses it asks from.
-fn clients(options: &ClusterOptions, own: &[Ipv4Addr], node_ip: IpAddr) -> Vec<Cidr> {
+fn clients(pods: ferrite_network::Cidr, own: &[Ipv4Addr], node_ip: IpAddr) -> Vec<Cidr> {
     let host = |address: IpAddr| Cidr { address, bits: if address.is_ipv4() { 32 } else { 128 } };
-    let mut clients = vec![Cidr { address: options.pod_cidr.network.into(), bits: options.pod_cidr.prefix }];
+    let mut clients = vec![Cidr { address: pods.network().into(), bits: pods.prefix() }];
     clients.push(Cidr { address: Ipv4Addr::new(127, 0, 0, 0).into(), bits: 8 });
     clients.extend(own.iter().map(|ip| host((*ip).into())));
     clients.push(host(node_ip));
@@ -235,6 +275,31 @@ struct Objects {
     service: Option<IpAddr>,
     endpoint: Ipv4Addr,
     metrics: bool,
+    /// Each node answers for itself, so that no packet of a pod's question leaves its node.
+    local: bool,
+}
+
+/// Where a node answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct NodeEndpoint {
+    node: String,
+    address: Ipv4Addr,
+}
+
+/// As many as upstream puts into a slice.
+const ENDPOINTS_PER_SLICE: usize = 100;
+
+/// The bridges of all nodes that have pods.
+fn node_endpoints(nodes: &[Arc<Node>]) -> Vec<NodeEndpoint> {
+    let mut found: Vec<NodeEndpoint> = nodes
+        .iter()
+        .filter_map(|node| {
+            let address = crate::node_routes::pod_cidr(node)?.nth(1)?;
+            Some(NodeEndpoint { node: node.metadata.name.clone()?, address })
+        })
+        .collect();
+    found.sort_by(|a, b| a.node.cmp(&b.node));
+    found
 }
 
 /// Tries until the API server takes it.
@@ -263,15 +328,64 @@ async fn ensure_rights(client: &kube::Client) -> Result<(), kube::Error> {
 
 impl Objects {
     async fn ensure(&self, client: &kube::Client) -> Result<(), kube::Error> {
+        if self.local {
+            return self.ensure_service(client).await;
+        }
         tokio::try_join!(self.ensure_service(client), self.ensure_slice(client))?;
+        Ok(())
+    }
+
+    /// Keeps an endpoint for each node that has pods.
+    async fn follow(&self, nodes: &Informer<Node>, client: &kube::Client) {
+        let wake = Arc::new(Notify::new());
+        let woken = Arc::clone(&wake);
+        nodes.subscribe(move |_| woken.notify_one());
+        nodes.synced().await;
+        let mut written = Vec::new();
+        loop {
+            let endpoints = node_endpoints(&nodes.list());
+            if endpoints != written {
+                until_written("endpoints", || self.write_slices(client, &endpoints, written.len())).await;
+                written = endpoints;
+            }
+            wake.notified().await;
+        }
+    }
+
+    /// Writes the slices, and empties those that were needed before.
+    async fn write_slices(
+        &self,
+        client: &kube::Client,
+        endpoints: &[NodeEndpoint],
+        before: usize,
+    ) -> Result<(), kube::Error> {
+        let slices = Api::<EndpointSlice>::namespaced(client.clone(), DNS_NAMESPACE);
+        let patch = PatchParams::apply(FIELD_MANAGER).force();
+        let count = endpoints.len().max(before).div_ceil(ENDPOINTS_PER_SLICE).max(1);
+        let mut chunks = endpoints.chunks(ENDPOINTS_PER_SLICE);
+        for place in 0..count {
+            let name = match place {
+                0 => DNS_SERVICE.to_owned(),
+                _ => format!("{DNS_SERVICE}-{place}"),
+            };
+            let chunk = chunks.next().unwrap_or_default();
+            let slice = self.slice_object(&name, chunk.iter().map(NodeEndpoint::object).collect());
+            slices.patch(&name, &patch, &Patch::Apply(slice)).await?;
+        }
         Ok(())
     }
 
     async fn ensure_service(&self, client: &kube::Client) -> Result<(), kube::Error> {
         let services = Api::<Service>::namespaced(client.clone(), DNS_NAMESPACE);
         if let (Some(wanted), Some(there)) = (self.service, services.get_opt(DNS_SERVICE).await?) {
-            let address = there.spec.and_then(|spec| spec.cluster_ip).unwrap_or_default();
+            let spec = there.spec.unwrap_or_default();
+            let address = spec.cluster_ip.unwrap_or_default();
             if address.parse() == Ok(wanted) {
+                let policy = self.policy();
+                if spec.internal_traffic_policy.as_deref() != Some(policy) {
+                    let patch = Patch::Merge(json!({"spec": {"internalTrafficPolicy": policy}}));
+                    services.patch(DNS_SERVICE, &PatchParams::default(), &patch).await?;
+                }
                 return Ok(());
             }
             // The range of Services has changed since; the address of a Service cannot.
@@ -288,7 +402,13 @@ impl Objects {
     async fn ensure_slice(&self, client: &kube::Client) -> Result<(), kube::Error> {
         let slices = Api::<EndpointSlice>::namespaced(client.clone(), DNS_NAMESPACE);
         let patch = PatchParams::apply(FIELD_MANAGER).force();
-        slices.patch(DNS_SERVICE, &patch, &Patch::Apply(self.slice_object())).await.map(drop)
+        let endpoint = endpoint_object(self.endpoint);
+        let slice = self.slice_object(DNS_SERVICE, vec![endpoint]);
+        slices.patch(DNS_SERVICE, &patch, &Patch::Apply(slice)).await.map(drop)
+    }
+
+    fn policy(&self) -> &'static str {
+        if self.local { "Local" } else { "Cluster" }
     }
 
     fn service_object(&self) -> Value {
@@ -300,7 +420,7 @@ impl Objects {
                 },
                 "annotations": {"prometheus.io/port": METRICS_PORT.to_string(), "prometheus.io/scrape": "true"},
             },
-            "spec": {"ports": self.ports("port", true)},
+            "spec": {"ports": self.ports("port", true), "internalTrafficPolicy": self.policy()},
         });
         if let Some(address) = self.service {
             object["spec"]["clusterIP"] = json!(address.to_string());
@@ -308,21 +428,18 @@ impl Objects {
         object
     }
 
-    fn slice_object(&self) -> Value {
+    fn slice_object(&self, name: &str, endpoints: Vec<Value>) -> Value {
         json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
             "metadata": {
-                "name": DNS_SERVICE, "namespace": DNS_NAMESPACE,
+                "name": name, "namespace": DNS_NAMESPACE,
                 "labels": {
                     "k8s-app": "kube-dns", "kubernetes.io/service-name": DNS_SERVICE,
                     "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
                 },
             },
             "addressType": "IPv4",
-            "endpoints": [{
-                "addresses": [self.endpoint.to_string()],
-                "conditions": {"ready": true, "serving": true, "terminating": false},
-            }],
+            "endpoints": endpoints,
             "ports": self.ports("port", false),
         })
     }
@@ -341,6 +458,21 @@ impl Objects {
             port
         };
         ports.into_iter().map(port).collect()
+    }
+}
+
+fn endpoint_object(address: Ipv4Addr) -> Value {
+    json!({
+        "addresses": [address.to_string()],
+        "conditions": {"ready": true, "serving": true, "terminating": false},
+    })
+}
+
+impl NodeEndpoint {
+    fn object(&self) -> Value {
+        let mut object = endpoint_object(self.address);
+        object["nodeName"] = json!(self.node);
+        object
     }
 }
 
@@ -399,9 +531,13 @@ mod tests {
             service: Some("10.96.0.10".parse().unwrap()),
             endpoint: "10.244.0.1".parse().unwrap(),
             metrics: true,
+            local: false,
         };
         let service: Service = ferrite_json::from_value(objects.service_object()).unwrap();
-        let slice: EndpointSlice = ferrite_json::from_value(objects.slice_object()).unwrap();
+        let slice: EndpointSlice = ferrite_json::from_value(
+            objects.slice_object("kube-dns", vec![endpoint_object(objects.endpoint)]),
+        )
+        .unwrap();
         let spec = service.spec.unwrap();
         assert_eq!(spec.cluster_ip.as_deref(), Some("10.96.0.10"));
         let names = |names: Vec<Option<String>>| names.into_iter().flatten().collect::<Vec<_>>();

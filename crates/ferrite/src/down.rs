@@ -1,9 +1,10 @@
 //! `ferrite down`: everything that `up` made goes away.
 
 use crate::apiserver::BoxError;
-use crate::cluster::{CgroupDriver, NodeParts};
 use crate::data_dir::Found;
 use crate::kubeconfig;
+use crate::machines::Machines;
+use crate::node::{CgroupDriver, NodeParts};
 use crate::paths::Paths;
 use crate::progress::Progress;
 use crate::status::State;
@@ -11,7 +12,7 @@ use ferrite_cri::RuntimeService;
 use ferrite_cri::v1::{
     ListPodSandboxRequest, PodSandboxMetadata, RemovePodSandboxRequest, StopPodSandboxRequest,
 };
-use ferrite_network::{Attachment, Bridge, NetworkError, PodNetwork, PodRef};
+use ferrite_network::{Attachment, Bridge, NetworkError, PodNetwork, PodRef, Segment};
 use ferrite_proxy::model::IpFamily;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -38,6 +39,7 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
     }
     let directory = found.lock()?;
     let state = State::load(paths);
+    remove_nodes(paths, keep_data, &progress).await?;
     if let Some(endpoint) = state.as_ref().and_then(|s| s.runtime_endpoint.as_deref()) {
         remove_pods(endpoint, paths).await?;
     }
@@ -70,6 +72,26 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Takes the other nodes of this machine away, with their segment.
+async fn remove_nodes(paths: &Paths, keep_data: bool, progress: &Progress) -> Result<(), BoxError> {
+    let machines = Machines::list(paths);
+    if !machines.is_empty() {
+        let lock = Machines::open(paths).await?;
+        for machine in machines {
+            let name = machine.name.clone();
+            if keep_data {
+                let off = lock.stop(machine).await?;
+                lock.switch_on_at_start(off)?;
+                progress.done("node", &format!("{name} is off"));
+            } else {
+                lock.remove(machine).await?;
+                progress.done("node", &format!("{name} removed"));
+            }
+        }
+    }
+    Ok(Segment::remove(&paths.segment()).await?)
+}
+
 /// Removes our pods from another runtime. Others may use it too: ours are those that have a directory in the
 /// kubelet's, or logs, as pods have that came to their end.
 async fn remove_pods(endpoint: &str, paths: &Paths) -> Result<(), BoxError> {
@@ -94,7 +116,7 @@ async fn remove_pods(endpoint: &str, paths: &Paths) -> Result<(), BoxError> {
 }
 
 /// Asks the process to stop, and insists when it does not.
-async fn stop(pid: i32) -> Result<(), BoxError> {
+pub async fn stop(pid: i32) -> Result<(), BoxError> {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         if kill(Pid::from_raw(pid), signal).is_err() {
             return Ok(());
@@ -105,6 +127,14 @@ async fn stop(pid: i32) -> Result<(), BoxError> {
         }
     }
     Err(format!("process {pid} does not end: look at it with `ps -fp {pid}`").into())
+}
+
+/// Waits for the end of a process that was killed.
+pub async fn wait_until_gone(pid: i32) -> Result<(), BoxError> {
+    match tokio::task::spawn_blocking(move || wait_for(pid)).await? {
+        true => Ok(()),
+        false => Err(format!("process {pid} does not end: look at it with `ps -fp {pid}`").into()),
+    }
 }
 
 /// Whether the process ended in time. It is not our child, so a pidfd tells.
@@ -123,7 +153,7 @@ fn wait_for(pid: i32) -> bool {
 }
 
 /// Nothing is attached any more when containers are removed: the bridge goes as a whole.
-struct NoNetwork;
+pub struct NoNetwork;
 
 #[async_trait::async_trait]
 impl PodNetwork for NoNetwork {

@@ -1,12 +1,13 @@
-//! `ferrite image`: the node's images.
+//! `ferrite image`: the images of this machine's nodes.
 //!
 //! While the cluster runs its process does the work; otherwise the store is opened here.
 
 use crate::apiserver::BoxError;
 use crate::cli::DataDir;
-use crate::cluster::NodeParts;
 use crate::control::{self, Client, ImageRow, PullLine, PullRequest};
 use crate::data_dir::DataDirectory;
+use crate::machines::Machines;
+use crate::node::NodeParts;
 use crate::paths::Paths;
 use crate::progress::Bar;
 use crate::status::State;
@@ -23,7 +24,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use tokio_util::io::ReaderStream;
 
-/// Images of this machine's node.
+/// Images of this machine's nodes.
 #[derive(Debug, Args)]
 pub struct Image {
     #[command(flatten)]
@@ -76,11 +77,21 @@ impl Image {
                     for name in import(&paths, client.as_mut(), archive).await? {
                         println!("{name}");
                     }
+                    for (node, mut client) in other_nodes(&paths).await? {
+                        let imported = import(&paths, Some(&mut client), archive).await;
+                        imported.map_err(|e| format!("node {node}: {e}"))?;
+                    }
                 }
             }
             Command::Pull { name, insecure_registry } => {
                 let request = PullRequest { name, insecure: insecure_registry };
-                println!("{}", pull(&paths, client.as_mut(), request).await?);
+                println!("{}", pull(&paths, client.as_mut(), request.clone()).await?);
+                for (node, mut client) in other_nodes(&paths).await? {
+                    if let Err(error) = pull(&paths, Some(&mut client), request.clone()).await {
+                        // Nodes on the virtual segment reach registries of this machine only.
+                        eprintln!("node {node} does not have the image: {error}");
+                    }
+                }
             }
             Command::List => {
                 let rows = match &mut client {
@@ -92,12 +103,27 @@ impl Image {
             Command::Rm { names } => {
                 for name in names {
                     remove(&paths, client.as_mut(), &name).await?;
+                    for (node, mut client) in other_nodes(&paths).await? {
+                        let removed = remove(&paths, Some(&mut client), &name).await;
+                        removed.map_err(|e| format!("node {node}: {e}"))?;
+                    }
                     println!("{name}");
                 }
             }
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The other nodes of this machine that run.
+async fn other_nodes(paths: &Paths) -> Result<Vec<(String, Client)>, BoxError> {
+    let mut nodes = Vec::new();
+    for machine in Machines::list(paths) {
+        if let Some(client) = Client::connect(&Machines::paths_of(paths, &machine.name)).await? {
+            nodes.push((machine.name, client));
+        }
+    }
+    Ok(nodes)
 }
 
 fn show(rows: &[ImageRow]) {

@@ -2,9 +2,10 @@
 
 use crate::alone::{Alone, AloneOptions};
 use crate::apiserver::BoxError;
+use ferrite_api::Cidr;
 use ferrite_client::{Scope, service_account_client};
 use ferrite_component::GoDuration;
-use ferrite_controllers::{Clients, Config, Context, Identity};
+use ferrite_controllers::{Clients, Config, Context, Identity, NodeCidrs};
 use ferrite_json::json;
 use ferrite_pki::{Authority, TokenSigner};
 use std::collections::HashMap;
@@ -48,6 +49,14 @@ pub struct KubeControllerManager {
     /// Key of that authority.
     #[arg(long, requires = "cluster_signing_cert_file", value_name = "FILE")]
     cluster_signing_key_file: Option<PathBuf>,
+    /// Give each node a range of addresses for its pods.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    allocate_node_cidrs: bool,
+    #[command(flatten)]
+    node_cidrs: NodeCidrOptions,
+    /// Addresses of Services, which no node gets.
+    #[arg(long, value_delimiter = ',', value_name = "CIDR[,CIDR]", value_parser = parse_range)]
+    service_cluster_ip_range: Vec<Cidr>,
     /// How long a node may be silent before it is taken for lost.
     #[arg(long, default_value = "50s", value_name = "DURATION")]
     node_monitor_grace_period: GoDuration,
@@ -60,6 +69,40 @@ pub struct KubeControllerManager {
     /// Keys that one controller works on at once.
     #[arg(long, default_value_t = 5, value_name = "N")]
     concurrent_syncs: usize,
+}
+
+/// Where the pod CIDRs of nodes come from.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NodeCidrOptions {
+    /// Addresses of all pods: one range, or one of each family.
+    #[arg(long, value_delimiter = ',', value_name = "CIDR[,CIDR]", value_parser = parse_range)]
+    cluster_cidr: Vec<Cidr>,
+    /// Mask of a node's range in a cluster of one family; 24 for IPv4 and 64 for IPv6 without it.
+    #[arg(long, value_name = "BITS", conflicts_with_all = ["node_cidr_mask_size_ipv4", "node_cidr_mask_size_ipv6"])]
+    node_cidr_mask_size: Option<u8>,
+    /// Mask of a node's range of IPv4.
+    #[arg(long, value_name = "BITS")]
+    node_cidr_mask_size_ipv4: Option<u8>,
+    /// Mask of a node's range of IPv6.
+    #[arg(long, value_name = "BITS")]
+    node_cidr_mask_size_ipv6: Option<u8>,
+}
+
+impl NodeCidrOptions {
+    fn read(&self) -> Result<NodeCidrs, BoxError> {
+        if self.cluster_cidr.len() > 1 && self.node_cidr_mask_size.is_some() {
+            return Err("--node-cidr-mask-size is for clusters of one family: give --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6".into());
+        }
+        let mask = |range: &Cidr| match range.address.is_ipv4() {
+            true => self.node_cidr_mask_size.or(self.node_cidr_mask_size_ipv4).unwrap_or(24),
+            false => self.node_cidr_mask_size.or(self.node_cidr_mask_size_ipv6).unwrap_or(64),
+        };
+        Ok(NodeCidrs::new(self.cluster_cidr.iter().map(|range| (*range, mask(range))).collect())?)
+    }
+}
+
+fn parse_range(text: &str) -> Result<Cidr, String> {
+    Cidr::parse(text.trim()).ok_or_else(|| format!("{text:?} is not a range like 10.244.0.0/16 or fd00::/56"))
 }
 
 impl KubeControllerManager {
@@ -110,7 +153,12 @@ impl KubeControllerManager {
             Some(key) => Some(Arc::new(TokenSigner::new(&read(key)?, ferrite_pki::LEGACY_ISSUER)?)),
             None => None,
         };
+        let node_cidrs = match self.allocate_node_cidrs {
+            true => Some(self.node_cidrs.read()?.without(self.service_cluster_ip_range.clone())),
+            false => None,
+        };
         Ok(Config {
+            node_cidrs,
             root_ca: self.root_ca_file.as_deref().map(read).transpose()?,
             authority,
             tokens,
@@ -145,4 +193,39 @@ fn accounts(server: kube::Config, manager: kube::Client, scope: Scope) -> Client
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_of_pod_cidrs() {
+        let options = |cidrs: &str, any: Option<u8>, v4: Option<u8>, v6: Option<u8>| NodeCidrOptions {
+            cluster_cidr: cidrs
+                .split(',')
+                .filter(|c| !c.is_empty())
+                .map(|c| parse_range(c).unwrap())
+                .collect(),
+            node_cidr_mask_size: any,
+            node_cidr_mask_size_ipv4: v4,
+            node_cidr_mask_size_ipv6: v6,
+        };
+        let range = |text: &str, mask| (parse_range(text).unwrap(), mask);
+        for (options, want) in [
+            (options("10.0.0.0/16", None, None, None), Some(vec![range("10.0.0.0/16", 24)])),
+            (options("10.0.0.0/16", Some(26), None, None), Some(vec![range("10.0.0.0/16", 26)])),
+            (
+                options("10.0.0.0/16,fd00::/56", None, Some(25), Some(66)),
+                Some(vec![range("10.0.0.0/16", 25), range("fd00::/56", 66)]),
+            ),
+            (options("fd00::/56", None, Some(25), None), Some(vec![range("fd00::/56", 64)])),
+            (options("10.0.0.0/16,fd00::/56", Some(24), None, None), None),
+            (options("10.0.0.0/16", Some(8), None, None), None),
+            (options("", None, None, None), None),
+        ] {
+            let want = want.map(|ranges| NodeCidrs::new(ranges).unwrap());
+            assert_eq!(options.read().ok(), want, "{options:?}");
+        }
+    }
 }

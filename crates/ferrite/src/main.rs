@@ -1,5 +1,6 @@
 //! One binary, many names: `ferrite <component>`, or a symlink named like the component.
 
+mod agent;
 mod alone;
 mod apiserver;
 mod cli;
@@ -11,15 +12,20 @@ mod dns;
 mod docker;
 mod down;
 mod image;
+mod joining;
 mod kube_controller_manager;
 mod kube_proxy;
 mod kube_scheduler;
 mod kubeconfig;
 mod local_storage;
 mod logging;
+mod machines;
+mod node;
+mod node_routes;
 mod paths;
 mod progress;
 mod runtime;
+mod server;
 mod serving;
 mod status;
 mod storage;
@@ -36,6 +42,10 @@ fn main() -> ExitCode {
     // The supervisor of a pod must stay tiny: it leaves before anything else is set up.
     if component::is(&arguments, ferrite_runtime::supervisor::NAME) {
         return ferrite_runtime::supervisor::main(arguments.into_iter());
+    }
+    // A machine of a virtual node does nothing and must stay tiny, too.
+    if component::is(&arguments, machines::holder::NAME) {
+        return machines::holder::main();
     }
     component::expand(&mut arguments);
     // docker's options are its own: a `-v` there is a volume.

@@ -117,6 +117,26 @@ impl Paths {
         }
     }
 
+    /// Nodes of this cluster on this machine, beside the one of the cluster's own process.
+    pub fn nodes(&self) -> PathBuf {
+        self.data.join("nodes")
+    }
+
+    /// Short enough to be a part of a link's name.
+    fn short(&self) -> &str {
+        self.cluster.strip_prefix("ferrite-").unwrap_or(&self.cluster)
+    }
+
+    /// Name of the bridge that connects nodes on this machine.
+    pub fn segment(&self) -> String {
+        format!("fs-{}", self.short())
+    }
+
+    /// Name of this machine's end of a node's link.
+    pub fn node_port(&self, index: u8) -> String {
+        format!("fn-{}-{index}", self.short())
+    }
+
     /// The nftables table of Services.
     pub fn proxy_table(&self) -> String {
         format!("kube-proxy-{}", self.bridge())
@@ -137,9 +157,12 @@ mod tests {
         let (a, b) = (Paths::new(Path::new("/tmp/a")), Paths::new(Path::new("/tmp/b")));
         assert_ne!(a.cluster, b.cluster);
         assert_ne!(a.bridge(), b.bridge());
-        assert!(a.bridge().len() <= 15);
+        for name in [a.bridge(), a.segment(), a.node_port(255)] {
+            assert!(name.len() <= 15, "{name}");
+        }
         assert!(a.run.starts_with("/tmp/a"));
         let default = Paths::new(Path::new(DEFAULT_DATA));
+        assert!(default.node_port(255).len() <= 15);
         assert_eq!((default.bridge().as_str(), default.cgroup().as_str()), ("ferrite0", "/ferrite"));
     }
 }

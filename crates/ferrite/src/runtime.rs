@@ -2,8 +2,9 @@
 
 use crate::apiserver::{BoxError, Cidr};
 use crate::cli::{DataDir, interrupted};
-use crate::cluster::{CgroupDriver, start_network, start_runtime};
+use crate::cluster::start_network;
 use crate::data_dir::DataDirectory;
+use crate::node::{CgroupDriver, start_runtime};
 use crate::status::State;
 use crate::up::{check_machine, create_private};
 use ferrite_client::Scope;
@@ -36,7 +37,7 @@ impl RuntimeAlone {
         let bridge = start_network(&paths, &self.pod_cidr, None).await?;
         let scope = Scope::new();
         let embedded =
-            start_runtime(&paths, &self.insecure_registry, self.cgroup_driver, &bridge, &scope).await?;
+            start_runtime(&paths, &self.insecure_registry, self.cgroup_driver, bridge, &scope).await?;
         println!("serving unix://{}", paths.cri_socket().display());
         interrupted().await?;
         scope.shutdown().await;

@@ -127,10 +127,20 @@ impl State {
     }
 }
 
-/// Field 22 of /proc/<pid>/stat. The command name before it may hold anything, so it is read from the end.
-fn start_time(pid: i32) -> Option<u64> {
+/// The fields of /proc/<pid>/stat after the command name, which may hold anything: it is read from the end.
+fn stat(pid: i32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
+    stat.rsplit_once(')').map(|(_, rest)| rest.to_owned())
+}
+
+/// Whether the process was stopped by a signal.
+pub fn is_stopped(pid: i32) -> bool {
+    stat(pid).is_some_and(|fields| fields.split_whitespace().next() == Some("T"))
+}
+
+/// When the process started, in the kernel's ticks: field 22.
+pub fn start_time(pid: i32) -> Option<u64> {
+    let rest = stat(pid)?;
     let mut fields = rest.split_whitespace();
     if fields.next() == Some("Z") {
         return None;
@@ -149,6 +159,13 @@ pub fn show(paths: &Paths) -> Result<ExitCode, BoxError> {
             println!("running   process {pid}");
             println!("API       {}", state.url);
             println!("node      {}", state.node);
+            for machine in crate::machines::Machines::list(paths) {
+                println!(
+                    "node      {} ({})",
+                    machine.name,
+                    crate::machines::Machines::condition(paths, &machine)
+                );
+            }
         }
         None => println!("stopped   its containers go on; `ferrite up` takes them up again"),
     }

@@ -5,6 +5,7 @@ use crate::cli::{DataDir, interrupted};
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::data_dir::DataDirectory;
 use crate::kubeconfig;
+use crate::machines::Machines;
 use crate::paths::Paths;
 use crate::progress::Progress;
 use crate::status::State;
@@ -53,7 +54,11 @@ impl Up {
             crate::logging::log_to(&paths.log())?;
         }
         create_private(&paths)?;
-        let cluster = Cluster::start(&paths, &self.cluster, &progress).await?;
+        if self.cluster.nodes.is_none() && !Machines::list(&paths).is_empty() {
+            // The nodes are still there: the cluster goes on with them.
+            self.cluster.nodes = Some(1);
+        }
+        let cluster = Box::pin(Cluster::start(&paths, &self.cluster, &progress)).await?;
         cluster.listen(&paths)?;
         let mut state = State::new(&paths, &cluster.api.url, &cluster.node_name);
         state.insecure_registries = self.cluster.insecure_registry.clone();
@@ -74,13 +79,16 @@ impl Up {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        progress.done("node", &format!("{} is Ready", cluster.node_name));
+        for name in std::iter::once(&cluster.node_name).chain(&cluster.others) {
+            progress.done("node", &format!("{name} is Ready"));
+        }
         progress.line(&next_steps(&paths, &state));
         if self.detached {
             forget_terminal()?;
         }
         interrupted().await?;
         tracing::info!("stopping; containers go on");
+        Machines::stop_agents(&paths).await?;
         cluster.stop().await;
         State::stopped(&paths)?;
         Ok(ExitCode::SUCCESS)

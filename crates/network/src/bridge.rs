@@ -16,7 +16,7 @@ use nlink::netlink::{Connection, Route};
 
 use crate::ipam::Ipam;
 use crate::state::{Before, Record, State, boot_id};
-use crate::{Attachment, Cidr, NetworkError, PodNetwork, PodRef, rules};
+use crate::{Attachment, Cidr, NetworkError, PodNetwork, PodRef, routes, rules};
 
 /// The pod's end of the pair.
 const POD_LINK: &str = "eth0";
@@ -412,7 +412,7 @@ fn host_link(sandbox: &str) -> String {
 }
 
 /// Whether a link name has the shape [`host_link`] gives.
-fn is_host_link(name: &str) -> bool {
+pub(crate) fn is_host_link(name: &str) -> bool {
     name.len() == 15
         && name.strip_prefix("veth").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
@@ -423,12 +423,12 @@ fn gateway(range: Cidr) -> Ipv4Addr {
 
 /// A locally administered hardware address made from the IP address: whoever gets the IP address next
 /// has the hardware address its neighbours remember.
-fn hardware_address(address: Ipv4Addr) -> [u8; 6] {
+pub(crate) fn hardware_address(address: Ipv4Addr) -> [u8; 6] {
     let [a, b, c, d] = address.octets();
     [0x0a, 0x58, a, b, c, d]
 }
 
-fn open_netns(path: &Path) -> Result<Netns, NetworkError> {
+pub(crate) fn open_netns(path: &Path) -> Result<Netns, NetworkError> {
     Netns::from_path(path)
         .map_err(|source| NetworkError::Netns { path: path.to_owned(), source: Box::new(source) })
 }
@@ -491,6 +491,7 @@ async fn dismantle(
     if find_link(conn, &record.bridge).await?.is_some_and(|link| link.kind() == Some("bridge")) {
         delete_link(conn, &record.bridge).await?;
     }
+    routes::remove(conn, record).await?;
     rules::remove_routes(conn, record).await?;
     rules::remove_tables(host, record).await
 }
@@ -506,11 +507,14 @@ async fn ports(conn: &Connection<Route>, bridge: &str) -> Result<Vec<String>, Ne
         .collect())
 }
 
-async fn find_link(conn: &Connection<Route>, name: &str) -> Result<Option<LinkMessage>, NetworkError> {
+pub(crate) async fn find_link(
+    conn: &Connection<Route>,
+    name: &str,
+) -> Result<Option<LinkMessage>, NetworkError> {
     conn.get_link_by_name(name).await.map_err(NetworkError::netlink(format!("look up link {name}")))
 }
 
-async fn delete_link(conn: &Connection<Route>, name: &str) -> Result<(), NetworkError> {
+pub(crate) async fn delete_link(conn: &Connection<Route>, name: &str) -> Result<(), NetworkError> {
     let fail = NetworkError::netlink(format!("delete link {name}"));
     conn.del_link_if_exists(name).await.map(drop).map_err(fail)
 }

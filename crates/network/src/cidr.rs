@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// An IPv4 network in canonical form: no host bits are set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cidr {
     network: Ipv4Addr,
@@ -34,6 +34,15 @@ impl Cidr {
             return Err(fail("bits are set to the right of the prefix"));
         }
         Ok(cidr)
+    }
+
+    /// The network of this prefix that has the address.
+    pub fn containing(address: Ipv4Addr, prefix: u8) -> Option<Self> {
+        if prefix > 32 {
+            return None;
+        }
+        let mask = Self { network: address, prefix }.mask();
+        Some(Self { network: Ipv4Addr::from(u32::from(address) & mask), prefix })
     }
 
     /// The network address.

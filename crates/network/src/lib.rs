@@ -7,7 +7,9 @@ mod bridge;
 mod cidr;
 mod ipam;
 mod node;
+mod routes;
 mod rules;
+mod segment;
 mod state;
 
 use std::net::IpAddr;
@@ -18,6 +20,8 @@ use async_trait::async_trait;
 pub use bridge::{Bridge, BridgeConfig, Isolation, Port};
 pub use cidr::{Cidr, CidrError};
 pub use node::node_address;
+pub use routes::{Changes, Encapsulation, Peer, Router, RouterConfig, VXLAN_OVERHEAD, pod_mtu, pod_mtu_in};
+pub use segment::{Segment, remove_port, set_port};
 
 /// The pod a sandbox belongs to: what a network implementation may show in messages and records.
 #[derive(Debug, Clone, PartialEq, Eq)]

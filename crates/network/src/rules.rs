@@ -150,6 +150,104 @@ pub(crate) async fn add_isolation(
     transaction.add_rule(inward().drop()).commit(&conn).await.map_err(fail())
 }
 
+/// Drops what would pass between a segment of nodes and any link but the pod bridge.
+pub(crate) async fn add_segment_isolation(
+    host: &Netns,
+    segment: &str,
+    pod_bridge: &str,
+) -> Result<(), NetworkError> {
+    let name = isolation_table(segment);
+    let fail = || NetworkError::netlink(format!("nftables table {name}"));
+    let conn = Connection::<Nftables>::new_in(host).map_err(fail())?;
+    let tables = conn.list_tables_in(Family::Ip).await.map_err(fail())?;
+    if tables.iter().any(|table| table.name == name) {
+        return Ok(());
+    }
+    let chain = Chain::new(name.as_str(), FORWARD)
+        .map_err(fail())?
+        .family(Family::Ip)
+        .base(BaseChain::filter(FilterHook::Forward, Priority::Filter));
+    let rule = || Rule::new(&name, FORWARD).family(Family::Ip);
+    let outward = rule().match_iif(segment).match_oif_not(segment).match_oif_not(pod_bridge);
+    let inward = rule().match_oif(segment).match_iif_not(segment).match_iif_not(pod_bridge);
+    conn.transaction()
+        .add_table(&name, Family::Ip)
+        .add_chain(chain)
+        .add_rule(outward.drop())
+        .add_rule(inward.drop())
+        .commit(&conn)
+        .await
+        .map_err(fail())
+}
+
+/// Takes the rules of a segment away. A kernel without nftables has none.
+pub(crate) async fn remove_segment_isolation(host: &Netns, segment: &str) -> Result<(), NetworkError> {
+    let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
+    let name = isolation_table(segment);
+    let fail = NetworkError::netlink(format!("remove nftables table {name}"));
+    conn.del_table_if_exists(name.as_str(), Family::Ip).await.map(drop).map_err(fail)
+}
+
+/// The kernel's number of the forward hook.
+const FORWARD_HOOK: u32 = 2;
+/// The kernel's number of the policy that drops.
+const DROP: u32 = 0;
+
+/// What marks our rules in chains of others.
+fn mark(bridge: &str) -> String {
+    format!("{PREFIX}{bridge}")
+}
+
+/// Lets packets from and to pods pass chains of others that drop what no rule accepts, as hosts with docker have them:
+/// an accept in a table of ours would not count there. The rules come last, so that whatever such a chain drops
+/// on purpose stays dropped. May be repeated. Rules of the older iptables are out of reach.
+pub(crate) async fn open_forward(host: &Netns, bridge: &str, cluster: Cidr) -> Result<(), NetworkError> {
+    // A kernel without nftables has no such chains.
+    let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
+    let fail = || NetworkError::netlink("rules of the forward hook");
+    let chains = conn.list_chains().await.map_err(fail())?;
+    let closed = chains.into_iter().filter(|chain| {
+        matches!(chain.family, Family::Ip | Family::Inet)
+            && chain.hook == Some(FORWARD_HOOK)
+            && chain.policy == Some(DROP)
+            && !chain.table.starts_with(PREFIX)
+    });
+    for chain in closed {
+        let rules = conn.list_rules(&chain.table, chain.family).await.map_err(fail())?;
+        let ours = |rule: &nlink::netlink::nftables::RuleInfo| {
+            rule.chain == chain.name && rule.comment_text.as_deref() == Some(&mark(bridge))
+        };
+        if rules.iter().any(ours) {
+            continue;
+        }
+        let (network, prefix) = (cluster.network(), cluster.prefix());
+        let rule = || Rule::new(&chain.table, &chain.name).family(chain.family).comment(&mark(bridge));
+        conn.transaction()
+            .add_rule(rule().match_saddr_v4(network, prefix).accept())
+            .add_rule(rule().match_daddr_v4(network, prefix).accept())
+            .commit(&conn)
+            .await
+            .map_err(fail())?;
+    }
+    Ok(())
+}
+
+/// Takes the rules of [`open_forward`] away.
+async fn close_forward(conn: &Connection<Nftables>, bridge: &str) -> Result<(), NetworkError> {
+    let fail = || NetworkError::netlink("remove rules of the forward hook");
+    let chains = conn.list_chains().await.map_err(fail())?;
+    for chain in chains.into_iter().filter(|chain| chain.hook == Some(FORWARD_HOOK)) {
+        for rule in conn.list_rules(&chain.table, chain.family).await.map_err(fail())? {
+            if rule.chain == chain.name && rule.comment_text.as_deref() == Some(&mark(bridge)) {
+                conn.del_rule_if_exists(&chain.table, &chain.name, chain.family, rule.handle)
+                    .await
+                    .map_err(fail())?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Whether this node has another network of ours.
 pub(crate) async fn others_exist(host: &Netns, record: &Record) -> bool {
     let Ok(conn) = Connection::<Nftables>::new_in(host) else { return false };
@@ -161,6 +259,7 @@ pub(crate) async fn others_exist(host: &Netns, record: &Record) -> bool {
 /// Takes all rules of a network away. A kernel without nftables has none.
 pub(crate) async fn remove_tables(host: &Netns, record: &Record) -> Result<(), NetworkError> {
     let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
+    close_forward(&conn, &record.bridge).await?;
     for name in [table(record), isolation_table(&record.bridge)] {
         let fail = NetworkError::netlink(format!("remove nftables table {name}"));
         conn.del_table_if_exists(name.as_str(), Family::Ip).await.map_err(fail)?;

@@ -2,58 +2,19 @@
 //! included, so nothing touches the machine's interfaces.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+mod support;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
-use ferrite_network::{Bridge, BridgeConfig, Isolation, NetworkError, PodNetwork, PodRef, Port};
+use ferrite_network::{Bridge, BridgeConfig, Isolation, NetworkError, PodNetwork, Port};
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::{Connection, Nftables, Route};
-
-/// A network namespace that lives as long as the value: an idle thread keeps it.
-struct TestNs {
-    path: PathBuf,
-    stop: Option<mpsc::Sender<()>>,
-    keeper: Option<thread::JoinHandle<()>>,
-}
-
-impl TestNs {
-    fn new() -> Self {
-        let (ready, made) = mpsc::channel();
-        let (stop, stopped) = mpsc::channel::<()>();
-        let keeper = thread::spawn(move || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
-            let tid = nix::unistd::gettid();
-            ready.send(PathBuf::from(format!("/proc/self/task/{tid}/ns/net"))).unwrap();
-            let _ = stopped.recv();
-        });
-        let path = made.recv().unwrap();
-        Self { path, stop: Some(stop), keeper: Some(keeper) }
-    }
-
-    /// Runs `work` on a thread inside the namespace.
-    fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        Netns::from_path(&self.path).unwrap().run(work).unwrap()
-    }
-
-    fn route(&self) -> Connection<Route> {
-        Connection::new_in(self.path.as_path()).unwrap()
-    }
-}
-
-impl Drop for TestNs {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(keeper) = self.keeper.take() {
-            let _ = keeper.join();
-        }
-    }
-}
+use support::{TestNs, attach, connect_error, echo, pod};
 
 fn config(state: &Path) -> BridgeConfig {
     BridgeConfig {
@@ -64,14 +25,6 @@ fn config(state: &Path) -> BridgeConfig {
         state: state.join("network"),
         mtu: 1450,
     }
-}
-
-fn pod(name: &str) -> PodRef {
-    PodRef { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}") }
-}
-
-async fn attach(bridge: &Bridge, sandbox: &str, ns: &TestNs) -> IpAddr {
-    bridge.attach(sandbox, &ns.path, &pod(sandbox)).await.unwrap().ips[0]
 }
 
 /// What a namespace has: links, addresses, routes and nftables tables, in comparable form.
@@ -94,29 +47,6 @@ async fn inventory(ns: &TestNs) -> Vec<String> {
     }
     seen.sort();
     seen
-}
-
-/// Sends a line from `from` to a server at `address` in `to` and returns what came back.
-fn echo(from: &TestNs, to: &TestNs, address: IpAddr) -> String {
-    let listener = to.run(|| TcpListener::bind((address, 0)).unwrap());
-    let target = listener.local_addr().unwrap();
-    let server = thread::spawn(move || {
-        let (mut stream, peer) = listener.accept().unwrap();
-        let mut word = [0; 4];
-        stream.read_exact(&mut word).unwrap();
-        stream.write_all(&word).unwrap();
-        peer
-    });
-    let mut stream = from.run(|| TcpStream::connect_timeout(&target, Duration::from_secs(10)).unwrap());
-    stream.write_all(b"ping").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    format!("{text} from {}", server.join().unwrap().ip())
-}
-
-fn connect_error(from: &TestNs, target: &str) -> io::ErrorKind {
-    let target: SocketAddr = target.parse().unwrap();
-    from.run(|| TcpStream::connect_timeout(&target, Duration::from_secs(10)).unwrap_err().kind())
 }
 
 #[tokio::test]

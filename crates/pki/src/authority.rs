@@ -110,7 +110,7 @@ impl Authority {
     }
 }
 
-fn distinguished_name(common_name: &str, organization: Option<&str>) -> DistinguishedName {
+pub(crate) fn distinguished_name(common_name: &str, organization: Option<&str>) -> DistinguishedName {
     let mut name = DistinguishedName::new();
     if let Some(organization) = organization {
         name.push(DnType::OrganizationName, organization);

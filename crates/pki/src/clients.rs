@@ -71,6 +71,11 @@ impl ClientCertificate {
     pub fn is_valid_at(&self, now: SystemTime) -> bool {
         now <= self.not_after
     }
+
+    /// The time until the chain expires; zero once it has.
+    pub fn remaining(&self, now: SystemTime) -> Duration {
+        self.not_after.duration_since(now).unwrap_or_default()
+    }
 }
 
 /// The authorities whose client certificates are accepted.

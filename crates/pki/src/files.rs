@@ -74,29 +74,13 @@ impl ClusterPki {
     /// not of this authority, or not for this subject.
     pub fn ensure(&self, name: &str, subject: &Subject, purpose: Purpose) -> Result<Identity, PkiError> {
         if let Ok(Some(identity)) = load(&self.dir, name)
-            && self.is_current(&identity, subject)
+            && is_current(&identity, subject, self.ca.certificate(), RENEWED)
         {
             return Ok(identity);
         }
         let identity = self.ca.issue(subject, purpose)?;
         save(&self.dir, name, &identity)?;
         Ok(identity)
-    }
-
-    fn is_current(&self, identity: &Identity, subject: &Subject) -> bool {
-        let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()) else {
-            return false;
-        };
-        let Ok(certificate) = pem.parse_x509() else { return false };
-        let Ok((_, ca_pem)) = x509_parser::pem::parse_x509_pem(self.ca.certificate().as_bytes()) else {
-            return false;
-        };
-        let Ok(ca) = ca_pem.parse_x509() else { return false };
-        let left = certificate.validity().not_after.timestamp() - OffsetDateTime::now_utc().unix_timestamp();
-        certificate.issuer() == ca.subject()
-            && certificate.verify_signature(Some(ca.public_key())).is_ok()
-            && left > LIFETIME.whole_seconds() / 3
-            && covers(&certificate, subject)
     }
 
     /// The key that signs service account tokens (`sa.key`), as PEM, made when absent.
@@ -113,6 +97,80 @@ impl ClusterPki {
             Err(e) => Err(at(&path)(e)),
         }
     }
+}
+
+/// A certificate with less time left than this is asked for again.
+const RENEWED: i64 = LIFETIME.whole_seconds() / 3;
+
+/// Whether a certificate is of this authority, for this subject, and has more than so many seconds left.
+fn is_current(identity: &Identity, subject: &Subject, ca: &str, seconds: i64) -> bool {
+    let Ok((_, pem)) = x509_parser::pem::parse_x509_pem(identity.certificate.as_bytes()) else {
+        return false;
+    };
+    let Ok(certificate) = pem.parse_x509() else { return false };
+    let Ok((_, ca_pem)) = x509_parser::pem::parse_x509_pem(ca.as_bytes()) else {
+        return false;
+    };
+    let Ok(ca) = ca_pem.parse_x509() else { return false };
+    let left = certificate.validity().not_after.timestamp() - OffsetDateTime::now_utc().unix_timestamp();
+    certificate.issuer() == ca.subject()
+        && certificate.verify_signature(Some(ca.public_key())).is_ok()
+        && left > seconds
+        && covers(&certificate, subject)
+}
+
+/// The certificates of a node that joined a cluster: it has no authority, only the authority's certificate.
+#[derive(Debug)]
+pub struct NodePki {
+    dir: PathBuf,
+}
+
+impl NodePki {
+    pub fn open(dir: &Path) -> Result<Self, PkiError> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))?;
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// The certificate of the cluster's authority, as PEM; none before the node has joined.
+    pub fn ca(&self) -> Result<Option<String>, PkiError> {
+        let path = self.dir.join("ca.crt");
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(text)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(at(&path)(e)),
+        }
+    }
+
+    pub fn save_ca(&self, ca: &str) -> Result<(), PkiError> {
+        write(&self.dir.join("ca.crt"), ca.as_bytes(), 0o644)
+    }
+
+    /// The certificate `<name>.crt` with its key; none if it must be asked for: it is absent, of another authority or
+    /// for another subject, or more than two thirds of its time are over.
+    pub fn load(&self, name: &str, subject: &Subject) -> Result<Option<Identity>, PkiError> {
+        let Some(ca) = self.ca()? else { return Ok(None) };
+        Ok(load(&self.dir, name)?.filter(|identity| is_current(identity, subject, &ca, RENEWED)))
+    }
+
+    /// The same as long as it is valid at all: good enough to ask for the one that replaces it.
+    pub fn load_valid(&self, name: &str, subject: &Subject) -> Result<Option<Identity>, PkiError> {
+        let Some(ca) = self.ca()? else { return Ok(None) };
+        Ok(load(&self.dir, name)?.filter(|identity| is_current(identity, subject, &ca, 0)))
+    }
+
+    pub fn save(&self, name: &str, identity: &Identity) -> Result<(), PkiError> {
+        save(&self.dir, name, identity)
+    }
+}
+
+/// SHA-256 of an authority's public key, in hexadecimal digits: kubeadm's discovery-token-ca-cert-hash. Of several
+/// certificates the first counts.
+pub fn public_key_hash(ca: &str) -> Result<String, PkiError> {
+    let bad = || PkiError::Pem { what: "the authority".into() };
+    let (_, pem) = x509_parser::pem::parse_x509_pem(ca.as_bytes()).map_err(|_| bad())?;
+    let certificate = pem.parse_x509().map_err(|_| bad())?;
+    let hash = ring::digest::digest(&ring::digest::SHA256, certificate.public_key().raw);
+    Ok(hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn covers(certificate: &x509_parser::certificate::X509Certificate<'_>, subject: &Subject) -> bool {
@@ -233,8 +291,46 @@ mod tests {
         assert_eq!(proxies.ca(), pki.front_proxy().unwrap().ca(), "found again");
         let subject = Subject::client("front-proxy-client", None);
         let client = proxies.ensure("front-proxy-client", &subject, Purpose::Client).unwrap();
-        assert!(proxies.is_current(&client, &subject));
-        assert!(!pki.is_current(&client, &subject));
+        assert!(is_current(&client, &subject, proxies.ca(), RENEWED));
+        assert!(!is_current(&client, &subject, pki.ca(), RENEWED));
+    }
+
+    #[test]
+    fn a_node_keeps_what_its_authority_signed() {
+        use crate::request::NewRequest;
+        let (dir, ca) = (tempfile::tempdir().unwrap(), Authority::create("kubernetes").unwrap());
+        let pki = NodePki::open(dir.path()).unwrap();
+        let subject = Subject {
+            common_name: "system:node:n".into(),
+            organization: Some("system:nodes".into()),
+            names: vec!["n".into(), "192.0.2.1".into()],
+        };
+        assert_eq!(pki.ca().unwrap(), None);
+        pki.save_ca(ca.certificate()).unwrap();
+        assert_eq!(pki.load("kubelet", &subject).unwrap(), None);
+        let request = NewRequest::new(&subject).unwrap();
+        let asked = crate::Request::parse(request.request.as_bytes()).unwrap();
+        assert_eq!(
+            (asked.common_name.as_str(), asked.dns_names.as_slice()),
+            ("system:node:n", &["n".to_owned()][..])
+        );
+        assert_eq!(asked.addresses, ["192.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+        let sign = |seconds| ca.sign(&request.request, &["server auth".into()], seconds).unwrap();
+        let identity = |certificate| Identity { certificate, key: request.key.clone() };
+        pki.save("kubelet", &identity(sign(365 * 24 * 3600))).unwrap();
+        assert!(pki.load("kubelet", &subject).unwrap().is_some());
+        let other = Subject { names: vec!["192.0.2.2".into()], ..subject.clone() };
+        assert_eq!(pki.load("kubelet", &other).unwrap(), None, "another address");
+        pki.save("kubelet", &identity(sign(3600))).unwrap();
+        assert_eq!(pki.load("kubelet", &subject).unwrap(), None, "about to end");
+        assert!(pki.load_valid("kubelet", &subject).unwrap().is_some(), "good until then");
+        assert_eq!(pki.load_valid("kubelet", &other).unwrap(), None);
+        let stranger = Authority::create("kubernetes").unwrap();
+        assert_eq!(public_key_hash(ca.certificate()).unwrap().len(), 64);
+        assert_ne!(
+            public_key_hash(ca.certificate()).unwrap(),
+            public_key_hash(stranger.certificate()).unwrap()
+        );
     }
 
     #[test]

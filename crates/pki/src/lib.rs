@@ -14,8 +14,8 @@ mod token;
 
 pub use authority::{Authority, Identity, Purpose, Subject};
 pub use clients::{ClientAuthorities, ClientCertificate, ClientCertificateError};
-pub use files::{ClusterPki, PkiError};
-pub use request::Request;
+pub use files::{ClusterPki, NodePki, PkiError, public_key_hash};
+pub use request::{NewRequest, Request};
 pub use tls::{
     ServerTls, anonymous_server_config, client_config, mutual_server_config, server_config,
     server_config_with, unverified_client_config, unverified_client_config_as,

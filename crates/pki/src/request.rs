@@ -1,11 +1,11 @@
 //! Requests for certificates, and signing them.
 
-use crate::authority::Authority;
+use crate::authority::{Authority, Subject};
 use crate::der;
 use crate::files::PkiError;
 use rcgen::{
-    CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose, SanType,
-    SigningKey, SubjectPublicKeyInfo,
+    CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, SanType, SigningKey, SubjectPublicKeyInfo,
 };
 use std::net::IpAddr;
 use time::{Duration, OffsetDateTime};
@@ -19,14 +19,15 @@ pub struct Request {
     pub common_name: String,
     pub organizations: Vec<String>,
     pub dns_names: Vec<String>,
-    /// How many addresses of IP it names.
-    pub addresses: usize,
+    /// The addresses of IP it names.
+    pub addresses: Vec<IpAddr>,
     /// Whether it names anything else: mail addresses, URIs.
     pub other_names: bool,
 }
 
 impl Request {
-    /// Reads a PEM. None when it is no request, or names an organisation in a way that others might read and we cannot.
+    /// Reads a PEM. None when it is no request, or names an organisation or an address in a way that others might read
+    /// and we cannot.
     pub fn parse(pem: &[u8]) -> Option<Self> {
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem).ok()?;
         let (_, request) = X509CertificationRequest::from_der(&pem.contents).ok()?;
@@ -44,12 +45,38 @@ impl Request {
             for name in &names.general_names {
                 match name {
                     GeneralName::DNSName(name) => parsed.dns_names.push((*name).to_owned()),
-                    GeneralName::IPAddress(_) => parsed.addresses += 1,
+                    GeneralName::IPAddress(bytes) => parsed.addresses.push(address(bytes)?),
                     _ => parsed.other_names = true,
                 }
             }
         }
         Some(parsed)
+    }
+}
+
+/// A request for a certificate, and the key that it is for.
+pub struct NewRequest {
+    /// The request, as PEM.
+    pub request: String,
+    /// The key, as PEM. It stays with whoever asks.
+    pub key: String,
+}
+
+impl std::fmt::Debug for NewRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The key must not reach a log.
+        f.debug_struct("NewRequest").field("request", &self.request).finish_non_exhaustive()
+    }
+}
+
+impl NewRequest {
+    /// Makes a key and a request for this subject.
+    pub fn new(subject: &Subject) -> Result<Self, PkiError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let mut params = CertificateParams::new(subject.names.clone())?;
+        params.distinguished_name =
+            crate::authority::distinguished_name(&subject.common_name, subject.organization.as_deref());
+        Ok(Self { request: params.serialize_request(&key)?.pem()?, key: key.serialize_pem() })
     }
 }
 
@@ -148,7 +175,7 @@ mod tests {
         let parsed = Request::parse(pem.as_bytes()).unwrap();
         assert_eq!(parsed.common_name, "system:node:n");
         assert_eq!(parsed.organizations, ["system:nodes"]);
-        assert_eq!((parsed.dns_names.len(), parsed.addresses, parsed.other_names), (1, 1, false));
+        assert_eq!((parsed.dns_names.len(), parsed.addresses.len(), parsed.other_names), (1, 1, false));
         let authority = Authority::create("kubernetes").unwrap();
         let usages = ["digital signature".to_owned(), "server auth".to_owned()];
         let certificate = authority.sign(&pem, &usages, 3600).unwrap();

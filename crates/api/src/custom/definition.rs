@@ -20,7 +20,7 @@ const PART_VERBS: &[&str] = &["get", "patch", "update"];
 /// Why a definition cannot be served.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum DefinitionError {
-    #[error("conversion strategy {0:?} is not supported: only None is")]
+    #[error("conversion strategy {0:?} is not known")]
     Conversion(String),
     #[error("no version is marked as storage version")]
     NoStorage,
@@ -69,7 +69,17 @@ pub struct Kind {
     /// The definition is being deleted: its objects can be read and deleted, but not created.
     pub terminating: bool,
     pub versions: Vec<Version>,
+    /// The webhook that converts between versions; none where they differ in their names only.
+    pub conversion: Option<ConversionWebhook>,
     storage: usize,
+}
+
+/// The webhook that converts between the versions of a kind.
+#[derive(Debug, Clone)]
+pub struct ConversionWebhook {
+    pub client_config: Value,
+    /// Versions of ConversionReview that it takes.
+    pub review_versions: Vec<String>,
 }
 
 /// A definition that can be served.
@@ -79,10 +89,18 @@ impl Definition {
     /// Compiles a stored definition, which has been validated. Names are those that were accepted.
     pub fn compile(definition: &Value) -> Result<Self, DefinitionError> {
         let spec = &definition["spec"];
-        let strategy = text(&spec["conversion"], "strategy");
-        if !matches!(strategy, "" | "None") {
-            return Err(DefinitionError::Conversion(strategy.to_owned()));
-        }
+        let webhook = &spec["conversion"]["webhook"];
+        let conversion = match text(&spec["conversion"], "strategy") {
+            "" | "None" => None,
+            "Webhook" => Some(ConversionWebhook {
+                client_config: webhook["clientConfig"].clone(),
+                review_versions: strings(webhook, "conversionReviewVersions")
+                    .into_iter()
+                    .map(str::to_owned)
+                    .collect(),
+            }),
+            other => return Err(DefinitionError::Conversion(other.to_owned())),
+        };
         let versions = list(spec, "versions");
         let storage = versions.iter().position(|v| flag(v, "storage")).ok_or(DefinitionError::NoStorage)?;
         let names = &spec["names"];
@@ -104,6 +122,7 @@ impl Definition {
             scope: if text(spec, "scope") == "Cluster" { Scope::Cluster } else { Scope::Namespaced },
             terminating,
             versions: versions.iter().map(|version| Version::compile(version, &group, &kind)).collect(),
+            conversion,
             storage,
             group,
             kind,
@@ -239,6 +258,18 @@ pub struct Custom {
 }
 
 impl Custom {
+    /// The resource of the version in which objects are stored.
+    pub fn storage_resource(&self) -> Resource {
+        resource(&self.kind, self.kind.storage, self.storage())
+    }
+
+    /// The webhook that an object of `api_version` goes through on its way to this version; none where there is no
+    /// webhook, or nothing to convert.
+    pub fn conversion_from(&self, api_version: &str) -> Option<&ConversionWebhook> {
+        let webhook = self.kind.conversion.as_ref()?;
+        (api_version != self.api_version(self.version())).then_some(webhook)
+    }
+
     pub fn version(&self) -> &Version {
         &self.kind.versions[self.version]
     }
@@ -268,16 +299,22 @@ impl Custom {
     /// Brings a stored object to this version: fields that the schema has lost go, and defaults that it has gained
     /// come.
     pub fn from_storage(&self, object: &mut Value) {
+        let stored = self.complete_stored(object);
+        if !std::ptr::eq(stored, self.version()) {
+            object["apiVersion"] = self.api_version(self.version()).into();
+            prune::prune(object, &self.version().schema);
+        }
+    }
+
+    /// Brings a stored object under the schema of the version in which it is stored, and answers that version.
+    pub fn complete_stored(&self, object: &mut Value) -> &Version {
         let stored = text(object, "apiVersion").rsplit('/').next().unwrap_or_default();
         let found = self.kind.versions.iter().find(|version| version.name == stored);
         let stored = found.unwrap_or_else(|| self.storage());
         prune::prune(object, &stored.schema);
         default::drop_nulls(object, &stored.schema);
         default::fill(object, &stored.schema);
-        if !std::ptr::eq(stored, self.version()) {
-            object["apiVersion"] = self.api_version(self.version()).into();
-            prune::prune(object, &self.version().schema);
-        }
+        stored
     }
 
     /// Brings an object that a client has sent under its schema. Unknown fields are dropped and told.

@@ -19,7 +19,7 @@ mod strategy;
 mod tests;
 pub mod validate;
 
-pub use definition::{Custom, Definition, DefinitionError, Kind, ScalePaths, Version};
+pub use definition::{ConversionWebhook, Custom, Definition, DefinitionError, Kind, ScalePaths, Version};
 pub use regexp::Pattern;
 pub use rules::RuleSet;
 pub use schema::{Additional, Checks, ListType, Schema, Type};

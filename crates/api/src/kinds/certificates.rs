@@ -72,7 +72,6 @@ impl Strategy for CertificateSigningRequests {
     /// Who signs reports; who approves decides. Neither touches the other's conditions.
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "spec");
-        keep_metadata(new, old, "managedFields");
         let status = ensure_object(new, "status");
         for decision in ["Approved", "Denied"] {
             let is_one = |c: &Value| text(c, "type") == decision;
@@ -111,16 +110,16 @@ impl Strategy for CertificateSigningRequests {
 
     fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
         let mut errors = self.validate(new);
-        errors.extend(validate_lasting(new, old, false));
         let (is, was) = (&new["status"]["certificate"], &old["status"]["certificate"]);
+        if let Some(certificate) = is.as_str() {
+            errors.extend(validate_certificate(certificate));
+        }
+        errors.extend(validate_lasting(new, old, false));
         if !was.is_null() && is != was {
             errors.push(FieldError::forbidden(
                 &Path::new("status").child("certificate"),
                 "updates may not modify existing certificate content",
             ));
-        }
-        if let Some(certificate) = is.as_str() {
-            errors.extend(validate_certificate(certificate));
         }
         errors
     }

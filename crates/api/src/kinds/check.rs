@@ -1,6 +1,6 @@
 //! Checks many kinds share, in upstream's wording.
 
-use super::access::{list, text};
+use super::access::{int, list, text};
 pub use crate::cidr::Cidr;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{label_value, port_name, port_number, qualified_name};
@@ -301,4 +301,57 @@ pub fn strict_ip(value: &str) -> Vec<String> {
         return vec!["must not have leading 0s".to_owned()];
     }
     vec![NOT_AN_IP.to_owned()]
+}
+
+/// Conditions of `meta/v1`.
+pub fn conditions(conditions: &[Value], path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    for (index, condition) in conditions.iter().enumerate() {
+        let path = path.index(index);
+        let kind = text(condition, "type");
+        if conditions[..index].iter().any(|earlier| text(earlier, "type") == kind) {
+            errors.push(FieldError::duplicate(&path.child("type"), kind));
+        }
+        errors.extend(condition_fields(condition, &path));
+    }
+    errors
+}
+
+fn condition_fields(condition: &Value, path: &Path) -> FieldErrors {
+    const STATUSES: [&str; 3] = ["False", "True", "Unknown"];
+    const REASON_MAX: usize = 1024;
+    const MESSAGE_MAX: usize = 32 * 1024;
+    const REASON: &str = "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?')";
+    let (kind, status) = (text(condition, "type"), text(condition, "status"));
+    let mut errors = complaints(&path.child("type"), kind, qualified_name(kind));
+    if !STATUSES.contains(&status) {
+        errors.push(FieldError::not_supported(&path.child("status"), status, &STATUSES));
+    }
+    let generation = int(condition, "observedGeneration");
+    if generation < 0 {
+        let why = "must be greater than or equal to zero";
+        errors.push(FieldError::invalid(&path.child("observedGeneration"), generation, why));
+    }
+    if text(condition, "lastTransitionTime").is_empty() {
+        errors.push(FieldError::required(&path.child("lastTransitionTime"), ""));
+    }
+    let (reason, at) = (text(condition, "reason"), path.child("reason"));
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b',' | b':');
+    let reads = reason.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic())
+        && reason.bytes().all(inner)
+        && reason.bytes().last().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    if reason.is_empty() {
+        errors.push(FieldError::required(&at, ""));
+    } else {
+        if !reads {
+            errors.push(FieldError::invalid(&at, reason, REASON));
+        }
+        if reason.len() > REASON_MAX {
+            errors.push(FieldError::too_long(&at, REASON_MAX));
+        }
+    }
+    if text(condition, "message").len() > MESSAGE_MAX {
+        errors.push(FieldError::too_long(&path.child("message"), MESSAGE_MAX));
+    }
+    errors
 }

@@ -122,12 +122,8 @@ fn validate_selectors(resource: &Value, path: &Path) -> FieldErrors {
                     &path.child("values"),
                     "may not be specified when `operator` is 'Exists' or 'DoesNotExist'",
                 )),
-                "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
-                other => errors.push(FieldError::invalid(
-                    &path.child("operator"),
-                    other,
-                    "not a valid selector operator",
-                )),
+                // As upstream: operators of newer clients are taken, and the requirement is ignored.
+                _ => {}
             }
         }
     }

@@ -1,6 +1,7 @@
 //! `metadata.managedFields`: who owns which fields.
 
 use super::field_set::FieldSet;
+use crate::{Gvk, schema};
 use ferrite_json::{Map, Value};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -74,6 +75,14 @@ impl Managers {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Drops entries of versions that the object's kind does not have: nobody can tell what they meant.
+    pub(super) fn forget_unknown_versions(&mut self, object: &Value) {
+        let Some(kind) = object.get("kind").and_then(Value::as_str) else { return };
+        self.0.retain(|_, owned| {
+            Gvk::from_api_version(&owned.api_version, kind).is_some_and(|gvk| schema::of(&gvk).is_some())
+        });
     }
 
     /// Drops entries without fields.

@@ -13,10 +13,12 @@ mod managers;
 mod node;
 #[cfg(test)]
 mod tests;
+mod untracked;
 mod validate;
 mod walk;
 
 pub use field_set::{FieldSet, PathElement};
+pub use untracked::{MergeError, merge};
 pub use validate::{validate, validate_custom};
 
 use crate::custom::Schema;
@@ -139,6 +141,9 @@ pub fn update(writer: &Writer<'_>, live: Option<&Value>, new: &mut Value) {
         let given = if writer.subresource.is_empty() { Managers::decode(new) } else { Managers::default() };
         if given.is_empty() { live.map(Managers::decode).unwrap_or_default() } else { given }
     };
+    if writer.custom.is_none() {
+        managers.forget_unknown_versions(new);
+    }
     if live.is_some() && managers.is_empty() {
         // As upstream: an object whose fields nobody tracks stays so until the first apply.
         managers.encode(new);
@@ -274,6 +279,9 @@ pub fn apply(
         let before = Writer { manager: BEFORE_FIRST_APPLY, subresource: "", ..*writer };
         record_update(&before, node, &blank, live, &mut managers);
     }
+    if writer.custom.is_none() {
+        managers.forget_unknown_versions(config);
+    }
     let live = live.unwrap_or(&blank);
 
     let identity = writer.identity(Operation::Apply);
@@ -302,7 +310,7 @@ pub fn apply(
     }
     let comparison = walk::compare(node, live, &object).without(&ignored);
     if !force {
-        let conflicts = conflicts(&managers, &identity, &comparison);
+        let conflicts = conflicts(&managers, &identity, &comparison, writer.subresource == "scale");
         if !conflicts.is_empty() {
             return Err(ApplyError::Conflicts(conflicts));
         }
@@ -322,14 +330,23 @@ pub fn apply(
     Ok(Applied { object, changed })
 }
 
-fn conflicts(managers: &Managers, writer: &Identity, comparison: &Comparison) -> Vec<Conflict> {
+/// As upstream: who applies a scale hears of other managers as if they had written a scale, too.
+fn conflicts(
+    managers: &Managers,
+    writer: &Identity,
+    comparison: &Comparison,
+    of_scale: bool,
+) -> Vec<Conflict> {
     let changed = comparison.modified.clone().union(comparison.added.clone());
     managers
         .0
         .iter()
         .filter(|(identity, _)| *identity != writer)
         .flat_map(|(identity, owned)| {
-            let manager = identity.to_string();
+            let manager = match of_scale && identity.operation == Operation::Update {
+                true => Identity { api_version: SCALE_VERSION.to_owned(), ..identity.clone() }.to_string(),
+                false => identity.to_string(),
+            };
             let paths = owned.set.intersection(&changed).paths();
             paths.into_iter().map(move |path| Conflict { manager: manager.clone(), path })
         })

@@ -10,7 +10,7 @@ mod strategic;
 #[cfg(test)]
 mod tests;
 
-pub use json::{MAX_COPIED, MAX_OPERATIONS, json_patch};
+pub use json::{MAX_COPIED, MAX_OPERATIONS, json_patch, json_patch_explained};
 pub use merge::merge_patch;
 pub use strategic::strategic_merge;
 

@@ -320,3 +320,67 @@ fn long_lists_are_merged_without_searching_them() {
     let merged = pod_spec(json!({"containers": list}), json!({"containers": list})).expect("merged");
     assert_eq!(merged["containers"], Value::Array(list));
 }
+
+#[test]
+fn a_patch_of_the_server_itself_tells_why_it_does_not_apply() {
+    let document = || json!({"a": {"b": 1}, "l": [1, 2]});
+    let rows = [
+        (
+            json!({"op": "add", "path": "/q/c", "value": 1}),
+            "add operation does not apply: doc is missing path: \"/q/c\": missing value",
+        ),
+        (
+            json!({"op": "add", "path": "/l/x", "value": 1}),
+            "error in add for path: '/l/x': value was not a proper array index: 'x': strconv.Atoi: parsing \"x\": invalid syntax",
+        ),
+        (
+            json!({"op": "add", "path": "/l/9", "value": 1}),
+            "error in add for path: '/l/9': Unable to access invalid index: 9: invalid index referenced",
+        ),
+        (
+            json!({"op": "remove", "path": "/a/x"}),
+            "error in remove for path: '/a/x': Unable to remove nonexistent key: x: missing value",
+        ),
+        (
+            json!({"op": "remove", "path": "/q/x"}),
+            "remove operation does not apply: doc is missing path: \"/q/x\": missing value",
+        ),
+        (
+            json!({"op": "remove", "path": "/l/2"}),
+            "error in remove for path: '/l/2': Unable to access invalid index: 2: invalid index referenced",
+        ),
+        (
+            json!({"op": "replace", "path": "/l/2", "value": 1}),
+            "replace operation does not apply: doc is missing key: /l/2: missing value",
+        ),
+        (
+            json!({"op": "replace", "path": "/q/2", "value": 1}),
+            "replace operation does not apply: doc is missing path: /q/2: missing value",
+        ),
+        (
+            json!({"op": "move", "from": "/q/2", "path": "/a/c"}),
+            "move operation does not apply: doc is missing from path: /q/2: missing value",
+        ),
+        (
+            json!({"op": "move", "from": "/a/b", "path": "/q/c"}),
+            "move operation does not apply: doc is missing destination path: /q/c: missing value",
+        ),
+        (
+            json!({"op": "copy", "from": "/q/2", "path": "/a/c"}),
+            "copy operation does not apply: doc is missing from path: /q/2: missing value",
+        ),
+        (
+            json!({"op": "test", "path": "/q/2", "value": 1}),
+            "test operation does not apply: is missing path: /q/2: missing value",
+        ),
+        (json!({"op": "bogus", "path": "/q"}), "Unexpected kind: bogus"),
+    ];
+    for (operation, expected) in rows {
+        let found = json_patch_explained(&mut document(), &json!([operation])).unwrap_err();
+        assert_eq!(found.to_string(), expected);
+        assert_eq!(json_patch(&mut document(), &json!([operation])), Err(PatchError::Rejected));
+    }
+    let test = |value: i64| json!([{"op": "test", "path": "/a/b", "value": value}]);
+    assert_eq!(json_patch_explained(&mut document(), &test(1)), Ok(true));
+    assert_eq!(json_patch_explained(&mut document(), &test(2)), Ok(false));
+}

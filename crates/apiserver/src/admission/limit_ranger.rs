@@ -54,7 +54,7 @@ fn applies(attributes: &Attributes<'_>, object: &Value) -> bool {
                 && (attributes.is_sub("", "pods", Some("resize"))
                     || attributes.is("", "persistentvolumeclaims"))
         }
-        Operation::Delete => false,
+        Operation::Delete | Operation::Connect => false,
     }
 }
 

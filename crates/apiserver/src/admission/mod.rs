@@ -1,18 +1,29 @@
 //! Admission: the last gate before the store. Plugins may change an object, then all may refuse it.
 //!
-//! One module per plugin, one row each in [`PLUGINS`], in upstream's order.
+//! One module per plugin, one row each in [`PLUGINS`], in upstream's order. Plugins never wait.
+//!
+//! Webhooks and policies may wait, and are stages ([`stage`]): they run after the plugins of their phase. The whole order
+//! is upstream's: plugins that change, `MutatingAdmissionPolicy`, `MutatingAdmissionWebhook`, plugins that refuse,
+//! `ValidatingAdmissionPolicy`, `ValidatingAdmissionWebhook`, and charges of quotas last.
+//!
+//! To add a stage: one module with a type that implements [`MutatingStage`] or [`ValidatingStage`], and one row in
+//! [`stage::MUTATING`] or [`stage::VALIDATING`]. [`matching`] decides which requests a configuration selects, and
+//! [`configured::Configured`] keeps what stored configurations were compiled to.
 
 mod always_pull_images;
 mod anti_affinity;
 mod certificates;
 mod claim_resize;
 mod config;
+pub(crate) mod configured;
 mod default_class;
 mod default_tolerations;
 mod deny_external_ips;
 mod event_rate_limit;
+pub(crate) mod expressions;
 mod extended_toleration;
 mod limit_ranger;
+pub(crate) mod matching;
 mod namespace_exists;
 mod namespace_lifecycle;
 mod node_restriction;
@@ -20,24 +31,35 @@ mod owner_references;
 mod pod_node_selector;
 mod pod_security;
 mod pod_topology;
+mod policy;
 mod priority;
+pub(crate) mod reinvocation;
 mod resource_quota;
 mod runtime_class;
 mod service_account;
+pub(crate) mod stage;
 mod storage_in_use;
 mod taint_nodes;
 mod toleration_restriction;
+mod webhook;
 
 pub use config::{ConfigError, Configurations, read as read_admission_config};
+pub(crate) use reinvocation::Reinvocation;
+pub(crate) use stage::{MutatingStage, Parts, ValidatingStage};
+pub(crate) use webhook::WebhookMetrics;
 
 use crate::auth::{Action, Rbac, User, decide};
 use crate::metrics::AdmissionTimes;
 use crate::options::WriteOptions;
+use crate::outbound::Outbound;
 use crate::registry::View;
-use ferrite_api::Status;
+use crate::subresource::scale;
+
 use ferrite_api::resource::Resource;
+use ferrite_api::{Gvk, Status};
 use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Txn};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What is about to happen.
@@ -46,14 +68,17 @@ pub(crate) enum Operation {
     Create,
     Update,
     Delete,
+    /// A request that becomes a stream: exec, attach, port-forward and proxy.
+    Connect,
 }
 
 impl Operation {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Create => "CREATE",
             Self::Update => "UPDATE",
             Self::Delete => "DELETE",
+            Self::Connect => "CONNECT",
         }
     }
 }
@@ -66,14 +91,37 @@ pub(crate) struct Attributes<'a> {
     pub subresource: Option<&'a str>,
     pub namespace: &'a str,
     pub name: &'a str,
+    /// The request does not name the object: it has no name yet and `name` is the prefix that it will be drawn from, or it
+    /// is deleted with its collection.
+    pub unnamed: bool,
     pub user: &'a User,
     /// What is stored now: none for a create.
     pub old: Option<&'a Value>,
     pub options: &'a WriteOptions,
-    pub rbac: &'a Rbac,
+    pub rbac: &'a Arc<Rbac>,
 }
 
 impl<'a> Attributes<'a> {
+    /// The name as webhooks and policies see it: none while it is not drawn.
+    pub fn given_name(&self) -> &'a str {
+        if self.unnamed { "" } else { self.name }
+    }
+    /// The namespace as webhooks and policies see it. As upstream: a Namespace is in itself.
+    pub fn given_namespace(&self) -> &'a str {
+        match self.resource.group.is_empty() && self.resource.plural == "namespaces" {
+            true => self.given_name(),
+            false => self.namespace,
+        }
+    }
+    /// Group, version and kind of the object: that of the body where a subresource has one of its own.
+    pub fn kind(&self) -> Gvk {
+        let body = self.subresource.and_then(|name| self.resource.subresource(name)).and_then(|sub| sub.body);
+        match body {
+            Some((group, version, kind)) => Gvk::new(group, version, kind),
+            None => self.resource.gvk(),
+        }
+    }
+
     /// Whether this is about a resource itself, not one of its subresources.
     fn is(&self, group: &str, plural: &str) -> bool {
         self.is_sub(group, plural, None)
@@ -85,7 +133,7 @@ impl<'a> Attributes<'a> {
 
     /// Whether this creates or updates an object of a core resource, not one of its subresources.
     fn writes(&self, plural: &str) -> bool {
-        self.operation != Operation::Delete && self.is("", plural)
+        matches!(self.operation, Operation::Create | Operation::Update) && self.is("", plural)
     }
 
     /// Whether this creates an object of a core resource, not one of its subresources.
@@ -99,12 +147,21 @@ impl<'a> Attributes<'a> {
 
     /// A refusal of this request.
     fn forbid(&self, why: impl AsRef<str>) -> Status {
-        Status::forbidden(&self.resource.group, &self.resource.plural, self.name, why.as_ref())
+        // As upstream: deletes of a collection do not name their objects.
+        let unnamed = self.unnamed && self.operation == Operation::Delete;
+        let name = if unnamed { "Unknown!" } else { self.name };
+        Status::forbidden(&self.resource.group, &self.resource.plural, name, why.as_ref())
     }
 
     /// Tells the client something that does not stop the request.
     fn warn(&self, text: impl Into<String>) {
         self.options.warnings.add(text);
+    }
+
+    /// Notes something for those who audit requests. The server's log takes the place of an audit log.
+    fn annotate(&self, key: &str, value: String) {
+        let (resource, namespace, name) = (&*self.resource.plural, self.namespace, self.name);
+        tracing::info!(target: "audit", resource, namespace, name, user = self.user.name, key, value);
     }
 
     /// Whether the user may do something else as well.
@@ -260,70 +317,240 @@ impl std::ops::Deref for Link {
     }
 }
 
+/// Whether a request writes the scale of an object.
+fn is_scale(attributes: &Attributes<'_>) -> bool {
+    attributes.subresource == Some("scale") && attributes.operation == Operation::Update
+}
+
 /// The plugins that work, in order.
 pub(crate) struct Chain {
     links: Vec<Link>,
+    mutating: Vec<Box<dyn MutatingStage>>,
+    validating: Vec<Box<dyn ValidatingStage>>,
     /// Whether a namespace that does not exist is made for who creates something in it.
     pub provisions_namespaces: bool,
     pub times: AdmissionTimes,
+    pub webhook_metrics: Arc<WebhookMetrics>,
 }
 
 impl Chain {
     /// Fails with the first name that is no plugin's, or the first configuration that a plugin does not take.
-    pub fn new(wanted: &AdmissionPlugins) -> Result<Self, String> {
-        let named = |list: &[String], row: &Row| list.iter().any(|name| name == row.name());
-        let names = wanted.enable.iter().chain(&wanted.disable).chain(wanted.configurations.keys());
-        let mut unknown = names.filter(|name| PLUGINS.iter().all(|row| row.name() != name.as_str()));
-        if let Some(name) = unknown.next() {
-            let known: Vec<&str> = PLUGINS.iter().map(Row::name).collect();
+    pub fn new(wanted: &AdmissionPlugins, outbound: &Arc<Outbound>) -> Result<Self, String> {
+        let webhook_metrics = Arc::default();
+        let known: Vec<&str> = PLUGINS.iter().map(Row::name).chain(stage::names()).collect();
+        let mut names = wanted.enable.iter().chain(&wanted.disable).chain(wanted.configurations.keys());
+        if let Some(name) = names.find(|name| !known.contains(&name.as_str())) {
             return Err(format!("no admission plugin is called {name:?}: there are {}", known.join(", ")));
         }
-        let works = |row: &&Row| named(&wanted.enable, row) || (row.default && !named(&wanted.disable, row));
-        let rows: Vec<&Row> = PLUGINS.iter().filter(works).collect();
+        let named = |list: &[String], name: &str| list.iter().any(|listed| listed == name);
+        let works = |name: &str, default: bool| {
+            named(&wanted.enable, name) || (default && !named(&wanted.disable, name))
+        };
+        let rows: Vec<&Row> = PLUGINS.iter().filter(|row| works(row.name(), row.default)).collect();
+        let parts = |name: &str| Parts {
+            configuration: wanted.configurations.get(name),
+            outbound,
+            webhook_metrics: &webhook_metrics,
+        };
         Ok(Self {
             times: AdmissionTimes::default(),
             links: rows.iter().map(|row| row.link(&wanted.configurations)).collect::<Result<_, _>>()?,
+            mutating: stage::make(stage::MUTATING, &works, &parts)?,
+            validating: stage::make(stage::VALIDATING, &works, &parts)?,
+            webhook_metrics: Arc::clone(&webhook_metrics),
             provisions_namespaces: rows
                 .iter()
                 .any(|row| row.name() == namespace_exists::NamespaceAutoProvision::NAME),
         })
     }
 
-    pub fn mutate(&self, view: &View, attributes: &Attributes<'_>, object: &mut Value) -> Result<(), Status> {
+    /// Lets all change the object. Answers whether a webhook or a policy did: the caller then prepares it anew.
+    pub async fn mutate(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<bool, Status> {
         let started = Instant::now();
-        certificates::stamp_requester(attributes, object);
-        let admitted = self.links.iter().try_for_each(|plugin| {
-            let _span =
-                tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name)
-                    .entered();
-            plugin.mutate(view, attributes, object)
-        });
+        let mut admitted = self.mutate_at_once(view, attributes, object).map(|()| false);
+        if admitted.is_ok() && self.may_mutate(view, attributes) {
+            // Boxed, so that writes that nobody is asked about stay small.
+            admitted = Box::pin(self.mutate_waiting(view, attributes, object)).await;
+        }
         self.times.observe(false, attributes.operation.name(), admitted.is_err(), started.elapsed());
         admitted
     }
 
-    /// Asks all plugins. What the write costs has to be written with it.
-    pub fn validate(
+    fn may_mutate(&self, view: &View, attributes: &Attributes<'_>) -> bool {
+        !attributes.options.within && self.mutating.iter().any(|stage| stage.concerns(view, attributes))
+    }
+
+    fn may_validate(&self, view: &View, attributes: &Attributes<'_>) -> bool {
+        !attributes.options.within && self.validating.iter().any(|stage| stage.concerns(view, attributes))
+    }
+
+    fn mutate_at_once(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<(), Status> {
+        certificates::stamp_requester(attributes, object);
+        self.links.iter().try_for_each(|plugin| {
+            let _span =
+                tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name)
+                    .entered();
+            plugin.mutate(view, attributes, object)
+        })
+    }
+
+    /// Runs the stages, and where one of them asks for it, all plugins and stages once more.
+    async fn mutate_waiting(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<bool, Status> {
+        if is_scale(attributes) {
+            return self.mutate_scale(view, attributes, object).await;
+        }
+        let unstamped = reinvocation::Unstamped::take(attributes, object);
+        let before = object.clone();
+        let mut reinvocation = Reinvocation::default();
+        let mut ran = self.run_mutating(view, attributes, Some(object), &mut reinvocation).await;
+        if ran.is_ok() && reinvocation.begin_again() {
+            // Plugins have no say in requests that become streams.
+            let plugins = match attributes.operation {
+                Operation::Connect => Ok(()),
+                _ => self.mutate_at_once(view, attributes, object),
+            };
+            ran = match plugins {
+                Ok(()) => self.run_mutating(view, attributes, Some(object), &mut reinvocation).await,
+                refused => refused,
+            };
+        }
+        let changed = *object != before;
+        unstamped.put_back(object, before);
+        ran.map(|()| changed)
+    }
+
+    /// Stages see the scale of an object, not the object.
+    async fn mutate_scale(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<bool, Status> {
+        let resource = attributes.resource;
+        let old = attributes.old.map(|old| scale::scale_of(resource, old));
+        let shown = Attributes { old: old.as_ref(), ..*attributes };
+        let before = scale::scale_of(resource, object);
+        let mut after = before.clone();
+        let mut reinvocation = Reinvocation::default();
+        self.run_mutating(view, &shown, Some(&mut after), &mut reinvocation).await?;
+        if reinvocation.begin_again() {
+            self.run_mutating(view, &shown, Some(&mut after), &mut reinvocation).await?;
+        }
+        let changed = before["spec"] != after["spec"];
+        if changed {
+            scale::set_replicas(resource, object, &after);
+        }
+        Ok(changed)
+    }
+
+    async fn run_mutating(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        mut object: Option<&mut Value>,
+        reinvocation: &mut Reinvocation,
+    ) -> Result<(), Status> {
+        for stage in &self.mutating {
+            if stage.concerns(view, attributes) {
+                stage.mutate(view, attributes, object.as_deref_mut(), reinvocation).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks all plugins and stages. Quotas are charged afterwards, by [`Chain::charge`].
+    ///
+    /// `object` is none for a delete.
+    pub async fn validate(
         &self,
         view: &View,
         attributes: &Attributes<'_>,
         object: Option<&Value>,
-    ) -> Result<Charges, Status> {
+    ) -> Result<(), Status> {
         let started = Instant::now();
-        let validated = self.ask_validators(view, attributes, object);
+        let mut validated =
+            self.links.iter().try_for_each(|plugin| plugin.validate(view, attributes, object));
+        if validated.is_ok() && self.may_validate(view, attributes) {
+            validated = Box::pin(self.run_validating(view, attributes, object)).await;
+        }
         self.times.observe(true, attributes.operation.name(), validated.is_err(), started.elapsed());
         validated
     }
 
-    fn ask_validators(
+    async fn run_validating(
         &self,
         view: &View,
         attributes: &Attributes<'_>,
         object: Option<&Value>,
+    ) -> Result<(), Status> {
+        let resource = attributes.resource;
+        let of = |object: &Value| scale::scale_of(resource, object);
+        let (scale, old_scale) = match is_scale(attributes) {
+            true => (object.map(of), attributes.old.map(of)),
+            false => (None, None),
+        };
+        let object = scale.as_ref().or(object);
+        let shown = Attributes { old: old_scale.as_ref().or(attributes.old), ..*attributes };
+        let attributes = &shown;
+        for stage in &self.validating {
+            if stage.concerns(view, attributes) {
+                stage.validate(view, attributes, object).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks about a delete. Nothing can be changed, but stages that change objects may refuse it.
+    pub async fn admit_delete(&self, view: &View, attributes: &Attributes<'_>) -> Result<(), Status> {
+        if self.may_mutate(view, attributes) {
+            let started = Instant::now();
+            let admitted =
+                Box::pin(self.run_mutating(view, attributes, None, &mut Reinvocation::default())).await;
+            self.times.observe(false, attributes.operation.name(), admitted.is_err(), started.elapsed());
+            admitted?;
+        }
+        self.validate(view, attributes, None).await
+    }
+    /// Asks about a request that becomes a stream; `options` are its own. Only stages have a say in it. Answers whether
+    /// the options were changed.
+    pub async fn connect(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        options: &mut Value,
+    ) -> Result<bool, Status> {
+        let mutates = self.may_mutate(view, attributes);
+        let changed =
+            if mutates { Box::pin(self.mutate_waiting(view, attributes, options)).await? } else { false };
+        if self.may_validate(view, attributes) {
+            Box::pin(self.run_validating(view, attributes, Some(options))).await?;
+        }
+        Ok(changed)
+    }
+
+    /// What a write costs that all have admitted. It has to be written with it.
+    pub fn charge(
+        &self,
+        view: &View,
+        attributes: &Attributes<'_>,
+        object: &Value,
     ) -> Result<Charges, Status> {
-        self.links.iter().try_for_each(|plugin| plugin.validate(view, attributes, object))?;
         let mut charges = Charges::default();
-        let Some(object) = object else { return Ok(charges) };
         for plugin in &self.links {
             let charged = plugin.charge(view, attributes, object)?;
             charges.compares.extend(charged.compares);

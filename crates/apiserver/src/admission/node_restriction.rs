@@ -61,6 +61,7 @@ fn pod(node: &str, attributes: &Attributes<'_>, object: Option<&Value>) -> Optio
         Operation::Update => Some(format!(
             "unexpected operation \"UPDATE\", node {node:?} can only create and delete mirror pods"
         )),
+        Operation::Connect => None,
     }
 }
 

@@ -48,7 +48,7 @@ impl Plugin for ResourceQuota {
         let counts = match attributes.operation {
             Operation::Create => attributes.subresource.is_none(),
             Operation::Update => evaluator.counts_update(attributes.subresource, attributes.old, object),
-            Operation::Delete => false,
+            Operation::Delete | Operation::Connect => false,
         };
         if !counts {
             return Ok(charges);

@@ -2,9 +2,10 @@
 //! verified here, so that a certificate that proves no identity is answered with 401.
 
 use super::User;
+use ferrite_component::metrics::{Histogram, registry};
 use ferrite_pki::{ClientAuthorities, ClientCertificate};
 use rustls_pki_types::CertificateDer;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 use x509_parser::asn1_rs::{Oid, oid};
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -16,6 +17,31 @@ const UID: Oid<'static> = oid!(1.3.6.1.4.1.57683.2);
 /// credential it is answered with 401.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RefusedCertificate;
+
+const HOUR: f64 = 3600.0;
+const DAY: f64 = 24.0 * HOUR;
+/// Upstream's buckets: from nothing to a year.
+const LIFETIMES: &[f64] = &[
+    0.0,
+    0.5 * HOUR,
+    HOUR,
+    2.0 * HOUR,
+    6.0 * HOUR,
+    12.0 * HOUR,
+    DAY,
+    2.0 * DAY,
+    4.0 * DAY,
+    7.0 * DAY,
+    30.0 * DAY,
+    90.0 * DAY,
+    180.0 * DAY,
+    360.0 * DAY,
+];
+
+static EXPIRATION: LazyLock<Arc<Histogram>> = LazyLock::new(|| {
+    let help = "The time that certificates of requests had left.";
+    registry().histogram("apiserver_client_certificate_expiration_seconds", help, &[], LIFETIMES).with(&[])
+});
 
 /// The client of a connection, by its certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +83,10 @@ impl Client {
             Self::Nobody => Ok(None),
             Self::Refused => Err(RefusedCertificate),
             Self::Known { user, certificate } => match certificate.is_valid_at(now) {
-                true => Ok(Some(Arc::clone(user))),
+                true => {
+                    EXPIRATION.observe(certificate.remaining(now));
+                    Ok(Some(Arc::clone(user)))
+                }
                 false => Err(RefusedCertificate),
             },
         }

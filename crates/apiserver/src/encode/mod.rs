@@ -66,9 +66,11 @@ pub(crate) fn object(
 ) -> Result<Answer, Status> {
     match as_.shape {
         Shape::Table { beta } => {
-            let version = meta::str(object, "resourceVersion");
-            let table =
-                table(resource, [object].into_iter(), beta, include, json!({"resourceVersion": version}));
+            let metadata = match meta::str(object, "resourceVersion") {
+                "" => json!({}),
+                version => json!({"resourceVersion": version}),
+            };
+            let table = table(resource, [object].into_iter(), beta, include, metadata);
             value(code, &table, as_)
         }
         Shape::PartialObjectMetadata { beta } => value(code, &partial(object, beta), as_),

@@ -90,7 +90,8 @@ async fn remove_objects(server: &ApiServer, resource: &Resource) -> Result<(), S
     let registry = &server.registry;
     let prefix = stored::prefix(resource);
     let user = User::new("system:apiserver", ["system:masters"]);
-    let options = WriteOptions { field_manager: MANAGER.into(), ..WriteOptions::default() };
+    // As upstream: nobody is asked about objects that go with their definition.
+    let options = WriteOptions { field_manager: MANAGER.into(), within: true, ..WriteOptions::default() };
     loop {
         let snapshot = registry.store.snapshot();
         let mut left = 0;

@@ -5,7 +5,10 @@
 //! definition that is being deleted stays served, but not for creates, until its objects are gone ([`cleanup`]).
 
 mod cleanup;
+mod conversion;
 mod names;
+
+pub(crate) use conversion::{Converter, converts};
 
 use crate::auth::User;
 use crate::options::WriteOptions;

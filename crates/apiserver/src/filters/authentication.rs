@@ -1,6 +1,6 @@
 //! Finds the user of a request.
 
-use super::{Exchange, Refusal};
+use super::{Exchange, Refusal, times};
 use crate::auth::{self, User};
 use crate::connections::Slot;
 use crate::server::ApiServer;
@@ -12,7 +12,9 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
     let (server, asked) = (&exchange.facts.server, &mut exchange.asked);
     let asked_at = std::time::Instant::now();
     let user = authenticate(server, asked.user.take(), &asked.parts);
-    server.metrics.access.authenticated(user.as_deref().ok(), asked_at.elapsed());
+    let elapsed = asked_at.elapsed();
+    server.metrics.access.authenticated(user.as_deref().ok(), elapsed);
+    times::AUTHENTICATION.observe(elapsed);
     let user = user?;
     if let Some(connection) = asked.parts.extensions.get::<Arc<Slot>>().filter(|_| !user.is_anonymous()) {
         connection.belongs_to(&user.name);

@@ -1,6 +1,6 @@
 //! Refuses a request whose user may not make it.
 
-use super::{Exchange, Refusal};
+use super::{Exchange, Refusal, times};
 use crate::auth;
 use ferrite_api::Status;
 
@@ -13,6 +13,8 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
         true => Ok(()),
         false => auth::authorize(&server.registry.rbac, &server.registry.view(), user, &asked.action()),
     };
-    server.metrics.access.authorized(allowed.is_ok(), asked_at.elapsed());
+    let elapsed = asked_at.elapsed();
+    server.metrics.access.authorized(allowed.is_ok(), elapsed);
+    times::AUTHORIZATION.observe(elapsed);
     Ok(allowed?)
 }

@@ -13,7 +13,9 @@ mod deadline;
 mod impersonation;
 mod in_flight;
 mod memory_reclaim;
+mod request_info;
 mod request_metrics;
+mod times;
 
 use crate::auth::{Action, User};
 use crate::dispatch;
@@ -67,6 +69,7 @@ const CHAIN: &[Filter] = &[
     Filter::after(compression::after),
     // Requests are counted from here on, also those that a filter below refuses.
     Filter::after(request_metrics::after),
+    Filter::before(request_info::before),
     Filter::before(deadline::before),
     Filter::before(authentication::before),
     // Authorization is about the user that the request is made as.

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 pub(crate) use access::{Access, AdmissionTimes};
 use histogram::Histogram;
+pub(crate) use histogram::Timing;
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -121,6 +122,11 @@ impl RequestKind {
     /// Streams have no deadline and are not counted among those in flight.
     pub fn is_long_running(&self) -> bool {
         self.long_running
+    }
+
+    /// Whether the request is about a resource that is served, and no connection.
+    pub fn is_of_resource(&self) -> bool {
+        self.resource.is_some() && self.verb != "CONNECT"
     }
 
     /// Writes have a limit of their own.
@@ -409,12 +415,12 @@ fn put_bodies<'a>(out: &mut String, all: impl Iterator<Item = &'a Series>) {
     }
 }
 
-fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+pub(crate) fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     put(out, &format!("# HELP {name} {help}"));
     put(out, &format!("# TYPE {name} {kind}"));
 }
 
-fn put(out: &mut String, line: &str) {
+pub(crate) fn put(out: &mut String, line: &str) {
     // Writing to a string does not fail.
     let _ = writeln!(out, "{line}");
 }

@@ -35,14 +35,30 @@ const OPTIONS: &[(&str, &[&str])] = &[
     ("storagemigration.k8s.io", &["v1beta1"]),
 ];
 
-/// The kinds that `DeleteOptions` is in a document of custom kinds.
-pub(super) fn delete_options() -> Value {
-    let kinds = OPTIONS.iter().flat_map(|(group, versions)| {
-        versions
-            .iter()
-            .map(move |version| json!({"group": group, "kind": "DeleteOptions", "version": version}))
+/// Groups that only the document of everything lists.
+const ELSEWHERE: &[(&str, &[&str])] = &[
+    ("admission.k8s.io", &["v1", "v1beta1"]),
+    ("apiextensions.k8s.io", &["v1", "v1beta1"]),
+    ("apiregistration.k8s.io", &["v1", "v1beta1"]),
+    ("imagepolicy.k8s.io", &["v1alpha1"]),
+];
+
+fn of_groups(kind: &str, mut groups: Vec<&(&str, &[&str])>) -> Value {
+    groups.sort();
+    let kinds = groups.into_iter().flat_map(|(group, versions)| {
+        versions.iter().map(move |version| json!({"group": group, "kind": kind, "version": version}))
     });
     kinds.collect()
+}
+
+/// The kinds that `DeleteOptions` is in a document of custom kinds.
+pub(super) fn delete_options() -> Value {
+    of_groups("DeleteOptions", OPTIONS.iter().collect())
+}
+
+/// The kinds that a type of every group is in the document of everything.
+pub(super) fn of_all_groups(kind: &str) -> Value {
+    of_groups(kind, OPTIONS.iter().chain(ELSEWHERE).collect())
 }
 
 /// `com.example.stable.v1.CronTab`: the group from its end.
@@ -69,10 +85,15 @@ pub(super) fn add(schemas: &mut Schemas, resource: &Resource, schema_of: SchemaO
     }
     let of = |kind: &str| json!([{"group": resource.group, "version": resource.version, "kind": kind}]);
     let mut schema = schema_of(resource).unwrap_or_else(|| json!({"type": "object"}));
-    if dialect == Dialect::V2 {
-        simplify(&mut schema);
+    // As upstream: the older document says nothing of an object that may have any field.
+    if dialect == Dialect::V2 && schema["x-kubernetes-preserve-unknown-fields"] == true {
+        schema = json!({});
+    } else {
+        if dialect == Dialect::V2 {
+            simplify(&mut schema);
+        }
+        complete(schemas, &mut schema, true);
     }
-    complete(schemas, &mut schema, true);
     // Only fields that take anything lose their type.
     schema["type"] = "object".into();
     schema["x-kubernetes-group-version-kind"] = of(&resource.kind);

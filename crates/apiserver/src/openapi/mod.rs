@@ -3,7 +3,10 @@
 
 mod custom;
 mod descriptions;
+mod documents;
 mod enums;
+mod operations;
+mod parameters;
 mod paths;
 mod proto;
 mod proto_v3;
@@ -20,6 +23,7 @@ use ::http::{HeaderMap, HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::resource::Resource;
 use ferrite_json::{Map, Value, json};
+use operations::PathItem;
 use schemas::{Dialect, Schemas};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -74,6 +78,9 @@ impl Documents {
 
     /// `/openapi/v2`: everything in one document, as JSON or protobuf.
     pub fn v2(&self, table: &Table, schema_of: SchemaOf<'_>, headers: &HeaderMap) -> Answer {
+        let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let protobuf = ["application/com.github.proto-openapi.spec.v2@v1.0+protobuf", PROTOBUF_V2];
+        let Some(form) = Form::of(accept, protobuf) else { return bare(406) };
         let known = {
             let whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
             whole.as_ref().filter(|(version, _)| *version == table.version).map(|(_, made)| made.clone())
@@ -88,13 +95,10 @@ impl Documents {
             *whole = Some((table.version, made.clone()));
             made
         });
-        let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
-        let (document, content_type) = if accept.contains("proto-openapi.spec.v2@v1.0+protobuf") {
-            (protobuf, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
-        } else {
-            (json, JSON)
-        };
-        tagged(&document, content_type, headers)
+        match form {
+            Form::Protobuf => tagged(&protobuf, PROTOBUF_V2, headers),
+            Form::Json => tagged(&json, JSON, headers),
+        }
     }
 
     /// `/openapi/v3/<path>`
@@ -108,7 +112,8 @@ impl Documents {
     ) -> Answer {
         let Some(document) = self.get(table, schema_of, path) else { return bare(404) };
         let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
-        let mut answer = match Form::of(accept) {
+        let protobuf = ["application/com.github.proto-openapi.spec.v3@v1.0+protobuf", PROTOBUF_V3];
+        let mut answer = match Form::of(accept, protobuf) {
             None => return bare(406),
             Some(Form::Json) => tagged(&document, JSON, headers),
             // Few ask for it, so it is made from the JSON each time; the tag is the same for both.
@@ -187,24 +192,23 @@ fn tagged(document: &Document, content_type: &'static str, headers: &HeaderMap) 
 
 const PROTOBUF_V3: &str = "application/com.github.proto-openapi.spec.v3.v1.0+protobuf";
 
-/// The forms a v3 document has.
+const PROTOBUF_V2: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+
+/// The forms a document has.
 enum Form {
     Json,
     Protobuf,
 }
 
 impl Form {
-    /// The first of an `Accept` header that there is.
-    fn of(accept: &str) -> Option<Self> {
+    /// The first of an `Accept` header that there is. `protobuf` has the names of that form.
+    fn of(accept: &str, protobuf: [&str; 2]) -> Option<Self> {
         if accept.trim().is_empty() {
             return Some(Self::Json);
         }
         accept.split(',').find_map(|clause| match clause.split(';').next().unwrap_or_default().trim() {
             "application/json" | "application/*" | "*/*" => Some(Self::Json),
-            "application/com.github.proto-openapi.spec.v3@v1.0+protobuf" | PROTOBUF_V3 => {
-                Some(Self::Protobuf)
-            }
-            _ => None,
+            other => protobuf.contains(&other).then_some(Self::Protobuf),
         })
     }
 }
@@ -231,7 +235,7 @@ fn paths_of(table: &Table) -> BTreeSet<String> {
     let mut paths: BTreeSet<String> = PLAIN.iter().chain(&["api", "apis"]).map(|p| (*p).to_owned()).collect();
     for resource in table.rows() {
         paths.insert(path_of(&resource.group, &resource.version));
-        if !resource.group.is_empty() {
+        if !resource.group.is_empty() && resource.custom.is_none() {
             paths.insert(format!("apis/{}", resource.group));
         }
     }
@@ -239,13 +243,11 @@ fn paths_of(table: &Table) -> BTreeSet<String> {
 }
 
 fn make_at(table: &Table, schema_of: SchemaOf<'_>, path: &str) -> Option<Value> {
-    let documented = |kinds: &[&str]| {
+    let documented = |make: &dyn Fn(&mut Schemas) -> Option<PathItem>| {
         let mut schemas = Schemas::new(Dialect::V3);
-        let paths = Map::from_iter([(format!("/{path}/"), json!({"get": {"responses": {}}}))]);
-        for kind in kinds {
-            if let Some(type_) = ferrite_api::schema::named(&format!("meta.v1.{kind}")) {
-                schemas.reference(type_);
-            }
+        let mut paths = Map::new();
+        if let Some(item) = make(&mut schemas) {
+            paths::put(&mut paths, &item);
         }
         finish(schemas, paths, "", "v1")
     };
@@ -253,12 +255,11 @@ fn make_at(table: &Table, schema_of: SchemaOf<'_>, path: &str) -> Option<Value> 
         table.rows().iter().map(|r| &**r).filter(|r| r.group == group && r.version == version).collect()
     };
     let (group, version) = match path.split('/').collect::<Vec<_>>().as_slice() {
-        ["api"] => return Some(documented(&["APIVersions"])),
-        ["apis"] => return Some(documented(&["APIGroup", "APIGroupList"])),
-        ["apis", group] if table.rows().iter().any(|r| r.group == *group) => {
-            return Some(documented(&["APIGroup"]));
+        ["apis", group] if table.rows().iter().any(|r| r.group == *group && r.custom.is_none()) => {
+            return Some(documented(&|schemas| Some(documents::group(group, schemas))));
         }
-        _ if PLAIN.contains(&path) => return Some(documented(&[])),
+        ["api"] | ["apis"] => return Some(documented(&|schemas| documents::plain(path, schemas))),
+        _ if PLAIN.contains(&path) => return Some(documented(&|schemas| documents::plain(path, schemas))),
         ["api", version] => ("", *version),
         ["apis", group, version] => (*group, *version),
         _ => return None,
@@ -281,26 +282,26 @@ fn hash(bytes: &[u8]) -> String {
 fn make(resources: &[&Resource], schema_of: SchemaOf<'_>, group: &str, version: &str) -> Value {
     let mut schemas = Schemas::new(Dialect::V3);
     let mut paths = Map::new();
-    for resource in resources {
-        paths::add_paths(&mut paths, &mut schemas, resource, schema_of);
-    }
     let built_in = resources.iter().any(|r| r.custom.is_none());
-    let has = |verb: &str| resources.iter().any(|r| r.verbs.contains(&verb));
-    let also = [
-        ("APIResourceList", built_in),
-        ("DeleteOptions", has("delete")),
-        ("Status", has("delete")),
-        ("WatchEvent", built_in && has("watch")),
-    ];
-    for (kind, _) in also.iter().filter(|(_, used)| *used) {
-        if let Some(type_) = ferrite_api::schema::named(&format!("meta.v1.{kind}")) {
-            schemas.reference(type_);
+    if built_in {
+        paths::put(&mut paths, &documents::version(group, version, &mut schemas));
+    }
+    for resource in resources {
+        for item in operations::of(resource, &mut schemas, schema_of) {
+            paths::put(&mut paths, &item);
         }
     }
     let mut document = finish(schemas, paths, group, version);
     let options = "/components/schemas/io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
-    if !built_in && let Some(options) = document.pointer_mut(options) {
-        options["x-kubernetes-group-version-kind"] = custom::delete_options();
+    if !built_in {
+        if let Some(options) = document.pointer_mut(options) {
+            options["x-kubernetes-group-version-kind"] = custom::delete_options();
+        }
+        // As upstream, where another server makes these documents.
+        document["info"] = json!({"title": "Kubernetes CRD Swagger", "version": "v0.1.0"});
+        if let Some(components) = document["components"].as_object_mut() {
+            components.remove("securitySchemes");
+        }
     }
     document
 }

@@ -21,6 +21,14 @@ pub(super) fn encode(document: &Value) -> Vec<u8> {
         }
     });
     out.message(9, |definitions| named_schemas(definitions, &document["definitions"]));
+    out.message(10, |definitions| {
+        for (name, made) in members(&document["parameters"]) {
+            definitions.message(1, |named| {
+                named.string(1, name);
+                named.message(2, |out| parameter(out, made));
+            });
+        }
+    });
     for requirement in document["security"].as_array().into_iter().flatten() {
         out.message(12, |out| {
             for (name, _) in members(requirement) {
@@ -53,30 +61,66 @@ pub(super) fn members(value: &Value) -> impl Iterator<Item = (&ferrite_json::Tex
     value.as_object().into_iter().flat_map(Map::iter)
 }
 
+const METHODS: [(&str, u32); 7] =
+    [("get", 2), ("put", 3), ("post", 4), ("delete", 5), ("options", 6), ("head", 7), ("patch", 8)];
+
 fn path_item(out: &mut Message, item: &Value) {
-    for (method, tag) in [("get", 2), ("put", 3), ("post", 4), ("delete", 5), ("patch", 8)] {
+    for (method, tag) in METHODS {
         if let Some(made) = item.get(method) {
             out.message(tag, |out| operation(out, made));
+        }
+    }
+    parameters(out, 9, &item["parameters"]);
+}
+
+/// Parameters, each of them whole or a reference.
+fn parameters(out: &mut Message, tag: u32, list: &Value) {
+    for one in list.as_array().into_iter().flatten() {
+        out.message(tag, |item| match one.get("$ref") {
+            Some(reference) => item.message(2, |out| out.text(1, reference)),
+            None => item.message(1, |out| parameter(out, one)),
+        });
+    }
+}
+
+fn parameter(out: &mut Message, one: &Value) {
+    let required = one["required"] == true;
+    match one["in"].as_str() {
+        Some("body") => out.message(1, |body| {
+            body.text(2, &one["name"]);
+            body.text(3, &one["in"]);
+            body.flag(4, required);
+            body.message(5, |out| schema(out, &one["schema"]));
+        }),
+        place => {
+            // Path parameters lack one field of those in queries, so that later ones have other numbers.
+            let (kind, type_, unique) = if place == Some("path") { (4, 5, 19) } else { (3, 6, 20) };
+            out.message(2, |non_body| {
+                non_body.message(kind, |out| {
+                    out.flag(1, required);
+                    out.text(2, &one["in"]);
+                    out.text(3, &one["description"]);
+                    out.text(4, &one["name"]);
+                    out.text(type_, &one["type"]);
+                    out.flag(unique, one["uniqueItems"] == true);
+                });
+            });
         }
     }
 }
 
 fn operation(out: &mut Message, operation: &Value) {
-    for parameter in operation["parameters"].as_array().into_iter().flatten() {
-        // ParametersItem → Parameter → NonBodyParameter → QueryParameterSubSchema
-        out.message(8, |item| {
-            item.message(1, |one| {
-                one.message(2, |non_body| {
-                    non_body.message(3, |query| {
-                        query.text(2, &parameter["in"]);
-                        query.text(4, &parameter["name"]);
-                        query.text(6, &parameter["type"]);
-                        query.flag(20, parameter["uniqueItems"] == true);
-                    });
-                });
-            });
-        });
-    }
+    let texts = |out: &mut Message, tag: u32, key: &str| {
+        for text in operation[key].as_array().into_iter().flatten() {
+            out.text(tag, text);
+        }
+    };
+    texts(out, 1, "tags");
+    out.text(3, &operation["description"]);
+    out.text(5, &operation["operationId"]);
+    texts(out, 6, "produces");
+    texts(out, 7, "consumes");
+    parameters(out, 8, &operation["parameters"]);
     out.message(9, |responses| {
         for (code, response) in members(&operation["responses"]) {
             responses.message(1, |named| {
@@ -92,6 +136,7 @@ fn operation(out: &mut Message, operation: &Value) {
             });
         }
     });
+    texts(out, 10, "schemes");
     extensions(out, 13, operation);
 }
 

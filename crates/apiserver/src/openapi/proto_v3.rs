@@ -50,18 +50,30 @@ fn path_item(out: &mut Message, item: &Value) {
             out.message(tag, |out| operation(out, made));
         }
     }
+    parameters(out, 13, &item["parameters"]);
 }
 
-fn operation(out: &mut Message, operation: &Value) {
-    for parameter in operation["parameters"].as_array().into_iter().flatten() {
-        out.message(6, |item| {
+fn parameters(out: &mut Message, tag: u32, list: &Value) {
+    for parameter in list.as_array().into_iter().flatten() {
+        out.message(tag, |item| {
             item.message(1, |out| {
                 out.text(1, &parameter["name"]);
                 out.text(2, &parameter["in"]);
+                out.text(3, &parameter["description"]);
+                out.flag(4, parameter["required"] == true);
                 out.message(10, |out| schema(out, &parameter["schema"]));
             });
         });
     }
+}
+
+fn operation(out: &mut Message, operation: &Value) {
+    for tag in operation["tags"].as_array().into_iter().flatten() {
+        out.text(1, tag);
+    }
+    out.text(3, &operation["description"]);
+    out.text(5, &operation["operationId"]);
+    parameters(out, 6, &operation["parameters"]);
     if let Some(body) = operation.get("requestBody") {
         out.message(7, |item| {
             item.message(1, |out| {

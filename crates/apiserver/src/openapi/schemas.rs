@@ -1,5 +1,6 @@
 //! Types of the schema as OpenAPI schemas.
 
+use super::operations::capital;
 use super::{SchemaOf, custom, descriptions, enums};
 use ferrite_api::resource::Resource;
 use ferrite_api::schema::{self, Field, Kind, Merge, TypeRef};
@@ -32,6 +33,36 @@ const PREFIXES: &[(&str, &str)] = &[
 const COMMON: &[&str] =
     &["APIGroup", "APIGroupList", "APIResourceList", "APIVersions", "DeleteOptions", "Status", "WatchEvent"];
 
+/// Fields that upstream's documents only refer with, as nothing is said of them.
+const UNDESCRIBED: &[(&str, &str)] = &[
+    ("networking.v1.IngressRule", "http"),
+    ("apiextensions.v1.JSONSchemaProps", "additionalItems"),
+    ("apiextensions.v1.JSONSchemaProps", "additionalProperties"),
+    ("apiextensions.v1.JSONSchemaProps", "example"),
+    ("apiextensions.v1.JSONSchemaProps", "externalDocs"),
+    ("apiextensions.v1.JSONSchemaProps", "items"),
+    ("apiextensions.v1.JSONSchemaProps", "not"),
+];
+
+/// Types of which one field is meant to be set: the field that says which one, if there is one, and the others.
+const UNIONS: &[(&str, &str, &[&str])] = &[
+    ("core.v1.AppArmorProfile", "type", &["localhostProfile"]),
+    ("core.v1.PodSchedulingGroup", "", &["podGroupName"]),
+    ("core.v1.SeccompProfile", "type", &["localhostProfile"]),
+    ("flowcontrol.v1.LimitResponse", "type", &["queuing"]),
+    ("flowcontrol.v1.PriorityLevelConfigurationSpec", "type", &["exempt", "limited"]),
+    ("flowcontrol.v1.Subject", "kind", &["group", "serviceAccount", "user"]),
+];
+
+fn union(discriminator: &str, fields: &[&str]) -> Value {
+    let fields: Map = fields.iter().map(|field| ((*field).to_owned(), capital(field).into())).collect();
+    let mut made = json!({"fields-to-discriminateBy": fields});
+    if !discriminator.is_empty() {
+        made["discriminator"] = discriminator.into();
+    }
+    json!([made])
+}
+
 fn full_name(type_: TypeRef) -> String {
     let prefix =
         PREFIXES.iter().find(|(p, _)| type_.name.starts_with(p)).map_or("io.k8s.api.", |(_, full)| full);
@@ -55,6 +86,32 @@ impl Schemas {
         }
         let list = schema::kind(&resource.group, &resource.version, &format!("{}List", resource.kind));
         (resource.schema.map(|type_| self.reference(type_)), list.map(|type_| self.reference(type_)))
+    }
+
+    /// Refers to a type of `meta/v1`.
+    pub fn meta(&mut self, kind: &str) -> Value {
+        schema::named(&format!("meta.v1.{kind}"))
+            .map_or_else(|| json!({"type": "object"}), |type_| self.reference(type_))
+    }
+
+    /// Refers to what the body of a patch is: anything.
+    pub fn patch(&mut self) -> Value {
+        let text = "The changes of a PATCH request, in the form that its content type names.";
+        self.add("io.k8s.apimachinery.pkg.apis.meta.v1.Patch", json!({"type": "object", "description": text}))
+    }
+
+    /// Adds a schema that has no type of ours, and refers to it.
+    pub fn add(&mut self, name: &str, made: Value) -> Value {
+        self.done.insert(name.to_owned(), made);
+        json!({"$ref": format!("#/{}/{name}", self.place())})
+    }
+
+    /// A text that is empty where nothing is said.
+    pub fn default_text(&self) -> Value {
+        match self.dialect {
+            Dialect::V2 => json!({"type": "string"}),
+            Dialect::V3 => json!({"type": "string", "default": ""}),
+        }
     }
 
     /// The part of the document that holds the schemas.
@@ -98,7 +155,11 @@ impl Schemas {
                 if !group.is_empty() && matches!(kind, "DeleteOptions" | "WatchEvent") {
                     kinds.push(of(group, version));
                 }
-                made["x-kubernetes-group-version-kind"] = kinds.into();
+                // One document of all groups names them all.
+                let everywhere =
+                    self.dialect == Dialect::V2 && matches!(kind, "DeleteOptions" | "WatchEvent");
+                made["x-kubernetes-group-version-kind"] =
+                    if everywhere { custom::of_all_groups(kind) } else { kinds.into() };
             } else if let Some(kinds) = kinds.get(type_.name) {
                 made["x-kubernetes-group-version-kind"] = kinds.clone().into();
             }
@@ -112,9 +173,11 @@ impl Schemas {
         for field in type_.fields {
             properties.insert(field.name, self.property(type_, field));
             if field.required {
-                required.push(field.name);
+                required.push(field);
             }
         }
+        required.sort_by_key(|field| field.declared);
+        let required: Vec<&str> = required.iter().map(|field| field.name).collect();
         let mut made = json!({"type": "object"});
         if let Some(text) = descriptions::of_type(type_) {
             made["description"] = text.into();
@@ -128,6 +191,9 @@ impl Schemas {
         if type_.atomic {
             made["x-kubernetes-map-type"] = "atomic".into();
         }
+        if let Some((_, discriminator, fields)) = UNIONS.iter().find(|(name, ..)| *name == type_.name) {
+            made["x-kubernetes-unions"] = union(discriminator, fields);
+        }
         made
     }
 
@@ -135,14 +201,13 @@ impl Schemas {
         let mut made = self.kind(&field.kind, raw_name(type_, field));
         let refers = made.get("$ref").is_some();
         if refers && self.dialect == Dialect::V3 {
+            if UNDESCRIBED.contains(&(type_.name, field.name)) {
+                return made;
+            }
             made = json!({"allOf": [made]});
         }
         if let Some(text) = descriptions::of_field(type_, field) {
             made["description"] = text.into();
-        }
-        if refers && self.dialect == Dialect::V2 {
-            // Nothing else may stand beside a reference.
-            return made;
         }
         match field.kind {
             Kind::List(_) => {
@@ -159,6 +224,7 @@ impl Schemas {
                     made["x-kubernetes-list-map-keys"] = field.keys.into();
                 }
             }
+            Kind::Bytes if field.merge == Merge::Atomic => made["x-kubernetes-list-type"] = "atomic".into(),
             _ if field.merge == Merge::Atomic => made["x-kubernetes-map-type"] = "atomic".into(),
             _ if field.merge == Merge::Granular => made["x-kubernetes-map-type"] = "granular".into(),
             _ => {}
@@ -182,6 +248,11 @@ impl Schemas {
             && let Ok(default) = ferrite_json::from_str::<Value>(field.default)
         {
             made["default"] = default;
+        } else if self.dialect == Dialect::V3
+            && matches!(field.kind, Kind::Struct(_))
+            && !field.presence.is_pointer()
+        {
+            made["default"] = json!({});
         }
         if let Some(values) = enums::of(type_.name, field.name) {
             let place = match field.kind {

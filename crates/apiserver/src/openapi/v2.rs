@@ -1,16 +1,22 @@
-//! The v2 document: definitions of all kinds, and their paths in short.
+//! The v2 document: everything in one.
 
+use super::operations::{self, Body, Operation, PathItem, reason};
+use super::parameters::{self, OPTIONS_BODY, PATCH_BODY};
 use super::schemas::{Dialect, Schemas};
-use super::{SchemaOf, path_of};
+use super::{SchemaOf, documents};
 use crate::registry::Table;
-use ferrite_api::resource::Resource;
 use ferrite_json::{Map, Value, json};
 
 pub(super) fn make(table: &Table, schema_of: SchemaOf<'_>) -> Value {
     let mut schemas = Schemas::new(Dialect::V2);
     let mut paths = Map::new();
+    for item in documents::all(table, &mut schemas) {
+        put(&mut paths, &item);
+    }
     for resource in table.rows() {
-        add(&mut paths, &mut schemas, resource, schema_of);
+        for item in operations::of(resource, &mut schemas, schema_of) {
+            put(&mut paths, &item);
+        }
     }
     schemas.add_reachable("", "v1");
     json!({
@@ -18,57 +24,55 @@ pub(super) fn make(table: &Table, schema_of: SchemaOf<'_>) -> Value {
         "info": {"title": "Kubernetes", "version": super::api_version()},
         "paths": paths,
         "definitions": schemas.done,
+        "parameters": parameters::shared_v2(),
         "securityDefinitions": super::security_schemes(),
         "security": [{"BearerToken": []}],
     })
 }
 
-/// Clients look here for the parameters a kind's operations take; bodies are in the definitions.
-fn add(paths: &mut Map, schemas: &mut Schemas, resource: &Resource, schema_of: SchemaOf<'_>) {
-    let root = format!("/{}", path_of(&resource.group, &resource.version));
-    let scope = if resource.is_namespaced() { "/namespaces/{namespace}" } else { "" };
-    let collection = format!("{root}{scope}/{}", resource.plural);
-    let (body, list) = schemas.bodies(resource, schema_of);
-    let operation = |action: &str| {
-        let mut response = json!({"description": "OK"});
-        if let Some(reference) = if action == "list" { &list } else { &body } {
-            response["schema"] = reference.clone();
-        }
-        let parameters: &[&str] = match action {
-            "post" | "put" => &["dryRun", "fieldManager", "fieldValidation"],
-            "patch" => &["dryRun", "fieldManager", "fieldValidation", "force"],
-            _ => &[],
-        };
-        let parameters: Vec<Value> = parameters
-            .iter()
-            .map(|name| json!({"name": name, "in": "query", "type": "string", "uniqueItems": true}))
-            .collect();
-        json!({
-            "parameters": parameters,
-            "responses": {"200": response},
-            "x-kubernetes-action": action,
-            "x-kubernetes-group-version-kind":
-                {"group": resource.group, "version": resource.version, "kind": resource.kind},
-        })
-    };
-    let mut place = |path: String, rows: &[(&str, &str, &str)]| {
-        let operations: Map = rows
-            .iter()
-            .filter(|(verb, _, _)| resource.verbs.contains(verb))
-            .map(|(_, method, action)| ((*method).to_owned(), operation(action)))
-            .collect();
-        if !operations.is_empty() {
-            paths.insert(path, Value::Object(operations));
+fn put(paths: &mut Map, item: &PathItem) {
+    let mut made: Map =
+        item.operations.iter().map(|made| (made.method.to_owned(), operation(made))).collect();
+    if !item.parameters.is_empty() {
+        made.insert("parameters", item.parameters.iter().map(|parameter| parameter.v2()).collect());
+    }
+    paths.insert(item.path.clone(), made.into());
+}
+
+fn operation(operation: &Operation) -> Value {
+    let mut made = json!({
+        "description": operation.text,
+        "produces": operation.produces,
+        "schemes": ["https"],
+        "tags": [operation.tag],
+        "operationId": operation.id,
+    });
+    if !operation.consumes.is_empty() {
+        made["consumes"] = operation.consumes.into();
+    }
+    let shared = |name: &str| json!({"$ref": format!("#/parameters/{name}")});
+    let body = match &operation.body {
+        Body::None => None,
+        Body::DeleteOptions(_) => Some(shared(OPTIONS_BODY)),
+        Body::Patch(_) => Some(shared(PATCH_BODY)),
+        Body::Object(schema) => {
+            Some(json!({"name": "body", "in": "body", "required": true, "schema": schema}))
         }
     };
-    place(collection.clone(), &[("list", "get", "list"), ("create", "post", "post")]);
-    place(
-        format!("{collection}/{{name}}"),
-        &[
-            ("get", "get", "get"),
-            ("update", "put", "put"),
-            ("patch", "patch", "patch"),
-            ("delete", "delete", "delete"),
-        ],
-    );
+    let parameters: Vec<Value> =
+        body.into_iter().chain(operation.parameters.iter().map(|parameter| parameter.v2())).collect();
+    if !parameters.is_empty() {
+        made["parameters"] = parameters.into();
+    }
+    let mut responses = Map::new();
+    for (code, schema) in &operation.responses {
+        responses.insert(*code, json!({"description": reason(code), "schema": schema}));
+    }
+    responses.insert("401", json!({"description": reason("401")}));
+    made["responses"] = responses.into();
+    if let Some((action, kind)) = &operation.about {
+        made["x-kubernetes-action"] = (*action).into();
+        made["x-kubernetes-group-version-kind"] = kind.clone();
+    }
+    made
 }

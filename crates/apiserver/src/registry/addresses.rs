@@ -51,6 +51,16 @@ pub(super) fn is_held(view: &View, address: IpAddr) -> bool {
     key(&view.table, address).is_some_and(|key| view.snapshot.get(key.as_bytes()).is_some())
 }
 
+/// All addresses that somebody holds.
+pub(super) fn held(view: &View) -> Vec<IpAddr> {
+    let Some(resource) = resource(&view.table) else { return Vec::new() };
+    let prefix = stored::prefix(resource);
+    let names = view.snapshot.range(prefix.as_bytes(), None);
+    names
+        .filter_map(|(key, _)| std::str::from_utf8(key.as_bytes()).ok()?.rsplit('/').next()?.parse().ok())
+        .collect()
+}
+
 /// Whether somebody holds the port.
 pub(super) fn is_port_held(view: &View, port: u16) -> bool {
     view.snapshot.get(port_key(port).as_bytes()).is_some()

@@ -3,9 +3,10 @@
 use super::addresses::is_service;
 use super::checks::{self, Sent};
 use super::stored::Written;
+use super::update::CHARGE_ATTEMPTS;
 use super::{Registry, Write, metadata, store_status, stored};
 use crate::admission::{Attributes, Charges, Operation};
-use crate::auth::{Grant, check_escalation};
+use crate::auth::{Grant, check_escalation, check_param_access};
 use crate::managed;
 use ferrite_api::Status;
 use ferrite_api::meta;
@@ -16,8 +17,6 @@ use jiff::Timestamp;
 
 /// How often a generated name is drawn anew when it is taken, as upstream.
 const GENERATE_ATTEMPTS: usize = 8;
-/// How often a write is tried that others outrun to its quota: in each round one of them gets through.
-const CHARGE_ATTEMPTS: usize = 256;
 const QUOTA_CONTENDED: &str = "too many others use the same quota at once; try again";
 const ADDRESS_TAKEN: &str = "another server has just given the address away; try again";
 
@@ -28,6 +27,17 @@ fn taken(resource: &Resource, name: &str, entry: &Entry) -> Status {
         status.message = format!("object is being deleted: {}", status.message);
     }
     status
+}
+
+fn grant<'a>(write: &Write<'a>, new: &'a Value) -> Grant<'a> {
+    Grant {
+        user: write.user,
+        resource: write.resource,
+        namespace: write.namespace,
+        requested: write.requested,
+        old: None,
+        new,
+    }
 }
 
 impl Registry {
@@ -99,29 +109,43 @@ impl Registry {
 
         let mut view = self.view();
         let name = meta::name(&object).to_owned();
+        let key = stored::key(resource, write.namespace, &name);
+        if drawn.is_some()
+            && let Some(entry) = view.snapshot.get(key.as_bytes())
+        {
+            // Another name is drawn. Nobody is asked about one that is taken.
+            return Err(taken(resource, &name, entry));
+        }
         let attributes = Attributes {
             operation: Operation::Create,
             resource,
             subresource: None,
             namespace: write.namespace,
             name: &name,
+            unnamed: false,
             user: write.user,
             old: None,
             options: write.options,
             rbac: &self.rbac,
         };
         // As upstream: who changes objects comes before names are drawn, and can only tell what they begin with.
-        let unnamed = Attributes { name: drawn.unwrap_or(&name), ..attributes };
-        self.admission.mutate(&view, &unnamed, &mut object)?;
-        let grant = Grant {
-            user: write.user,
-            resource,
-            namespace: write.namespace,
-            requested: write.requested,
-            old: None,
-            new: &object,
-        };
-        check_escalation(&self.rbac, &view, &grant)?;
+        let unnamed = Attributes { name: drawn.unwrap_or(&name), unnamed: drawn.is_some(), ..attributes };
+        let renamed;
+        let (mut attributes, mut key, mut name) = (attributes, key, name.as_str());
+        if self.admission.mutate(&view, &unnamed, &mut object).await? {
+            // As upstream: a webhook or a policy may give the object another name, but not another place.
+            let given = meta::namespace(&object);
+            if resource.is_namespaced() && !given.is_empty() && given != write.namespace {
+                return Err(Status::bad_request(
+                    "the namespace of the provided object does not match the namespace sent on the request",
+                ));
+            }
+            renamed = meta::name(&object).to_owned();
+            name = &renamed;
+            key = stored::key(resource, write.namespace, name);
+            attributes = Attributes { name, ..attributes };
+        }
+        check_escalation(&self.rbac, &view, &grant(write, &object))?;
         // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
@@ -130,16 +154,19 @@ impl Registry {
         super::check_depth(&object)?;
         let errors = sent.errors(&object, |object| checks::of_new(resource, object));
         if !errors.is_empty() {
-            return Err(metadata::invalid(resource, &name, &errors));
+            return Err(metadata::invalid(resource, name, &errors));
         }
-        let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource, &object));
+        if let Some(error) = check_param_access(&self.rbac, &view, &grant(write, &object)) {
+            return Err(metadata::invalid(resource, name, &[error]));
+        }
+        let warnings = strategy.warnings(&object).into_iter().chain(self.inert_warning(resource));
         warnings.for_each(|w| write.options.warnings.add(w));
-        let mut charges = self.admission.validate(&view, &attributes, Some(&object))?;
+        self.admission.validate(&view, &attributes, Some(&object)).await?;
+        let mut charges = self.admission.charge(&view, &attributes, &object)?;
 
-        let key = stored::key(resource, write.namespace, &name);
         if write.options.dry_run {
             return match view.snapshot.get(key.as_bytes()) {
-                Some(entry) => Err(taken(resource, &name, entry)),
+                Some(entry) => Err(taken(resource, name, entry)),
                 None => Ok(object.into()),
             };
         }
@@ -148,8 +175,8 @@ impl Registry {
             return Err(Status::new(500, "", "resourceVersion should not be set on objects to be created"));
         }
         let lease = self.lease_for(resource, now).await?;
-        let encoded = stored::encode_for_answer(resource, &object);
-        let outrun = |why| Status::conflict(&resource.group, &resource.plural, &name, why);
+        let encoded = self.encode(resource, &object).await?;
+        let outrun = |why| Status::conflict(&resource.group, &resource.plural, name, why);
         // What is let go of before the store answers is freed where it was made, while the processor has it at hand.
         let needed = !write.copied || is_service(resource) || !charges.is_empty();
         let object = Some(object).filter(|_| needed);
@@ -164,13 +191,13 @@ impl Registry {
             // Somebody else has taken the name, the address, or of the same quota.
             view = self.view();
             if let Some(entry) = view.snapshot.get(key.as_bytes()) {
-                return Err(taken(resource, &name, entry));
+                return Err(taken(resource, name, entry));
             }
             charges = match &object {
                 Some(object) if is_service(resource) && self.lost_address(object) => {
                     return Err(outrun(ADDRESS_TAKEN));
                 }
-                Some(object) => self.admission.validate(&view, &attributes, Some(object))?,
+                Some(object) => self.admission.charge(&view, &attributes, object)?,
                 None => Charges::default(),
             };
         }

@@ -37,6 +37,8 @@ impl Registry {
         }
         // The object as this request marked it. Whoever removes it then completes this request: it is no error.
         let mut marked_here: Option<(Value, String)> = None;
+        // The state that admission has let go: it is asked again only about another.
+        let mut admitted = None;
         for _ in 0..ATTEMPTS {
             let view = self.view();
             let found = view.snapshot.get(key.as_bytes());
@@ -45,7 +47,8 @@ impl Registry {
                 (None, Some((marked, _))) => return Ok(Deleted::Gone(marked.clone())),
                 (None, None) => return Err(Status::not_found(&resource.group, &resource.plural, name)),
             };
-            let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, name))?;
+            let shown = self.converter.entry(resource, entry).await?;
+            let old = stored::decode(resource, &shown).ok_or_else(|| unreadable(resource, name))?;
             if let Some((marked, uid)) = &marked_here
                 && uid != meta::uid(&old)
             {
@@ -53,7 +56,7 @@ impl Registry {
                 return Ok(Deleted::Gone(marked.clone()));
             }
             if marked_here.is_none() {
-                check_preconditions(resource, name, options, &old)?;
+                check_delete_preconditions(resource, name, options, &old)?;
             }
             let attributes = Attributes {
                 operation: Operation::Delete,
@@ -61,17 +64,22 @@ impl Registry {
                 subresource: None,
                 namespace: write.namespace,
                 name,
+                unnamed: write.requested.is_empty(),
                 user: write.user,
                 old: Some(&old),
                 options: write.options,
                 rbac: &self.rbac,
             };
-            self.admission.validate(&view, &attributes, None)?;
+            if admitted != Some(entry.modified) {
+                self.admission.admit_delete(&view, &attributes).await?;
+                admitted = Some(entry.modified);
+            }
             let step = decide(resource, &old, options, Timestamp::now());
             let op = match &step {
                 Step::Remove => Op::Delete { key: key.clone() },
                 Step::Mark(new) | Step::MarkAndRemove(new) => {
-                    Op::Put { key: key.clone(), value: stored::encode(resource, new), lease: entry.lease }
+                    let value = self.encode(resource, new).await?.value;
+                    Op::Put { key: key.clone(), value, lease: entry.lease }
                 }
                 Step::Keep => return Ok(Deleted::Marked(old)),
             };
@@ -125,7 +133,8 @@ impl Registry {
     }
 }
 
-fn check_preconditions(
+/// Checks the UID and the version that delete options ask for.
+pub(crate) fn check_delete_preconditions(
     resource: &Resource,
     name: &str,
     options: &DeleteOptions,

@@ -3,6 +3,16 @@
 use ferrite_api::resource::{Resource, Scope, Strategy};
 use std::sync::Arc;
 
+/// A registry with every built-in resource and no objects.
+pub(crate) fn registry() -> super::Registry {
+    let table = Arc::new(super::Table::new(ferrite_api::kinds::built_in()));
+    let services = super::ServiceAllocator::new(Vec::new(), 30000..=32767);
+    let outbound = Arc::default();
+    let admission =
+        crate::admission::Chain::new(&crate::AdmissionPlugins::default(), &outbound).expect("a chain");
+    super::Registry::new(Arc::new(ferrite_store::Store::memory()), table, services, 3600, admission, outbound)
+}
+
 /// Pods that behave as `strategy` says.
 pub(super) fn pods(strategy: impl Strategy) -> Resource {
     Resource {

@@ -7,9 +7,10 @@ use base64::alphabet;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, URL_SAFE_NO_PAD};
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
+use ferrite_component::metrics::{Counter, Family, registry};
 use ferrite_store::{Entry, Revision, Snapshot};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// A piece of a list: the objects and where the next piece begins.
 pub(crate) struct ListPage {
@@ -78,17 +79,57 @@ impl Scan {
         let from = self.next.take()?;
         let mut taken = Vec::new();
         let mut seen = 0;
+        let mut evaluated = 0;
         for (key, entry) in self.snapshot.range(self.prefix.as_bytes(), Some(&from)) {
             if seen >= bytes {
                 self.next = Some(key.as_bytes().to_vec());
                 break;
             }
             seen += entry.value.len();
+            evaluated += 1;
             if self.selectors.select(&self.resource, entry) {
                 taken.push(Arc::clone(entry));
             }
         }
+        LISTED.add(&self.resource, evaluated, taken.len());
         Some(taken)
+    }
+}
+
+/// Objects that are converted before they are selected.
+const CONVERTED: usize = 500;
+
+/// Lists and the objects that they looked at, by group and resource.
+struct Listed {
+    total: Arc<Family<Counter>>,
+    fetched: Arc<Family<Counter>>,
+    evaluated: Arc<Family<Counter>>,
+    returned: Arc<Family<Counter>>,
+}
+
+static LISTED: LazyLock<Listed> = LazyLock::new(|| {
+    let counter = |name, help| registry().counter(name, help, &["group", "resource"]);
+    Listed {
+        total: counter("apiserver_storage_list_total", "Lists."),
+        fetched: counter("apiserver_storage_list_fetched_objects_total", "Objects that lists have read."),
+        evaluated: counter(
+            "apiserver_storage_list_evaluated_objects_total",
+            "Objects that lists have compared with their selectors.",
+        ),
+        returned: counter(
+            "apiserver_storage_list_returned_objects_total",
+            "Objects that lists have returned.",
+        ),
+    }
+});
+
+impl Listed {
+    fn add(&self, resource: &Resource, evaluated: u64, returned: usize) {
+        let labels = [&*resource.group, &*resource.plural];
+        // What is read is compared: nothing lies between the store and the selectors.
+        self.fetched.with(&labels).add(evaluated);
+        self.evaluated.with(&labels).add(evaluated);
+        self.returned.with(&labels).add(returned as u64);
     }
 }
 
@@ -105,7 +146,7 @@ struct Token {
 }
 
 impl Registry {
-    pub fn list(
+    pub async fn list(
         &self,
         resource: &Arc<Resource>,
         namespace: Option<&str>,
@@ -120,10 +161,16 @@ impl Registry {
             ));
         }
         let snapshot = self.snapshot_for(&prefix, options, token.as_ref())?;
+        LISTED.total.with(&[&resource.group, &resource.plural]).increment();
         let revision = snapshot.revision();
         // As upstream: whoever takes any version is answered from the cache, which knows no pages.
         let limit = if options.resource_version == Some(0) && token.is_none() { 0 } else { options.limit };
         let from = token.as_ref().map(|t| format!("{prefix}{}", t.start));
+        if crate::extensions::converts(resource) {
+            return self
+                .list_converted(resource, &snapshot, &prefix, from.as_deref(), &selectors, limit)
+                .await;
+        }
         if limit == 0 {
             let mut items = Items::all(resource, selectors, snapshot, prefix);
             if let (Items::Scan(scan), Some(from)) = (&mut items, from) {
@@ -134,7 +181,9 @@ impl Registry {
         let mut entries = Vec::new();
         let mut next = None;
         let mut rest = snapshot.range(prefix.as_bytes(), from.as_deref().map(str::as_bytes));
+        let mut evaluated = 0;
         for (key, entry) in rest.by_ref() {
+            evaluated += 1;
             if !selectors.select(resource, entry) {
                 continue;
             }
@@ -144,9 +193,50 @@ impl Registry {
             }
             entries.push(Arc::clone(entry));
         }
+        LISTED.add(resource, evaluated, entries.len());
         let remaining = (next.is_some() && selectors.is_everything()).then(|| rest.count() + 1);
         let continue_token = next.map(|start| make_token(revision, start));
         Ok(ListPage { revision, items: Items::Found(entries.into_iter()), continue_token, remaining })
+    }
+
+    /// A list of a kind whose versions a webhook converts: it is asked for many objects at once, before they are
+    /// selected, because selectors read the version of the request.
+    async fn list_converted(
+        &self,
+        resource: &Arc<Resource>,
+        snapshot: &Snapshot,
+        prefix: &str,
+        from: Option<&str>,
+        selectors: &Selectors,
+        limit: usize,
+    ) -> Result<ListPage, Status> {
+        let revision = snapshot.revision();
+        let page = |found: Vec<Arc<Entry>>, next: Option<&[u8]>| {
+            let start = next.map(|key| String::from_utf8_lossy(&key[prefix.len()..]).into_owned());
+            ListPage {
+                revision,
+                items: Items::Found(found.into_iter()),
+                continue_token: start.map(|start| make_token(revision, start)),
+                remaining: None,
+            }
+        };
+        let mut found = Vec::new();
+        let mut rest = snapshot.range(prefix.as_bytes(), from.map(str::as_bytes)).peekable();
+        while rest.peek().is_some() {
+            let (keys, entries): (Vec<_>, Vec<_>) =
+                rest.by_ref().take(CONVERTED).map(|(key, entry)| (key, Arc::clone(entry))).unzip();
+            let converted = self.converter.entries(resource, entries).await?;
+            for (key, entry) in keys.into_iter().zip(converted) {
+                if !selectors.select(resource, &entry) {
+                    continue;
+                }
+                if limit > 0 && found.len() == limit {
+                    return Ok(page(found, Some(key.as_bytes())));
+                }
+                found.push(entry);
+            }
+        }
+        Ok(page(found, None))
     }
 
     /// The state a list is answered from. What is published is as new as the client asked for (the call has caught
@@ -164,14 +254,19 @@ impl Registry {
         }
         let current = self.store.snapshot();
         let Some(wanted) = options.resource_version.filter(|v| *v != 0) else { return Ok(current) };
-        if wanted > current.revision().0 {
-            return Err(too_large(wanted, current.revision()));
-        }
         // As upstream: a page of a version is of that very version unless the client says otherwise.
         let exact = match options.version_match {
             Some(wanted) => wanted == VersionMatch::Exact,
             None => options.limit > 0,
         };
+        if wanted > current.revision().0 {
+            let mut status = too_large(wanted, current.revision());
+            // An exact version is looked up in the store, which does not ask clients to come back.
+            if let Some(details) = status.details.as_mut().filter(|_| exact) {
+                details.remove("retryAfterSeconds");
+            }
+            return Err(status);
+        }
         if exact {
             return past(wanted)
                 .map_err(|_| Status::expired("The resourceVersion for the provided list is too old."));

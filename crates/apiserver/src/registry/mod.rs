@@ -9,7 +9,7 @@ mod create;
 mod decoded;
 mod delete;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 mod hub;
 mod list;
 pub(crate) mod metadata;
@@ -19,18 +19,19 @@ mod update;
 mod watch;
 
 pub(crate) use allocator::ServiceAllocator;
-pub(crate) use delete::Deleted;
+pub(crate) use delete::{Deleted, check_delete_preconditions};
 pub(crate) use hub::{Event, EventType, FrameKey};
 pub(crate) use list::{Items, ListPage};
 pub(crate) use select::{Facts, Selectors};
-pub(crate) use update::{Change, Update};
+pub(crate) use update::{Change, Update, precondition_failed};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::admission::Chain;
 use crate::auth::{Rbac, User};
-use crate::extensions::ResourceTables;
+use crate::extensions::{Converter, ResourceTables};
 use crate::metrics::StoreTimes;
 use crate::options::{Query, WriteOptions};
+use crate::outbound::Outbound;
 use crate::request::Verb;
 use ferrite_api::Status;
 use ferrite_api::codec::{DecodeError, MAX_DEPTH, MAX_OBJECT_DEPTH};
@@ -86,10 +87,12 @@ impl Table {
 }
 
 /// The state of the cluster at one instant, for those who only look.
+#[derive(Clone)]
 pub(crate) struct View {
     pub snapshot: Snapshot,
     table: Arc<Table>,
     decoded: Arc<decoded::DecodedObjects>,
+    pub converter: Arc<Converter>,
 }
 
 impl View {
@@ -97,6 +100,19 @@ impl View {
         let resource = self.table.any_version(group, plural)?;
         let key = stored::key(resource, namespace, name);
         self.decoded.get(resource, &key, self.snapshot.get(key.as_bytes())?)
+    }
+
+    /// An object in the version of `resource`.
+    pub fn object(&self, resource: &Resource, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let key = stored::key(resource, namespace, name);
+        self.decoded.get(resource, &key, self.snapshot.get(key.as_bytes())?)
+    }
+
+    /// The objects in the version of `resource`, in a namespace or, if that is empty, in all.
+    pub fn objects_of(&self, resource: &Resource, namespace: &str) -> Vec<Arc<Value>> {
+        let prefix = stored::prefix_in(resource, Some(namespace));
+        let entries = self.snapshot.range(prefix.as_bytes(), None);
+        entries.filter_map(|(key, entry)| self.decoded.get(resource, key, entry)).collect()
     }
 
     /// The objects of a resource in a namespace, where there are few and they seldom change.
@@ -147,9 +163,47 @@ impl View {
         self.table.rows.iter().find(|r| r.group == group && r.version == version && r.kind == kind)
     }
 
+    /// An object of one version of a resource as another one.
+    pub async fn convert(&self, from: &Resource, to: &Resource, object: &Value) -> Result<Value, Status> {
+        self.converter.convert(from, to, object).await
+    }
+
+    /// The other versions of a resource, and resources of other groups that share its objects.
+    pub fn equivalents<'a>(&'a self, resource: &'a Resource) -> impl Iterator<Item = &'a Arc<Resource>> {
+        let storage = resource.storage_gvr();
+        self.table.rows.iter().filter(move |row| {
+            // Most rows differ in their name, which costs least to compare.
+            (row.plural == resource.plural || row.storage.is_some() || resource.storage.is_some())
+                && (row.group != resource.group || row.version != resource.version)
+                && {
+                    let other = row.storage_gvr();
+                    other.group == storage.group && other.resource == storage.resource
+                }
+        })
+    }
+
     /// Any version of a resource.
     pub fn resource(&self, group: &str, plural: &str) -> Option<&Arc<Resource>> {
         self.table.any_version(group, plural)
+    }
+}
+
+/// Makes views for those who have no registry.
+pub(crate) struct Viewer {
+    store: Arc<Store>,
+    /// The built-in resources.
+    table: Arc<Table>,
+    decoded: Arc<decoded::DecodedObjects>,
+}
+
+impl Viewer {
+    pub fn view(&self, converter: &Arc<Converter>) -> View {
+        View {
+            snapshot: self.store.snapshot(),
+            table: Arc::clone(&self.table),
+            decoded: Arc::clone(&self.decoded),
+            converter: Arc::clone(converter),
+        }
     }
 }
 
@@ -168,12 +222,14 @@ pub(crate) struct Write<'a> {
 pub(crate) struct Registry {
     /// Whether writers of objects on which nothing acts are warned.
     pub warns_of_inert: bool,
-    pub rbac: Rbac,
+    pub rbac: Arc<Rbac>,
     pub store: Arc<Store>,
     /// The built-in resources, which never change.
     pub table: Arc<Table>,
     /// Every resource, as it is now.
     pub tables: ResourceTables,
+    /// Converts objects of custom kinds whose versions differ.
+    pub converter: Arc<Converter>,
     decoded: Arc<decoded::DecodedObjects>,
     pub services: ServiceAllocator,
     hubs: hub::Hubs,
@@ -192,14 +248,19 @@ impl Registry {
         services: ServiceAllocator,
         event_ttl: u64,
         admission: Chain,
+        outbound: Arc<Outbound>,
     ) -> Self {
+        let decoded = Arc::<decoded::DecodedObjects>::default();
+        let viewer =
+            Viewer { store: Arc::clone(&store), table: Arc::clone(&table), decoded: Arc::clone(&decoded) };
         Self {
             warns_of_inert: false,
-            rbac: Rbac::new(Arc::clone(&store), Arc::clone(&table)),
+            rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table))),
             store,
             tables: ResourceTables::new(Arc::clone(&table)),
             table,
-            decoded: Arc::default(),
+            converter: Arc::new(Converter::new(outbound, viewer)),
+            decoded,
             services,
             hubs: hub::Hubs::default(),
             times: StoreTimes::default(),
@@ -227,6 +288,7 @@ impl Registry {
             snapshot: self.store.snapshot(),
             table: self.tables.current(),
             decoded: Arc::clone(&self.decoded),
+            converter: Arc::clone(&self.converter),
         }
     }
 
@@ -252,11 +314,29 @@ impl Registry {
             .ok_or_else(|| Status::not_found(&resource.group, &resource.plural, name))
     }
 
-    /// The stored object, decoded.
-    fn inert_warning(&self, resource: &Resource, object: &Value) -> Option<String> {
-        crate::inert::warning(resource, object).filter(|_| self.warns_of_inert)
+    /// The stored object, in the version of the resource.
+    pub async fn load(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Arc<Entry>, Status> {
+        self.converter.entry(resource, &self.get(resource, namespace, name)?).await
     }
 
+    /// Encodes an object for storage, in the version in which it is stored.
+    async fn encode(&self, resource: &Resource, object: &Value) -> Result<stored::Encoded, Status> {
+        if !crate::extensions::converts(resource) {
+            return Ok(stored::encode_for_answer(resource, object));
+        }
+        match Box::pin(self.converter.for_storage(resource, object)).await? {
+            None => Ok(stored::encode_for_answer(resource, object)),
+            Some((storage, converted)) => {
+                Ok(stored::encode_for_answer(&storage, &converted).in_other_version())
+            }
+        }
+    }
+
+    fn inert_warning(&self, resource: &Resource) -> Option<String> {
+        crate::inert::warning(resource).filter(|_| self.warns_of_inert)
+    }
+
+    /// The stored object, decoded.
     pub fn read(&self, resource: &Resource, namespace: &str, name: &str) -> Result<Value, Status> {
         stored::decode(resource, &*self.get(resource, namespace, name)?)
             .ok_or_else(|| unreadable(resource, name))

@@ -80,6 +80,11 @@ impl Facts {
         Some(facts)
     }
 
+    /// The facts of an object that has a name and nothing else.
+    pub fn of_name(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
     /// What the metadata alone tells; the rest of the object is not parsed.
     fn of_metadata(entry: &Entry) -> Option<Self> {
         let metadata: Metadata = ferrite_json::from_slice(stored::metadata(&entry.value)?).ok()?;

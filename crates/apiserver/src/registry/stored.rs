@@ -113,6 +113,31 @@ pub(crate) fn encode_for_answer(resource: &Resource, object: &Value) -> Encoded 
     Encoded { value: Bytes::copy_from_slice(&out), version_at }
 }
 
+/// The value of an object in the version that it says it is of.
+pub(crate) fn encode_as_is(object: &Value) -> Bytes {
+    let text = |key: &str| object[key].as_str().unwrap_or_default();
+    let mut out = Vec::with_capacity(USUAL);
+    out.push(b'{');
+    let mut first = true;
+    for key in ["kind", "apiVersion"] {
+        put_member(&mut out, key, &text(key).into(), &mut first);
+    }
+    put_member(&mut out, "metadata", &object["metadata"], &mut first);
+    let rest = object.as_object().into_iter().flat_map(Map::iter);
+    for (key, value) in rest.filter(|(k, _)| !matches!(k.as_str(), "kind" | "apiVersion" | "metadata")) {
+        put_member(&mut out, key, value, &mut first);
+    }
+    out.push(b'}');
+    Bytes::copy_from_slice(&out)
+}
+
+impl Encoded {
+    /// Of an object that is stored in another version than it is answered in.
+    pub fn in_other_version(self) -> Self {
+        Self { version_at: None, ..self }
+    }
+}
+
 /// An object that was written, or would have been.
 pub(crate) struct Written {
     /// None if it was let go of: then it is what was stored.

@@ -3,10 +3,11 @@
 use super::checks::{self, Sent};
 use super::stored::Written;
 use super::{Registry, Write, metadata, stored, unreadable};
-use crate::admission::{Attributes, Charges, Operation};
-use crate::auth::{Grant, check_escalation};
+use crate::admission::{Attributes, Operation};
+use crate::auth::{Grant, check_escalation, check_param_access};
 use crate::managed;
 use ferrite_api::field::{FieldError, Path};
+use ferrite_api::resource::Resource;
 use ferrite_api::{Status, meta};
 use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
@@ -30,6 +31,8 @@ pub(crate) struct Update<'a> {
 
 /// An update is tried again this often when others write the same object.
 const ATTEMPTS: usize = 16;
+/// How often a write is tried that others outrun to its quota: in each round one of them gets through.
+pub(super) const CHARGE_ATTEMPTS: usize = 256;
 const CONFLICT: &str =
     "the object has been modified; please apply your changes to the latest version and try again";
 
@@ -50,12 +53,24 @@ fn check_uid(update: &Update<'_>, new: &Value, stored_uid: &str) -> Result<(), S
     if uid.is_empty() || uid == stored_uid {
         return Ok(());
     }
-    let key = stored::key(resource, update.write.namespace, update.name);
+    Err(precondition_failed(resource, update.write.namespace, update.name, "UID", uid, stored_uid))
+}
+
+/// The refusal of a write whose UID or version is not that of the stored object.
+pub(crate) fn precondition_failed(
+    resource: &Resource,
+    namespace: &str,
+    name: &str,
+    what: &str,
+    given: &str,
+    stored: &str,
+) -> Status {
+    let key = stored::key(resource, namespace, name);
     let why = format!(
-        "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {stored_uid}",
+        "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: {what} in precondition: {given}, {what} in object meta: {stored}",
         String::from_utf8_lossy(key.as_bytes()),
     );
-    Err(Status::conflict(&resource.group, &resource.plural, update.name, &why))
+    Status::conflict(&resource.group, &resource.plural, name, &why)
 }
 
 impl Registry {
@@ -66,10 +81,13 @@ impl Registry {
         for _ in 0..ATTEMPTS {
             let view = self.view();
             let Some(entry) = view.snapshot.get(key.as_bytes()) else { return Err(missing(update)) };
-            let old = stored::decode(resource, entry).ok_or_else(|| unreadable(resource, update.name))?;
+            let shown = self.converter.entry(resource, entry).await?;
+            let old = stored::decode(resource, &shown).ok_or_else(|| unreadable(resource, update.name))?;
             let mut new = (update.change)(&old)?;
             self.check_preconditions(update, &new, &old)?;
-            let (allocation, charges) = self.prepare(update, &view, &mut new, &old)?;
+            let attributes = self.update_attributes(update, &old);
+            let allocation = self.prepare(update, &view, &attributes, &mut new, &old).await?;
+            let mut charges = self.admission.charge(&view, &attributes, &new)?;
             if same(&new, &old) {
                 // As upstream: nothing changes, so nothing is written and the resource version stays.
                 return Ok(old.into());
@@ -78,7 +96,7 @@ impl Registry {
                 return Ok(new.into());
             }
             let finished = is_finished(&new);
-            let encoded = stored::encode_for_answer(resource, &new);
+            let encoded = self.encode(resource, &new).await?;
             let op = if finished {
                 Op::Delete { key: key.clone() }
             } else {
@@ -88,16 +106,26 @@ impl Registry {
             if resource.group == "coordination.k8s.io" && is_renewal(&new, &old) {
                 txn = txn.relaxed();
             }
-            let txn = self.with_addresses(resource, txn, Some(&old), (!finished).then_some(&new));
-            let txn = charges.onto(txn);
-            match self.commit(resource, "update", txn).await? {
-                Outcome::Committed { revision } => {
+            let mut txn = self.with_addresses(resource, txn, Some(&old), (!finished).then_some(&new));
+            // Needed again only where a quota is charged.
+            let uncharged = (!charges.is_empty()).then(|| txn.clone());
+            for _ in 0..CHARGE_ATTEMPTS {
+                let charged = charges.onto(txn);
+                if let Outcome::Committed { revision } = self.commit(resource, "update", charged).await? {
                     allocation.keep();
                     return Ok(Written::stored(Some(new), encoded, revision));
                 }
                 // Somebody was faster. The change is made again on what is stored now; one that names a version
                 // then fails its precondition.
-                Outcome::Conflict { .. } => {}
+                let now = self.view();
+                let found = now.snapshot.get(key.as_bytes()).map(|entry| entry.modified);
+                let Some(uncharged) = &uncharged else { break };
+                if found != Some(entry.modified) {
+                    break;
+                }
+                // Only the quota has changed: nobody is asked again about the same object.
+                txn = uncharged.clone();
+                charges = self.admission.charge(&now, &attributes, &new)?;
             }
         }
         Err(Status::conflict(&resource.group, &resource.plural, update.name, CONFLICT))
@@ -136,14 +164,30 @@ impl Registry {
         Ok(())
     }
 
+    fn update_attributes<'a>(&'a self, update: &Update<'a>, old: &'a Value) -> Attributes<'a> {
+        Attributes {
+            operation: Operation::Update,
+            resource: update.write.resource,
+            subresource: update.subresource,
+            namespace: update.write.namespace,
+            name: update.name,
+            unnamed: false,
+            user: update.write.user,
+            old: Some(old),
+            options: update.write.options,
+            rbac: &self.rbac,
+        }
+    }
+
     /// Brings the new object to what will be stored, and checks it.
-    fn prepare(
+    async fn prepare(
         &self,
         update: &Update<'_>,
         view: &super::View,
+        attributes: &Attributes<'_>,
         new: &mut Value,
         old: &Value,
-    ) -> Result<(super::allocator::Allocation<'_>, Charges), Status> {
+    ) -> Result<super::allocator::Allocation<'_>, Status> {
         let resource = update.write.resource;
         let strategy = &resource.strategy;
         let now = Timestamp::now();
@@ -161,23 +205,19 @@ impl Registry {
             }
             managed::on_write(resource, Some(old), new, update.write.options, update.subresource, now);
         }
-        match update.subresource {
+        let prepare = |new: &mut Value| match update.subresource {
             None => strategy.prepare_update(new, old),
             Some("status") => strategy.prepare_status_update(new, old),
             Some(subresource) => strategy.prepare_subresource_update(subresource, new, old),
-        }
-        let attributes = Attributes {
-            operation: Operation::Update,
-            resource,
-            subresource: update.subresource,
-            namespace: update.write.namespace,
-            name: update.name,
-            user: update.write.user,
-            old: Some(old),
-            options: update.write.options,
-            rbac: &self.rbac,
         };
-        self.admission.mutate(view, &attributes, new)?;
+        prepare(new);
+        if self.admission.mutate(view, attributes, new).await? {
+            // As upstream: a webhook or a policy changes no more than the client could.
+            metadata::check_name(new, update.name)?;
+            metadata::keep_identity(new, old);
+            metadata::merge_owners(new, warnings, metadata::OWNERS_ADMITTED);
+            prepare(new);
+        }
         let Write { user, namespace, .. } = update.write;
         let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
         check_escalation(&self.rbac, view, &grant)?;
@@ -200,11 +240,15 @@ impl Registry {
             return Err(metadata::invalid(resource, update.name, &errors));
         }
         if update.subresource.is_none() {
+            let grant = Grant { user, resource, namespace, requested: update.name, old: Some(old), new };
+            if let Some(error) = check_param_access(&self.rbac, view, &grant) {
+                return Err(metadata::invalid(resource, update.name, &[error]));
+            }
             let told = strategy.warnings_on_update(new, old).into_iter();
-            told.chain(self.inert_warning(resource, new)).for_each(|w| warnings.add(w));
+            told.chain(self.inert_warning(resource)).for_each(|w| warnings.add(w));
         }
-        let charges = self.admission.validate(view, &attributes, Some(new))?;
-        Ok((allocation, charges))
+        self.admission.validate(view, attributes, Some(new)).await?;
+        Ok(allocation)
     }
 }
 

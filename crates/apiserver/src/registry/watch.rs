@@ -3,6 +3,7 @@
 use super::hub::{Event, EventType, Hub};
 use super::list::{Items, too_large};
 use super::{Registry, Selectors, stored};
+use crate::extensions::Converter;
 use crate::options::ListOptions;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
@@ -33,6 +34,9 @@ pub(crate) struct WatchStream {
     selectors: Selectors,
     watch: Watch,
     hub: Arc<Hub>,
+    converter: Arc<Converter>,
+    /// Objects and changes that are being converted: whoever waits for the next event may give up in between.
+    unconverted: (Vec<Arc<Entry>>, Vec<Change>),
     /// What was there when the watch began and has not been looked at yet.
     initial: Option<Items>,
     /// The bookmark that follows it.
@@ -69,6 +73,8 @@ impl Registry {
             initial: from_now.then(|| Items::all(resource, selectors.clone(), snapshot, prefix)),
             initial_end: (initial && options.bookmarks).then_some(current),
             hub: self.hubs.of(resource),
+            converter: Arc::clone(&self.converter),
+            unconverted: (Vec::new(), Vec::new()),
             resource: Arc::clone(resource),
             selectors,
             watch,
@@ -97,9 +103,15 @@ impl WatchStream {
             if self.ended {
                 return None;
             }
+            if let Some(status) = self.convert().await.err() {
+                return Some(self.fail(status));
+            }
+            if !self.ready.is_empty() {
+                continue;
+            }
             if let Some(items) = &mut self.initial {
                 match items.take(INITIAL) {
-                    Some(entries) => self.ready.extend(entries.into_iter().map(WatchEvent::Initial)),
+                    Some(entries) => self.unconverted.0 = entries,
                     None => {
                         self.initial = None;
                         let end = self.initial_end.take();
@@ -111,15 +123,35 @@ impl WatchStream {
                 continue;
             }
             match self.watch.next().await {
-                Ok(changes) => self.extend(changes),
+                Ok(changes) => self.unconverted.1 = changes,
                 Err(end) => return Some(self.end(&end)),
             }
         }
     }
 
+    /// Makes events of what was read, in the version of the watch.
+    async fn convert(&mut self) -> Result<(), Status> {
+        let (entries, changes) = match crate::extensions::converts(&self.resource) {
+            false => std::mem::take(&mut self.unconverted),
+            true => {
+                let (entries, changes) = self.unconverted.clone();
+                let converted = (
+                    Box::pin(self.converter.entries(&self.resource, entries)).await?,
+                    Box::pin(self.converter.changes(&self.resource, changes)).await?,
+                );
+                self.unconverted = (Vec::new(), Vec::new());
+                converted
+            }
+        };
+        self.ready.extend(entries.into_iter().map(WatchEvent::Initial));
+        self.extend(changes);
+        Ok(())
+    }
+
     /// A bookmark for the present position, or what comes before it.
     pub fn bookmark(&mut self) -> Option<WatchEvent> {
-        if !self.ready.is_empty() || self.initial.is_some() {
+        // What has to be converted first is told by `next`.
+        if !self.ready.is_empty() || self.initial.is_some() || crate::extensions::converts(&self.resource) {
             return None;
         }
         match self.watch.ready() {
@@ -133,6 +165,11 @@ impl WatchStream {
     /// Lets go of what is kept for others only.
     pub fn tidy(&self) {
         self.hub.forget_old();
+    }
+
+    fn fail(&mut self, status: Status) -> WatchEvent {
+        self.ended = true;
+        WatchEvent::Error(status)
     }
 
     fn end(&mut self, end: &WatchEnd) -> WatchEvent {

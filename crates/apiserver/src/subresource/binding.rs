@@ -5,7 +5,7 @@ use crate::call::Call;
 use crate::encode;
 use crate::http::Answer;
 use crate::options::WriteOptions;
-use crate::registry::{Update, Write};
+use crate::registry::{Update, Write, precondition_failed};
 use crate::verbs;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Gvk, Status, meta};
@@ -14,6 +14,7 @@ use ferrite_json::{Value, json};
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let binding = call.read_as(&Gvk::new("", "v1", "Binding"), options.field_validation).await?;
+    call.check_namespace(&binding)?;
     let name = call.name().to_owned();
     if meta::name(&binding) != name {
         return Err(Status::bad_request("name in URL does not match name in Binding object"));
@@ -23,8 +24,12 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
 
 /// `POST …/bindings`: the binding names the pod.
 pub(crate) async fn create(call: &Call, binding: &Value, options: &WriteOptions) -> Result<Answer, Status> {
+    call.check_namespace(binding)?;
     let name = meta::name(binding).to_owned();
-    bind(call, &name, binding, options).await
+    // As upstream: this form looks at no UID.
+    let mut binding = binding.clone();
+    meta::metadata_mut(&mut binding).remove("uid");
+    bind(call, &name, &binding, options).await
 }
 
 async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) -> Result<Answer, Status> {
@@ -55,25 +60,27 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         subresource: Some("binding"),
         namespace: call.namespace(),
         name,
+        unnamed: false,
         user: &call.user,
         old: None,
         options,
         rbac: &registry.rbac,
     };
     let view = registry.view();
-    registry.admission.mutate(&view, &attributes, &mut admitted)?;
-    registry.admission.validate(&view, &attributes, Some(&admitted))?;
+    registry.admission.mutate(&view, &attributes, &mut admitted).await?;
+    registry.admission.validate(&view, &attributes, Some(&admitted)).await?;
     drop(view);
     let labels = meta::labels(&admitted);
-    let uid = meta::uid(binding);
+    let (uid, version) = (meta::uid(binding), meta::str(binding, "resourceVersion"));
     let annotations = binding.pointer("/metadata/annotations").and_then(Value::as_object);
     let change = |pod: &Value| {
         let conflict = |why: String| Status::conflict("", "pods/binding", name, &why);
-        if !uid.is_empty() && uid != meta::uid(pod) {
-            return Err(conflict(format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-                meta::uid(pod)
-            )));
+        let stored =
+            [("UID", uid, meta::uid(pod)), ("ResourceVersion", version, meta::str(pod, "resourceVersion"))];
+        for (what, given, stored) in stored {
+            if !given.is_empty() && given != stored {
+                return Err(precondition_failed(pods, call.namespace(), name, what, given, stored));
+            }
         }
         if meta::is_deleting(pod) {
             return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));
@@ -108,13 +115,15 @@ async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) 
         meta::metadata_mut(&mut bound).remove("resourceVersion");
         Ok(bound)
     };
+    // As upstream: the binding is what is admitted, not the pod that it changes.
+    let within = WriteOptions { within: true, ..options.clone() };
     let update = Update {
         write: Write {
             resource: pods,
             namespace: call.namespace(),
             requested: call.name(),
             user: &call.user,
-            options,
+            options: &within,
             copied: false,
         },
         name,

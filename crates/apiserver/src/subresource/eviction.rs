@@ -6,7 +6,7 @@ use crate::call::Call;
 use crate::encode;
 use crate::http::Answer;
 use crate::options::{DeleteOptions, Query, WriteOptions};
-use crate::registry::{Update, Write};
+use crate::registry::{Update, Write, check_delete_preconditions};
 use crate::verbs;
 use ferrite_api::selector::LabelSelector;
 use ferrite_api::{Gvk, Status, meta};
@@ -22,14 +22,15 @@ const RETRY_SECONDS: u64 = 10;
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let eviction = call.read_as(&Gvk::new(GROUP, "v1", "Eviction"), options.field_validation).await?;
+    call.check_namespace(&eviction)?;
     if meta::name(&eviction) != call.name() {
         return Err(Status::bad_request("name in URL does not match name in Eviction object"));
     }
+    let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+    let eviction = admit(call, &options, &pod, eviction).await?;
     let delete = DeleteOptions::parse(&Query::default(), eviction.get("deleteOptions"))?;
     let dry_run = options.dry_run || delete.dry_run;
     let mut delete = DeleteOptions { dry_run, ..delete };
-    let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
-    admit(call, &options, &pod, &eviction)?;
     if !is_ignored(&pod) {
         let budgets = budgets_of(call, &pod);
         let budget = match budgets.as_slice() {
@@ -55,14 +56,19 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         }
     }
     let delete = mark(call, delete).await?;
-    let write_options = WriteOptions { dry_run, ..WriteOptions::default() };
+    let write_options = WriteOptions { dry_run, within: true, ..WriteOptions::default() };
     call.server.registry.delete(&call.write(&write_options), call.name(), &delete).await?;
     let status =
         json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     encode::value(201, &status, call.representation)
 }
 
-fn admit(call: &Call, options: &WriteOptions, pod: &Value, eviction: &Value) -> Result<(), Status> {
+async fn admit(
+    call: &Call,
+    options: &WriteOptions,
+    pod: &Value,
+    mut eviction: Value,
+) -> Result<Value, Status> {
     let registry = &call.server.registry;
     let attributes = Attributes {
         operation: Operation::Create,
@@ -70,12 +76,16 @@ fn admit(call: &Call, options: &WriteOptions, pod: &Value, eviction: &Value) -> 
         subresource: Some("eviction"),
         namespace: call.namespace(),
         name: call.name(),
+        unnamed: false,
         user: &call.user,
         old: Some(pod),
         options,
         rbac: &registry.rbac,
     };
-    registry.admission.validate(&registry.view(), &attributes, Some(eviction)).map(drop)
+    let view = registry.view();
+    registry.admission.mutate(&view, &attributes, &mut eviction).await?;
+    registry.admission.validate(&view, &attributes, Some(&eviction)).await?;
+    Ok(eviction)
 }
 
 /// Pods that do no work, or have not begun to, are nobody's loss.
@@ -223,21 +233,12 @@ fn taken(budget: &Value, pod: &str, now: &str) -> Value {
 
 /// Tells in the pod's status why it goes. Preconditions then hold for what was just written.
 async fn mark(call: &Call, delete: DeleteOptions) -> Result<DeleteOptions, Status> {
-    let conflict = |what: &str| {
-        let why = format!("the {what} in the precondition does not match the {what} in record");
-        Status::conflict("", "pods", call.name(), &why)
-    };
     let change = |old: &Value| {
-        if delete.uid.as_deref().is_some_and(|uid| uid != meta::uid(old)) {
-            return Err(conflict("UID"));
-        }
-        if delete.resource_version.as_deref().is_some_and(|v| v != meta::str(old, "resourceVersion")) {
-            return Err(conflict("ResourceVersion"));
-        }
+        check_delete_preconditions(&call.resource, call.name(), &delete, old)?;
         Ok(targeted(old, &verbs::now()))
     };
     let user = User::new("system:apiserver", ["system:masters"]);
-    let options = WriteOptions { dry_run: delete.dry_run, ..WriteOptions::default() };
+    let options = WriteOptions { dry_run: delete.dry_run, within: true, ..WriteOptions::default() };
     let update = Update {
         write: Write { user: &user, ..call.write(&options) },
         name: call.name(),

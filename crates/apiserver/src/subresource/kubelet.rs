@@ -135,6 +135,10 @@ async fn stream(call: &mut Call, what: &str) -> Result<Answer, Status> {
 
 pub(super) async fn port_forward(call: &mut Call) -> Result<Answer, Status> {
     require_create(call)?;
+    if let Some(port) = call.query.all("ports").find(|port| port.parse::<u32>().is_err()) {
+        let why = format!("cannot convert to []int32: strconv.ParseUint: parsing {port:?}: invalid syntax");
+        return Err(Status::bad_request(why));
+    }
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     host(&pod)?;
     let query = encode(call.query.all("ports").map(|port| ("port", port)));

@@ -1,13 +1,14 @@
 //! Subresources: one module each, one row each in [`TABLE`].
 
 pub(crate) mod binding;
+mod connect;
 pub(crate) mod dial;
 mod eviction;
 mod finalize;
 pub(crate) mod forwarding;
 mod kubelet;
 mod proxy;
-mod scale;
+pub(crate) mod scale;
 pub(crate) mod token;
 
 pub(crate) use proxy::{endpoints_of, rewrite_page, slices_of};
@@ -49,6 +50,7 @@ pub(crate) async fn handle(call: &mut Call, name: &str) -> Result<Answer, Status
         }
         return Err(Status::not_allowed());
     }
+    connect::admit(call, name).await?;
     handler(call).await
 }
 
@@ -67,7 +69,7 @@ fn not_supported(call: &Call) -> Status {
 async fn part(call: &mut Call, name: &str) -> Result<Answer, Status> {
     match call.verb {
         Verb::Get => {
-            let entry = call.server.registry.get(&call.resource, call.namespace(), call.name())?;
+            let entry = call.server.registry.load(&call.resource, call.namespace(), call.name()).await?;
             encode::entry(&call.resource, &entry, call.representation, call.include_object()?)
         }
         Verb::Update => verbs::update(call, Some(name)).await,

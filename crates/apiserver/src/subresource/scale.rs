@@ -4,6 +4,7 @@ use crate::call::{self, Call};
 use crate::http::Answer;
 use crate::options::FieldValidation;
 use crate::patch;
+use crate::registry::precondition_failed;
 use crate::request::Verb;
 use crate::{encode, verbs};
 use ::http::header;
@@ -23,7 +24,9 @@ fn gvk() -> Gvk {
 pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     match call.verb {
         Verb::Get => {
-            let object = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+            let entry = call.server.registry.load(&call.resource, call.namespace(), call.name()).await?;
+            let object = crate::registry::stored::decode(&call.resource, &entry)
+                .ok_or_else(|| crate::registry::unreadable(&call.resource, call.name()))?;
             answer(call, &object)
         }
         Verb::Update => {
@@ -106,14 +109,21 @@ async fn write(
 ) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let resource = std::sync::Arc::clone(&call.resource);
+    let patches = call.verb == Verb::Patch;
     let on_object = |old: &Value| {
         let scale = change(&scale_of(&resource, old))?;
         let (given, stored) = (meta::uid(&scale), meta::uid(old));
         if !given.is_empty() && given != stored {
-            let plural = format!("{}/scale", resource.plural);
-            let why =
-                format!("Precondition failed: UID in precondition: {given}, UID in object meta: {stored}");
-            return Err(Status::conflict(&resource.group, &plural, meta::name(old), &why));
+            let (namespace, name) = (meta::namespace(old), meta::name(old));
+            if patches {
+                // As upstream: a patched scale is compared before the store is asked.
+                let plural = format!("{}/scale", resource.plural);
+                let why = format!(
+                    "Precondition failed: UID in precondition: {given}, UID in object meta: {stored}"
+                );
+                return Err(Status::conflict(&resource.group, &plural, name, &why));
+            }
+            return Err(precondition_failed(&resource, namespace, name, "UID", given, stored));
         }
         let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
         if let Some(paths) = scale_paths(&resource) {
@@ -175,7 +185,17 @@ fn put(object: &mut Value, path: &[String], value: Value) {
     *place = value;
 }
 
-fn scale_of(resource: &Resource, object: &Value) -> Value {
+/// Sets the replicas of an object to those of its scale.
+pub(crate) fn set_replicas(resource: &Resource, object: &mut Value, scale: &Value) {
+    let replicas = scale.pointer("/spec/replicas").and_then(Value::as_i64).unwrap_or(0);
+    match scale_paths(resource) {
+        Some(paths) => put(object, &paths.spec_replicas, replicas.into()),
+        None => object["spec"]["replicas"] = replicas.into(),
+    }
+}
+
+/// The scale of an object.
+pub(crate) fn scale_of(resource: &Resource, object: &Value) -> Value {
     let mut metadata = json!({});
     for key in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
         let value = meta::str(object, key);

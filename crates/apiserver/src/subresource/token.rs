@@ -31,10 +31,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     let options = call.write_options()?;
     let gvk = Gvk::new("authentication.k8s.io", "v1", "TokenRequest");
     let mut request = call.read_as(&gvk, options.field_validation).await?;
-    let account = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
-    let Some(signer) = &call.server.tokens else {
-        return Err(Status::unavailable("this server has no key to sign tokens with"));
-    };
+    call.check_namespace(&request)?;
     let given = meta::name(&request);
     if !given.is_empty() && given != call.name() {
         let error = FieldError::invalid(
@@ -44,22 +41,19 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
         );
         return Err(Status::invalid(&gvk.group, &gvk.kind, call.name(), &[error]));
     }
-    let given = meta::namespace(&request);
-    if !given.is_empty() && given != call.namespace() {
-        let error = FieldError::invalid(
-            &Path::new("metadata").child("namespace"),
-            given,
-            "must match the service account namespace if specified",
-        );
-        return Err(Status::invalid(&gvk.group, &gvk.kind, call.name(), &[error]));
-    }
+    let account = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
+    let Some(signer) = &call.server.tokens else {
+        return Err(Status::unavailable("this server has no key to sign tokens with"));
+    };
     let now = Timestamp::now();
     let spec = &mut request["spec"];
     let seconds = spec["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     spec["expirationSeconds"] = seconds.into();
     check_seconds(seconds)?;
     crate::managed::on_body(&gvk, &mut request, &options, "token", now);
-    admit(call, &options, &request)?;
+    admit(call, &options, &mut request).await?;
+    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(seconds);
+    check_seconds(seconds)?;
     let spec = &mut request["spec"];
     if spec["audiences"].as_array().is_none_or(Vec::is_empty) {
         spec["audiences"] = json!([signer.issuer]);
@@ -102,7 +96,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     encode::value(201, &request, call.representation)
 }
 
-fn admit(call: &Call, options: &WriteOptions, request: &Value) -> Result<(), Status> {
+async fn admit(call: &Call, options: &WriteOptions, request: &mut Value) -> Result<(), Status> {
     let registry = &call.server.registry;
     let attributes = Attributes {
         operation: Operation::Create,
@@ -110,12 +104,15 @@ fn admit(call: &Call, options: &WriteOptions, request: &Value) -> Result<(), Sta
         subresource: Some("token"),
         namespace: call.namespace(),
         name: call.name(),
+        unnamed: false,
         user: &call.user,
         old: None,
         options,
         rbac: &registry.rbac,
     };
-    registry.admission.validate(&registry.view(), &attributes, Some(request)).map(drop)
+    let view = registry.view();
+    registry.admission.mutate(&view, &attributes, request).await?;
+    registry.admission.validate(&view, &attributes, Some(request)).await
 }
 
 fn check_seconds(seconds: i64) -> Result<(), Status> {

@@ -68,7 +68,7 @@ fn has_condition(object: &Value, type_: &str, status: &str) -> bool {
     conditions.iter().any(|condition| condition["type"] == *type_ && condition["status"] == *status)
 }
 
-async fn establish(world: &World, definition: &Value) {
+pub async fn establish(world: &World, definition: &Value) {
     let created = world.post(DEFINITIONS, definition).await;
     assert_eq!(created.code, 201, "{}", created.json());
     let name = definition["metadata"]["name"].clone();
@@ -296,13 +296,4 @@ async fn what_cannot_be_served_is_refused() {
     assert_eq!(refused.code, 422);
     let told = refused.at("/message");
     assert!(told.as_str().unwrap_or_default().contains("compilation failed: ERROR"), "{told}");
-    let mut webhook = definition(schema());
-    webhook["spec"]["conversion"] = json!({"strategy": "Webhook", "webhook": {"conversionReviewVersions": ["v1"],
-        "clientConfig": {"service": {"namespace": "default", "name": "x"}}}});
-    assert_eq!(world.post(DEFINITIONS, &webhook).await.code, 201);
-    wait_for(&world, DEFINITIONS, |_, object| has_condition(object, "Established", "False")).await;
-    let stored = world.get(&format!("{DEFINITIONS}/wids.stable.example.com")).await;
-    let why = stored.at("/status/conditions/1/message");
-    assert_eq!(why, "conversion strategy \"Webhook\" is not supported: only None is");
-    assert_eq!(world.get(WIDS).await.code, 404);
 }

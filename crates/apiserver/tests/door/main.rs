@@ -1,18 +1,22 @@
 //! The server through its in-process door, on a store in memory: what a client sees.
 
+mod hook;
 mod world;
 
 mod admitting;
 mod allowed;
 mod bounded;
+mod converting;
 mod custom;
 mod deleting;
 mod granting;
 mod network;
 mod parts;
+mod policies;
 mod reading;
 mod refusing;
 mod servers;
 mod services;
 mod streams;
+mod webhooks;
 mod writing;

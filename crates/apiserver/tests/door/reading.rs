@@ -281,3 +281,63 @@ async fn documents_list_every_value_that_is_accepted() {
         }
     }
 }
+
+#[tokio::test]
+async fn components_say_how_they_are() {
+    let world = World::start().await;
+    world.server().hosts(ferrite_apiserver::Component::Scheduler, || Ok(()));
+    world.server().hosts(ferrite_apiserver::Component::ControllerManager, || Err("it has stopped".into()));
+    let list = world.get("/api/v1/componentstatuses").await.json();
+    assert_eq!(list["metadata"], json!({}), "nothing of it is stored");
+    let told: Vec<[&str; 3]> = list["items"]
+        .as_array()
+        .expect("items")
+        .iter()
+        .map(|item| {
+            let text = |pointer: &str| item.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+            [text("/metadata/name"), text("/conditions/0/status"), text("/conditions/0/message")]
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ["scheduler", "True", "ok"],
+            ["controller-manager", "False", "it has stopped"],
+            ["etcd-0", "True", "ok"],
+        ]
+    );
+    let one = world.get("/api/v1/componentstatuses?fieldSelector=metadata.name%3Detcd-0").await.json();
+    assert_eq!(names(&one), ["etcd-0"]);
+    assert_eq!(world.get("/api/v1/componentstatuses/etcd-0").await.at("/kind"), "ComponentStatus");
+    let missing = world.get("/api/v1/componentstatuses/x").await;
+    assert_eq!((missing.code, missing.at("/message")), (404, json!("componentstatus \"x\" not found")));
+}
+
+#[tokio::test]
+async fn empty_segments_of_a_path_are_empty_names() {
+    let world = with_three_maps().await;
+    let all = world.get("/api/v1/namespaces//configmaps?labelSelector=t%3Dx").await;
+    assert_eq!(names(&all.json()), ["a", "b", "c"], "an empty namespace is every namespace");
+    let rows = [
+        ("/api/v1/namespaces//configmaps/a", 400, "Namespace parameter required."),
+        ("/api/v1/nodes//status", 400, "name must be provided"),
+        ("/api/v1//pods", 404, "the server could not find the requested resource"),
+        (
+            "/api/v1/watch/namespaces/default/pods/a/log",
+            404,
+            "the server could not find the requested resource",
+        ),
+        ("/api/v1/watch/componentstatuses", 404, "the server could not find the requested resource"),
+    ];
+    for (path, code, message) in rows {
+        let reply = world.get(path).await;
+        assert_eq!((reply.code, reply.at("/message")), (code, json!(message)), "{path}");
+    }
+    let nowhere = world.post("/api/v1/namespaces//configmaps", &config_map("d", json!({}))).await;
+    assert_eq!((nowhere.code, nowhere.at("/details/causes/0/field")), (422, json!("metadata.namespace")));
+    let everything = world.delete("/api/v1/namespaces//configmaps").await;
+    assert_eq!((everything.code, everything.at("/message")), (400, json!("Namespace parameter required.")));
+    assert_eq!(world.get(&format!("{MAPS}/a")).await.code, 200, "nothing was deleted");
+    assert_eq!(world.get("/api/v1/watch/").await.code, 500);
+    assert_eq!(world.get("/healthz/").await.code, 404);
+}

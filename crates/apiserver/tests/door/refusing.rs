@@ -323,3 +323,32 @@ async fn paths_at_which_nothing_is_served_are_missed() {
         assert_eq!(world.send(method, &path, &[], b"").await.code, code, "{method} {path}");
     }
 }
+
+#[tokio::test]
+async fn parts_belong_where_their_path_says() {
+    let world = World::start().await;
+    world.post(PODS, &pod("p")).await;
+    let elsewhere = json!({"metadata": {"name": "p", "namespace": "other"}, "target": {"name": "n"}});
+    for part in ["binding", "eviction"] {
+        let reply = world.post(&format!("{PODS}/p/{part}"), &elsewhere).await;
+        assert_eq!((reply.code, reply.at("/reason")), (400, json!("BadRequest")), "{part}");
+    }
+    for (key, value) in [("uid", "x"), ("resourceVersion", "1")] {
+        let stale = json!({"metadata": {"name": "p", key: value}, "target": {"name": "m"}});
+        let reply = world.post(&format!("{PODS}/p/binding"), &stale).await;
+        assert_eq!((reply.code, reply.at("/details/kind")), (409, json!("pods")), "{key}");
+    }
+    let kept = world.get(&format!("{PODS}/p")).await;
+    assert_eq!(kept.at("/spec/nodeName"), "n");
+}
+
+#[tokio::test]
+async fn questions_about_access_have_no_metadata() {
+    let world = World::start().await;
+    let asked = |metadata: Value| json!({"metadata": metadata, "spec": {"user": "u", "resourceAttributes": {"verb": "get", "resource": "pods"}}});
+    let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let refused = world.post(path, &asked(json!({"name": "x"}))).await;
+    assert_eq!((refused.code, refused.at("/details/causes/0/field")), (422, json!("metadata")));
+    let answered = world.post(path, &asked(json!({"namespace": "x"}))).await;
+    assert_eq!((answered.code, answered.at("/metadata/namespace")), (201, Value::Null));
+}

@@ -2,10 +2,13 @@
 
 mod approve;
 mod clean;
+mod nodes;
 mod sign;
 
 pub(crate) use approve::start as start_approving;
 pub(crate) use clean::start as start_cleaning;
+pub use nodes::NodeCertificates;
+pub(crate) use nodes::start as start_approving_nodes;
 pub(crate) use sign::start as start_signing;
 
 use ferrite_client::{is_conflict, is_not_found};
@@ -64,7 +67,7 @@ fn kubelet_client_problem(request: &CertificateSigningRequest, wanted: &Request)
     if wanted.organizations != [NODES] {
         return Some("subject organization is not system:nodes");
     }
-    if !wanted.dns_names.is_empty() || wanted.addresses > 0 || wanted.other_names {
+    if !wanted.dns_names.is_empty() || !wanted.addresses.is_empty() || wanted.other_names {
         return Some("subject alternative names are not allowed");
     }
     if !usages_are(request, "client auth") {
@@ -78,7 +81,7 @@ fn kubelet_serving_problem(request: &CertificateSigningRequest, wanted: &Request
     if wanted.organizations != [NODES] {
         return Some("subject organization is not system:nodes");
     }
-    if wanted.dns_names.is_empty() && wanted.addresses == 0 {
+    if wanted.dns_names.is_empty() && wanted.addresses.is_empty() {
         return Some("DNS or IP subjectAltName is required");
     }
     if wanted.other_names {
@@ -128,17 +131,22 @@ mod tests {
         };
         let client = csr(&["digital signature", "client auth"]);
         assert_eq!(kubelet_client_problem(&client, &node(&|_| {})), None);
-        assert!(kubelet_client_problem(&client, &node(&|r| r.addresses = 1)).is_some());
+        assert!(
+            kubelet_client_problem(&client, &node(&|r| r.addresses = vec![[192, 0, 2, 1].into()])).is_some()
+        );
         assert!(
             kubelet_client_problem(&client, &node(&|r| r.organizations.push("system:masters".into())))
                 .is_some()
         );
         assert!(kubelet_client_problem(&csr(&["server auth"]), &node(&|_| {})).is_some());
         let serving = csr(&["digital signature", "server auth"]);
-        assert_eq!(kubelet_serving_problem(&serving, &node(&|r| r.addresses = 1)), None);
+        assert_eq!(
+            kubelet_serving_problem(&serving, &node(&|r| r.addresses = vec![[192, 0, 2, 1].into()])),
+            None
+        );
         assert!(kubelet_serving_problem(&serving, &node(&|_| {})).is_some());
         let other = node(&|r| {
-            r.addresses = 1;
+            r.addresses = vec![[192, 0, 2, 1].into()];
             r.common_name = "system:node:other".into();
         });
         assert!(kubelet_serving_problem(&serving, &other).is_some());

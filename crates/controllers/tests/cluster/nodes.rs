@@ -2,7 +2,7 @@ use ferrite_client::Api;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_controllers::Config;
+use ferrite_controllers::{Config, NodeCidrs};
 use ferrite_json::json;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Patch, PatchParams};
@@ -88,5 +88,42 @@ async fn nodes_that_fall_silent_become_unknown_but_pods_stay_when_all_are_lost()
             (ready(node) == Some("Unknown") && taints(node) == ["unreachable:NoSchedule"]).then_some(())
         })
         .await;
+    cluster.stop().await;
+}
+
+fn pod_cidrs(node: &Node) -> Vec<&str> {
+    let cidrs = node.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default();
+    cidrs.iter().map(String::as_str).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_get_pod_cidrs_and_give_them_back() {
+    let range = |text: &str| ferrite_api::Cidr::parse(text).unwrap();
+    let cidrs = NodeCidrs::new(vec![(range("10.244.0.0/23"), 24), (range("fd00::/63"), 64)]).unwrap();
+    let config = Config { node_cidrs: Some(cidrs), ..Config::default() };
+    let cluster = Cluster::start_with(&["n1"], config).await;
+    let has = |name: &'static str, want: [&'static str; 2]| {
+        move |nodes: &[Arc<Node>]| {
+            let node = named(nodes, name)?;
+            assert!(pod_cidrs(node).is_empty() || pod_cidrs(node) == want, "{:?}", pod_cidrs(node));
+            (pod_cidrs(node) == want).then_some(())
+        }
+    };
+    cluster.eventually("the first range", has("n1", ["10.244.0.0/24", "fd00::/64"])).await;
+    cluster.add_node("n2").await;
+    cluster.eventually("the second range", has("n2", ["10.244.1.0/24", "fd00:0:0:1::/64"])).await;
+    cluster.add_node("n3").await;
+    cluster
+        .eventually("an event", |events: &[Arc<k8s_openapi::api::core::v1::Event>]| {
+            let told = |event: &&Arc<k8s_openapi::api::core::v1::Event>| {
+                event.reason.as_deref() == Some("CIDRNotAvailable")
+                    && event.involved_object.name.as_deref() == Some("n3")
+            };
+            events.iter().find(told).map(|_| ())
+        })
+        .await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    nodes.delete("n1", &kube::api::DeleteParams::default()).await.unwrap();
+    cluster.eventually("what the first had", has("n3", ["10.244.0.0/24", "fd00::/64"])).await;
     cluster.stop().await;
 }

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use ferrite_controllers::Config;
 use ferrite_json::{Value, json};
 use ferrite_pki::Authority;
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota, Service};
 use k8s_openapi::api::networking::v1::{IPAddress, ServiceCIDR};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::ClusterRole;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 
 use crate::support::Cluster;
@@ -202,5 +204,66 @@ async fn a_range_of_addresses_stays_while_they_are_held() {
             (!all.iter().any(|range| range.metadata.name.as_deref() == Some("more"))).then_some(())
         })
         .await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn expressions_of_policies_are_checked_against_the_kinds_they_match() {
+    let cluster = Cluster::start(&[]).await;
+    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
+    let definition = json!({
+        "metadata": {"name": "wids.stable.example.com"},
+        "spec": {"group": "stable.example.com", "scope": "Namespaced",
+            "names": {"plural": "wids", "singular": "wid", "kind": "Wid", "listKind": "WidList"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object",
+                "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}}}}}]},
+    });
+    definitions.create(&PostParams::default(), &ferrite_json::from_value(definition).unwrap()).await.unwrap();
+    let established = |all: &[Arc<CustomResourceDefinition>]| {
+        let conditions = all.first()?.status.as_ref()?.conditions.as_ref()?;
+        conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(())
+    };
+    cluster.eventually("the definition", established).await;
+
+    let policies: Api<ValidatingAdmissionPolicy> = Api::all(cluster.client.clone());
+    let policy = |name: &str, group: &str, resource: &str, expressions: &[&str]| {
+        let validations: Vec<Value> = expressions.iter().map(|e| json!({"expression": e})).collect();
+        json!({"metadata": {"name": name}, "spec": {"validations": validations, "matchConstraints": {"resourceRules": [
+            {"apiGroups": [group], "apiVersions": ["v1"], "resources": [resource], "operations": ["CREATE"]}]}}})
+    };
+    let objects = [
+        policy("typed", "apps", "deployments", &["object.spec.replicas > 'x'", "object.spec.replicas > 1"]),
+        policy("custom", "stable.example.com", "wids", &["object.spec.n == 1", "object.spec.m == 1"]),
+        policy("good", "", "pods", &["object.spec.containers.all(c, c.image != '')"]),
+    ];
+    for object in objects {
+        policies.create(&PostParams::default(), &ferrite_json::from_value(object).unwrap()).await.unwrap();
+    }
+    // What a policy's status warns of, once it is written.
+    let warnings = |name: &'static str| {
+        move |all: &[Arc<ValidatingAdmissionPolicy>]| {
+            let policy = all.iter().find(|policy| policy.metadata.name.as_deref() == Some(name))?;
+            let status = policy.status.as_ref()?;
+            status.observed_generation.filter(|observed| Some(*observed) == policy.metadata.generation)?;
+            let checking = status.type_checking.as_ref()?;
+            let warnings = checking.expression_warnings.iter().flatten();
+            Some(warnings.map(|w| (w.field_ref.clone(), w.warning.clone())).collect::<Vec<_>>())
+        }
+    };
+    let typed = cluster.eventually("typed", warnings("typed")).await;
+    assert_eq!(typed.len(), 1);
+    assert_eq!(typed[0].0, "spec.validations[0].expression");
+    assert_eq!(
+        typed[0].1,
+        "apps/v1, Kind=Deployment: ERROR: <input>:1:22: found no matching overload for '_>_' applied to '(int, string)'\n | object.spec.replicas > 'x'\n | .....................^\n"
+    );
+    let custom = cluster.eventually("custom", warnings("custom")).await;
+    assert_eq!(custom.len(), 1);
+    assert_eq!(custom[0].0, "spec.validations[1].expression");
+    assert!(
+        custom[0].1.starts_with("stable.example.com/v1, Kind=Wid: ERROR: <input>:1:12: undefined field 'm'"),
+        "{custom:?}"
+    );
+    assert!(cluster.eventually("good", warnings("good")).await.is_empty());
     cluster.stop().await;
 }

@@ -6,19 +6,19 @@ use std::path::Path;
 
 /// What of the machine a cluster may change.
 #[derive(Debug, PartialEq, Eq)]
-struct Traces {
-    mounts: BTreeSet<String>,
-    cgroups: BTreeSet<String>,
-    links: BTreeSet<String>,
-    routes: BTreeSet<String>,
-    processes: BTreeSet<String>,
-    files: BTreeSet<String>,
+pub struct Traces {
+    pub mounts: BTreeSet<String>,
+    pub cgroups: BTreeSet<String>,
+    pub links: BTreeSet<String>,
+    pub routes: BTreeSet<String>,
+    pub processes: BTreeSet<String>,
+    pub files: BTreeSet<String>,
 }
 
 impl Traces {
     /// Everything of this test's own: others run beside it, so only what mentions our directory, our cluster or
     /// our namespace counts.
-    fn take(world: &World) -> Self {
+    pub fn take(world: &World) -> Self {
         let root = world.path("");
         let ours = root.to_str().unwrap().trim_end_matches('/').to_owned();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();

@@ -20,6 +20,7 @@ mod docker_options;
 mod kubectl;
 mod lifecycle;
 mod newcomer;
+mod nodes;
 mod pods;
 mod proxy;
 mod registry;

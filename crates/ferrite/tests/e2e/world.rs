@@ -30,6 +30,11 @@ impl Netns {
         Self(Arc::new(file))
     }
 
+    /// Where others find it, for as long as it is there.
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
+    }
+
     /// Makes the command run inside.
     pub fn enter<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let fd: RawFd = self.0.as_raw_fd();

@@ -33,8 +33,16 @@ const MAX_STRICT: usize = 100;
 /// Decodes an object of `type_`.
 pub fn decode(type_: TypeRef, bytes: &[u8]) -> Result<Decoded, DecodeError> {
     let mut decoder = Decoder::new(bytes);
-    let value = decoder.value(&Kind::Struct(type_), "", 0)?.unwrap_or_else(|| Value::Object(Map::new()));
-    Ok(decoder.finish(value)?)
+    let value = decoder.value(&Kind::Struct(type_), "", 0);
+    let decoded = value.and_then(|value| decoder.finish(value.unwrap_or_else(|| Value::Object(Map::new()))));
+    decoded.map_err(|fault| broken(bytes).unwrap_or(fault).into())
+}
+
+/// Where a document is no JSON: upstream looks for that first.
+fn broken(bytes: &[u8]) -> Option<Fault> {
+    let mut decoder = Decoder::new(bytes);
+    let passed = decoder.skip(0).and_then(|()| decoder.lexer.end());
+    passed.err().filter(|fault| matches!(**fault, DecodeError::Syntax(_)))
 }
 
 /// Decodes JSON of no known type, as custom resources and patches are. Only duplicates are reported.
@@ -106,6 +114,9 @@ struct Decoder<'a> {
     owner: Option<TypeRef>,
     strict: Vec<String>,
     seen: HashSet<String>,
+    /// The first value of another type than its field's. As in Go, reading goes on behind it: a text that its type
+    /// cannot read is reported instead, wherever it stands.
+    mistyped: Option<Fault>,
 }
 
 impl<'a> Decoder<'a> {
@@ -116,12 +127,16 @@ impl<'a> Decoder<'a> {
             owner: None,
             strict: Vec::new(),
             seen: HashSet::new(),
+            mistyped: None,
         }
     }
 
     fn finish(mut self, value: Value) -> Result<Decoded, Fault> {
         self.lexer.end()?;
-        Ok(Decoded { value, strict: self.strict })
+        match self.mistyped {
+            Some(fault) => Err(fault),
+            None => Ok(Decoded { value, strict: self.strict }),
+        }
     }
 
     fn complain(&mut self, what: &str, name: &str) {
@@ -142,7 +157,7 @@ impl<'a> Decoder<'a> {
             path.push('.');
         }
         path.push_str(name);
-        let text = format!("{what} field {path:?}");
+        let text = format!("{what} field {}", crate::field::go_quote(&path));
         if self.seen.insert(text.clone()) {
             self.strict.push(text);
         }
@@ -196,7 +211,13 @@ impl<'a> Decoder<'a> {
                 Shape::Number,
             ) => {
                 let text = self.lexer.number()?;
-                self.number(kind, go, text)?
+                match self.number(kind, go, text) {
+                    Err(fault) if matches!(kind, Kind::Int32 | Kind::Int64 | Kind::Double) => {
+                        self.mistyped.get_or_insert(fault);
+                        return Ok(None);
+                    }
+                    read => read?,
+                }
             }
             (
                 Kind::String
@@ -207,7 +228,13 @@ impl<'a> Decoder<'a> {
                 | Kind::MicroTime
                 | Kind::Duration,
                 Shape::String,
-            ) => text(kind, self.lexer.string()?)?,
+            ) => match text(kind, self.lexer.string()?) {
+                Err(fault) if matches!(kind, Kind::Bytes) => {
+                    self.mistyped.get_or_insert(fault);
+                    return Ok(None);
+                }
+                read => read?,
+            },
             (Kind::Time | Kind::MicroTime | Kind::Duration, _) => {
                 return Err(self.mismatch(shape.go_name(), "string"));
             }
@@ -216,7 +243,15 @@ impl<'a> Decoder<'a> {
             }
             // Upstream hands whatever is there to the parser of quantities, which refuses it.
             (Kind::Quantity, _) => Value::String(scalar::canonical_quantity(shape.go_name())?),
-            _ => return Err(self.mismatch(shape.go_name(), go_name(kind, go))),
+            (Kind::SchemaOrArray(_) | Kind::SchemaOrBool(_) | Kind::SchemaOrStrings(_), _) => {
+                return Err(self.mismatch(shape.go_name(), go_name(kind, go)));
+            }
+            _ => {
+                let fault = self.mismatch(shape.go_name(), go_name(kind, go));
+                self.mistyped.get_or_insert(fault);
+                self.skip(depth)?;
+                return Ok(None);
+            }
         };
         Ok(Some(value))
     }

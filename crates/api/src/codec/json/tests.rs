@@ -60,6 +60,17 @@ fn words_errors_as_upstream() {
             r#"{"spec":{"overhead":{"cpu":"1x"}}}"#,
             "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
         ),
+        // A text that its type cannot read counts more than a value of the wrong type before it, and what is no JSON
+        // counts more than both.
+        (
+            r#"{"spec":{"priority":"x","overhead":{"cpu":"1x"},"hostname":1}}"#,
+            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
+        ),
+        (
+            r#"{"spec":{"priority":"x","hostname":1}}"#,
+            "json: cannot unmarshal string into Go struct field PodSpec.spec.priority of type int32",
+        ),
+        (r#"{"spec":{"overhead":{"cpu":"1x"}}} x"#, "invalid character 'x' after top-level value"),
     ] {
         assert_eq!(pod(text).expect_err(text).to_string(), message);
     }

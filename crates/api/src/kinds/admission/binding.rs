@@ -1,6 +1,6 @@
 //! ValidatingAdmissionPolicyBindings and MutatingAdmissionPolicyBindings.
 
-use super::matching::{default_matching, validate_match_resources};
+use super::matching::{default_matching, validate_match_resources, validate_mutable};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, list, map, object, object_mut, present, strings, text};
 use crate::kinds::cell;
@@ -33,7 +33,11 @@ impl Strategy for PolicyBindings {
             errors.extend(validate_param_ref(reference, &path.child("paramRef")));
         }
         if let Some(matching) = self::object(spec, "matchResources") {
-            errors.extend(validate_match_resources(matching, &path.child("matchResources")));
+            let path = path.child("matchResources");
+            errors.extend(validate_match_resources(matching, &path));
+            if self.mutating {
+                errors.extend(validate_mutable(matching, &path));
+            }
         }
         if !self.mutating {
             errors.extend(validate_actions(

@@ -1,15 +1,19 @@
 //! Which requests a webhook or a policy is about.
 
+use super::policy::fault;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_field, ensure_object, list, list_mut, present, strings, text};
 use crate::kinds::check::{complaints, one_of_if_set};
 use crate::meta_validation::{path_segment, qualified_name};
+use crate::policy::{Compiler, Use};
 use crate::selector::validate_label_selector;
 use ferrite_json::Value;
 use std::collections::HashSet;
 
 const CONDITIONS_MAX: usize = 64;
 const OPERATIONS: &[&str] = &["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
+/// Operations with an object that a policy can change.
+const MUTABLE: &[&str] = &["*", "CONNECT", "CREATE", "UPDATE"];
 pub(super) const FAILURE_POLICIES: &[&str] = &["Fail", "Ignore"];
 pub(super) const MATCH_POLICIES: &[&str] = &["Equivalent", "Exact"];
 
@@ -154,8 +158,16 @@ fn validate_resources(resources: &[&str], path: &Path) -> FieldErrors {
     errors
 }
 
-/// Validates conditions by name and presence.
-pub(super) fn validate_conditions(conditions: &[Value], path: &Path) -> FieldErrors {
+/// Refuses rules of operations that have no object to change.
+pub(super) fn validate_mutable(matching: &Value, path: &Path) -> FieldErrors {
+    let path = path.child("resourceRules").child("operations");
+    let operations = list(matching, "resourceRules").iter().flat_map(|rule| strings(rule, "operations"));
+    let refused = operations.filter(|operation| !MUTABLE.contains(operation));
+    refused.map(|operation| FieldError::not_supported(&path, operation, MUTABLE)).collect()
+}
+
+/// Validates the conditions of a webhook or a policy. `params` tells whether expressions may read parameters.
+pub(super) fn validate_conditions(conditions: &[Value], params: bool, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     if conditions.len() > CONDITIONS_MAX {
         errors.push(FieldError::too_many(path, conditions.len(), CONDITIONS_MAX));
@@ -163,8 +175,13 @@ pub(super) fn validate_conditions(conditions: &[Value], path: &Path) -> FieldErr
     let mut names = HashSet::new();
     for (index, condition) in conditions.iter().enumerate() {
         let path = path.index(index);
-        if text(condition, "expression").trim().is_empty() {
-            errors.push(FieldError::required(&path.child("expression"), ""));
+        let at = path.child("expression");
+        match text(condition, "expression").trim() {
+            "" => errors.push(FieldError::required(&at, "")),
+            expression => {
+                let compiled = Compiler::plain(params).compile(Use::MatchCondition, expression);
+                errors.extend(compiled.err().map(|error| fault(&at, expression, error)));
+            }
         }
         let name = text(condition, "name");
         if name.is_empty() {

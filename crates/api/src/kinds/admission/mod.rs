@@ -1,7 +1,9 @@
-//! `admissionregistration.k8s.io`. Expressions are checked where they are compiled, not here.
+//! `admissionregistration.k8s.io`.
 
 pub(super) mod binding;
 pub(super) mod client_config;
 mod matching;
 pub(super) mod policy;
+#[cfg(test)]
+mod tests;
 pub(super) mod webhook;

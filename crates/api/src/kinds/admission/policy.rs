@@ -1,12 +1,15 @@
 //! ValidatingAdmissionPolicies and MutatingAdmissionPolicies.
 
-use super::matching::{FAILURE_POLICIES, default_matching, validate_conditions, validate_match_resources};
+use super::matching::{
+    FAILURE_POLICIES, default_matching, validate_conditions, validate_match_resources, validate_mutable,
+};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_field, ensure_object, list, object, object_mut, present, text};
 use crate::kinds::cell;
 use crate::kinds::check::{complaints, one_of_if_set};
 use crate::kinds::row::{NAME, number, shown};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, qualified_name};
+use crate::policy::{self, Compiler, ExpressionError, MAX_VARIABLE_LEVELS, Use};
 use crate::resource::{Column, StatusUse, Strategy};
 use ferrite_cel::is_identifier;
 use ferrite_json::Value;
@@ -35,14 +38,15 @@ impl Strategy for Policies {
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {
-        let (spec, path) = (&object["spec"], Path::new("spec"));
-        let mut errors = validate_common(spec, &path);
-        if self.mutating {
-            errors.extend(validate_mutations(spec, &path));
-        } else {
-            errors.extend(validate_validations(object, spec, &path));
-        }
-        errors
+        self.validate_change(object, None)
+    }
+
+    fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
+        self.validate_change(new, Some(old))
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        validate_status(&new["status"], &Path::new("status"))
     }
 
     fn generation_fields(&self) -> &'static [&'static str] {
@@ -76,14 +80,34 @@ impl Strategy for Policies {
     }
 }
 
-fn validate_common(spec: &Value, path: &Path) -> FieldErrors {
+impl Policies {
+    fn validate_change(&self, object: &Value, old: Option<&Value>) -> FieldErrors {
+        let (spec, path) = (&object["spec"], Path::new("spec"));
+        let (mut errors, mut compiler) =
+            validate_common(spec, old.map(|old| &old["spec"]), self.mutating, &path);
+        errors.extend(match self.mutating {
+            true => validate_mutations(spec, &mut compiler, &path),
+            false => validate_validations(object, spec, &mut compiler, &path),
+        });
+        errors
+    }
+}
+
+/// `old` is what is stored already, if anything is.
+fn validate_common(
+    spec: &Value,
+    old: Option<&Value>,
+    mutating: bool,
+    path: &Path,
+) -> (FieldErrors, Compiler) {
     let mut errors = Vec::new();
     if present(spec, "failurePolicy") {
         errors.extend(one_of_if_set(spec, "failurePolicy", path, FAILURE_POLICIES));
     } else {
         errors.push(FieldError::required(&path.child("failurePolicy"), ""));
     }
-    if let Some(kind) = object(spec, "paramKind") {
+    let kind = object(spec, "paramKind");
+    if let Some(kind) = kind {
         errors.extend(validate_param_kind(kind, &path.child("paramKind")));
     }
     let matching_path = path.child("matchConstraints");
@@ -95,22 +119,64 @@ fn validate_common(spec: &Value, path: &Path) -> FieldErrors {
             if list(matching, "resourceRules").is_empty() {
                 errors.push(FieldError::required(&matching_path.child("resourceRules"), ""));
             }
+            if mutating {
+                errors.extend(validate_mutable(matching, &matching_path));
+            }
         }
     }
-    errors.extend(validate_conditions(list(spec, "matchConditions"), &path.child("matchConditions")));
-    for (index, variable) in list(spec, "variables").iter().enumerate() {
+    // As upstream: conditions that do not change are not looked at again.
+    let same = |key: &str| old.is_some_and(|old| old.get(key) == spec.get(key));
+    if !(same("paramKind") && same("matchConditions")) {
+        let at = path.child("matchConditions");
+        errors.extend(validate_conditions(list(spec, "matchConditions"), kind.is_some(), &at));
+    }
+    let variables = list(spec, "variables");
+    let mut compiler = match mutating || !variables.is_empty() {
+        true => Compiler::composed(kind.is_some()),
+        false => Compiler::plain(kind.is_some()),
+    };
+    let mut programs = Vec::new();
+    for (index, variable) in variables.iter().enumerate() {
         let path = path.child("variables").index(index);
-        let name = text(variable, "name");
-        if name.is_empty() {
+        let (name, expression) = (text(variable, "name"), text(variable, "expression"));
+        if name.trim().is_empty() {
             errors.push(FieldError::required(&path.child("name"), "name is not specified"));
         } else if !is_identifier(name) {
-            errors.push(FieldError::invalid(&path.child("name"), name, "name is not a valid CEL identifier"));
+            errors.push(FieldError::invalid(&path.child("name"), name, "must be a valid CEL identifier"));
         }
-        if text(variable, "expression").trim().is_empty() {
-            errors.push(FieldError::required(&path.child("expression"), "expression is not specified"));
+        let at = path.child("expression");
+        if expression.trim().is_empty() {
+            errors.push(FieldError::required(&at, "expression is not specified"));
+            continue;
+        }
+        match compiler.add_variable(name, expression) {
+            Ok(program) => programs.push((name, program)),
+            Err(error) => errors.push(fault(&at, expression, error)),
         }
     }
-    errors
+    if policy::nesting(programs.iter().map(|(name, program)| (*name, Some(program)))) > MAX_VARIABLE_LEVELS {
+        errors.push(FieldError::forbidden(&path.child("variables"), "variables read one another too deeply"));
+    }
+    (errors, compiler)
+}
+
+/// The fault of an expression that stands at `path`.
+pub(super) fn fault(path: &Path, expression: &str, error: ExpressionError) -> FieldError {
+    match error {
+        ExpressionError::Invalid(detail) => FieldError::invalid(path, expression, detail),
+        ExpressionError::Internal(detail) => FieldError::internal(path, detail),
+    }
+}
+
+/// Compiles `expression`, only to see whether it can be.
+fn compiles(
+    compiler: &mut Compiler,
+    of: Use,
+    expression: &str,
+    shown: &str,
+    path: &Path,
+) -> Option<FieldError> {
+    compiler.compile(of, expression).err().map(|error| fault(path, shown, error))
 }
 
 fn validate_param_kind(kind: &Value, path: &Path) -> FieldErrors {
@@ -157,7 +223,7 @@ fn validate_param_kind(kind: &Value, path: &Path) -> FieldErrors {
     errors
 }
 
-fn validate_validations(policy: &Value, spec: &Value, path: &Path) -> FieldErrors {
+fn validate_validations(policy: &Value, spec: &Value, compiler: &mut Compiler, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let (validations, annotations) = (list(spec, "validations"), list(spec, "auditAnnotations"));
     if validations.is_empty() && annotations.is_empty() {
@@ -167,7 +233,7 @@ fn validate_validations(policy: &Value, spec: &Value, path: &Path) -> FieldError
         return errors;
     }
     for (index, validation) in validations.iter().enumerate() {
-        errors.extend(validate_validation(validation, &path.child("validations").index(index)));
+        errors.extend(validate_validation(validation, compiler, &path.child("validations").index(index)));
     }
     let path = path.child("auditAnnotations");
     if annotations.len() > AUDIT_ANNOTATIONS_MAX {
@@ -181,19 +247,26 @@ fn validate_validations(policy: &Value, spec: &Value, path: &Path) -> FieldError
     for (index, annotation) in annotations.iter().enumerate() {
         let path = path.index(index);
         let key = text(annotation, "key");
-        let full = match crate::meta::name(policy) {
-            "" => key.to_owned(),
-            name => format!("{name}/{key}"),
-        };
-        errors.extend(complaints(&path.child("key"), key, qualified_name(&full)));
-        match text(annotation, "valueExpression").trim() {
-            "" => errors.push(FieldError::required(
-                &path.child("valueExpression"),
-                "valueExpression is not specified",
+        match crate::meta::name(policy) {
+            "" => errors.push(FieldError::invalid(
+                &path.child("key"),
+                key,
+                "requires metadata.name be non-empty",
             )),
-            expression if expression.len() > VALUE_EXPRESSION_MAX => errors
-                .push(FieldError::required(&path.child("valueExpression"), "must not exceed 5kb in length")),
-            _ => {}
+            name => {
+                let full = format!("{name}/{key}");
+                errors.extend(complaints(&path.child("key"), &full, qualified_name(&full)));
+            }
+        }
+        let at = path.child("valueExpression");
+        let expression = text(annotation, "valueExpression");
+        match expression.trim() {
+            "" => errors.push(FieldError::required(&at, "valueExpression is not specified")),
+            trimmed if trimmed.len() > VALUE_EXPRESSION_MAX => errors.push(FieldError::required(
+                &at,
+                format!("must not exceed {VALUE_EXPRESSION_MAX} bytes in length"),
+            )),
+            trimmed => errors.extend(compiles(compiler, Use::AuditAnnotation, trimmed, expression, &at)),
         }
         if !keys.insert(key) {
             errors.push(FieldError::duplicate(&path.child("key"), key));
@@ -202,33 +275,35 @@ fn validate_validations(policy: &Value, spec: &Value, path: &Path) -> FieldError
     errors
 }
 
-fn validate_validation(validation: &Value, path: &Path) -> FieldErrors {
+fn validate_validation(validation: &Value, compiler: &mut Compiler, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    let expression = text(validation, "expression").trim();
-    let message = text(validation, "message");
-    let broken = |text: &str| text.contains(['\n', '\r']);
-    if expression.is_empty() {
-        errors.push(FieldError::required(&path.child("expression"), "expression is not specified"));
+    let (expression, at) = (text(validation, "expression"), path.child("expression"));
+    match expression.trim() {
+        "" => errors.push(FieldError::required(&at, "expression is not specified")),
+        _ => errors.extend(compiles(compiler, Use::Validation, expression, expression, &at)),
     }
-    let at = path.child("message");
+    let (expression, at) = (text(validation, "messageExpression"), path.child("messageExpression"));
+    if !expression.trim().is_empty() {
+        errors.extend(compiles(compiler, Use::Message, expression, expression, &at));
+    } else if !expression.is_empty() {
+        errors.push(FieldError::invalid(&at, expression, "must be non-empty if specified"));
+    }
+    let (message, at) = (text(validation, "message"), path.child("message"));
     if !message.is_empty() && message.trim().is_empty() {
-        errors.push(FieldError::invalid(&at, message, "message must be non-empty if specified"));
-    } else if broken(message.trim()) {
-        errors.push(FieldError::invalid(&at, message, "message must not contain line breaks"));
-    } else if broken(expression) && message.trim().is_empty() {
-        errors
-            .push(FieldError::required(&at, "message must be specified if expression contains line breaks"));
+        errors.push(FieldError::invalid(&at, message, "must be non-empty if specified"));
+    } else if message.trim().contains(['\n', '\r']) {
+        errors.push(FieldError::invalid(&at, message, "must not contain line breaks"));
     }
     errors.extend(one_of_if_set(
         validation,
         "reason",
         path,
-        &["Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized"],
+        &["Forbidden", "Invalid", "RequestEntityTooLarge"],
     ));
     errors
 }
 
-fn validate_mutations(spec: &Value, path: &Path) -> FieldErrors {
+fn validate_mutations(spec: &Value, compiler: &mut Compiler, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
     let mutations = list(spec, "mutations");
     if mutations.is_empty() {
@@ -238,9 +313,9 @@ fn validate_mutations(spec: &Value, path: &Path) -> FieldErrors {
     for (index, mutation) in mutations.iter().enumerate() {
         let path = path.child("mutations").index(index);
         let kind = text(mutation, "patchType");
-        let (own, other) = match kind {
-            "ApplyConfiguration" => ("applyConfiguration", "jsonPatch"),
-            "JSONPatch" => ("jsonPatch", "applyConfiguration"),
+        let (own, other, of) = match kind {
+            "ApplyConfiguration" => ("applyConfiguration", "jsonPatch", Use::ApplyConfiguration),
+            "JSONPatch" => ("jsonPatch", "applyConfiguration", Use::JsonPatch),
             "" => {
                 errors.push(FieldError::required(&path.child("patchType"), ""));
                 continue;
@@ -254,20 +329,19 @@ fn validate_mutations(spec: &Value, path: &Path) -> FieldErrors {
                 continue;
             }
         };
-        match object(mutation, own) {
+        let at = path.child(own).child("expression");
+        match object(mutation, own).map(|patch| text(patch, "expression").trim()) {
             None => errors.push(FieldError::required(
                 &path.child(own),
                 format!("must be specified when patchType is {kind}"),
             )),
-            Some(patch) if text(patch, "expression").trim().is_empty() => {
-                errors.push(FieldError::required(&path.child(own).child("expression"), ""));
-            }
-            Some(_) => {}
+            Some("") => errors.push(FieldError::required(&at, "")),
+            Some(expression) => errors.extend(compiles(compiler, of, expression, expression, &at)),
         }
         if present(mutation, other) {
             errors.push(FieldError::invalid(
                 &path.child(other),
-                "{patchType}",
+                format!("{{{other}}}"),
                 format!("must not be specified when patchType is {kind}"),
             ));
         }
@@ -275,6 +349,21 @@ fn validate_mutations(spec: &Value, path: &Path) -> FieldErrors {
     match text(spec, "reinvocationPolicy") {
         "" => errors.push(FieldError::required(&path.child("reinvocationPolicy"), "")),
         _ => errors.extend(one_of_if_set(spec, "reinvocationPolicy", path, &["IfNeeded", "Never"])),
+    }
+    errors
+}
+
+fn validate_status(status: &Value, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let path = path.child("typeChecking").child("expressionWarnings");
+    for (index, warning) in list(&status["typeChecking"], "expressionWarnings").iter().enumerate() {
+        let path = path.index(index);
+        if text(warning, "warning").is_empty() {
+            errors.push(FieldError::required(&path.child("warning"), ""));
+        }
+        if text(warning, "fieldRef").trim().is_empty() {
+            errors.push(FieldError::required(&path.child("fieldRef"), ""));
+        }
     }
     errors
 }

@@ -118,6 +118,7 @@ fn validate_webhook(webhook: &Value, mutating: bool, path: &Path) -> FieldErrors
         errors.extend(one_of_if_set(webhook, "reinvocationPolicy", path, &["IfNeeded", "Never"]));
     }
     errors.extend(validate_client_config(&webhook["clientConfig"], &path.child("clientConfig")));
-    errors.extend(validate_conditions(list(webhook, "matchConditions"), &path.child("matchConditions")));
+    let conditions = list(webhook, "matchConditions");
+    errors.extend(validate_conditions(conditions, false, &path.child("matchConditions")));
     errors
 }

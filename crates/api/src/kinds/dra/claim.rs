@@ -89,21 +89,41 @@ fn too_many(items: &[Value], max: usize, path: &Path) -> Option<FieldError> {
     (items.len() > max).then(|| FieldError::too_many(path, items.len(), max))
 }
 
-fn validate_request_names(parent: &Value, known: &HashSet<String>, path: &Path) -> FieldErrors {
+/// Names of the requests of a claim, and of their alternatives.
+pub(super) fn known_requests(devices: &Value) -> HashSet<String> {
+    let requests = list(devices, "requests").iter();
+    requests
+        .flat_map(|request| {
+            let name = text(request, "name");
+            let alternatives = list(request, "firstAvailable").iter();
+            let alternatives = alternatives.map(move |a| format!("{name}/{}", text(a, "name")));
+            std::iter::once(name.to_owned()).chain(alternatives)
+        })
+        .collect()
+}
+
+/// The name of a request, or of an alternative of one.
+pub(super) fn validate_request_name(name: &str, known: &HashSet<String>, path: &Path) -> FieldErrors {
+    let mut errors = Vec::new();
+    let parts: Vec<&str> = name.split('/').collect();
+    if parts.len() <= 2 {
+        for part in parts {
+            errors.extend(complaints(path, part, dns1123_label(part)));
+        }
+    }
+    if !known.contains(name) {
+        errors.push(FieldError::invalid(path, name, UNKNOWN_REQUEST));
+    }
+    errors
+}
+
+pub(super) fn validate_request_names(parent: &Value, known: &HashSet<String>, path: &Path) -> FieldErrors {
     let path = path.child("requests");
     let names = strings(parent, "requests");
     let mut errors = Vec::new();
     for (index, name) in names.iter().enumerate() {
         let path = path.index(index);
-        let parts: Vec<&str> = name.split('/').collect();
-        if parts.len() <= 2 {
-            for part in parts {
-                errors.extend(complaints(&path, part, dns1123_label(part)));
-            }
-        }
-        if !known.contains(*name) {
-            errors.push(FieldError::invalid(&path, *name, UNKNOWN_REQUEST));
-        }
+        errors.extend(validate_request_name(name, known, &path));
         if names[..index].contains(name) {
             errors.push(FieldError::duplicate(&path, *name));
         }

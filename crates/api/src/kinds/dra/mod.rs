@@ -1,5 +1,6 @@
 //! `resource.k8s.io`: devices, classes of them, and claims to them.
 
+mod allocation;
 pub(super) mod beta;
 mod claim;
 pub(super) mod deviceclass;

@@ -1,12 +1,13 @@
 //! ResourceClaims and ResourceClaimTemplates.
 
+use super::allocation::{validate_allocation, validate_devices};
 use super::claim::{default_claim, validate_claim};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, list, present, text};
-use crate::kinds::check::{IMMUTABLE, complaints};
+use crate::kinds::check::IMMUTABLE;
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
-use crate::meta_validation::{dns1123_subdomain, validate_annotations, validate_labels};
+use crate::meta_validation::{validate_annotations, validate_labels};
 use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -45,7 +46,7 @@ impl Strategy for ResourceClaims {
     }
 
     fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        validate_status(&new["status"], &old["status"])
+        validate_status(new, &old["status"])
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -75,7 +76,8 @@ impl Strategy for ResourceClaims {
     }
 }
 
-fn validate_status(status: &Value, old: &Value) -> FieldErrors {
+fn validate_status(claim: &Value, old: &Value) -> FieldErrors {
+    let status = &claim["status"];
     let path = Path::new("status");
     let mut errors = Vec::new();
     let consumers = list(status, "reservedFor");
@@ -91,21 +93,27 @@ fn validate_status(status: &Value, old: &Value) -> FieldErrors {
                 errors.push(FieldError::required(&path.child(key), ""));
             }
         }
-        let group = text(consumer, "apiGroup");
-        if !group.is_empty() {
-            errors.extend(complaints(&path.child("apiGroup"), group, dns1123_subdomain(group)));
-        }
         let uid = text(consumer, "uid");
         if !uids.insert(uid) {
             errors.push(FieldError::duplicate(&path, uid));
         }
     }
+    errors.extend(validate_devices(status, &path));
     let (allocation, before) = (present(status, "allocation"), present(old, "allocation"));
     if !consumers.is_empty() && !allocation {
         errors.push(FieldError::forbidden(&at, "may not be specified when `allocated` is not set"));
+    } else if crate::meta::is_deleting(claim)
+        && consumers.iter().any(|c| !list(old, "reservedFor").contains(c))
+    {
+        errors.push(FieldError::forbidden(
+            &at,
+            "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set",
+        ));
     }
     if allocation && before && status["allocation"] != old["allocation"] {
         errors.push(FieldError::invalid(&path.child("allocation"), status["allocation"].clone(), IMMUTABLE));
+    } else if allocation && !before {
+        errors.extend(validate_allocation(&claim["spec"], &status["allocation"], &path.child("allocation")));
     }
     errors
 }

@@ -1,5 +1,6 @@
 //! ResourceSlices: what devices there are.
 
+use super::allocation::validate_pool_name;
 use super::claim::validate_attribute_name;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
@@ -20,7 +21,6 @@ use std::collections::HashSet;
 const DEVICES_MAX: usize = 128;
 const ATTRIBUTES_MAX: usize = 32;
 const VALUE_MAX: usize = 64;
-const POOL_NAME_MAX: usize = 253;
 const WHERE: [&str; 4] = ["nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"];
 
 pub(in crate::kinds) struct ResourceSlices;
@@ -116,19 +116,7 @@ fn validate_spec(spec: &Value, old: Option<&Value>) -> FieldErrors {
 }
 
 fn validate_pool(pool: &Value, path: &Path) -> FieldErrors {
-    let mut errors = Vec::new();
-    let name = text(pool, "name");
-    let at = path.child("name");
-    if name.is_empty() {
-        errors.push(FieldError::required(&at, ""));
-    } else {
-        if name.len() > POOL_NAME_MAX {
-            errors.push(FieldError::too_long(&at, POOL_NAME_MAX));
-        }
-        for part in name.split('/') {
-            errors.extend(complaints(&at, part, dns1123_subdomain(part)));
-        }
-    }
+    let mut errors = validate_pool_name(text(pool, "name"), &path.child("name"));
     if int(pool, "resourceSliceCount") <= 0 {
         errors.push(FieldError::invalid(
             &path.child("resourceSliceCount"),

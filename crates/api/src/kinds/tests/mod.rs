@@ -76,7 +76,7 @@ fn minimal(kind: &str) -> Value {
             json!({"spec": {"matchConstraints": {"resourceRules": [rule]}, "validations": [{"expression": "true"}]}})
         }
         "MutatingAdmissionPolicy" => json!({"spec": {"matchConstraints": {"resourceRules": [rule]},
-            "reinvocationPolicy": "Never", "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": "[]"}}]}}),
+            "reinvocationPolicy": "Never", "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": "[JSONPatch{op: 'remove', path: '/data'}]"}}]}}),
         "ValidatingAdmissionPolicyBinding" => {
             json!({"spec": {"policyName": "p", "validationActions": ["Deny"]}})
         }

@@ -1,6 +1,7 @@
 //! Pod security: what pods of a namespace may ask of the node, by the level its labels name.
 
 mod checks;
+mod metrics;
 mod policy;
 
 use super::{Attributes, Operation, Plugin, config};
@@ -86,7 +87,7 @@ impl Plugin for PodSecurity {
             _ if attributes.subresource.is_none() => {
                 let template = TEMPLATES.iter().find(|row| (row.0, row.1) == (group, plural));
                 if let Some(template) = template.and_then(|row| object.pointer(row.2))
-                    && !self.exempt.holds(attributes, template)
+                    && !self.exempts(attributes, template)
                 {
                     warn(attributes, &self.policy_of(view, attributes.namespace), template);
                 }
@@ -113,8 +114,16 @@ impl PodSecurity {
         Policy::of(&namespace, &self.defaults).0
     }
 
+    fn exempts(&self, attributes: &Attributes<'_>, pod: &Value) -> bool {
+        let exempt = self.exempt.holds(attributes, pod);
+        if exempt {
+            metrics::exempted(attributes);
+        }
+        exempt
+    }
+
     fn pod(&self, view: &View, attributes: &Attributes<'_>, pod: &Value) -> Result<(), Status> {
-        if self.exempt.holds(attributes, pod) {
+        if self.exempts(attributes, pod) {
             return Ok(());
         }
         check_pod(attributes, pod, || self.policy_of(view, attributes.namespace))
@@ -153,6 +162,7 @@ fn check_pod(
     }
     let policy = policy();
     let violations = checks::run(policy.enforce, pod);
+    metrics::evaluated(attributes, "enforce", policy.enforce, violations.is_empty());
     if !violations.is_empty() {
         return Err(attributes.forbid(format!(
             "violates PodSecurity \"{}\": {}",
@@ -167,6 +177,8 @@ fn check_pod(
 fn warn(attributes: &Attributes<'_>, policy: &Policy, pod: &Value) {
     let violations = checks::run(policy.warn, pod);
     if !violations.is_empty() {
+        // As upstream: of warnings only those that are given are counted.
+        metrics::evaluated(attributes, "warn", policy.warn, false);
         attributes.warn(format!("would violate PodSecurity \"{}\": {}", policy.warn, details(&violations)));
     }
 }

@@ -1,15 +1,18 @@
 //! Addresses and ports of Services: who gets which.
 
 mod families;
+mod metrics;
 mod ports;
 mod ranges;
 
 use super::{View, addresses};
 use families::{Family, listed, text};
 use ferrite_api::field::{FieldError, Path};
+use ferrite_api::meta_validation::path_segment;
 use ferrite_api::resource::Resource;
 use ferrite_api::{Cidr, Status, address_number, meta};
 use ferrite_json::{Value, json};
+use metrics::COUNTS;
 pub(super) use ports::held as held_ports;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -116,6 +119,7 @@ impl ServiceAllocator {
         let mut reserved = self.reserved();
         let mut giving = ports::Giving {
             range: &self.ports,
+            counts: !dry_run,
             held: &|port| addresses::is_port_held(view, port),
             reserved: &mut reserved.ports,
             given: &mut allocation.ports,
@@ -156,7 +160,7 @@ impl ServiceAllocator {
                     next.map_err(|why| refused(format!("failed to allocate IP: {why}")))?.to_string()
                 }
                 asked => {
-                    self.take_address(view, asked, allocation)
+                    self.take_address(view, asked, name != UNRECORDED, allocation)
                         .map_err(|why| refused(format!("failed to allocate IP {asked}: {why}")))?;
                     asked.to_owned()
                 }
@@ -177,16 +181,25 @@ impl ServiceAllocator {
     ) -> Result<IpAddr, String> {
         let ranges = ranges::usable(view, &self.configured, family);
         let mut reserved = self.reserved();
-        let free = ranges
-            .into_iter()
-            .flat_map(ranges::candidates)
-            .filter(|a| !reserved.addresses.contains(a))
-            .find(|a| !addresses::is_held(view, *a))
-            .ok_or("range is full")?;
-        if name.is_empty() {
-            // As upstream: the record of the address is made first, and it must name its Service.
+        let counts = name != UNRECORDED;
+        let found = ranges.iter().find_map(|range| {
+            let free = ranges::candidates(*range)
+                .filter(|a| !reserved.addresses.contains(a))
+                .find(|a| !addresses::is_held(view, *a));
+            if counts {
+                COUNTS.address(range, "dynamic", free.is_some());
+            }
+            free
+        });
+        let free = found.ok_or("range is full")?;
+        // As upstream: the record of the address is made first, and it must name its Service.
+        let refused = match name {
+            "" => Some("Required value".to_owned()),
+            name => path_segment(name).first().map(|why| format!("Invalid value: {name:?}: {why}")),
+        };
+        if let Some(why) = refused {
             return Err(format!(
-                "IPAddress.networking.k8s.io \"{free}\" is invalid: spec.parentRef.name: Required value"
+                "IPAddress.networking.k8s.io \"{free}\" is invalid: spec.parentRef.name: {why}"
             ));
         }
         reserved.addresses.insert(free);
@@ -199,15 +212,18 @@ impl ServiceAllocator {
         &self,
         view: &View,
         asked: &str,
+        counts: bool,
         allocation: &mut Allocation<'_>,
     ) -> Result<(), &'static str> {
         const ELSEWHERE: &str = "the provided network does not match the current range";
         let address: IpAddr = asked.parse().map_err(|_| ELSEWHERE)?;
         let ranges = ranges::usable(view, &self.configured, Family::of(asked));
-        if !ranges.iter().any(|range| range.contains_host(address)) {
-            return Err(ELSEWHERE);
+        let range = ranges.iter().find(|range| range.contains_host(address)).ok_or(ELSEWHERE)?;
+        let free = !addresses::is_held(view, address) && self.reserved().addresses.insert(address);
+        if counts {
+            COUNTS.address(range, "static", free);
         }
-        if addresses::is_held(view, address) || !self.reserved().addresses.insert(address) {
+        if !free {
             return Err("provided IP is already allocated");
         }
         allocation.addresses.push(address);

@@ -1,6 +1,7 @@
 //! Ports that Services open on every node.
 
 use super::families::text;
+use super::metrics::COUNTS;
 use super::ranges::{by_name, from_somewhere};
 use ferrite_api::Status;
 use ferrite_api::field::{FieldError, Path};
@@ -11,6 +12,8 @@ use std::ops::RangeInclusive;
 /// Ports being given out in one write: what others have, and what the write has got so far.
 pub(super) struct Giving<'a> {
     pub range: &'a RangeInclusive<u16>,
+    /// Whether what is given is counted: dry runs keep nothing.
+    pub counts: bool,
     /// Whether a stored Service has a port.
     pub held: &'a dyn Fn(u16) -> bool,
     /// What this and other writes have got.
@@ -26,7 +29,9 @@ impl Giving<'_> {
                 "provided port is not in the valid range. The range of valid ports is {first}-{last}"
             ));
         };
-        if (self.held)(port) || !self.reserved.insert(port) {
+        let free = !(self.held)(port) && self.reserved.insert(port);
+        self.count("static", free);
+        if !free {
             return Err("provided port is already allocated".into());
         }
         self.given.push(port);
@@ -40,11 +45,19 @@ impl Giving<'_> {
         let free = from_somewhere(upper, last)
             .chain(from_somewhere(first, upper - 1))
             .filter_map(|port| u16::try_from(port).ok())
-            .find(|port| !self.reserved.contains(port) && !(self.held)(*port))
-            .ok_or("range is full")?;
+            .find(|port| !self.reserved.contains(port) && !(self.held)(*port));
+        self.count("dynamic", free.is_some());
+        let free = free.ok_or("range is full")?;
         self.reserved.insert(free);
         self.given.push(free);
         Ok(free.into())
+    }
+
+    fn count(&self, scope: &str, given: bool) {
+        if self.counts {
+            let family = if given { &COUNTS.ports } else { &COUNTS.port_errors };
+            family.with(&[scope]).increment();
+        }
     }
 
     fn next_node_port(&mut self) -> Result<u64, Status> {
@@ -186,8 +199,13 @@ mod tests {
             old.iter().flat_map(|spec| held(&json!({"spec": spec})).collect::<Vec<_>>()).collect();
         let held = |port: u16| port == 30001 || own.contains(&port);
         let (mut reserved, mut got) = (BTreeSet::new(), Vec::new());
-        let mut giving =
-            Giving { range: &(30000..=30099), held: &held, reserved: &mut reserved, given: &mut got };
+        let mut giving = Giving {
+            counts: false,
+            range: &(30000..=30099),
+            held: &held,
+            reserved: &mut reserved,
+            given: &mut got,
+        };
         give(&mut spec, old.as_ref(), "s", &mut giving)
             .map_err(|status| status.message.clone())
             .map(|()| spec)

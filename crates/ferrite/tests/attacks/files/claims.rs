@@ -51,7 +51,11 @@ spec:
         "cd /data; ln -s {victim_path} out; ln -s ../{other} next; ln -s / root; mkfifo fifo; mkdir deep; \
          ln -s {victim_path}/kept file; ln -s . loop"
     );
-    sh(&world, "evil", &script);
+    let said = sh(&world, "evil", &script);
+    let planted = world.data().join("volumes").join(&volume);
+    for link in ["out", "next", "root", "file", "loop"] {
+        assert!(std::fs::symlink_metadata(planted.join(link)).unwrap().is_symlink(), "{link}: {said}");
+    }
     nest(inside(crate::world::container_pid(&evil), "data/deep"), 3000);
     world.kubectl(&["delete", "pod", "evil"]);
 

@@ -1,0 +1,381 @@
+//! How a node becomes a member: it finds the authority, proves the token, and has its keys certified.
+//!
+//! Keys are made here and never leave the node. What was signed is kept, so that a restart needs no token; a
+//! certificate of which more than two thirds are over is asked for again with the one it replaces.
+
+use crate::apiserver::BoxError;
+use crate::joining::token::JoinToken;
+use crate::joining::{DISCOVERY, DISCOVERY_NAMESPACE, DNS_USER, PROXY_USER};
+use crate::kubeconfig::{self, Access};
+use ferrite_client::{Api, Backoff, Change, Informer, ListSelector, Scope, is_not_found, message_of};
+use ferrite_json::{Value, json};
+use ferrite_pki::{Identity, NewRequest, NodePki, Subject};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
+use kube::api::{ObjectMeta, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use rustls::pki_types::ServerName;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
+const API_CLIENT: &str = "kubernetes.io/kube-apiserver-client";
+/// The answer of a stranger is not read further.
+const MOST_DISCOVERY: usize = 1 << 20;
+const DISCOVERY_TIME: Duration = Duration::from_secs(10);
+/// A request that nobody decides about in this time is made again.
+const SIGNING_TIME: Duration = Duration::from_secs(60);
+
+/// Why a node cannot join; trying again would not help.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    #[error("the node has not joined yet: give --token, which `ferrite token create` prints on the server")]
+    NoToken,
+    #[error("{server} is not the cluster of the token: its authority has another key")]
+    OtherAuthority { server: String },
+    #[error("{0:?} is not like https://192.0.2.1:6443")]
+    Url(String),
+    #[error("the request for the certificate {name} was refused: {why}")]
+    Refused { name: &'static str, why: String },
+}
+
+/// A node that is a member.
+pub struct Member {
+    pub ca: String,
+    /// Acts as the node.
+    pub kubelet: kube::Client,
+    /// For the kubelet's own port.
+    pub serving: Identity,
+    pub proxy: kube::Client,
+    pub dns: kube::Client,
+}
+
+/// Who wants to join, and where.
+pub struct Joining<'a> {
+    pub server: &'a str,
+    pub token: Option<&'a JoinToken>,
+    pub node: &'a str,
+    pub address: IpAddr,
+    pub pki: &'a Path,
+}
+
+impl Joining<'_> {
+    /// Joins, or finds that it has. A server that does not answer is asked again until it does.
+    pub async fn join(&self, scope: &Scope) -> Result<Member, BoxError> {
+        let pki = NodePki::open(self.pki)?;
+        let ca = self.authority(&pki).await?;
+        let subject = Subject::client(&format!("system:node:{}", self.node), Some("system:nodes"));
+        let kubelet = match pki.load("kubelet-client", &subject)? {
+            Some(identity) => identity,
+            None => {
+                // A node that is a member asks as itself; only a stranger needs a token.
+                let credential = match (pki.load_valid("kubelet-client", &subject)?, self.token) {
+                    (Some(identity), _) => Credential::Certificate(identity),
+                    (None, Some(token)) => Credential::Token(token.bearer()),
+                    (None, None) => return Err(JoinError::NoToken.into()),
+                };
+                let asking = client(self.server, &ca, &credential).await?;
+                let wanted =
+                    Wanted { name: "kubelet-client", subject, signer: KUBELET_CLIENT, usage: "client auth" };
+                wanted.obtain(&asking, &pki, scope).await?
+            }
+        };
+        let kubelet = client(self.server, &ca, &Credential::Certificate(kubelet)).await?;
+        let serving = Wanted {
+            name: "kubelet",
+            subject: Subject {
+                common_name: format!("system:node:{}", self.node),
+                organization: Some("system:nodes".into()),
+                names: vec![self.node.to_owned(), self.address.to_string()],
+            },
+            signer: KUBELET_SERVING,
+            usage: "server auth",
+        };
+        let part = |name, user| Wanted {
+            name,
+            subject: Subject::client(user, None),
+            signer: API_CLIENT,
+            usage: "client auth",
+        };
+        let (proxy, dns) = (part("kube-proxy", PROXY_USER), part("dns", DNS_USER));
+        let (serving, proxy, dns) = tokio::try_join!(
+            serving.find(&kubelet, &pki, scope),
+            proxy.find(&kubelet, &pki, scope),
+            dns.find(&kubelet, &pki, scope),
+        )?;
+        Ok(Member {
+            proxy: client(self.server, &ca, &Credential::Certificate(proxy)).await?,
+            dns: client(self.server, &ca, &Credential::Certificate(dns)).await?,
+            ca,
+            kubelet,
+            serving,
+        })
+    }
+
+    /// The authority's certificate: the one kept, or the server's if it is the token's.
+    async fn authority(&self, pki: &NodePki) -> Result<String, BoxError> {
+        let kept = pki.ca()?;
+        let Some(token) = self.token else { return kept.ok_or_else(|| JoinError::NoToken.into()) };
+        let matches = |ca: &str| ferrite_pki::public_key_hash(ca).is_ok_and(|hash| hash == token.ca_hash);
+        if let Some(ca) = kept.filter(|ca| matches(ca)) {
+            return Ok(ca);
+        }
+        let target = Target::parse(self.server)?;
+        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5), 0.2);
+        let ca = loop {
+            match tokio::time::timeout(DISCOVERY_TIME, discover(&target)).await {
+                Ok(Ok(ca)) => break ca,
+                Ok(Err(error)) => tracing::warn!(%error, server = self.server, "no answer; will try again"),
+                Err(_) => tracing::warn!(server = self.server, "no answer in time; will try again"),
+            }
+            tokio::time::sleep(backoff.next_delay()).await;
+        };
+        if !matches(&ca) {
+            return Err(JoinError::OtherAuthority { server: self.server.to_owned() }.into());
+        }
+        pki.save_ca(&ca)?;
+        Ok(ca)
+    }
+}
+
+/// Where an API server is.
+struct Target {
+    host: String,
+    port: u16,
+}
+
+impl Target {
+    fn parse(url: &str) -> Result<Self, JoinError> {
+        let bad = || JoinError::Url(url.to_owned());
+        let uri: http::Uri = url.parse().map_err(|_| bad())?;
+        let host = uri.host().map(|host| host.trim_matches(['[', ']']).to_owned()).filter(|h| !h.is_empty());
+        let plain = matches!(uri.path(), "" | "/") && uri.query().is_none();
+        match host {
+            Some(host) if uri.scheme_str() == Some("https") && plain => {
+                Ok(Self { host, port: uri.port_u16().unwrap_or(443) })
+            }
+            _ => Err(bad()),
+        }
+    }
+}
+
+/// Asks a server, whoever it is, for the authority that it claims. Nothing is told to it, and its answer is worth
+/// nothing before it is compared with the token.
+async fn discover(target: &Target) -> Result<String, BoxError> {
+    let stream = TcpStream::connect((target.host.as_str(), target.port)).await?;
+    let tls = tokio_rustls::TlsConnector::from(Arc::new(ferrite_pki::unverified_client_config()?));
+    let stream = tls.connect(ServerName::try_from(target.host.clone())?, stream).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let path = format!("/api/v1/namespaces/{DISCOVERY_NAMESPACE}/configmaps/{DISCOVERY}");
+    let request = http::Request::get(path).header("host", &target.host).body(Full::<Bytes>::default())?;
+    let answer = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MOST_DISCOVERY).collect().await?.to_bytes();
+        match status.is_success() {
+            true => authority_of(&body).ok_or_else(|| BoxError::from("the server publishes no authority")),
+            false => Err(format!("the server publishes no authority ({status})").into()),
+        }
+    };
+    tokio::select! {
+        answer = answer => answer,
+        broken = connection => Err(format!("the connection broke: {broken:?}").into()),
+    }
+}
+
+fn authority_of(body: &[u8]) -> Option<String> {
+    let map: Value = ferrite_json::from_slice(body).ok()?;
+    let config: Value = serde_saphyr::from_str(map["data"]["kubeconfig"].as_str()?).ok()?;
+    let encoded = config["clusters"][0]["cluster"]["certificate-authority-data"].as_str()?;
+    use base64::Engine;
+    String::from_utf8(base64::engine::general_purpose::STANDARD.decode(encoded).ok()?).ok()
+}
+
+enum Credential {
+    Token(String),
+    Certificate(Identity),
+}
+
+async fn client(server: &str, ca: &str, credential: &Credential) -> Result<kube::Client, BoxError> {
+    let (certificate, key) = match credential {
+        Credential::Token(_) => ("", ""),
+        Credential::Certificate(identity) => (identity.certificate.as_str(), identity.key.as_str()),
+    };
+    let mut config = kubeconfig::standalone("ferrite", &Access { server, ca, certificate, key });
+    if let Credential::Token(token) = credential {
+        config["users"][0]["user"] = json!({"token": token});
+    }
+    let config: Kubeconfig = ferrite_json::from_value(config)?;
+    let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
+    Ok(kube::Client::try_from(config)?)
+}
+
+/// A certificate that the node wants.
+struct Wanted {
+    /// Of its files.
+    name: &'static str,
+    subject: Subject,
+    signer: &'static str,
+    usage: &'static str,
+}
+
+impl Wanted {
+    /// The one that is kept, else a new one.
+    async fn find(&self, client: &kube::Client, pki: &NodePki, scope: &Scope) -> Result<Identity, BoxError> {
+        match pki.load(self.name, &self.subject)? {
+            Some(identity) => Ok(identity),
+            None => self.obtain(client, pki, scope).await,
+        }
+    }
+
+    async fn obtain(
+        &self,
+        client: &kube::Client,
+        pki: &NodePki,
+        scope: &Scope,
+    ) -> Result<Identity, BoxError> {
+        let NewRequest { request, key } = NewRequest::new(&self.subject)?;
+        let certificate = self.sign(client, request, scope).await?;
+        let identity = Identity { certificate, key };
+        pki.save(self.name, &identity)?;
+        Ok(identity)
+    }
+
+    async fn sign(&self, client: &kube::Client, request: String, scope: &Scope) -> Result<String, BoxError> {
+        let api = Api::<CertificateSigningRequest>::all(client.clone());
+        let object = CertificateSigningRequest {
+            metadata: ObjectMeta { generate_name: Some("node-csr-".into()), ..ObjectMeta::default() },
+            spec: CertificateSigningRequestSpec {
+                request: ByteString(request.into_bytes()),
+                signer_name: self.signer.to_owned(),
+                usages: Some(["digital signature", self.usage].map(str::to_owned).to_vec()),
+                ..CertificateSigningRequestSpec::default()
+            },
+            status: None,
+        };
+        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(10), 0.2);
+        loop {
+            match api.create(&PostParams::default(), &object).await {
+                Ok(created) => {
+                    let name = created.metadata.name.unwrap_or_default();
+                    match tokio::time::timeout(SIGNING_TIME, self.decided(&api, &name, scope)).await {
+                        Ok(decided) => return Ok(decided?),
+                        Err(_) => {
+                            tracing::warn!(request = name, "nobody decided about the request; will ask again")
+                        }
+                    }
+                }
+                // A token that is void never becomes good, and nobody else tells the user.
+                Err(kube::Error::Api(status)) if status.code == 401 || status.code == 403 => {
+                    return Err(JoinError::Refused { name: self.name, why: status.message.clone() }.into());
+                }
+                Err(error) if is_not_found(&error) => return Err(error.into()),
+                Err(error) => {
+                    tracing::warn!(
+                        error = message_of(&error),
+                        "cannot ask for a certificate; will try again"
+                    );
+                }
+            }
+            tokio::time::sleep(backoff.next_delay()).await;
+        }
+    }
+
+    /// The certificate, once it is signed.
+    async fn decided(
+        &self,
+        api: &Api<CertificateSigningRequest>,
+        name: &str,
+        scope: &Scope,
+    ) -> Result<String, JoinError> {
+        let scope = scope.child();
+        let selector = ListSelector::fields(format!("metadata.name={name}"));
+        let informer = Informer::start(api.clone(), selector, &scope);
+        let (found, mut seen) = tokio::sync::mpsc::channel(1);
+        informer.subscribe(move |change: &Change<CertificateSigningRequest>| {
+            if let Some(verdict) = verdict(change.object()) {
+                // One verdict is enough; later ones find the channel full or closed.
+                let _ = found.try_send(verdict);
+            }
+        });
+        let told = seen.recv().await;
+        scope.cancel();
+        told.unwrap_or_else(|| Err("the process is stopping".into()))
+            .map_err(|why| JoinError::Refused { name: self.name, why })
+    }
+}
+
+/// The certificate, or why there is none. None while nobody has decided.
+fn verdict(request: &CertificateSigningRequest) -> Option<Result<String, String>> {
+    let status = request.status.as_ref()?;
+    let refused = |c: &&k8s_openapi::api::certificates::v1::CertificateSigningRequestCondition| {
+        matches!(c.type_.as_str(), "Denied" | "Failed")
+    };
+    if let Some(condition) = status.conditions.as_deref().unwrap_or_default().iter().find(refused) {
+        return Some(Err(condition.message.clone().unwrap_or_default()));
+    }
+    let certificate = status.certificate.as_ref().filter(|certificate| !certificate.0.is_empty())?;
+    Some(String::from_utf8(certificate.0.clone()).map_err(|e| e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers() {
+        for (url, want) in [
+            ("https://192.0.2.1:6443", Some(("192.0.2.1", 6443))),
+            ("https://192.0.2.1", Some(("192.0.2.1", 443))),
+            ("https://[2001:db8::1]:6443/", Some(("2001:db8::1", 6443))),
+            ("https://server.example:6443", Some(("server.example", 6443))),
+            ("http://192.0.2.1:6443", None),
+            ("https://192.0.2.1/path", None),
+            ("192.0.2.1:6443", None),
+            ("", None),
+        ] {
+            let target = Target::parse(url).ok();
+            assert_eq!(target.as_ref().map(|t| (t.host.as_str(), t.port)), want, "{url}");
+        }
+    }
+
+    #[test]
+    fn authorities_are_found_in_what_servers_publish() {
+        let ca = "-----BEGIN CERTIFICATE-----\n";
+        use base64::Engine;
+        let encoded = base64::engine::general_purpose::STANDARD.encode(ca);
+        let config = json!({"clusters": [{"cluster": {"certificate-authority-data": encoded}}]}).to_string();
+        let body = json!({"data": {"kubeconfig": config}}).to_string();
+        assert_eq!(authority_of(body.as_bytes()).as_deref(), Some(ca));
+        for bad in ["", "{}", r#"{"data":{"kubeconfig":"["}}"#, r#"{"data":{"kubeconfig":"clusters: []"}}"#] {
+            assert_eq!(authority_of(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn verdicts() {
+        let request = |status: Value| -> CertificateSigningRequest {
+            ferrite_json::from_value(
+                json!({"metadata": {}, "spec": {"request": "", "signerName": "s/s"}, "status": status}),
+            )
+            .unwrap()
+        };
+        let condition = |type_: &str| json!([{"type": type_, "status": "True", "message": "no"}]);
+        for (status, want) in [
+            (json!({}), None),
+            (json!({"conditions": condition("Approved")}), None),
+            (json!({"conditions": condition("Denied")}), Some(Err("no".to_owned()))),
+            (json!({"conditions": condition("Failed")}), Some(Err("no".to_owned()))),
+            (json!({"certificate": "UEVN"}), Some(Ok("PEM".to_owned()))),
+        ] {
+            assert_eq!(verdict(&request(status.clone())), want, "{status}");
+        }
+    }
+}

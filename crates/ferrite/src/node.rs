@@ -1,0 +1,185 @@
+//! The parts of a node, wherever it is: in the cluster's own process, or in an agent.
+
+use crate::apiserver::BoxError;
+use crate::paths::Paths;
+use ferrite_client::Scope;
+use ferrite_cri::{ImageService, RuntimeService};
+use ferrite_kubelet::Kubelet;
+use ferrite_network::{Bridge, PodNetwork};
+use ferrite_pki::ServerTls;
+use ferrite_proxy::layout::LocalTraffic;
+use ferrite_proxy::model::IpFamily;
+use ferrite_proxy::{Proxy, ProxyConfig};
+use ferrite_runtime::Runtime;
+use ferrite_runtime::image::cri::Images;
+use ferrite_runtime::image::{Builtin, ImageStore, RegistryConfig};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Who makes control groups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum CgroupDriver {
+    #[default]
+    Cgroupfs,
+    Systemd,
+}
+
+impl From<CgroupDriver> for ferrite_cri::v1::CgroupDriver {
+    fn from(driver: CgroupDriver) -> Self {
+        match driver {
+            CgroupDriver::Cgroupfs => Self::Cgroupfs,
+            CgroupDriver::Systemd => Self::Systemd,
+        }
+    }
+}
+
+/// The parts of a node that also exist without one running: what `down` removes.
+pub struct NodeParts;
+
+impl NodeParts {
+    pub fn runtime_config(
+        paths: &Paths,
+        network: Arc<dyn PodNetwork>,
+        images: Arc<Images>,
+        driver: CgroupDriver,
+    ) -> ferrite_runtime::Config {
+        ferrite_runtime::Config {
+            root: paths.runtime(),
+            run: paths.run.join("runtime"),
+            cgroup_parent: paths.cgroup(),
+            cgroup_driver: driver.into(),
+            supervisor: PathBuf::from("/proc/self/exe"),
+            network,
+            images,
+            handlers: ferrite_runtime::installed_handlers(),
+            extras: ferrite_runtime::Extras::default(),
+            streaming_address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        }
+    }
+
+    pub fn images(paths: &Paths, insecure: &[String]) -> Result<Arc<Images>, BoxError> {
+        let store = ImageStore::open(paths.images())?;
+        let mut registry = RegistryConfig { plain_http: insecure.to_vec(), ..RegistryConfig::default() };
+        registry.load(&paths.registries(), Path::new("/etc/containerd/certs.d"))?;
+        Ok(Arc::new(Images::new(store, registry)))
+    }
+}
+
+/// Our own runtime and its images.
+pub struct Embedded {
+    pub images: Arc<Images>,
+    pub runtime: Arc<Runtime>,
+}
+
+/// Opens our own runtime and serves it on a socket too.
+pub async fn start_runtime(
+    paths: &Paths,
+    insecure_registries: &[String],
+    driver: CgroupDriver,
+    network: Arc<dyn PodNetwork>,
+    scope: &Scope,
+) -> Result<Embedded, BoxError> {
+    let images = NodeParts::images(paths, insecure_registries)?;
+    add_tools_image(&images).await?;
+    let config = NodeParts::runtime_config(paths, network, Arc::clone(&images), driver);
+    let runtime = Runtime::open(config).await?;
+    let cri = ferrite_cri::grpc::Server::bind(&paths.cri_socket(), runtime.clone(), runtime.clone())?;
+    scope.spawn_graceful(cri.serve(scope.token().clone()));
+    Ok(Embedded { images, runtime })
+}
+
+/// Makes the built-in image from the running binary.
+async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
+    let builtin = Builtin::tools()?;
+    let store = Arc::clone(images.store());
+    tokio::task::spawn_blocking(move || store.add_builtin(&builtin)).await??;
+    Ok(())
+}
+
+/// What the parts of a node are told of it and of its cluster.
+pub struct NodePlace<'a> {
+    pub name: &'a str,
+    pub ip: IpAddr,
+    /// Addresses of all pods.
+    pub pods: ferrite_network::Cidr,
+    /// The API server's Service.
+    pub api_service: IpAddr,
+    /// The name server of pods.
+    pub dns: Option<IpAddr>,
+    pub domain: &'a str,
+    pub resolv_conf: &'a Path,
+}
+
+/// Starts the service proxy of the node.
+pub async fn start_proxy(
+    paths: &Paths,
+    node: &NodePlace<'_>,
+    bridge: &Bridge,
+    client: kube::Client,
+    scope: &Scope,
+) -> Result<Proxy, BoxError> {
+    /// Upstream's port for load balancers that ask about the node.
+    const HEALTHZ_PORT: u16 = 10256;
+    /// Changes that come together go into one transaction; alone they do not wait for long.
+    const MIN_SYNC_PERIOD: Duration = Duration::from_millis(20);
+    bridge.route_services().await?;
+    let config = ProxyConfig {
+        node_ips: vec![node.ip],
+        table: paths.proxy_table(),
+        // Pods have IPv4 addresses.
+        families: vec![IpFamily::V4],
+        local_traffic: LocalTraffic::Cidrs(vec![node.pods.to_string().parse()?]),
+        // Node ports answer where the node does, and nowhere else.
+        node_port_addresses: vec![ferrite_proxy::model::Cidr::single(node.ip)],
+        pod_bridge: Some(bridge.pod_cidr().to_string().parse()?),
+        min_sync_period: MIN_SYNC_PERIOD,
+        healthz_bind_address: Some(SocketAddr::new(node.ip, HEALTHZ_PORT)),
+        ..ProxyConfig::new(node.name)
+    };
+    Ok(Proxy::start(config, client, scope).await?)
+}
+
+/// What the kubelet runs pods with.
+pub struct Services {
+    pub runtime: Arc<dyn RuntimeService>,
+    pub images: Arc<dyn ImageService>,
+}
+
+/// How the kubelet of the node works.
+pub struct KubeletOptions {
+    /// Where its own port is.
+    pub address: SocketAddr,
+    pub tls: ServerTls,
+    pub cgroup_driver: CgroupDriver,
+    /// The configuration of credential provider plugins, and their programs.
+    pub credential_providers: Option<(PathBuf, PathBuf)>,
+}
+
+pub async fn start_kubelet(
+    paths: &Paths,
+    node: &NodePlace<'_>,
+    options: KubeletOptions,
+    services: Services,
+    client: kube::Client,
+    scope: &Scope,
+) -> Result<Kubelet, BoxError> {
+    let config = ferrite_kubelet::Config {
+        root_dir: paths.kubelet(),
+        // Kept without the provisioner, too: volumes that exist go on working and can be removed.
+        local_volumes: Some(paths.volumes()),
+        log_dir: paths.pod_logs(),
+        cgroup_root: paths.cgroup(),
+        cgroup_driver: options.cgroup_driver.into(),
+        server_address: options.address,
+        tls: Some(options.tls),
+        api_server: Some((node.api_service, 443)),
+        cluster_dns: node.dns,
+        cluster_domain: node.domain.to_owned(),
+        resolv_conf: node.resolv_conf.to_owned(),
+        image_credential_providers: options.credential_providers,
+        ..ferrite_kubelet::Config::new(node.name, node.ip)
+    };
+    Ok(Kubelet::start(config, services.runtime, services.images, client, scope).await?)
+}

@@ -1,0 +1,156 @@
+//! `ferrite server` and `ferrite kube-apiserver`: a control plane without a node of its own.
+
+use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Cidr, Place, Running, ServerOptions, parse_cidr};
+use crate::cli::{DataDir, interrupted};
+use crate::cluster::{range_of, start_scheduler, with_node_restriction};
+use crate::data_dir::DataDirectory;
+use crate::dns::{self, parse_domain};
+use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
+use crate::node_routes;
+use crate::paths::Paths;
+use crate::up::quoted;
+use clap::Args;
+use ferrite_client::{Informers, Scope};
+use ferrite_controllers::{Config, NodeCertificates, NodeCidrs};
+use ferrite_network::{Encapsulation, Router, RouterConfig};
+use k8s_openapi::api::core::v1::Node;
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::ExitCode;
+
+/// A server without a node: where it keeps its files and how it is reached.
+#[derive(Debug, Args)]
+pub struct ServerPlace {
+    #[command(flatten)]
+    data: DataDir,
+    #[command(flatten)]
+    server: Box<ServerOptions>,
+    /// Address other machines reach this server at.
+    #[arg(long, value_name = "IP")]
+    advertise_address: Option<IpAddr>,
+}
+
+/// What agents that join a server are told.
+#[derive(Debug, Clone, Args)]
+pub struct AgentSettings {
+    /// Addresses of all pods; each node gets a /24 of it.
+    #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDR", value_parser = parse_cidr)]
+    pod_cidr: Cidr,
+    /// The domain of the cluster's names.
+    #[arg(long, default_value = CLUSTER_DOMAIN, value_name = "DOMAIN", value_parser = parse_domain)]
+    cluster_domain: String,
+    /// Serve no cluster DNS: pods resolve names as their node does.
+    #[arg(long)]
+    no_dns: bool,
+}
+
+impl ServerPlace {
+    /// Serves until told to stop. A whole control plane has a scheduler, and agents may join it.
+    pub async fn serve(
+        self,
+        controllers: &[String],
+        agents: Option<&AgentSettings>,
+    ) -> Result<ExitCode, BoxError> {
+        let paths = self.data.paths();
+        let _claimed = DataDirectory::claim(&paths)?;
+        let advertise = match self.advertise_address {
+            Some(address) => address,
+            None => ferrite_network::node_address().await?.unwrap_or(Ipv4Addr::LOCALHOST.into()),
+        };
+        let place = Place {
+            address: advertise,
+            listen: vec![Ipv4Addr::UNSPECIFIED.into()],
+            whole: agents.is_some(),
+            domain: agents.map_or_else(|| CLUSTER_DOMAIN.into(), |agents| agents.cluster_domain.clone()),
+        };
+        let mut options = (*self.server).clone();
+        if agents.is_some() {
+            options = with_node_restriction(&options);
+            options.enable_bootstrap_token_auth = true;
+        }
+        let running = Running::start(&paths, &options, &place).await?;
+        running.write_admin_kubeconfig(&paths)?;
+        let scope = Scope::new();
+        let mut config = running.controllers_config()?;
+        if let Some(agents) = agents {
+            agents.allow(&options, advertise, &mut config)?;
+        }
+        let informers = running.start_controllers(controllers, config, &scope)?.informers;
+        let mut routes = None;
+        if let Some(agents) = agents {
+            start_scheduler(&running, informers.clone(), &scope)?;
+            routes =
+                Box::pin(agents.start(&paths, &options, &running, advertise, &informers, &scope)).await?;
+        }
+        println!("serving {}", running.url);
+        println!("export KUBECONFIG={}", quoted(&paths.admin_kubeconfig()));
+        interrupted().await?;
+        scope.shutdown().await;
+        if let Some(routes) = routes {
+            Router::open(routes).await?.apply(&[]).await?;
+        }
+        running.stop().await;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl AgentSettings {
+    /// Lets the controllers give nodes their ranges and certificates.
+    fn allow(&self, options: &ServerOptions, advertise: IpAddr, config: &mut Config) -> Result<(), BoxError> {
+        let services = options.service_cluster_ip_range.all().to_vec();
+        let pods = range_of(&self.pod_cidr);
+        let cidrs = NodeCidrs::new(vec![(pods, self.pod_cidr.prefix.max(24))])?;
+        config.node_cidrs = Some(cidrs.without(services.clone()));
+        let own = ferrite_api::Cidr { address: advertise, bits: if advertise.is_ipv4() { 32 } else { 128 } };
+        config.node_certificates = Some(NodeCertificates {
+            users: vec![PROXY_USER.into(), DNS_USER.into()],
+            protected: services.into_iter().chain([pods, own]).collect(),
+        });
+        Ok(())
+    }
+
+    /// Publishes what agents need, and follows them. Answers what routes are to be removed at the end.
+    async fn start(
+        &self,
+        paths: &Paths,
+        options: &ServerOptions,
+        api: &Running,
+        advertise: IpAddr,
+        informers: &Informers,
+        scope: &Scope,
+    ) -> Result<Option<RouterConfig>, BoxError> {
+        let ranges = &options.service_cluster_ip_range;
+        let service = ranges.dns_address().filter(|address| address.is_ipv4() && !self.no_dns);
+        let pods: ferrite_network::Cidr = self.pod_cidr.to_string().parse()?;
+        let services = ranges.v4().map(|range| range.parse()).transpose()?;
+        let settings = ClusterSettings {
+            pods,
+            services,
+            api_service: ranges.first_address(),
+            dns: service,
+            domain: self.cluster_domain.clone(),
+        };
+        let admin = api.client("system:apiserver", &["system:masters"]);
+        joining::publish(&admin, api.pki.ca(), &settings).await?;
+        if let Some(service) = service {
+            dns::publish(service, informers.get::<Node>(), api, scope);
+        }
+        let IpAddr::V4(address) = advertise else { return Ok(None) };
+        // The server asks pods: webhooks, aggregated APIs, proxies. It reaches those of nodes on its own segment.
+        let config = RouterConfig {
+            bridge: paths.bridge(),
+            address,
+            pod_cidr: None,
+            cluster_cidr: pods,
+            service_cidr: services,
+            encapsulation: Encapsulation::Never,
+        };
+        let client = api.client(PROXY_USER, &[]);
+        match node_routes::start("", config.clone(), client, scope).await {
+            Ok(()) => Ok(Some(config)),
+            Err(error) => {
+                tracing::warn!(%error, "the API server cannot reach pods; run it as root");
+                Ok(None)
+            }
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Routes between nodes on real kernel objects: nodes, pods and the router between segments are network namespaces of the
+//! test, and captures tell how packets travel.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use ferrite_network::{Bridge, BridgeConfig, Encapsulation, Peer, Router, RouterConfig};
+use nlink::netlink::addr::Ipv4Address;
+use nlink::netlink::link::VethLink;
+use nlink::netlink::namespace::Netns;
+use nlink::netlink::nftables::{BaseChain, Chain, Family, FilterHook, Policy, Priority};
+use nlink::netlink::route::Ipv4Route;
+use nlink::netlink::types::route::{RouteProtocol, RouteScope};
+use nlink::netlink::{Connection, Nftables};
+use support::{TestNs, attach, connect_error, echo};
+
+/// A node with one pod.
+struct Node {
+    ns: TestNs,
+    pod: TestNs,
+    pod_ip: IpAddr,
+    peer: Peer,
+    bridge: Arc<Bridge>,
+    router: Router,
+    _state: tempfile::TempDir,
+}
+
+fn router_config(peer: &Peer, encapsulation: Encapsulation) -> RouterConfig {
+    RouterConfig {
+        bridge: "ferrite0".into(),
+        address: peer.address,
+        pod_cidr: Some(peer.pod_cidr),
+        cluster_cidr: "10.244.0.0/16".parse().unwrap(),
+        service_cidr: Some("10.96.0.0/16".parse().unwrap()),
+        encapsulation,
+    }
+}
+
+impl Node {
+    /// A node in a namespace that is connected already.
+    async fn new(ns: TestNs, name: &str, address: &str, pods: &str, how: Encapsulation, mtu: u32) -> Self {
+        let state = tempfile::tempdir().unwrap();
+        let peer =
+            Peer { name: name.into(), address: address.parse().unwrap(), pod_cidr: pods.parse().unwrap() };
+        let bridge = Bridge::open_in(
+            &ns.path,
+            BridgeConfig {
+                name: "ferrite0".into(),
+                pod_cidr: peer.pod_cidr,
+                cluster_cidr: "10.244.0.0/16".parse().unwrap(),
+                service_cidr: Some("10.96.0.0/16".parse().unwrap()),
+                state: state.path().join("network"),
+                mtu,
+            },
+        )
+        .await
+        .unwrap();
+        let router = Router::open_in(&ns.path, router_config(&peer, how)).await.unwrap();
+        let pod = TestNs::new();
+        let pod_ip = attach(&bridge, &format!("pod-{name}"), &pod).await;
+        Self { ns, pod, pod_ip, peer, bridge, router, _state: state }
+    }
+
+    async fn apply(&mut self, others: &[&Peer]) {
+        let peers: Vec<Peer> = others.iter().map(|peer| (*peer).clone()).collect();
+        self.router.apply(&peers).await.unwrap();
+    }
+
+    async fn routes(&self) -> Vec<String> {
+        let routes = self.ns.route().get_routes().await.unwrap();
+        let pods = |text: &String| text.starts_with("10.244.");
+        let mut found: Vec<String> = routes.iter().map(|r| r.destination_str()).filter(pods).collect();
+        found.sort();
+        found.dedup();
+        found
+    }
+}
+
+/// Connects two namespaces.
+async fn connect(a: (&TestNs, &str, &str), b: (&TestNs, &str, &str)) {
+    let other = Netns::from_path(&b.0.path).unwrap();
+    a.0.route().add_link(VethLink::new(a.1, b.1).peer_netns_fd(&other)).await.unwrap();
+    for (ns, link, address) in [a, b] {
+        let conn = ns.route();
+        conn.replace_address(Ipv4Address::new(link, address.parse().unwrap(), 24)).await.unwrap();
+        conn.set_link_up("lo").await.unwrap();
+        conn.set_link_up(link).await.unwrap();
+    }
+}
+
+async fn default_route(ns: &TestNs, gateway: &str) {
+    ns.route().replace_route(Ipv4Route::default_route().gateway(gateway.parse().unwrap())).await.unwrap();
+}
+
+/// Reads every frame that passes in a namespace.
+struct Capture(OwnedFd);
+
+impl Capture {
+    fn start(ns: &TestNs) -> Self {
+        let fd = ns.run(|| {
+            let every = i32::from((nix::libc::ETH_P_ALL as u16).to_be());
+            // SAFETY: a plain call; the result is checked below.
+            unsafe {
+                nix::libc::socket(nix::libc::AF_PACKET, nix::libc::SOCK_RAW | nix::libc::SOCK_NONBLOCK, every)
+            }
+        });
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the descriptor was just made and is nobody else's.
+        Self(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Source and destination of the packets of IPv4 so far, and the port of those in UDP.
+    fn packets(&self) -> Vec<(Ipv4Addr, Ipv4Addr, Option<u16>)> {
+        let mut seen = Vec::new();
+        let mut frame = [0u8; 65_536];
+        loop {
+            // SAFETY: the buffer is valid for its length.
+            let read =
+                unsafe { nix::libc::recv(self.0.as_raw_fd(), frame.as_mut_ptr().cast(), frame.len(), 0) };
+            let Ok(read) = usize::try_from(read) else { return seen };
+            let packet = &frame[..read];
+            if read < 42 || packet[12..14] != [8, 0] {
+                continue;
+            }
+            let address = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&packet[at..at + 4]).unwrap());
+            let port = (packet[23] == 17).then(|| u16::from_be_bytes([packet[36], packet[37]]));
+            seen.push((address(26), address(30), port));
+        }
+    }
+}
+
+/// Sends a mebibyte, which fits into no single packet.
+fn bulk(from: &TestNs, to: &TestNs, address: IpAddr) {
+    let listener = to.run(|| TcpListener::bind((address, 0)).unwrap());
+    let target = listener.local_addr().unwrap();
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        all.len()
+    });
+    let mut stream = from.run(|| TcpStream::connect_timeout(&target, Duration::from_secs(10)).unwrap());
+    stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(&vec![7; 1 << 20]).unwrap();
+    drop(stream);
+    assert_eq!(server.join().unwrap(), 1 << 20);
+}
+
+#[tokio::test]
+async fn pods_of_nodes_on_one_segment_reach_each_other_as_they_are() {
+    let (ns_a, ns_b) = (TestNs::new(), TestNs::new());
+    connect((&ns_a, "eth0", "192.0.2.1"), (&ns_b, "eth0", "192.0.2.2")).await;
+    let mut a = Node::new(ns_a, "a", "192.0.2.1", "10.244.1.0/24", Encapsulation::Auto, 1500).await;
+    let mut b = Node::new(ns_b, "b", "192.0.2.2", "10.244.2.0/24", Encapsulation::Auto, 1500).await;
+    assert_eq!(connect_error(&a.pod, "10.244.2.2:1"), std::io::ErrorKind::HostUnreachable);
+    a.apply(&[&b.peer]).await;
+    b.apply(&[&a.peer]).await;
+    let capture = Capture::start(&b.ns);
+    assert_eq!(echo(&a.pod, &b.pod, b.pod_ip), format!("ping from {}", a.pod_ip), "the source is the pod");
+    assert_eq!(echo(&b.pod, &a.pod, a.pod_ip), format!("ping from {}", b.pod_ip));
+    assert_eq!(echo(&a.ns, &b.pod, b.pod_ip), "ping from 192.0.2.1", "nodes reach pods of other nodes");
+    assert!(capture.packets().iter().all(|(_, _, port)| *port != Some(8472)), "nothing is encapsulated");
+    assert!(a.ns.route().get_link_by_name("vferrite0").await.unwrap().is_none());
+    // What leaves the cluster has the node's address.
+    assert_eq!(echo(&a.pod, &b.ns, "192.0.2.2".parse().unwrap()), "ping from 192.0.2.1");
+
+    // Somebody removes the route: the next look puts it back.
+    let ours = Ipv4Route::new("10.244.2.0".parse().unwrap(), 24)
+        .protocol(RouteProtocol::Other(0xfe))
+        .scope(RouteScope::Universe);
+    a.ns.route().del_route(ours).await.unwrap();
+    a.apply(&[&b.peer]).await;
+    echo(&a.pod, &b.pod, b.pod_ip);
+    // Claims of nodes that cannot be true change nothing.
+    let liar = |pods: &str| Peer { name: "liar".into(), pod_cidr: pods.parse().unwrap(), ..b.peer.clone() };
+    let lies = [liar("0.0.0.0/0"), liar("10.244.1.0/24"), liar("10.244.2.0/25"), liar("10.96.0.0/24")];
+    let mut peers = vec![&b.peer];
+    peers.extend(&lies);
+    a.apply(&peers).await;
+    assert_eq!(
+        a.routes().await,
+        ["10.244.0.0/16", "10.244.1.0/24", "10.244.1.1/32", "10.244.1.255/32", "10.244.2.0/24"]
+    );
+    // The node is gone: so is its route, and packets to its pods end here.
+    a.apply(&[]).await;
+    assert!(!a.routes().await.contains(&"10.244.2.0/24".to_owned()));
+    assert_eq!(connect_error(&a.pod, "10.244.2.2:1"), std::io::ErrorKind::HostUnreachable);
+    // Removing the network removes the routes, too.
+    a.apply(&[&b.peer]).await;
+    a.bridge.remove().await.unwrap();
+    assert_eq!(a.routes().await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn nodes_beyond_a_router_are_reached_through_a_tunnel() {
+    let (ns_a, ns_b, ns_c, between) = (TestNs::new(), TestNs::new(), TestNs::new(), TestNs::new());
+    // a and b share a segment through the router's bridge-less links: a–router and a–b; c is on another segment.
+    connect((&ns_a, "eth0", "192.0.2.1"), (&ns_b, "eth0", "192.0.2.2")).await;
+    connect((&ns_a, "eth1", "198.51.100.1"), (&between, "left", "198.51.100.254")).await;
+    connect((&ns_c, "eth0", "203.0.113.3"), (&between, "right", "203.0.113.254")).await;
+    between.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
+    default_route(&ns_a, "198.51.100.254").await;
+    default_route(&ns_c, "203.0.113.254").await;
+    let how = Encapsulation::Auto;
+    let mut a = Node::new(ns_a, "a", "198.51.100.1", "10.244.1.0/24", how, 1450).await;
+    let b = Node::new(ns_b, "b", "192.0.2.2", "10.244.2.0/24", how, 1450).await;
+    let mut c = Node::new(ns_c, "c", "203.0.113.3", "10.244.3.0/24", how, 1450).await;
+    a.apply(&[&b.peer, &c.peer]).await;
+    c.apply(&[&a.peer]).await;
+    let capture = Capture::start(&between);
+    assert_eq!(echo(&a.pod, &c.pod, c.pod_ip), format!("ping from {}", a.pod_ip), "the source is the pod");
+    assert_eq!(echo(&c.pod, &a.pod, a.pod_ip), format!("ping from {}", c.pod_ip));
+    echo(&a.ns, &c.pod, c.pod_ip);
+    bulk(&a.pod, &c.pod, c.pod_ip);
+    let nodes = ["198.51.100.1".parse().unwrap(), "203.0.113.3".parse().unwrap()];
+    let packets = capture.packets();
+    assert!(!packets.is_empty());
+    for (from, to, port) in packets {
+        assert!(nodes.contains(&from) && nodes.contains(&to), "{from} to {to} is not encapsulated");
+        assert_eq!(port, Some(8472));
+    }
+    let tunnel = a.ns.route().get_link_by_name("vferrite0").await.unwrap().unwrap();
+    assert_eq!(tunnel.mtu(), Some(1450), "room for the outer packet");
+
+    // The node moves: its tunnel follows.
+    c.ns.route().replace_address(Ipv4Address::new("eth0", "203.0.113.9".parse().unwrap(), 24)).await.unwrap();
+    c.peer.address = "203.0.113.9".parse().unwrap();
+    c.router = Router::open_in(&c.ns.path, router_config(&c.peer, how)).await.unwrap();
+    c.apply(&[&a.peer]).await;
+    a.apply(&[&b.peer, &c.peer]).await;
+    assert_eq!(echo(&a.pod, &c.pod, c.pod_ip), format!("ping from {}", a.pod_ip));
+    assert!(capture.packets().iter().all(|(from, to, _)| ![*from, *to].contains(&nodes[1])));
+
+    // No node needs it any more: the tunnel goes.
+    a.apply(&[&b.peer]).await;
+    assert!(a.ns.route().get_link_by_name("vferrite0").await.unwrap().is_none());
+    assert_eq!(connect_error(&a.pod, "10.244.3.2:1"), std::io::ErrorKind::HostUnreachable);
+    let left = capture.packets();
+    assert!(
+        left.iter().all(|(_, to, _)| !to.octets().starts_with(&[10, 244])),
+        "a packet of a pod has left: {left:?}"
+    );
+}
+
+#[tokio::test]
+async fn tunnels_between_neighbours_when_asked_for() {
+    let (ns_a, ns_b) = (TestNs::new(), TestNs::new());
+    connect((&ns_a, "eth0", "192.0.2.1"), (&ns_b, "eth0", "192.0.2.2")).await;
+    let how = Encapsulation::Always;
+    let mut a = Node::new(ns_a, "a", "192.0.2.1", "10.244.1.0/24", how, 1450).await;
+    let mut b = Node::new(ns_b, "b", "192.0.2.2", "10.244.2.0/24", how, 1450).await;
+    a.apply(&[&b.peer]).await;
+    b.apply(&[&a.peer]).await;
+    let capture = Capture::start(&b.ns);
+    assert_eq!(echo(&a.pod, &b.pod, b.pod_ip), format!("ping from {}", a.pod_ip));
+    assert!(capture.packets().iter().any(|(_, _, port)| *port == Some(8472)));
+}
+
+#[tokio::test]
+async fn pod_mtu_leaves_room_for_the_tunnel() {
+    let (ns_a, ns_b) = (TestNs::new(), TestNs::new());
+    connect((&ns_a, "eth0", "192.0.2.1"), (&ns_b, "eth0", "192.0.2.2")).await;
+    let of = |path: &Path, how| {
+        let path = path.to_owned();
+        async move { ferrite_network::pod_mtu_in(&path, "192.0.2.1".parse().unwrap(), how).await.unwrap() }
+    };
+    assert_eq!(of(&ns_a.path, Encapsulation::Never).await, 1500);
+    assert_eq!(of(&ns_a.path, Encapsulation::Auto).await, 1450);
+    ns_a.route().set_link_mtu("eth0", 9000).await.unwrap();
+    assert_eq!(of(&ns_a.path, Encapsulation::Always).await, 8950);
+}
+
+#[tokio::test]
+async fn pods_pass_a_firewall_that_drops_by_default() {
+    let (ns_a, ns_b) = (TestNs::new(), TestNs::new());
+    connect((&ns_a, "eth0", "192.0.2.1"), (&ns_b, "eth0", "192.0.2.2")).await;
+    let how = Encapsulation::Auto;
+    let mut a = Node::new(ns_a, "a", "192.0.2.1", "10.244.1.0/24", how, 1500).await;
+    let mut b = Node::new(ns_b, "b", "192.0.2.2", "10.244.2.0/24", how, 1500).await;
+    let firewall = |family| {
+        Chain::new("filter", "FORWARD")
+            .unwrap()
+            .family(family)
+            .base(BaseChain::filter(FilterHook::Forward, Priority::Filter).policy(Policy::Drop))
+    };
+    let nft = Connection::<Nftables>::new_in(b.ns.path.as_path()).unwrap();
+    for family in [Family::Ip, Family::Inet] {
+        nft.add_table("filter", family).await.unwrap();
+        nft.add_chain(firewall(family)).await.unwrap();
+    }
+    let rules = async || {
+        let mut count = 0;
+        for family in [Family::Ip, Family::Inet] {
+            count += nft.list_rules("filter", family).await.unwrap().len();
+        }
+        count
+    };
+    a.apply(&[&b.peer]).await;
+    b.apply(&[&a.peer]).await;
+    b.apply(&[&a.peer]).await;
+    assert_eq!(rules().await, 4, "two in each chain, also after a second look");
+    assert_eq!(echo(&a.pod, &b.pod, b.pod_ip), format!("ping from {}", a.pod_ip));
+    b.bridge.remove().await.unwrap();
+    assert_eq!(rules().await, 0);
+}
