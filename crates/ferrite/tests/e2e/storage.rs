@@ -76,10 +76,10 @@ fn data_lives_as_long_as_its_claim() {
     let object: Value = world.get(&["pv", &volume]);
     assert_eq!(object["status"]["phase"], "Bound");
     assert_eq!(object["spec"]["persistentVolumeReclaimPolicy"], "Delete");
-    assert_eq!(directories(&world), [volume.clone()]);
+    assert_eq!(directories(&world), std::slice::from_ref(&volume));
 
     world.kubectl(&["delete", "pod", "one"]);
-    assert_eq!(directories(&world), [volume.clone()], "the data is the claim's, not the pod's");
+    assert_eq!(directories(&world), std::slice::from_ref(&volume), "the data is the claim's, not the pod's");
     world.create(&pod("two", "persistentVolumeClaim: {claimName: disk, readOnly: true}"));
     world.wait_ready("two");
     assert_eq!(sh(&world, "two", "cat /data/file /data/below/file"), "kept\ndeep\n");
@@ -142,7 +142,7 @@ fn an_ephemeral_volume_goes_with_its_pod() {
     world.create(&pod("p", template));
     world.wait_ready("p");
     let volume = volume_of(&world, "p-data");
-    assert_eq!(directories(&world), [volume.clone()]);
+    assert_eq!(directories(&world), std::slice::from_ref(&volume));
     world.kubectl(&["delete", "pod", "p"]);
     world.kubectl(&["wait", "--for=delete", "pvc/p-data", "--timeout=60s"]);
     world.kubectl(&["wait", "--for=delete", &format!("pv/{volume}"), "--timeout=60s"]);

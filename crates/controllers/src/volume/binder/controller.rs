@@ -159,8 +159,8 @@ impl Binder {
 
     async fn sync(&self, key: Key) -> Result<Option<Duration>, SyncError> {
         let done = match &key {
-            Key::Claim(key) => self.sync_claim(key).await,
-            Key::Volume(name) => self.sync_volume(name).await,
+            Key::Claim(key) => Box::pin(self.sync_claim(key)).await,
+            Key::Volume(name) => Box::pin(self.sync_volume(name)).await,
         };
         match done {
             // The informer is behind: what it brings wakes the key, and the delay covers a write that it had brought

@@ -101,7 +101,7 @@ pub fn start(context: &Context) {
                 queue.add(Key::Claim(ObjectKey::of(&**change.object())));
             }
         })
-        .watches(&provisioner.volumes, |change, queue| volume_changed(change, queue))
+        .watches(&provisioner.volumes, volume_changed)
         .watches(&provisioner.nodes, move |change, queue| by_node.node_changed(change, queue))
         .watches(&provisioner.pods, |change, queue| {
             let before = matches!(change, Change::Updated { old, .. } if !node_of(old).is_empty());
