@@ -16,4 +16,4 @@ mod nodes;
 mod policy;
 mod preemption;
 mod stateful;
-mod storage;
+mod volumes;
