@@ -2,6 +2,7 @@
 
 use crate::agent::Agent;
 use crate::apiserver::BoxError;
+use crate::explain_schedule::ExplainSchedule;
 use crate::image::Image;
 use crate::joining::token::TokenCommand;
 use crate::kube_controller_manager::KubeControllerManager;
@@ -107,6 +108,8 @@ enum Command {
     KubeControllerManager(Box<KubeControllerManager>),
     /// Run the scheduler alone, against any API server.
     KubeScheduler(Box<KubeScheduler>),
+    /// Explain which node a pod gets and why: who rejects each node, every score, and what would have to change.
+    ExplainSchedule(ExplainSchedule),
     /// Run the container runtime alone, for crictl and for any kubelet.
     Runtime(RuntimeAlone),
     /// Check, compact and measure the embedded store.
@@ -151,6 +154,7 @@ impl Cli {
             }
             Command::KubeControllerManager(manager) => block_on(manager.run()),
             Command::KubeScheduler(scheduler) => block_on(scheduler.run()),
+            Command::ExplainSchedule(explain) => block_on(explain.run()),
             Command::Runtime(runtime) => block_on(runtime.run()),
             Command::Store(command) => block_on(command.run()),
             Command::Snapshot(command) => command.run(),

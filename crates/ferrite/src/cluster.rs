@@ -340,6 +340,7 @@ pub fn start_scheduler(api: &Running, informers: Informers, scope: &Scope) -> Re
         scope: scope.clone(),
         configuration: Configuration::default(),
         registry: Registry::default(),
+        extenders: Vec::new(),
     })?;
     api.hosts(Component::Scheduler, scope);
     Ok(())

@@ -3,10 +3,10 @@
 use crate::alone::{Alone, AloneOptions};
 use crate::apiserver::BoxError;
 use ferrite_client::{Events, Informers, Scope};
-use ferrite_component::{GoDuration, TypeMeta, read_config};
+use ferrite_component::{TypeMeta, read_config};
 use ferrite_json::json;
-use ferrite_scheduler::{Profile, SchedulerContext};
-use serde::Deserialize;
+use ferrite_scheduler::configuration::v1::KubeSchedulerConfiguration;
+use ferrite_scheduler::{Registry, SchedulerContext};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -28,84 +28,39 @@ pub struct KubeScheduler {
     config: Option<PathBuf>,
 }
 
-/// The part of KubeSchedulerConfiguration that is acted on. Everything else is refused.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct Configuration {
-    client_connection: ClientConnection,
-    leader_election: LeaderElection,
-    profiles: Vec<ProfileConfiguration>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct ClientConnection {
-    kubeconfig: Option<PathBuf>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct LeaderElection {
-    leader_elect: Option<bool>,
-    lease_duration: Option<GoDuration>,
-    renew_deadline: Option<GoDuration>,
-    retry_period: Option<GoDuration>,
-    resource_name: Option<String>,
-    resource_namespace: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct ProfileConfiguration {
-    scheduler_name: String,
-}
-
-impl Configuration {
-    fn apply(self, options: &mut AloneOptions) -> Result<Vec<Profile>, BoxError> {
-        if let Some(kubeconfig) =
-            self.client_connection.kubeconfig.filter(|path| !path.as_os_str().is_empty())
-        {
-            options.kubeconfig = Some(kubeconfig);
-        }
-        let election = self.leader_election;
-        options.leader_elect = election.leader_elect.unwrap_or(options.leader_elect);
-        options.leader_elect_lease_duration =
-            election.lease_duration.unwrap_or(options.leader_elect_lease_duration);
-        options.leader_elect_renew_deadline =
-            election.renew_deadline.unwrap_or(options.leader_elect_renew_deadline);
-        options.leader_elect_retry_period =
-            election.retry_period.unwrap_or(options.leader_elect_retry_period);
-        if election.resource_name.is_some() {
-            options.leader_elect_resource_name = election.resource_name;
-        }
-        if let Some(namespace) = election.resource_namespace {
-            options.leader_elect_resource_namespace = namespace;
-        }
-        if self.profiles.is_empty() {
-            return Ok(vec![Profile::default()]);
-        }
-        let mut profiles: Vec<Profile> = Vec::new();
-        for profile in self.profiles {
-            if profiles.iter().any(|other| other.scheduler_name == profile.scheduler_name) {
-                return Err(
-                    format!("two profiles have the schedulerName {:?}", profile.scheduler_name).into()
-                );
-            }
-            profiles.push(Profile { scheduler_name: profile.scheduler_name, ..Profile::default() });
-        }
-        Ok(profiles)
+/// Settings of the file that flags have, too.
+fn apply(file: &KubeSchedulerConfiguration, options: &mut AloneOptions) {
+    if let Some(kubeconfig) = file.client_connection.kubeconfig.as_ref().filter(|path| !path.is_empty()) {
+        options.kubeconfig = Some(kubeconfig.into());
+    }
+    let election = &file.leader_election;
+    options.leader_elect = election.leader_elect.unwrap_or(options.leader_elect);
+    options.leader_elect_lease_duration =
+        election.lease_duration.unwrap_or(options.leader_elect_lease_duration);
+    options.leader_elect_renew_deadline =
+        election.renew_deadline.unwrap_or(options.leader_elect_renew_deadline);
+    options.leader_elect_retry_period = election.retry_period.unwrap_or(options.leader_elect_retry_period);
+    if election.resource_name.is_some() {
+        options.leader_elect_resource_name = election.resource_name.clone();
+    }
+    if let Some(namespace) = &election.resource_namespace {
+        options.leader_elect_resource_namespace = namespace.clone();
     }
 }
 
 impl KubeScheduler {
     pub async fn run(self) -> Result<ExitCode, BoxError> {
         let mut options = self.alone;
-        let configuration = match &self.config {
-            Some(path) => read_config::<Configuration>(path, TYPE)?,
-            None => Configuration::default(),
+        let file = match &self.config {
+            Some(path) => read_config::<KubeSchedulerConfiguration>(path, TYPE)?,
+            None => KubeSchedulerConfiguration::default(),
         };
-        let profiles = configuration.apply(&mut options)?;
-        let names: Vec<&str> = profiles.iter().map(|profile| profile.scheduler_name.as_str()).collect();
+        let configuration = file.resolve()?;
+        // A profile that cannot be made ends the process now, not when it becomes the leader.
+        ferrite_scheduler::check(&configuration, &Registry::default())?;
+        apply(&file, &mut options);
+        let names: Vec<&str> =
+            configuration.profiles.iter().map(|profile| profile.scheduler_name.as_str()).collect();
         let alone = Alone {
             name: NAME,
             secure_port: self.secure_port,
@@ -117,18 +72,19 @@ impl KubeScheduler {
         };
         let client = kube::Client::try_from(alone.server().await?)?;
         let acting = client.clone();
+        let scope = Scope::new();
+        let informers = Informers::new(client.clone(), scope.clone());
+        let extenders = ferrite_scheduler::connect(&configuration, &informers).await?;
         alone
-            .run(client, Scope::new(), move |scope| {
+            .run(client, scope, move |scope| {
                 ferrite_scheduler::start(&SchedulerContext {
-                    informers: Informers::new(acting.clone(), scope.clone()),
+                    informers,
                     events: Events::start(acting.clone(), &scope),
                     client: acting,
                     scope,
-                    configuration: ferrite_scheduler::Configuration {
-                        profiles,
-                        ..ferrite_scheduler::Configuration::default()
-                    },
-                    registry: ferrite_scheduler::Registry::default(),
+                    configuration,
+                    registry: Registry::default(),
+                    extenders,
                 })?;
                 Ok(())
             })

@@ -11,6 +11,7 @@ mod data_dir;
 mod dns;
 mod docker;
 mod down;
+mod explain_schedule;
 mod image;
 mod joining;
 mod kube_controller_manager;

@@ -1,6 +1,6 @@
-//! What is known of nodes and of the pods on them, including pods whose binding is still under way.
+//! The nodes and the pods on them, including pods whose binding is still under way.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ferrite_client::ObjectKey;
@@ -17,9 +17,11 @@ pub struct Cache {
     /// Where each pod is counted.
     placed: HashMap<ObjectKey, String>,
     assumed: HashSet<ObjectKey>,
-    /// How many counted pods have pod affinity or anti-affinity of any kind.
+    /// The number of counted pods that have pod affinity or anti-affinity of any kind.
     with_affinity: usize,
     nominated: Arc<Nominated>,
+    /// The number of nodes that have each image, by every name of it.
+    images: Arc<HashMap<String, usize>>,
     /// Nodes changed since the last snapshot.
     dirty: HashSet<String>,
     /// The set of nodes, or what decides their order, changed since the last snapshot.
@@ -52,6 +54,16 @@ impl Cache {
         let name = node.metadata.name.clone().unwrap_or_default();
         let before = self.nodes.get(&name).map(|entry| (entry.exists, entry.info.labels().clone()));
         let labels = node.metadata.labels.clone().unwrap_or_default();
+        if let Some(old) = self.nodes.get(&name).map(|entry| entry.info.node.clone()) {
+            if old.status.as_ref().map(|status| &status.images)
+                != node.status.as_ref().map(|status| &status.images)
+            {
+                self.count_images(&old, false);
+                self.count_images(&node, true);
+            }
+        } else {
+            self.count_images(&node, true);
+        }
         self.entry(&name).set_node(node);
         if let Some(entry) = self.nodes.get_mut(&name) {
             entry.exists = true;
@@ -64,10 +76,35 @@ impl Cache {
     pub fn remove_node(&mut self, name: &str) {
         let Some(entry) = self.nodes.get_mut(name) else { return };
         entry.exists = false;
+        let node = entry.info.node.clone();
         if entry.info.pods.is_empty() {
             self.nodes.remove(name);
+        } else if node.status.as_ref().is_some_and(|status| status.images.is_some()) {
+            // Only its pods are known from now on.
+            let mut bare = Node::clone(&node);
+            bare.status = None;
+            self.entry(name).set_node(Arc::new(bare));
         }
+        self.count_images(&node, false);
         self.reordered = true;
+    }
+
+    fn count_images(&mut self, node: &Node, is_added: bool) {
+        let images = node.status.as_ref().and_then(|status| status.images.as_deref()).unwrap_or_default();
+        if images.is_empty() {
+            return;
+        }
+        let counts = Arc::make_mut(&mut self.images);
+        for name in images.iter().flat_map(|image| image.names.iter().flatten()) {
+            if is_added {
+                *counts.entry(name.clone()).or_default() += 1;
+            } else if let Some(count) = counts.get_mut(name) {
+                *count -= 1;
+                if *count == 0 {
+                    counts.remove(name);
+                }
+            }
+        }
     }
 
     /// Counts `pod` on `node`: it was bound, confirmed or changed.
@@ -113,18 +150,18 @@ impl Cache {
         self.nominated.node_of(key).is_some() && Arc::make_mut(&mut self.nominated).remove(key)
     }
 
-    /// Whether the pod is counted on a node.
+    /// True if the pod is counted on a node.
     pub fn is_placed(&self, key: &ObjectKey) -> bool {
         self.placed.contains_key(key)
     }
 
-    /// The labels with which the API has confirmed the pod on its node; none while it is only assumed there.
-    pub fn confirmed_labels(&self, key: &ObjectKey) -> Option<&BTreeMap<String, String>> {
+    /// The pod as the API has confirmed it on its node; none while it is only assumed there.
+    pub fn confirmed(&self, key: &ObjectKey) -> Option<&Arc<PodInfo>> {
         if self.assumed.contains(key) {
             return None;
         }
         let node = self.nodes.get(self.placed.get(key)?)?;
-        node.info.pods.iter().find(|pod| pod.key == *key).map(|pod| pod.labels())
+        node.info.pods.iter().find(|pod| pod.key == *key)
     }
 
     fn take(&mut self, key: &ObjectKey) {
@@ -151,6 +188,7 @@ impl Cache {
         }
         snapshot.has_affinity = self.with_affinity > 0;
         snapshot.nominated = self.nominated.clone();
+        snapshot.images = self.images.clone();
         self.reordered = false;
         self.dirty.clear();
     }

@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use tracing::info;
+
+use crate::extender::Extender;
 use crate::framework::{
     CycleState, Diagnosis, FailedSearch, Framework, Interest, MAX_SCORE, Nomination, PluginError, PodFilters,
     PostFiltered, Reason, RejectedBy, Rejection, Victims,
@@ -28,7 +31,7 @@ pub struct FitError {
     pub nodes: usize,
     /// A plugin refused the pod before any node was examined.
     pub refusal: Option<String>,
-    /// How many nodes were rejected for each reason.
+    /// The number of nodes rejected for each reason.
     pub reasons: BTreeMap<Reason, usize>,
     /// The outcome of the attempt to make room; empty if that succeeded.
     pub post_filter: String,
@@ -76,7 +79,7 @@ pub(crate) fn histogram(reasons: &BTreeMap<Reason, usize>) -> String {
     if counted.is_empty() { String::new() } else { format!(" {}.", counted.join(", ")) }
 }
 
-/// How many feasible nodes are enough, for a cluster of this size.
+/// The number of feasible nodes that is enough, for a cluster of this size.
 pub fn enough(nodes: usize, percentage: Option<usize>) -> usize {
     if nodes < SEARCH_ALL {
         return nodes;
@@ -107,6 +110,7 @@ struct Found {
 pub async fn schedule(
     framework: &Framework,
     snapshot: &Snapshot,
+    extenders: &[Extender],
     pod: &PodInfo,
     search: &mut Search,
     pick: impl FnOnce(usize) -> usize,
@@ -127,16 +131,37 @@ pub async fn schedule(
             Diagnosis { nodes: Vec::new(), others: Some(failure.by) }
         }
         None => {
-            let found = match nominated_first(snapshot, pod, &state, &filters) {
-                Some(found) => found,
-                None => find(framework, snapshot, pod, &state, &filters, search)?,
+            let mut found = nominated_first(snapshot, pod, &state, &filters);
+            if let Some(nominated) = &mut found {
+                extend_filter(extenders, snapshot, pod, nominated).await?;
+            }
+            let found = match found {
+                Some(nominated) if !nominated.feasible.is_empty() => nominated,
+                _ => {
+                    let has_scores =
+                        !framework.scores().is_empty() || extenders.iter().any(Extender::is_prioritizer);
+                    let percentage = framework.percentage_of_nodes_to_score.or(search.percentage);
+                    let wanted = |count: usize| {
+                        if has_scores || extenders.iter().any(Extender::is_filter) {
+                            enough(count, percentage)
+                        } else {
+                            1
+                        }
+                    };
+                    let mut found = find(snapshot, pod, &state, &filters, search, wanted)?;
+                    extend_filter(extenders, snapshot, pod, &mut found).await?;
+                    found
+                }
             };
             if !found.feasible.is_empty() {
                 let (feasible, count) = (found.feasible, found.evaluated);
                 let node = match feasible.as_slice() {
                     // One node needs no scores.
                     [only] => only.name().to_owned(),
-                    _ => best(framework, snapshot, pod, &mut state, &feasible, pick),
+                    _ => {
+                        let extra = extend_scores(extenders, pod, &feasible).await;
+                        best(framework, snapshot, pod, &mut state, &feasible, extra, pick)
+                    }
                 };
                 return Ok(Placement { node, evaluated: count, feasible: feasible.len(), state });
             }
@@ -147,7 +172,8 @@ pub async fn schedule(
             found.diagnosis
         }
     };
-    let search = FailedSearch { pod, snapshot, state: &state, filters: &filters, diagnosis: &diagnosis };
+    let search =
+        FailedSearch { pod, snapshot, state: &state, filters: &filters, diagnosis: &diagnosis, extenders };
     let remedy = post_filter(framework, search).await?;
     error.post_filter = remedy.message;
     error.nomination = remedy.nomination;
@@ -155,7 +181,7 @@ pub async fn schedule(
     Err(ScheduleError::Unschedulable(Box::new(error)))
 }
 
-/// How many of `nodes` were rejected for each reason.
+/// The number of `nodes` rejected for each reason.
 fn count_reasons(diagnosis: &Diagnosis, nodes: usize) -> BTreeMap<Reason, usize> {
     let mut reasons = BTreeMap::new();
     for (_, by) in &diagnosis.nodes {
@@ -186,12 +212,12 @@ fn nominated_first(
 
 /// Filters nodes from where the last search stopped, until enough fit.
 fn find(
-    framework: &Framework,
     snapshot: &Snapshot,
     pod: &PodInfo,
     state: &CycleState,
     filters: &PodFilters<'_>,
     search: &mut Search,
+    wanted: impl FnOnce(usize) -> usize,
 ) -> Result<Found, PluginError> {
     let all = snapshot.nodes();
     let restricted: Option<Vec<usize>> = filters.nodes.as_ref().map(|names| {
@@ -200,11 +226,7 @@ fn find(
         positions
     });
     let count = restricted.as_ref().map_or(all.len(), Vec::len);
-    let wanted = if framework.scores().is_empty() {
-        1
-    } else {
-        enough(count, framework.percentage_of_nodes_to_score.or(search.percentage))
-    };
+    let wanted = wanted(count);
     let mut found =
         Found { feasible: Vec::with_capacity(wanted), evaluated: 0, diagnosis: Diagnosis::default() };
     while found.evaluated < count && found.feasible.len() < wanted {
@@ -227,8 +249,68 @@ fn find(
     Ok(found)
 }
 
+/// The name under which extenders reject nodes.
+const EXTENDER: &str = "Extender";
+
+/// Leaves only those nodes that the interested extenders let pass.
+async fn extend_filter(
+    extenders: &[Extender],
+    snapshot: &Snapshot,
+    pod: &PodInfo,
+    found: &mut Found,
+) -> Result<(), PluginError> {
+    for extender in extenders.iter().filter(|extender| extender.is_interested(pod)) {
+        if found.feasible.is_empty() {
+            break;
+        }
+        let verdict = match extender.filter(pod, &found.feasible).await {
+            Ok(verdict) => verdict,
+            Err(error) if extender.is_ignorable() => {
+                info!(extender = extender.name(), %error, "an extender that may be ignored failed");
+                continue;
+            }
+            Err(error) => return Err(PluginError::new("Filter", EXTENDER, error)),
+        };
+        let unresolvable = verdict.unresolvable.iter().map(|(node, reason)| (node, reason, false));
+        let failed = verdict.failed.iter().filter(|(node, _)| !verdict.unresolvable.contains_key(*node));
+        for (node, reason, is_resolvable) in
+            unresolvable.chain(failed.map(|(node, reason)| (node, reason, true)))
+        {
+            let Some(position) = snapshot.position(node) else { continue };
+            let rejection = if is_resolvable {
+                Rejection::unschedulable(reason.clone())
+            } else {
+                Rejection::unresolvable(reason.clone())
+            };
+            found.diagnosis.nodes.retain(|(other, _)| *other != position);
+            found.diagnosis.nodes.push((position, RejectedBy { plugin: EXTENDER, rejection }));
+        }
+        found.feasible = verdict.nodes;
+    }
+    Ok(())
+}
+
+/// The sums that extenders add to the scores of the nodes. One that fails adds nothing.
+async fn extend_scores(extenders: &[Extender], pod: &PodInfo, feasible: &[Arc<NodeInfo>]) -> Vec<i64> {
+    let mut totals = vec![0; feasible.len()];
+    for extender in extenders.iter().filter(|e| e.is_prioritizer() && e.is_interested(pod)) {
+        match extender.prioritize(pod, feasible).await {
+            Ok(scores) => {
+                for (total, node) in totals.iter_mut().zip(feasible) {
+                    *total += scores.get(node.name()).copied().unwrap_or(0);
+                }
+            }
+            Err(error) => info!(extender = extender.name(), %error, "an extender did not score"),
+        }
+    }
+    totals
+}
+
 /// Runs the PostFilter plugins until one nominates a node.
-async fn post_filter(framework: &Framework, search: FailedSearch<'_>) -> Result<PostFiltered, PluginError> {
+pub(crate) async fn post_filter(
+    framework: &Framework,
+    search: FailedSearch<'_>,
+) -> Result<PostFiltered, PluginError> {
     let mut last = PostFiltered::default();
     let mut messages: Vec<String> = Vec::new();
     for plugin in framework.at(ExtensionPoint::PostFilter) {
@@ -253,9 +335,9 @@ fn best(
     pod: &PodInfo,
     state: &mut CycleState,
     feasible: &[Arc<NodeInfo>],
+    mut totals: Vec<i64>,
     pick: impl FnOnce(usize) -> usize,
 ) -> String {
-    let mut totals = vec![0i64; feasible.len()];
     for (_, weight, scores) in score_all(framework, snapshot, pod, state, feasible) {
         for (total, value) in totals.iter_mut().zip(&scores) {
             *total += value * weight;

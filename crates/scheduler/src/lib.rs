@@ -3,11 +3,13 @@
 //! [`framework`] says what a plugin can do at each extension point, [`plugins`] holds one module and one table row
 //! per plugin, [`profile`] says which plugins serve a scheduler's name, [`cycle`] is the pure decision over a
 //! [`snapshot`], [`preemption`] the choice of pods to remove, [`cache`], [`nominated`] and [`queue`] feed the decision,
-//! and [`service`] connects all that to the API.
+//! [`extender`] asks web services, [`configuration`] has the settings, and [`service`] connects all that to the API.
 
 pub mod cache;
 pub mod configuration;
 pub mod cycle;
+pub mod explain;
+pub mod extender;
 pub mod framework;
 pub mod nominated;
 pub mod plugins;
@@ -16,9 +18,10 @@ pub mod profile;
 pub mod queue;
 pub mod resources;
 pub mod service;
+pub mod siblings;
 pub mod snapshot;
 
 pub use configuration::Configuration;
 pub use framework::{Framework, Registry};
 pub use profile::Profile;
-pub use service::{SchedulerContext, start};
+pub use service::{SchedulerContext, check, connect, start};

@@ -147,7 +147,7 @@ pub fn dry_run(
     (good, rejections)
 }
 
-/// How costly it is to remove the victims; the smallest is chosen.
+/// The cost of removing the victims; the smallest is chosen.
 fn cost(victims: &Victims) -> (usize, i32, i64, usize, Reverse<i64>) {
     let highest = victims.pods.iter().map(|pod| pod.priority).max().unwrap_or(i32::MIN);
     // Shifted so that no priority is negative: otherwise more victims of negative priority would cost less.
@@ -163,7 +163,7 @@ pub fn select_candidate(candidates: Vec<Candidate>) -> Option<Candidate> {
     candidates.into_iter().min_by_key(|candidate| cost(&candidate.victims))
 }
 
-/// How many candidates are enough among `nodes`.
+/// The number of candidates that is enough among `nodes`.
 pub fn candidates_wanted(nodes: usize, percentage: usize, absolute: usize) -> usize {
     (nodes.saturating_mul(percentage) / 100).max(absolute).min(nodes)
 }

@@ -57,7 +57,7 @@ impl ExtensionPoint {
         }
     }
 
-    /// Whether the plugin takes part in the point.
+    /// True if the plugin takes part in the point.
     pub fn is_extended_by(self, plugin: &dyn Plugin) -> bool {
         match self {
             Self::PreEnqueue => plugin.pre_enqueue().is_some(),

@@ -25,11 +25,11 @@ pub trait QueuePolicy: Send + Sync {
 
     fn sort_key(&self, pod: &PodInfo, queued: Instant) -> SortKey;
 
-    /// Whether an event may help a pod that these plugins rejected.
+    /// True if an event may help a pod that these plugins rejected.
     fn queueing_hint(&self, pod: &PodInfo, rejected_by: &[&'static str], event: &ClusterEvent) -> bool;
 }
 
-/// How long a pod waits after a failed attempt: doubled after each, up to a limit.
+/// The time that a pod waits after a failed attempt: doubled after each, up to a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackoffLimits {
     pub initial: Duration,
@@ -138,7 +138,7 @@ impl Queue {
         }
     }
 
-    /// How many pods are (active, backing off, unschedulable).
+    /// The number of pods that are (active, backing off, unschedulable).
     pub fn lengths(&self) -> (usize, usize, usize) {
         (self.active.len(), self.backoff.len() + self.error_backoff.len(), self.unschedulable.len())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// What a pod without a CPU request is counted as when nodes are scored.
@@ -73,6 +73,15 @@ impl Resources {
         }
     }
 
+    /// True if some amount is smaller than in `other`.
+    pub fn has_less_than(&self, other: &Self) -> bool {
+        let scalar = |name: &String| self.scalar.get(name).copied().unwrap_or(0);
+        self.milli_cpu < other.milli_cpu
+            || self.memory < other.memory
+            || self.ephemeral_storage < other.ephemeral_storage
+            || other.scalar.iter().any(|(name, amount)| scalar(name) < *amount)
+    }
+
     /// The same with a modest amount in place of an absent CPU or memory request, so that pods without requests
     /// still spread.
     pub fn non_zero(&self) -> (i64, i64) {
@@ -99,12 +108,51 @@ fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
+/// True if the kubelet has found that the pod's new resources will never fit its node.
+fn is_resize_infeasible(status: &PodStatus) -> bool {
+    status.conditions.iter().flatten().any(|condition| {
+        condition.type_ == "PodResizePending"
+            && condition.status == "True"
+            && condition.reason.as_deref() == Some("Infeasible")
+    })
+}
+
+/// The resources that the container holds on its node; none before the kubelet has said so.
+fn held(status: &ContainerStatus) -> Option<Resources> {
+    let requests = status.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    if requests.is_none() && status.allocated_resources.is_none() {
+        return None;
+    }
+    let mut held = Resources::from_list(requests);
+    held.raise_to(&Resources::from_list(status.allocated_resources.as_ref()));
+    Some(held)
+}
+
+/// A container's requests. While a resize is under way the larger of what it asks for and what it holds counts; one that
+/// will never happen does not count.
+fn container_requests(container: &Container, status: Option<&PodStatus>) -> Resources {
+    let asked = Resources::from_list(container.resources.as_ref().and_then(|r| r.requests.as_ref()));
+    let Some(status) = status else { return asked };
+    let statuses = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+    let held = statuses.filter(|status| status.name == container.name).find_map(held);
+    match held {
+        None => asked,
+        Some(held) if is_resize_infeasible(status) => held,
+        Some(mut held) => {
+            held.raise_to(&asked);
+            held
+        }
+    }
+}
+
 /// What a pod needs at its most demanding moment. Init containers run one after another beside the sidecars started
 /// before them; then the containers run beside all sidecars. Overhead comes on top, and a request for the pod as a
 /// whole stands in place of the sum.
-pub fn pod_requests(spec: &PodSpec) -> Resources {
+pub fn pod_requests(spec: &PodSpec, status: Option<&PodStatus>) -> Resources {
     let requests = |container: &Container| {
-        Resources::from_list(container.resources.as_ref().and_then(|resources| resources.requests.as_ref()))
+        // As upstream: a container that only initializes is not resized.
+        let is_initial = spec.init_containers.iter().flatten().any(|other| std::ptr::eq(other, container));
+        container_requests(container, status.filter(|_| !is_initial || is_sidecar(container)))
     };
     let mut total = Resources::default();
     spec.containers.iter().for_each(|container| total.add(&requests(container)));
@@ -178,7 +226,27 @@ mod tests {
             ),
         ] {
             let spec: PodSpec = ferrite_json::from_value(spec).unwrap();
-            assert_eq!(pod_requests(&spec).milli_cpu, milli_cpu, "{what}");
+            assert_eq!(pod_requests(&spec, None).milli_cpu, milli_cpu, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_resize_counts_the_larger_amount_until_it_is_done() {
+        let spec = json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]});
+        let spec: PodSpec = ferrite_json::from_value(spec).unwrap();
+        let holds = |cpu: &str, conditions: ferrite_json::Value| {
+            json!({"conditions": conditions, "containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": true,
+                "restartCount": 0, "resources": {"requests": {"cpu": cpu}}, "allocatedResources": {"cpu": cpu}}]})
+        };
+        let infeasible = json!([{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]);
+        for (what, status, expected) in [
+            ("nothing is held yet", json!({}), 2000),
+            ("growing", holds("1", json!([])), 2000),
+            ("shrinking", holds("3", json!([])), 3000),
+            ("it will never grow", holds("1", infeasible), 1000),
+        ] {
+            let status: PodStatus = ferrite_json::from_value(status).unwrap();
+            assert_eq!(pod_requests(&spec, Some(&status)).milli_cpu, expected, "{what}");
         }
     }
 

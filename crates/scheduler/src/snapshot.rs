@@ -1,5 +1,7 @@
 //! Pods and nodes as the scheduling cycle sees them: everything it needs is computed once, when they change.
 
+use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -7,11 +9,13 @@ use std::sync::Arc;
 use ferrite_client::{ObjectKey, controller_of};
 use ferrite_json::Text;
 use k8s_openapi::api::core::v1::{
-    Node, NodeAffinity, ObjectReference, Pod, PodAffinityTerm, PodSpec, PodStatus, Toleration,
-    TopologySpreadConstraint, WeightedPodAffinityTerm,
+    Namespace, Node, NodeAffinity, ObjectReference, Pod, PodAffinityTerm, PodSpec, PodStatus, Toleration,
+    TopologySpreadConstraint, Volume, WeightedPodAffinityTerm,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 
+use crate::framework::Store;
 use crate::nominated::Nominated;
 use crate::resources::{Resources, pod_requests};
 
@@ -46,8 +50,15 @@ pub struct AffinityTerm {
     pub namespaces: Vec<String>,
     /// It looks into all namespaces (an empty namespace selector).
     pub all_namespaces: bool,
+    /// It looks into the namespaces with these labels, too.
+    pub namespace_selector: Option<Selector>,
     pub topology_key: String,
     pub weight: i64,
+}
+
+fn selects_all(selector: &LabelSelector) -> bool {
+    selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
+        && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
 }
 
 impl AffinityTerm {
@@ -60,19 +71,53 @@ impl AffinityTerm {
         Self {
             selector: term.label_selector.clone().and_then(|selector| selector.try_into().ok()),
             namespaces,
-            all_namespaces: term.namespace_selector.as_ref().is_some_and(|selector| {
-                selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
-                    && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
-            }),
+            all_namespaces: term.namespace_selector.as_ref().is_some_and(selects_all),
+            namespace_selector: term
+                .namespace_selector
+                .clone()
+                .filter(|selector| !selects_all(selector))
+                .and_then(|selector| selector.try_into().ok()),
             topology_key: term.topology_key.clone(),
             weight,
         }
     }
 
-    /// Whether the term is about `pod`. A term without a selector is about no pod.
-    pub fn matches(&self, pod: &PodInfo) -> bool {
-        (self.all_namespaces || self.namespaces.iter().any(|namespace| *namespace == pod.key.namespace))
-            && self.selector.as_ref().is_some_and(|selector| selector.matches(pod.labels()))
+    /// True if the term is about `pod`. A term without a selector is about no pod.
+    pub fn matches(&self, pod: &PodInfo, namespaces: &Namespaces<'_>) -> bool {
+        self.selector.as_ref().is_some_and(|selector| selector.matches(pod.labels()))
+            && self.looks_into(&pod.key.namespace, namespaces)
+    }
+
+    fn looks_into(&self, namespace: &str, namespaces: &Namespaces<'_>) -> bool {
+        self.all_namespaces
+            || self.namespaces.iter().any(|other| other == namespace)
+            || self
+                .namespace_selector
+                .as_ref()
+                .is_some_and(|selector| namespaces.match_labels(namespace, selector))
+    }
+}
+
+/// The labels of namespaces, for terms that select namespaces by them. Each is read once.
+#[derive(Debug)]
+pub struct Namespaces<'a> {
+    store: &'a Store<Namespace>,
+    known: RefCell<HashMap<String, BTreeMap<String, String>>>,
+}
+
+impl<'a> Namespaces<'a> {
+    pub fn new(store: &'a Store<Namespace>) -> Self {
+        Self { store, known: RefCell::default() }
+    }
+
+    fn match_labels(&self, namespace: &str, selector: &Selector) -> bool {
+        let mut known = self.known.borrow_mut();
+        if !known.contains_key(namespace) {
+            let found = self.store.get(&ObjectKey::cluster(namespace));
+            let labels = found.and_then(|found| found.metadata.labels.clone()).unwrap_or_default();
+            known.insert(namespace.to_owned(), labels);
+        }
+        known.get(namespace).is_some_and(|labels| selector.matches(labels))
     }
 }
 
@@ -113,6 +158,22 @@ pub struct Placement {
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
     pub preemption_policy: Option<String>,
     pub is_gated: bool,
+    /// Features that the kubelet must have declared.
+    pub node_features: Vec<&'static str>,
+}
+
+/// The features of the kubelet that the pod needs.
+fn node_features(spec: &PodSpec) -> Vec<&'static str> {
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
+    let mut features = Vec::new();
+    if rules.any(|rule| rule.action == "RestartAllContainers") {
+        features.push("RestartAllContainersOnContainerExits");
+    }
+    if spec.host_network == Some(true) && spec.host_users == Some(false) {
+        features.push("UserNamespacesHostNetworkSupport");
+    }
+    features
 }
 
 impl Placement {
@@ -127,8 +188,119 @@ impl Placement {
             topology_spread_constraints: spec.topology_spread_constraints.clone().unwrap_or_default(),
             preemption_policy: spec.preemption_policy.clone(),
             is_gated: spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty()),
+            node_features: node_features(spec),
         }
     }
+}
+
+/// A disk that pods on one node cannot share, unless all of them only read it.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Disk {
+    GcePersistentDisk {
+        name: String,
+        read_only: bool,
+    },
+    /// Not even readers share it.
+    AwsElasticBlockStore {
+        volume: String,
+    },
+    Iscsi {
+        iqn: String,
+        read_only: bool,
+    },
+    Rbd {
+        monitors: Vec<String>,
+        pool: String,
+        image: String,
+        read_only: bool,
+    },
+}
+
+impl Disk {
+    fn of(volume: &Volume) -> Option<Self> {
+        if let Some(disk) = &volume.gce_persistent_disk {
+            let read_only = disk.read_only.unwrap_or(false);
+            return Some(Self::GcePersistentDisk { name: disk.pd_name.clone(), read_only });
+        }
+        if let Some(disk) = &volume.aws_elastic_block_store {
+            return Some(Self::AwsElasticBlockStore { volume: disk.volume_id.clone() });
+        }
+        if let Some(disk) = &volume.iscsi {
+            return Some(Self::Iscsi { iqn: disk.iqn.clone(), read_only: disk.read_only.unwrap_or(false) });
+        }
+        let disk = volume.rbd.as_ref()?;
+        Some(Self::Rbd {
+            monitors: disk.monitors.clone(),
+            pool: disk.pool.clone().unwrap_or_else(|| "rbd".to_owned()),
+            image: disk.image.clone(),
+            read_only: disk.read_only.unwrap_or(false),
+        })
+    }
+
+    /// The same disk, and not both only read it.
+    pub fn conflicts_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::GcePersistentDisk { name, read_only },
+                Self::GcePersistentDisk { name: other, read_only: other_reads },
+            ) => name == other && !(*read_only && *other_reads),
+            (Self::AwsElasticBlockStore { volume }, Self::AwsElasticBlockStore { volume: other }) => {
+                volume == other
+            }
+            (Self::Iscsi { iqn, read_only }, Self::Iscsi { iqn: other, read_only: other_reads }) => {
+                iqn == other && !(*read_only && *other_reads)
+            }
+            (
+                Self::Rbd { monitors, pool, image, read_only },
+                Self::Rbd { monitors: others, pool: other_pool, image: other_image, read_only: other_reads },
+            ) => {
+                monitors.iter().any(|monitor| others.contains(monitor))
+                    && pool == other_pool
+                    && image == other_image
+                    && !(*read_only && *other_reads)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The volumes of a pod that matter to scheduling.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PodVolumes {
+    claims: Vec<String>,
+    /// Volumes whose claim is made for the pod and named after both.
+    ephemeral: Vec<String>,
+    disks: Vec<Disk>,
+}
+
+impl PodVolumes {
+    /// None for the many pods that have no such volumes.
+    fn new(spec: &PodSpec) -> Option<Box<Self>> {
+        let mut volumes = Self::default();
+        for volume in spec.volumes.iter().flatten() {
+            if let Some(claim) = &volume.persistent_volume_claim {
+                volumes.claims.push(claim.claim_name.clone());
+            } else if volume.ephemeral.is_some() {
+                volumes.ephemeral.push(volume.name.clone());
+            } else {
+                volumes.disks.extend(Disk::of(volume));
+            }
+        }
+        (volumes != Self::default()).then(|| Box::new(volumes))
+    }
+}
+
+/// The image's name with its tag; `latest` if it has none.
+fn normalized_image(name: &str) -> String {
+    if name.rfind(':') <= name.rfind('/') { format!("{name}:latest") } else { name.to_owned() }
+}
+
+fn images(spec: &PodSpec) -> Vec<String> {
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let images = containers.filter_map(|container| container.image.as_deref());
+    let volumes =
+        spec.volumes.iter().flatten().filter_map(|volume| volume.image.as_ref()?.reference.as_deref());
+    images.chain(volumes).filter(|image| !image.is_empty()).map(normalized_image).collect()
 }
 
 /// The part of a pod that all pods of one template have in common.
@@ -140,6 +312,11 @@ pub struct PodShape {
     pub priority: i32,
     pub affinity: AffinityTerms,
     pub anti_affinity: AffinityTerms,
+    /// Names of the images of all containers and volumes, with tags.
+    pub images: Vec<String>,
+    /// The number of containers, init containers included.
+    pub containers: usize,
+    volumes: Option<Box<PodVolumes>>,
     labels: BTreeMap<String, String>,
 }
 
@@ -165,7 +342,7 @@ impl PodShape {
         let pod_anti_affinity = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
         Self {
             placement: spec.map(Placement::new).unwrap_or_default(),
-            requests: spec.map(pod_requests).unwrap_or_default(),
+            requests: spec.map(|spec| pod_requests(spec, pod.status.as_ref())).unwrap_or_default(),
             host_ports,
             priority: spec.and_then(|spec| spec.priority).unwrap_or(0),
             affinity: AffinityTerms::new(
@@ -180,6 +357,10 @@ impl PodShape {
                     .and_then(|a| a.preferred_during_scheduling_ignored_during_execution.as_ref()),
                 pod,
             ),
+            images: spec.map(images).unwrap_or_default(),
+            containers: spec
+                .map_or(0, |spec| spec.containers.len() + spec.init_containers.as_ref().map_or(0, Vec::len)),
+            volumes: spec.and_then(PodVolumes::new),
             labels: pod.metadata.labels.clone().unwrap_or_default(),
         }
     }
@@ -292,18 +473,33 @@ impl PodInfo {
         &self.placement.tolerations
     }
 
-    /// Whether it has pod affinity or anti-affinity of any kind.
+    /// True if it has pod affinity or anti-affinity of any kind.
     pub fn has_affinity(&self) -> bool {
         [&self.affinity, &self.anti_affinity]
             .iter()
             .any(|terms| !terms.required.is_empty() || !terms.preferred.is_empty())
     }
 
+    /// Names of its claims, and whether each was made for this pod.
+    pub fn claim_names(&self) -> impl Iterator<Item = (Cow<'_, str>, bool)> {
+        let volumes = self.volumes.as_deref();
+        let claims = volumes.into_iter().flat_map(|volumes| &volumes.claims);
+        let ephemeral = volumes.into_iter().flat_map(|volumes| &volumes.ephemeral);
+        claims
+            .map(|name| (Cow::Borrowed(name.as_str()), false))
+            .chain(ephemeral.map(|volume| (Cow::Owned(format!("{}-{volume}", self.key.name)), true)))
+    }
+
+    /// Disks that it does not share with every other pod.
+    pub fn disks(&self) -> &[Disk] {
+        self.volumes.as_deref().map(|volumes| volumes.disks.as_slice()).unwrap_or_default()
+    }
+
     pub fn is_terminating(&self) -> bool {
         self.terminating
     }
 
-    /// Whether it is being deleted because the scheduler needs its room.
+    /// True if it is being deleted because the scheduler needs its room.
     pub fn is_preempted(&self) -> bool {
         self.preempted
     }
@@ -314,7 +510,7 @@ impl PodInfo {
     }
 }
 
-/// Whether the status says that the scheduler preempts the pod.
+/// True if the status says that the scheduler preempts the pod.
 fn is_preempted(status: &PodStatus) -> bool {
     let target = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget");
     target.is_some_and(|target| {
@@ -394,6 +590,8 @@ pub struct Snapshot {
     pub has_affinity: bool,
     /// Pods that wait for room on a node.
     pub nominated: Arc<Nominated>,
+    /// The number of nodes that have each image, by every name of it.
+    pub images: Arc<HashMap<String, usize>>,
 }
 
 impl Snapshot {

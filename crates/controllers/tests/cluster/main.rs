@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod kubelet;
+mod storage;
 mod support;
 
 mod collection;

@@ -14,7 +14,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Resource};
 
-use crate::kubelet;
+use crate::{kubelet, storage};
 
 pub struct Cluster {
     pub client: Client,
@@ -64,6 +64,7 @@ impl Cluster {
             scope: scope.clone(),
             configuration: Configuration::default(),
             registry: Registry::default(),
+            extenders: Vec::new(),
         })
         .unwrap();
         let cluster = Self { client, context, server, scope };
@@ -71,6 +72,7 @@ impl Cluster {
             cluster.add_node(node).await;
         }
         kubelet::start(&cluster.client, &cluster.context.informers, &cluster.scope);
+        storage::start(&cluster.client, &cluster.context.informers, &cluster.scope);
         // The server refuses pods in a namespace that has no account yet.
         cluster
             .eventually("the default account", |accounts: &[Arc<ServiceAccount>]| {

@@ -122,7 +122,14 @@ fn a_configuration_that_cannot_be_had_is_refused() {
     );
     let twice = text(&config("twice.yaml", "profiles: [{schedulerName: a}, {schedulerName: a}]\n"));
     let message = refused(&["kube-scheduler", "--config", &twice]);
-    assert!(message.contains("two profiles have the schedulerName \"a\""), "{message}");
+    let expected = "profiles[1].schedulerName: Duplicate value: \"profiles[0].schedulerName\"";
+    assert!(message.contains(expected), "{message}");
+    let arguments =
+        "profiles: [{pluginConfig: [{name: InterPodAffinity, args: {hardPodAffinityWeight: 101}}]}]\n";
+    let message = refused(&["kube-scheduler", "--config", &text(&config("weight.yaml", arguments))]);
+    let expected =
+        "profiles[0].pluginConfig[0].args.hardPodAffinityWeight: Invalid value: 101: not in valid range";
+    assert!(message.contains(expected), "{message}");
     let message = refused(&["kube-scheduler", "--feature-gates", "NoSuchGate=true"]);
     assert!(message.contains("unrecognized feature gate: NoSuchGate"), "{message}");
     let message = refused(&["kube-controller-manager", "--kubeconfig", "/nonexistent"]);

@@ -40,7 +40,7 @@ fn framework() -> Framework {
 
 fn run_in(snapshot: &Snapshot, pod: &PodInfo, search: &mut Search) -> Result<Placement, FitError> {
     let framework = framework();
-    let result = schedule(&framework, snapshot, pod, search, |_| 0).now_or_never();
+    let result = schedule(&framework, snapshot, &[], pod, search, |_| 0).now_or_never();
     result.expect("nothing waits without extenders").map_err(|error| match error {
         ScheduleError::Unschedulable(error) => *error,
         ScheduleError::Plugin(error) => panic!("{error}"),

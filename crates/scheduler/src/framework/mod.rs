@@ -1,4 +1,4 @@
-//! What a plugin can do, at which point of a pod's way to a node, and how plugins are put together.
+//! The framework: the points of a pod's way to a node at which plugins act, and the way plugins are put together.
 //!
 //! [`points`] has the extension points as traits, [`registry`] the plugins that can be named, [`runtime`] a profile with
 //! its plugins made, [`waiting`] the pods that a Permit plugin delays.

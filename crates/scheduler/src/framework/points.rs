@@ -9,6 +9,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::{ClusterEvent, CycleState, PluginError, PodFilters, RejectedBy, Rejection};
+use crate::extender::Extender;
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
 /// Says whether later steps of a plugin are needed for this pod.
@@ -103,6 +104,7 @@ pub struct FailedSearch<'a> {
     pub state: &'a CycleState,
     pub filters: &'a PodFilters<'a>,
     pub diagnosis: &'a Diagnosis,
+    pub extenders: &'a [Extender],
 }
 
 /// Pods to remove from a node so that another fits.
@@ -113,7 +115,7 @@ pub struct Victims {
     pub pdb_violations: usize,
 }
 
-/// What to do about the pod's nomination.
+/// The change to make to the pod's nomination.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Nomination {
     #[default]
@@ -217,7 +219,7 @@ pub trait PostBind: Send + Sync {
 pub trait Plugin: Send + Sync {
     fn name(&self) -> &'static str;
 
-    /// Whether `event` may make a pod fit that this plugin rejected. When in doubt it may.
+    /// True if `event` may make a pod fit that this plugin rejected. When in doubt it may.
     fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         let _ = (pod, event);
         true

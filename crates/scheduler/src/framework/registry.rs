@@ -4,6 +4,7 @@ use std::any::{Any, TypeId};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use ferrite_api::field::{FieldError, Path};
 use ferrite_client::{Change, Informer, Informers, Object, ObjectKey};
 use ferrite_json::Value;
 use futures_util::future::BoxFuture;
@@ -15,41 +16,65 @@ use super::{ClusterEvent, Plugin, WaitingPods};
 use crate::plugins::PLUGINS;
 
 /// A plugin's arguments as the configuration has them.
-#[derive(Debug, Clone, Default)]
-pub struct PluginArgs(Option<Value>);
+#[derive(Debug, Clone)]
+pub struct PluginArgs {
+    value: Option<Value>,
+    path: Path,
+}
+
+impl Default for PluginArgs {
+    fn default() -> Self {
+        Self { value: None, path: Path::new("args") }
+    }
+}
 
 /// Arguments that a plugin refuses.
 #[derive(Debug, thiserror::Error)]
 pub enum PluginArgsError {
-    #[error("cannot decode the arguments: {0}")]
-    Decode(String),
-    #[error("{field}: Invalid value: {value}: {problem}")]
-    Invalid { field: String, value: String, problem: String },
-}
-
-impl PluginArgsError {
-    pub fn invalid(field: impl Into<String>, value: impl ToString, problem: impl Into<String>) -> Self {
-        Self::Invalid { field: field.into(), value: value.to_string(), problem: problem.into() }
-    }
+    #[error("decoding {path}: {problem}")]
+    Decode { path: String, problem: String },
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
+    Invalid(Vec<FieldError>),
 }
 
 impl PluginArgs {
-    /// Arguments from a JSON object; `apiVersion` and `kind` are left out.
-    pub fn new(mut value: Value) -> Self {
+    /// Arguments from a JSON object at `path` of the configuration; `apiVersion` and `kind` are left out.
+    pub fn new(mut value: Value, path: Path) -> Self {
         if let Some(object) = value.as_object_mut() {
             object.remove("apiVersion");
             object.remove("kind");
         }
-        Self(Some(value))
+        Self { value: Some(value), path }
+    }
+
+    /// Appends texts to a list among the arguments.
+    pub(crate) fn extend(&mut self, list: &str, texts: &[&str]) {
+        let value = self.value.get_or_insert_with(|| ferrite_json::json!({}));
+        match value[list].as_array_mut() {
+            Some(items) => items.extend(texts.iter().map(|text| Value::from(*text))),
+            None => value[list] = texts.iter().map(|text| Value::from(*text)).collect::<Vec<_>>().into(),
+        }
     }
 
     /// The arguments as `T`, whose `Default` has the default of every field. `T` should deny unknown fields.
     pub fn decode<T: DeserializeOwned + Default>(&self) -> Result<T, PluginArgsError> {
-        match &self.0 {
+        match &self.value {
             None => Ok(T::default()),
-            Some(value) => ferrite_json::from_value(value.clone())
-                .map_err(|error| PluginArgsError::Decode(error.to_string())),
+            Some(value) => ferrite_json::from_value(value.clone()).map_err(|error| PluginArgsError::Decode {
+                path: self.path.as_str().to_owned(),
+                problem: error.to_string(),
+            }),
         }
+    }
+
+    /// As [`decode`](PluginArgs::decode), with the errors that `validate` finds. It is given the path of the arguments.
+    pub fn decode_valid<T: DeserializeOwned + Default>(
+        &self,
+        validate: impl FnOnce(&T, &Path) -> Vec<FieldError>,
+    ) -> Result<T, PluginArgsError> {
+        let args = self.decode()?;
+        let errors = validate(&args, &self.path);
+        if errors.is_empty() { Ok(args) } else { Err(PluginArgsError::Invalid(errors)) }
     }
 }
 
@@ -78,6 +103,13 @@ impl<K: Object> Store<K> {
         match self {
             Self::Informer(informer) => informer.list(),
             Self::Fixed(objects) => objects.values().cloned().collect(),
+        }
+    }
+
+    /// Calls `wake` after each change. Fixed objects do not change.
+    pub fn on_change(&self, wake: impl Fn() + Send + Sync + 'static) {
+        if let Self::Informer(informer) = self {
+            informer.subscribe(move |_| wake());
         }
     }
 }
@@ -151,6 +183,17 @@ impl Handle {
             used.synced.push(Box::pin(async move { waiting.synced().await }));
         }
         Store::Informer(informer)
+    }
+
+    /// All objects of a kind, whose changes help no pod by themselves: no plugin's queueing hint sees them.
+    pub fn lister<K>(&self) -> Store<K>
+    where
+        K: Object + Resource<DynamicType = ()>,
+    {
+        match &self.informers {
+            Some(informers) => Store::Informer(informers.get()),
+            None => self.store(),
+        }
     }
 
     /// Sends events of the plugins' objects to `sink` from now on.

@@ -138,7 +138,7 @@ impl Framework {
         &self.scores
     }
 
-    /// Whether `event` may help a pod that these plugins rejected. A rejection by anything that is no plugin of this
+    /// True if `event` may help a pod that these plugins rejected. A rejection by anything that is no plugin of this
     /// profile, and a failure without a rejection, may be helped by every event.
     pub fn queueing_hint(&self, pod: &PodInfo, rejected_by: &[&'static str], event: &ClusterEvent) -> bool {
         rejected_by.is_empty()

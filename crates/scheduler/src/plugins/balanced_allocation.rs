@@ -1,11 +1,41 @@
-//! Prefers nodes on which CPU and memory would be used in equal shares.
+//! Prefers nodes whose resources would be used in more equal shares with the pod than without it.
 
 use std::sync::Arc;
 
-use crate::framework::{CycleState, Interest, MAX_SCORE, Plugin, PreScore, Score};
+use ferrite_api::field::FieldError;
+use serde::Deserialize;
+
+use super::resource_amounts::{ResourceSpec, amounts};
+use crate::framework::{CycleState, Handle, Interest, MAX_SCORE, Made, Plugin, PluginArgs, PreScore, Score};
 use crate::snapshot::{NodeInfo, PodInfo, Snapshot};
 
-pub(super) struct BalancedAllocation;
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Args {
+    resources: Vec<ResourceSpec>,
+}
+
+struct BalancedAllocation {
+    resources: Vec<ResourceSpec>,
+}
+
+pub(super) fn new(args: &PluginArgs, _: &Handle) -> Made {
+    let args = args.decode_valid(|args: &Args, path| {
+        let mut errors = Vec::new();
+        for (index, resource) in args.resources.iter().enumerate() {
+            let path = path.child("resources").index(index);
+            if args.resources[..index].iter().any(|other| other.name == resource.name) {
+                errors.push(FieldError::duplicate(&path.child("name"), resource.name.as_str()));
+            }
+            // A weight that was not given is one.
+            if !matches!(resource.weight, 0 | 1) {
+                errors.push(FieldError::invalid(&path.child("weight"), resource.weight, "must be 1"));
+            }
+        }
+        errors
+    })?;
+    Ok(Arc::new(BalancedAllocation { resources: ResourceSpec::with_defaults(args.resources) }))
+}
 
 impl Plugin for BalancedAllocation {
     fn name(&self) -> &'static str {
@@ -24,26 +54,56 @@ impl Plugin for BalancedAllocation {
 impl PreScore for BalancedAllocation {
     /// A pod that asks for nothing changes no balance.
     fn pre_score(&self, _: &mut CycleState, pod: &PodInfo, _: &Snapshot, _: &[Arc<NodeInfo>]) -> Interest {
-        if pod.requests.milli_cpu == 0 && pod.requests.memory == 0 {
-            Interest::Skip
-        } else {
-            Interest::Needed
-        }
+        let asks = self.resources.iter().any(|resource| match resource.name.as_str() {
+            "cpu" => pod.requests.milli_cpu > 0,
+            "memory" => pod.requests.memory > 0,
+            "ephemeral-storage" => pod.requests.ephemeral_storage > 0,
+            name => pod.requests.scalar.get(name).is_some_and(|amount| *amount > 0),
+        });
+        if asks { Interest::Needed } else { Interest::Skip }
     }
+}
+
+/// 100 for equal shares, less the further they lie apart.
+fn balance(shares: &[f64]) -> i64 {
+    let deviation = match shares {
+        [] | [_] => 0.0,
+        [one, other] => (one - other).abs() / 2.0,
+        all => {
+            let mean = all.iter().sum::<f64>() / all.len() as f64;
+            (all.iter().map(|share| (share - mean).powi(2)).sum::<f64>() / all.len() as f64).sqrt()
+        }
+    };
+    ((1.0 - deviation) * MAX_SCORE as f64) as i64
 }
 
 impl Score for BalancedAllocation {
     fn score(&self, _state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let share = |used: i64, wanted: i64, has: i64| {
-            (has > 0).then(|| (used.saturating_add(wanted) as f64 / has as f64).min(1.0))
-        };
-        let cpu = share(node.requested.milli_cpu, pod.requests.milli_cpu, node.allocatable.milli_cpu);
-        let memory = share(node.requested.memory, pod.requests.memory, node.allocatable.memory);
-        // For two values the standard deviation is half their distance.
-        let deviation = match (cpu, memory) {
-            (Some(cpu), Some(memory)) => (cpu - memory).abs() / 2.0,
-            _ => 0.0,
-        };
-        ((1.0 - deviation) * MAX_SCORE as f64) as i64
+        let (mut with, mut without) = (Vec::with_capacity(2), Vec::with_capacity(2));
+        for amounts in self.resources.iter().filter_map(|resource| amounts(resource, pod, node, true)) {
+            let share = |used: i64| (used as f64 / amounts.allocatable as f64).min(1.0);
+            with.push(share(amounts.used.saturating_add(amounts.wanted)));
+            without.push(share(amounts.used));
+        }
+        // As upstream: above 75 the pod makes the node more balanced, below it less.
+        MAX_SCORE / 2 + (MAX_SCORE / 2 + balance(&with) - balance(&without)) / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_compared() {
+        for (shares, expected) in [
+            (vec![], 100),
+            (vec![0.3], 100),
+            (vec![0.5, 0.5], 100),
+            (vec![0.0, 1.0], 50),
+            (vec![0.0, 0.5, 1.0], 59),
+        ] {
+            assert_eq!(balance(&shares), expected, "{shares:?}");
+        }
     }
 }

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ferrite_api::field::{FieldError, Path};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde::Deserialize;
 
 use crate::cycle::histogram;
+use crate::extender::preempt_all;
 use crate::framework::{
     ClusterEvent, FailedSearch, Handle, Nomination, Plugin, PluginArgs, PluginArgsError, PluginError,
     PostFilter, PostFiltered, Reason, Store,
@@ -31,22 +33,25 @@ impl Default for Args {
 }
 
 impl Args {
-    fn validate(self) -> Result<Self, PluginArgsError> {
+    fn validate(&self, path: &Path) -> Vec<FieldError> {
         let (percentage, absolute) = (self.min_candidate_nodes_percentage, self.min_candidate_nodes_absolute);
-        let percentage_field = "minCandidateNodesPercentage";
+        let percentage_path = path.child("minCandidateNodesPercentage");
+        let absolute_path = path.child("minCandidateNodesAbsolute");
+        let mut errors = Vec::new();
         if !(0..=100).contains(&percentage) {
-            let problem = "not in valid range [0, 100]";
-            return Err(PluginArgsError::invalid(percentage_field, percentage, problem));
+            errors.push(FieldError::invalid(&percentage_path, percentage, "not in valid range [0, 100]"));
         }
         if absolute < 0 {
-            let problem = "not in valid range [0, inf)";
-            return Err(PluginArgsError::invalid("minCandidateNodesAbsolute", absolute, problem));
+            errors.push(FieldError::invalid(&absolute_path, absolute, "not in valid range [0, inf)"));
         }
         if percentage == 0 && absolute == 0 {
-            let problem = "cannot be zero at the same time as minCandidateNodesAbsolute";
-            return Err(PluginArgsError::invalid(percentage_field, percentage, problem));
+            let problem = |other: &str| format!("cannot be zero at the same time as {other}");
+            let other = problem("minCandidateNodesAbsolute");
+            errors.push(FieldError::invalid(&percentage_path, percentage, other));
+            let other = problem("minCandidateNodesPercentage");
+            errors.push(FieldError::invalid(&absolute_path, absolute, other));
         }
-        Ok(self)
+        errors
     }
 
     fn wanted(self, nodes: usize) -> usize {
@@ -65,7 +70,7 @@ struct DefaultPreemption {
 }
 
 pub(super) fn new(args: &PluginArgs, handle: &Handle) -> Result<Arc<dyn Plugin>, PluginArgsError> {
-    let args = args.decode::<Args>()?.validate()?;
+    let args = args.decode_valid(Args::validate)?;
     Ok(Arc::new(DefaultPreemption { args, budgets: handle.store() }))
 }
 
@@ -134,6 +139,9 @@ impl DefaultPreemption {
                 ..PostFiltered::default()
             });
         }
+        let candidates = preempt_all(search.extenders, search.pod, candidates, search.snapshot)
+            .await
+            .map_err(|error| PluginError::new("PostFilter", NAME, error))?;
         match select_candidate(candidates) {
             Some(best) => Ok(PostFiltered {
                 nomination: Nomination::Node(best.node),

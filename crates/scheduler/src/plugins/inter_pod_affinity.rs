@@ -3,16 +3,49 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use ferrite_api::field::FieldError;
+use k8s_openapi::api::core::v1::Namespace;
+use serde::Deserialize;
+
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Interest, MAX_SCORE, Plugin, PreFilter, PreFiltered, PreScore,
-    Rejection, Score,
+    ClusterEvent, CycleState, Filter, Handle, Interest, MAX_SCORE, Made, Plugin, PluginArgs, PreFilter,
+    PreFiltered, PreScore, Rejection, Score, Store,
 };
-use crate::snapshot::{AffinityTerm, NodeInfo, PodInfo, Snapshot};
+use crate::snapshot::{AffinityTerm, Namespaces, NodeInfo, PodInfo, Snapshot};
 
-pub(super) struct InterPodAffinity;
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct Args {
+    /// Weight of another pod's required affinity to this one, when nodes are scored.
+    hard_pod_affinity_weight: i32,
+    /// Preferences of present pods count for nothing unless the new pod has preferences itself.
+    ignore_preferred_terms_of_existing_pods: bool,
+}
 
-/// Weight of another pod's required affinity to this one, when nodes are scored.
-const HARD_AFFINITY_WEIGHT: i64 = 1;
+impl Default for Args {
+    fn default() -> Self {
+        Self { hard_pod_affinity_weight: 1, ignore_preferred_terms_of_existing_pods: false }
+    }
+}
+
+struct InterPodAffinity {
+    args: Args,
+    namespaces: Store<Namespace>,
+}
+
+pub(super) fn new(args: &PluginArgs, handle: &Handle) -> Made {
+    let args = args.decode_valid(|args: &Args, path| {
+        let weight = args.hard_pod_affinity_weight;
+        let path = path.child("hardPodAffinityWeight");
+        let is_valid = (0..=100).contains(&weight);
+        if is_valid {
+            vec![]
+        } else {
+            vec![FieldError::invalid(&path, weight, "not in valid range [0, 100]")]
+        }
+    })?;
+    Ok(Arc::new(InterPodAffinity { args, namespaces: handle.store() }))
+}
 
 /// Pods per topology key and value.
 type Topology = HashMap<(String, String), i64>;
@@ -29,31 +62,41 @@ struct Counts {
 
 impl Counts {
     /// Counts `amount` more of `present`, which is on `node`.
-    fn change(&mut self, pod: &PodInfo, present: &PodInfo, node: &NodeInfo, amount: i64) {
+    fn change(
+        &mut self,
+        pod: &PodInfo,
+        present: &PodInfo,
+        node: &NodeInfo,
+        amount: i64,
+        namespaces: &Namespaces<'_>,
+    ) {
         for term in &present.anti_affinity.required {
-            if term.matches(pod) {
+            if term.matches(pod, namespaces) {
                 place(&mut self.refused, node, &term.topology_key, amount);
             }
         }
-        if matches_all(&pod.affinity.required, present) {
+        if matches_all(&pod.affinity.required, present, namespaces) {
             for term in &pod.affinity.required {
                 place(&mut self.wanted, node, &term.topology_key, amount);
             }
         }
         for term in &pod.anti_affinity.required {
-            if term.matches(present) {
+            if term.matches(present, namespaces) {
                 place(&mut self.unwanted, node, &term.topology_key, amount);
             }
         }
     }
 }
 
-fn recount(state: &mut CycleState, pod: &PodInfo, other: &PodInfo, node: &NodeInfo, amount: i64) {
-    let matters = other.anti_affinity.required.iter().any(|term| term.matches(pod))
-        || matches_all(&pod.affinity.required, other)
-        || pod.anti_affinity.required.iter().any(|term| term.matches(other));
-    if matters && let Some(counts) = state.get_mut::<Counts>() {
-        counts.change(pod, other, node, amount);
+impl InterPodAffinity {
+    fn recount(&self, state: &mut CycleState, pod: &PodInfo, other: &PodInfo, node: &NodeInfo, amount: i64) {
+        let namespaces = Namespaces::new(&self.namespaces);
+        let matters = other.anti_affinity.required.iter().any(|term| term.matches(pod, &namespaces))
+            || matches_all(&pod.affinity.required, other, &namespaces)
+            || pod.anti_affinity.required.iter().any(|term| term.matches(other, &namespaces));
+        if matters && let Some(counts) = state.get_mut::<Counts>() {
+            counts.change(pod, other, node, amount, &namespaces);
+        }
     }
 }
 
@@ -78,8 +121,8 @@ fn at(topology: &Topology, node: &NodeInfo, key: &str) -> i64 {
         .unwrap_or(0)
 }
 
-fn matches_all(terms: &[AffinityTerm], pod: &PodInfo) -> bool {
-    !terms.is_empty() && terms.iter().all(|term| term.matches(pod))
+fn matches_all(terms: &[AffinityTerm], pod: &PodInfo, namespaces: &Namespaces<'_>) -> bool {
+    !terms.is_empty() && terms.iter().all(|term| term.matches(pod, namespaces))
 }
 
 impl Plugin for InterPodAffinity {
@@ -90,12 +133,15 @@ impl Plugin for InterPodAffinity {
     fn queueing_hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
             ClusterEvent::AssignedPodAdded(other) => {
-                pod.affinity.required.iter().any(|term| term.matches(other))
+                let namespaces = Namespaces::new(&self.namespaces);
+                pod.affinity.required.iter().any(|term| term.matches(other, &namespaces))
             }
             ClusterEvent::AssignedPodDeleted(other) => {
-                pod.anti_affinity.required.iter().any(|term| term.matches(other))
-                    || other.anti_affinity.required.iter().any(|term| term.matches(pod))
+                let namespaces = Namespaces::new(&self.namespaces);
+                pod.anti_affinity.required.iter().any(|term| term.matches(other, &namespaces))
+                    || other.anti_affinity.required.iter().any(|term| term.matches(pod, &namespaces))
             }
+            ClusterEvent::Object(changed) => changed.object::<Namespace>().is_some(),
             _ => true,
         }
     }
@@ -129,9 +175,10 @@ impl PreFilter for InterPodAffinity {
             return Ok(PreFiltered::Skip);
         }
         let mut counts = Counts::default();
+        let namespaces = Namespaces::new(&self.namespaces);
         for node in snapshot.nodes() {
             for present in &node.pods {
-                counts.change(pod, present, node, 1);
+                counts.change(pod, present, node, 1, &namespaces);
             }
         }
         if !has_own && counts.refused.is_empty() {
@@ -142,11 +189,11 @@ impl PreFilter for InterPodAffinity {
     }
 
     fn add_pod(&self, state: &mut CycleState, pod: &PodInfo, added: &PodInfo, node: &NodeInfo) {
-        recount(state, pod, added, node, 1);
+        self.recount(state, pod, added, node, 1);
     }
 
     fn remove_pod(&self, state: &mut CycleState, pod: &PodInfo, removed: &PodInfo, node: &NodeInfo) {
-        recount(state, pod, removed, node, -1);
+        self.recount(state, pod, removed, node, -1);
     }
 }
 
@@ -159,7 +206,8 @@ impl Filter for InterPodAffinity {
         }
         if !required.iter().all(|term| at(&counts.wanted, node, &term.topology_key) > 0) {
             // The first of a group that wants to be together may go anywhere, if it would itself be company.
-            let first = counts.wanted.is_empty() && matches_all(required, pod);
+            let first =
+                counts.wanted.is_empty() && matches_all(required, pod, &Namespaces::new(&self.namespaces));
             if !first {
                 return Err(Rejection::unresolvable("node(s) didn't match pod affinity rules"));
             }
@@ -186,20 +234,23 @@ impl PreScore for InterPodAffinity {
         _feasible: &[Arc<NodeInfo>],
     ) -> Interest {
         let has_own = !pod.affinity.preferred.is_empty() || !pod.anti_affinity.preferred.is_empty();
-        if !has_own && !snapshot.has_affinity {
+        let ignores_others = self.args.ignore_preferred_terms_of_existing_pods && !has_own;
+        if ignores_others || (!has_own && !snapshot.has_affinity) {
             return Interest::Skip;
         }
+        let hard_weight = i64::from(self.args.hard_pod_affinity_weight);
         let mut scores = Topology::new();
+        let namespaces = Namespaces::new(&self.namespaces);
         for node in snapshot.nodes() {
             for present in &node.pods {
                 let mut add = |term: &AffinityTerm, about: &PodInfo, weight: i64| {
-                    if term.matches(about) {
+                    if term.matches(about, &namespaces) {
                         place(&mut scores, node, &term.topology_key, weight);
                     }
                 };
                 pod.affinity.preferred.iter().for_each(|term| add(term, present, term.weight));
                 pod.anti_affinity.preferred.iter().for_each(|term| add(term, present, -term.weight));
-                present.affinity.required.iter().for_each(|term| add(term, pod, HARD_AFFINITY_WEIGHT));
+                present.affinity.required.iter().for_each(|term| add(term, pod, hard_weight));
                 present.affinity.preferred.iter().for_each(|term| add(term, pod, term.weight));
                 present.anti_affinity.preferred.iter().for_each(|term| add(term, pod, -term.weight));
             }
@@ -227,6 +278,47 @@ impl Score for InterPodAffinity {
         let least = scores.iter().min().copied().unwrap_or(0);
         for score in scores {
             *score = if most == least { 0 } else { MAX_SCORE * (*score - least) / (most - least) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferrite_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn namespaces_are_selected_by_their_labels() {
+        let namespace = |name: &str, team: &str| -> Namespace {
+            ferrite_json::from_value(json!({"metadata": {"name": name, "labels": {"team": team}}})).unwrap()
+        };
+        let handle = Handle::default().with_objects([namespace("red", "a"), namespace("blue", "b")]);
+        let plugin = new(&PluginArgs::default(), &handle).unwrap();
+        let pod = |namespace: &str, spec: Value| {
+            let pod = json!({"metadata": {"name": "p", "namespace": namespace, "labels": {"app": "web"}}, "spec": spec});
+            PodInfo::new(&ferrite_json::from_value(pod).unwrap())
+        };
+        let apart = |selector: Value| {
+            json!({"containers": [], "affinity": {"podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "host",
+                    "namespaceSelector": selector, "labelSelector": {"matchLabels": {"app": "web"}}}]}}})
+        };
+        for (selector, present_in, fits) in [
+            (json!({"matchLabels": {"team": "a"}}), "red", false),
+            (json!({"matchLabels": {"team": "a"}}), "blue", true),
+            (json!({}), "blue", false),
+        ] {
+            let node = json!({"metadata": {"name": "n", "labels": {"host": "n"}}});
+            let mut node = NodeInfo::new(Arc::new(ferrite_json::from_value(node).unwrap()));
+            node.add_pod(Arc::new(pod(present_in, json!({"containers": []}))));
+            let incoming = pod("green", apart(selector.clone()));
+            let node = Arc::new(node);
+            let mut state = CycleState::default();
+            let snapshot = Snapshot::new([node.clone()]);
+            plugin.pre_filter().unwrap().pre_filter(&mut state, &incoming, &snapshot).unwrap();
+            let verdict = plugin.filter().unwrap().filter(&state, &incoming, &node);
+            assert_eq!(verdict.is_ok(), fits, "{selector} {present_in}");
         }
     }
 }

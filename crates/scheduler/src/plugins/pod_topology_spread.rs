@@ -1,21 +1,109 @@
 //! Spreads matching pods over zones, hosts or any other labelled domain.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use ferrite_api::field::{FieldError, Path};
+use ferrite_api::meta_validation;
+use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use kube::core::{Expression, Selector, SelectorExt};
+use serde::Deserialize;
 
 use super::node_affinity::matches_required;
 use super::taint_toleration::tolerates;
 use crate::framework::{
-    ClusterEvent, CycleState, Filter, Interest, MAX_SCORE, Plugin, PreFilter, PreFiltered, PreScore,
-    Rejection, Score,
+    ClusterEvent, CycleState, Filter, Handle, Interest, MAX_SCORE, Made, Plugin, PluginArgs, PreFilter,
+    PreFiltered, PreScore, Rejection, Score,
 };
 use crate::snapshot::{HOSTNAME, NodeInfo, PodInfo, Snapshot, ZONE};
 
-pub(super) struct PodTopologySpread;
+const HARD: &str = "DoNotSchedule";
+const SOFT: &str = "ScheduleAnyway";
 
-#[derive(Clone)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct Args {
+    /// Constraints of pods that have none. Their selector is made from the pod's Services and owner.
+    default_constraints: Vec<TopologySpreadConstraint>,
+    defaulting_type: String,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self { default_constraints: Vec::new(), defaulting_type: "System".to_owned() }
+    }
+}
+
+impl Args {
+    fn validate(&self, path: &Path) -> Vec<FieldError> {
+        let mut errors = Vec::new();
+        let kind = self.defaulting_type.as_str();
+        if !matches!(kind, "System" | "List") {
+            errors.push(FieldError::not_supported(&path.child("defaultingType"), kind, &["System", "List"]));
+        }
+        if kind == "System" && !self.default_constraints.is_empty() {
+            let problem = "when .defaultConstraints are not empty";
+            errors.push(FieldError::invalid(&path.child("defaultingType"), kind, problem));
+        }
+        for (index, constraint) in self.default_constraints.iter().enumerate() {
+            let path = path.child("defaultConstraints").index(index);
+            if constraint.max_skew <= 0 {
+                let problem = "not in valid range (0, inf)";
+                errors.push(FieldError::invalid(&path.child("maxSkew"), constraint.max_skew, problem));
+            }
+            let (key, key_path) = (constraint.topology_key.as_str(), path.child("topologyKey"));
+            if key.is_empty() {
+                errors.push(FieldError::required(&key_path, "can not be empty"));
+            } else {
+                let problems = meta_validation::qualified_name(key).into_iter();
+                errors.extend(problems.map(|problem| FieldError::invalid(&key_path, key, problem)));
+            }
+            let (when, when_path) = (constraint.when_unsatisfiable.as_str(), path.child("whenUnsatisfiable"));
+            match when {
+                HARD | SOFT => {}
+                "" => errors.push(FieldError::required(&when_path, "can not be empty")),
+                _ => errors.push(FieldError::not_supported(&when_path, when, &[HARD, SOFT])),
+            }
+            if constraint.label_selector.is_some() {
+                let problem = "constraint must not define a selector, as they deduced for each pod";
+                errors.push(FieldError::forbidden(&path.child("labelSelector"), problem));
+            }
+            let is_same = |other: &TopologySpreadConstraint| {
+                (&other.topology_key, &other.when_unsatisfiable)
+                    == (&constraint.topology_key, &constraint.when_unsatisfiable)
+            };
+            if self.default_constraints[..index].iter().any(is_same) {
+                errors.push(FieldError::duplicate(&path, format!("{{{key}, {when}}}")));
+            }
+        }
+        errors
+    }
+}
+
+struct PodTopologySpread {
+    /// For pods without constraints of their own.
+    defaults: Vec<TopologySpreadConstraint>,
+    /// The defaults are the system's: nodes outside some of the topologies count, too.
+    is_system_defaulted: bool,
+}
+
+pub(super) fn new(args: &PluginArgs, _: &Handle) -> Made {
+    let args = args.decode_valid(Args::validate)?;
+    let is_system_defaulted = args.defaulting_type == "System";
+    let system = |key: &str, max_skew| TopologySpreadConstraint {
+        topology_key: key.to_owned(),
+        max_skew,
+        when_unsatisfiable: SOFT.to_owned(),
+        ..TopologySpreadConstraint::default()
+    };
+    let defaults = if is_system_defaulted {
+        vec![system(HOSTNAME, 3), system(ZONE, 5)]
+    } else {
+        args.default_constraints
+    };
+    Ok(Arc::new(PodTopologySpread { defaults, is_system_defaulted }))
+}
+
 struct Constraint {
     key: String,
     max_skew: i64,
@@ -26,16 +114,33 @@ struct Constraint {
 }
 
 impl Constraint {
-    fn counts(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let counted = node.pods.iter().filter(|present| {
-            present.key.namespace == pod.key.namespace
-                && !present.is_terminating()
-                && self.selector.matches(present.labels())
-        });
-        i64::try_from(counted.count()).unwrap_or(i64::MAX)
+    fn new(constraint: &TopologySpreadConstraint, selector: Selector) -> Self {
+        Self {
+            key: constraint.topology_key.clone(),
+            max_skew: constraint.max_skew.into(),
+            min_domains: usize::try_from(constraint.min_domains.unwrap_or(1)).unwrap_or(1),
+            selector,
+            honour_affinity: constraint.node_affinity_policy.as_deref() != Some("Ignore"),
+            honour_taints: constraint.node_taints_policy.as_deref() == Some("Honor"),
+        }
     }
 
-    /// Whether pods on the node count, by the constraint's policies.
+    fn matches(&self, pod: &PodInfo, other: &PodInfo) -> bool {
+        other.key.namespace == pod.key.namespace
+            && !other.is_terminating()
+            && self.selector.matches(other.labels())
+    }
+
+    /// Matching pods on the node. As upstream: a selector that selects everything counts nothing.
+    fn counts(&self, pod: &PodInfo, node: &NodeInfo) -> i64 {
+        if self.selector.selects_all() {
+            return 0;
+        }
+        let counted = node.pods.iter().filter(|present| self.matches(pod, present)).count();
+        i64::try_from(counted).unwrap_or(i64::MAX)
+    }
+
+    /// True if pods on the node count, by the constraint's policies.
     fn includes(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
         (!self.honour_affinity || matches_required(pod, &node.node))
             && (!self.honour_taints
@@ -48,53 +153,106 @@ impl Constraint {
     }
 }
 
-fn constraints(pod: &PodInfo, when: &str) -> Vec<Constraint> {
-    pod.placement
-        .topology_spread_constraints
-        .iter()
-        .filter(|constraint| constraint.when_unsatisfiable == when)
-        .filter_map(|constraint| {
-            let mut selector: Selector = constraint.label_selector.clone()?.try_into().ok()?;
+/// Selects no pod: no value is in an empty list.
+fn nothing() -> Selector {
+    [Expression::In(String::new(), Default::default())].into_iter().collect()
+}
+
+impl PodTopologySpread {
+    /// The pod's constraints, or the defaults if it has none at all.
+    fn constraints(&self, pod: &PodInfo, when: &str) -> Vec<Constraint> {
+        let own = &pod.placement.topology_spread_constraints;
+        if own.is_empty() {
+            let Some(siblings) = &pod.siblings else { return Vec::new() };
+            let defaults = self.defaults.iter().filter(|constraint| constraint.when_unsatisfiable == when);
+            return defaults.map(|constraint| Constraint::new(constraint, siblings.clone())).collect();
+        }
+        let own = own.iter().filter(|constraint| constraint.when_unsatisfiable == when);
+        own.map(|constraint| {
+            let selector = constraint.label_selector.clone();
+            let mut selector = selector.and_then(|s| s.try_into().ok()).unwrap_or_else(nothing);
             for key in constraint.match_label_keys.iter().flatten() {
                 if let Some(value) = pod.labels().get(key) {
                     selector.extend([Expression::Equal(key.clone(), value.clone())]);
                 }
             }
-            Some(Constraint {
-                key: constraint.topology_key.clone(),
-                max_skew: constraint.max_skew.into(),
-                min_domains: usize::try_from(constraint.min_domains.unwrap_or(1)).unwrap_or(1),
-                selector,
-                honour_affinity: constraint.node_affinity_policy.as_deref() != Some("Ignore"),
-                honour_taints: constraint.node_taints_policy.as_deref() == Some("Honor"),
-            })
+            Constraint::new(constraint, selector)
         })
         .collect()
+    }
 }
 
-/// What upstream spreads by when a pod has no constraints of its own: hosts, and less strictly zones.
-fn default_constraints(pod: &PodInfo) -> Vec<Constraint> {
-    let has_own = !pod.placement.topology_spread_constraints.is_empty();
-    let Some(selector) = pod.siblings.as_ref().filter(|_| !has_own) else { return Vec::new() };
-    let constraint = |key: &str, max_skew| Constraint {
-        key: key.to_owned(),
-        max_skew,
-        min_domains: 1,
-        selector: selector.clone(),
-        honour_affinity: true,
-        honour_taints: false,
-    };
-    vec![constraint(HOSTNAME, 3), constraint(ZONE, 5)]
+/// Matching pods per value of the topology label. Changes for a dry run lie beside the shared counts, so that a copy for
+/// each node of a large cluster stays cheap.
+#[derive(Clone)]
+struct Counted {
+    constraint: Arc<Constraint>,
+    domains: Arc<HashMap<String, i64>>,
+    changes: Vec<(String, i64)>,
+    /// How many domains have each count; the first is the least.
+    histogram: BTreeMap<i64, usize>,
 }
 
-/// Matching pods per value of the topology label.
-type Domains = HashMap<String, i64>;
+impl Counted {
+    fn new(constraint: Constraint, domains: HashMap<String, i64>) -> Self {
+        let mut histogram = BTreeMap::new();
+        for count in domains.values() {
+            *histogram.entry(*count).or_default() += 1;
+        }
+        Self { constraint: Arc::new(constraint), domains: Arc::new(domains), changes: Vec::new(), histogram }
+    }
+
+    fn get(&self, value: &str) -> Option<i64> {
+        let base = self.domains.get(value)?;
+        let change = self.changes.iter().find(|(changed, _)| changed == value);
+        Some(base + change.map_or(0, |(_, change)| *change))
+    }
+
+    fn change(&mut self, value: &str, by: i64) {
+        let Some(count) = self.get(value) else { return };
+        if let Some(domains) = self.histogram.get_mut(&count) {
+            *domains -= 1;
+            if *domains == 0 {
+                self.histogram.remove(&count);
+            }
+        }
+        *self.histogram.entry(count + by).or_default() += 1;
+        match self.changes.iter_mut().find(|(changed, _)| changed == value) {
+            Some((_, change)) => *change += by,
+            None => self.changes.push((value.to_owned(), by)),
+        }
+    }
+
+    /// The least count of a domain; zero while there are fewer domains than the constraint wants.
+    fn least(&self) -> i64 {
+        if self.domains.len() < self.constraint.min_domains {
+            return 0;
+        }
+        self.histogram.first_key_value().map_or(0, |(count, _)| *count)
+    }
+}
 
 #[derive(Clone)]
-struct Required(Vec<(Constraint, Domains)>);
+struct Required(Vec<Counted>);
+
+/// A soft constraint with the counts of its domains, and the weight of a pod in them. Hosts have no counts here: they are
+/// counted when they are scored.
+struct Preference {
+    constraint: Constraint,
+    domains: HashMap<String, i64>,
+    weight: f64,
+}
 
 #[derive(Clone)]
-struct Preferred(Vec<(Constraint, Domains, f64)>);
+struct Preferred {
+    preferences: Arc<Vec<Preference>>,
+    /// A node without all the topologies scores nothing.
+    needs_all: bool,
+}
+
+fn has_all<'a>(node: &NodeInfo, mut constraints: impl Iterator<Item = &'a Constraint>) -> bool {
+    constraints.all(|constraint| node.labels().contains_key(&constraint.key))
+}
 
 impl Plugin for PodTopologySpread {
     fn name(&self) -> &'static str {
@@ -105,8 +263,9 @@ impl Plugin for PodTopologySpread {
         match event {
             ClusterEvent::AssignedPodAdded(other) | ClusterEvent::AssignedPodDeleted(other) => {
                 other.key.namespace == pod.key.namespace
-                    && constraints(pod, "DoNotSchedule").iter().any(|c| c.selector.matches(other.labels()))
+                    && self.constraints(pod, HARD).iter().any(|c| c.selector.matches(other.labels()))
             }
+            ClusterEvent::Object(_) => false,
             _ => true,
         }
     }
@@ -131,19 +290,18 @@ impl Plugin for PodTopologySpread {
 /// Counts one matching pod more or less on a node that counts.
 fn recount(state: &mut CycleState, pod: &PodInfo, other: &PodInfo, node: &NodeInfo, change: i64) {
     let Some(Required(counted)) = state.get::<Required>() else { return };
-    let is_counted = other.key.namespace == pod.key.namespace
-        && !other.is_terminating()
-        && counted.iter().all(|(constraint, _)| node.labels().contains_key(&constraint.key));
-    if !is_counted {
+    let matters = |counted: &Counted| {
+        let constraint = &counted.constraint;
+        !constraint.selector.selects_all() && constraint.matches(pod, other) && constraint.includes(pod, node)
+    };
+    let is_within = has_all(node, counted.iter().map(|counted| &*counted.constraint));
+    if !is_within || !counted.iter().any(matters) {
         return;
     }
     let Some(Required(counted)) = state.get_mut::<Required>() else { return };
-    for (constraint, domains) in counted {
-        if constraint.includes(pod, node)
-            && constraint.selector.matches(other.labels())
-            && let Some(count) = node.labels().get(&constraint.key).and_then(|value| domains.get_mut(value))
-        {
-            *count += change;
+    for counted in counted.iter_mut().filter(|counted| matters(counted)) {
+        if let Some(value) = node.labels().get(&counted.constraint.key) {
+            counted.change(value, change);
         }
     }
 }
@@ -155,26 +313,32 @@ impl PreFilter for PodTopologySpread {
         pod: &PodInfo,
         snapshot: &Snapshot,
     ) -> Result<PreFiltered, Rejection> {
-        let constraints = constraints(pod, "DoNotSchedule");
+        let constraints = self.constraints(pod, HARD);
         if constraints.is_empty() {
             return Ok(PreFiltered::Skip);
         }
-        let keys: Vec<String> = constraints.iter().map(|constraint| constraint.key.clone()).collect();
-        let mut counted: Vec<_> =
-            constraints.into_iter().map(|constraint| (constraint, Domains::new())).collect();
+        let mut domains: Vec<HashMap<String, i64>> = vec![HashMap::new(); constraints.len()];
         for node in snapshot.nodes() {
             // A node outside one of the topologies is outside all of them.
-            if !keys.iter().all(|key| node.labels().contains_key(key)) {
+            if !has_all(node, constraints.iter()) {
                 continue;
             }
-            for (constraint, domains) in &mut counted {
-                if constraint.includes(pod, node) {
-                    let value = node.labels()[&constraint.key].clone();
-                    *domains.entry(value).or_default() += constraint.counts(pod, node);
+            for (constraint, domains) in constraints.iter().zip(&mut domains) {
+                if constraint.includes(pod, node)
+                    && let Some(value) = node.labels().get(&constraint.key)
+                {
+                    let count = constraint.counts(pod, node);
+                    match domains.get_mut(value) {
+                        Some(known) => *known += count,
+                        None => {
+                            domains.insert(value.clone(), count);
+                        }
+                    }
                 }
             }
         }
-        state.put(Required(counted));
+        let counted = constraints.into_iter().zip(domains);
+        state.put(Required(counted.map(|(constraint, domains)| Counted::new(constraint, domains)).collect()));
         Ok(PreFiltered::Needed)
     }
 
@@ -189,21 +353,16 @@ impl PreFilter for PodTopologySpread {
 
 impl Filter for PodTopologySpread {
     fn filter(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> Result<(), Rejection> {
-        let Some(Required(counted)) = state.get::<Required>() else { return Ok(()) };
-        for (constraint, domains) in counted {
+        let Some(Required(all)) = state.get::<Required>() else { return Ok(()) };
+        for counted in all {
+            let constraint = &counted.constraint;
             let Some(value) = node.labels().get(&constraint.key) else {
                 return Err(Rejection::unresolvable(
                     "node(s) didn't match pod topology spread constraints (missing required label)",
                 ));
             };
-            let least = if domains.len() < constraint.min_domains {
-                0
-            } else {
-                domains.values().min().copied().unwrap_or(0)
-            };
             let own = i64::from(constraint.selector.matches(pod.labels()));
-            let present = domains.get(value).copied().unwrap_or(0);
-            if present + own - least > constraint.max_skew {
+            if counted.get(value).unwrap_or(0) + own - counted.least() > constraint.max_skew {
                 return Err(Rejection::unschedulable("node(s) didn't match pod topology spread constraints"));
             }
         }
@@ -219,59 +378,114 @@ impl PreScore for PodTopologySpread {
         snapshot: &Snapshot,
         feasible: &[Arc<NodeInfo>],
     ) -> Interest {
-        let mut constraints = constraints(pod, "ScheduleAnyway");
-        constraints.extend(default_constraints(pod));
+        let constraints = self.constraints(pod, SOFT);
         if constraints.is_empty() {
             return Interest::Skip;
         }
-        let mut counted = Vec::new();
-        for constraint in constraints {
-            let mut domains: Domains = feasible
-                .iter()
-                .filter_map(|node| node.labels().get(&constraint.key))
-                .map(|value| (value.clone(), 0))
-                .collect();
-            if domains.is_empty() {
+        let has_own = !pod.placement.topology_spread_constraints.is_empty();
+        let needs_all = has_own || !self.is_system_defaulted;
+        let counts = |node: &NodeInfo| !needs_all || has_all(node, constraints.iter());
+        let counting = feasible.iter().filter(|node| counts(node)).count();
+        let mut all_domains: Vec<HashMap<String, i64>> = vec![HashMap::new(); constraints.len()];
+        for (constraint, domains) in constraints.iter().zip(&mut all_domains) {
+            if constraint.key == HOSTNAME {
                 continue;
+            }
+            for node in feasible.iter().filter(|node| counts(node)) {
+                if let Some(value) = node.labels().get(&constraint.key)
+                    && !domains.contains_key(value)
+                {
+                    domains.insert(value.clone(), 0);
+                }
             }
             for node in snapshot.nodes() {
                 if let Some(count) =
                     node.labels().get(&constraint.key).and_then(|value| domains.get_mut(value))
+                    && counts(node)
                     && constraint.includes(pod, node)
                 {
                     *count += constraint.counts(pod, node);
                 }
             }
+        }
+        let preferences = constraints.into_iter().zip(all_domains).map(|(constraint, domains)| {
+            let size = if constraint.key == HOSTNAME { counting } else { domains.len() };
             // Few large domains must not outweigh many small ones.
-            let weight = ((domains.len() + 2) as f64).ln();
-            counted.push((constraint, domains, weight));
-        }
-        if counted.is_empty() {
-            return Interest::Skip;
-        }
-        state.put(Preferred(counted));
+            Preference { constraint, domains, weight: ((size + 2) as f64).ln() }
+        });
+        state.put(Preferred { preferences: Arc::new(preferences.collect()), needs_all });
         Interest::Needed
     }
 }
 
+impl Preferred {
+    fn ignores(&self, node: &NodeInfo) -> bool {
+        self.needs_all && !has_all(node, self.preferences.iter().map(|preference| &preference.constraint))
+    }
+}
+
 impl Score for PodTopologySpread {
-    fn score(&self, state: &CycleState, _pod: &PodInfo, node: &NodeInfo) -> i64 {
-        let Some(Preferred(counted)) = state.get::<Preferred>() else { return 0 };
+    fn score(&self, state: &CycleState, pod: &PodInfo, node: &NodeInfo) -> i64 {
+        let Some(preferred) = state.get::<Preferred>() else { return 0 };
+        if preferred.ignores(node) {
+            return 0;
+        }
         let mut score = 0.0;
-        for (constraint, domains, weight) in counted {
-            if let Some(count) = node.labels().get(&constraint.key).and_then(|value| domains.get(value)) {
-                score += *count as f64 * weight + (constraint.max_skew - 1) as f64;
-            }
+        for Preference { constraint, domains, weight } in preferred.preferences.iter() {
+            let Some(value) = node.labels().get(&constraint.key) else { continue };
+            let count = if constraint.key == HOSTNAME {
+                constraint.counts(pod, node)
+            } else {
+                domains.get(value).copied().unwrap_or(0)
+            };
+            score += count as f64 * weight + (constraint.max_skew - 1) as f64;
         }
         score.round() as i64
     }
 
     /// Fewer is better.
-    fn normalize(&self, _state: &CycleState, _pod: &PodInfo, _nodes: &[Arc<NodeInfo>], scores: &mut [i64]) {
-        let most = scores.iter().max().copied().unwrap_or(0);
-        let least = scores.iter().min().copied().unwrap_or(0);
-        for score in scores {
-            *score = if most == 0 { MAX_SCORE } else { MAX_SCORE * (most + least - *score) / most };
+    fn normalize(&self, state: &CycleState, _pod: &PodInfo, nodes: &[Arc<NodeInfo>], scores: &mut [i64]) {
+        let Some(preferred) = state.get::<Preferred>() else { return };
+        let ignored: Vec<bool> = nodes.iter().map(|node| preferred.ignores(node)).collect();
+        let valid = || scores.iter().zip(&ignored).filter(|(_, ignored)| !**ignored).map(|(score, _)| *score);
+        let (most, least) = (valid().max().unwrap_or(0), valid().min().unwrap_or(0));
+        for (score, ignored) in scores.iter_mut().zip(&ignored) {
+            *score = match (ignored, most) {
+                (true, _) => 0,
+                (false, 0) => MAX_SCORE,
+                (false, most) => MAX_SCORE * (most + least - *score) / most,
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn changes_beside_the_shared_counts_count(
+            counts in prop::collection::vec(0i64..5, 1..6),
+            changes in prop::collection::vec((0usize..6, any::<bool>()), 0..12),
+        ) {
+            let mut plain: HashMap<String, i64> =
+                counts.iter().enumerate().map(|(index, count)| (index.to_string(), *count)).collect();
+            let constraint = Constraint::new(&TopologySpreadConstraint::default(), nothing());
+            let mut counted = Counted::new(constraint, plain.clone());
+            for (index, is_more) in changes {
+                let (value, by) = (index.to_string(), if is_more { 1 } else { -1 });
+                counted.change(&value, by);
+                if let Some(count) = plain.get_mut(&value) {
+                    *count += by;
+                }
+            }
+            for (value, count) in &plain {
+                prop_assert_eq!(counted.get(value), Some(*count));
+            }
+            prop_assert_eq!(counted.least(), plain.values().min().copied().unwrap());
         }
     }
 }

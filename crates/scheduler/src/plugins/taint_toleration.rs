@@ -10,7 +10,7 @@ use crate::snapshot::{NodeInfo, PodInfo};
 
 pub(super) struct TaintToleration;
 
-/// Whether one of the tolerations covers the taint.
+/// True if one of the tolerations covers the taint.
 pub(super) fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
     tolerations.iter().any(|toleration| ferrite_client::tolerates(toleration, taint))
 }

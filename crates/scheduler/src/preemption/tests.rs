@@ -68,7 +68,8 @@ fn preempt(
     let mut all = Nominated::default();
     nominated.iter().for_each(|(pod, node)| all.set(pod.clone(), node));
     snapshot.nominated = Arc::new(all);
-    let result = cycle::schedule(&framework, &snapshot, pod, &mut Search::default(), |_| 0).now_or_never();
+    let result =
+        cycle::schedule(&framework, &snapshot, &[], pod, &mut Search::default(), |_| 0).now_or_never();
     match result.expect("nothing waits without extenders") {
         Err(ScheduleError::Unschedulable(error)) => *error,
         other => panic!("{other:?}"),
@@ -331,6 +332,7 @@ fn the_number_of_candidates_is_limited() {
         state: &state,
         filters: &filters,
         diagnosis: &diagnosis,
+        extenders: &[],
     };
     let positions: Vec<usize> = (0..9).collect();
     let run = |budgets: &[Budget], offset: usize, wanted: usize| -> Vec<String> {

@@ -7,7 +7,7 @@ use ferrite_client::EventType;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::{Failure, Scheduler};
 use crate::cycle::Placement;
@@ -120,6 +120,15 @@ impl Scheduler {
             // Cancelled after the last plugin, before the entry was removed.
             if token.is_cancelled() {
                 return Err(Failure::Error("preempted by DefaultPreemption".to_owned()));
+            }
+        }
+        for extender in self.extenders.iter().filter(|e| e.is_binder() && e.is_interested(pod)) {
+            match extender.bind(pod, node).await {
+                Ok(()) => return Ok(()),
+                Err(error) if extender.is_ignorable() => {
+                    info!(extender = extender.name(), %error, "an extender that may be ignored did not bind");
+                }
+                Err(error) => return Err(Failure::Error(error.to_string())),
             }
         }
         for plugin in framework.at(ExtensionPoint::Bind) {

@@ -10,10 +10,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferrite_client::{EventRecorder, Events, Informer, Informers, ObjectKey, Scope};
-use k8s_openapi::api::apps::v1::ReplicaSet;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
+use k8s_openapi::api::core::v1::{Node, Pod, ReplicationController, Service};
 use kube::Client;
-use kube::core::{Selector, SelectorExt};
+use kube::core::Selector;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -22,10 +22,12 @@ use tracing::{debug, warn};
 use crate::cache::Cache;
 use crate::configuration::Configuration;
 use crate::cycle::{self, FitError, Placement, ScheduleError, Search};
+use crate::extender::{Extender, ExtenderError};
 use crate::framework::{
-    ClusterEvent, Framework, FrameworkError, Handle, Nomination, PluginError, Registry, Rejection,
+    ClusterEvent, Framework, FrameworkError, Handle, Nomination, PluginError, Registry, Rejection, Store,
 };
 use crate::queue::{Popped, Queue};
+use crate::siblings::{Owner, siblings};
 use crate::snapshot::{PodInfo, Shapes, Snapshot};
 use policy::Policy;
 
@@ -36,7 +38,7 @@ const BINDINGS: usize = 64;
 const UNSCHEDULABLE: &str = "Unschedulable";
 const SCHEDULER_ERROR: &str = "SchedulerError";
 
-/// What the scheduler is given.
+/// Everything that the scheduler is started with.
 #[derive(Clone)]
 pub struct SchedulerContext {
     pub client: Client,
@@ -46,6 +48,26 @@ pub struct SchedulerContext {
     pub configuration: Configuration,
     /// The plugins that profiles can name.
     pub registry: Registry,
+    /// Web services that take part, made by [`connect`] from the configuration.
+    pub extenders: Vec<Extender>,
+}
+
+/// Fails if a profile of the configuration cannot be made.
+pub fn check(configuration: &Configuration, registry: &Registry) -> Result<(), FrameworkError> {
+    let handle = Handle::default();
+    configuration.profiles.iter().try_for_each(|profile| Framework::new(profile, registry, &handle).map(drop))
+}
+
+/// Prepares the extenders of a configuration.
+pub async fn connect(
+    configuration: &Configuration,
+    informers: &Informers,
+) -> Result<Vec<Extender>, ExtenderError> {
+    let mut extenders = Vec::new();
+    for settings in &configuration.extenders {
+        extenders.push(Extender::new(settings, Store::Informer(informers.get())).await?);
+    }
+    Ok(extenders)
 }
 
 impl std::fmt::Debug for SchedulerContext {
@@ -70,9 +92,12 @@ struct Scheduler {
     nodes: Informer<Node>,
     services: Informer<Service>,
     replica_sets: Informer<ReplicaSet>,
+    stateful_sets: Informer<StatefulSet>,
+    replication_controllers: Informer<ReplicationController>,
     bindings: Arc<Semaphore>,
     /// Pods whose PreBind plugins run; a cancelled one is not bound.
     in_pre_bind: Mutex<HashMap<ObjectKey, CancellationToken>>,
+    extenders: Vec<Extender>,
     scope: Scope,
 }
 
@@ -100,8 +125,11 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         nodes: context.informers.get(),
         services: context.informers.get(),
         replica_sets: context.informers.get(),
+        stateful_sets: context.informers.get(),
+        replication_controllers: context.informers.get(),
         bindings: Arc::new(Semaphore::new(BINDINGS)),
         in_pre_bind: Mutex::default(),
+        extenders: context.extenders.clone(),
         scope: context.scope.clone(),
     });
     context.scope.spawn(async move {
@@ -110,6 +138,8 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         scheduler.pods.synced().await;
         scheduler.services.synced().await;
         scheduler.replica_sets.synced().await;
+        scheduler.stateful_sets.synced().await;
+        scheduler.replication_controllers.synced().await;
         scheduler.handle.synced().await;
         scheduler.run().await;
     });
@@ -191,7 +221,8 @@ impl Scheduler {
                 continue;
             };
             let pick = |candidates: usize| rand::random_range(0..candidates.max(1));
-            let result = cycle::schedule(framework, &snapshot, &pod, &mut search, pick).await;
+            let result =
+                cycle::schedule(framework, &snapshot, &self.extenders, &pod, &mut search, pick).await;
             let popped = Popped { pod: Arc::new(pod), ..popped };
             match result {
                 Ok(placement) => self.place(popped, placement, permit),
@@ -282,26 +313,23 @@ impl Scheduler {
         }
     }
 
-    /// Selects the pods of the Services and of the ReplicaSet the pod belongs to.
+    /// Selects the pods of the Services and of the owner that the pod belongs to.
     fn siblings_of(&self, pod: &PodInfo) -> Option<Selector> {
-        let labels = pod.labels();
         let namespace = pod.key.namespace.as_str();
-        let mut all: Option<Selector> = None;
-        for service in self.services.list_in(namespace) {
-            let selector = service.spec.as_ref().and_then(|spec| spec.selector.clone()).unwrap_or_default();
-            let selector: Selector = selector.into_iter().collect();
-            if !selector.selects_all() && selector.matches(labels) {
-                all.get_or_insert_default().extend(selector);
-            }
-        }
-        if let Some((kind, name)) = pod.controller.as_deref()
-            && kind == "ReplicaSet"
-            && let Some(set) = self.replica_sets.get(&ObjectKey::new(namespace, name.clone()))
-            && let Some(selector) =
-                set.spec.as_ref().and_then(|spec| Selector::try_from(spec.selector.clone()).ok())
-        {
-            all.get_or_insert_default().extend(selector);
-        }
-        all
+        let services = self.services.list_in(namespace);
+        let owner_of = |wanted: &str| {
+            let (kind, name) = pod.controller.as_deref()?;
+            (kind == wanted).then(|| ObjectKey::new(namespace, name.clone()))
+        };
+        let replica_set = owner_of("ReplicaSet").and_then(|key| self.replica_sets.get(&key));
+        let stateful_set = owner_of("StatefulSet").and_then(|key| self.stateful_sets.get(&key));
+        let controller =
+            owner_of("ReplicationController").and_then(|key| self.replication_controllers.get(&key));
+        let owner = Owner {
+            replica_set: replica_set.as_deref(),
+            stateful_set: stateful_set.as_deref(),
+            replication_controller: controller.as_deref(),
+        };
+        siblings(pod.labels(), services.iter().map(|service| &**service), owner)
     }
 }

@@ -82,15 +82,21 @@ impl Scheduler {
             }
             Some(node) => {
                 self.queue().remove(&pod.key);
-                let is_new = {
+                let (is_new, has_shrunk) = {
                     let mut cache = self.cache();
                     cache.remove_nomination(&pod.key);
-                    let is_new = cache.confirmed_labels(&pod.key) != Some(pod.labels());
+                    let known = cache.confirmed(&pod.key);
+                    let is_new = known.is_none_or(|known| known.labels() != pod.labels());
+                    let has_shrunk = known.is_some_and(|known| pod.requests.has_less_than(&known.requests));
                     cache.set_pod(pod.clone(), node);
-                    is_new
+                    (is_new, has_shrunk)
                 };
                 if is_new {
-                    self.happened(ClusterEvent::AssignedPodAdded(pod));
+                    self.happened(ClusterEvent::AssignedPodAdded(pod.clone()));
+                }
+                if has_shrunk {
+                    // Room that a resize gives back is room that a deletion gives back.
+                    self.happened(ClusterEvent::AssignedPodDeleted(pod));
                 }
             }
             None if self.profile_of(&pod).is_none() => {}

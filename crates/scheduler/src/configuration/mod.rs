@@ -1,5 +1,8 @@
 //! The settings of a scheduler.
 
+pub mod v1;
+
+use crate::extender::ExtenderSettings;
 use crate::profile::Profile;
 use crate::queue::BackoffLimits;
 
@@ -10,6 +13,7 @@ pub struct Configuration {
     /// Percentage of nodes to score; `None` is adaptive.
     pub percentage_of_nodes_to_score: Option<usize>,
     pub backoff: BackoffLimits,
+    pub extenders: Vec<ExtenderSettings>,
 }
 
 impl Default for Configuration {
@@ -18,6 +22,7 @@ impl Default for Configuration {
             profiles: vec![Profile::default()],
             percentage_of_nodes_to_score: None,
             backoff: BackoffLimits::default(),
+            extenders: Vec::new(),
         }
     }
 }

@@ -1,0 +1,188 @@
+//! `ferrite explain-schedule`: why a pod goes where it goes, or why it waits.
+
+use crate::apiserver::BoxError;
+use ferrite_client::{Api, ObjectKey};
+use ferrite_scheduler::explain::explain;
+use ferrite_scheduler::framework::Handle;
+use ferrite_scheduler::nominated::Nominated;
+use ferrite_scheduler::siblings::{Owner, siblings};
+use ferrite_scheduler::snapshot::{NodeInfo, PodInfo, Snapshot};
+use ferrite_scheduler::{Framework, Profile, Registry};
+use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
+use k8s_openapi::api::core::v1::{
+    Node, PersistentVolume, PersistentVolumeClaim, Pod, ReplicationController, Service,
+};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
+use kube::api::ListParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// A manifest is a few lines: more is not read.
+const LONGEST_MANIFEST: u64 = 1 << 20;
+
+/// Flags of explain-schedule.
+#[derive(Debug, clap::Args)]
+pub struct ExplainSchedule {
+    /// The pod, as `pod/NAME` or `NAME`. A pod that has its node already is explained as if it had none.
+    #[arg(value_name = "POD", required_unless_present = "filename")]
+    pod: Option<String>,
+    /// A file with a pod that need not exist.
+    #[arg(short = 'f', long, value_name = "FILE", conflicts_with = "pod")]
+    filename: Option<PathBuf>,
+    /// Namespace of the pod.
+    #[arg(short = 'n', long, default_value = "default", value_name = "NAMESPACE")]
+    namespace: String,
+    /// Kubeconfig file; the usual one without it.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ExplainError {
+    #[error("there is no pod {0}")]
+    NoPod(ObjectKey),
+    #[error("{} is larger than a pod can be", .0.display())]
+    TooLarge(PathBuf),
+    #[error("{} is no pod: {problem}", .path.display())]
+    NoManifest { path: PathBuf, problem: String },
+}
+
+fn read_manifest(path: &Path) -> Result<Pod, BoxError> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(LONGEST_MANIFEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST_MANIFEST {
+        return Err(ExplainError::TooLarge(path.to_owned()).into());
+    }
+    let invalid = |problem: String| ExplainError::NoManifest { path: path.to_owned(), problem };
+    let value: ferrite_json::Value =
+        serde_saphyr::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+    if value["kind"].as_str() != Some("Pod") {
+        return Err(invalid("its kind is not Pod".to_owned()).into());
+    }
+    Ok(ferrite_json::from_value(value).map_err(|error| invalid(error.to_string()))?)
+}
+
+fn is_finished(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// The nodes with the pods on them, and the nominated pods; `without` is left out.
+fn snapshot(nodes: Vec<Node>, pods: &[Pod], without: &ObjectKey) -> Snapshot {
+    let mut infos: HashMap<String, NodeInfo> = nodes
+        .into_iter()
+        .map(|node| (node.metadata.name.clone().unwrap_or_default(), NodeInfo::new(Arc::new(node))))
+        .collect();
+    let mut nominated = Nominated::default();
+    let mut images: HashMap<String, usize> = HashMap::new();
+    for info in infos.values() {
+        let images_of =
+            info.node.status.as_ref().and_then(|status| status.images.as_deref()).unwrap_or_default();
+        for name in images_of.iter().flat_map(|image| image.names.iter().flatten()) {
+            *images.entry(name.clone()).or_default() += 1;
+        }
+    }
+    let mut has_affinity = false;
+    for pod in pods.iter().filter(|pod| !is_finished(pod) && ObjectKey::of(*pod) != *without) {
+        let info = Arc::new(PodInfo::new(pod));
+        let node =
+            pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+        let nomination = pod.status.as_ref().and_then(|status| status.nominated_node_name.as_deref());
+        match (node.and_then(|node| infos.get_mut(node)), nomination.filter(|name| !name.is_empty())) {
+            (Some(node), _) => {
+                has_affinity |= info.has_affinity();
+                node.add_pod(info);
+            }
+            (None, Some(node)) => nominated.set(info, node),
+            (None, None) => {}
+        }
+    }
+    let mut snapshot = Snapshot::new(infos.into_values().map(Arc::new));
+    snapshot.has_affinity = has_affinity;
+    snapshot.nominated = Arc::new(nominated);
+    snapshot.images = Arc::new(images);
+    snapshot
+}
+
+impl ExplainSchedule {
+    async fn client(&self) -> Result<kube::Client, BoxError> {
+        let config = match &self.kubeconfig {
+            Some(path) => {
+                let kubeconfig = Kubeconfig::read_from(path)?;
+                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
+            }
+            None => kube::Config::infer().await?,
+        };
+        Ok(kube::Client::try_from(config)?)
+    }
+
+    pub async fn run(self) -> Result<ExitCode, BoxError> {
+        let client = self.client().await?;
+        let everything = ListParams::default();
+        macro_rules! all {
+            ($kind:ty) => {
+                Api::<$kind>::all(client.clone()).list(&everything).await?.items
+            };
+        }
+        let pods = all!(Pod);
+        let mut pod = match (&self.filename, &self.pod) {
+            (Some(path), _) => {
+                let mut pod = read_manifest(path)?;
+                pod.metadata.namespace.get_or_insert_with(|| self.namespace.clone());
+                pod
+            }
+            (None, name) => {
+                let name = name.as_deref().unwrap_or_default();
+                let name = name.strip_prefix("pod/").or_else(|| name.strip_prefix("pods/")).unwrap_or(name);
+                let key = ObjectKey::new(self.namespace.as_str(), name);
+                let found = pods.iter().find(|pod| ObjectKey::of(*pod) == key).cloned();
+                found.ok_or(ExplainError::NoPod(key))?
+            }
+        };
+        if let Some(spec) = &mut pod.spec {
+            spec.node_name = None;
+        }
+        let handle = Handle::default()
+            .with_objects(all!(PersistentVolumeClaim))
+            .with_objects(all!(PersistentVolume))
+            .with_objects(all!(StorageClass))
+            .with_objects(all!(CSINode))
+            .with_objects(all!(CSIDriver))
+            .with_objects(all!(CSIStorageCapacity))
+            .with_objects(all!(VolumeAttachment))
+            .with_objects(all!(PodDisruptionBudget));
+        let framework = Framework::new(&Profile::default(), &Registry::default(), &handle)?;
+        let pod = PodInfo::new(&pod);
+        let siblings = {
+            let (services, replica_sets, stateful_sets) =
+                (all!(Service), all!(ReplicaSet), all!(StatefulSet));
+            let controllers = all!(ReplicationController);
+            let key_of = |kind: &str| {
+                let (owner, name) = pod.controller.as_deref()?;
+                (owner == kind).then(|| ObjectKey::new(pod.key.namespace.clone(), name.clone()))
+            };
+            let replica_set = key_of("ReplicaSet");
+            let stateful_set = key_of("StatefulSet");
+            let controller = key_of("ReplicationController");
+            let owner = Owner {
+                replica_set: replica_sets.iter().find(|set| Some(ObjectKey::of(*set)) == replica_set),
+                stateful_set: stateful_sets.iter().find(|set| Some(ObjectKey::of(*set)) == stateful_set),
+                replication_controller: controllers
+                    .iter()
+                    .find(|one| Some(ObjectKey::of(*one)) == controller),
+            };
+            let namespace = Some(pod.key.namespace.as_str());
+            let here = services.iter().filter(|service| service.metadata.namespace.as_deref() == namespace);
+            siblings(pod.labels(), here, owner)
+        };
+        let pod = pod.with_siblings(siblings);
+        let snapshot = snapshot(all!(Node), &pods, &pod.key);
+        print!("{}", explain(&framework, &snapshot, &pod).await);
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,65 @@
+//! Resources by which nodes are scored.
+
+use serde::Deserialize;
+
+use crate::snapshot::{NodeInfo, PodInfo};
+
+/// A resource and its weight in a score.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ResourceSpec {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) weight: i64,
+}
+
+impl ResourceSpec {
+    /// CPU and memory if there are none; a weight of one where none is given.
+    pub(super) fn with_defaults(mut given: Vec<Self>) -> Vec<Self> {
+        if given.is_empty() {
+            given = ["cpu", "memory"].map(|name| Self { name: name.to_owned(), weight: 1 }).into();
+        }
+        for resource in &mut given {
+            if resource.weight == 0 {
+                resource.weight = 1;
+            }
+        }
+        given
+    }
+}
+
+/// Amounts of one resource. CPU is in thousandths.
+pub(super) struct Amounts {
+    pub(super) allocatable: i64,
+    pub(super) used: i64,
+    pub(super) wanted: i64,
+}
+
+/// The amounts of a resource on a node; none if the node has nothing of it, or if the pod does not ask for a resource
+/// other than CPU, memory and ephemeral storage. Unless `exact`, pods without a CPU or memory request count as asking for a
+/// modest amount.
+pub(super) fn amounts(
+    resource: &ResourceSpec,
+    pod: &PodInfo,
+    node: &NodeInfo,
+    exact: bool,
+) -> Option<Amounts> {
+    let (allocatable, used, wanted) = match resource.name.as_str() {
+        "cpu" if exact => (node.allocatable.milli_cpu, node.requested.milli_cpu, pod.requests.milli_cpu),
+        "memory" if exact => (node.allocatable.memory, node.requested.memory, pod.requests.memory),
+        "cpu" => (node.allocatable.milli_cpu, node.non_zero_requested.0, pod.requests.non_zero().0),
+        "memory" => (node.allocatable.memory, node.non_zero_requested.1, pod.requests.non_zero().1),
+        "ephemeral-storage" => (
+            node.allocatable.ephemeral_storage,
+            node.requested.ephemeral_storage,
+            pod.requests.ephemeral_storage,
+        ),
+        name => {
+            let wanted = pod.requests.scalar.get(name).copied().filter(|wanted| *wanted > 0)?;
+            let of =
+                |resources: &crate::resources::Resources| resources.scalar.get(name).copied().unwrap_or(0);
+            (of(&node.allocatable), of(&node.requested), wanted)
+        }
+    };
+    (allocatable > 0).then_some(Amounts { allocatable, used, wanted })
+}
