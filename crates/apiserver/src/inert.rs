@@ -26,13 +26,11 @@ const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 const NO_FLOW: &str = "requests are not queued or limited by it";
-const NO_VOLUME: &str = "no volume is provisioned, bound, attached or mounted";
+const NO_VOLUME: &str = "nodes call no CSI driver";
 const NO_DEVICE: &str = "no device is allocated";
 
 #[rustfmt::skip]
 const INERT: &[Inert] = &[
-    row("", "persistentvolumeclaims", "PersistentVolumeClaim", NO_VOLUME),
-    row("", "persistentvolumes", "PersistentVolume", NO_VOLUME),
     row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
     row(NETWORKING, "ingressclasses", "IngressClass", "no traffic is routed"),
@@ -44,7 +42,6 @@ const INERT: &[Inert] = &[
     row(CLAIMS, "resourceslices", "ResourceSlice", NO_DEVICE),
     row(STORAGE, "csidrivers", "CSIDriver", NO_VOLUME),
     row(STORAGE, "csistoragecapacities", "CSIStorageCapacity", NO_VOLUME),
-    row(STORAGE, "storageclasses", "StorageClass", NO_VOLUME),
     row(STORAGE, "volumeattachments", "VolumeAttachment", NO_VOLUME),
     row(STORAGE, "volumeattributesclasses", "VolumeAttributesClass", NO_VOLUME),
     row("storagemigration.k8s.io", "storageversionmigrations", "StorageVersionMigration", "nothing is migrated"),

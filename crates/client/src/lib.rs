@@ -14,6 +14,7 @@ mod informer;
 mod informers;
 mod key;
 mod leader;
+pub mod local_path;
 mod measures;
 mod object;
 mod ownership;

@@ -36,12 +36,14 @@ mod stateful;
 mod status;
 mod storage_protection;
 mod ttl_after_finished;
+mod volume;
 
 pub use autoscaling::AutoscalingConfig;
 pub use certificates::NodeCertificates;
 pub use context::{Clients, Config, Context, Identity};
 pub use error::SyncError;
 pub use node_ipam::{NodeCidrs, NodeCidrsError};
+pub use volume::local_path;
 
 /// A controller: its upstream name and how to start it. Starting spawns tasks into the context's scope and returns.
 #[derive(Debug, Clone, Copy)]
@@ -171,6 +173,21 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "disruption-controller",
         identity: account("disruption-controller"),
         start: disruption::start,
+    },
+    ControllerEntry {
+        name: "persistentvolume-binder-controller",
+        identity: account("persistent-volume-binder"),
+        start: volume::binder::start,
+    },
+    ControllerEntry {
+        name: "persistentvolume-expander-controller",
+        identity: account("expand-controller"),
+        start: volume::expander::start,
+    },
+    ControllerEntry {
+        name: "ephemeral-volume-controller",
+        identity: account("ephemeral-volume-controller"),
+        start: volume::ephemeral::start,
     },
     ControllerEntry {
         name: "persistentvolumeclaim-protection-controller",

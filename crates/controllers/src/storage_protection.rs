@@ -10,6 +10,7 @@ use kube::api::PostParams;
 
 use crate::Context;
 use crate::error::{During, SyncError};
+use crate::volume::objects::{PODS_BY_CLAIM, claim_index, claim_keys, claims_of};
 
 const CLAIMS: &str = "persistentvolumeclaim-protection-controller";
 const VOLUMES: &str = "persistentvolume-protection-controller";
@@ -18,8 +19,6 @@ const CLASSES: &str = "volumeattributesclass-protection-controller";
 const CLASS_FINALIZER: &str = "kubernetes.io/vac-protection";
 const VOLUME_FINALIZER: &str = "kubernetes.io/pv-protection";
 
-/// Index of pods by the claims they use.
-const BY_CLAIM: &str = "claim";
 /// Index of claims and volumes by the classes of attributes they use.
 const BY_CLASS: &str = "attributes class";
 
@@ -51,26 +50,6 @@ fn after(mut metadata: ObjectMeta, finalizer: &str, step: &Step) -> ObjectMeta {
     metadata
 }
 
-/// The claims a pod uses: those it names, and those made for it.
-fn claims_of(pod: &Pod) -> Vec<String> {
-    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
-    let name = pod.metadata.name.as_deref().unwrap_or_default();
-    volumes
-        .iter()
-        .filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-            (Some(source), _) => Some(source.claim_name.clone()),
-            (None, Some(_)) => Some(format!("{name}-{}", volume.name)),
-            (None, None) => None,
-        })
-        .collect()
-}
-
-/// The claims a pod uses, by their keys.
-fn claim_keys(pod: &Pod) -> Vec<ObjectKey> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    claims_of(pod).into_iter().map(|claim| ObjectKey::new(namespace, claim)).collect()
-}
-
 /// A pod that has ended, or never started, on no node uses nothing.
 fn uses(pod: &Pod, claim: &str) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
@@ -81,7 +60,7 @@ fn uses(pod: &Pod, claim: &str) -> bool {
 pub(crate) fn start_claims(context: &Context) {
     let claims: Informer<PersistentVolumeClaim> = context.informers.get();
     let pods: Informer<Pod> = context.informers.get();
-    pods.add_index(BY_CLAIM, |pod| claim_keys(pod).iter().map(ToString::to_string).collect());
+    pods.add_index(PODS_BY_CLAIM, claim_index);
     let client = context.client.clone();
     context
         .controller(CLAIMS)
@@ -93,7 +72,8 @@ pub(crate) fn start_claims(context: &Context) {
         })
         .run(move |key| {
             let claim = claims.get(&key);
-            let in_use = || pods.by_index(BY_CLAIM, &key.to_string()).iter().any(|pod| uses(pod, &key.name));
+            let in_use =
+                || pods.by_index(PODS_BY_CLAIM, &key.to_string()).iter().any(|pod| uses(pod, &key.name));
             let step = claim.as_ref().map(|c| decide(&c.metadata, CLAIM_FINALIZER, in_use()));
             let client = client.clone();
             async move {

@@ -5,7 +5,7 @@ use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{AdmissionPlugins, ApiServer, Component, Config, Door, RequestHeader, User};
-use ferrite_client::{Informers, Scope};
+use ferrite_client::Scope;
 use ferrite_controllers::{Clients, Identity};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -411,13 +411,13 @@ impl Running {
     }
 
     /// Starts the server's own controllers and those that `names` selects, with the rules of upstream's
-    /// `--controllers`. Returns the informers that they read through.
+    /// `--controllers`. Returns what they were given, with the informers that they read through.
     pub fn start_controllers(
         &self,
         names: &[String],
         config: ferrite_controllers::Config,
         scope: &Scope,
-    ) -> Result<Informers, BoxError> {
+    ) -> Result<ferrite_controllers::Context, BoxError> {
         let context = ferrite_controllers::Context::new(self.controller_clients(), scope.clone(), config);
         let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
         let all: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
@@ -427,7 +427,7 @@ impl Running {
                 if !names.is_empty() {
                     self.hosts(Component::ControllerManager, scope);
                 }
-                Ok(context.informers.clone())
+                Ok(context)
             }
             unknown => {
                 let known: Vec<&str> = ferrite_controllers::CONTROLLERS.iter().map(|c| c.name).collect();

@@ -53,7 +53,7 @@ enum Command {
     Down {
         #[command(flatten)]
         data: DataDir,
-        /// Keep objects, certificates and images.
+        /// Keep objects, certificates, images and local volumes.
         #[arg(long)]
         keep_data: bool,
     },

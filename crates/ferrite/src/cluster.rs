@@ -30,6 +30,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A part that a cluster has unless the user does without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// The default StorageClass `local-path` and its provisioner.
+    LocalStorage,
+}
+
 /// Options of a cluster on this machine.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ClusterOptions {
@@ -68,6 +75,9 @@ pub struct ClusterOptions {
     /// runtime's own choice counts, if it tells.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
     pub cgroup_driver: CgroupDriver,
+    /// Parts to do without.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
+    pub disable: Vec<Part>,
     /// CredentialProviderConfig that names the kubelet's credential provider plugins: a JSON or YAML file, or a
     /// directory of them.
     #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
@@ -137,9 +147,14 @@ impl Cluster {
         if segment.is_some() {
             config.node_certificates = Some(node_certificates(options, node_ip));
         }
-        let informers = api.start_controllers(&["*".to_owned()], config, &scope)?;
+        let controllers = api.start_controllers(&["*".to_owned()], config, &scope)?;
+        let informers = controllers.informers.clone();
         start_scheduler(&api, informers.clone(), &scope)?;
         progress.done("control plane", "controllers, scheduler");
+        if !options.disable.contains(&Part::LocalStorage) {
+            crate::local_storage::start(&api, &controllers).await?;
+            progress.done("storage", &format!("class {}", ferrite_client::local_path::CLASS));
+        }
 
         let others = match &segment {
             Some(segment) => {

@@ -28,6 +28,7 @@ const DATA_NAMES: &[&str] = &[
     "images",
     "runtime",
     "kubelet",
+    "volumes",
     "logs",
     "network",
     "nodes",
@@ -167,7 +168,7 @@ impl DataDirectory {
         Ok(())
     }
 
-    /// Removes the sockets and the kubelet's files; objects, certificates and images stay.
+    /// Removes the sockets and the kubelet's files; objects, certificates, images and local volumes stay.
     pub fn remove_volatile(&self, paths: &Paths) -> Result<(), DataDirError> {
         remove_known(&paths.run, RUN_NAMES)?;
         self.remove_entry(OsStr::new("kubelet"))

@@ -496,7 +496,7 @@ fn binding() -> Value {
 }
 
 /// Creates the object unless there is one of its name, which the user may have changed.
-async fn ensure<K>(api: &Api<K>, object: Value) -> Result<(), kube::Error>
+pub(crate) async fn ensure<K>(api: &Api<K>, object: Value) -> Result<(), kube::Error>
 where
     K: Object,
 {

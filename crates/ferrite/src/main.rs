@@ -18,6 +18,7 @@ mod kube_controller_manager;
 mod kube_proxy;
 mod kube_scheduler;
 mod kubeconfig;
+mod local_storage;
 mod logging;
 mod machines;
 mod node;

@@ -167,6 +167,8 @@ pub async fn start_kubelet(
 ) -> Result<Kubelet, BoxError> {
     let config = ferrite_kubelet::Config {
         root_dir: paths.kubelet(),
+        // Kept without the provisioner, too: volumes that exist go on working and can be removed.
+        local_volumes: Some(paths.volumes()),
         log_dir: paths.pod_logs(),
         cgroup_root: paths.cgroup(),
         cgroup_driver: options.cgroup_driver.into(),

@@ -78,6 +78,11 @@ impl Paths {
         self.data.join("kubelet")
     }
 
+    /// The node's local volumes.
+    pub fn volumes(&self) -> PathBuf {
+        self.data.join("volumes")
+    }
+
     pub fn pod_logs(&self) -> PathBuf {
         self.data.join("logs/pods")
     }

@@ -74,7 +74,7 @@ impl ServerPlace {
         if let Some(agents) = agents {
             agents.allow(&options, advertise, &mut config)?;
         }
-        let informers = running.start_controllers(controllers, config, &scope)?;
+        let informers = running.start_controllers(controllers, config, &scope)?.informers;
         let mut routes = None;
         if let Some(agents) = agents {
             start_scheduler(&running, informers.clone(), &scope)?;

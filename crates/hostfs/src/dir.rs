@@ -5,12 +5,13 @@ use nix::fcntl::{
     AT_FDCWD, AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag, openat2, readlinkat, renameat2,
 };
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat, mkdirat};
-use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, symlinkat, unlinkat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fchownat, symlinkat, unlinkat};
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
 /// Attempts for a look-up that the kernel asks to repeat because names moved meanwhile.
@@ -168,6 +169,30 @@ impl Dir {
         Ok(fchown(self.0.as_fd(), user.map(Uid::from_raw), group.map(Gid::from_raw))?)
     }
 
+    /// Gives `name` to a group and adds `bits` to its mode. A link is given itself and keeps its mode; a mount point is
+    /// another file system's and is left alone.
+    pub fn give_to_group(&self, name: impl AsRef<OsStr>, group: u32, bits: u32) -> io::Result<()> {
+        let found = match self.resolve(Path::new(plain(name.as_ref())?), OFlag::O_PATH) {
+            Ok(found) => found,
+            Err(e) if matches!(e.kind(), io::ErrorKind::CrossesDevices | io::ErrorKind::NotFound) => {
+                return Ok(());
+            }
+            Err(e) => return Err(e),
+        };
+        fchownat(&found, "", None, Some(Gid::from_raw(group)), AtFlags::AT_EMPTY_PATH)?;
+        // After the change of owner, which takes the right to act as the owner away from a program.
+        let mode = fstat(&found)?.st_mode;
+        if mode & file_type::TYPE == file_type::LINK {
+            return Ok(());
+        }
+        std::fs::set_permissions(by_descriptor(&found), Permissions::from_mode(mode & 0o7777 | bits))
+    }
+
+    /// Another descriptor of the same directory.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Self::from_descriptor(self)
+    }
+
     /// The directory above, wherever that is now: a directory can be moved.
     pub(crate) fn parent(&self) -> io::Result<Self> {
         Ok(Self(nix::fcntl::openat(self.0.as_fd(), "..", DIRECTORY | OFlag::O_NOFOLLOW, Mode::empty())?))
@@ -202,6 +227,12 @@ impl From<OwnedFd> for Dir {
     }
 }
 
+impl From<Dir> for OwnedFd {
+    fn from(dir: Dir) -> Self {
+        dir.0
+    }
+}
+
 impl AsFd for Dir {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -216,6 +247,7 @@ mod file_type {
     pub const TYPE: u32 = SFlag::S_IFMT.bits();
     pub const REGULAR: u32 = SFlag::S_IFREG.bits();
     pub const DIRECTORY: u32 = SFlag::S_IFDIR.bits();
+    pub const LINK: u32 = SFlag::S_IFLNK.bits();
 }
 
 fn confined(flags: OFlag) -> OpenHow {

@@ -16,6 +16,8 @@ pub struct Config {
     pub node_ip: IpAddr,
     /// Pod directories and volumes live here.
     pub root_dir: PathBuf,
+    /// Local volumes that a provisioner asks for are made here; without it the node has none.
+    pub local_volumes: Option<PathBuf>,
     /// Logs of pods, one directory per pod.
     pub log_dir: PathBuf,
     /// Below which cgroup pods live.
@@ -68,6 +70,7 @@ impl Config {
             node_name: node_name.into(),
             node_ip,
             root_dir: PathBuf::from("/var/lib/ferrite/kubelet"),
+            local_volumes: None,
             log_dir: PathBuf::from("/var/log/pods"),
             cgroup_root: "/ferrite".into(),
             cgroup_driver: CgroupDriver::Cgroupfs,

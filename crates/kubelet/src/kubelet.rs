@@ -16,7 +16,7 @@ use crate::pod::manager::{self, Workers};
 use crate::probe::{Checker, ProbeContext};
 use crate::server;
 use crate::userns::UserNamespaces;
-use crate::volumes::Volumes;
+use crate::volumes::{Volumes, VolumesConfig, local_path};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
 use ferrite_cri::v1::{CgroupDriver, RuntimeConfigRequest, VersionRequest};
 use ferrite_cri::{ImageService, RuntimeService};
@@ -91,7 +91,13 @@ impl Kubelet {
         let selector = ListSelector::fields(format!("spec.nodeName={}", config.node_name));
         let config = Arc::new(config);
         let node_selector = ListSelector::fields(format!("metadata.name={}", config.node_name));
-        let volumes = Volumes::new(config.root_dir.clone(), client.clone(), objects.clone(), limits);
+        let node = Informer::<Node>::start(Api::all(client.clone()), node_selector, &scope);
+        let places = VolumesConfig {
+            root: config.root_dir.clone(),
+            local_volumes: config.local_volumes.clone(),
+            limits,
+        };
+        let volumes = Volumes::new(places, client.clone(), objects.clone(), node.clone());
         let accounts = Arc::new(ApiAccounts::new(client.clone(), volumes.tokens()));
         let providers = plugins.map(|plugins| Arc::new(Providers::new(plugins, accounts, clock)));
         let userns = UserNamespaces::open(config.root_dir.join("pods"))
@@ -125,7 +131,7 @@ impl Kubelet {
                 &scope,
             ),
             pods: Informer::<Pod>::start(Api::all(client.clone()), selector, &scope),
-            node: Informer::<Node>::start(Api::all(client.clone()), node_selector, &scope),
+            node,
             readiness: readiness_seen,
             client: client.clone(),
             recorder: recorder.clone(),
@@ -171,6 +177,9 @@ impl Kubelet {
         };
         let (size, files) = (config.container_log_max_size, config.container_log_max_files);
         scope.spawn(logs::rotate(context.clone(), size, files));
+        if let Some(root) = config.local_volumes.clone() {
+            scope.spawn(local_path::run(context.clone(), root));
+        }
         let (started, owned, all) = (context.clone(), scope.clone(), workers.clone());
         scope.spawn(async move {
             node.start(&started.node, &owned).await;

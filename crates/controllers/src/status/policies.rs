@@ -186,7 +186,9 @@ mod tests {
             {"metadata": {"name": "events.k8s.io"}, "versions": [{"version": "v1", "resources": [of("events", "Event")]}]},
             {"metadata": {"name": "apps"}, "versions": [{"version": "v1", "resources": [of("deployments", "Deployment")]}]}]});
         let served: Vec<Served> = resources(&core).into_iter().chain(resources(&groups)).collect();
-        let rows: [(&str, &str, &str, &[(&str, &str)]); 5] = [
+        /// Group, version and resource; the groups and kinds that are found.
+        type Row = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+        let rows: [Row; 5] = [
             ("", "v1", "pods", &[("", "Pod")]),
             ("", "v1", "events", &[("", "Event"), ("events.k8s.io", "Event")]),
             ("events.k8s.io", "v1", "events", &[("events.k8s.io", "Event")]),

@@ -18,3 +18,4 @@ mod nodes;
 mod policy;
 mod preemption;
 mod stateful;
+mod volumes;

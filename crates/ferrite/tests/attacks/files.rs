@@ -1,5 +1,7 @@
 //! From inside a container: what it writes where a root process reads, follows or removes.
 
+#[path = "files/claims.rs"]
+mod claims;
 #[path = "files/clean_up.rs"]
 mod clean_up;
 #[path = "files/docker.rs"]

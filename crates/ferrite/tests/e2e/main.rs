@@ -28,6 +28,7 @@ mod registry;
 mod rollout;
 mod server;
 mod services;
+mod storage;
 mod store;
 mod streams;
 #[allow(dead_code, reason = "shared with the attacks")]

@@ -6,7 +6,8 @@ use super::{resources, security};
 use crate::pod::labels;
 use crate::pod::model::{PodContainer, PodId};
 use ferrite_cri::v1::{
-    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, UserNamespace,
+    ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
+    UserNamespace,
 };
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
@@ -18,6 +19,8 @@ pub(crate) struct ConfigInputs<'a> {
     pub attempt: u32,
     pub env: Vec<(String, String)>,
     pub mounts: Vec<Mount>,
+    /// Raw devices.
+    pub devices: Vec<Device>,
     /// What the image service calls the image that was pulled.
     pub image_ref: String,
     pub image_user: &'a security::ImageUser,
@@ -63,6 +66,7 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> Result<ContainerConf
                 ..mount
             })
             .collect(),
+        devices: inputs.devices,
         labels: labels::container_labels(&PodId::of(pod), container),
         annotations: labels::container_annotations(pod, container, inputs.attempt),
         log_path: log_path(&spec.name, inputs.attempt),

@@ -6,6 +6,7 @@ use super::status::{self, Observed};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::pod::writer_difference;
+use crate::volumes::local_path;
 use ferrite_client::{
     Api, Backoff, Change, EventRecorder, EventType, Informer, Scope, is_already_exists, is_conflict,
     is_not_found, message_of,
@@ -110,6 +111,12 @@ impl NodeManager {
         labels
     }
 
+    fn annotations(&self) -> BTreeMap<String, String> {
+        let managed = "volumes.kubernetes.io/controller-managed-attach-detach";
+        let local = local_path::published(self.config.local_volumes.as_deref());
+        std::iter::once((managed.to_owned(), "true".to_owned())).chain(local).collect()
+    }
+
     async fn register(&self) {
         let nodes = Api::<Node>::all(self.client.clone());
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(7), 0.1);
@@ -120,10 +127,7 @@ impl NodeManager {
                 metadata: ObjectMeta {
                     name: Some(self.config.node_name.clone()),
                     labels: Some(self.labels()),
-                    annotations: Some(BTreeMap::from([(
-                        "volumes.kubernetes.io/controller-managed-attach-detach".to_string(),
-                        "true".to_string(),
-                    )])),
+                    annotations: Some(self.annotations()),
                     ..ObjectMeta::default()
                 },
                 spec: Some(NodeSpec::default()),
@@ -131,7 +135,8 @@ impl NodeManager {
             };
             let result = match nodes.create(&PostParams::default(), &node).await {
                 Err(e) if is_already_exists(&e) => {
-                    let patch = json!({"metadata": {"labels": self.labels()}});
+                    let patch =
+                        json!({"metadata": {"labels": self.labels(), "annotations": self.annotations()}});
                     let name = &self.config.node_name;
                     nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
                 }

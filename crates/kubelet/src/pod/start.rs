@@ -163,12 +163,8 @@ impl Context {
         };
         security::check_non_root(pod, container, &image.user).map_err(|e| config_error(e.to_string()))?;
         let env = self.environment(inputs, container).await.map_err(&config_error)?;
-        // As upstream says it of a raw block volume it cannot find; this node has none.
-        if let Some(device) = container.spec.volume_devices.iter().flatten().next() {
-            let (volume, container) = (&device.name, container.name());
-            let message = format!("cannot find volume {volume:?} to pass into container {container:?}");
-            return Err(config_error(message).into());
-        }
+        let devices = self.volumes.devices(container, inputs.volumes);
+        let devices = devices.map_err(|e| config_error(e.to_string()))?;
         let mounts = self.mounts(inputs, container, start.attempt, &env).await.map_err(&config_error)?;
         let mounts = self.read_only_mounts(pod, container, mounts).await.map_err(&config_error)?;
         let target_id = match container.target.as_deref() {
@@ -185,6 +181,7 @@ impl Context {
             attempt: start.attempt,
             env,
             mounts,
+            devices,
             image_ref: image.reference,
             image_user: &image.user,
             target_id,

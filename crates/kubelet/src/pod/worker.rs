@@ -365,7 +365,7 @@ impl Worker {
         if !changed && !due && same {
             return Ok(());
         }
-        match self.context.volumes.set_up(pod, now).await {
+        match self.context.volumes.set_up(pod, now, self.volumes.as_ref()).await {
             Ok(volumes) => {
                 self.volumes = Some(volumes);
                 self.volumes_of = Some(pod.metadata.clone());

@@ -13,6 +13,7 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         node_name: _,
         node_ip: _,
         root_dir: _,
+        local_volumes: _,
         log_dir,
         cgroup_root,
         cgroup_driver: _,

@@ -15,7 +15,7 @@ use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
 use crate::probe::{Checker, ProbeContext};
 use crate::userns::UserNamespaces;
-use crate::volumes::Volumes;
+use crate::volumes::{Volumes, VolumesConfig};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
 use ferrite_json::{Value, json};
 use std::path::Path;
@@ -68,6 +68,8 @@ impl Harness {
         let shared: Arc<FakeRuntime> = Arc::new(runtime.clone());
         let resolv_conf = dir.path().join("resolv.conf");
         std::fs::write(&resolv_conf, "nameserver 192.0.2.53\n").unwrap();
+        let node =
+            Informer::start(Api::all(client.clone()), ListSelector::fields("metadata.name=node"), &scope);
         let context = Arc::new(Context {
             node_name: "node".into(),
             node_hostname: "node".into(),
@@ -84,7 +86,16 @@ impl Harness {
             images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
             userns: UserNamespaces::open(dir.path().join("kubelet/pods")).unwrap(),
             abilities: Abilities { apparmor: false, kernel: (6, 1) },
-            volumes: Volumes::new(dir.path().join("kubelet"), client.clone(), objects.clone(), limits),
+            volumes: Volumes::new(
+                VolumesConfig {
+                    root: dir.path().join("kubelet"),
+                    local_volumes: Some(dir.path().join("volumes")),
+                    limits,
+                },
+                client.clone(),
+                objects.clone(),
+                node.clone(),
+            ),
             objects,
             cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
             services: Informer::start(Api::all(client.clone()), ListSelector::everything(), &scope),
@@ -93,11 +104,7 @@ impl Harness {
                 ListSelector::fields("spec.nodeName=node"),
                 &scope,
             ),
-            node: Informer::start(
-                Api::all(client.clone()),
-                ListSelector::fields("metadata.name=node"),
-                &scope,
-            ),
+            node,
             readiness: seen,
             client,
             recorder: recorder.clone(),

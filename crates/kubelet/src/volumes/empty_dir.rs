@@ -1,10 +1,29 @@
 //! emptyDir volumes.
 
 use super::kernel::{self, Tmpfs};
+use super::plugins::{SetUp, VolumePlugin};
+use super::{ReadyVolume, SourceError, blocking};
+use crate::quantity;
 use ferrite_hostfs::Dir;
+use futures_util::FutureExt;
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
+
+pub(super) const PLUGIN: VolumePlugin = VolumePlugin {
+    matches: |volume| volume.empty_dir.is_some(),
+    set_up: |request: SetUp<'_>| set_up(request).boxed(),
+};
+
+async fn set_up(request: SetUp<'_>) -> Result<ReadyVolume, SourceError> {
+    let source = request.volume.empty_dir.as_ref().ok_or(SourceError::Unsupported)?;
+    let path = request.dir("empty-dir");
+    let limit = source.size_limit.as_ref().and_then(quantity::value).filter(|l| *l > 0);
+    let memory = source.medium.as_deref() == Some("Memory");
+    let (target, group) = (path.clone(), request.group);
+    blocking(&path, move || ensure(&target, memory, limit, group)).await?;
+    Ok(ReadyVolume::writable(path))
+}
 
 /// Makes an empty directory that every user of the pod may write. One that is there stays as the containers made
 /// it: its mode and its owner are theirs to change, as upstream.

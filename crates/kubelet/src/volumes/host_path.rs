@@ -1,5 +1,9 @@
 //! hostPath volumes: checks and creation by type.
 
+use super::plugins::{PersistentPlugin, PersistentSetUp, SetUp, VolumePlugin};
+use super::{ReadyVolume, SourceError};
+use futures_util::FutureExt;
+use k8s_openapi::api::core::v1::HostPathVolumeSource;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
@@ -11,6 +15,26 @@ pub(crate) enum HostPathError {
     Check { path: String, problem: &'static str },
     #[error("{path}: {source}")]
     Io { path: String, source: io::Error },
+}
+
+pub(super) const PLUGIN: VolumePlugin = VolumePlugin {
+    matches: |volume| volume.host_path.is_some(),
+    set_up: |request: SetUp<'_>| set_up(request.volume.host_path.as_ref()).boxed(),
+};
+
+pub(super) const PERSISTENT: PersistentPlugin = PersistentPlugin {
+    matches: |spec| spec.host_path.is_some(),
+    set_up: |request: PersistentSetUp<'_>| set_up(request.spec.host_path.as_ref()).boxed(),
+};
+
+async fn set_up(source: Option<&HostPathVolumeSource>) -> Result<ReadyVolume, SourceError> {
+    let source = source.ok_or(SourceError::Unsupported)?;
+    let (path, kind) = (source.path.clone(), source.type_.clone().unwrap_or_default());
+    // The path may be on a file system that does not answer.
+    tokio::task::spawn_blocking(move || ensure(&path, &kind))
+        .await
+        .map_err(|e| SourceError::Io { path: source.path.clone().into(), source: io::Error::other(e) })??;
+    Ok(ReadyVolume::writable(source.path.clone().into()))
 }
 
 /// Makes sure that `path` is what `kind` says, creating it for the `…OrCreate` types.

@@ -95,13 +95,19 @@ pub(crate) fn bind_sub_path(volume: &Path, sub: &str, point: &Path) -> io::Resul
         ));
     }
     let fd = open_beneath(volume, sub)?;
+    bind(&fd, point).map(drop)
+}
+
+/// Binds what `fd` refers to at `point`, without the mounts below it, as a private mount. Answers whether it was not
+/// mounted yet.
+pub(crate) fn bind(fd: &OwnedFd, point: &Path) -> io::Result<bool> {
     if mounts::is_mount_point(point)? {
-        return Ok(());
+        return Ok(false);
     }
     if let Some(parent) = point.parent() {
         fs::create_dir_all(parent)?;
     }
-    if SFlag::from_bits_truncate(fstat(&fd)?.st_mode & SFlag::S_IFMT.bits()) == SFlag::S_IFDIR {
+    if SFlag::from_bits_truncate(fstat(fd)?.st_mode & SFlag::S_IFMT.bits()) == SFlag::S_IFDIR {
         fs::create_dir_all(point)?;
     } else {
         fs::OpenOptions::new().create(true).append(true).open(point)?;
@@ -112,7 +118,12 @@ pub(crate) fn bind_sub_path(volume: &Path, sub: &str, point: &Path) -> io::Resul
         let _ = umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
         return Err(e.into());
     }
-    Ok(())
+    Ok(true)
+}
+
+/// Opens a place on the node without access: nothing that is there can block or act.
+pub(crate) fn open_place(path: &Path) -> io::Result<OwnedFd> {
+    Ok(openat2(AT_FDCWD, path, OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC))?)
 }
 
 #[cfg(test)]

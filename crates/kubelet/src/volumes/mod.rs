@@ -1,10 +1,24 @@
 //! Volumes: set up before a pod's containers start, kept current while it runs, gone when it ends.
+//!
+//! A kind of volume is one file and one row of [`plugins::PLUGINS`]; a kind of PersistentVolume is a row of
+//! [`plugins::PERSISTENT`].
 
 mod atomic;
+mod claim;
+mod config_map;
+mod content;
+mod downward_api;
 mod empty_dir;
 mod host_path;
 mod kernel;
+mod local;
+pub(crate) mod local_path;
+mod nfs;
+mod ownership;
 mod payload;
+mod plugins;
+mod projected;
+mod secret;
 mod token;
 
 #[cfg(test)]
@@ -13,13 +27,14 @@ pub(crate) use token::Tokens;
 
 use crate::container::expand::expand;
 use crate::container::fields::NodeLimits;
-use crate::objects::{self, ObjectError, Objects};
+use crate::objects::{ObjectError, Objects};
 use crate::pod::model::{self, PodContainer, PodId};
-use crate::quantity;
-use ferrite_cri::v1::{Mount, MountPropagation};
+use ferrite_client::Informer;
+use ferrite_cri::v1::{Device, Mount, MountPropagation};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{KeyToPath, Pod, ProjectedVolumeSource, Volume, VolumeMount};
-use payload::{Payload, PayloadError};
+use k8s_openapi::api::core::v1::{Node, Pod, Volume, VolumeMount};
+use payload::PayloadError;
+use plugins::SetUp;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,10 +52,18 @@ pub(crate) enum SourceError {
     HostPath(#[from] host_path::HostPathError),
     #[error(transparent)]
     Token(#[from] token::TokenError),
+    #[error(transparent)]
+    Claim(#[from] claim::ClaimError),
+    #[error(transparent)]
+    Local(#[from] local::LocalError),
+    #[error(transparent)]
+    Nfs(#[from] nfs::NfsError),
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
     #[error("no volume plugin matched")]
     Unsupported,
+    #[error("cannot find volume {volume:?} to pass into container {container:?}")]
+    NoDevice { volume: String, container: String },
 }
 
 /// Which volume could not be set up, worded as upstream's event.
@@ -51,12 +74,25 @@ pub(crate) struct VolumeError {
     pub source: SourceError,
 }
 
-/// A volume, ready to be mounted.
-#[derive(Debug, Clone)]
+/// A volume, ready to be given to containers.
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct ReadyVolume {
     path: PathBuf,
-    /// Containers never write it, whatever their mounts say, as upstream: the kubelet writes it as root.
+    /// Containers never write it, whatever their mounts say.
     read_only: bool,
+    /// It is a device, not a file system.
+    block: bool,
+    /// It stays as it is as long as the pod runs: there is nothing to bring up to date.
+    settled: bool,
+    /// When it must be brought up to date at the latest.
+    refresh_at: Option<Timestamp>,
+}
+
+impl ReadyVolume {
+    /// A directory or file that containers may write.
+    fn writable(path: PathBuf) -> Self {
+        Self { path, read_only: false, block: false, settled: false, refresh_at: None }
+    }
 }
 
 /// A pod's volumes, ready to be mounted.
@@ -67,16 +103,35 @@ pub(crate) struct PodVolumes {
     pub refresh_at: Option<Timestamp>,
 }
 
+/// What the volumes of a node are made of.
+pub(crate) struct VolumesConfig {
+    /// The kubelet's directory.
+    pub root: PathBuf,
+    /// Where local volumes that a provisioner asked for are; without it this node has none.
+    pub local_volumes: Option<PathBuf>,
+    pub limits: NodeLimits,
+}
+
 pub(crate) struct Volumes {
     root: PathBuf,
+    local_volumes: Option<PathBuf>,
+    client: kube::Client,
     objects: Arc<Objects>,
     tokens: Arc<Tokens>,
-    node: NodeLimits,
+    limits: NodeLimits,
+    node: Informer<Node>,
 }
 
 impl Volumes {
-    pub(crate) fn new(root: PathBuf, client: kube::Client, objects: Arc<Objects>, node: NodeLimits) -> Self {
-        Self { root, objects, tokens: Arc::new(Tokens::new(client)), node }
+    pub(crate) fn new(
+        config: VolumesConfig,
+        client: kube::Client,
+        objects: Arc<Objects>,
+        node: Informer<Node>,
+    ) -> Self {
+        let VolumesConfig { root, local_volumes, limits } = config;
+        let tokens = Arc::new(Tokens::new(client.clone()));
+        Self { root, local_volumes, client, objects, tokens, limits, node }
     }
 
     /// The pods' service account tokens.
@@ -99,14 +154,26 @@ impl Volumes {
         entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect()
     }
 
-    /// Brings every volume of the pod to what the API says now.
-    pub(crate) async fn set_up(&self, pod: &Pod, now: Timestamp) -> Result<PodVolumes, VolumeError> {
+    /// Brings every volume of the pod to what the API says now. `before` is what the pod has already.
+    pub(crate) async fn set_up(
+        &self,
+        pod: &Pod,
+        now: Timestamp,
+        before: Option<&PodVolumes>,
+    ) -> Result<PodVolumes, VolumeError> {
         let mut ready = PodVolumes::default();
         let fs_group = model::spec(pod).security_context.as_ref().and_then(|c| c.fs_group);
         let group = fs_group.and_then(|g| u32::try_from(g).ok());
         for volume in model::spec(pod).volumes.iter().flatten() {
-            let one = self.set_up_one(pod, volume, group, now, &mut ready.refresh_at).await;
-            let one = one.map_err(|source| VolumeError { volume: volume.name.clone(), source })?;
+            let settled = before.and_then(|b| b.volumes.get(&volume.name)).filter(|v| v.settled);
+            let one = match settled {
+                Some(settled) => settled.clone(),
+                None => self
+                    .set_up_one(pod, volume, group, now)
+                    .await
+                    .map_err(|source| VolumeError { volume: volume.name.clone(), source })?,
+            };
+            ready.refresh_at = [ready.refresh_at, one.refresh_at].into_iter().flatten().min();
             ready.volumes.insert(volume.name.clone(), one);
         }
         Ok(ready)
@@ -118,119 +185,11 @@ impl Volumes {
         volume: &Volume,
         group: Option<u32>,
         now: Timestamp,
-        refresh_at: &mut Option<Timestamp>,
     ) -> Result<ReadyVolume, SourceError> {
+        let plugin = plugins::PLUGINS.iter().find(|plugin| (plugin.matches)(volume));
+        let plugin = plugin.ok_or(SourceError::Unsupported)?;
         let id = PodId::of(pod);
-        let dir = |plugin: &str| {
-            self.pod_dir(&id.uid).join("volumes").join(format!("kubernetes.io~{plugin}")).join(&volume.name)
-        };
-        if let Some(source) = &volume.host_path {
-            let (path, kind) = (source.path.clone(), source.type_.clone().unwrap_or_default());
-            // The path may be on a file system that does not answer.
-            tokio::task::spawn_blocking(move || host_path::ensure(&path, &kind)).await.map_err(|e| {
-                SourceError::Io { path: source.path.clone().into(), source: io::Error::other(e) }
-            })??;
-            return Ok(ReadyVolume { path: PathBuf::from(&source.path), read_only: false });
-        }
-        if let Some(source) = &volume.empty_dir {
-            let path = dir("empty-dir");
-            let limit = source.size_limit.as_ref().and_then(quantity::value).filter(|l| *l > 0);
-            let memory = source.medium.as_deref() == Some("Memory");
-            let target = path.clone();
-            blocking(&path, move || empty_dir::ensure(&target, memory, limit, group)).await?;
-            return Ok(ReadyVolume { path, read_only: false });
-        }
-        let (plugin, in_memory, payload) = if let Some(s) = &volume.config_map {
-            let default = payload::mode(s.default_mode, 0o644);
-            ("configmap", false, self.config_map(&id, &s.name, s.items.as_ref(), default, s.optional).await?)
-        } else if let Some(s) = &volume.secret {
-            let default = payload::mode(s.default_mode, 0o644);
-            let name = s.secret_name.as_deref().unwrap_or_default();
-            ("secret", true, self.secret(&id, name, s.items.as_ref(), default, s.optional).await?)
-        } else if let Some(s) = &volume.downward_api {
-            let default = payload::mode(s.default_mode, 0o644);
-            let items = s.items.as_deref().unwrap_or_default();
-            ("downward-api", true, payload::from_fields(pod, items, default, &self.node)?)
-        } else if let Some(s) = &volume.projected {
-            ("projected", true, self.projected(pod, &id, s, now, refresh_at).await?)
-        } else {
-            return Err(SourceError::Unsupported);
-        };
-        let path = dir(plugin);
-        let target = path.clone();
-        blocking(&path, move || {
-            if in_memory {
-                kernel::ensure_tmpfs(&target, kernel::Tmpfs { mode: 0o755, group: None, size: None })?;
-            }
-            atomic::write(&target, &payload, group)
-        })
-        .await?;
-        Ok(ReadyVolume { path, read_only: true })
-    }
-
-    async fn config_map(
-        &self,
-        pod: &PodId,
-        name: &str,
-        items: Option<&Vec<KeyToPath>>,
-        mode: u32,
-        optional: Option<bool>,
-    ) -> Result<Payload, SourceError> {
-        let optional = optional == Some(true);
-        match self.objects.config_map(&pod.uid, &pod.namespace, name).await? {
-            Some(map) => {
-                Ok(payload::from_data("config", &objects::config_map_data(&map), items, mode, optional)?)
-            }
-            None if optional => Ok(Payload::new()),
-            None => Err(SourceError::NotFound { kind: "configmap", name: name.into() }),
-        }
-    }
-
-    async fn secret(
-        &self,
-        pod: &PodId,
-        name: &str,
-        items: Option<&Vec<KeyToPath>>,
-        mode: u32,
-        optional: Option<bool>,
-    ) -> Result<Payload, SourceError> {
-        let optional = optional == Some(true);
-        match self.objects.secret(&pod.uid, &pod.namespace, name).await? {
-            Some(secret) => {
-                Ok(payload::from_data("secret", &objects::secret_data(&secret), items, mode, optional)?)
-            }
-            None if optional => Ok(Payload::new()),
-            None => Err(SourceError::NotFound { kind: "secret", name: name.into() }),
-        }
-    }
-
-    async fn projected(
-        &self,
-        pod: &Pod,
-        id: &PodId,
-        source: &ProjectedVolumeSource,
-        now: Timestamp,
-        refresh_at: &mut Option<Timestamp>,
-    ) -> Result<Payload, SourceError> {
-        let mode = payload::mode(source.default_mode, 0o644);
-        let mut all = Payload::new();
-        for part in source.sources.iter().flatten() {
-            if let Some(s) = &part.config_map {
-                all.extend(self.config_map(id, &s.name, s.items.as_ref(), mode, s.optional).await?);
-            } else if let Some(s) = &part.secret {
-                all.extend(self.secret(id, &s.name, s.items.as_ref(), mode, s.optional).await?);
-            } else if let Some(s) = &part.downward_api {
-                let items = s.items.as_deref().unwrap_or_default();
-                all.extend(payload::from_fields(pod, items, mode, &self.node)?);
-            } else if let Some(s) = &part.service_account_token {
-                let path = payload::checked(&s.path)?;
-                if let Some(token) = self.tokens.get(pod, s, now).await? {
-                    *refresh_at = Some(refresh_at.map_or(token.refresh_at, |at| at.min(token.refresh_at)));
-                    all.insert(path, payload::File { data: token.text.into_bytes(), mode });
-                }
-            }
-        }
-        Ok(all)
+        (plugin.set_up)(SetUp { volumes: self, pod, id: &id, volume, group, now }).await
     }
 
     /// The mounts of one container. `env` is what `subPathExpr` may refer to.
@@ -245,6 +204,9 @@ impl Volumes {
         for (index, wanted) in container.spec.volume_mounts.iter().flatten().enumerate() {
             let fail = |source| VolumeError { volume: wanted.name.clone(), source };
             let volume = volumes.volumes.get(&wanted.name).ok_or_else(|| fail(SourceError::Unsupported))?;
+            if volume.block {
+                return Err(fail(claim::ClaimError::BlockMounted(wanted.name.clone()).into()));
+            }
             let host_path = match sub_path(wanted, env) {
                 None => volume.path.clone(),
                 Some(sub) => {
@@ -277,6 +239,32 @@ impl Volumes {
             });
         }
         Ok(mounts)
+    }
+
+    /// The raw devices of one container.
+    pub(crate) fn devices(
+        &self,
+        container: &PodContainer,
+        volumes: &PodVolumes,
+    ) -> Result<Vec<Device>, SourceError> {
+        let wanted = container.spec.volume_devices.iter().flatten();
+        wanted
+            .map(|wanted| {
+                let missing = || SourceError::NoDevice {
+                    volume: wanted.name.clone(),
+                    container: container.name().to_owned(),
+                };
+                let volume = volumes.volumes.get(&wanted.name).ok_or_else(missing)?;
+                if !volume.block {
+                    return Err(claim::ClaimError::FilesystemDevice(wanted.name.clone()).into());
+                }
+                Ok(Device {
+                    container_path: wanted.device_path.clone(),
+                    host_path: volume.path.to_string_lossy().into_owned(),
+                    permissions: if volume.read_only { "r" } else { "mrw" }.into(),
+                })
+            })
+            .collect()
     }
 
     /// Unmounts and removes everything of the pod.
