@@ -2,7 +2,7 @@
 
 use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Cidr, Place, Running, ServerOptions, parse_cidr};
 use crate::cli::{DataDir, interrupted};
-use crate::cluster::{range_of, start_scheduler, with_node_restriction};
+use crate::cluster::{Part, range_of, start_scheduler, with_node_restriction};
 use crate::data_dir::DataDirectory;
 use crate::dns::{self, parse_domain};
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
@@ -41,6 +41,9 @@ pub struct AgentSettings {
     /// Serve no cluster DNS: pods resolve names as their node does.
     #[arg(long)]
     no_dns: bool,
+    /// Parts to do without.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
+    disable: Vec<Part>,
 }
 
 impl ServerPlace {
@@ -74,10 +77,14 @@ impl ServerPlace {
         if let Some(agents) = agents {
             agents.allow(&options, advertise, &mut config)?;
         }
-        let informers = running.start_controllers(controllers, config, &scope)?.informers;
+        let controllers = running.start_controllers(controllers, config, &scope)?;
+        let informers = controllers.informers.clone();
         let mut routes = None;
         if let Some(agents) = agents {
             start_scheduler(&running, informers.clone(), &scope)?;
+            if !agents.disable.contains(&Part::LocalStorage) {
+                Box::pin(crate::local_storage::start(&running, &controllers)).await?;
+            }
             routes =
                 Box::pin(agents.start(&paths, &options, &running, advertise, &informers, &scope)).await?;
         }

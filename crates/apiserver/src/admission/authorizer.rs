@@ -51,10 +51,7 @@ impl RequestAuthorizer {
 }
 
 /// The values of `authorizer` and `authorizer.requestResource`.
-pub(super) fn authorizer(
-    view: &View,
-    attributes: &Attributes<'_>,
-) -> (Cel<'static>, Cel<'static>) {
+pub(super) fn authorizer(view: &View, attributes: &Attributes<'_>) -> (Cel<'static>, Cel<'static>) {
     let authorizer: Arc<dyn Authorizer> = Arc::new(RequestAuthorizer {
         rbac: Arc::clone(attributes.rbac),
         view: view.clone(),

@@ -136,13 +136,18 @@ async fn stream(call: &mut Call, what: &str) -> Result<Answer, Status> {
 
 pub(super) async fn port_forward(call: &mut Call) -> Result<Answer, Status> {
     require_create(call)?;
-    if let Some(port) = call.query.all("ports").find(|port| port.parse::<u32>().is_err()) {
-        let why = format!("cannot convert to []int32: strconv.ParseUint: parsing {port:?}: invalid syntax");
+    // As upstream: one parameter may list several ports.
+    let ports: Vec<String> =
+        call.query.all("ports").flat_map(|ports| ports.split(',')).map(str::to_owned).collect();
+    if let Some(port) = ports.iter().find(|port| port.parse::<u16>().is_err()) {
+        let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let why = if digits { "value out of range" } else { "invalid syntax" };
+        let why = format!("cannot convert to []int32: strconv.ParseUint: parsing {port:?}: {why}");
         return Err(Status::bad_request(why));
     }
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     host(&pod)?;
-    let query = encode(call.query.all("ports").map(|port| ("port", port)));
+    let query = encode(ports.iter().map(|port| ("port", port.as_str())));
     let path = format!("/portForward/{}/{}?{query}", call.namespace(), call.name());
     upgrade(call, &pod, &path).await
 }

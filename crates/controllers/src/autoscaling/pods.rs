@@ -232,7 +232,8 @@ mod tests {
             initial_readiness_delay: Duration::from_secs(30),
         };
         // Status; time of the figure; resource; now; group.
-        let rows: Vec<(&str, Value, Option<i64>, &str, i64, &str)> = vec![
+        type Row = (&'static str, Value, Option<i64>, &'static str, i64, &'static str);
+        let rows: Vec<Row> = vec![
             ("pending", json!({"phase": "Pending"}), Some(1100), "cpu", 1100, "unready"),
             ("failed", json!({"phase": "Failed"}), Some(1100), "cpu", 1100, "ignored"),
             ("no figure", running("True", 1010), None, "cpu", 1100, "missing"),

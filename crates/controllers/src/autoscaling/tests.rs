@@ -238,7 +238,8 @@ fn policies_limit_the_rate() {
     let down = |select: &str, policies: Value| json!({"scaleDown": {"selectPolicy": select, "stabilizationWindowSeconds": 0, "policies": policies}});
     let both = || json!([policy("Pods", 2, 60), policy("Percent", 50, 60)]);
     // Name; behavior; current; change before in the period; desired; replicas; reason.
-    let rows: Vec<(&str, Value, i32, (i32, i32), i32, i32, &str)> = vec![
+    type Row = (&'static str, Value, i32, (i32, i32), i32, i32, &'static str);
+    let rows: Vec<Row> = vec![
         ("defaults: four pods", json!({}), 1, (1, 1), 100, 5, "ScaleUpLimit"),
         ("defaults: twice as many", json!({}), 30, (30, 30), 100, 60, "ScaleUpLimit"),
         ("max of both, up", up("Max", both()), 10, (10, 10), 100, 15, "ScaleUpLimit"),
@@ -319,7 +320,8 @@ fn the_highest_proposal_decides() {
     };
     let bad = || Err(Failure::new("FailedGetPodsMetric", ProposalError::UnknownType("x".into()), "failed: "));
     // Outcomes; current; number and metric.
-    let rows: Vec<(Vec<Result<Proposal, Failure>>, i32, Option<(i32, &str)>)> = vec![
+    type Row = (Vec<Result<Proposal, Failure>>, i32, Option<(i32, &'static str)>);
+    let rows: Vec<Row> = vec![
         (vec![good(4, "a"), good(5, "b")], 3, Some((5, "b"))),
         (vec![good(5, "a"), good(5, "b")], 3, Some((5, "a"))),
         (vec![bad(), good(5, "b")], 3, Some((5, "b"))),

@@ -91,6 +91,7 @@ impl Cluster {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_have_names_claims_and_an_order() {
     let cluster = Cluster::start(&["n1", "n2"]).await;
+    cluster.provision();
     let set = stateful_set("web", 3, json!({"volumeClaimTemplates": [claim("data")]}));
     cluster.create::<StatefulSet>("default", set).await;
     cluster.eventually("three pods", complete).await;
@@ -167,6 +168,7 @@ async fn pods_have_names_claims_and_an_order() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn templates_roll_out_in_parts_and_back() {
     let cluster = Cluster::start(&["n1"]).await;
+    cluster.provision();
     cluster.create::<StatefulSet>("default", stateful_set("web", 3, json!({}))).await;
     let first = cluster.eventually("three pods", complete).await.status.clone().unwrap();
 
@@ -255,6 +257,7 @@ async fn templates_roll_out_in_parts_and_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parallel_pods_and_claims_that_go_with_them() {
     let cluster = Cluster::start(&["n1", "n2"]).await;
+    cluster.provision();
     let spec = json!({"podManagementPolicy": "Parallel", "volumeClaimTemplates": [claim("data")],
         "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Delete"}});
     cluster.create::<StatefulSet>("default", stateful_set("db", 4, spec)).await;
@@ -330,6 +333,7 @@ async fn parallel_pods_and_claims_that_go_with_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_parallel_set_of_many_pods_comes_up() {
     let cluster = Cluster::start(&["n1", "n2", "n3", "n4", "n5"]).await;
+    cluster.provision();
     let spec = json!({"podManagementPolicy": "Parallel"});
     cluster.create::<StatefulSet>("default", stateful_set("big", 300, spec)).await;
     cluster.eventually("all pods", complete).await;

@@ -78,7 +78,6 @@ impl Cluster {
             cluster.add_node(node).await;
         }
         kubelet::start(&cluster.client, &cluster.context.informers, &cluster.scope);
-        storage::start(&cluster.client, &cluster.context.informers, &cluster.scope);
         // The server refuses pods in a namespace that has no account yet.
         cluster
             .eventually("the default account", |accounts: &[Arc<ServiceAccount>]| {
@@ -89,6 +88,11 @@ impl Cluster {
             })
             .await;
         cluster
+    }
+
+    /// Gives every claim a volume of its own at once, as a provisioner does.
+    pub fn provision(&self) {
+        storage::start(&self.client, &self.context.informers, &self.scope);
     }
 
     pub async fn add_node(&self, name: &str) {

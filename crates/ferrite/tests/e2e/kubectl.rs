@@ -189,6 +189,7 @@ fn outputs(world: &World) {
             ("cluster-info", "Kubernetes control plane is running at"),
             ("version", "Server Version: v1.36."),
             ("events", "Starting kubelet."),
+            ("top nodes", "CPU(cores)"),
             ("get events --field-selector=reason=Starting", "node/node"),
             ("config view --minify -o jsonpath={.clusters[0].cluster.server}", "https://"),
         ],
@@ -196,8 +197,6 @@ fn outputs(world: &World) {
     fail(
         world,
         &[
-            ("top nodes", "Metrics API not available"),
-            ("top pods", "Metrics API not available"),
             ("get nonsense", "the server doesn't have a resource type \"nonsense\""),
             ("get pods --field-selector=spec.nothing=a", "field label not supported: spec.nothing"),
             ("explain pod.spec.nothing", "field \"nothing\" does not exist"),

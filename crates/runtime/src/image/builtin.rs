@@ -29,8 +29,10 @@ pub struct Builtin {
 }
 
 /// The programs of the image `ferrite.local/tools`.
-pub const TOOLS: &[&str] =
-    &["api", "cat", "dns", "eat", "echo", "env", "exit", "false", "get", "http", "sleep", "tick", "true"];
+pub const TOOLS: &[&str] = &[
+    "api", "cat", "dns", "eat", "echo", "env", "exit", "false", "get", "http", "sleep", "spin", "tick",
+    "true",
+];
 
 impl Builtin {
     /// The image of small programs that every machine has: this program itself, under the names of its tools.
