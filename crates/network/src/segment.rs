@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use nlink::netlink::addr::Ipv4Address;
-use nlink::netlink::link::{BridgeLink, VethLink};
+use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::{Connection, Route};
 
@@ -86,6 +86,10 @@ impl Segment {
             self.conn.add_link(veth).await.map_err(fail("creation"))?;
         }
         self.conn.set_link_master(port, self.name.as_str()).await.map_err(fail("bridge port"))?;
+        // A node may ask a node port of the machine whose endpoint is on the node itself. With bridge netfilter on,
+        // the kernel then sends the frame back out of the port that it came in by.
+        let hairpin = BridgePortConfig::new().hairpin(true);
+        self.conn.set_bridge_port(port, hairpin).await.map_err(fail("hairpin mode"))?;
         self.conn.set_link_up(port).await.map_err(fail("activation"))?;
         node.set_link_up("lo").await.map_err(fail("loopback"))?;
         let config =

@@ -95,6 +95,16 @@ fn two_nodes_are_one_network_and_leave_no_trace() {
         assert_eq!(world.kubectl(&["exec", &pod, "--", "/ferrite", "tools", "echo", from]).trim(), from);
     }
 
+    // Every node answers at a node port, also a node other than that of the client and its endpoint.
+    let patch = r#"{"spec": {"type": "NodePort"}}"#;
+    world.kubectl(&["patch", "service", "at-node-2", "-p", patch]);
+    let port = world.kubectl(&["get", "service", "at-node-2", "-o", "jsonpath={.spec.ports[0].nodePort}"]);
+    for node in nodes {
+        let address = world.get(&["node", node])["status"]["addresses"][0]["address"].clone();
+        let url = format!("http://{}:{port}/", address.as_str().unwrap());
+        assert_eq!(get(&world, "on-node-2", &url), "hello on-node-2", "{url}");
+    }
+
     // The node answers questions itself: its name server is an endpoint of its own.
     let slices = world.get(&["endpointslices", "-n", "kube-system", "-l", "k8s-app=kube-dns"]);
     let endpoints = slices["items"][0]["endpoints"].as_array().unwrap().clone();
