@@ -43,13 +43,11 @@ pub(super) fn config(bundle: &str, credential: &Credential) -> Result<ClientConf
         return Err(bad(&"the bundle has no certificate"));
     }
     let provider = Arc::new(ring::default_provider());
-    let verifier: Arc<dyn ServerCertVerifier> = match roots.is_empty() {
-        true => Arc::new(Nobody),
-        false => {
-            let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-            Arc::new(Bundle { inner: inner.build().map_err(|e| bad(&e))?, known })
-        }
-    };
+    if roots.is_empty() {
+        return Err(bad(&"this system trusts no authority, and there is no bundle"));
+    }
+    let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+    let verifier = Arc::new(Bundle { inner: inner.build().map_err(|e| bad(&e))?, known });
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| bad(&e))?
@@ -130,44 +128,5 @@ fn check_time(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), rus
         () if now < validity.not_before.timestamp() => bad(CertificateError::NotValidYet),
         () if now > validity.not_after.timestamp() => bad(CertificateError::Expired),
         () => Ok(()),
-    }
-}
-
-/// Trusts nobody: this system has no authorities.
-#[derive(Debug)]
-struct Nobody;
-
-impl ServerCertVerifier for Nobody {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Err(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ring::default_provider().signature_verification_algorithms.supported_schemes()
     }
 }
