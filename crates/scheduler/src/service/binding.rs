@@ -97,6 +97,8 @@ impl Scheduler {
     async fn try_bind(&self, pod: &Arc<PodInfo>, placement: &Placement) -> Result<(), Failure> {
         let Placement { node, state, .. } = placement;
         let Some((framework, _)) = self.profile_of(pod) else { return Ok(()) };
+        // A report that it had no node may still be under way.
+        self.turns.settled(&pod.key).await;
         let pre_binds = || framework.at(ExtensionPoint::PreBind).iter();
         let has_work = pre_binds()
             .any(|plugin| plugin.pre_bind().is_some_and(|point| point.is_needed(state, pod, node)));

@@ -4,6 +4,7 @@ mod binding;
 mod policy;
 mod preempt;
 mod report;
+mod turns;
 mod watch;
 
 use std::collections::HashMap;
@@ -30,6 +31,7 @@ use crate::queue::{Popped, Queue};
 use crate::siblings::{Owner, siblings};
 use crate::snapshot::{PodInfo, Shapes, Snapshot};
 use policy::Policy;
+use turns::Turns;
 
 /// Bindings under way at once; the cycle waits when there are more.
 const BINDINGS: usize = 64;
@@ -98,6 +100,8 @@ struct Scheduler {
     /// Pods whose PreBind plugins run; a cancelled one is not bound.
     in_pre_bind: Mutex<HashMap<ObjectKey, CancellationToken>>,
     extenders: Vec<Extender>,
+    /// The order of writes to a pod's status, and of its binding after them.
+    turns: Turns,
     scope: Scope,
 }
 
@@ -130,6 +134,7 @@ pub fn start(context: &SchedulerContext) -> Result<(), FrameworkError> {
         bindings: Arc::new(Semaphore::new(BINDINGS)),
         in_pre_bind: Mutex::default(),
         extenders: context.extenders.clone(),
+        turns: Turns::default(),
         scope: context.scope.clone(),
     });
     context.scope.spawn(async move {
@@ -268,6 +273,8 @@ impl Scheduler {
             }
             Nomination::Node(node) => self.cache().nominate(pod.clone(), node),
         }
+        // Before the pod can be taken from the queue again.
+        let mut turn = self.turns.take(&pod.key);
         let victims: Vec<_> =
             error.victims.pods.into_iter().filter(|victim| !victim.is_terminating()).collect();
         {
@@ -280,7 +287,11 @@ impl Scheduler {
         self.wake.notify_one();
         let scheduler = self.clone();
         self.scope.spawn(async move {
-            let report = scheduler.report(&pod, reason, &message, &error.nomination);
+            let report = async {
+                turn.come().await;
+                scheduler.report(&pod, reason, &message, &error.nomination).await;
+                drop(turn);
+            };
             match &error.nomination {
                 Nomination::Node(node) if !victims.is_empty() => {
                     tokio::join!(report, scheduler.preempt(&pod, node, &victims));

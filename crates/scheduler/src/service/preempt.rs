@@ -31,6 +31,8 @@ impl Scheduler {
         };
         for pod in lower {
             self.cache().remove_nomination(&pod.key);
+            let mut turn = self.turns.take(&pod.key);
+            turn.come().await;
             self.write_nomination(&pod, &Nomination::Clear).await;
         }
         let removals: Vec<_> =
