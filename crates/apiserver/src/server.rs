@@ -2,7 +2,7 @@
 
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator, MountedGroup};
-use crate::auth::{self, FrontProxies, RequestHeader, User};
+use crate::auth::{self, FrontProxies, LegacyTokens, RequestHeader, User};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::filters::{self, InFlight, MemoryReclaimer};
@@ -162,6 +162,7 @@ pub struct ApiServer {
     pub(crate) aggregator: Aggregator,
     pub(crate) openapi: openapi::Documents,
     pub(crate) tokens: Option<TokenSigner>,
+    pub(crate) legacy_tokens: LegacyTokens,
     pub(crate) front_proxies: Option<FrontProxies>,
     pub(crate) metrics: Metrics,
     pub(crate) hosted: Hosted,
@@ -205,6 +206,7 @@ impl ApiServer {
         let front_proxies = config.request_header.as_ref().map(FrontProxies::new).transpose();
         let server = Arc::new(Self {
             tokens,
+            legacy_tokens: LegacyTokens::default(),
             front_proxies: front_proxies.map_err(Status::internal)?,
             memory: MemoryReclaimer::default(),
             hosted: Hosted::default(),
@@ -239,6 +241,8 @@ impl ApiServer {
         }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
+        let noting = Arc::clone(&server);
+        server.run_until_stopped(async move { noting.legacy_tokens.run(&noting).await });
         let keeping = Arc::clone(&server);
         server.spawn(async move { bootstrap::keep(&keeping).await });
         server.ready.store(true, Ordering::Release);

@@ -259,6 +259,7 @@ fn legacy_user(server: &ApiServer, token: &str, claims: &Value) -> Result<User, 
     let account = view.get("", "serviceaccounts", text("namespace"), text("service-account.name"));
     is_alive(account.as_deref(), "serviceaccount", text("service-account.uid"), now)
         .map_err(Rejected::Because)?;
+    server.legacy_tokens.presented(&secret, text("service-account.name"), now).map_err(Rejected::Because)?;
     Ok(User::service_account(text("namespace"), text("service-account.name"), text("service-account.uid")))
 }
 

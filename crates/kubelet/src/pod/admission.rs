@@ -97,7 +97,13 @@ fn admit_features(pod: &Pod, node: &NodeState) -> Result<(), Verdict> {
     Ok(())
 }
 
-fn admit_resources(pod: &Pod, others: &[&Pod], offer: &Offer, node: &NodeState) -> Result<(), Verdict> {
+/// Refuses what does not fit beside `others`.
+pub(crate) fn admit_resources(
+    pod: &Pod,
+    others: &[&Pod],
+    offer: &Offer,
+    node: &NodeState,
+) -> Result<(), Verdict> {
     let mut used = Used::default();
     for other in others {
         used.add(&pod_resources(other));

@@ -15,6 +15,7 @@ pub(crate) mod observe;
 #[cfg(test)]
 mod refusal_tests;
 mod resize;
+mod resizing;
 pub(crate) mod runtime_pod;
 mod start;
 pub(crate) mod status;

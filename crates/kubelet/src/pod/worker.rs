@@ -7,13 +7,13 @@ use super::decide::{self, Actions, Inputs, KillCause};
 use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
-use super::resize;
+use super::resize::{self, Allocation};
 use super::runtime_pod::{RunState, RuntimePod};
 use super::start::{SandboxError, StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
 use crate::clock;
-use crate::container::resources::{PodResources, pod_resources};
+use crate::container::resources::PodResources;
 use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
 use crate::volumes::PodVolumes;
@@ -68,6 +68,8 @@ pub(super) enum SyncError {
     Volume(#[from] crate::volumes::VolumeError),
     #[error("{0}")]
     Objects(#[from] crate::objects::ObjectError),
+    #[error("the record of the pod's resources: {0}")]
+    Allocation(std::io::Error),
     #[error("pod cgroup: {0}")]
     Cgroup(std::io::Error),
     #[error(
@@ -105,6 +107,8 @@ pub(super) struct Worker {
     pub(super) waiting: HashMap<String, WaitingReason>,
     pub(super) verdict: Option<Verdict>,
     volumes: Option<PodVolumes>,
+    pub(super) allocation: Allocation,
+    pub(super) resize: resize::Progress,
     /// What the pod's cgroup was last set to.
     cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
@@ -129,6 +133,7 @@ pub(crate) fn start(
     let scope = scope.child();
     let writer = StatusWriter::start(context.clone(), id.clone(), &scope);
     let probes = ProbeSet::new(context.probes.clone(), &scope, wake.clone());
+    let allocation = Allocation::load(&context.volumes.pod_dir(&id.uid)).unwrap_or_default();
     let worker = Worker {
         context,
         id,
@@ -143,6 +148,8 @@ pub(crate) fn start(
         waiting: HashMap::new(),
         verdict: None,
         volumes: None,
+        allocation,
+        resize: resize::Progress::default(),
         cgroup_of: None,
         volumes_of: None,
         admitted: false,
@@ -244,6 +251,7 @@ impl Worker {
             self.finish(pod, &runtime).await?;
             return Ok(None);
         }
+        let pod = &self.allocate(pod, &runtime)?;
         self.publish(pod, &runtime, false, false);
         if !model::is_host_network(pod) && runtime.sandbox().is_none() {
             let problem = context.readiness.borrow().network_problem.clone();
@@ -273,13 +281,14 @@ impl Worker {
         }
         let acted = Box::pin(self.apply(pod, &runtime, &actions)).await;
         let runtime = self.observe().await?;
+        self.end_resize(pod, &runtime).await?;
         self.publish(pod, &runtime, false, false);
         let ip = self.pod_ip(pod, &runtime);
         self.probes.update(pod, &model::containers(pod), &runtime, &ip);
         self.collect_garbage(&runtime).await;
         let retry = acted?;
         let refresh = self.volumes.as_ref().and_then(|v| v.refresh_at);
-        Ok([actions.wake_at(), retry, deadline, refresh].into_iter().flatten().min())
+        Ok([actions.wake_at(), retry, deadline, refresh, self.resize_again_at()].into_iter().flatten().min())
     }
 
     pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
@@ -290,6 +299,26 @@ impl Worker {
     }
 
     fn admit(&mut self, pod: &Pod) {
+        let context = &self.context;
+        let (offer, node_state) = self.offer();
+        // Pods that came earlier and still run; who came first is decided by creation, then name.
+        let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
+        let pods = context.pods.list();
+        let others = pods.iter().map(|p| &**p).filter(|p| {
+            p.metadata.uid != pod.metadata.uid
+                && !model::is_finished(p)
+                && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
+        });
+        let others: Vec<_> = others.map(resize::allocated_by_status).collect();
+        let others = others.iter().map(|p| &**p);
+        if let Err(verdict) = admission::admit(pod, others, &offer, &node_state) {
+            context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
+            self.verdict = Some(verdict);
+        }
+    }
+
+    /// The node's resources and abilities.
+    pub(super) fn offer(&self) -> (Offer, admission::NodeState) {
         let context = &self.context;
         let offer = Offer {
             cpu_milli: context.limits.cpu_milli,
@@ -306,18 +335,7 @@ impl Worker {
             abilities: context.abilities,
             supplemental_groups_policy: features.supplemental_groups_policy,
         };
-        // Pods that came earlier and still run; who came first is decided by creation, then name.
-        let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
-        let pods = context.pods.list();
-        let others = pods.iter().map(|p| &**p).filter(|p| {
-            p.metadata.uid != pod.metadata.uid
-                && !model::is_finished(p)
-                && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
-        });
-        if let Err(verdict) = admission::admit(pod, others, &offer, &node_state) {
-            context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
-            self.verdict = Some(verdict);
-        }
+        (offer, node_state)
     }
 
     /// Computes and publishes the status.
@@ -325,7 +343,8 @@ impl Worker {
         let context = &self.context;
         let probes = self.probes.results();
         let status = status::pod_status(&StatusInputs {
-            pod,
+            pod: &self.allocation.of(pod, runtime),
+            resize: &self.resize,
             runtime,
             probes: &probes,
             waiting: &self.waiting,
@@ -340,8 +359,8 @@ impl Worker {
     }
 
     /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
-    async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let total = pod_resources(&resize::allocated(pod, runtime));
+    pub(super) async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
+        let total = resize::widest(pod, runtime);
         if self.cgroup_of == Some(total) {
             return Ok(());
         }
@@ -405,6 +424,7 @@ impl Worker {
             let victim = Victim { container, instance, message, grace, pod_ip: &ip, hooks: Hooks::Run };
             context.kill_container(pod, victim).await?;
         }
+        self.apply_resizes(pod, runtime, &containers, &actions.resize).await?;
         for wait in &actions.waiting {
             let reason = WaitingReason::crash_loop(wait.delay, &wait.name, &self.id);
             if self.waiting.get(&wait.name) != Some(&reason)
@@ -472,13 +492,10 @@ impl Worker {
     }
 
     fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
-        let image = container.spec.image.as_deref().unwrap_or_default();
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
-                let tagged = crate::images::tagged(image);
-                self.pulls
-                    .retry_at(container.name(), &tagged, now)
-                    .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
+                let at = self.pulls.retry_at(container.name(), now);
+                at.unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
             "CreateContainerError" | "RunContainerError" => {
@@ -520,6 +537,7 @@ impl Worker {
     /// read from files that go with the pod's directory, so each is kept once it was read.
     pub(super) async fn observe(&mut self) -> ferrite_cri::Result<RuntimePod> {
         let mut runtime = observe(&*self.context.runtime, &self.id.uid).await?;
+        self.allocation.note(&mut runtime);
         self.keep_messages(&mut runtime);
         Ok(runtime)
     }
@@ -587,7 +605,7 @@ fn kill_grace(pod: &Pod, container: Option<&PodContainer>, cause: KillCause) -> 
     let kind = match cause {
         KillCause::Liveness => Some(ProbeKind::Liveness),
         KillCause::Startup => Some(ProbeKind::Startup),
-        KillCause::SpecChanged | KillCause::Unknown => None,
+        KillCause::SpecChanged | KillCause::Resize | KillCause::Unknown => None,
     };
     let own = kind
         .and_then(|k| k.of(&container?.spec))
