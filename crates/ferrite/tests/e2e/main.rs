@@ -20,6 +20,7 @@ mod docker_network;
 mod docker_options;
 mod kubectl;
 mod lifecycle;
+mod network;
 mod newcomer;
 mod nodes;
 mod pods;

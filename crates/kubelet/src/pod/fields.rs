@@ -206,8 +206,8 @@ const TABLE: &[(&str, &[Row])] = &[
         "ContainerPort",
         &[
             ("containerPort", Acted("container/sandbox")),
-            ("hostIP", Differs("hostPort")),
-            ("hostPort", Differs("hostPort")),
+            ("hostIP", Acted("container/sandbox")),
+            ("hostPort", Acted("container/sandbox")),
             ("name", Acted("probe/check")),
             ("protocol", Acted("container/sandbox")),
         ],
