@@ -7,6 +7,43 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Who decides what an authenticated caller of the kubelet API may do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Authorization {
+    /// The API server, asked with SubjectAccessReviews.
+    #[default]
+    Webhook,
+    /// Nobody: every authenticated caller may do everything.
+    AlwaysAllow,
+}
+
+/// Authentication and authorization of the kubelet API's callers. Certificates of the authority in
+/// [`Config::tls`] are always accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KubeletAccess {
+    /// Callers without credentials are `system:anonymous`.
+    pub anonymous: bool,
+    /// Bearer tokens are accepted; the API server says whose they are.
+    pub webhook_tokens: bool,
+    pub token_ttl: Duration,
+    pub authorization: Authorization,
+    pub authorized_ttl: Duration,
+    pub unauthorized_ttl: Duration,
+}
+
+impl Default for KubeletAccess {
+    fn default() -> Self {
+        Self {
+            anonymous: false,
+            webhook_tokens: true,
+            token_ttl: Duration::from_secs(120),
+            authorization: Authorization::Webhook,
+            authorized_ttl: Duration::from_secs(300),
+            unauthorized_ttl: Duration::from_secs(30),
+        }
+    }
+}
+
 /// Everything a kubelet is told. [`Config::new`] fills in what upstream defaults.
 #[derive(Clone)]
 pub struct Config {
@@ -29,8 +66,16 @@ pub struct Config {
     /// The kubelet API's TLS settings, with the authority of the callers' certificates. Without them the API is not
     /// served.
     pub tls: Option<ServerTls>,
-    /// Common names of certificates that may use the kubelet API, besides members of `system:masters`.
-    pub authorized_names: Vec<String>,
+    /// Who may use the kubelet API.
+    pub access: KubeletAccess,
+    /// Serve the paths that run commands, stream, or show logs.
+    pub debugging_handlers: bool,
+    /// Serve files of the host's log directory at `/logs/`.
+    pub system_log_handler: bool,
+    /// That directory.
+    pub system_log_dir: PathBuf,
+    /// Where `/healthz` is served without TLS for whoever watches over the process.
+    pub healthz_address: Option<SocketAddr>,
     /// The cluster's name server. Without it pods resolve names as the node does.
     pub cluster_dns: Option<IpAddr>,
     pub cluster_domain: String,
@@ -76,7 +121,11 @@ impl Config {
             cgroup_driver: CgroupDriver::Cgroupfs,
             server_address: SocketAddr::from(([0, 0, 0, 0], 10250)),
             tls: None,
-            authorized_names: vec!["kube-apiserver-kubelet-client".into()],
+            access: KubeletAccess::default(),
+            debugging_handlers: true,
+            system_log_handler: true,
+            system_log_dir: PathBuf::from("/var/log"),
+            healthz_address: None,
             cluster_dns: None,
             cluster_domain: "cluster.local".into(),
             resolv_conf: PathBuf::from("/etc/resolv.conf"),

@@ -151,6 +151,11 @@ impl Kubelet {
             }
             None => None,
         };
+        if let Some(address) = config.healthz_address {
+            server::start_health(address, &scope)
+                .await
+                .map_err(|source| StartError::Listen { address, source })?;
+        }
         let port = server_address.map_or(config.server_address.port(), |a| a.port());
         let gc = ImageGc {
             images: images.clone(),

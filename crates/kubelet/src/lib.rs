@@ -28,6 +28,6 @@ mod testing;
 mod userns;
 mod volumes;
 
-pub use config::Config;
+pub use config::{Authorization, Config, KubeletAccess};
 pub use images::{ConfigError as CredentialProviderError, Plugins as CredentialProviderPlugins};
 pub use kubelet::{Kubelet, StartError};
