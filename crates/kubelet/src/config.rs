@@ -74,6 +74,15 @@ pub struct Config {
     pub system_log_handler: bool,
     /// That directory.
     pub system_log_dir: PathBuf,
+    /// A directory (or one file) with manifests of static pods.
+    pub static_pod_path: Option<PathBuf>,
+    /// How often it is read even if the kernel reports no change.
+    pub file_check_frequency: Duration,
+    /// A URL with manifests of static pods, and headers for it.
+    pub static_pod_url: Option<(String, Vec<(String, String)>)>,
+    pub http_check_frequency: Duration,
+    /// There is no API server: static pods are all there is. The client is [`crate::standalone::client`].
+    pub standalone: bool,
     /// Where `/healthz` is served without TLS for whoever watches over the process.
     pub healthz_address: Option<SocketAddr>,
     /// The cluster's name server. Without it pods resolve names as the node does.
@@ -125,6 +134,11 @@ impl Config {
             debugging_handlers: true,
             system_log_handler: true,
             system_log_dir: PathBuf::from("/var/log"),
+            static_pod_path: None,
+            file_check_frequency: Duration::from_secs(20),
+            static_pod_url: None,
+            http_check_frequency: Duration::from_secs(20),
+            standalone: false,
             healthz_address: None,
             cluster_dns: None,
             cluster_domain: "cluster.local".into(),

@@ -23,6 +23,8 @@ mod probe;
 mod quantity;
 mod runtime_class;
 mod server;
+mod sources;
+pub mod standalone;
 #[cfg(test)]
 mod testing;
 mod userns;
