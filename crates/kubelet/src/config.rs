@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Who decides what an authenticated caller of the kubelet API may do.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -63,9 +64,9 @@ pub struct Config {
     pub cgroup_driver: CgroupDriver,
     /// Where the kubelet API listens. The port is published in the Node's status.
     pub server_address: SocketAddr,
-    /// The kubelet API's TLS settings, with the authority of the callers' certificates. Without them the API is not
-    /// served.
-    pub tls: Option<ServerTls>,
+    /// The kubelet API's TLS settings, with the authority of the callers' certificates, now and as they change. While
+    /// there are none, callers are turned away; without the channel the API is not served.
+    pub tls: Option<watch::Receiver<Option<ServerTls>>>,
     /// Who may use the kubelet API.
     pub access: KubeletAccess,
     /// Serve the paths that run commands, stream, or show logs.

@@ -35,6 +35,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -63,7 +64,7 @@ pub(crate) struct Server {
 pub(crate) async fn start(
     context: Arc<Context>,
     config: Arc<Config>,
-    tls: ServerTls,
+    tls: watch::Receiver<Option<ServerTls>>,
     scope: &Scope,
 ) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(config.server_address).await?;
@@ -74,7 +75,7 @@ pub(crate) async fn start(
     Ok(address)
 }
 
-async fn accept(listener: TcpListener, tls: ServerTls, server: Arc<Server>) {
+async fn accept(listener: TcpListener, tls: watch::Receiver<Option<ServerTls>>, server: Arc<Server>) {
     let gate = Gate::default();
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -85,7 +86,9 @@ async fn accept(listener: TcpListener, tls: ServerTls, server: Arc<Server>) {
                 continue;
             }
         };
-        let (tls, served, stranger) = (tls.clone(), server.clone(), gate.enter(peer.ip()));
+        // The cluster has not signed the certificate yet.
+        let Some(tls) = tls.borrow().clone() else { continue };
+        let (served, stranger) = (server.clone(), gate.enter(peer.ip()));
         server.scope.spawn(greet(stream, tls, served, stranger));
     }
 }

@@ -27,6 +27,7 @@ impl Door {
         let mut config = Config::new("node", "192.0.2.1".parse().unwrap());
         config.server_address = "127.0.0.1:0".parse().unwrap();
         let scope = Scope::new();
+        let tls = watch::channel(Some(tls)).1;
         let address = start(harness.context.clone(), Arc::new(config), tls, &scope).await.unwrap();
         Self { harness, authority, address, scope }
     }
