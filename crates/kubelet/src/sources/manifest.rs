@@ -291,7 +291,7 @@ mod tests {
             (
                 "token",
                 volume("projected: {sources: [{serviceAccountToken: {path: t}}]}"),
-                "serviceaccounts (via projected",
+                "serviceAccountToken: Forbidden",
             ),
             (
                 "environment",
