@@ -19,6 +19,7 @@ mod docker;
 mod docker_network;
 mod docker_options;
 mod kubectl;
+mod kubelet;
 mod lifecycle;
 mod network;
 mod newcomer;

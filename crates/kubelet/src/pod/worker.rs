@@ -3,7 +3,7 @@
 use super::admission::{self, Offer};
 use super::backoff::BackOff;
 use super::context::Context;
-use super::decide::{self, Actions, Inputs, KillCause};
+use super::decide::{self, Actions, KillCause};
 use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
@@ -95,6 +95,7 @@ enum Cause {
 pub(super) struct Worker {
     pub(super) context: Arc<Context>,
     pub(super) id: PodId,
+    pub(super) local: bool,
     pub(super) desired: watch::Receiver<Desired>,
     pub(super) wake: Arc<Notify>,
     pub(super) objects_changed: Arc<std::sync::atomic::AtomicBool>,
@@ -120,23 +121,35 @@ pub(super) struct Worker {
     messages: HashMap<String, String>,
 }
 
+/// What a worker is told.
+pub(crate) struct Inputs {
+    pub id: PodId,
+    /// A static pod: the API neither wants it nor knows it by its UID.
+    pub local: bool,
+    pub desired: watch::Receiver<Desired>,
+    pub wake: Arc<Notify>,
+    pub objects_changed: Arc<std::sync::atomic::AtomicBool>,
+}
+
 /// Starts the worker of a pod; it ends when nothing of the pod is left.
 pub(crate) fn start(
     context: Arc<Context>,
-    id: PodId,
-    desired: watch::Receiver<Desired>,
-    wake: Arc<Notify>,
-    objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    inputs: Inputs,
     scope: &Scope,
     done: impl FnOnce() + Send + 'static,
 ) {
     let scope = scope.child();
-    let writer = StatusWriter::start(context.clone(), id.clone(), &scope);
+    let Inputs { id, local, desired, wake, objects_changed } = inputs;
+    let writer = match local {
+        true => StatusWriter::local(context.pods.local().clone(), &id),
+        false => StatusWriter::start(context.clone(), id.clone(), &scope),
+    };
     let probes = ProbeSet::new(context.probes.clone(), &scope, wake.clone());
     let allocation = Allocation::load(&context.volumes.pod_dir(&id.uid)).unwrap_or_default();
     let worker = Worker {
         context,
         id,
+        local,
         desired,
         wake,
         objects_changed,
@@ -173,6 +186,10 @@ impl Worker {
         let mut cause = Cause::Anything;
         loop {
             let desired = self.desired.borrow_and_update().clone();
+            let desired = match desired {
+                Desired::Present(pod) if self.local => Desired::Present(self.with_own_status(&pod)),
+                other => other,
+            };
             let echo = cause == Cause::Api
                 && seen.as_ref().is_some_and(|old| only_status_differs(old, desired.pod()));
             seen = Some(desired.pod().clone());
@@ -268,7 +285,7 @@ impl Worker {
         self.ensure_cgroup(pod, &runtime).await?;
         self.ensure_volumes(pod).await?;
         let probes = self.probes.results();
-        let actions = decide::decide(&Inputs {
+        let actions = decide::decide(&decide::Inputs {
             pod,
             runtime: &runtime,
             probes: &probes,
@@ -330,7 +347,8 @@ impl Worker {
         let node = node.first();
         let features = context.readiness.borrow().features.clone();
         let node_state = admission::NodeState {
-            labels: node.and_then(|n| n.metadata.labels.clone()).unwrap_or_default(),
+            labels: node
+                .map_or(context.own_labels.clone(), |n| n.metadata.labels.clone().unwrap_or_default()),
             allocatable: node.and_then(|n| n.status.as_ref()?.allocatable.clone()).unwrap_or_default(),
             abilities: context.abilities,
             supplemental_groups_policy: features.supplemental_groups_policy,
@@ -338,10 +356,19 @@ impl Worker {
         (offer, node_state)
     }
 
+    /// The status of a static pod is here and not in the API.
+    fn with_own_status(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        match self.local {
+            true => self.context.pods.local().with_status(pod),
+            false => pod.clone(),
+        }
+    }
+
     /// Computes and publishes the status.
     pub(super) fn publish(&self, pod: &Arc<Pod>, runtime: &RuntimePod, terminating: bool, terminated: bool) {
         let context = &self.context;
         let probes = self.probes.results();
+        let pod = &self.with_own_status(pod);
         let status = status::pod_status(&StatusInputs {
             pod: &self.allocation.of(pod, runtime),
             resize: &self.resize,

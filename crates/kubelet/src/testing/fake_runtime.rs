@@ -57,6 +57,11 @@ impl FakeRuntime {
         self.state.lock().unwrap().calls.clone()
     }
 
+    /// How many containers were started so far.
+    pub(crate) fn started(&self) -> usize {
+        self.calls().iter().filter(|call| call.starts_with("start:")).count()
+    }
+
     pub(crate) fn forget_calls(&self) {
         self.state.lock().unwrap().calls.clear();
     }
