@@ -403,6 +403,12 @@ pub trait Strategy: Send + Sync + 'static {
         None
     }
 
+    /// Selectable fields by which the store finds watches, as upstream's trigger functions. Their texts are in the stored
+    /// object at the same path.
+    fn trigger_fields(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     /// Why an object of this name is never deleted by itself, if so.
     fn undeletable(&self, _name: &str) -> Option<&'static str> {
         None

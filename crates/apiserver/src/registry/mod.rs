@@ -15,6 +15,7 @@ mod list;
 pub(crate) mod metadata;
 mod select;
 pub(crate) mod stored;
+mod trigger;
 mod update;
 mod watch;
 

@@ -2,7 +2,7 @@
 
 use super::hub::{Event, EventType, Hub};
 use super::list::{Items, too_large};
-use super::{Registry, Selectors, stored};
+use super::{Registry, Selectors, stored, trigger};
 use crate::extensions::Converter;
 use crate::options::ListOptions;
 use ferrite_api::Status;
@@ -73,7 +73,8 @@ impl Registry {
         if after < oldest {
             return Err(gone(&WatchEnd::Compacted { wanted: after.next(), oldest: oldest.next() }));
         }
-        let watch = self.store.watch(prefix.as_bytes(), after).map_err(|end| gone(&end))?;
+        let trigger = trigger::of(resource, &selectors);
+        let watch = self.store.watch_selected(prefix.as_bytes(), trigger, after).map_err(|end| gone(&end))?;
         Ok(WatchStream {
             initial: from_now.then(|| Items::all(resource, selectors.clone(), snapshot, prefix)),
             initial_end: (initial && options.bookmarks).then_some(current),
