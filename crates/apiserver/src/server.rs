@@ -20,6 +20,7 @@ use ferrite_pki::{Identity, TokenSigner};
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
+use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -168,6 +169,7 @@ pub struct ApiServer {
     pub(crate) hosted: Hosted,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) memory: MemoryReclaimer,
+    pub(crate) started: Timestamp,
     ready: AtomicBool,
     /// Set as soon as the server is told to stop.
     draining: AtomicBool,
@@ -219,6 +221,7 @@ impl ApiServer {
             config,
             aggregator: Aggregator::default(),
             openapi: openapi::Documents::default(),
+            started: Timestamp::now(),
             ready: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             stop: CancellationToken::new(),
@@ -229,8 +232,8 @@ impl ApiServer {
         bootstrap::run(&server).await?;
         if fresh {
             // Nobody has seen a version from before there was anything. As upstream: it is too old for a watch.
-            let store = &server.registry.store;
-            store.compact(store.usage().revision).map_err(Status::internal)?;
+            let registry = &server.registry;
+            registry.oldest_watch.store(registry.store.usage().revision.0, Ordering::Relaxed);
         }
         if let Some(mut definitions) = crate::extensions::Follower::new(&server) {
             definitions.load();

@@ -93,7 +93,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     metadata.insert("name", call.name().into());
     metadata.insert("namespace", call.namespace().into());
     metadata.insert("creationTimestamp", metadata::time(now).into());
-    encode::value(201, &request, call.representation)
+    encode::object(201, &call.resource, &request, call.representation, call.include_object()?)
 }
 
 async fn admit(call: &Call, options: &WriteOptions, request: &mut Value) -> Result<(), Status> {
