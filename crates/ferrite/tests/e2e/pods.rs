@@ -173,9 +173,10 @@ spec:
   volumes: [{{name: tools, image: {{reference: {TOOLS}, pullPolicy: IfNotPresent}}}}]
 "#
     ));
-    world.wait_ready("p");
-    let failed = world.try_kubectl(&["exec", "p", "--", "/ferrite", "tools", "write", "/tools/x", "y"]);
-    assert!(!failed.status.success(), "an image is read-only");
+    let pid = container_pid(&world.wait_ready("p"));
+    let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+    let mount = mounts.lines().find(|line| line.contains(" /tools ")).unwrap();
+    assert!(mount.contains(" /tools ro,"), "an image is read-only: {mount}");
     world.create(&format!(
         r#"
 apiVersion: v1

@@ -369,6 +369,10 @@ const TABLE: &[(&str, &[Row])] = &[
         "PersistentVolumeClaimVolumeSource",
         &[("claimName", Acted("volumes/claim")), ("readOnly", Acted("volumes/claim"))],
     ),
+    (
+        "ContainerResizePolicy",
+        &[("resourceName", Acted("pod/resize")), ("restartPolicy", Acted("pod/resize"))],
+    ),
     ("ImageVolumeSource", &[("pullPolicy", Acted("volumes/image")), ("reference", Acted("volumes/image"))]),
     ("EphemeralVolumeSource", &[("volumeClaimTemplate", Elsewhere("controllers"))]),
     (
