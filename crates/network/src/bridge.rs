@@ -19,7 +19,7 @@ use nlink::netlink::{Connection, Route};
 use crate::host_ports::{self, HostPorts};
 use crate::ipam::Ipam;
 use crate::state::{Before, Record, State, boot_id};
-use crate::{Attachment, Cidr, NetworkError, PodGuard, PodNetwork, PodRef, routes, rules};
+use crate::{Attachment, Cidr, NetworkError, PodGuard, PodNetwork, PodRef, bandwidth, routes, rules};
 
 /// The pod's end of the pair.
 const POD_LINK: &str = "eth0";
@@ -316,6 +316,12 @@ impl Bridge {
         let isolated = self.isolate_ports().await?;
         let flags = BridgePortConfig::new().hairpin(true).isolated(isolated);
         self.conn.set_bridge_port(host_end, flags).await.map_err(fail("bridge port flags"))?;
+        if let Some(bits) = pod.bandwidth.ingress {
+            bandwidth::limit(&self.conn, host_end, bits).await.map_err(fail("ingress bandwidth"))?;
+        }
+        if let Some(bits) = pod.bandwidth.egress {
+            bandwidth::limit(&pod_conn, link, bits).await.map_err(fail("egress bandwidth"))?;
+        }
         self.conn.set_link_up(host_end).await.map_err(fail("host link"))?;
 
         pod_conn.set_link_up("lo").await.map_err(fail("loopback"))?;
