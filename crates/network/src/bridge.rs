@@ -539,11 +539,16 @@ impl PodNetwork for Bridge {
 
 /// The name of the host's end of a sandbox's pair: short enough for a link, the same at every call.
 fn host_link(sandbox: &str) -> String {
+    hash_name("veth", sandbox)
+}
+
+/// A prefix and eleven hexadecimal digits that stand for a text.
+pub(crate) fn hash_name(prefix: &str, text: &str) -> String {
     // FNV-1a: stable across versions and machines, which the standard hasher is not.
-    let hash = sandbox.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    format!("veth{:011x}", hash >> 20)
+    format!("{prefix}{:011x}", hash >> 20)
 }
 
 /// Whether a link name has the shape [`host_link`] gives.

@@ -238,18 +238,12 @@ fn documented_plugin() -> String {
     rest.split_once("\n```").unwrap().0.to_owned()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_shell_script_of_the_documentation_is_a_plugin() {
-    let world = World::new();
-    world.plugin("script", &documented_plugin());
-    let config = json!({"cniVersion": "0.4.0", "name": "lan", "type": "script", "bridge": "script0",
-        "subnet": "10.77.0", "leases": world.path("leases")});
-    world.configure("10-script.conf", &config);
+/// Two pods of one network reach each other and the node, and addresses come back. Plugins work in the namespace of the
+/// caller: the node's.
+async fn two_pods(network: CniNetwork, first_address: &str, second_address: &str, gateway: &str) {
     let (node, a, b) = (TestNs::new(), TestNs::new(), TestNs::new());
-    let network = world.network();
-    // The plugin works in the namespace of the caller: the node's.
     let node_path = node.path.clone();
-    let (first, second) = {
+    let (first, second, again) = {
         // As the plugin's process sees them.
         let seen = |ns: &TestNs| {
             let path = ns.path.display().to_string();
@@ -267,8 +261,8 @@ async fn the_shell_script_of_the_documentation_is_a_plugin() {
                         network.check("a").await.unwrap();
                         network.detach("b", &b).await.unwrap();
                         let again = network.attach("b", &b, &pod("b")).await.unwrap();
-                        assert_eq!(again, second, "the address was free again");
-                        (first.ips[0], again.ips[0])
+                        assert_ne!(again.ips, first.ips);
+                        (first.ips[0], second.ips[0], again.ips[0])
                     })
                 })
                 .unwrap()
@@ -276,7 +270,37 @@ async fn the_shell_script_of_the_documentation_is_a_plugin() {
         .await
         .unwrap()
     };
-    assert_eq!((first.to_string(), second.to_string()), ("10.77.0.2".into(), "10.77.0.3".into()));
-    assert_eq!(echo(&a, &b, second), format!("ping from {first}"));
-    assert_eq!(echo(&a, &node, "10.77.0.1".parse().unwrap()), format!("ping from {first}"));
+    assert_eq!((first.to_string(), second.to_string()), (first_address.into(), second_address.into()));
+    assert_eq!(echo(&a, &b, again), format!("ping from {first}"));
+    assert_eq!(echo(&a, &node, gateway.parse().unwrap()), format!("ping from {first}"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_shell_script_of_the_documentation_is_a_plugin() {
+    let world = World::new();
+    world.plugin("script", &documented_plugin());
+    let config = json!({"cniVersion": "0.4.0", "name": "lan", "type": "script", "bridge": "script0",
+        "subnet": "10.77.0", "leases": world.path("leases")});
+    world.configure("10-script.conf", &config);
+    two_pods(world.network(), "10.77.0.2", "10.77.0.3", "10.77.0.1").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unmodified_plugins_of_others_work() {
+    let debian = Path::new("/usr/lib/cni");
+    assert!(debian.join("bridge").exists(), "install containernetworking-plugins");
+    let world = World::new();
+    let config = json!({"cniVersion": "1.0.0", "name": "lan", "plugins": [
+        {"type": "bridge", "bridge": "lan0", "isGateway": true, "isDefaultGateway": true,
+            "ipam": {"type": "host-local", "dataDir": world.path("leases"), "ranges": [[{"subnet": "10.79.0.0/24"}]]}},
+        {"type": "tuning"},
+    ]});
+    world.configure("10-lan.conflist", &config);
+    let network = CniNetwork::new(CniConfig {
+        configurations: world.path("net.d"),
+        programs: vec![debian.to_owned()],
+        cache: world.path("cache"),
+        patience: Duration::from_secs(60),
+    });
+    two_pods(network, "10.79.0.2", "10.79.0.3", "10.79.0.1").await;
 }

@@ -185,3 +185,37 @@ fn pods_have_their_network_from_a_plugin() {
     drop(world);
     assert_eq!(held(), 0, "nothing is left");
 }
+
+#[test]
+fn the_program_is_the_plugins_by_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (programs, configurations) = (dir.path().join("bin"), dir.path().join("net.d"));
+    std::fs::create_dir(&programs).unwrap();
+    std::fs::create_dir(&configurations).unwrap();
+    for name in ["bridge", "host-local", "portmap", "bandwidth"] {
+        std::os::unix::fs::symlink(ferrite(), programs.join(name)).unwrap();
+    }
+    let config = ferrite_json::json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [
+        {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
+            "ipam": {"type": "host-local", "dataDir": dir.path().join("leases").to_str().unwrap(),
+                "ranges": [[{"subnet": "10.78.0.0/24"}]]}},
+        {"type": "portmap", "capabilities": {"portMappings": true}},
+        {"type": "bandwidth", "capabilities": {"bandwidth": true}},
+    ]});
+    std::fs::write(configurations.join("10-pods.conflist"), config.to_string()).unwrap();
+    let world = World::start_with(&[
+        "--cni-conf-dir",
+        configurations.to_str().unwrap(),
+        "--cni-bin-dir",
+        programs.to_str().unwrap(),
+    ]);
+    world.create(&published("one", "node", "127.0.0.1"));
+    world.create(&member("client", "node"));
+    world.wait_ready("one");
+    world.wait_ready("client");
+    let address = world.kubectl(&["get", "pod", "one", "-o", "jsonpath={.status.podIP}"]);
+    assert!(address.starts_with("10.78.0."), "{address}");
+    let url = format!("http://{address}:8080/");
+    assert!(world.kubectl(&["exec", "client", "--", "/ferrite", "tools", "get", &url]).contains("one"));
+    assert!(world.netns.http_get("127.0.0.1:54323".parse().unwrap(), "/").unwrap().contains("one"));
+}

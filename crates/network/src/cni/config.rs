@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn configurations() {
-        let rows: [(&str, Result<(&str, &str, usize), &str>); 11] = [
+        type Want = Result<(&'static str, &'static str, usize), &'static str>;
+        let rows: [(&str, Want); 11] = [
             (r#"{"cniVersion":"0.3.1","name":"net","type":"bridge"}"#, Ok(("net", "0.3.1", 1))),
             (
                 r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"a"},{"type":"b"}]}"#,

@@ -5,6 +5,7 @@
 
 mod config;
 mod plugin;
+pub mod plugins;
 
 use std::fs;
 use std::io;
