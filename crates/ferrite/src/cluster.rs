@@ -10,8 +10,8 @@ use crate::joining::token::JoinToken;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::machines::{MachineOptions, Machines};
 use crate::node::{
-    CgroupDriver, Embedded, KubeletOptions, NodePlace, Services, start_kubelet, start_policies, start_proxy,
-    start_runtime,
+    CgroupDriver, CniOptions, Embedded, KubeletOptions, NodePlace, Services, collect_garbage, start_kubelet,
+    start_policies, start_proxy, start_runtime,
 };
 use crate::node_routes;
 use crate::paths::Paths;
@@ -21,7 +21,7 @@ use ferrite_client::{Events, Informers, Scope};
 use ferrite_component::GoDuration;
 use ferrite_controllers::{NodeCertificates, NodeCidrs};
 use ferrite_kubelet::Kubelet;
-use ferrite_network::{Bridge, BridgeConfig, Encapsulation, RouterConfig, Segment};
+use ferrite_network::{Bridge, BridgeConfig, Encapsulation, PodNetwork, RouterConfig, Segment};
 use ferrite_pki::{Purpose, Subject};
 use ferrite_policy::Sources;
 use ferrite_proxy::Proxy;
@@ -73,6 +73,8 @@ pub struct ClusterOptions {
     /// then run there and have the network that runtime is configured for. It is remembered for the next start.
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
+    #[command(flatten)]
+    pub cni: CniOptions,
     /// Who makes control groups: the kubelet and the runtime themselves, or systemd when they ask it to. Another
     /// runtime's own choice counts, if it tells.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
@@ -179,10 +181,23 @@ impl Cluster {
             }
         };
 
+        let plugins = options.cni.network(paths, &scope);
         let (embedded, services) = match &options.container_runtime_endpoint {
             None => {
                 let (registries, driver) = (&options.insecure_registry, options.cgroup_driver);
-                let embedded = start_runtime(paths, registries, driver, bridge.clone(), &scope).await?;
+                let network: Arc<dyn PodNetwork> = match &plugins {
+                    Some(plugins) => plugins.clone(),
+                    None => bridge.clone(),
+                };
+                let embedded = start_runtime(paths, registries, driver, network, &scope).await?;
+                if let Some(plugins) = &plugins
+                    && let Err(error) = collect_garbage(plugins, &embedded.runtime).await
+                {
+                    tracing::warn!(
+                        error = crate::chain(error.as_ref()),
+                        "pods that are gone may still have addresses"
+                    );
+                }
                 let services =
                     Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
                 progress.done("runtime", &paths.runtime().display().to_string());

@@ -19,7 +19,7 @@ use nlink::netlink::{Connection, Route};
 use crate::host_ports::{self, HostPorts};
 use crate::ipam::Ipam;
 use crate::state::{Before, Record, State, boot_id};
-use crate::{Attachment, Cidr, NetworkError, PodGuard, PodNetwork, PodRef, routes, rules};
+use crate::{Attachment, Cidr, NetworkError, PodGuard, PodNetwork, PodRef, bandwidth, routes, rules};
 
 /// The pod's end of the pair.
 const POD_LINK: &str = "eth0";
@@ -316,6 +316,12 @@ impl Bridge {
         let isolated = self.isolate_ports().await?;
         let flags = BridgePortConfig::new().hairpin(true).isolated(isolated);
         self.conn.set_bridge_port(host_end, flags).await.map_err(fail("bridge port flags"))?;
+        if let Some(bits) = pod.bandwidth.ingress {
+            bandwidth::limit(&self.conn, host_end, bits).await.map_err(fail("ingress bandwidth"))?;
+        }
+        if let Some(bits) = pod.bandwidth.egress {
+            bandwidth::limit(&pod_conn, link, bits).await.map_err(fail("egress bandwidth"))?;
+        }
         self.conn.set_link_up(host_end).await.map_err(fail("host link"))?;
 
         pod_conn.set_link_up("lo").await.map_err(fail("loopback"))?;
@@ -533,11 +539,16 @@ impl PodNetwork for Bridge {
 
 /// The name of the host's end of a sandbox's pair: short enough for a link, the same at every call.
 fn host_link(sandbox: &str) -> String {
+    hash_name("veth", sandbox)
+}
+
+/// A prefix and eleven hexadecimal digits that stand for a text.
+pub(crate) fn hash_name(prefix: &str, text: &str) -> String {
     // FNV-1a: stable across versions and machines, which the standard hasher is not.
-    let hash = sandbox.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    format!("veth{:011x}", hash >> 20)
+    format!("{prefix}{:011x}", hash >> 20)
 }
 
 /// Whether a link name has the shape [`host_link`] gives.

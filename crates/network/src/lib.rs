@@ -3,8 +3,10 @@
 //! A container runtime knows this crate only through [`PodNetwork`]: it makes a network namespace for a
 //! sandbox and asks for it to be attached. [`Bridge`] is the built-in implementation for one node.
 
+mod bandwidth;
 mod bridge;
 mod cidr;
+pub mod cni;
 mod host_ports;
 mod ipam;
 mod node;
@@ -18,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 
+pub use bandwidth::{Bandwidth, BandwidthError};
 pub use bridge::{Bridge, BridgeConfig, Isolation, Port};
 pub use cidr::{Cidr, CidrError};
 pub use host_ports::{HostPort, PortProtocol};
@@ -34,6 +37,7 @@ pub struct PodRef {
     pub uid: String,
     /// Ports of the node that lead to the pod.
     pub host_ports: Vec<HostPort>,
+    pub bandwidth: Bandwidth,
 }
 
 /// What a sandbox got from the network.
@@ -88,6 +92,9 @@ pub enum NetworkError {
         #[source]
         source: Box<ferrite_nft::KernelError>,
     },
+    /// A network of plugins did not do what it was asked.
+    #[error(transparent)]
+    Cni(Box<cni::CniError>),
     /// The guard of the network did not take a pod.
     #[error("cover pod {pod} with network policies: {what}")]
     Guard { pod: String, what: String },

@@ -135,3 +135,87 @@ spec:
     world.kubectl(&["delete", "networkpolicy", "server"]);
     eventually("the server answers everybody", || reaches("stranger-2", &server).then_some(()));
 }
+
+/// The plugin of docs/cni.md.
+fn documented_plugin() -> String {
+    let text = include_str!("../../../../docs/cni.md");
+    let (_, rest) = text.split_once("```sh\n").unwrap();
+    rest.split_once("```").unwrap().0.to_owned()
+}
+
+#[test]
+fn pods_have_their_network_from_a_plugin() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let (programs, configurations) = (dir.path().join("bin"), dir.path().join("net.d"));
+    std::fs::create_dir(&programs).unwrap();
+    std::fs::create_dir(&configurations).unwrap();
+    let plugin = programs.join("script");
+    std::fs::write(&plugin, documented_plugin()).unwrap();
+    std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+
+    let mut world = World::prepare(&[
+        "--cni-conf-dir",
+        configurations.to_str().unwrap(),
+        "--cni-bin-dir",
+        programs.to_str().unwrap(),
+    ]);
+    let leases = dir.path().join("leases");
+    let config = ferrite_json::json!({"cniVersion": "0.4.0", "name": "lan", "type": "script", "bridge": "script0",
+        "subnet": "10.77.0", "leases": leases.to_str().unwrap()});
+    std::fs::write(configurations.join("10-script.conf"), config.to_string()).unwrap();
+    world.up();
+    world.create(&member("server", "node"));
+    world.create(&member("client", "node"));
+    world.wait_ready("server");
+    world.wait_ready("client");
+    let address = world.kubectl(&["get", "pod", "server", "-o", "jsonpath={.status.podIP}"]);
+    assert!(address.starts_with("10.77.0."), "{address}");
+    let url = format!("http://{address}:8080/");
+    assert!(world.kubectl(&["exec", "client", "--", "/ferrite", "tools", "get", &url]).contains("server"));
+
+    world.kubectl(&["delete", "pod", "server", "--now"]);
+    let held = || std::fs::read_dir(&leases).unwrap().count();
+    assert_eq!(held(), 1, "the plugin has taken the address back");
+
+    // Without a network the node says so.
+    std::fs::remove_file(configurations.join("10-script.conf")).unwrap();
+    let node = world.watch(&["node", "node"], |node| condition(node, "Ready") == Some("False"));
+    assert!(node.to_string().contains("no network configuration"), "{node}");
+    drop(world);
+    assert_eq!(held(), 0, "nothing is left");
+}
+
+#[test]
+fn the_program_is_the_plugins_by_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (programs, configurations) = (dir.path().join("bin"), dir.path().join("net.d"));
+    std::fs::create_dir(&programs).unwrap();
+    std::fs::create_dir(&configurations).unwrap();
+    for name in ["bridge", "host-local", "portmap", "bandwidth"] {
+        std::os::unix::fs::symlink(ferrite(), programs.join(name)).unwrap();
+    }
+    let config = ferrite_json::json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [
+        {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
+            "ipam": {"type": "host-local", "dataDir": dir.path().join("leases").to_str().unwrap(),
+                "ranges": [[{"subnet": "10.78.0.0/24"}]]}},
+        {"type": "portmap", "capabilities": {"portMappings": true}},
+        {"type": "bandwidth", "capabilities": {"bandwidth": true}},
+    ]});
+    std::fs::write(configurations.join("10-pods.conflist"), config.to_string()).unwrap();
+    let world = World::start_with(&[
+        "--cni-conf-dir",
+        configurations.to_str().unwrap(),
+        "--cni-bin-dir",
+        programs.to_str().unwrap(),
+    ]);
+    world.create(&published("one", "node", "127.0.0.1"));
+    world.create(&member("client", "node"));
+    world.wait_ready("one");
+    world.wait_ready("client");
+    let address = world.kubectl(&["get", "pod", "one", "-o", "jsonpath={.status.podIP}"]);
+    assert!(address.starts_with("10.78.0."), "{address}");
+    let url = format!("http://{address}:8080/");
+    assert!(world.kubectl(&["exec", "client", "--", "/ferrite", "tools", "get", &url]).contains("one"));
+    assert!(world.netns.http_get("127.0.0.1:54323".parse().unwrap(), "/").unwrap().contains("one"));
+}

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::NetworkError;
 use crate::state::{sync_dir, write_atomic};
+pub(crate) use table::table as whole_table;
 
 /// The transport protocol of a host port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,7 +107,7 @@ impl HostPorts {
     pub(crate) fn rebuild(&mut self) -> Result<(), NetworkError> {
         self.programmed = false;
         self.table
-            .apply(&table::table(&self.bridge, &self.published), &[])
+            .apply(&table::table(std::slice::from_ref(&self.bridge), &self.published), &[])
             .map_err(NetworkError::rules("make the table of host ports"))?;
         self.programmed = true;
         Ok(())

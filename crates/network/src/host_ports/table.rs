@@ -75,7 +75,9 @@ pub(crate) fn element(
 }
 
 /// The whole table.
-pub(crate) fn table(bridge: &str, published: &BTreeMap<String, Published>) -> Transaction<HostPortSet> {
+///
+/// Pods are behind `links`.
+pub(crate) fn table(links: &[String], published: &BTreeMap<String, Published>) -> Transaction<HostPortSet> {
     let hooked = |name: &str, kind, hook, priority, rules| Chain {
         name: name.to_owned(),
         hook: Some((kind, hook, priority)),
@@ -85,7 +87,7 @@ pub(crate) fn table(bridge: &str, published: &BTreeMap<String, Published>) -> Tr
         rebuild: true,
         delete: Vec::new(),
         chains: vec![
-            hooked("raw-prerouting", ChainType::Filter, Hook::Prerouting, RAW, no_loopback_from(bridge)),
+            hooked("raw-prerouting", ChainType::Filter, Hook::Prerouting, RAW, no_loopback_from(links)),
             hooked("nat-prerouting", ChainType::Nat, Hook::Prerouting, BEFORE_SERVICES, translate()),
             hooked("nat-output", ChainType::Nat, Hook::Output, BEFORE_SERVICES, translate()),
             hooked("nat-postrouting", ChainType::Nat, Hook::Postrouting, SOURCE_NAT, masquerade()),
@@ -134,17 +136,18 @@ fn masquerade() -> Vec<R> {
 
 /// `route_localnet` lets the node send from 127.0.0.1 to pods. It would also let pods send to the node's loopback
 /// addresses: those packets are dropped as they come in.
-fn no_loopback_from(bridge: &str) -> Vec<R> {
-    let mut name = bridge.as_bytes().to_vec();
-    name.resize(16, 0);
-    let rule = |load| -> R {
-        [Expr::LoadInputInterface { to: 0 }, Expr::Compare { with: 0, equal: true, data: name.clone() }]
+fn no_loopback_from(links: &[String]) -> Vec<R> {
+    let rule = |link: &String, load| -> R {
+        let mut name = link.as_bytes().to_vec();
+        name.resize(16, 0);
+        [Expr::LoadInputInterface { to: 0 }, Expr::Compare { with: 0, equal: true, data: name }]
             .into_iter()
             .chain(in_range(load, loopback(), true))
             .chain([Expr::Verdict(Verdict::Drop)])
             .collect()
     };
-    vec![rule(load_destination(FAMILY, 0)), rule(load_source(FAMILY, 0))]
+    let both = |link| [rule(link, load_destination(FAMILY, 0)), rule(link, load_source(FAMILY, 0))];
+    links.iter().flat_map(both).collect()
 }
 
 impl HostPort {

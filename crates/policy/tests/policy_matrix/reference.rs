@@ -11,6 +11,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use ferrite_policy::model::{Labels, Name};
 
+/// Peers and ports of a rule.
+type Parts<'a> = (Option<&'a Vec<NetworkPolicyPeer>>, Option<&'a Vec<NetworkPolicyPort>>);
+
 #[derive(Debug, Clone)]
 pub(crate) struct Packet {
     pub(crate) source: IpAddr,
@@ -61,7 +64,7 @@ impl World {
             }
             selected = true;
             let namespace = policy.metadata.namespace.as_deref().unwrap();
-            let rules: Vec<(Option<&Vec<NetworkPolicyPeer>>, Option<&Vec<NetworkPolicyPort>>)> = if ingress {
+            let rules: Vec<Parts<'_>> = if ingress {
                 spec.ingress.iter().flatten().map(|rule| (rule.from.as_ref(), rule.ports.as_ref())).collect()
             } else {
                 spec.egress.iter().flatten().map(|rule| (rule.to.as_ref(), rule.ports.as_ref())).collect()

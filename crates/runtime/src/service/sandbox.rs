@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ferrite_cri::v1::{NamespaceMode, NamespaceOption, PodSandboxConfig, Protocol};
 use ferrite_cri::{Code, Error, Result, with_causes};
-use ferrite_network::{HostPort, PodRef, PortProtocol};
+use ferrite_network::{Bandwidth, HostPort, PodRef, PortProtocol};
 use ferrite_systemd::Slice;
 
 use super::client::{self, blocking};
@@ -131,6 +131,8 @@ impl Inner {
                 name: metadata.name,
                 uid: metadata.uid,
                 host_ports: host_ports(&sandbox.config)?,
+                bandwidth: Bandwidth::of(|key| sandbox.config.annotations.get(key))
+                    .map_err(|error| Error::invalid(error.to_string()))?,
             };
             let netns = sandbox.run_dir.join(NETNS);
             let attachment =
