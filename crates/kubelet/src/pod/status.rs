@@ -40,6 +40,8 @@ impl WaitingReason {
 pub(crate) struct Verdict {
     pub reason: String,
     pub message: String,
+    /// The message of the condition DisruptionTarget, when the pod ends for the sake of others.
+    pub disruption: Option<String>,
 }
 
 pub(crate) struct StatusInputs<'a> {
@@ -408,6 +410,13 @@ fn conditions(
     wanted.push(scheduled);
     let resizing = !matches!(phase, "Failed" | "Succeeded");
     wanted.extend(resize::condition(inputs.pod, inputs.runtime).filter(|_| resizing));
+    if let Some(message) = inputs.verdict.and_then(|verdict| verdict.disruption.clone()) {
+        wanted.push(PodCondition {
+            reason: Some("TerminationByKubelet".into()),
+            message: Some(message),
+            ..simple("DisruptionTarget", true)
+        });
+    }
     for condition in &mut wanted {
         condition.observed_generation = inputs.pod.metadata.generation;
         let before = kept.iter().find(|c| c.type_ == condition.type_);
