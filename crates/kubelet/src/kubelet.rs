@@ -135,6 +135,7 @@ impl Kubelet {
                 ListSelector::everything(),
                 &scope,
             ),
+            workers: workers.clone(),
             pods: PodTable::new(
                 Informer::<Pod>::start(Api::all(client.clone()), selector, &scope),
                 start_sources(&config, clock, &scope)?,

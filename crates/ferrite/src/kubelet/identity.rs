@@ -17,6 +17,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 
+/// Between two certificates, however short their lives are: the cluster must not be flooded with requests.
+const LEAST_WAIT: Duration = Duration::from_secs(10);
+
 /// The names of files in `--cert-dir` are upstream's.
 const CLIENT_PAIR: &str = "kubelet-client";
 const SERVER_PAIR: &str = "kubelet-server";
@@ -236,7 +239,7 @@ async fn rotate_client(
             // The kubeconfig has a certificate of its own, or a token: that is the first to be replaced.
             None => Some(Duration::ZERO),
         };
-        tokio::time::sleep(wait.unwrap_or_default()).await;
+        tokio::time::sleep(wait.unwrap_or_default().max(LEAST_WAIT)).await;
         let client = swap.borrow().clone();
         let rotated: Result<(), BoxError> = async {
             let identity = wanted.obtain(&client, &scope).await?;
@@ -318,7 +321,7 @@ impl ServingIdentity<'_> {
             loop {
                 if let Some(identity) = store.load(SERVER_PAIR) {
                     let wait = until_rotation(&identity.certificate, now(), rand::random());
-                    tokio::time::sleep(wait.unwrap_or_default()).await;
+                    tokio::time::sleep(wait.unwrap_or_default().max(LEAST_WAIT)).await;
                 }
                 let rotated: Result<(), BoxError> = async {
                     let identity = wanted.obtain(&client, &owned).await?;

@@ -9,6 +9,7 @@ use crate::images::Images;
 use crate::node::Readiness;
 use crate::objects::Objects;
 use crate::pod::admission::Abilities;
+use crate::pod::manager::Workers;
 use crate::pod::table::PodTable;
 use crate::probe::ProbeContext;
 use crate::userns::UserNamespaces;
@@ -47,6 +48,7 @@ pub(crate) struct Context {
     pub cgroups: Cgroups,
     pub services: Informer<Service>,
     pub pods: PodTable,
+    pub workers: Arc<Workers>,
     pub node: Informer<Node>,
     pub readiness: watch::Receiver<Readiness>,
     pub client: kube::Client,

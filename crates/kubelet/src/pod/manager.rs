@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::labels;
 use super::model::PodId;
+use super::status::Verdict;
 use super::terminate::{from_labels, remove_logs};
 use super::worker::{self, Desired};
 use crate::sources::mirror;
@@ -24,6 +25,7 @@ struct Handle {
     desired: watch::Sender<Desired>,
     wake: Arc<Notify>,
     objects_changed: Arc<AtomicBool>,
+    ordered_end: Arc<Mutex<Option<Verdict>>>,
 }
 
 /// Workers by pod UID.
@@ -53,6 +55,19 @@ impl Workers {
         }
     }
 
+    /// Ends a pod for the sake of others. False when it was told before, or nobody runs it.
+    pub(crate) fn end(&self, uid: &str, verdict: Verdict) -> bool {
+        let handles = self.lock();
+        let Some(handle) = handles.get(uid) else { return false };
+        let mut ordered = handle.ordered_end.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = ordered.is_none();
+        if first {
+            *ordered = Some(verdict);
+            handle.wake.notify_one();
+        }
+        first
+    }
+
     /// How many pods have a worker, now and as it changes.
     pub(crate) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()
@@ -79,8 +94,15 @@ impl Workers {
             return;
         }
         let (sender, receiver) = watch::channel(desired);
-        let handle = Handle { local, desired: sender, wake: Arc::default(), objects_changed: Arc::default() };
+        let handle = Handle {
+            local,
+            desired: sender,
+            wake: Arc::default(),
+            objects_changed: Arc::default(),
+            ordered_end: Arc::default(),
+        };
         let (wake, objects_changed) = (handle.wake.clone(), handle.objects_changed.clone());
+        let ordered_end = handle.ordered_end.clone();
         handles.insert(id.uid.clone(), handle);
         self.count.send_replace(handles.len());
         drop(handles);
@@ -94,7 +116,7 @@ impl Workers {
                 ended.pods.local().forget(&uid);
             }
         };
-        let inputs = worker::Inputs { id, local, desired: receiver, wake, objects_changed };
+        let inputs = worker::Inputs { id, local, desired: receiver, wake, objects_changed, ordered_end };
         worker::start(context.clone(), inputs, scope, done);
     }
 

@@ -1,6 +1,7 @@
 //! Pods: what is wanted, what the runtime has, what to do next, and who does it.
 
 pub(crate) mod admission;
+mod admit;
 pub(crate) mod backoff;
 pub(crate) mod context;
 mod decide;
@@ -12,6 +13,8 @@ pub(crate) mod labels;
 pub(crate) mod manager;
 pub(crate) mod model;
 pub(crate) mod observe;
+mod predicates;
+pub(crate) mod preemption;
 #[cfg(test)]
 mod refusal_tests;
 mod resize;

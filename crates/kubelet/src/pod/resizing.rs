@@ -44,9 +44,8 @@ impl Worker {
         }
         let context = self.context.clone();
         let (offer, node) = self.offer();
-        let pods = context.pods.list();
-        let others: Vec<_> = pods
-            .iter()
+        let (local, remote) = (context.pods.local().list(), context.pods.remote());
+        let others: Vec<_> = (local.iter().chain(&remote))
             .filter(|p| {
                 let is_admitted = p.status.as_ref().is_some_and(|s| s.start_time.is_some());
                 p.metadata.uid != pod.metadata.uid && !model::is_finished(p) && is_admitted

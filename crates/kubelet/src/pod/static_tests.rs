@@ -96,3 +96,29 @@ async fn static_pods_run_without_the_node_object_and_are_shown_when_it_comes() {
     let mirror = harness.until("web-node", "the mirror", running).await;
     assert_eq!(mirror["metadata"]["ownerReferences"][0]["uid"], "n2");
 }
+
+#[tokio::test]
+async fn a_critical_pod_gets_the_room_of_another() {
+    let harness = Harness::start().await;
+    let asking = |cpu: &str, priority: i32| {
+        json!({"priority": priority, "terminationGracePeriodSeconds": 1, "containers": [
+            {"name": "c", "image": "busybox:1", "imagePullPolicy": "IfNotPresent", "resources": {"requests": {"cpu": cpu}}}]})
+    };
+    harness.create("small", asking("500m", 0));
+    harness.until_phase("small", "Running").await;
+    harness.create("large", asking("1500m", 0));
+    harness.until_phase("large", "Running").await;
+    harness.create("late", asking("600m", 0));
+    let refused = harness.until_phase("late", "Failed").await;
+    assert_eq!(refused["status"]["reason"], "OutOfcpu");
+    harness.create("critical", asking("600m", 2_000_000_000));
+    harness.until_phase("critical", "Running").await;
+    let victim = harness.until_phase("large", "Failed").await;
+    assert_eq!(victim["status"]["reason"], "Preempting");
+    assert_eq!(victim["status"]["message"], "Preempted in order to admit critical pod");
+    let conditions = victim["status"]["conditions"].as_array().unwrap();
+    let target = conditions.iter().find(|c| c["type"] == "DisruptionTarget").unwrap();
+    assert_eq!((&target["status"], &target["reason"]), (&json!("True"), &json!("TerminationByKubelet")));
+    assert_eq!(harness.pod("small").unwrap()["status"]["phase"], "Running", "one victim is enough");
+    harness.until_event("Preempting", "critical pod").await;
+}

@@ -40,6 +40,8 @@ impl WaitingReason {
 pub(crate) struct Verdict {
     pub reason: String,
     pub message: String,
+    /// The message of the condition DisruptionTarget, when the pod ends for the sake of others.
+    pub disruption: Option<String>,
 }
 
 pub(crate) struct StatusInputs<'a> {
@@ -411,6 +413,13 @@ fn conditions(
     let resizing = !matches!(phase, "Failed" | "Succeeded");
     if resizing {
         wanted.extend(resize::conditions(inputs.resize));
+    }
+    if let Some(message) = inputs.verdict.and_then(|verdict| verdict.disruption.clone()) {
+        wanted.push(PodCondition {
+            reason: Some("TerminationByKubelet".into()),
+            message: Some(message),
+            ..simple("DisruptionTarget", true)
+        });
     }
     for condition in &mut wanted {
         condition.observed_generation = inputs.pod.metadata.generation;

@@ -134,7 +134,7 @@ fn a_final_phase_stays() {
         runtime: &RuntimePod::default(),
         probes: &ProbeResults::default(),
         waiting: &HashMap::new(),
-        verdict: Some(&Verdict { reason: "Evicted".into(), message: String::new() }),
+        verdict: Some(&Verdict { reason: "Evicted".into(), message: String::new(), disruption: None }),
         terminating: true,
         terminated: true,
         host_ip: "192.0.2.1",

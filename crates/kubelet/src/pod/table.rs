@@ -31,10 +31,15 @@ impl PodTable {
         self.api.list().into_iter().filter(|pod| is_mirror(pod)).collect()
     }
 
+    /// Pods of the API that should run here.
+    pub(crate) fn remote(&self) -> Vec<Arc<Pod>> {
+        self.api.list().into_iter().filter(|pod| !is_mirror(pod)).collect()
+    }
+
     /// Every pod that should run here.
     pub(crate) fn list(&self) -> Vec<Arc<Pod>> {
         let mut pods = self.local.list();
-        pods.extend(self.api.list().into_iter().filter(|pod| !is_mirror(pod)));
+        pods.extend(self.remote());
         pods
     }
 

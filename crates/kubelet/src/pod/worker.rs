@@ -1,6 +1,5 @@
 //! One task per pod: look, decide, act, tell; then wait for the next event.
 
-use super::admission::{self, Offer};
 use super::backoff::BackOff;
 use super::context::Context;
 use super::decide::{self, Actions, KillCause};
@@ -22,7 +21,7 @@ use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
@@ -30,6 +29,9 @@ use tokio::sync::{Notify, watch};
 const AFTER_FAILED_START: Duration = Duration::from_secs(1);
 /// A container whose configuration is wrong is looked at this often even if nothing it refers to changed.
 const AFTER_CONFIG_ERROR: Duration = Duration::from_secs(60);
+
+/// A critical pod waits for those that make room for it; their ends are looked for this often.
+const AFTER_PREEMPTION: Duration = Duration::from_secs(1);
 
 /// What the API wants of a pod.
 #[derive(Debug, Clone)]
@@ -99,6 +101,7 @@ pub(super) struct Worker {
     pub(super) desired: watch::Receiver<Desired>,
     pub(super) wake: Arc<Notify>,
     pub(super) objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    ordered_end: Arc<Mutex<Option<Verdict>>>,
     pub(super) probes: ProbeSet,
     pub(super) writer: StatusWriter,
     backoff: BackOff,
@@ -129,6 +132,8 @@ pub(crate) struct Inputs {
     pub desired: watch::Receiver<Desired>,
     pub wake: Arc<Notify>,
     pub objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    /// Set when the kubelet ends the pod for the sake of others.
+    pub ordered_end: Arc<Mutex<Option<Verdict>>>,
 }
 
 /// Starts the worker of a pod; it ends when nothing of the pod is left.
@@ -139,7 +144,7 @@ pub(crate) fn start(
     done: impl FnOnce() + Send + 'static,
 ) {
     let scope = scope.child();
-    let Inputs { id, local, desired, wake, objects_changed } = inputs;
+    let Inputs { id, local, desired, wake, objects_changed, ordered_end } = inputs;
     let writer = match local {
         true => StatusWriter::local(context.pods.local().clone(), &id),
         false => StatusWriter::start(context.clone(), id.clone(), &scope),
@@ -153,6 +158,7 @@ pub(crate) fn start(
         desired,
         wake,
         objects_changed,
+        ordered_end,
         probes,
         writer,
         backoff: BackOff::default(),
@@ -253,15 +259,20 @@ impl Worker {
         }
         if !self.admitted {
             // What runs already was admitted before: a restart of the kubelet takes nothing away.
-            if runtime.is_empty() {
-                self.admit(pod);
+            if runtime.is_empty() && !self.admit(pod) {
+                self.publish(pod, &runtime, false, false);
+                return Ok(Some(clock::add(now, AFTER_PREEMPTION)));
             }
             self.admitted = true;
+        }
+        if self.verdict.is_none() {
+            self.verdict = self.ordered_end.lock().unwrap_or_else(PoisonError::into_inner).clone();
         }
         let deadline = deadline(pod);
         if self.verdict.is_none() && deadline.is_some_and(|at| at <= now) {
             let message = "Pod was active on the node longer than the specified deadline";
-            self.verdict = Some(Verdict { reason: "DeadlineExceeded".into(), message: message.into() });
+            let reason = "DeadlineExceeded".to_owned();
+            self.verdict = Some(Verdict { reason, message: message.to_owned(), disruption: None });
             context.event(pod, EventType::Normal, "DeadlineExceeded", message);
         }
         if self.verdict.is_some() {
@@ -313,47 +324,6 @@ impl Worker {
             return self.context.host_ip.clone();
         }
         runtime.sandbox().and_then(|s| s.ips.first()).cloned().unwrap_or_default()
-    }
-
-    fn admit(&mut self, pod: &Pod) {
-        let context = &self.context;
-        let (offer, node_state) = self.offer();
-        // Pods that came earlier and still run; who came first is decided by creation, then name.
-        let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
-        let pods = context.pods.list();
-        let others = pods.iter().map(|p| &**p).filter(|p| {
-            p.metadata.uid != pod.metadata.uid
-                && !model::is_finished(p)
-                && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
-        });
-        let others: Vec<_> = others.map(resize::allocated_by_status).collect();
-        let others = others.iter().map(|p| &**p);
-        if let Err(verdict) = admission::admit(pod, others, &offer, &node_state) {
-            context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
-            self.verdict = Some(verdict);
-        }
-    }
-
-    /// The node's resources and abilities.
-    pub(super) fn offer(&self) -> (Offer, admission::NodeState) {
-        let context = &self.context;
-        let offer = Offer {
-            cpu_milli: context.limits.cpu_milli,
-            memory: context.limits.memory,
-            ephemeral_storage: context.limits.ephemeral_storage,
-            max_pods: context.max_pods,
-        };
-        let node = context.node.list();
-        let node = node.first();
-        let features = context.readiness.borrow().features.clone();
-        let node_state = admission::NodeState {
-            labels: node
-                .map_or(context.own_labels.clone(), |n| n.metadata.labels.clone().unwrap_or_default()),
-            allocatable: node.and_then(|n| n.status.as_ref()?.allocatable.clone()).unwrap_or_default(),
-            abilities: context.abilities,
-            supplemental_groups_policy: features.supplemental_groups_policy,
-        };
-        (offer, node_state)
     }
 
     /// The status of a static pod is here and not in the API.

@@ -4,7 +4,7 @@
 use super::manifest::{HASH, MIRROR};
 use crate::pod::context::Context;
 use crate::pod::{PodId, write_status};
-use ferrite_client::{Api, Backoff, Change, is_conflict, is_not_found, message_of};
+use ferrite_client::{Api, Backoff, Change, is_already_exists, is_conflict, is_not_found, message_of};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, PostParams, Preconditions};
@@ -153,7 +153,14 @@ async fn act(context: &Context, action: MirrorAction) -> kube::Result<()> {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             let api = Api::<Pod>::namespaced(context.client.clone(), namespace);
             tracing::info!(pod = %PodId::of(&pod), "creating a mirror pod for a static pod");
-            api.create(&PostParams::default(), &pod).await.map(drop)
+            match api.create(&PostParams::default(), &pod).await {
+                // Ours, which the watch has not shown yet; any other pod of that name is in the way.
+                Err(e) if is_already_exists(&e) => match api.get_opt(&PodId::of(&pod).name).await? {
+                    Some(found) if annotation(&found, MIRROR) == annotation(&pod, MIRROR) => Ok(()),
+                    _ => Err(e),
+                },
+                other => other.map(drop),
+            }
         }
         MirrorAction::Delete(id) => {
             let api = Api::<Pod>::namespaced(context.client.clone(), &id.namespace);

@@ -108,6 +108,7 @@ impl Harness {
             objects,
             cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
             services: Informer::start(Api::all(client.clone()), ListSelector::everything(), &scope),
+            workers: workers.clone(),
             pods: PodTable::new(
                 Informer::start(Api::all(client.clone()), ListSelector::fields("spec.nodeName=node"), &scope),
                 local,
