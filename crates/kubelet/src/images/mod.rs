@@ -36,23 +36,16 @@ pub(crate) struct PresentImage {
 #[derive(Debug, Default)]
 pub(crate) struct PullState {
     backoff: BackOff,
-    /// The last pull for a container that failed.
-    failed: HashMap<String, FailedPull>,
+    /// When the last pull for a container failed, and how.
+    failed: HashMap<String, (Timestamp, String)>,
 }
 
 impl PullState {
     /// When a pull may be tried again, for the container of that name.
-    pub(crate) fn retry_at(&self, container: &str, now: Timestamp) -> Option<Timestamp> {
-        let failed = self.failed.get(container)?;
-        self.backoff.blocked(&failed.image, failed.at, now).map(|(_, until)| until)
+    pub(crate) fn retry_at(&self, container: &str, image: &str, now: Timestamp) -> Option<Timestamp> {
+        let (at, _) = self.failed.get(container)?;
+        self.backoff.blocked(image, *at, now).map(|(_, until)| until)
     }
-}
-
-#[derive(Debug)]
-struct FailedPull {
-    at: Timestamp,
-    image: String,
-    why: String,
 }
 
 #[derive(Clone)]
@@ -129,7 +122,7 @@ impl Images {
             }
         }
         let now = self.clock.now();
-        if let Some(FailedPull { at, why, .. }) = state.failed.get(container.name())
+        if let Some((at, why)) = state.failed.get(container.name())
             && state.backoff.blocked(&image, *at, now).is_some()
         {
             let message = format!("Back-off pulling image \"{image}\"");
@@ -158,8 +151,7 @@ impl Images {
             Err(e) => {
                 let failed_at = self.clock.now();
                 state.backoff.next(&image, failed_at, failed_at);
-                let failed = FailedPull { at: failed_at, image: image.clone(), why: e.to_string() };
-                state.failed.insert(container.name().to_string(), failed);
+                state.failed.insert(container.name().to_string(), (failed_at, e.to_string()));
                 event(EventType::Warning, "Failed", format!("Failed to pull image \"{image}\": {e}"));
                 Err(WaitingReason::new("ErrImagePull", e.to_string()))
             }
@@ -221,4 +213,9 @@ fn present_image(asked: &str, image: Image) -> PresentImage {
         reference: if image.id.is_empty() { asked.to_string() } else { image.id },
         user: ImageUser { uid: image.uid.map(|u| u.value).or(root), name: image.username },
     }
+}
+
+/// The name under which pulls of an image are counted.
+pub(crate) fn tagged(image: &str) -> String {
+    reference::with_tag(image).unwrap_or_else(|| image.to_string())
 }

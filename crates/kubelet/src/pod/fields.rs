@@ -349,7 +349,7 @@ const TABLE: &[(&str, &[Row])] = &[
             ("gitRepo", NO_PLUGIN),
             ("glusterfs", NO_PLUGIN),
             ("hostPath", Acted("volumes/host_path")),
-            ("image", Acted("volumes/image")),
+            ("image", NO_PLUGIN),
             ("iscsi", NO_PLUGIN),
             ("name", Acted("volumes/mod")),
             ("nfs", Acted("volumes/nfs")),
@@ -373,7 +373,6 @@ const TABLE: &[(&str, &[Row])] = &[
         "ContainerResizePolicy",
         &[("resourceName", Acted("pod/resize")), ("restartPolicy", Acted("pod/resize"))],
     ),
-    ("ImageVolumeSource", &[("pullPolicy", Acted("volumes/image")), ("reference", Acted("volumes/image"))]),
     ("EphemeralVolumeSource", &[("volumeClaimTemplate", Elsewhere("controllers"))]),
     (
         "NFSVolumeSource",

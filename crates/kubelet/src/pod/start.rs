@@ -19,7 +19,6 @@ use crate::objects::{self, ObjectError};
 use crate::runtime_class::{self, RuntimeClassError};
 use crate::userns::{self, UsernsError};
 use crate::volumes::PodVolumes;
-use crate::volumes::image::{self as volume_image, PresentImages};
 use ferrite_client::EventType;
 use ferrite_cri::v1::{
     ContainerConfig, CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest,
@@ -158,16 +157,6 @@ impl Context {
             _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
         };
         let image = image.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
-        let mut images = PresentImages::new();
-        for volume in volume_image::mounted(pod, container) {
-            let puller = volume_image::puller(container, volume);
-            let pulled = tokio::select! {
-                pulled = self.images.ensure(pod, &puller, inputs.keyring, inputs.sandbox_config, pulls) => pulled,
-                _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
-            };
-            let pulled = pulled.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
-            images.insert(volume.name.clone(), pulled.reference);
-        }
         let config_error = |message: String| {
             warn(format!("Error: {message}"));
             WaitingReason::new("CreateContainerConfigError", message)
@@ -176,8 +165,7 @@ impl Context {
         let env = self.environment(inputs, container).await.map_err(&config_error)?;
         let devices = self.volumes.devices(container, inputs.volumes);
         let devices = devices.map_err(|e| config_error(e.to_string()))?;
-        let mounts = self.mounts(inputs, container, start.attempt, &images, &env);
-        let mounts = mounts.await.map_err(&config_error)?;
+        let mounts = self.mounts(inputs, container, start.attempt, &env).await.map_err(&config_error)?;
         let mounts = self.read_only_mounts(pod, container, mounts).await.map_err(&config_error)?;
         let target_id = match container.target.as_deref() {
             None => None,
@@ -330,10 +318,9 @@ impl Context {
         inputs: &StartInputs<'_>,
         container: &PodContainer,
         attempt: u32,
-        images: &PresentImages,
         env: &[(String, String)],
     ) -> Result<Vec<Mount>, String> {
-        let mounts = self.volumes.mounts(inputs.pod, container, inputs.volumes, images, env);
+        let mounts = self.volumes.mounts(inputs.pod, container, inputs.volumes, env);
         let mut mounts = mounts.await.map_err(|e| e.to_string())?;
         let taken = |path: &str| mounts.iter().any(|m| m.container_path.trim_end_matches('/') == path);
         let mut own = Vec::new();

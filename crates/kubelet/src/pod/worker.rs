@@ -489,10 +489,13 @@ impl Worker {
     }
 
     fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
+        let image = container.spec.image.as_deref().unwrap_or_default();
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
-                let at = self.pulls.retry_at(container.name(), now);
-                at.unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
+                let tagged = crate::images::tagged(image);
+                self.pulls
+                    .retry_at(container.name(), &tagged, now)
+                    .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
             "CreateContainerError" | "RunContainerError" => {

@@ -10,7 +10,6 @@ mod content;
 mod downward_api;
 mod empty_dir;
 mod host_path;
-pub(crate) mod image;
 mod kernel;
 mod local;
 pub(crate) mod local_path;
@@ -31,7 +30,7 @@ use crate::container::fields::NodeLimits;
 use crate::objects::{ObjectError, Objects};
 use crate::pod::model::{self, PodContainer, PodId};
 use ferrite_client::Informer;
-use ferrite_cri::v1::{Device, ImageSpec, Mount, MountPropagation};
+use ferrite_cri::v1::{Device, Mount, MountPropagation};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Volume, VolumeMount};
 use payload::PayloadError;
@@ -193,13 +192,12 @@ impl Volumes {
         (plugin.set_up)(SetUp { volumes: self, pod, id: &id, volume, group, now }).await
     }
 
-    /// The mounts of one container. `images` are those of its image volumes, `env` is what `subPathExpr` may refer to.
+    /// The mounts of one container. `env` is what `subPathExpr` may refer to.
     pub(crate) async fn mounts(
         &self,
         pod: &Pod,
         container: &PodContainer,
         volumes: &PodVolumes,
-        images: &image::PresentImages,
         env: &[(String, String)],
     ) -> Result<Vec<Mount>, VolumeError> {
         let mut mounts = Vec::new();
@@ -208,16 +206,6 @@ impl Volumes {
             let volume = volumes.volumes.get(&wanted.name).ok_or_else(|| fail(SourceError::Unsupported))?;
             if volume.block {
                 return Err(fail(claim::ClaimError::BlockMounted(wanted.name.clone()).into()));
-            }
-            if let Some(reference) = images.get(&wanted.name) {
-                mounts.push(Mount {
-                    container_path: absolute(&wanted.mount_path),
-                    readonly: true,
-                    image: Some(ImageSpec { image: reference.clone(), ..ImageSpec::default() }),
-                    image_sub_path: sub_path(wanted, env).unwrap_or_default(),
-                    ..Mount::default()
-                });
-                continue;
             }
             let host_path = match sub_path(wanted, env) {
                 None => volume.path.clone(),

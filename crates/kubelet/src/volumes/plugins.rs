@@ -1,8 +1,8 @@
 //! The kinds of volumes.
 
 use super::{
-    ReadyVolume, SourceError, Volumes, claim, config_map, downward_api, empty_dir, host_path, image, local,
-    nfs, projected, secret,
+    ReadyVolume, SourceError, Volumes, claim, config_map, downward_api, empty_dir, host_path, local, nfs,
+    projected, secret,
 };
 use crate::pod::model::PodId;
 use futures_util::future::BoxFuture;
@@ -50,7 +50,6 @@ pub(super) const PLUGINS: &[VolumePlugin] = &[
     downward_api::PLUGIN,
     projected::PLUGIN,
     nfs::PLUGIN,
-    image::PLUGIN,
     claim::PLUGIN,
     claim::EPHEMERAL,
 ];
