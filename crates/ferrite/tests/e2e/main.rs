@@ -13,6 +13,7 @@ mod components;
 mod configuration;
 mod containerd;
 mod credentials;
+mod csi;
 mod custom;
 mod dns;
 mod docker;

@@ -338,7 +338,7 @@ const TABLE: &[(&str, &[Row])] = &[
             ("cephfs", NO_PLUGIN),
             ("cinder", NO_PLUGIN),
             ("configMap", Acted("volumes/config_map")),
-            ("csi", NO_PLUGIN),
+            ("csi", Acted("volumes/csi/mod")),
             ("downwardAPI", Acted("volumes/downward_api")),
             ("emptyDir", Acted("volumes/empty_dir")),
             ("ephemeral", Acted("volumes/claim")),
@@ -368,6 +368,16 @@ const TABLE: &[(&str, &[Row])] = &[
     (
         "PersistentVolumeClaimVolumeSource",
         &[("claimName", Acted("volumes/claim")), ("readOnly", Acted("volumes/claim"))],
+    ),
+    (
+        "CSIVolumeSource",
+        &[
+            ("driver", Acted("volumes/csi/wanted")),
+            ("fsType", Acted("volumes/csi/wanted")),
+            ("nodePublishSecretRef", Acted("volumes/csi/secrets")),
+            ("readOnly", Acted("volumes/csi/wanted")),
+            ("volumeAttributes", Acted("volumes/csi/wanted")),
+        ],
     ),
     ("EphemeralVolumeSource", &[("volumeClaimTemplate", Elsewhere("controllers"))]),
     (

@@ -124,7 +124,7 @@ async fn what_cannot_be_had_is_not_left_out() {
             "FailedMount",
             "error processing PVC default/ephemeral-v",
         ),
-        ("csi", volume("csi", json!({"driver": "x"})), "FailedMount", "no volume plugin matched"),
+        ("csi", volume("csi", json!({"driver": "x"})), "FailedMount", "driver x (no CSIDriver object)"),
         ("image", volume("image", json!({"reference": "x"})), "FailedMount", "no volume plugin matched"),
         ("git", volume("gitRepo", json!({"repository": "x"})), "FailedMount", "no volume plugin matched"),
         ("huge", volume("emptyDir", json!({"medium": "HugePages"})), "FailedMount", "storage medium"),

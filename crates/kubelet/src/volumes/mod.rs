@@ -7,6 +7,7 @@ mod atomic;
 mod claim;
 mod config_map;
 mod content;
+pub(crate) mod csi;
 mod downward_api;
 mod empty_dir;
 mod host_path;
@@ -29,7 +30,8 @@ use crate::container::expand::expand;
 use crate::container::fields::NodeLimits;
 use crate::objects::{ObjectError, Objects};
 use crate::pod::model::{self, PodContainer, PodId};
-use ferrite_client::Informer;
+use csi::{Csi, CsiError};
+use ferrite_client::{EventRecorder, Informer, Scope};
 use ferrite_cri::v1::{Device, Mount, MountPropagation};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Volume, VolumeMount};
@@ -39,6 +41,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SourceError {
@@ -58,6 +61,8 @@ pub(crate) enum SourceError {
     Local(#[from] local::LocalError),
     #[error(transparent)]
     Nfs(#[from] nfs::NfsError),
+    #[error(transparent)]
+    Csi(#[from] csi::CsiError),
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
     #[error("no volume plugin matched")]
@@ -72,6 +77,15 @@ pub(crate) enum SourceError {
 pub(crate) struct VolumeError {
     pub volume: String,
     pub source: SourceError,
+}
+
+/// Why a pod's volumes could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TearDownError {
+    #[error(transparent)]
+    Csi(#[from] CsiError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
 }
 
 /// A volume, ready to be given to containers.
@@ -110,6 +124,8 @@ pub(crate) struct VolumesConfig {
     /// Where local volumes that a provisioner asked for are; without it this node has none.
     pub local_volumes: Option<PathBuf>,
     pub limits: NodeLimits,
+    pub node_name: String,
+    pub recorder: EventRecorder,
 }
 
 pub(crate) struct Volumes {
@@ -120,6 +136,7 @@ pub(crate) struct Volumes {
     tokens: Arc<Tokens>,
     limits: NodeLimits,
     node: Informer<Node>,
+    csi: Csi,
 }
 
 impl Volumes {
@@ -128,15 +145,22 @@ impl Volumes {
         client: kube::Client,
         objects: Arc<Objects>,
         node: Informer<Node>,
+        scope: &Scope,
     ) -> Self {
-        let VolumesConfig { root, local_volumes, limits } = config;
+        let VolumesConfig { root, local_volumes, limits, node_name, recorder } = config;
         let tokens = Arc::new(Tokens::new(client.clone()));
-        Self { root, local_volumes, client, objects, tokens, limits, node }
+        let csi = Csi::new(&root, &node_name, client.clone(), tokens.clone(), recorder, node.clone(), scope);
+        Self { root, local_volumes, client, objects, tokens, limits, node, csi }
     }
 
     /// The pods' service account tokens.
     pub(crate) fn tokens(&self) -> Arc<Tokens> {
         self.tokens.clone()
+    }
+
+    /// The volumes of CSI drivers.
+    pub(crate) fn csi(&self) -> &Csi {
+        &self.csi
     }
 
     /// The kubelet's directory.
@@ -154,12 +178,14 @@ impl Volumes {
         entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect()
     }
 
-    /// Brings every volume of the pod to what the API says now. `before` is what the pod has already.
+    /// Brings every volume of the pod to what the API says now. `before` is what the pod has already. Waiting ends when
+    /// `ending` is cancelled.
     pub(crate) async fn set_up(
         &self,
         pod: &Pod,
         now: Timestamp,
         before: Option<&PodVolumes>,
+        ending: &CancellationToken,
     ) -> Result<PodVolumes, VolumeError> {
         let mut ready = PodVolumes::default();
         let fs_group = model::spec(pod).security_context.as_ref().and_then(|c| c.fs_group);
@@ -169,7 +195,7 @@ impl Volumes {
             let one = match settled {
                 Some(settled) => settled.clone(),
                 None => self
-                    .set_up_one(pod, volume, group, now)
+                    .set_up_one(pod, volume, group, now, ending)
                     .await
                     .map_err(|source| VolumeError { volume: volume.name.clone(), source })?,
             };
@@ -185,11 +211,12 @@ impl Volumes {
         volume: &Volume,
         group: Option<u32>,
         now: Timestamp,
+        ending: &CancellationToken,
     ) -> Result<ReadyVolume, SourceError> {
         let plugin = plugins::PLUGINS.iter().find(|plugin| (plugin.matches)(volume));
         let plugin = plugin.ok_or(SourceError::Unsupported)?;
         let id = PodId::of(pod);
-        (plugin.set_up)(SetUp { volumes: self, pod, id: &id, volume, group, now }).await
+        (plugin.set_up)(SetUp { volumes: self, pod, id: &id, volume, group, now, ending }).await
     }
 
     /// The mounts of one container. `env` is what `subPathExpr` may refer to.
@@ -267,12 +294,20 @@ impl Volumes {
             .collect()
     }
 
-    /// Unmounts and removes everything of the pod.
-    pub(crate) async fn tear_down(&self, uid: &str) -> io::Result<()> {
+    /// Unmounts and removes everything of the pod. Drivers take their volumes back first.
+    pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), TearDownError> {
+        // Sub-paths keep a volume busy: they go first, as upstream.
+        let sub_paths = self.pod_dir(uid).join("volume-subpaths");
+        let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&sub_paths)).await;
+        removed.map_err(io::Error::other)??;
+        self.csi.unpublish(uid).await?;
         self.tokens.forget(uid);
         self.objects.release(uid);
         let dir = self.pod_dir(uid);
-        tokio::task::spawn_blocking(move || kernel::remove_tree(&dir)).await.map_err(io::Error::other)?
+        let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&dir)).await;
+        removed.map_err(io::Error::other)??;
+        self.csi.release(uid);
+        Ok(())
     }
 }
 
