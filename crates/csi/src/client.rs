@@ -55,10 +55,7 @@ pub struct NodeCapabilities(BTreeSet<i32>);
 impl NodeCapabilities {
     /// Reads the driver's answer; capabilities that are not known here are left out.
     pub fn of(answer: &NodeGetCapabilitiesResponse) -> Self {
-        let rpc = |capability: &NodeServiceCapability| match &capability.r#type {
-            Some(Type::Rpc(rpc)) => Some(rpc.r#type),
-            None => None,
-        };
+        let rpc = |one: &NodeServiceCapability| one.r#type.as_ref().map(|Type::Rpc(rpc)| rpc.r#type);
         Self(answer.capabilities.iter().filter_map(rpc).filter(|rpc| Rpc::try_from(*rpc).is_ok()).collect())
     }
 

@@ -32,5 +32,6 @@ mod services;
 mod storage;
 mod store;
 mod streams;
+mod volumes;
 #[allow(dead_code, reason = "shared with the attacks")]
 mod world;

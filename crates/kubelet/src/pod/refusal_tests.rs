@@ -125,16 +125,25 @@ async fn what_cannot_be_had_is_not_left_out() {
             "error processing PVC default/ephemeral-v",
         ),
         ("csi", volume("csi", json!({"driver": "x"})), "FailedMount", "driver x (no CSIDriver object)"),
-        ("image", volume("image", json!({"reference": "x"})), "FailedMount", "no volume plugin matched"),
         ("git", volume("gitRepo", json!({"repository": "x"})), "FailedMount", "no volume plugin matched"),
-        ("huge", volume("emptyDir", json!({"medium": "HugePages"})), "FailedMount", "storage medium"),
+        (
+            "huge",
+            volume("emptyDir", json!({"medium": "HugePages"})),
+            "FailedMount",
+            "medium \"HugePages\": the pod's containers ask for no huge pages",
+        ),
         (
             "device",
             with_container(json!({"volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]})),
             "Failed",
             "cannot find volume \"v\" to pass into container \"c\"",
         ),
-        ("file", with_container(json!({"env": file})), "Failed", "fileKeyRef of p in volume \"v\""),
+        (
+            "file",
+            with_container(json!({"env": file})),
+            "Failed",
+            "cannot find the volume \"v\" referenced by FileKeyRef",
+        ),
         ("recursive", read_only, "Failed", "not supported by the runtime"),
         (
             "sysctl",

@@ -11,6 +11,7 @@ pub(crate) mod csi;
 mod downward_api;
 mod empty_dir;
 mod host_path;
+mod image;
 mod kernel;
 mod local;
 pub(crate) mod local_path;
@@ -22,6 +23,7 @@ mod projected;
 mod secret;
 mod token;
 
+pub(crate) use image::images_of;
 #[cfg(test)]
 pub(crate) use kernel::remove_tree;
 pub(crate) use token::Tokens;
@@ -32,12 +34,13 @@ use crate::objects::{ObjectError, Objects};
 use crate::pod::model::{self, PodContainer, PodId};
 use csi::{Csi, CsiError};
 use ferrite_client::{EventRecorder, Informer, Scope};
-use ferrite_cri::v1::{Device, Mount, MountPropagation};
+use ferrite_cri::v1::{Device, ImageSpec, Mount, MountPropagation};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Volume, VolumeMount};
 use payload::PayloadError;
 use plugins::SetUp;
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,6 +66,8 @@ pub(crate) enum SourceError {
     Nfs(#[from] nfs::NfsError),
     #[error(transparent)]
     Csi(#[from] csi::CsiError),
+    #[error(transparent)]
+    Medium(#[from] empty_dir::MediumError),
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
     #[error("no volume plugin matched")]
@@ -77,6 +82,15 @@ pub(crate) enum SourceError {
 pub(crate) struct VolumeError {
     pub volume: String,
     pub source: SourceError,
+}
+
+/// Why a container cannot be given its mounts.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MountError {
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error("missing value for {0}")]
+    NoVariable(String),
 }
 
 /// Why a pod's volumes could not be removed.
@@ -96,6 +110,8 @@ struct ReadyVolume {
     read_only: bool,
     /// It is a device, not a file system.
     block: bool,
+    /// It is the content of this image, which the runtime mounts.
+    image: Option<String>,
     /// It stays as it is as long as the pod runs: there is nothing to bring up to date.
     settled: bool,
     /// When it must be brought up to date at the latest.
@@ -105,7 +121,7 @@ struct ReadyVolume {
 impl ReadyVolume {
     /// A directory or file that containers may write.
     fn writable(path: PathBuf) -> Self {
-        Self { path, read_only: false, block: false, settled: false, refresh_at: None }
+        Self { path, read_only: false, block: false, image: None, settled: false, refresh_at: None }
     }
 }
 
@@ -115,6 +131,13 @@ pub(crate) struct PodVolumes {
     volumes: BTreeMap<String, ReadyVolume>,
     /// When a token in one of them must be renewed.
     pub refresh_at: Option<Timestamp>,
+}
+
+impl PodVolumes {
+    /// The directory of a volume on this node; nothing for devices and images.
+    pub(crate) fn directory(&self, volume: &str) -> Option<&Path> {
+        self.volumes.get(volume).filter(|v| !v.block && v.image.is_none()).map(|v| v.path.as_path())
+    }
 }
 
 /// What the volumes of a node are made of.
@@ -226,15 +249,20 @@ impl Volumes {
         container: &PodContainer,
         volumes: &PodVolumes,
         env: &[(String, String)],
-    ) -> Result<Vec<Mount>, VolumeError> {
+    ) -> Result<Vec<Mount>, MountError> {
         let mut mounts = Vec::new();
         for (index, wanted) in container.spec.volume_mounts.iter().flatten().enumerate() {
             let fail = |source| VolumeError { volume: wanted.name.clone(), source };
             let volume = volumes.volumes.get(&wanted.name).ok_or_else(|| fail(SourceError::Unsupported))?;
             if volume.block {
-                return Err(fail(claim::ClaimError::BlockMounted(wanted.name.clone()).into()));
+                return Err(fail(claim::ClaimError::BlockMounted(wanted.name.clone()).into()).into());
             }
-            let host_path = match sub_path(wanted, env) {
+            let sub = sub_path(wanted, env)?;
+            if let Some(image) = &volume.image {
+                mounts.push(image_mount(wanted, image, sub));
+                continue;
+            }
+            let host_path = match sub {
                 None => volume.path.clone(),
                 Some(sub) => {
                     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
@@ -315,12 +343,35 @@ fn absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_string() } else { format!("/{path}") }
 }
 
-fn sub_path(mount: &VolumeMount, env: &[(String, String)]) -> Option<String> {
-    if let Some(expr) = mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) {
-        let lookup = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
-        return Some(expand(expr, lookup));
+/// The sub-path of a mount. As upstream, a variable that is empty is as bad as one that is not there.
+fn sub_path(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<String>, MountError> {
+    let Some(expr) = mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) else {
+        return Ok(mount.sub_path.clone().filter(|s| !s.is_empty()));
+    };
+    let missing = RefCell::new(BTreeSet::new());
+    let path = expand(expr, |name: &str| {
+        let value = env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone()).unwrap_or_default();
+        if value.is_empty() {
+            missing.borrow_mut().insert(name.to_owned());
+        }
+        Some(value)
+    });
+    let missing = missing.into_inner();
+    match missing.is_empty() {
+        true => Ok(Some(path).filter(|path| !path.is_empty())),
+        false => Err(MountError::NoVariable(missing.into_iter().collect::<Vec<_>>().join(", "))),
     }
-    mount.sub_path.clone().filter(|s| !s.is_empty())
+}
+
+/// An image's files, which nobody writes.
+fn image_mount(wanted: &VolumeMount, image: &str, sub: Option<String>) -> Mount {
+    Mount {
+        container_path: absolute(&wanted.mount_path),
+        image: Some(ImageSpec { image: image.to_owned(), ..ImageSpec::default() }),
+        image_sub_path: sub.unwrap_or_default(),
+        readonly: true,
+        ..Mount::default()
+    }
 }
 
 /// Runs work on files away from the threads that must not block. `path` names it in the error.
@@ -330,4 +381,30 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, SourceError> {
     let done = tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(io::Error::other(e)));
     done.map_err(|source| SourceError::Io { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sub_paths_need_every_variable() {
+        let env = [("A".to_owned(), "x".to_owned()), ("EMPTY".to_owned(), String::new())];
+        for (path, expr, expected) in [
+            (None, None, Ok(None)),
+            (Some("a"), None, Ok(Some("a"))),
+            (None, Some("$(A)/b"), Ok(Some("x/b"))),
+            (None, Some("$$(A)"), Ok(Some("$(A)"))),
+            (None, Some("$(NONE)"), Err("missing value for NONE")),
+            (None, Some("a$(EMPTY)$(NONE)"), Err("missing value for EMPTY, NONE")),
+        ] {
+            let mount = VolumeMount {
+                sub_path: path.map(str::to_owned),
+                sub_path_expr: expr.map(str::to_owned),
+                ..VolumeMount::default()
+            };
+            let found = sub_path(&mount, &env).map_err(|e| e.to_string());
+            assert_eq!(found.as_ref().map(Option::as_deref).map_err(String::as_str), expected, "{expr:?}");
+        }
+    }
 }

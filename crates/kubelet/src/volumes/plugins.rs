@@ -1,8 +1,8 @@
 //! The kinds of volumes.
 
 use super::{
-    ReadyVolume, SourceError, Volumes, claim, config_map, csi, downward_api, empty_dir, host_path, local,
-    nfs, projected, secret,
+    ReadyVolume, SourceError, Volumes, claim, config_map, csi, downward_api, empty_dir, host_path, image,
+    local, nfs, projected, secret,
 };
 use crate::pod::model::PodId;
 use futures_util::future::BoxFuture;
@@ -58,6 +58,7 @@ pub(super) const PLUGINS: &[VolumePlugin] = &[
     claim::PLUGIN,
     claim::EPHEMERAL,
     csi::INLINE,
+    image::PLUGIN,
 ];
 
 /// A PersistentVolume that a pod uses through a claim, to be set up.

@@ -19,6 +19,8 @@ mod policy;
 mod registration;
 mod republish;
 mod secrets;
+#[cfg(test)]
+mod tests;
 mod unmount;
 mod wanted;
 
