@@ -197,6 +197,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: volume::binder::start,
     },
     ControllerEntry {
+        name: "persistentvolume-attach-detach-controller",
+        identity: account("attachdetach-controller"),
+        start: volume::attach_detach::start,
+    },
+    ControllerEntry {
         name: "persistentvolume-expander-controller",
         identity: account("expand-controller"),
         start: volume::expander::start,

@@ -18,6 +18,7 @@ mod kubelet;
 mod logs;
 mod node;
 mod objects;
+mod plugin_sockets;
 mod pod;
 mod probe;
 mod quantity;

@@ -13,6 +13,7 @@ mod components;
 mod configuration;
 mod containerd;
 mod credentials;
+mod csi;
 mod custom;
 mod dns;
 mod docker;
@@ -33,5 +34,6 @@ mod services;
 mod storage;
 mod store;
 mod streams;
+mod volumes;
 #[allow(dead_code, reason = "shared with the attacks")]
 mod world;

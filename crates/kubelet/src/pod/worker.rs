@@ -15,7 +15,7 @@ use crate::clock;
 use crate::container::resources::PodResources;
 use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
-use crate::volumes::PodVolumes;
+use crate::volumes::{PodVolumes, images_of};
 use ferrite_client::{Backoff, EventType, Scope};
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
@@ -24,9 +24,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 
 /// Until a failed pull is shown as back-off, and until a failed start is looked at again.
 const AFTER_FAILED_START: Duration = Duration::from_secs(1);
+/// Until volumes that could not be brought up to date are tried again.
+const AFTER_FAILED_REFRESH: Duration = Duration::from_secs(30);
 /// A container whose configuration is wrong is looked at this often even if nothing it refers to changed.
 const AFTER_CONFIG_ERROR: Duration = Duration::from_secs(60);
 
@@ -78,7 +81,7 @@ pub(super) enum SyncError {
         "clean-up of the pod's directory: {0}; it is tried again. If that does not help, see what is mounted in or uses \
          the directory (`findmnt -R`, `fuser -vm`)"
     )]
-    CleanUp(std::io::Error),
+    CleanUp(crate::volumes::TearDownError),
     #[error("network is not ready: {0}")]
     Network(String),
     /// The pod must end now: nothing more is started.
@@ -381,7 +384,21 @@ impl Worker {
         if !changed && !due && same {
             return Ok(());
         }
-        match self.context.volumes.set_up(pod, now, self.volumes.as_ref()).await {
+        // What waits (for a driver, for an attachment) stops when the pod must end; work on files is completed.
+        let (stop, mut ending) = (CancellationToken::new(), self.desired.clone());
+        let done = {
+            let set_up = self.context.volumes.set_up(pod, now, self.volumes.as_ref(), &stop);
+            tokio::pin!(set_up);
+            tokio::select! {
+                done = &mut set_up => done,
+                () = async { drop(ending.wait_for(Desired::must_end).await) } => {
+                    stop.cancel();
+                    let _ = set_up.await;
+                    return Err(SyncError::Interrupted);
+                }
+            }
+        };
+        match done {
             Ok(volumes) => {
                 self.volumes = Some(volumes);
                 self.volumes_of = Some(pod.metadata.clone());
@@ -390,7 +407,13 @@ impl Worker {
             Err(e) => {
                 self.context.event(pod, EventType::Warning, "FailedMount", e.to_string());
                 // A running pod keeps the files it has until better ones can be had.
-                if self.volumes.is_some() { Ok(()) } else { Err(e.into()) }
+                match &mut self.volumes {
+                    Some(volumes) => {
+                        volumes.refresh_at = Some(clock::add(now, AFTER_FAILED_REFRESH));
+                        Ok(())
+                    }
+                    None => Err(e.into()),
+                }
             }
         }
     }
@@ -479,7 +502,7 @@ impl Worker {
                 }
                 Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
                 Err(StartError::Waiting(reason)) => {
-                    let at = self.retry_at(container, &reason, now);
+                    let at = self.retry_at(pod, container, &reason, now);
                     retry = Some(retry.map_or(at, |r| r.min(at)));
                     self.waiting.insert(start.name.clone(), reason);
                 }
@@ -488,13 +511,23 @@ impl Worker {
         Ok(retry)
     }
 
-    fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
+    fn retry_at(
+        &mut self,
+        pod: &Pod,
+        container: &PodContainer,
+        reason: &WaitingReason,
+        now: Timestamp,
+    ) -> Timestamp {
         let image = container.spec.image.as_deref().unwrap_or_default();
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
-                let tagged = crate::images::tagged(image);
-                self.pulls
-                    .retry_at(container.name(), &tagged, now)
+                let own = (container.name().to_owned(), image.to_owned());
+                let mounted =
+                    images_of(pod, container).into_iter().map(|one| (one.key, one.image.to_owned()));
+                let retries = std::iter::once(own).chain(mounted);
+                retries
+                    .filter_map(|(key, image)| self.pulls.retry_at(&key, &crate::images::tagged(&image), now))
+                    .max()
                     .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
