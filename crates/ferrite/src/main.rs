@@ -21,6 +21,7 @@ mod kubeconfig;
 mod local_storage;
 mod logging;
 mod machines;
+mod network_cmd;
 mod node;
 mod node_routes;
 mod paths;
