@@ -1,5 +1,5 @@
 //! How long the table of many policies and pods takes, and one more pod. Needs root; run it in a network namespace of its
-//! own: `unshare -n cargo run --release -p ferrite-policy --example scale`.
+//! own: `unshare -n cargo run --release -p ferrite-policy --example policy_scale`.
 
 use std::error::Error;
 use std::net::IpAddr;
