@@ -26,7 +26,7 @@ const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 const NO_FLOW: &str = "requests are not queued or limited by it";
-const NO_VOLUME: &str = "nodes call no CSI driver";
+const NO_VOLUME: &str = "volumes are not changed by it";
 const NO_DEVICE: &str = "no device is allocated";
 
 #[rustfmt::skip]
@@ -39,9 +39,6 @@ const INERT: &[Inert] = &[
     row(CLAIMS, "resourceclaims", "ResourceClaim", NO_DEVICE),
     row(CLAIMS, "resourceclaimtemplates", "ResourceClaimTemplate", NO_DEVICE),
     row(CLAIMS, "resourceslices", "ResourceSlice", NO_DEVICE),
-    row(STORAGE, "csidrivers", "CSIDriver", NO_VOLUME),
-    row(STORAGE, "csistoragecapacities", "CSIStorageCapacity", NO_VOLUME),
-    row(STORAGE, "volumeattachments", "VolumeAttachment", NO_VOLUME),
     row(STORAGE, "volumeattributesclasses", "VolumeAttributesClass", NO_VOLUME),
     row("storagemigration.k8s.io", "storageversionmigrations", "StorageVersionMigration", "nothing is migrated"),
 ];

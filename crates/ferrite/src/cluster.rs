@@ -152,7 +152,9 @@ impl Cluster {
         if segment.is_some() {
             config.node_certificates = Some(node_certificates(options, node_ip));
         }
-        let controllers = api.start_controllers(&["*".to_owned()], config, &scope)?;
+        let on_request = ferrite_controllers::ON_REQUEST.iter().copied();
+        let names: Vec<String> = std::iter::once("*").chain(on_request).map(str::to_owned).collect();
+        let controllers = api.start_controllers(&names, config, &scope)?;
         let informers = controllers.informers.clone();
         start_scheduler(&api, informers.clone(), &scope)?;
         progress.done("control plane", "controllers, scheduler");

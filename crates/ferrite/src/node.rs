@@ -231,7 +231,7 @@ pub async fn start_kubelet(
         cgroup_root: paths.cgroup(),
         cgroup_driver: options.cgroup_driver.into(),
         server_address: options.address,
-        tls: Some(options.tls),
+        tls: Some(tokio::sync::watch::channel(Some(options.tls)).1),
         api_server: Some((node.api_service, 443)),
         cluster_dns: node.dns,
         cluster_domain: node.domain.to_owned(),

@@ -145,7 +145,7 @@ fn discovery(ca: &str) -> String {
     json!({"apiVersion": "v1", "kind": "Config", "clusters": [{"name": "", "cluster": cluster}]}).to_string()
 }
 
-fn binding(name: &str, role: &str, subject: Value) -> Value {
+pub fn binding(name: &str, role: &str, subject: Value) -> Value {
     let mut subject = subject;
     subject["apiGroup"] = "rbac.authorization.k8s.io".into();
     json!({

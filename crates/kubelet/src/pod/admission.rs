@@ -4,12 +4,14 @@
 //! verdict for every field.
 
 use super::model;
+use super::predicates;
+use super::preemption::{Resident, victims};
 use super::status::Verdict;
 use crate::container::resources::{PodResources, pod_resources, requests};
 use crate::container::sysctl::KernelVersion;
 use crate::container::{apparmor, sysctl};
 use crate::quantity;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::collections::BTreeMap;
 
@@ -32,6 +34,8 @@ pub(crate) struct Abilities {
 /// The node as pods see it when they arrive.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeState {
+    pub name: String,
+    pub taints: Vec<Taint>,
     pub labels: BTreeMap<String, String>,
     pub allocatable: BTreeMap<String, Quantity>,
     pub abilities: Abilities,
@@ -39,29 +43,100 @@ pub(crate) struct NodeState {
     pub supplemental_groups_policy: bool,
 }
 
-/// Refuses a pod that does not fit beside `others`, the pods that run here already.
+/// A resource of which the node has too little left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Insufficient {
+    pub resource: String,
+    pub requested: i64,
+    pub used: i64,
+    pub capacity: i64,
+}
+
+impl Insufficient {
+    /// How much would have to be freed.
+    pub(crate) fn missing(&self) -> i64 {
+        self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
+    }
+
+    fn verdict(&self) -> Verdict {
+        let Self { resource, requested, used, capacity } = self;
+        refusal(
+            &format!("OutOf{resource}"),
+            format!(
+                "Pod was rejected: Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
+            ),
+        )
+    }
+}
+
+/// What becomes of a pod that arrives.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Admission<'a> {
+    Admitted,
+    Refused(Verdict),
+    /// It is critical, and these pods must end first.
+    After(Vec<&'a Pod>),
+}
+
+/// Decides about a pod beside `others`, the pods that run here already.
 pub(crate) fn admit<'a>(
-    pod: &Pod,
-    others: impl Iterator<Item = &'a Pod>,
+    pod: &Resident<'_>,
+    others: &[Resident<'a>],
     offer: &Offer,
     node: &NodeState,
-) -> Result<(), Verdict> {
+) -> Admission<'a> {
+    match check(pod, others, offer, node) {
+        Err(verdict) => Admission::Refused(verdict),
+        Ok(insufficient) if insufficient.is_empty() => {
+            match apparmor::check(pod.pod, node.abilities.apparmor) {
+                Ok(()) => Admission::Admitted,
+                Err(e) => Admission::Refused(refusal("AppArmor", format!("Cannot enforce AppArmor: {e}"))),
+            }
+        }
+        // As upstream: a critical pod is never refused for want of resources that others could give up.
+        Ok(insufficient) if pod.is_critical() => match victims(pod, others, &insufficient) {
+            Ok(victims) => Admission::After(victims),
+            Err(e) => Admission::Refused(refusal(
+                "UnexpectedAdmissionError",
+                format!(
+                    "Pod was rejected: Unexpected error while attempting to recover from admission failure: {e}"
+                ),
+            )),
+        },
+        Ok(insufficient) => Admission::Refused(insufficient[0].verdict()),
+    }
+}
+
+/// What the node has too little of; other reasons are final.
+fn check(
+    pod: &Resident<'_>,
+    others: &[Resident<'_>],
+    offer: &Offer,
+    node: &NodeState,
+) -> Result<Vec<Insufficient>, Verdict> {
+    let local = pod.local;
+    let (pod, critical) = (pod.pod, pod.is_critical());
     sysctl::check(pod, node.abilities.kernel).map_err(|e| refusal("SysctlForbidden", e.to_string()))?;
     admit_features(pod, node)?;
-    let spec = model::spec(pod);
-    let mismatch =
-        spec.node_selector.iter().flatten().any(|(key, value)| node.labels.get(key) != Some(value));
-    if mismatch {
-        return Err(refusal(
-            "NodeAffinity",
-            "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
-        ));
+    let others: Vec<&Pod> = others.iter().map(|other| other.pod).collect();
+    let insufficient = missing_resources(pod, &others, offer, node);
+    // As upstream, the first reason is told, and resources come first unless room can be made.
+    if let Some(first) = insufficient.first().filter(|_| !critical) {
+        return Err(first.verdict());
     }
-    let others: Vec<&Pod> = others.collect();
-    admit_resources(pod, &others, offer, node)?;
-    admit_ports(pod, &others)?;
-    apparmor::check(pod, node.abilities.apparmor)
-        .map_err(|e| refusal("AppArmor", format!("Cannot enforce AppArmor: {e}")))
+    let failed = |name: &str, why: &str| {
+        Err(refusal(name, format!("Pod was rejected: Predicate {name} failed: {why}")))
+    };
+    if !predicates::matches_node(pod, &node.name, &node.labels) {
+        return failed("NodeAffinity", "node(s) didn't match Pod's node affinity/selector");
+    }
+    if predicates::ports_conflict(pod, &others) {
+        return failed("NodePorts", "node(s) didn't have free ports for the requested pod ports");
+    }
+    if !local && predicates::is_repelled(pod, &node.taints) {
+        return failed("TaintToleration", "node(s) had taints that the pod didn't tolerate");
+    }
+    Ok(insufficient)
 }
 
 fn admit_features(pod: &Pod, node: &NodeState) -> Result<(), Verdict> {
@@ -98,26 +173,32 @@ fn admit_features(pod: &Pod, node: &NodeState) -> Result<(), Verdict> {
     Ok(())
 }
 
-fn admit_resources(pod: &Pod, others: &[&Pod], offer: &Offer, node: &NodeState) -> Result<(), Verdict> {
+/// Refuses resources that do not fit beside `others`.
+pub(crate) fn admit_resources(
+    pod: &Pod,
+    others: &[&Pod],
+    offer: &Offer,
+    node: &NodeState,
+) -> Result<(), Verdict> {
+    missing_resources(pod, others, offer, node).first().map_or(Ok(()), |missing| Err(missing.verdict()))
+}
+
+fn missing_resources(pod: &Pod, others: &[&Pod], offer: &Offer, node: &NodeState) -> Vec<Insufficient> {
     let mut used = Used::default();
     for other in others {
         used.add(&pod_resources(other));
     }
-    let count = i64::try_from(others.len()).unwrap_or(i64::MAX);
-    if count.saturating_add(1) > offer.max_pods {
-        return Err(out_of("pods", 1, count, offer.max_pods));
-    }
-    let wanted = pod_resources(pod);
-    let checks = [
-        ("cpu", wanted.cpu_request, used.cpu, offer.cpu_milli),
-        ("memory", wanted.memory_request, used.memory, offer.memory),
-        ("ephemeral-storage", wanted.ephemeral_request, used.ephemeral, offer.ephemeral_storage),
-    ];
-    for (name, requested, used, capacity) in checks {
+    let mut missing = Vec::new();
+    let mut compare = |resource: &str, requested: i64, used: i64, capacity: i64| {
         if requested > 0 && requested > capacity.saturating_sub(used) {
-            return Err(out_of(name, requested, used, capacity));
+            missing.push(Insufficient { resource: resource.to_owned(), requested, used, capacity });
         }
-    }
+    };
+    compare("pods", 1, i64::try_from(others.len()).unwrap_or(i64::MAX), offer.max_pods);
+    let wanted = pod_resources(pod);
+    compare("cpu", wanted.cpu_request, used.cpu, offer.cpu_milli);
+    compare("memory", wanted.memory_request, used.memory, offer.memory);
+    compare("ephemeral-storage", wanted.ephemeral_request, used.ephemeral, offer.ephemeral_storage);
     // Huge pages, and devices the Node counts. As upstream, an extended resource no Node counts is not this node's
     // matter: something in the cluster keeps account of it.
     let is_counted = |name: &str| !matches!(name, "cpu" | "memory" | "ephemeral-storage" | "pods");
@@ -128,47 +209,9 @@ fn admit_resources(pod: &Pod, others: &[&Pod], offer: &Offer, node: &NodeState) 
             None => continue,
         };
         let taken = |p: &&Pod| requests(p).get(&name).copied().unwrap_or(0);
-        let used = others.iter().map(taken).fold(0i64, i64::saturating_add);
-        if requested > 0 && requested > capacity.saturating_sub(used) {
-            return Err(out_of(&name, requested, used, capacity));
-        }
+        compare(&name, requested, others.iter().map(taken).fold(0i64, i64::saturating_add), capacity);
     }
-    Ok(())
-}
-
-/// A port of the node that a pod wants: protocol, address (`None` is all of them), number.
-type WantedPort = (String, Option<String>, i32);
-
-fn host_ports(pod: &Pod) -> Vec<WantedPort> {
-    let containers = model::containers(pod);
-    let ports = containers.iter().flat_map(|container| container.spec.ports.iter().flatten());
-    let wanted = ports.filter_map(|port| {
-        let number = port.host_port.filter(|number| *number > 0)?;
-        let every = |ip: &&String| ip.is_empty() || *ip == "0.0.0.0";
-        let address = port.host_ip.as_ref().filter(|ip| !every(ip)).cloned();
-        Some((port.protocol.clone().unwrap_or_else(|| "TCP".into()), address, number))
-    });
-    wanted.collect()
-}
-
-/// Two pods cannot have one port of the node, unless its address or protocol differs.
-fn admit_ports(pod: &Pod, others: &[&Pod]) -> Result<(), Verdict> {
-    let wanted = host_ports(pod);
-    if wanted.is_empty() {
-        return Ok(());
-    }
-    let meets = |(protocol, address, number): &WantedPort, taken: &WantedPort| {
-        let same_address = address.is_none() || taken.1.is_none() || *address == taken.1;
-        *protocol == taken.0 && *number == taken.2 && same_address
-    };
-    let mut taken = others.iter().flat_map(|other| host_ports(other));
-    if taken.any(|taken| wanted.iter().any(|port| meets(port, &taken))) {
-        return Err(refusal(
-            "NodePorts",
-            "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports",
-        ));
-    }
-    Ok(())
+    missing
 }
 
 #[derive(Default)]
@@ -187,16 +230,7 @@ impl Used {
 }
 
 fn refusal(reason: &str, message: impl Into<String>) -> Verdict {
-    Verdict { reason: reason.into(), message: message.into() }
-}
-
-fn out_of(resource: &str, requested: i64, used: i64, capacity: i64) -> Verdict {
-    refusal(
-        &format!("OutOf{resource}"),
-        format!(
-            "Pod was rejected: Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
-        ),
-    )
+    Verdict { reason: reason.into(), message: message.into(), disruption: None }
 }
 
 #[cfg(test)]
@@ -210,10 +244,26 @@ mod tests {
 
     fn node_with(allocatable: &[(&str, &str)], able: bool) -> NodeState {
         NodeState {
+            name: "node".into(),
+            taints: Vec::new(),
             labels: BTreeMap::from([("disk".to_string(), "ssd".to_string())]),
             allocatable: allocatable.iter().map(|(k, v)| (k.to_string(), Quantity(v.to_string()))).collect(),
             abilities: Abilities { apparmor: able, kernel: if able { (6, 1) } else { (4, 4) } },
             supplemental_groups_policy: able,
+        }
+    }
+
+    /// The verdict about a pod of the API beside others.
+    fn admit(candidate: &Pod, others: &[Pod], offer: &Offer, node: &NodeState) -> Option<Verdict> {
+        let resident = |pod| Resident { pod, local: false };
+        let others: Vec<Resident<'_>> = others.iter().map(resident).collect();
+        match super::admit(&resident(candidate), &others, offer, node) {
+            Admission::Admitted => None,
+            Admission::Refused(verdict) => Some(verdict),
+            Admission::After(victims) => {
+                let names: Vec<_> = victims.iter().filter_map(|p| p.metadata.name.clone()).collect();
+                Some(refusal("after", names.join(" ")))
+            }
         }
     }
 
@@ -289,20 +339,17 @@ mod tests {
         ] {
             let able = node_with(&[("hugepages-2Mi", "4Mi"), ("example.org/gpu", "4")], true);
             for (node, expected) in [(able, on_able), (node_with(&[], false), on_unable)] {
-                let got = admit(&candidate, std::iter::empty(), &offer, &node).err();
+                let got = admit(&candidate, &[], &offer, &node);
                 assert_eq!(got.as_ref().map(|v| v.reason.as_str()), expected, "{what}");
             }
         }
         let message = admit(
             &with_security(json!({"appArmorProfile": {"type": "RuntimeDefault"}})),
-            std::iter::empty(),
+            &[],
             &offer,
             &node_with(&[], false),
         );
-        assert_eq!(
-            message.unwrap_err().message,
-            "Cannot enforce AppArmor: AppArmor is not enabled on the host"
-        );
+        assert_eq!(message.unwrap().message, "Cannot enforce AppArmor: AppArmor is not enabled on the host");
     }
 
     #[test]
@@ -337,10 +384,10 @@ mod tests {
                 Some("PodOSNotSupported"),
             ),
         ] {
-            let got = admit(&candidate, others.iter(), &offer, &labels).err();
+            let got = admit(&candidate, &others, &offer, &labels);
             assert_eq!(got.as_ref().map(|v| v.reason.as_str()), expected, "{what}");
         }
-        let message = admit(&cpu("600m"), [cpu("500m")].iter(), &offer, &labels).unwrap_err().message;
+        let message = admit(&cpu("600m"), &[cpu("500m")], &offer, &labels).unwrap().message;
         assert_eq!(
             message,
             "Pod was rejected: Node didn't have enough resource: cpu, requested: 600, used: 500, capacity: 1000"
@@ -348,25 +395,45 @@ mod tests {
     }
 
     #[test]
-    fn pods_with_one_host_port_are_kept_apart() {
-        let offer = Offer { cpu_milli: 1000, memory: 1 << 30, ephemeral_storage: 1 << 30, max_pods: 10 };
-        let with = |port: Value| pod(json!({"containers": [{"name": "c", "ports": [port]}]}));
-        let taken = with(json!({"containerPort": 80, "hostPort": 8080, "hostIP": "192.0.2.1"}));
-        for (what, port, refused) in [
-            ("the same", json!({"containerPort": 1, "hostPort": 8080, "hostIP": "192.0.2.1"}), true),
-            ("all addresses", json!({"containerPort": 1, "hostPort": 8080}), true),
+    fn reasons_are_upstreams_and_critical_pods_get_room() {
+        let offer = Offer { cpu_milli: 1000, memory: 1 << 30, ephemeral_storage: 1 << 30, max_pods: 9 };
+        let mut tainted = node_with(&[], true);
+        tainted.taints = vec![Taint { key: "k".into(), effect: "NoExecute".into(), ..Taint::default() }];
+        let plain = node_with(&[], true);
+        let cpu = |amount: &str, priority: i32| {
+            pod(
+                json!({"priority": priority, "containers": [{"name": "c", "resources": {"requests": {"cpu": amount}}}]}),
+            )
+        };
+        let port =
+            pod(json!({"containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}]}]}));
+        let critical = 2_000_000_000;
+        let picky = |priority: i32| {
+            let mut pod = cpu("1", priority);
+            pod.spec.as_mut().unwrap().node_selector = Some([("disk".to_owned(), "hdd".to_owned())].into());
+            pod
+        };
+        for (what, candidate, others, node, expected) in [
+            ("port taken", port.clone(), vec![port.clone()], &plain, Some("NodePorts")),
+            ("taint", cpu("1", 0), vec![], &tainted, Some("TaintToleration")),
+            ("resources are told first", picky(0), vec![cpu("500m", 0)], &plain, Some("OutOfcpu")),
+            ("room does not help", picky(critical), vec![cpu("500m", 0)], &plain, Some("NodeAffinity")),
+            ("room is made", cpu("600m", critical), vec![cpu("500m", 0)], &plain, Some("after")),
             (
-                "all addresses, named",
-                json!({"containerPort": 1, "hostPort": 8080, "hostIP": "0.0.0.0"}),
-                true,
+                "no room can be made",
+                cpu("600m", critical),
+                vec![cpu("500m", critical)],
+                &plain,
+                Some("UnexpectedAdmissionError"),
             ),
-            ("another address", json!({"containerPort": 1, "hostPort": 8080, "hostIP": "127.0.0.1"}), false),
-            ("another protocol", json!({"containerPort": 1, "hostPort": 8080, "protocol": "UDP"}), false),
-            ("another port", json!({"containerPort": 80, "hostPort": 8081}), false),
-            ("no host port", json!({"containerPort": 8080}), false),
+            ("high, not critical", cpu("600m", critical - 1), vec![cpu("500m", 0)], &plain, Some("OutOfcpu")),
         ] {
-            let got = admit(&with(port), [taken.clone()].iter(), &offer, &node_with(&[], true)).err();
-            assert_eq!(got.map(|v| v.reason), refused.then(|| "NodePorts".to_owned()), "{what}");
+            let got = admit(&candidate, &others, &offer, node);
+            assert_eq!(got.as_ref().map(|v| v.reason.as_str()), expected, "{what}");
         }
+        let (local, victim) = (cpu("600m", 0), cpu("500m", 0));
+        let others = [Resident { pod: &victim, local: false }];
+        let got = super::admit(&Resident { pod: &local, local: true }, &others, &offer, &tainted);
+        assert_eq!(got, Admission::After(vec![&victim]), "static pods are critical and bear every taint");
     }
 }

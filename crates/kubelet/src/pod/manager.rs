@@ -3,8 +3,10 @@
 use super::context::Context;
 use super::labels;
 use super::model::PodId;
+use super::status::Verdict;
 use super::terminate::{from_labels, remove_logs};
 use super::worker::{self, Desired};
+use crate::sources::mirror;
 use ferrite_client::{Backoff, Change, Scope};
 use ferrite_cri::v1::{GetEventsRequest, ListContainersRequest, ListPodSandboxRequest};
 use ferrite_cri::{Code, RuntimeService};
@@ -18,9 +20,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 struct Handle {
+    /// Of a static pod.
+    local: bool,
     desired: watch::Sender<Desired>,
     wake: Arc<Notify>,
     objects_changed: Arc<AtomicBool>,
+    ordered_end: Arc<Mutex<Option<Verdict>>>,
 }
 
 /// Workers by pod UID.
@@ -50,6 +55,19 @@ impl Workers {
         }
     }
 
+    /// Ends a pod for the sake of others. False when it was told before, or nobody runs it.
+    pub(crate) fn end(&self, uid: &str, verdict: Verdict) -> bool {
+        let handles = self.lock();
+        let Some(handle) = handles.get(uid) else { return false };
+        let mut ordered = handle.ordered_end.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = ordered.is_none();
+        if first {
+            *ordered = Some(verdict);
+            handle.wake.notify_one();
+        }
+        first
+    }
+
     /// How many pods have a worker, now and as it changes.
     pub(crate) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()
@@ -60,7 +78,7 @@ impl Workers {
     }
 
     /// Tells the pod's worker what is wanted, and starts one if there is none.
-    fn dispatch(self: &Arc<Self>, context: &Arc<Context>, desired: Desired, scope: &Scope) {
+    fn dispatch(self: &Arc<Self>, context: &Arc<Context>, desired: Desired, local: bool, scope: &Scope) {
         let id = PodId::of(desired.pod());
         let mut handles = self.lock();
         if let Some(handle) = handles.get(&id.uid) {
@@ -76,22 +94,91 @@ impl Workers {
             return;
         }
         let (sender, receiver) = watch::channel(desired);
-        let handle = Handle { desired: sender, wake: Arc::default(), objects_changed: Arc::default() };
+        let handle = Handle {
+            local,
+            desired: sender,
+            wake: Arc::default(),
+            objects_changed: Arc::default(),
+            ordered_end: Arc::default(),
+        };
         let (wake, objects_changed) = (handle.wake.clone(), handle.objects_changed.clone());
+        let ordered_end = handle.ordered_end.clone();
         handles.insert(id.uid.clone(), handle);
         self.count.send_replace(handles.len());
         drop(handles);
-        let (workers, uid) = (self.clone(), id.uid.clone());
+        let (workers, uid, ended) = (self.clone(), id.uid.clone(), context.clone());
         let done = move || {
             let mut handles = workers.lock();
             handles.remove(&uid);
             workers.count.send_replace(handles.len());
+            drop(handles);
+            if local {
+                ended.pods.local().forget(&uid);
+            }
         };
-        worker::start(context.clone(), id, receiver, wake, objects_changed, scope, done);
+        let inputs = worker::Inputs { id, local, desired: receiver, wake, objects_changed, ordered_end };
+        worker::start(context.clone(), inputs, scope, done);
+    }
+
+    /// The static pods that have a worker.
+    fn local(&self) -> Vec<Arc<Pod>> {
+        let handles = self.lock();
+        handles.values().filter(|h| h.local).map(|h| h.desired.borrow().pod().clone()).collect()
+    }
+
+    /// Namespaces and names of static pods that have a worker.
+    pub(crate) fn local_names(&self) -> BTreeSet<(String, String)> {
+        self.local().iter().map(|pod| full_name(pod)).collect()
+    }
+
+    /// Starts and ends static pods. A pod waits until the one whose name it takes over has ended.
+    fn sync_local(self: &Arc<Self>, context: &Arc<Context>, scope: &Scope) {
+        let (wanted, running) = (context.pods.local().list(), self.local());
+        let has = |pods: &[Arc<Pod>], pod: &Pod| pods.iter().any(|p| p.metadata.uid == pod.metadata.uid);
+        for pod in running.iter().filter(|pod| !has(&wanted, pod)) {
+            self.dispatch(context, Desired::Gone(pod.clone()), true, scope);
+        }
+        for pod in wanted.iter().filter(|pod| !has(&running, pod)) {
+            if !running.iter().any(|old| full_name(old) == full_name(pod)) {
+                self.dispatch(context, Desired::Present(pod.clone()), true, scope);
+            }
+        }
     }
 }
 
-/// Starts following the API and the runtime. Returns once pods that were deleted while we were away are being
+fn full_name(pod: &Pod) -> (String, String) {
+    let id = PodId::of(pod);
+    (id.namespace, id.name)
+}
+
+/// Runs static pods and listens to the runtime. None of that needs the API.
+pub(crate) fn start_local(context: &Arc<Context>, workers: &Arc<Workers>, scope: &Scope) {
+    scope.spawn(follow_events(context.clone(), workers.clone()));
+    let (mut readiness, woken) = (context.readiness.clone(), workers.clone());
+    scope.spawn(async move {
+        while readiness.changed().await.is_ok() {
+            woken.wake_all();
+        }
+    });
+    let (context, workers, owned) = (context.clone(), workers.clone(), scope.clone());
+    scope.spawn(async move {
+        let (mut wanted, mut count) = (context.pods.local().wanted_changes(), workers.count());
+        loop {
+            wanted.borrow_and_update();
+            count.borrow_and_update();
+            workers.sync_local(&context, &owned);
+            let changed = tokio::select! {
+                changed = wanted.changed() => changed,
+                changed = count.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Starts following the API. Returns once pods that were deleted while we were away are being
 /// cleaned up.
 pub(crate) async fn start(
     context: Arc<Context>,
@@ -101,7 +188,11 @@ pub(crate) async fn start(
     context.services.synced().await;
     context.node.synced().await;
     let (told, following, owned) = (context.clone(), workers.clone(), scope.clone());
-    context.pods.subscribe(move |change: &Change<Pod>| {
+    context.pods.api().subscribe(move |change: &Change<Pod>| {
+        // A mirror shows a static pod; there is nothing to run.
+        if mirror::is_mirror(change.object()) {
+            return;
+        }
         let desired = match change {
             Change::Added(pod) => Desired::Present(pod.clone()),
             Change::Updated { new, .. } => Desired::Present(new.clone()),
@@ -110,19 +201,14 @@ pub(crate) async fn start(
         let known = following.lock().contains_key(&PodId::of(desired.pod()).uid);
         // Nothing is left of a pod whose worker has ended.
         if known || matches!(desired, Desired::Present(_)) {
-            following.dispatch(&told, desired, &owned);
+            following.dispatch(&told, desired, false, &owned);
         }
     });
-    context.pods.synced().await;
-    clean_orphans(&context, &workers, scope).await?;
-    scope.spawn(follow_events(context.clone(), workers.clone()));
-    let mut readiness = context.readiness.clone();
-    scope.spawn(async move {
-        while readiness.changed().await.is_ok() {
-            workers.wake_all();
-        }
-    });
-    Ok(())
+    context.pods.api().synced().await;
+    let ending = workers.clone();
+    scope.spawn(mirror::run(context.clone(), move || ending.local_names()));
+    context.pods.local().ready().await;
+    clean_orphans(&context, &workers, scope).await
 }
 
 /// Wakes the worker of each pod the runtime speaks of. When the stream breaks, everybody looks for himself.
@@ -226,13 +312,14 @@ async fn clean_orphans(
     containers.containers.iter().for_each(|c| note(&c.labels, &c.annotations));
     for (_, pod) in orphans.iter() {
         tracing::info!(pod = %PodId::of(pod), "cleaning up a pod the API no longer has");
-        workers.dispatch(context, Desired::Gone(Arc::new(pod.clone())), scope);
+        workers.dispatch(context, Desired::Gone(Arc::new(pod.clone())), false, scope);
     }
     let live: BTreeSet<String> = known.iter().cloned().chain(orphans.into_keys()).collect();
     let leftovers: Vec<String> =
         context.volumes.known_pods().into_iter().filter(|uid| !live.contains(uid)).collect();
     let logs = orphaned_logs(&context.log_dir, &live);
     // A tree that takes long or cannot be removed must not keep the kubelet from starting.
+    context.volumes.csi().release_unused();
     scope.spawn(remove_leftovers(context.clone(), leftovers, logs));
     Ok(())
 }
@@ -247,22 +334,30 @@ fn orphaned_logs(log_dir: &Path, live: &BTreeSet<String>) -> Vec<PathBuf> {
     entries.filter(|e| orphaned(&e.file_name().to_string_lossy())).map(|e| e.path()).collect()
 }
 
+/// Pods whose leftovers are removed at the same time.
+const REMOVED_AT_A_TIME: usize = 16;
+
+/// Removes what a pod left that is gone. Answers with its UID when that fails.
+async fn remove_pod(context: &Context, uid: String) -> Option<String> {
+    let removed = context.volumes.tear_down(&uid).await;
+    context.userns.release(&uid);
+    let _ = context.cgroups.remove(&uid).await;
+    let Err(e) = removed else { return None };
+    let path = context.volumes.pod_dir(&uid);
+    tracing::warn!(path = %path.display(), error = %e,
+        "could not remove the directory of a pod that is gone; will try again. See what is mounted there with `findmnt -R`");
+    Some(uid)
+}
+
 /// Removes what pods left that are gone, and tries again where that fails.
 async fn remove_leftovers(context: Arc<Context>, mut uids: Vec<String>, mut logs: Vec<PathBuf>) {
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300), 0.1);
     loop {
-        let mut left = Vec::new();
-        for uid in uids {
-            let removed = context.volumes.tear_down(&uid).await;
-            context.userns.release(&uid);
-            let _ = context.cgroups.remove(&uid).await;
-            if let Err(e) = removed {
-                let path = context.volumes.pod_dir(&uid);
-                tracing::warn!(path = %path.display(), error = %e,
-                    "could not remove the directory of a pod that is gone; will try again. See what is mounted there with `findmnt -R`");
-                left.push(uid);
-            }
-        }
+        // Several at a time: a storage driver that does not answer holds up only its own pods.
+        let left = futures_util::stream::iter(uids)
+            .map(|uid| remove_pod(&context, uid))
+            .buffer_unordered(REMOVED_AT_A_TIME);
+        let left: Vec<String> = left.filter_map(std::future::ready).collect().await;
         let mut left_logs = Vec::new();
         for path in logs {
             if let Err(e) = remove_logs(path.clone()).await {

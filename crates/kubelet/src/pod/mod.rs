@@ -1,6 +1,7 @@
 //! Pods: what is wanted, what the runtime has, what to do next, and who does it.
 
 pub(crate) mod admission;
+mod admit;
 pub(crate) mod backoff;
 pub(crate) mod context;
 mod decide;
@@ -12,15 +13,23 @@ pub(crate) mod labels;
 pub(crate) mod manager;
 pub(crate) mod model;
 pub(crate) mod observe;
+mod predicates;
+pub(crate) mod preemption;
 #[cfg(test)]
 mod refusal_tests;
 mod resize;
+mod resizing;
 pub(crate) mod runtime_pod;
 mod start;
+#[cfg(test)]
+mod static_tests;
 pub(crate) mod status;
+pub(crate) mod table;
 mod terminate;
 mod unsupported;
 mod worker;
 mod writer;
 
+pub(crate) use model::PodId;
 pub(crate) use writer::merge_difference as writer_difference;
+pub(crate) use writer::write as write_status;

@@ -1,35 +1,40 @@
 //! One task per pod: look, decide, act, tell; then wait for the next event.
 
-use super::admission::{self, Offer};
 use super::backoff::BackOff;
 use super::context::Context;
-use super::decide::{self, Actions, Inputs, KillCause};
+use super::decide::{self, Actions, KillCause};
 use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
-use super::resize;
+use super::resize::{self, Allocation};
 use super::runtime_pod::{RunState, RuntimePod};
 use super::start::{SandboxError, StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
 use crate::clock;
-use crate::container::resources::{PodResources, pod_resources};
+use crate::container::resources::PodResources;
 use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
-use crate::volumes::PodVolumes;
+use crate::volumes::{PodVolumes, images_of};
 use ferrite_client::{Backoff, EventType, Scope};
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 
 /// Until a failed pull is shown as back-off, and until a failed start is looked at again.
 const AFTER_FAILED_START: Duration = Duration::from_secs(1);
+/// Until volumes that could not be brought up to date are tried again.
+const AFTER_FAILED_REFRESH: Duration = Duration::from_secs(30);
 /// A container whose configuration is wrong is looked at this often even if nothing it refers to changed.
 const AFTER_CONFIG_ERROR: Duration = Duration::from_secs(60);
+
+/// A critical pod waits for those that make room for it; their ends are looked for this often.
+const AFTER_PREEMPTION: Duration = Duration::from_secs(1);
 
 /// What the API wants of a pod.
 #[derive(Debug, Clone)]
@@ -68,13 +73,15 @@ pub(super) enum SyncError {
     Volume(#[from] crate::volumes::VolumeError),
     #[error("{0}")]
     Objects(#[from] crate::objects::ObjectError),
+    #[error("the record of the pod's resources: {0}")]
+    Allocation(std::io::Error),
     #[error("pod cgroup: {0}")]
     Cgroup(std::io::Error),
     #[error(
         "clean-up of the pod's directory: {0}; it is tried again. If that does not help, see what is mounted in or uses \
          the directory (`findmnt -R`, `fuser -vm`)"
     )]
-    CleanUp(std::io::Error),
+    CleanUp(crate::volumes::TearDownError),
     #[error("network is not ready: {0}")]
     Network(String),
     /// The pod must end now: nothing more is started.
@@ -93,9 +100,11 @@ enum Cause {
 pub(super) struct Worker {
     pub(super) context: Arc<Context>,
     pub(super) id: PodId,
+    pub(super) local: bool,
     pub(super) desired: watch::Receiver<Desired>,
     pub(super) wake: Arc<Notify>,
     pub(super) objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    ordered_end: Arc<Mutex<Option<Verdict>>>,
     pub(super) probes: ProbeSet,
     pub(super) writer: StatusWriter,
     backoff: BackOff,
@@ -105,6 +114,8 @@ pub(super) struct Worker {
     pub(super) waiting: HashMap<String, WaitingReason>,
     pub(super) verdict: Option<Verdict>,
     volumes: Option<PodVolumes>,
+    pub(super) allocation: Allocation,
+    pub(super) resize: resize::Progress,
     /// What the pod's cgroup was last set to.
     cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
@@ -116,25 +127,41 @@ pub(super) struct Worker {
     messages: HashMap<String, String>,
 }
 
+/// What a worker is told.
+pub(crate) struct Inputs {
+    pub id: PodId,
+    /// A static pod: the API neither wants it nor knows it by its UID.
+    pub local: bool,
+    pub desired: watch::Receiver<Desired>,
+    pub wake: Arc<Notify>,
+    pub objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    /// Set when the kubelet ends the pod for the sake of others.
+    pub ordered_end: Arc<Mutex<Option<Verdict>>>,
+}
+
 /// Starts the worker of a pod; it ends when nothing of the pod is left.
 pub(crate) fn start(
     context: Arc<Context>,
-    id: PodId,
-    desired: watch::Receiver<Desired>,
-    wake: Arc<Notify>,
-    objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    inputs: Inputs,
     scope: &Scope,
     done: impl FnOnce() + Send + 'static,
 ) {
     let scope = scope.child();
-    let writer = StatusWriter::start(context.clone(), id.clone(), &scope);
+    let Inputs { id, local, desired, wake, objects_changed, ordered_end } = inputs;
+    let writer = match local {
+        true => StatusWriter::local(context.pods.local().clone(), &id),
+        false => StatusWriter::start(context.clone(), id.clone(), &scope),
+    };
     let probes = ProbeSet::new(context.probes.clone(), &scope, wake.clone());
+    let allocation = Allocation::load(&context.volumes.pod_dir(&id.uid)).unwrap_or_default();
     let worker = Worker {
         context,
         id,
+        local,
         desired,
         wake,
         objects_changed,
+        ordered_end,
         probes,
         writer,
         backoff: BackOff::default(),
@@ -143,6 +170,8 @@ pub(crate) fn start(
         waiting: HashMap::new(),
         verdict: None,
         volumes: None,
+        allocation,
+        resize: resize::Progress::default(),
         cgroup_of: None,
         volumes_of: None,
         admitted: false,
@@ -166,6 +195,10 @@ impl Worker {
         let mut cause = Cause::Anything;
         loop {
             let desired = self.desired.borrow_and_update().clone();
+            let desired = match desired {
+                Desired::Present(pod) if self.local => Desired::Present(self.with_own_status(&pod)),
+                other => other,
+            };
             let echo = cause == Cause::Api
                 && seen.as_ref().is_some_and(|old| only_status_differs(old, desired.pod()));
             seen = Some(desired.pod().clone());
@@ -229,21 +262,27 @@ impl Worker {
         }
         if !self.admitted {
             // What runs already was admitted before: a restart of the kubelet takes nothing away.
-            if runtime.is_empty() {
-                self.admit(pod);
+            if runtime.is_empty() && !self.admit(pod) {
+                self.publish(pod, &runtime, false, false);
+                return Ok(Some(clock::add(now, AFTER_PREEMPTION)));
             }
             self.admitted = true;
+        }
+        if self.verdict.is_none() {
+            self.verdict = self.ordered_end.lock().unwrap_or_else(PoisonError::into_inner).clone();
         }
         let deadline = deadline(pod);
         if self.verdict.is_none() && deadline.is_some_and(|at| at <= now) {
             let message = "Pod was active on the node longer than the specified deadline";
-            self.verdict = Some(Verdict { reason: "DeadlineExceeded".into(), message: message.into() });
+            let reason = "DeadlineExceeded".to_owned();
+            self.verdict = Some(Verdict { reason, message: message.to_owned(), disruption: None });
             context.event(pod, EventType::Normal, "DeadlineExceeded", message);
         }
         if self.verdict.is_some() {
             self.finish(pod, &runtime).await?;
             return Ok(None);
         }
+        let pod = &self.allocate(pod, &runtime)?;
         self.publish(pod, &runtime, false, false);
         if !model::is_host_network(pod) && runtime.sandbox().is_none() {
             let problem = context.readiness.borrow().network_problem.clone();
@@ -260,7 +299,7 @@ impl Worker {
         self.ensure_cgroup(pod, &runtime).await?;
         self.ensure_volumes(pod).await?;
         let probes = self.probes.results();
-        let actions = decide::decide(&Inputs {
+        let actions = decide::decide(&decide::Inputs {
             pod,
             runtime: &runtime,
             probes: &probes,
@@ -273,13 +312,14 @@ impl Worker {
         }
         let acted = Box::pin(self.apply(pod, &runtime, &actions)).await;
         let runtime = self.observe().await?;
+        self.end_resize(pod, &runtime).await?;
         self.publish(pod, &runtime, false, false);
         let ip = self.pod_ip(pod, &runtime);
         self.probes.update(pod, &model::containers(pod), &runtime, &ip);
         self.collect_garbage(&runtime).await;
         let retry = acted?;
         let refresh = self.volumes.as_ref().and_then(|v| v.refresh_at);
-        Ok([actions.wake_at(), retry, deadline, refresh].into_iter().flatten().min())
+        Ok([actions.wake_at(), retry, deadline, refresh, self.resize_again_at()].into_iter().flatten().min())
     }
 
     pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
@@ -289,34 +329,11 @@ impl Worker {
         runtime.sandbox().and_then(|s| s.ips.first()).cloned().unwrap_or_default()
     }
 
-    fn admit(&mut self, pod: &Pod) {
-        let context = &self.context;
-        let offer = Offer {
-            cpu_milli: context.limits.cpu_milli,
-            memory: context.limits.memory,
-            ephemeral_storage: context.limits.ephemeral_storage,
-            max_pods: context.max_pods,
-        };
-        let node = context.node.list();
-        let node = node.first();
-        let features = context.readiness.borrow().features.clone();
-        let node_state = admission::NodeState {
-            labels: node.and_then(|n| n.metadata.labels.clone()).unwrap_or_default(),
-            allocatable: node.and_then(|n| n.status.as_ref()?.allocatable.clone()).unwrap_or_default(),
-            abilities: context.abilities,
-            supplemental_groups_policy: features.supplemental_groups_policy,
-        };
-        // Pods that came earlier and still run; who came first is decided by creation, then name.
-        let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
-        let pods = context.pods.list();
-        let others = pods.iter().map(|p| &**p).filter(|p| {
-            p.metadata.uid != pod.metadata.uid
-                && !model::is_finished(p)
-                && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
-        });
-        if let Err(verdict) = admission::admit(pod, others, &offer, &node_state) {
-            context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
-            self.verdict = Some(verdict);
+    /// The status of a static pod is here and not in the API.
+    fn with_own_status(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        match self.local {
+            true => self.context.pods.local().with_status(pod),
+            false => pod.clone(),
         }
     }
 
@@ -324,8 +341,10 @@ impl Worker {
     pub(super) fn publish(&self, pod: &Arc<Pod>, runtime: &RuntimePod, terminating: bool, terminated: bool) {
         let context = &self.context;
         let probes = self.probes.results();
+        let pod = &self.with_own_status(pod);
         let status = status::pod_status(&StatusInputs {
-            pod,
+            pod: &self.allocation.of(pod, runtime),
+            resize: &self.resize,
             runtime,
             probes: &probes,
             waiting: &self.waiting,
@@ -340,8 +359,8 @@ impl Worker {
     }
 
     /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
-    async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let total = pod_resources(&resize::allocated(pod, runtime));
+    pub(super) async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
+        let total = resize::widest(pod, runtime);
         if self.cgroup_of == Some(total) {
             return Ok(());
         }
@@ -365,7 +384,21 @@ impl Worker {
         if !changed && !due && same {
             return Ok(());
         }
-        match self.context.volumes.set_up(pod, now, self.volumes.as_ref()).await {
+        // What waits (for a driver, for an attachment) stops when the pod must end; work on files is completed.
+        let (stop, mut ending) = (CancellationToken::new(), self.desired.clone());
+        let done = {
+            let set_up = self.context.volumes.set_up(pod, now, self.volumes.as_ref(), &stop);
+            tokio::pin!(set_up);
+            tokio::select! {
+                done = &mut set_up => done,
+                () = async { drop(ending.wait_for(Desired::must_end).await) } => {
+                    stop.cancel();
+                    let _ = set_up.await;
+                    return Err(SyncError::Interrupted);
+                }
+            }
+        };
+        match done {
             Ok(volumes) => {
                 self.volumes = Some(volumes);
                 self.volumes_of = Some(pod.metadata.clone());
@@ -374,7 +407,13 @@ impl Worker {
             Err(e) => {
                 self.context.event(pod, EventType::Warning, "FailedMount", e.to_string());
                 // A running pod keeps the files it has until better ones can be had.
-                if self.volumes.is_some() { Ok(()) } else { Err(e.into()) }
+                match &mut self.volumes {
+                    Some(volumes) => {
+                        volumes.refresh_at = Some(clock::add(now, AFTER_FAILED_REFRESH));
+                        Ok(())
+                    }
+                    None => Err(e.into()),
+                }
             }
         }
     }
@@ -405,6 +444,7 @@ impl Worker {
             let victim = Victim { container, instance, message, grace, pod_ip: &ip, hooks: Hooks::Run };
             context.kill_container(pod, victim).await?;
         }
+        self.apply_resizes(pod, runtime, &containers, &actions.resize).await?;
         for wait in &actions.waiting {
             let reason = WaitingReason::crash_loop(wait.delay, &wait.name, &self.id);
             if self.waiting.get(&wait.name) != Some(&reason)
@@ -462,7 +502,7 @@ impl Worker {
                 }
                 Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
                 Err(StartError::Waiting(reason)) => {
-                    let at = self.retry_at(container, &reason, now);
+                    let at = self.retry_at(pod, container, &reason, now);
                     retry = Some(retry.map_or(at, |r| r.min(at)));
                     self.waiting.insert(start.name.clone(), reason);
                 }
@@ -471,13 +511,23 @@ impl Worker {
         Ok(retry)
     }
 
-    fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
+    fn retry_at(
+        &mut self,
+        pod: &Pod,
+        container: &PodContainer,
+        reason: &WaitingReason,
+        now: Timestamp,
+    ) -> Timestamp {
         let image = container.spec.image.as_deref().unwrap_or_default();
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
-                let tagged = crate::images::tagged(image);
-                self.pulls
-                    .retry_at(container.name(), &tagged, now)
+                let own = (container.name().to_owned(), image.to_owned());
+                let mounted =
+                    images_of(pod, container).into_iter().map(|one| (one.key, one.image.to_owned()));
+                let retries = std::iter::once(own).chain(mounted);
+                retries
+                    .filter_map(|(key, image)| self.pulls.retry_at(&key, &crate::images::tagged(&image), now))
+                    .max()
                     .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
@@ -520,6 +570,7 @@ impl Worker {
     /// read from files that go with the pod's directory, so each is kept once it was read.
     pub(super) async fn observe(&mut self) -> ferrite_cri::Result<RuntimePod> {
         let mut runtime = observe(&*self.context.runtime, &self.id.uid).await?;
+        self.allocation.note(&mut runtime);
         self.keep_messages(&mut runtime);
         Ok(runtime)
     }
@@ -587,7 +638,7 @@ fn kill_grace(pod: &Pod, container: Option<&PodContainer>, cause: KillCause) -> 
     let kind = match cause {
         KillCause::Liveness => Some(ProbeKind::Liveness),
         KillCause::Startup => Some(ProbeKind::Startup),
-        KillCause::SpecChanged | KillCause::Unknown => None,
+        KillCause::SpecChanged | KillCause::Resize | KillCause::Unknown => None,
     };
     let own = kind
         .and_then(|k| k.of(&container?.spec))
