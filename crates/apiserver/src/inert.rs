@@ -35,7 +35,6 @@ const INERT: &[Inert] = &[
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
     row(NETWORKING, "ingressclasses", "IngressClass", "no traffic is routed"),
     row(NETWORKING, "ingresses", "Ingress", "no traffic is routed"),
-    row(NETWORKING, "networkpolicies", "NetworkPolicy", "no traffic is filtered"),
     row(CLAIMS, "deviceclasses", "DeviceClass", NO_DEVICE),
     row(CLAIMS, "resourceclaims", "ResourceClaim", NO_DEVICE),
     row(CLAIMS, "resourceclaimtemplates", "ResourceClaimTemplate", NO_DEVICE),

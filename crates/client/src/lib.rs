@@ -45,7 +45,7 @@ pub use ownership::{
 };
 pub use placement::{matches_node, matches_term, tolerates};
 pub use request::get_document;
-pub use reviews::{Attributes, DelegatedAccess};
+pub use reviews::{Attributes, DelegatedAccess, Lifetimes};
 pub use scope::Scope;
 pub use uid::Uid;
 pub use workers::run_workers;

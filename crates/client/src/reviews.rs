@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::hash::Hash;
 use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -18,25 +17,50 @@ use tokio::time::Instant;
 
 use crate::{Api, message_of};
 
-/// Upstream's times: a token and a permission are believed for ten seconds, a refusal as long.
-const KEPT: Duration = Duration::from_secs(10);
+/// How long verdicts are believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lifetimes {
+    /// Of a token, known or unknown.
+    pub token: Duration,
+    pub allowed: Duration,
+    pub denied: Duration,
+}
+
+impl Default for Lifetimes {
+    /// Upstream's times of components: ten seconds each. A kubelet has others.
+    fn default() -> Self {
+        let kept = Duration::from_secs(10);
+        Self { token: kept, allowed: kept, denied: kept }
+    }
+}
+
 /// Verdicts that are remembered. Whoever makes up more callers only makes the server forget sooner.
 const MOST: usize = 1024;
 
-/// A bounded memory of verdicts.
-struct Verdicts<K, V>(Mutex<HashMap<K, (Instant, V)>>);
+/// The SHA-256 of what a verdict is about. Neither tokens nor long lists of groups are kept.
+type Key = [u8; 32];
 
-impl<K: Eq + Hash, V: Clone> Verdicts<K, V> {
+fn key_of(bytes: &[u8]) -> Key {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    let mut key = Key::default();
+    key.copy_from_slice(digest.as_ref());
+    key
+}
+
+/// A bounded memory of verdicts.
+struct Verdicts<V>(Mutex<HashMap<Key, (Instant, V)>>);
+
+impl<V: Clone> Verdicts<V> {
     fn new() -> Self {
         Self(Mutex::default())
     }
 
-    fn get(&self, key: &K) -> Option<V> {
+    fn get(&self, key: &Key) -> Option<V> {
         let verdicts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         verdicts.get(key).filter(|(until, _)| *until > Instant::now()).map(|(_, verdict)| verdict.clone())
     }
 
-    fn put(&self, key: K, verdict: V) {
+    fn put(&self, key: Key, kept: Duration, verdict: V) {
         let mut verdicts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if verdicts.len() >= MOST {
@@ -45,7 +69,7 @@ impl<K: Eq + Hash, V: Clone> Verdicts<K, V> {
         if verdicts.len() >= MOST {
             verdicts.clear();
         }
-        verdicts.insert(key, (now + KEPT, verdict));
+        verdicts.insert(key, (now + kept, verdict));
     }
 }
 
@@ -61,8 +85,9 @@ pub enum Attributes {
 /// Asks the API server with TokenReview and SubjectAccessReview, and remembers its verdicts for a short time.
 pub struct DelegatedAccess {
     client: Client,
-    users: Verdicts<String, Option<UserInfo>>,
-    permissions: Verdicts<(String, Vec<String>, Attributes), Result<(), String>>,
+    users: Verdicts<Option<UserInfo>>,
+    permissions: Verdicts<Result<(), String>>,
+    lifetimes: Lifetimes,
     /// Callers without a token are `system:anonymous`, and not refused at once.
     anonymous: bool,
 }
@@ -76,7 +101,13 @@ impl std::fmt::Debug for DelegatedAccess {
 impl DelegatedAccess {
     /// `client` needs the rights of upstream's role `system:auth-delegator`.
     pub fn new(client: Client, anonymous: bool) -> Self {
-        Self { client, users: Verdicts::new(), permissions: Verdicts::new(), anonymous }
+        let lifetimes = Lifetimes::default();
+        Self { client, users: Verdicts::new(), permissions: Verdicts::new(), lifetimes, anonymous }
+    }
+
+    #[must_use]
+    pub fn with_lifetimes(self, lifetimes: Lifetimes) -> Self {
+        Self { lifetimes, ..self }
     }
 
     /// The user whose token it is.
@@ -91,7 +122,8 @@ impl DelegatedAccess {
                 ..UserInfo::default()
             });
         };
-        if let Some(known) = self.users.get(&token.to_owned()) {
+        let key = key_of(token.as_bytes());
+        if let Some(known) = self.users.get(&key) {
             return known.ok_or(Denied::Unauthenticated);
         }
         let review = TokenReview {
@@ -105,20 +137,14 @@ impl DelegatedAccess {
             .map_err(|error| Denied::Unavailable(message_of(&error)))?;
         let status = answer.status.unwrap_or_default();
         let user = status.user.filter(|_| status.authenticated == Some(true));
-        self.users.put(token.to_owned(), user.clone());
+        self.users.put(key, self.lifetimes.token, user.clone());
         user.ok_or(Denied::Unauthenticated)
     }
 
     /// Fails unless the server allows `user` the action.
     pub async fn authorize(&self, user: &UserInfo, wanted: Attributes) -> Result<(), Denied> {
-        let name = user.username.clone().unwrap_or_default();
-        let groups = user.groups.clone().unwrap_or_default();
-        let key = (name, groups, wanted);
-        if let Some(known) = self.permissions.get(&key) {
-            return known.map_err(Denied::Forbidden);
-        }
         let (mut resource, mut path_attributes) = (None, None);
-        match &key.2 {
+        match &wanted {
             Attributes::Path { verb, path } => {
                 path_attributes =
                     Some(NonResourceAttributes { verb: Some(verb.clone()), path: Some(path.clone()) });
@@ -134,27 +160,34 @@ impl DelegatedAccess {
                 });
             }
         }
-        let review = SubjectAccessReview {
-            spec: SubjectAccessReviewSpec {
-                user: Some(key.0.clone()),
-                groups: Some(key.1.clone()),
-                uid: user.uid.clone(),
-                extra: user.extra.clone(),
-                non_resource_attributes: path_attributes,
-                resource_attributes: resource,
-            },
-            ..SubjectAccessReview::default()
+        let spec = SubjectAccessReviewSpec {
+            user: user.username.clone(),
+            groups: user.groups.clone(),
+            uid: user.uid.clone(),
+            extra: user.extra.clone(),
+            non_resource_attributes: path_attributes,
+            resource_attributes: resource,
         };
+        // Everything that the server decides by, as upstream.
+        let text = ferrite_json::to_vec(&spec).map_err(|error| Denied::Unavailable(error.to_string()))?;
+        let key = key_of(&text);
+        if let Some(known) = self.permissions.get(&key) {
+            return known.map_err(Denied::Forbidden);
+        }
+        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
         let api: Api<SubjectAccessReview> = Api::all(self.client.clone());
         let answer = api
             .create(&PostParams::default(), &review)
             .await
             .map_err(|error| Denied::Unavailable(message_of(&error)))?;
-        let verdict = match answer.status.is_some_and(|status| status.allowed) {
-            true => Ok(()),
-            false => Err(forbidden(&key.0, &key.2)),
+        let (verdict, kept) = match answer.status.is_some_and(|status| status.allowed) {
+            true => (Ok(()), self.lifetimes.allowed),
+            false => {
+                let name = user.username.as_deref().unwrap_or_default();
+                (Err(forbidden(name, &wanted)), self.lifetimes.denied)
+            }
         };
-        self.permissions.put(key, verdict.clone());
+        self.permissions.put(key, kept, verdict.clone());
         verdict.map_err(Denied::Forbidden)
     }
 }

@@ -1,5 +1,6 @@
 //! The API server with its store, PKI and sockets: alone as `kube-apiserver`, or as part of a cluster.
 
+use crate::joining;
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
 use crate::serving::ServingOptions;
@@ -299,6 +300,9 @@ async fn bind(addresses: &[IpAddr], mut port: u16) -> Result<Vec<TcpListener>, B
     Ok(listeners)
 }
 
+/// The server's identity towards kubelets.
+const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
+
 /// The names every API server is known by, besides its addresses.
 const NAMES: [&str; 4] = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
 
@@ -324,7 +328,7 @@ impl Running {
         let subject = Subject { common_name: "kube-apiserver".into(), organization: None, names };
         let serving = pki.ensure("apiserver", &subject, Purpose::Server)?;
         // An identity that kubelets know and that has no rights here: authors of nodes choose where it is shown.
-        let subject = Subject::client("kube-apiserver-kubelet-client", None);
+        let subject = Subject::client(KUBELET_CLIENT, None);
         let kubelet_client = pki.ensure("apiserver-kubelet-client", &subject, Purpose::Client)?;
         let request_header = options.request_header.read(&pki)?;
         let proxy_client = options.request_header.proxy_client(&pki)?;
@@ -371,7 +375,17 @@ impl Running {
             ip => ip,
         };
         let url = format!("https://{}", SocketAddr::new(host, listening.port()));
-        Ok(Self { server, pki, url, serving, storage })
+        let running = Self { server, pki, url, serving, storage };
+        running.let_into_kubelets().await?;
+        Ok(running)
+    }
+
+    /// Kubelets ask this server what their callers may do; its own identity is one of them.
+    async fn let_into_kubelets(&self) -> Result<(), BoxError> {
+        let bindings = ferrite_client::Api::all(self.client("system:apiserver", &["system:masters"]));
+        let subject = ferrite_json::json!({"kind": "User", "name": KUBELET_CLIENT});
+        let binding = joining::binding("ferrite:kubelet-api-admin", "system:kubelet-api-admin", subject);
+        Ok(joining::ensure::<k8s_openapi::api::rbac::v1::ClusterRoleBinding>(&bindings, binding).await?)
     }
 
     /// A client for a component in this process.

@@ -14,7 +14,7 @@ use crate::runtime::RuntimeAlone;
 use crate::server::{AgentSettings, ServerPlace};
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
 use crate::up::Up;
-use crate::{down, logging, status, tools, watchdog};
+use crate::{down, kubelet, logging, status, tools, watchdog};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -104,6 +104,12 @@ enum Command {
     Node(NodeCommand),
     /// Run the service proxy alone, for any cluster, with upstream's flags and configuration file.
     KubeProxy(Box<KubeProxy>),
+    /// Run the kubelet alone, against any API server and container runtime, with upstream's flags and configuration file.
+    #[command(disable_help_flag = true)]
+    Kubelet {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<std::ffi::OsString>,
+    },
     /// Run the controllers alone, against any API server.
     KubeControllerManager(Box<KubeControllerManager>),
     /// Run the scheduler alone, against any API server.
@@ -126,7 +132,11 @@ enum Command {
 
 impl Cli {
     pub fn run(self) -> Result<ExitCode, BoxError> {
-        logging::start(self.verbosity);
+        let verbosity = match &self.command {
+            Command::Kubelet { arguments } => self.verbosity.max(kubelet::verbosity(arguments)),
+            _ => self.verbosity,
+        };
+        logging::start(verbosity);
         match self.command {
             Command::Up(up) => up.run(),
             Command::Down { data, keep_data } => block_on(down::run(&data.paths(), keep_data)),
@@ -152,6 +162,7 @@ impl Cli {
             Command::Server { place, agents, controllers } => {
                 block_on(Box::pin(place.serve(&controllers, Some(&agents))))
             }
+            Command::Kubelet { arguments } => block_on(Box::pin(kubelet::run(arguments))),
             Command::KubeControllerManager(manager) => block_on(manager.run()),
             Command::KubeScheduler(scheduler) => block_on(scheduler.run()),
             Command::ExplainSchedule(explain) => block_on(explain.run()),

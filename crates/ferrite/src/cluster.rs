@@ -10,7 +10,8 @@ use crate::joining::token::JoinToken;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::machines::{MachineOptions, Machines};
 use crate::node::{
-    CgroupDriver, Embedded, KubeletOptions, NodePlace, Services, start_kubelet, start_proxy, start_runtime,
+    CgroupDriver, Embedded, KubeletOptions, NodePlace, Services, start_kubelet, start_policies, start_proxy,
+    start_runtime,
 };
 use crate::node_routes;
 use crate::paths::Paths;
@@ -22,6 +23,7 @@ use ferrite_controllers::{NodeCertificates, NodeCidrs};
 use ferrite_kubelet::Kubelet;
 use ferrite_network::{Bridge, BridgeConfig, Encapsulation, RouterConfig, Segment};
 use ferrite_pki::{Purpose, Subject};
+use ferrite_policy::Sources;
 use ferrite_proxy::Proxy;
 use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
 use k8s_openapi::api::core::v1::Node;
@@ -141,13 +143,16 @@ impl Cluster {
         progress.done("API server", &api.url);
 
         let scope = Scope::new();
+        scope.spawn(Arc::clone(&bridge).heal());
         let mut config = api.controllers_config()?;
         config.node_cidrs = Some(node_cidrs(options, &node_name)?);
         config.node_monitor_grace = options.node_monitor_grace_period.0;
         if segment.is_some() {
             config.node_certificates = Some(node_certificates(options, node_ip));
         }
-        let controllers = api.start_controllers(&["*".to_owned()], config, &scope)?;
+        let on_request = ferrite_controllers::ON_REQUEST.iter().copied();
+        let names: Vec<String> = std::iter::once("*").chain(on_request).map(str::to_owned).collect();
+        let controllers = api.start_controllers(&names, config, &scope)?;
         let informers = controllers.informers.clone();
         start_scheduler(&api, informers.clone(), &scope)?;
         progress.done("control plane", "controllers, scheduler");
@@ -214,6 +219,12 @@ impl Cluster {
                 None
             }
         };
+
+        match start_policies(&bridge, Sources::shared(&informers), &scope).await {
+            Ok(()) => progress.done("policies", &ferrite_network::policy_table(&paths.bridge())),
+            // As on a kernel built without nftables.
+            Err(error) => tracing::warn!(%error, "NetworkPolicies have no effect"),
+        }
 
         let kubelet = start_own_kubelet(paths, options, &api, services, &node, &scope).await?;
         progress.done("kubelet", &format!("node {node_name}"));
@@ -315,6 +326,7 @@ pub async fn start_network(
         service_cidr: services.map(str::parse).transpose()?,
         state: paths.network(),
         mtu: 1500,
+        routed: true,
     };
     Ok(Bridge::open(config).await?)
 }

@@ -5,8 +5,15 @@ use std::ffi::OsString;
 use std::path::Path;
 
 /// Names that are subcommands as well: a symlink of that name runs the component.
-const COMPONENTS: &[&str] =
-    &["kube-controller-manager", "kube-scheduler", "kube-apiserver", "kube-proxy", "tools", "docker"];
+const COMPONENTS: &[&str] = &[
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-apiserver",
+    "kube-proxy",
+    "kubelet",
+    "tools",
+    "docker",
+];
 
 fn called(arguments: &[OsString]) -> &str {
     arguments.first().and_then(|a| Path::new(a).file_name()).and_then(|n| n.to_str()).unwrap_or_default()

@@ -3,6 +3,7 @@
 mod agent;
 mod alone;
 mod apiserver;
+mod certificates;
 mod cli;
 mod cluster;
 mod component;
@@ -18,6 +19,7 @@ mod kube_controller_manager;
 mod kube_proxy;
 mod kube_scheduler;
 mod kubeconfig;
+mod kubelet;
 mod local_storage;
 mod logging;
 mod machines;

@@ -7,6 +7,7 @@ use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
 use ferrite_network::{Bridge, PodNetwork};
 use ferrite_pki::ServerTls;
+use ferrite_policy::{PolicyConfig, PolicyGuard, Sources};
 use ferrite_proxy::layout::LocalTraffic;
 use ferrite_proxy::model::IpFamily;
 use ferrite_proxy::{Proxy, ProxyConfig};
@@ -133,12 +134,24 @@ pub async fn start_proxy(
         local_traffic: LocalTraffic::Cidrs(vec![node.pods.to_string().parse()?]),
         // Node ports answer where the node does, and nowhere else.
         node_port_addresses: vec![ferrite_proxy::model::Cidr::single(node.ip)],
-        pod_bridge: Some(bridge.pod_cidr().to_string().parse()?),
+        // Packets between pods of one node pass its routing, and are tracked there.
+        pod_bridge: None,
         min_sync_period: MIN_SYNC_PERIOD,
         healthz_bind_address: Some(SocketAddr::new(node.ip, HEALTHZ_PORT)),
         ..ProxyConfig::new(node.name)
     };
     Ok(Proxy::start(config, client, scope).await?)
+}
+
+/// Starts filtering by NetworkPolicies. Pods that are attached from then on are covered before they have a link.
+pub async fn start_policies(bridge: &Bridge, sources: Sources, scope: &Scope) -> Result<(), BoxError> {
+    let config = PolicyConfig {
+        table: ferrite_network::policy_table(bridge.name()),
+        pods: vec![bridge.pod_cidr().to_string().parse()?],
+        netns: None,
+    };
+    bridge.set_guard(PolicyGuard::start(config, sources, scope).await?);
+    Ok(())
 }
 
 /// What the kubelet runs pods with.
@@ -173,7 +186,7 @@ pub async fn start_kubelet(
         cgroup_root: paths.cgroup(),
         cgroup_driver: options.cgroup_driver.into(),
         server_address: options.address,
-        tls: Some(options.tls),
+        tls: Some(tokio::sync::watch::channel(Some(options.tls)).1),
         api_server: Some((node.api_service, 443)),
         cluster_dns: node.dns,
         cluster_domain: node.domain.to_owned(),

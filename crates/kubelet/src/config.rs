@@ -6,6 +6,44 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::sync::watch;
+
+/// Who decides what an authenticated caller of the kubelet API may do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Authorization {
+    /// The API server, asked with SubjectAccessReviews.
+    #[default]
+    Webhook,
+    /// Nobody: every authenticated caller may do everything.
+    AlwaysAllow,
+}
+
+/// Authentication and authorization of the kubelet API's callers. Certificates of the authority in
+/// [`Config::tls`] are always accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KubeletAccess {
+    /// Callers without credentials are `system:anonymous`.
+    pub anonymous: bool,
+    /// Bearer tokens are accepted; the API server says whose they are.
+    pub webhook_tokens: bool,
+    pub token_ttl: Duration,
+    pub authorization: Authorization,
+    pub authorized_ttl: Duration,
+    pub unauthorized_ttl: Duration,
+}
+
+impl Default for KubeletAccess {
+    fn default() -> Self {
+        Self {
+            anonymous: false,
+            webhook_tokens: true,
+            token_ttl: Duration::from_secs(120),
+            authorization: Authorization::Webhook,
+            authorized_ttl: Duration::from_secs(300),
+            unauthorized_ttl: Duration::from_secs(30),
+        }
+    }
+}
 
 /// Everything a kubelet is told. [`Config::new`] fills in what upstream defaults.
 #[derive(Clone)]
@@ -26,11 +64,28 @@ pub struct Config {
     pub cgroup_driver: CgroupDriver,
     /// Where the kubelet API listens. The port is published in the Node's status.
     pub server_address: SocketAddr,
-    /// The kubelet API's TLS settings, with the authority of the callers' certificates. Without them the API is not
-    /// served.
-    pub tls: Option<ServerTls>,
-    /// Common names of certificates that may use the kubelet API, besides members of `system:masters`.
-    pub authorized_names: Vec<String>,
+    /// The kubelet API's TLS settings, with the authority of the callers' certificates, now and as they change. While
+    /// there are none, callers are turned away; without the channel the API is not served.
+    pub tls: Option<watch::Receiver<Option<ServerTls>>>,
+    /// Who may use the kubelet API.
+    pub access: KubeletAccess,
+    /// Serve the paths that run commands, stream, or show logs.
+    pub debugging_handlers: bool,
+    /// Serve files of the host's log directory at `/logs/`.
+    pub system_log_handler: bool,
+    /// That directory.
+    pub system_log_dir: PathBuf,
+    /// A directory (or one file) with manifests of static pods.
+    pub static_pod_path: Option<PathBuf>,
+    /// How often it is read even if the kernel reports no change.
+    pub file_check_frequency: Duration,
+    /// A URL with manifests of static pods, and headers for it.
+    pub static_pod_url: Option<(String, Vec<(String, String)>)>,
+    pub http_check_frequency: Duration,
+    /// There is no API server: static pods are all there is. The client is [`crate::standalone::client`].
+    pub standalone: bool,
+    /// Where `/healthz` is served without TLS for whoever watches over the process.
+    pub healthz_address: Option<SocketAddr>,
     /// The cluster's name server. Without it pods resolve names as the node does.
     pub cluster_dns: Option<IpAddr>,
     pub cluster_domain: String,
@@ -76,7 +131,16 @@ impl Config {
             cgroup_driver: CgroupDriver::Cgroupfs,
             server_address: SocketAddr::from(([0, 0, 0, 0], 10250)),
             tls: None,
-            authorized_names: vec!["kube-apiserver-kubelet-client".into()],
+            access: KubeletAccess::default(),
+            debugging_handlers: true,
+            system_log_handler: true,
+            system_log_dir: PathBuf::from("/var/log"),
+            static_pod_path: None,
+            file_check_frequency: Duration::from_secs(20),
+            static_pod_url: None,
+            http_check_frequency: Duration::from_secs(20),
+            standalone: false,
+            healthz_address: None,
             cluster_dns: None,
             cluster_domain: "cluster.local".into(),
             resolv_conf: PathBuf::from("/etc/resolv.conf"),

@@ -12,7 +12,24 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
+    /// Every change, also of a file that is still being written.
     pub(crate) fn directory(path: &Path) -> io::Result<Self> {
+        let mask =
+            libc::IN_MODIFY | libc::IN_CREATE | libc::IN_MOVED_TO | libc::IN_MOVED_FROM | libc::IN_DELETE;
+        Self::with(path, mask)
+    }
+
+    /// Files that were written to their end, moved or removed.
+    pub(crate) fn closed_files(path: &Path) -> io::Result<Self> {
+        let mask = libc::IN_CLOSE_WRITE
+            | libc::IN_MOVED_TO
+            | libc::IN_MOVED_FROM
+            | libc::IN_DELETE
+            | libc::IN_DELETE_SELF;
+        Self::with(path, mask)
+    }
+
+    fn with(path: &Path, mask: u32) -> io::Result<Self> {
         let name = std::ffi::CString::new(path.as_os_str().as_bytes())?;
         // SAFETY: no pointers are passed; the result is checked before it is used.
         let raw = unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) };
@@ -21,8 +38,6 @@ impl Watcher {
         }
         // SAFETY: `raw` is an open descriptor that nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let mask =
-            libc::IN_MODIFY | libc::IN_CREATE | libc::IN_MOVED_TO | libc::IN_MOVED_FROM | libc::IN_DELETE;
         // SAFETY: `name` is a valid C string that lives across the call, and `fd` is open.
         let watch = unsafe { libc::inotify_add_watch(fd.as_raw_fd(), name.as_ptr(), mask) };
         if watch < 0 {

@@ -14,8 +14,10 @@ use crate::plugin_sockets::{self, PluginHandler};
 use crate::pod::admission::Abilities;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
+use crate::pod::table::PodTable;
 use crate::probe::{Checker, ProbeContext};
 use crate::server;
+use crate::sources::{DirectorySource, LocalPods, Source, UrlError, UrlSource};
 use crate::userns::UserNamespaces;
 use crate::volumes::csi::CsiPlugins;
 use crate::volumes::{Volumes, VolumesConfig, local_path};
@@ -42,6 +44,8 @@ pub enum StartError {
     /// A pod's range of users could be given away twice.
     #[error("could not read the user namespaces of pods: {0}; remove the file once no pod of that UID runs")]
     UserNamespaces(String),
+    #[error("cannot read static pods")]
+    StaticPodUrl(#[source] UrlError),
     #[error("could not register credential provider plugins")]
     CredentialProviders(#[source] ConfigError),
 }
@@ -117,6 +121,7 @@ impl Kubelet {
             api_address: config.api_server.map(|(ip, port)| ApiAddress { host: ip.to_string(), port }),
             limits,
             max_pods: config.max_pods,
+            own_labels: node::labels(&config, &machine),
             runtime_name: version.runtime_name,
             runtime: runtime.clone(),
             images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone())
@@ -134,7 +139,10 @@ impl Kubelet {
                 ListSelector::everything(),
                 &scope,
             ),
-            pods: Informer::<Pod>::start(Api::all(client.clone()), selector, &scope),
+            pods: PodTable::new(
+                Informer::<Pod>::start(Api::all(client.clone()), selector, &scope),
+                start_sources(&config, clock, &scope)?,
+            ),
             node,
             readiness: readiness_seen,
             client: client.clone(),
@@ -155,6 +163,11 @@ impl Kubelet {
             }
             None => None,
         };
+        if let Some(address) = config.healthz_address {
+            server::start_health(address, &scope)
+                .await
+                .map_err(|source| StartError::Listen { address, source })?;
+        }
         let port = server_address.map_or(config.server_address.port(), |a| a.port());
         let gc = ImageGc {
             images: images.clone(),
@@ -190,8 +203,15 @@ impl Kubelet {
         let registry = config.root_dir.join("plugins_registry");
         scope.spawn(plugin_sockets::run(registry, handlers, scope.clone()));
         let (started, owned, all) = (context.clone(), scope.clone(), workers.clone());
+        // Static pods run while the API server is away: it may be one of them.
+        node.look().await;
+        manager::start_local(&started, &all, &owned);
+        let standalone = config.standalone;
         scope.spawn(async move {
-            node.start(&started.node, &owned).await;
+            match standalone {
+                true => owned.spawn(node.watch_runtime()),
+                false => node.start(&started.node, &owned).await,
+            }
             follow_pods(started, all, owned).await;
         });
         Ok(Kubelet { context, workers, server_address })
@@ -211,6 +231,26 @@ impl Kubelet {
     pub fn node_name(&self) -> &str {
         &self.context.node_name
     }
+}
+
+/// Begins to read the manifests of static pods.
+fn start_sources(config: &Config, clock: Clock, scope: &Scope) -> Result<Arc<LocalPods>, StartError> {
+    let directory = config.static_pod_path.as_ref().map(|path| {
+        DirectorySource::new(path.clone(), &config.node_name, config.file_check_frequency, clock)
+    });
+    let period = config.http_check_frequency;
+    let url = config.static_pod_url.as_ref();
+    let url = url.map(|(url, headers)| UrlSource::new(url, headers, &config.node_name, period, clock));
+    let url = url.transpose().map_err(StartError::StaticPodUrl)?;
+    let sources = [directory.as_ref().map(|_| Source::File), url.as_ref().map(|_| Source::Url)];
+    let pods = Arc::new(LocalPods::new(sources.into_iter().flatten()));
+    if let Some(directory) = directory {
+        scope.spawn(directory.run(pods.clone()));
+    }
+    if let Some(url) = url {
+        scope.spawn(url.run(pods.clone()));
+    }
+    Ok(pods)
 }
 
 /// What the runtime expects, as upstream has it since runtimes can tell; else what is configured.

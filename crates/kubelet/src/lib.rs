@@ -24,11 +24,13 @@ mod probe;
 mod quantity;
 mod runtime_class;
 mod server;
+mod sources;
+pub mod standalone;
 #[cfg(test)]
 mod testing;
 mod userns;
 mod volumes;
 
-pub use config::Config;
+pub use config::{Authorization, Config, KubeletAccess};
 pub use images::{ConfigError as CredentialProviderError, Plugins as CredentialProviderPlugins};
 pub use kubelet::{Kubelet, StartError};

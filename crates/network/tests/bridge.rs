@@ -24,6 +24,7 @@ fn config(state: &Path) -> BridgeConfig {
         service_cidr: Some("10.96.0.0/16".parse().unwrap()),
         state: state.join("network"),
         mtu: 1450,
+        routed: true,
     }
 }
 
@@ -293,6 +294,7 @@ async fn a_sandbox_on_two_networks_and_one_that_is_apart() {
         service_cidr: None,
         state: state.path().join(name),
         mtu: 1500,
+        routed: true,
     };
     let one = Bridge::open_in(&node.path, other("one", "10.20.0.0/24")).await.unwrap();
     let two = Bridge::open_in(&node.path, other("two", "10.30.0.0/24")).await.unwrap();

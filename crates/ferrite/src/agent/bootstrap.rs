@@ -4,18 +4,16 @@
 //! certificate of which more than two thirds are over is asked for again with the one it replaces.
 
 use crate::apiserver::BoxError;
+use crate::certificates::{API_CLIENT, KUBELET_CLIENT, KUBELET_SERVING, WantedCertificate};
 use crate::joining::token::JoinToken;
 use crate::joining::{DISCOVERY, DISCOVERY_NAMESPACE, DNS_USER, PROXY_USER};
 use crate::kubeconfig::{self, Access};
-use ferrite_client::{Api, Backoff, Change, Informer, ListSelector, Scope, is_not_found, message_of};
+use ferrite_client::{Backoff, Scope};
 use ferrite_json::{Value, json};
-use ferrite_pki::{Identity, NewRequest, NodePki, Subject};
+use ferrite_pki::{Identity, NodePki, Subject};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use k8s_openapi::ByteString;
-use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
-use kube::api::{ObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustls::pki_types::ServerName;
 use std::net::IpAddr;
@@ -24,14 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 
-const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
-const API_CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 /// The answer of a stranger is not read further.
 const MOST_DISCOVERY: usize = 1 << 20;
 const DISCOVERY_TIME: Duration = Duration::from_secs(10);
-/// A request that nobody decides about in this time is made again.
-const SIGNING_TIME: Duration = Duration::from_secs(60);
 
 /// Why a node cannot join; trying again would not help.
 #[derive(Debug, thiserror::Error)]
@@ -42,8 +35,6 @@ pub enum JoinError {
     OtherAuthority { server: String },
     #[error("{0:?} is not like https://192.0.2.1:6443")]
     Url(String),
-    #[error("the request for the certificate {name} was refused: {why}")]
-    Refused { name: &'static str, why: String },
 }
 
 /// A node that is a member.
@@ -82,13 +73,17 @@ impl Joining<'_> {
                     (None, None) => return Err(JoinError::NoToken.into()),
                 };
                 let asking = client(self.server, &ca, &credential).await?;
-                let wanted =
-                    Wanted { name: "kubelet-client", subject, signer: KUBELET_CLIENT, usage: "client auth" };
-                wanted.obtain(&asking, &pki, scope).await?
+                let wanted = WantedCertificate {
+                    name: "kubelet-client",
+                    subject,
+                    signer: KUBELET_CLIENT,
+                    usage: "client auth",
+                };
+                obtain(&wanted, &asking, &pki, scope).await?
             }
         };
         let kubelet = client(self.server, &ca, &Credential::Certificate(kubelet)).await?;
-        let serving = Wanted {
+        let serving = WantedCertificate {
             name: "kubelet",
             subject: Subject {
                 common_name: format!("system:node:{}", self.node),
@@ -98,7 +93,7 @@ impl Joining<'_> {
             signer: KUBELET_SERVING,
             usage: "server auth",
         };
-        let part = |name, user| Wanted {
+        let part = |name, user| WantedCertificate {
             name,
             subject: Subject::client(user, None),
             signer: API_CLIENT,
@@ -106,9 +101,9 @@ impl Joining<'_> {
         };
         let (proxy, dns) = (part("kube-proxy", PROXY_USER), part("dns", DNS_USER));
         let (serving, proxy, dns) = tokio::try_join!(
-            serving.find(&kubelet, &pki, scope),
-            proxy.find(&kubelet, &pki, scope),
-            dns.find(&kubelet, &pki, scope),
+            find(&serving, &kubelet, &pki, scope),
+            find(&proxy, &kubelet, &pki, scope),
+            find(&dns, &kubelet, &pki, scope),
         )?;
         Ok(Member {
             proxy: client(self.server, &ca, &Credential::Certificate(proxy)).await?,
@@ -143,6 +138,30 @@ impl Joining<'_> {
         pki.save_ca(&ca)?;
         Ok(ca)
     }
+}
+
+/// The certificate that is kept, else a new one.
+async fn find(
+    wanted: &WantedCertificate,
+    client: &kube::Client,
+    pki: &NodePki,
+    scope: &Scope,
+) -> Result<Identity, BoxError> {
+    match pki.load(wanted.name, &wanted.subject)? {
+        Some(identity) => Ok(identity),
+        None => obtain(wanted, client, pki, scope).await,
+    }
+}
+
+async fn obtain(
+    wanted: &WantedCertificate,
+    client: &kube::Client,
+    pki: &NodePki,
+    scope: &Scope,
+) -> Result<Identity, BoxError> {
+    let identity = wanted.obtain(client, scope).await?;
+    pki.save(wanted.name, &identity)?;
+    Ok(identity)
 }
 
 /// Where an API server is.
@@ -217,114 +236,6 @@ async fn client(server: &str, ca: &str, credential: &Credential) -> Result<kube:
     Ok(kube::Client::try_from(config)?)
 }
 
-/// A certificate that the node wants.
-struct Wanted {
-    /// Of its files.
-    name: &'static str,
-    subject: Subject,
-    signer: &'static str,
-    usage: &'static str,
-}
-
-impl Wanted {
-    /// The one that is kept, else a new one.
-    async fn find(&self, client: &kube::Client, pki: &NodePki, scope: &Scope) -> Result<Identity, BoxError> {
-        match pki.load(self.name, &self.subject)? {
-            Some(identity) => Ok(identity),
-            None => self.obtain(client, pki, scope).await,
-        }
-    }
-
-    async fn obtain(
-        &self,
-        client: &kube::Client,
-        pki: &NodePki,
-        scope: &Scope,
-    ) -> Result<Identity, BoxError> {
-        let NewRequest { request, key } = NewRequest::new(&self.subject)?;
-        let certificate = self.sign(client, request, scope).await?;
-        let identity = Identity { certificate, key };
-        pki.save(self.name, &identity)?;
-        Ok(identity)
-    }
-
-    async fn sign(&self, client: &kube::Client, request: String, scope: &Scope) -> Result<String, BoxError> {
-        let api = Api::<CertificateSigningRequest>::all(client.clone());
-        let object = CertificateSigningRequest {
-            metadata: ObjectMeta { generate_name: Some("node-csr-".into()), ..ObjectMeta::default() },
-            spec: CertificateSigningRequestSpec {
-                request: ByteString(request.into_bytes()),
-                signer_name: self.signer.to_owned(),
-                usages: Some(["digital signature", self.usage].map(str::to_owned).to_vec()),
-                ..CertificateSigningRequestSpec::default()
-            },
-            status: None,
-        };
-        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(10), 0.2);
-        loop {
-            match api.create(&PostParams::default(), &object).await {
-                Ok(created) => {
-                    let name = created.metadata.name.unwrap_or_default();
-                    match tokio::time::timeout(SIGNING_TIME, self.decided(&api, &name, scope)).await {
-                        Ok(decided) => return Ok(decided?),
-                        Err(_) => {
-                            tracing::warn!(request = name, "nobody decided about the request; will ask again")
-                        }
-                    }
-                }
-                // A token that is void never becomes good, and nobody else tells the user.
-                Err(kube::Error::Api(status)) if status.code == 401 || status.code == 403 => {
-                    return Err(JoinError::Refused { name: self.name, why: status.message.clone() }.into());
-                }
-                Err(error) if is_not_found(&error) => return Err(error.into()),
-                Err(error) => {
-                    tracing::warn!(
-                        error = message_of(&error),
-                        "cannot ask for a certificate; will try again"
-                    );
-                }
-            }
-            tokio::time::sleep(backoff.next_delay()).await;
-        }
-    }
-
-    /// The certificate, once it is signed.
-    async fn decided(
-        &self,
-        api: &Api<CertificateSigningRequest>,
-        name: &str,
-        scope: &Scope,
-    ) -> Result<String, JoinError> {
-        let scope = scope.child();
-        let selector = ListSelector::fields(format!("metadata.name={name}"));
-        let informer = Informer::start(api.clone(), selector, &scope);
-        let (found, mut seen) = tokio::sync::mpsc::channel(1);
-        informer.subscribe(move |change: &Change<CertificateSigningRequest>| {
-            if let Some(verdict) = verdict(change.object()) {
-                // One verdict is enough; later ones find the channel full or closed.
-                let _ = found.try_send(verdict);
-            }
-        });
-        let told = seen.recv().await;
-        scope.cancel();
-        told.unwrap_or_else(|| Err("the process is stopping".into()))
-            .map_err(|why| JoinError::Refused { name: self.name, why })
-    }
-}
-
-/// The certificate, or why there is none. None while nobody has decided.
-fn verdict(request: &CertificateSigningRequest) -> Option<Result<String, String>> {
-    let status = request.status.as_ref()?;
-    let refused = |c: &&k8s_openapi::api::certificates::v1::CertificateSigningRequestCondition| {
-        matches!(c.type_.as_str(), "Denied" | "Failed")
-    };
-    if let Some(condition) = status.conditions.as_deref().unwrap_or_default().iter().find(refused) {
-        return Some(Err(condition.message.clone().unwrap_or_default()));
-    }
-    let certificate = status.certificate.as_ref().filter(|certificate| !certificate.0.is_empty())?;
-    Some(String::from_utf8(certificate.0.clone()).map_err(|e| e.to_string()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -356,26 +267,6 @@ mod tests {
         assert_eq!(authority_of(body.as_bytes()).as_deref(), Some(ca));
         for bad in ["", "{}", r#"{"data":{"kubeconfig":"["}}"#, r#"{"data":{"kubeconfig":"clusters: []"}}"#] {
             assert_eq!(authority_of(bad.as_bytes()), None, "{bad}");
-        }
-    }
-
-    #[test]
-    fn verdicts() {
-        let request = |status: Value| -> CertificateSigningRequest {
-            ferrite_json::from_value(
-                json!({"metadata": {}, "spec": {"request": "", "signerName": "s/s"}, "status": status}),
-            )
-            .unwrap()
-        };
-        let condition = |type_: &str| json!([{"type": type_, "status": "True", "message": "no"}]);
-        for (status, want) in [
-            (json!({}), None),
-            (json!({"conditions": condition("Approved")}), None),
-            (json!({"conditions": condition("Denied")}), Some(Err("no".to_owned()))),
-            (json!({"conditions": condition("Failed")}), Some(Err("no".to_owned()))),
-            (json!({"certificate": "UEVN"}), Some(Ok("PEM".to_owned()))),
-        ] {
-            assert_eq!(verdict(&request(status.clone())), want, "{status}");
         }
     }
 }

@@ -195,6 +195,13 @@ impl Agent {
 
         let pod_cidr = pod_cidr(&member.kubelet, name, scope).await?;
         let bridge = self.open_bridge(paths, &settings, pod_cidr, address).await?;
+        scope.spawn(Arc::clone(&bridge).heal());
+        // Before the first pod can be attached.
+        let sources = ferrite_policy::Sources::start(&member.proxy, scope);
+        if let Err(error) = node::start_policies(&bridge, sources, scope).await {
+            // As on a kernel built without nftables.
+            tracing::warn!(%error, "NetworkPolicies have no effect on this node");
+        }
         late.set(Arc::clone(&bridge));
         progress.done("network", &format!("{} with pods in {pod_cidr}", paths.bridge()));
         self.start_network_services(paths, &place, &settings, &bridge, &member, scope).await?;
@@ -216,6 +223,7 @@ impl Agent {
             service_cidr: settings.services,
             state: paths.network(),
             mtu: ferrite_network::pod_mtu(address, self.pod_routes.into()).await?,
+            routed: true,
         };
         Ok(Bridge::open(config).await?)
     }

@@ -61,6 +61,15 @@ pub(crate) fn reference(name: &str) -> ObjectReference {
     }
 }
 
+/// Labels that the node is registered with.
+pub(crate) fn labels(config: &Config, machine: &Machine) -> BTreeMap<String, String> {
+    let mut labels = config.node_labels.clone();
+    labels.insert("kubernetes.io/hostname".into(), config.node_name.clone());
+    labels.insert("kubernetes.io/arch".into(), machine.architecture.into());
+    labels.insert("kubernetes.io/os".into(), "linux".into());
+    labels
+}
+
 pub(crate) struct NodeManager {
     pub config: Arc<Config>,
     pub machine: Machine,
@@ -84,7 +93,6 @@ impl NodeManager {
             "Starting",
             "Starting kubelet.".to_string(),
         );
-        self.look().await;
         self.register().await;
         let changed = self.refresh.clone();
         informer.subscribe(move |change: &Change<Node>| {
@@ -104,11 +112,16 @@ impl NodeManager {
     }
 
     fn labels(&self) -> BTreeMap<String, String> {
-        let mut labels = self.config.node_labels.clone();
-        labels.insert("kubernetes.io/hostname".into(), self.config.node_name.clone());
-        labels.insert("kubernetes.io/arch".into(), self.machine.architecture.into());
-        labels.insert("kubernetes.io/os".into(), "linux".into());
-        labels
+        labels(&self.config, &self.machine)
+    }
+
+    /// Without an API server: only whether the runtime is ready matters.
+    pub(crate) async fn watch_runtime(self) {
+        loop {
+            let ready = self.readiness.borrow().problem().is_none();
+            tokio::time::sleep(if ready { RUNTIME_CHECK } else { UNREADY_CHECK }).await;
+            self.look().await;
+        }
     }
 
     fn annotations(&self) -> BTreeMap<String, String> {
@@ -235,7 +248,7 @@ impl NodeManager {
     }
 
     /// Asks the runtime whether it and its network are ready.
-    async fn look(&self) {
+    pub(crate) async fn look(&self) {
         let features = self.readiness.borrow().features.clone();
         let mut readiness = Readiness { features, ..Readiness::default() };
         match self.runtime.status(StatusRequest { verbose: false }).await {

@@ -9,5 +9,5 @@ mod status;
 #[cfg(test)]
 pub(crate) use features::RuntimeFeatures;
 pub(crate) use machine::{Machine, meminfo_bytes};
-pub(crate) use manager::{NodeManager, Readiness, reference};
+pub(crate) use manager::{NodeManager, Readiness, labels, reference};
 pub(crate) use status::Allocatable;

@@ -59,6 +59,7 @@ pub(crate) fn admit<'a>(
     }
     let others: Vec<&Pod> = others.collect();
     admit_resources(pod, &others, offer, node)?;
+    admit_ports(pod, &others)?;
     apparmor::check(pod, node.abilities.apparmor)
         .map_err(|e| refusal("AppArmor", format!("Cannot enforce AppArmor: {e}")))
 }
@@ -97,7 +98,13 @@ fn admit_features(pod: &Pod, node: &NodeState) -> Result<(), Verdict> {
     Ok(())
 }
 
-fn admit_resources(pod: &Pod, others: &[&Pod], offer: &Offer, node: &NodeState) -> Result<(), Verdict> {
+/// Refuses what does not fit beside `others`.
+pub(crate) fn admit_resources(
+    pod: &Pod,
+    others: &[&Pod],
+    offer: &Offer,
+    node: &NodeState,
+) -> Result<(), Verdict> {
     let mut used = Used::default();
     for other in others {
         used.add(&pod_resources(other));
@@ -131,6 +138,41 @@ fn admit_resources(pod: &Pod, others: &[&Pod], offer: &Offer, node: &NodeState) 
         if requested > 0 && requested > capacity.saturating_sub(used) {
             return Err(out_of(&name, requested, used, capacity));
         }
+    }
+    Ok(())
+}
+
+/// A port of the node that a pod wants: protocol, address (`None` is all of them), number.
+type WantedPort = (String, Option<String>, i32);
+
+fn host_ports(pod: &Pod) -> Vec<WantedPort> {
+    let containers = model::containers(pod);
+    let ports = containers.iter().flat_map(|container| container.spec.ports.iter().flatten());
+    let wanted = ports.filter_map(|port| {
+        let number = port.host_port.filter(|number| *number > 0)?;
+        let every = |ip: &&String| ip.is_empty() || *ip == "0.0.0.0";
+        let address = port.host_ip.as_ref().filter(|ip| !every(ip)).cloned();
+        Some((port.protocol.clone().unwrap_or_else(|| "TCP".into()), address, number))
+    });
+    wanted.collect()
+}
+
+/// Two pods cannot have one port of the node, unless its address or protocol differs.
+fn admit_ports(pod: &Pod, others: &[&Pod]) -> Result<(), Verdict> {
+    let wanted = host_ports(pod);
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let meets = |(protocol, address, number): &WantedPort, taken: &WantedPort| {
+        let same_address = address.is_none() || taken.1.is_none() || *address == taken.1;
+        *protocol == taken.0 && *number == taken.2 && same_address
+    };
+    let mut taken = others.iter().flat_map(|other| host_ports(other));
+    if taken.any(|taken| wanted.iter().any(|port| meets(port, &taken))) {
+        return Err(refusal(
+            "NodePorts",
+            "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports",
+        ));
     }
     Ok(())
 }
@@ -309,5 +351,28 @@ mod tests {
             message,
             "Pod was rejected: Node didn't have enough resource: cpu, requested: 600, used: 500, capacity: 1000"
         );
+    }
+
+    #[test]
+    fn pods_with_one_host_port_are_kept_apart() {
+        let offer = Offer { cpu_milli: 1000, memory: 1 << 30, ephemeral_storage: 1 << 30, max_pods: 10 };
+        let with = |port: Value| pod(json!({"containers": [{"name": "c", "ports": [port]}]}));
+        let taken = with(json!({"containerPort": 80, "hostPort": 8080, "hostIP": "192.0.2.1"}));
+        for (what, port, refused) in [
+            ("the same", json!({"containerPort": 1, "hostPort": 8080, "hostIP": "192.0.2.1"}), true),
+            ("all addresses", json!({"containerPort": 1, "hostPort": 8080}), true),
+            (
+                "all addresses, named",
+                json!({"containerPort": 1, "hostPort": 8080, "hostIP": "0.0.0.0"}),
+                true,
+            ),
+            ("another address", json!({"containerPort": 1, "hostPort": 8080, "hostIP": "127.0.0.1"}), false),
+            ("another protocol", json!({"containerPort": 1, "hostPort": 8080, "protocol": "UDP"}), false),
+            ("another port", json!({"containerPort": 80, "hostPort": 8081}), false),
+            ("no host port", json!({"containerPort": 8080}), false),
+        ] {
+            let got = admit(&with(port), [taken.clone()].iter(), &offer, &node_with(&[], true)).err();
+            assert_eq!(got.map(|v| v.reason), refused.then(|| "NodePorts".to_owned()), "{what}");
+        }
     }
 }

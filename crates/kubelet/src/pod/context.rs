@@ -9,12 +9,14 @@ use crate::images::Images;
 use crate::node::Readiness;
 use crate::objects::Objects;
 use crate::pod::admission::Abilities;
+use crate::pod::table::PodTable;
 use crate::probe::ProbeContext;
 use crate::userns::UserNamespaces;
 use crate::volumes::Volumes;
 use ferrite_client::{EventRecorder, EventType, Informer};
 use ferrite_cri::RuntimeService;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -32,6 +34,8 @@ pub(crate) struct Context {
     pub api_address: Option<ApiAddress>,
     pub limits: NodeLimits,
     pub max_pods: i64,
+    /// Labels that the node has in any case, for the time before the API shows the node.
+    pub own_labels: BTreeMap<String, String>,
     pub runtime_name: String,
     pub runtime: Arc<dyn RuntimeService>,
     pub images: Images,
@@ -42,7 +46,7 @@ pub(crate) struct Context {
     pub objects: Arc<Objects>,
     pub cgroups: Cgroups,
     pub services: Informer<Service>,
-    pub pods: Informer<Pod>,
+    pub pods: PodTable,
     pub node: Informer<Node>,
     pub readiness: watch::Receiver<Readiness>,
     pub client: kube::Client,

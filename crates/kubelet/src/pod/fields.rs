@@ -86,7 +86,7 @@ const TABLE: &[(&str, &[Row])] = &[
             ("name", Acted("container/config")),
             ("ports", Acted("container/sandbox")),
             ("readinessProbe", Acted("probe/mod")),
-            ("resizePolicy", Differs("resizePolicy")),
+            ("resizePolicy", Acted("pod/resize")),
             ("resources", Acted("container/resources")),
             ("restartPolicy", Acted("pod/model")),
             ("restartPolicyRules", Acted("pod/model")),
@@ -206,8 +206,8 @@ const TABLE: &[(&str, &[Row])] = &[
         "ContainerPort",
         &[
             ("containerPort", Acted("container/sandbox")),
-            ("hostIP", Differs("hostPort")),
-            ("hostPort", Differs("hostPort")),
+            ("hostIP", Acted("container/sandbox")),
+            ("hostPort", Acted("container/sandbox")),
             ("name", Acted("probe/check")),
             ("protocol", Acted("container/sandbox")),
         ],
@@ -379,7 +379,6 @@ const TABLE: &[(&str, &[Row])] = &[
             ("volumeAttributes", Acted("volumes/csi/wanted")),
         ],
     ),
-    ("ImageVolumeSource", &[("pullPolicy", Acted("images/mod")), ("reference", Acted("volumes/image"))]),
     (
         "FileKeySelector",
         &[
@@ -389,6 +388,11 @@ const TABLE: &[(&str, &[Row])] = &[
             ("volumeName", Acted("container/env")),
         ],
     ),
+    (
+        "ContainerResizePolicy",
+        &[("resourceName", Acted("pod/resize")), ("restartPolicy", Acted("pod/resize"))],
+    ),
+    ("ImageVolumeSource", &[("pullPolicy", Acted("volumes/image")), ("reference", Acted("volumes/image"))]),
     ("EphemeralVolumeSource", &[("volumeClaimTemplate", Elsewhere("controllers"))]),
     (
         "NFSVolumeSource",

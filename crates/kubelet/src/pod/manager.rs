@@ -5,6 +5,7 @@ use super::labels;
 use super::model::PodId;
 use super::terminate::{from_labels, remove_logs};
 use super::worker::{self, Desired};
+use crate::sources::mirror;
 use ferrite_client::{Backoff, Change, Scope};
 use ferrite_cri::v1::{GetEventsRequest, ListContainersRequest, ListPodSandboxRequest};
 use ferrite_cri::{Code, RuntimeService};
@@ -18,6 +19,8 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 struct Handle {
+    /// Of a static pod.
+    local: bool,
     desired: watch::Sender<Desired>,
     wake: Arc<Notify>,
     objects_changed: Arc<AtomicBool>,
@@ -60,7 +63,7 @@ impl Workers {
     }
 
     /// Tells the pod's worker what is wanted, and starts one if there is none.
-    fn dispatch(self: &Arc<Self>, context: &Arc<Context>, desired: Desired, scope: &Scope) {
+    fn dispatch(self: &Arc<Self>, context: &Arc<Context>, desired: Desired, local: bool, scope: &Scope) {
         let id = PodId::of(desired.pod());
         let mut handles = self.lock();
         if let Some(handle) = handles.get(&id.uid) {
@@ -76,22 +79,84 @@ impl Workers {
             return;
         }
         let (sender, receiver) = watch::channel(desired);
-        let handle = Handle { desired: sender, wake: Arc::default(), objects_changed: Arc::default() };
+        let handle = Handle { local, desired: sender, wake: Arc::default(), objects_changed: Arc::default() };
         let (wake, objects_changed) = (handle.wake.clone(), handle.objects_changed.clone());
         handles.insert(id.uid.clone(), handle);
         self.count.send_replace(handles.len());
         drop(handles);
-        let (workers, uid) = (self.clone(), id.uid.clone());
+        let (workers, uid, ended) = (self.clone(), id.uid.clone(), context.clone());
         let done = move || {
             let mut handles = workers.lock();
             handles.remove(&uid);
             workers.count.send_replace(handles.len());
+            drop(handles);
+            if local {
+                ended.pods.local().forget(&uid);
+            }
         };
-        worker::start(context.clone(), id, receiver, wake, objects_changed, scope, done);
+        let inputs = worker::Inputs { id, local, desired: receiver, wake, objects_changed };
+        worker::start(context.clone(), inputs, scope, done);
+    }
+
+    /// The static pods that have a worker.
+    fn local(&self) -> Vec<Arc<Pod>> {
+        let handles = self.lock();
+        handles.values().filter(|h| h.local).map(|h| h.desired.borrow().pod().clone()).collect()
+    }
+
+    /// Namespaces and names of static pods that have a worker.
+    pub(crate) fn local_names(&self) -> BTreeSet<(String, String)> {
+        self.local().iter().map(|pod| full_name(pod)).collect()
+    }
+
+    /// Starts and ends static pods. A pod waits until the one whose name it takes over has ended.
+    fn sync_local(self: &Arc<Self>, context: &Arc<Context>, scope: &Scope) {
+        let (wanted, running) = (context.pods.local().list(), self.local());
+        let has = |pods: &[Arc<Pod>], pod: &Pod| pods.iter().any(|p| p.metadata.uid == pod.metadata.uid);
+        for pod in running.iter().filter(|pod| !has(&wanted, pod)) {
+            self.dispatch(context, Desired::Gone(pod.clone()), true, scope);
+        }
+        for pod in wanted.iter().filter(|pod| !has(&running, pod)) {
+            if !running.iter().any(|old| full_name(old) == full_name(pod)) {
+                self.dispatch(context, Desired::Present(pod.clone()), true, scope);
+            }
+        }
     }
 }
 
-/// Starts following the API and the runtime. Returns once pods that were deleted while we were away are being
+fn full_name(pod: &Pod) -> (String, String) {
+    let id = PodId::of(pod);
+    (id.namespace, id.name)
+}
+
+/// Runs static pods and listens to the runtime. None of that needs the API.
+pub(crate) fn start_local(context: &Arc<Context>, workers: &Arc<Workers>, scope: &Scope) {
+    scope.spawn(follow_events(context.clone(), workers.clone()));
+    let (mut readiness, woken) = (context.readiness.clone(), workers.clone());
+    scope.spawn(async move {
+        while readiness.changed().await.is_ok() {
+            woken.wake_all();
+        }
+    });
+    let (context, workers, owned) = (context.clone(), workers.clone(), scope.clone());
+    scope.spawn(async move {
+        let (mut wanted, mut count) = (context.pods.local().wanted_changes(), workers.count());
+        loop {
+            wanted.borrow_and_update();
+            count.borrow_and_update();
+            workers.sync_local(&context, &owned);
+            let changed = tokio::select! {
+                changed = wanted.changed() => changed,
+                changed = count.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    });
+}
+
+/// Starts following the API. Returns once pods that were deleted while we were away are being
 /// cleaned up.
 pub(crate) async fn start(
     context: Arc<Context>,
@@ -101,7 +166,11 @@ pub(crate) async fn start(
     context.services.synced().await;
     context.node.synced().await;
     let (told, following, owned) = (context.clone(), workers.clone(), scope.clone());
-    context.pods.subscribe(move |change: &Change<Pod>| {
+    context.pods.api().subscribe(move |change: &Change<Pod>| {
+        // A mirror shows a static pod; there is nothing to run.
+        if mirror::is_mirror(change.object()) {
+            return;
+        }
         let desired = match change {
             Change::Added(pod) => Desired::Present(pod.clone()),
             Change::Updated { new, .. } => Desired::Present(new.clone()),
@@ -110,19 +179,14 @@ pub(crate) async fn start(
         let known = following.lock().contains_key(&PodId::of(desired.pod()).uid);
         // Nothing is left of a pod whose worker has ended.
         if known || matches!(desired, Desired::Present(_)) {
-            following.dispatch(&told, desired, &owned);
+            following.dispatch(&told, desired, false, &owned);
         }
     });
-    context.pods.synced().await;
-    clean_orphans(&context, &workers, scope).await?;
-    scope.spawn(follow_events(context.clone(), workers.clone()));
-    let mut readiness = context.readiness.clone();
-    scope.spawn(async move {
-        while readiness.changed().await.is_ok() {
-            workers.wake_all();
-        }
-    });
-    Ok(())
+    context.pods.api().synced().await;
+    let ending = workers.clone();
+    scope.spawn(mirror::run(context.clone(), move || ending.local_names()));
+    context.pods.local().ready().await;
+    clean_orphans(&context, &workers, scope).await
 }
 
 /// Wakes the worker of each pod the runtime speaks of. When the stream breaks, everybody looks for himself.
@@ -226,7 +290,7 @@ async fn clean_orphans(
     containers.containers.iter().for_each(|c| note(&c.labels, &c.annotations));
     for (_, pod) in orphans.iter() {
         tracing::info!(pod = %PodId::of(pod), "cleaning up a pod the API no longer has");
-        workers.dispatch(context, Desired::Gone(Arc::new(pod.clone())), scope);
+        workers.dispatch(context, Desired::Gone(Arc::new(pod.clone())), false, scope);
     }
     let live: BTreeSet<String> = known.iter().cloned().chain(orphans.into_keys()).collect();
     let leftovers: Vec<String> =

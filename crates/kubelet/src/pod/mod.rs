@@ -15,12 +15,18 @@ pub(crate) mod observe;
 #[cfg(test)]
 mod refusal_tests;
 mod resize;
+mod resizing;
 pub(crate) mod runtime_pod;
 mod start;
+#[cfg(test)]
+mod static_tests;
 pub(crate) mod status;
+pub(crate) mod table;
 mod terminate;
 mod unsupported;
 mod worker;
 mod writer;
 
+pub(crate) use model::PodId;
 pub(crate) use writer::merge_difference as writer_difference;
+pub(crate) use writer::write as write_status;

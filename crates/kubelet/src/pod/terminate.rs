@@ -49,8 +49,11 @@ impl Worker {
     /// Stops everything; a shorter grace period that arrives meanwhile takes effect at once.
     async fn kill_all(&mut self, desired: &Desired) -> Result<(), SyncError> {
         let context = self.context.clone();
+        let local = self.local;
         let grace = |d: &Desired| match d {
             Desired::Present(pod) => grace_of(pod),
+            // Its manifest is gone, and nobody has waited for its end yet.
+            Desired::Gone(pod) if local => grace_of(pod),
             Desired::Gone(pod) => grace_of(pod).min(FORCED_GRACE),
         };
         let mut current = desired.clone();

@@ -3,20 +3,20 @@
 use super::admission::{self, Offer};
 use super::backoff::BackOff;
 use super::context::Context;
-use super::decide::{self, Actions, Inputs, KillCause};
+use super::decide::{self, Actions, KillCause};
 use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
-use super::resize;
+use super::resize::{self, Allocation};
 use super::runtime_pod::{RunState, RuntimePod};
 use super::start::{SandboxError, StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
 use crate::clock;
-use crate::container::resources::{PodResources, pod_resources};
+use crate::container::resources::PodResources;
 use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
-use crate::volumes::{PodVolumes, images_of};
+use crate::volumes::PodVolumes;
 use ferrite_client::{Backoff, EventType, Scope};
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
@@ -71,6 +71,8 @@ pub(super) enum SyncError {
     Volume(#[from] crate::volumes::VolumeError),
     #[error("{0}")]
     Objects(#[from] crate::objects::ObjectError),
+    #[error("the record of the pod's resources: {0}")]
+    Allocation(std::io::Error),
     #[error("pod cgroup: {0}")]
     Cgroup(std::io::Error),
     #[error(
@@ -96,6 +98,7 @@ enum Cause {
 pub(super) struct Worker {
     pub(super) context: Arc<Context>,
     pub(super) id: PodId,
+    pub(super) local: bool,
     pub(super) desired: watch::Receiver<Desired>,
     pub(super) wake: Arc<Notify>,
     pub(super) objects_changed: Arc<std::sync::atomic::AtomicBool>,
@@ -108,6 +111,8 @@ pub(super) struct Worker {
     pub(super) waiting: HashMap<String, WaitingReason>,
     pub(super) verdict: Option<Verdict>,
     volumes: Option<PodVolumes>,
+    pub(super) allocation: Allocation,
+    pub(super) resize: resize::Progress,
     /// What the pod's cgroup was last set to.
     cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
@@ -119,22 +124,35 @@ pub(super) struct Worker {
     messages: HashMap<String, String>,
 }
 
+/// What a worker is told.
+pub(crate) struct Inputs {
+    pub id: PodId,
+    /// A static pod: the API neither wants it nor knows it by its UID.
+    pub local: bool,
+    pub desired: watch::Receiver<Desired>,
+    pub wake: Arc<Notify>,
+    pub objects_changed: Arc<std::sync::atomic::AtomicBool>,
+}
+
 /// Starts the worker of a pod; it ends when nothing of the pod is left.
 pub(crate) fn start(
     context: Arc<Context>,
-    id: PodId,
-    desired: watch::Receiver<Desired>,
-    wake: Arc<Notify>,
-    objects_changed: Arc<std::sync::atomic::AtomicBool>,
+    inputs: Inputs,
     scope: &Scope,
     done: impl FnOnce() + Send + 'static,
 ) {
     let scope = scope.child();
-    let writer = StatusWriter::start(context.clone(), id.clone(), &scope);
+    let Inputs { id, local, desired, wake, objects_changed } = inputs;
+    let writer = match local {
+        true => StatusWriter::local(context.pods.local().clone(), &id),
+        false => StatusWriter::start(context.clone(), id.clone(), &scope),
+    };
     let probes = ProbeSet::new(context.probes.clone(), &scope, wake.clone());
+    let allocation = Allocation::load(&context.volumes.pod_dir(&id.uid)).unwrap_or_default();
     let worker = Worker {
         context,
         id,
+        local,
         desired,
         wake,
         objects_changed,
@@ -146,6 +164,8 @@ pub(crate) fn start(
         waiting: HashMap::new(),
         verdict: None,
         volumes: None,
+        allocation,
+        resize: resize::Progress::default(),
         cgroup_of: None,
         volumes_of: None,
         admitted: false,
@@ -169,6 +189,10 @@ impl Worker {
         let mut cause = Cause::Anything;
         loop {
             let desired = self.desired.borrow_and_update().clone();
+            let desired = match desired {
+                Desired::Present(pod) if self.local => Desired::Present(self.with_own_status(&pod)),
+                other => other,
+            };
             let echo = cause == Cause::Api
                 && seen.as_ref().is_some_and(|old| only_status_differs(old, desired.pod()));
             seen = Some(desired.pod().clone());
@@ -247,6 +271,7 @@ impl Worker {
             self.finish(pod, &runtime).await?;
             return Ok(None);
         }
+        let pod = &self.allocate(pod, &runtime)?;
         self.publish(pod, &runtime, false, false);
         if !model::is_host_network(pod) && runtime.sandbox().is_none() {
             let problem = context.readiness.borrow().network_problem.clone();
@@ -263,7 +288,7 @@ impl Worker {
         self.ensure_cgroup(pod, &runtime).await?;
         self.ensure_volumes(pod).await?;
         let probes = self.probes.results();
-        let actions = decide::decide(&Inputs {
+        let actions = decide::decide(&decide::Inputs {
             pod,
             runtime: &runtime,
             probes: &probes,
@@ -276,13 +301,14 @@ impl Worker {
         }
         let acted = Box::pin(self.apply(pod, &runtime, &actions)).await;
         let runtime = self.observe().await?;
+        self.end_resize(pod, &runtime).await?;
         self.publish(pod, &runtime, false, false);
         let ip = self.pod_ip(pod, &runtime);
         self.probes.update(pod, &model::containers(pod), &runtime, &ip);
         self.collect_garbage(&runtime).await;
         let retry = acted?;
         let refresh = self.volumes.as_ref().and_then(|v| v.refresh_at);
-        Ok([actions.wake_at(), retry, deadline, refresh].into_iter().flatten().min())
+        Ok([actions.wake_at(), retry, deadline, refresh, self.resize_again_at()].into_iter().flatten().min())
     }
 
     pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
@@ -294,6 +320,26 @@ impl Worker {
 
     fn admit(&mut self, pod: &Pod) {
         let context = &self.context;
+        let (offer, node_state) = self.offer();
+        // Pods that came earlier and still run; who came first is decided by creation, then name.
+        let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
+        let pods = context.pods.list();
+        let others = pods.iter().map(|p| &**p).filter(|p| {
+            p.metadata.uid != pod.metadata.uid
+                && !model::is_finished(p)
+                && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
+        });
+        let others: Vec<_> = others.map(resize::allocated_by_status).collect();
+        let others = others.iter().map(|p| &**p);
+        if let Err(verdict) = admission::admit(pod, others, &offer, &node_state) {
+            context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
+            self.verdict = Some(verdict);
+        }
+    }
+
+    /// The node's resources and abilities.
+    pub(super) fn offer(&self) -> (Offer, admission::NodeState) {
+        let context = &self.context;
         let offer = Offer {
             cpu_milli: context.limits.cpu_milli,
             memory: context.limits.memory,
@@ -304,22 +350,20 @@ impl Worker {
         let node = node.first();
         let features = context.readiness.borrow().features.clone();
         let node_state = admission::NodeState {
-            labels: node.and_then(|n| n.metadata.labels.clone()).unwrap_or_default(),
+            labels: node
+                .map_or(context.own_labels.clone(), |n| n.metadata.labels.clone().unwrap_or_default()),
             allocatable: node.and_then(|n| n.status.as_ref()?.allocatable.clone()).unwrap_or_default(),
             abilities: context.abilities,
             supplemental_groups_policy: features.supplemental_groups_policy,
         };
-        // Pods that came earlier and still run; who came first is decided by creation, then name.
-        let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
-        let pods = context.pods.list();
-        let others = pods.iter().map(|p| &**p).filter(|p| {
-            p.metadata.uid != pod.metadata.uid
-                && !model::is_finished(p)
-                && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
-        });
-        if let Err(verdict) = admission::admit(pod, others, &offer, &node_state) {
-            context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
-            self.verdict = Some(verdict);
+        (offer, node_state)
+    }
+
+    /// The status of a static pod is here and not in the API.
+    fn with_own_status(&self, pod: &Arc<Pod>) -> Arc<Pod> {
+        match self.local {
+            true => self.context.pods.local().with_status(pod),
+            false => pod.clone(),
         }
     }
 
@@ -327,8 +371,10 @@ impl Worker {
     pub(super) fn publish(&self, pod: &Arc<Pod>, runtime: &RuntimePod, terminating: bool, terminated: bool) {
         let context = &self.context;
         let probes = self.probes.results();
+        let pod = &self.with_own_status(pod);
         let status = status::pod_status(&StatusInputs {
-            pod,
+            pod: &self.allocation.of(pod, runtime),
+            resize: &self.resize,
             runtime,
             probes: &probes,
             waiting: &self.waiting,
@@ -343,8 +389,8 @@ impl Worker {
     }
 
     /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
-    async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let total = pod_resources(&resize::allocated(pod, runtime));
+    pub(super) async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
+        let total = resize::widest(pod, runtime);
         if self.cgroup_of == Some(total) {
             return Ok(());
         }
@@ -428,6 +474,7 @@ impl Worker {
             let victim = Victim { container, instance, message, grace, pod_ip: &ip, hooks: Hooks::Run };
             context.kill_container(pod, victim).await?;
         }
+        self.apply_resizes(pod, runtime, &containers, &actions.resize).await?;
         for wait in &actions.waiting {
             let reason = WaitingReason::crash_loop(wait.delay, &wait.name, &self.id);
             if self.waiting.get(&wait.name) != Some(&reason)
@@ -485,7 +532,7 @@ impl Worker {
                 }
                 Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
                 Err(StartError::Waiting(reason)) => {
-                    let at = self.retry_at(pod, container, &reason, now);
+                    let at = self.retry_at(container, &reason, now);
                     retry = Some(retry.map_or(at, |r| r.min(at)));
                     self.waiting.insert(start.name.clone(), reason);
                 }
@@ -494,24 +541,11 @@ impl Worker {
         Ok(retry)
     }
 
-    fn retry_at(
-        &mut self,
-        pod: &Pod,
-        container: &PodContainer,
-        reason: &WaitingReason,
-        now: Timestamp,
-    ) -> Timestamp {
-        let image = container.spec.image.as_deref().unwrap_or_default();
+    fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
-                let own = (container.name().to_owned(), image.to_owned());
-                let mounted =
-                    images_of(pod, container).into_iter().map(|one| (one.key, one.image.to_owned()));
-                let retries = std::iter::once(own).chain(mounted);
-                retries
-                    .filter_map(|(key, image)| self.pulls.retry_at(&key, &crate::images::tagged(&image), now))
-                    .max()
-                    .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
+                let at = self.pulls.retry_at(container.name(), now);
+                at.unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
             "CreateContainerError" | "RunContainerError" => {
@@ -553,6 +587,7 @@ impl Worker {
     /// read from files that go with the pod's directory, so each is kept once it was read.
     pub(super) async fn observe(&mut self) -> ferrite_cri::Result<RuntimePod> {
         let mut runtime = observe(&*self.context.runtime, &self.id.uid).await?;
+        self.allocation.note(&mut runtime);
         self.keep_messages(&mut runtime);
         Ok(runtime)
     }
@@ -620,7 +655,7 @@ fn kill_grace(pod: &Pod, container: Option<&PodContainer>, cause: KillCause) -> 
     let kind = match cause {
         KillCause::Liveness => Some(ProbeKind::Liveness),
         KillCause::Startup => Some(ProbeKind::Startup),
-        KillCause::SpecChanged | KillCause::Unknown => None,
+        KillCause::SpecChanged | KillCause::Resize | KillCause::Unknown => None,
     };
     let own = kind
         .and_then(|k| k.of(&container?.spec))

@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::model::PodId;
+use crate::sources::LocalPods;
 use ferrite_client::{Api, Backoff, Scope, is_conflict, is_not_found, message_of};
 use ferrite_json::{Map, Value, json};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -11,19 +12,32 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// Conditions this kubelet speaks for; all others belong to somebody else.
-const OWNED: [&str; 5] =
-    ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", super::resize::CONDITION];
+const OWNED: [&str; 6] = [
+    "PodReadyToStartContainers",
+    "Initialized",
+    "Ready",
+    "ContainersReady",
+    super::resize::PENDING,
+    super::resize::IN_PROGRESS,
+];
 
 #[derive(Clone, Default)]
-struct Wanted {
+pub(crate) struct Wanted {
     version: u64,
     /// The status, and the pod it was computed from.
     status: Option<(PodStatus, Arc<Pod>)>,
 }
 
-pub(crate) struct StatusWriter {
-    wanted: watch::Sender<Wanted>,
-    written: watch::Receiver<u64>,
+pub(crate) enum StatusWriter {
+    Api {
+        wanted: watch::Sender<Wanted>,
+        written: watch::Receiver<u64>,
+    },
+    /// A static pod's status; its mirror shows it.
+    Local {
+        pods: Arc<LocalPods>,
+        uid: String,
+    },
 }
 
 impl StatusWriter {
@@ -31,21 +45,29 @@ impl StatusWriter {
         let (wanted, receiver) = watch::channel(Wanted::default());
         let (done, written) = watch::channel(0);
         scope.spawn(run(context, pod, receiver, done));
-        Self { wanted, written }
+        Self::Api { wanted, written }
+    }
+
+    pub(crate) fn local(pods: Arc<LocalPods>, pod: &PodId) -> Self {
+        Self::Local { pods, uid: pod.uid.clone() }
     }
 
     /// Publishes soon; a newer status replaces one that was not sent yet.
     pub(crate) fn publish(&self, status: PodStatus, pod: Arc<Pod>) {
-        self.wanted.send_modify(|w| {
-            w.version += 1;
-            w.status = Some((status, pod));
-        });
+        match self {
+            Self::Api { wanted, .. } => wanted.send_modify(|w| {
+                w.version += 1;
+                w.status = Some((status, pod));
+            }),
+            Self::Local { pods, uid } => pods.publish(uid, status),
+        }
     }
 
     /// Waits until the server has what was published last, or no longer has the pod.
     pub(crate) async fn flushed(&self) {
-        let version = self.wanted.borrow().version;
-        let _ = self.written.clone().wait_for(|w| *w >= version).await;
+        let Self::Api { wanted, written } = self else { return };
+        let version = wanted.borrow().version;
+        let _ = written.clone().wait_for(|w| *w >= version).await;
     }
 }
 
@@ -120,7 +142,12 @@ fn newest<'a>(seen: &'a Pod, answered: Option<&'a Pod>) -> &'a Pod {
 
 /// Sends the difference. The revision it was computed against goes with it, so that nobody's condition is
 /// lost when another writer was faster.
-async fn write(api: &Api<Pod>, id: &PodId, mut status: PodStatus, base: Pod) -> kube::Result<Option<Pod>> {
+pub(crate) async fn write(
+    api: &Api<Pod>,
+    id: &PodId,
+    mut status: PodStatus,
+    base: Pod,
+) -> kube::Result<Option<Pod>> {
     let before = base.status.clone().unwrap_or_default();
     keep_foreign_conditions(&mut status, &before);
     let to_value = |s: &PodStatus| ferrite_json::to_value(s).unwrap_or(Value::Null);

@@ -1,7 +1,7 @@
 //! `/configz`: the configuration this kubelet runs with, in the words of upstream's KubeletConfiguration.
 
 use crate::clock::go_duration;
-use crate::config::Config;
+use crate::config::{Authorization, Config};
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_json::{Value, json};
 
@@ -19,7 +19,16 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         cgroup_driver: _,
         server_address,
         tls,
-        authorized_names: _,
+        access,
+        debugging_handlers,
+        system_log_handler,
+        system_log_dir: _,
+        static_pod_path,
+        file_check_frequency,
+        static_pod_url,
+        http_check_frequency,
+        standalone: _,
+        healthz_address,
         cluster_dns,
         cluster_domain,
         resolv_conf,
@@ -43,7 +52,28 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         "enableServer": tls.is_some(),
         "address": server_address.ip().to_string(),
         "port": server_address.port(),
-        "authentication": {"anonymous": {"enabled": false}},
+        "healthzPort": healthz_address.map_or(0, |address| address.port()),
+        "healthzBindAddress": healthz_address.map(|address| address.ip().to_string()).unwrap_or_default(),
+        "staticPodPath": static_pod_path.as_ref().map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+        "fileCheckFrequency": go_duration(*file_check_frequency),
+        "staticPodURL": static_pod_url.as_ref().map(|(url, _)| url.clone()).unwrap_or_default(),
+        "httpCheckFrequency": go_duration(*http_check_frequency),
+        "enableDebuggingHandlers": debugging_handlers,
+        "enableSystemLogHandler": system_log_handler,
+        "authentication": {
+            "anonymous": {"enabled": access.anonymous},
+            "webhook": {"enabled": access.webhook_tokens, "cacheTTL": go_duration(access.token_ttl)},
+        },
+        "authorization": {
+            "mode": match access.authorization {
+                Authorization::Webhook => "Webhook",
+                Authorization::AlwaysAllow => "AlwaysAllow",
+            },
+            "webhook": {
+                "cacheAuthorizedTTL": go_duration(access.authorized_ttl),
+                "cacheUnauthorizedTTL": go_duration(access.unauthorized_ttl),
+            },
+        },
         "podLogsDir": log_dir.to_string_lossy(),
         "cgroupRoot": cgroup_root,
         "cgroupDriver": match driver {

@@ -1,12 +1,13 @@
 //! Who may hold a connection to the kubelet API, and for how long.
 //!
-//! A connection is a stranger's until its certificate says otherwise. Strangers have few places and little time; when
+//! A connection is a stranger's until a request on it was authorized. Strangers have few places and little time; when
 //! their places are full, the peer that has most loses its oldest connection. Nobody has to wait for a stranger: the
 //! API server gets in however many idle connections others hold.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// Strangers' connections at the same time.
@@ -37,6 +38,51 @@ pub(super) struct Stranger {
 /// A place among the callers; dropping it gives it back.
 pub(super) struct Caller {
     gate: Gate,
+}
+
+/// The place of one connection, which its first authorized request makes a caller's.
+pub(super) struct Place {
+    held: Mutex<Held>,
+    evicted: CancellationToken,
+    promoted: CancellationToken,
+}
+
+enum Held {
+    Stranger(Stranger),
+    Caller {
+        _place: Caller,
+    },
+    /// A caller, and there were too many.
+    Refused,
+}
+
+impl Place {
+    pub(super) fn new(stranger: Stranger) -> Self {
+        let evicted = stranger.evicted.clone();
+        Self { held: Mutex::new(Held::Stranger(stranger)), evicted, promoted: CancellationToken::new() }
+    }
+
+    /// The connection has shown that it may use the API. False when too many such connections are open.
+    pub(super) fn promote(&self) -> bool {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Held::Stranger(_) = &*held
+            && let Held::Stranger(stranger) = std::mem::replace(&mut *held, Held::Refused)
+            && let Some(caller) = stranger.becomes_caller()
+        {
+            *held = Held::Caller { _place: caller };
+            self.promoted.cancel();
+        }
+        matches!(*held, Held::Caller { .. })
+    }
+
+    /// Ends when the connection has to: a stranger's place was taken, or its time is over.
+    pub(super) async fn lost(&self, limit: Duration) {
+        tokio::select! {
+            () = self.promoted.cancelled() => std::future::pending().await,
+            () = self.evicted.cancelled() => {}
+            () = tokio::time::sleep(limit) => {}
+        }
+    }
 }
 
 impl Gate {

@@ -154,10 +154,10 @@ impl LogEnd for ContainerEnd {
 }
 
 /// Lets a stream that is polled by one task at a time pass where `Sync` is asked for.
-struct SyncStream<S>(std::sync::Mutex<std::pin::Pin<Box<S>>>);
+pub(super) struct SyncStream<S>(std::sync::Mutex<std::pin::Pin<Box<S>>>);
 
 impl<S> SyncStream<S> {
-    fn new(stream: S) -> Self {
+    pub(super) fn new(stream: S) -> Self {
         Self(std::sync::Mutex::new(Box::pin(stream)))
     }
 }

@@ -1,20 +1,25 @@
-//! The kubelet API on port 10250: what the API server asks of a node. Every caller shows a certificate, and
-//! only those the cluster trusts with its nodes are let in.
+//! The kubelet API on port 10250. The API server decides who a caller with a token is, and what every caller may do.
 
 mod auth;
+mod checkpoint;
 mod configz;
 mod gate;
+mod health;
 mod logs;
+mod running;
 mod stats;
 mod streaming;
+mod system_logs;
+
+pub(crate) use health::start as start_health;
 
 use crate::config::Config;
 use crate::pod::context::Context;
-use auth::{Caller, Identity};
+use auth::{Caller, Gatekeeper};
 use bytes::Bytes;
 use ferrite_client::Scope;
 use ferrite_pki::ServerTls;
-use gate::{Gate, Stranger};
+use gate::{Gate, Place, Stranger};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -30,6 +35,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -40,12 +46,17 @@ const IDLE_LIMIT: Duration = Duration::from_secs(90);
 /// The largest head of a request.
 const MAX_HEADERS: usize = 64 * 1024;
 
+/// Areas that are closed without debugging handlers, as upstream.
+const DEBUGGING: &[&str] =
+    &["run", "exec", "attach", "portForward", "containerLogs", "runningpods", "debug", "logs"];
+
 type Body = BoxBody<Bytes, io::Error>;
 type Answer = Response<Body>;
 
 pub(crate) struct Server {
     context: Arc<Context>,
     config: Arc<Config>,
+    gatekeeper: Gatekeeper,
     scope: Scope,
 }
 
@@ -53,17 +64,18 @@ pub(crate) struct Server {
 pub(crate) async fn start(
     context: Arc<Context>,
     config: Arc<Config>,
-    tls: ServerTls,
+    tls: watch::Receiver<Option<ServerTls>>,
     scope: &Scope,
 ) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(config.server_address).await?;
     let address = listener.local_addr()?;
-    let server = Arc::new(Server { context, config, scope: scope.clone() });
+    let gatekeeper = Gatekeeper::new(&config.node_name, config.access, context.client.clone());
+    let server = Arc::new(Server { context, config, gatekeeper, scope: scope.clone() });
     scope.spawn(accept(listener, tls, server));
     Ok(address)
 }
 
-async fn accept(listener: TcpListener, tls: ServerTls, server: Arc<Server>) {
+async fn accept(listener: TcpListener, tls: watch::Receiver<Option<ServerTls>>, server: Arc<Server>) {
     let gate = Gate::default();
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -74,7 +86,9 @@ async fn accept(listener: TcpListener, tls: ServerTls, server: Arc<Server>) {
                 continue;
             }
         };
-        let (tls, served, stranger) = (tls.clone(), server.clone(), gate.enter(peer.ip()));
+        // The cluster has not signed the certificate yet.
+        let Some(tls) = tls.borrow().clone() else { continue };
+        let (served, stranger) = (server.clone(), gate.enter(peer.ip()));
         server.scope.spawn(greet(stream, tls, served, stranger));
     }
 }
@@ -92,29 +106,29 @@ async fn greet(stream: TcpStream, tls: ServerTls, server: Arc<Server>, stranger:
         () = stranger.evicted() => return,
     };
     let presented = stream.get_ref().1.peer_certificates().unwrap_or_default();
-    let now = SystemTime::now();
-    let caller = Caller::of(presented, &tls.clients, now);
-    let identity = caller.as_ref().and_then(|caller| caller.identity(now));
-    let known = identity.is_some_and(|i| i.may_use(&server.config.authorized_names));
-    if known {
-        if let Some(_place) = stranger.becomes_caller() {
-            serve(stream, server, caller).await;
-        }
-        return;
-    }
+    let caller = Caller::of(presented, &tls.clients, SystemTime::now());
+    let place = Arc::new(Place::new(stranger));
     tokio::select! {
-        _ = tokio::time::timeout(STRANGER_LIMIT, serve(stream, server, caller)) => {}
-        () = stranger.evicted() => {}
+        () = serve(stream, server, caller, place.clone()) => {}
+        () = place.lost(STRANGER_LIMIT) => {}
     }
 }
 
-async fn serve(stream: TlsStream<TcpStream>, server: Arc<Server>, caller: Option<Caller>) {
+async fn serve(stream: TlsStream<TcpStream>, server: Arc<Server>, caller: Option<Caller>, place: Arc<Place>) {
     let caller = Arc::new(caller);
-    let service = service_fn(move |request| {
-        let (server, caller) = (server.clone(), caller.clone());
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (server, caller, place) = (server.clone(), caller.clone(), place.clone());
         async move {
-            let identity = caller.as_ref().as_ref().and_then(|caller| caller.identity(SystemTime::now()));
-            Ok::<_, Infallible>(server.handle(request, identity).await)
+            let (method, path) = (request.method(), request.uri().path());
+            let checked =
+                server.gatekeeper.check(caller.as_ref().as_ref(), request.headers(), method, path).await;
+            Ok::<_, Infallible>(match checked {
+                Err(refusal) => text(refusal.status, refusal.message),
+                Ok(()) if !place.promote() => {
+                    text(StatusCode::SERVICE_UNAVAILABLE, "too many connections to the kubelet\n")
+                }
+                Ok(()) => server.handle(request).await,
+            })
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -130,22 +144,14 @@ async fn serve(stream: TlsStream<TcpStream>, server: Arc<Server>, caller: Option
 }
 
 impl Server {
-    async fn handle(&self, request: Request<Incoming>, identity: Option<&Identity>) -> Answer {
-        let Some(identity) = identity else { return text(StatusCode::UNAUTHORIZED, "Unauthorized\n") };
-        if !identity.may_use(&self.config.authorized_names) {
-            let message = format!(
-                "Forbidden (user={}, verb={}, resource=nodes, subresource(s)=[proxy])\n",
-                identity.name,
-                request.method().as_str().to_lowercase()
-            );
-            return text(StatusCode::FORBIDDEN, message);
-        }
+    async fn handle(&self, request: Request<Incoming>) -> Answer {
         let path = request.uri().path().to_string();
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
         let reading = request.method() == Method::GET || request.method() == Method::HEAD;
-        let streaming = request.method() == Method::GET || request.method() == Method::POST;
+        let posting = request.method() == Method::POST;
+        let streaming = request.method() == Method::GET || posting;
         match parts.as_slice() {
-            ["healthz"] | ["healthz", "ping" | "log" | "syncloop"] if reading => text(StatusCode::OK, "ok"),
+            ["healthz"] | ["healthz", "ping" | "log" | "syncloop"] if reading => health::answer(),
             ["pods"] if reading => self.pods(),
             ["configz"] if reading => self.configz(),
             ["stats", "summary"] if reading => stats::summary(&self.context).await,
@@ -153,6 +159,27 @@ impl Server {
             ["metrics", "resource"] if reading => stats::resource_metrics(&self.context).await,
             ["metrics", "cadvisor"] if reading => stats::cadvisor(&self.context).await,
             ["metrics", "probes"] if reading => stats::probes(&self.context),
+            [area, ..] if DEBUGGING.contains(area) && !self.config.debugging_handlers => {
+                text(StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n")
+            }
+            ["runningpods"] if reading => self.running_pods().await,
+            ["run", namespace, pod, container] | ["run", namespace, pod, _, container] if posting => {
+                self.run(&request, namespace, pod, container).await
+            }
+            ["checkpoint", namespace, pod, container] if posting => {
+                self.checkpoint(&request, namespace, pod, container).await
+            }
+            ["logs", ..] if !self.config.system_log_handler => {
+                text(StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.\n")
+            }
+            ["logs", ..] if reading => {
+                let below = path.trim_start_matches('/').trim_start_matches("logs").to_owned();
+                system_logs::serve(self.config.system_log_dir.clone(), &below).await
+            }
+            ["debug", "pprof", ..] => {
+                text(StatusCode::METHOD_NOT_ALLOWED, "profiling endpoint is disabled.\n")
+            }
+            ["debug", "flags", "v"] => text(StatusCode::METHOD_NOT_ALLOWED, "flags endpoint is disabled.\n"),
             ["containerLogs", namespace, pod, container] if reading => {
                 self.logs(&request, namespace, pod, container).await
             }

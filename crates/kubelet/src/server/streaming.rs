@@ -62,7 +62,12 @@ impl Server {
         observe(&*context.runtime, &PodId::of(&found).uid).await.map_err(|e| refusal(&e))
     }
 
-    async fn running(&self, namespace: &str, pod: &str, container: &str) -> Result<String, Answer> {
+    pub(super) async fn running(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Result<String, Answer> {
         let runtime = self.find(namespace, pod).await?;
         let instance = runtime.latest(container).filter(|i| i.is_running()).map(|i| i.id.clone());
         instance

@@ -27,6 +27,7 @@ impl Door {
         let mut config = Config::new("node", "192.0.2.1".parse().unwrap());
         config.server_address = "127.0.0.1:0".parse().unwrap();
         let scope = Scope::new();
+        let tls = watch::channel(Some(tls)).1;
         let address = start(harness.context.clone(), Arc::new(config), tls, &scope).await.unwrap();
         Self { harness, authority, address, scope }
     }
@@ -60,8 +61,27 @@ impl Door {
         Self::send(self.connect_as(identity).await?, path).await
     }
 
-    async fn send(mut sender: SendRequest<Empty<Bytes>>, path: &str) -> Option<(u16, String)> {
-        let request = Request::get(path).header("Host", "node").body(Empty::new()).unwrap();
+    async fn send(sender: SendRequest<Empty<Bytes>>, path: &str) -> Option<(u16, String)> {
+        Self::send_with(sender, "GET", path, None).await
+    }
+
+    /// Shows a token and no certificate.
+    async fn with_token(&self, token: &str, method: &str, path: &str) -> (u16, String) {
+        let sender = self.connect(None).await.unwrap();
+        Self::send_with(sender, method, path, Some(token)).await.unwrap()
+    }
+
+    async fn send_with(
+        mut sender: SendRequest<Empty<Bytes>>,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+    ) -> Option<(u16, String)> {
+        let mut request = Request::builder().method(method).uri(path).header("Host", "node");
+        if let Some(token) = token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(Empty::new()).unwrap();
         let answer = sender.send_request(request).await.ok()?;
         let status = answer.status().as_u16();
         let body = answer.into_body().collect().await.ok()?.to_bytes();
@@ -95,9 +115,10 @@ async fn callers_are_told_apart() {
     let admin = Some(("admin", Some("system:masters")));
     assert_eq!(door.get(admin, "/healthz").await.unwrap().0, 200);
     let (status, body) = door.get(Some(("system:node:other", Some("system:nodes"))), "/pods").await.unwrap();
-    assert_eq!(status, 403);
-    assert!(body.contains("user=system:node:other"), "{body}");
-    let unauthorized = (401, "Unauthorized\n".to_owned());
+    let forbidden =
+        "Forbidden (user=system:node:other, verb=get, resource=nodes, subresource(s)=[pods proxy])\n";
+    assert_eq!((status, body.as_str()), (403, forbidden));
+    let unauthorized = (401, "Unauthorized".to_owned());
     assert_eq!(door.get(None, "/healthz").await.unwrap(), unauthorized);
     assert_eq!(door.ask("/nothing").await.0, 404);
     let stranger = Authority::create("stranger").unwrap();
@@ -107,6 +128,83 @@ async fn callers_are_told_apart() {
     let server = Subject::client("kube-apiserver-kubelet-client", None);
     let server = door.authority.issue(&server, Purpose::Server).unwrap();
     assert_eq!(door.get_as(Some(&server), "/healthz").await.unwrap(), unauthorized, "a server's certificate");
+}
+
+#[tokio::test]
+async fn the_api_server_says_who_callers_are_and_what_they_may() {
+    let door = Door::open().await;
+    for (token, method, path, status) in [
+        ("token-of-may-metrics", "GET", "/metrics", 200),
+        ("token-of-may-metrics", "GET", "/metrics/resource", 200),
+        ("token-of-may-metrics", "GET", "/pods", 403),
+        ("token-of-may-metrics", "GET", "/stats/summary", 403),
+        ("token-of-may-pods", "GET", "/pods", 200),
+        ("token-of-may-pods", "GET", "/runningpods/", 200),
+        ("token-of-may-pods", "POST", "/run/default/p/c?cmd=id", 403),
+        ("token-of-may-proxy", "GET", "/pods", 200),
+        ("token-of-may-proxy", "GET", "/configz", 200),
+        ("token-of-may-proxy", "GET", "/metrics", 403),
+        ("token-of-may-configz", "GET", "/configz", 200),
+        ("token-of-may-healthz", "GET", "/healthz/syncloop", 200),
+        ("token-of-may-log", "GET", "/logs/", 200),
+        ("token-of-may-stats", "GET", "/stats/summary", 200),
+        ("token-of-kube-apiserver-kubelet-client", "GET", "/debug/pprof/", 405),
+        ("token-of-kube-apiserver-kubelet-client", "POST", "/checkpoint/default/none/c", 404),
+        ("token-of-unsure", "GET", "/pods", 500),
+        ("token-of-nobody-knows", "GET", "/pods", 401),
+        ("made-up", "GET", "/healthz", 401),
+    ] {
+        let answer = door.with_token(token, method, path).await;
+        assert_eq!(answer.0, status, "{token} {method} {path}: {}", answer.1);
+    }
+    let asked = |resource: &str| {
+        let reviews = door.harness.api.list("reviews");
+        reviews.iter().filter(|r| r["resource"] == resource).count()
+    };
+    let before = (asked("tokenreviews"), asked("subjectaccessreviews"));
+    for _ in 0..5 {
+        assert_eq!(door.with_token("token-of-may-metrics", "GET", "/metrics").await.0, 200);
+        assert_eq!(door.with_token("token-of-may-metrics", "GET", "/pods").await.0, 403);
+        assert_eq!(door.with_token("made-up", "GET", "/healthz").await.0, 401);
+    }
+    assert_eq!((asked("tokenreviews"), asked("subjectaccessreviews")), before, "verdicts are remembered");
+    let reviews = door.harness.api.list("reviews");
+    let one = reviews.iter().find(|r| r["review"]["spec"]["user"] == "may-metrics").unwrap();
+    assert_eq!(
+        one["review"]["spec"]["resourceAttributes"],
+        json!({"verb": "get", "version": "v1", "resource": "nodes", "subresource": "metrics", "name": "node"})
+    );
+}
+
+#[tokio::test]
+async fn what_runs_is_told_and_commands_are_run() {
+    let door = Door::open().await;
+    door.harness.create("p", one());
+    door.harness.until("p", "ready", ready).await;
+    let (status, body) = door.ask("/runningpods/").await;
+    let pods: ferrite_json::Value = ferrite_json::from_str(&body).unwrap();
+    assert_eq!((status, &pods["items"][0]["metadata"]["uid"]), (200, &json!("uid-p")));
+    assert_eq!(pods["items"][0]["spec"]["containers"][0]["name"], "c");
+    let token = "token-of-kube-apiserver-kubelet-client";
+    assert_eq!(door.with_token(token, "POST", "/run/default/p/c?cmd=echo+hello").await.0, 200);
+    assert_eq!(door.with_token(token, "POST", "/run/default/p/none?cmd=id").await.0, 404);
+    assert_eq!(door.with_token(token, "GET", "/run/default/p/c?cmd=id").await.0, 404);
+    assert_eq!(door.with_token(token, "POST", "/checkpoint/default/p/c").await.0, 404, "the runtime cannot");
+}
+
+#[tokio::test]
+async fn health_is_told_without_credentials_on_its_own_port() {
+    let scope = Scope::new();
+    let address = start_health("127.0.0.1:0".parse().unwrap(), &scope).await.unwrap();
+    for (path, expected) in [("/healthz", "200 OK"), ("/pods", "404 Not Found")] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.contains(expected), "{path}: {answer}");
+    }
+    scope.shutdown().await;
 }
 
 #[tokio::test]

@@ -178,6 +178,9 @@ impl FakeApi {
             .filter_map(|p| p.split_once('='))
             .map(|(k, v)| (k.to_string(), v.replace("%3D", "=")))
             .collect();
+        if let Some(answer) = self.review(&target.resource, &body) {
+            return answer;
+        }
         let Some(name) = target.name.clone() else {
             return match (parts.method.as_str(), query.contains_key("watch")) {
                 ("GET", true) => self.watch(target, query),
@@ -215,6 +218,37 @@ impl FakeApi {
                 ok(self.write("MODIFIED", key, next))
             }
         }
+    }
+
+    /// Token `token-of-X` is user X's. User `kube-apiserver-kubelet-client` and the group `system:masters` may do
+    /// everything, and user `may-S` may use subresource S of the node. Reviews are counted as objects `reviews`.
+    fn review(&self, resource: &str, body: &Value) -> Option<Answer> {
+        let status = match resource {
+            "tokenreviews" => match body["spec"]["token"].as_str()?.strip_prefix("token-of-") {
+                Some("nobody-knows") => return Some(failure(500, "InternalError", "no answer")),
+                Some(user) => {
+                    json!({"authenticated": true, "user": {"username": user, "groups": ["system:authenticated"]}})
+                }
+                None => json!({"authenticated": false}),
+            },
+            "subjectaccessreviews" => {
+                let wanted = &body["spec"]["resourceAttributes"];
+                let user = body["spec"]["user"].as_str().unwrap_or_default();
+                if user == "unsure" {
+                    return Some(failure(500, "InternalError", "no answer"));
+                }
+                let masters = body["spec"]["groups"].as_array()?.iter().any(|g| g == "system:masters");
+                let own = user.strip_prefix("may-").is_some_and(|s| wanted["subresource"] == s);
+                let node = wanted["resource"] == "nodes" && wanted["name"] == "node";
+                json!({"allowed": node && (masters || own || user == "kube-apiserver-kubelet-client")})
+            }
+            _ => return None,
+        };
+        let name = format!("{}", self.list("reviews").len());
+        self.put("reviews", json!({"metadata": {"name": name}, "resource": resource, "review": body}));
+        let mut answer = body.clone();
+        answer["status"] = status;
+        Some(ok(answer))
     }
 
     fn create(&self, target: Target, mut object: Value) -> Answer {

@@ -57,6 +57,11 @@ impl FakeRuntime {
         self.state.lock().unwrap().calls.clone()
     }
 
+    /// How many containers were started so far.
+    pub(crate) fn started(&self) -> usize {
+        self.calls().iter().filter(|call| call.starts_with("start:")).count()
+    }
+
     pub(crate) fn forget_calls(&self) {
         self.state.lock().unwrap().calls.clear();
     }
@@ -366,9 +371,11 @@ impl RuntimeService for FakeRuntime {
 
     async fn update_container_resources(
         &self,
-        _: UpdateContainerResourcesRequest,
+        request: UpdateContainerResourcesRequest,
     ) -> Result<UpdateContainerResourcesResponse> {
-        Err(Error::unimplemented("UpdateContainerResources"))
+        let quota = request.linux.unwrap_or_default().cpu_quota;
+        self.note(format!("resize:{quota}"));
+        Ok(UpdateContainerResourcesResponse {})
     }
 
     async fn reopen_container_log(&self, _: ReopenContainerLogRequest) -> Result<ReopenContainerLogResponse> {

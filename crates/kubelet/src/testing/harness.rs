@@ -13,13 +13,16 @@ use crate::objects::Objects;
 use crate::pod::admission::Abilities;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
+use crate::pod::table::PodTable;
 use crate::probe::{Checker, ProbeContext};
+use crate::sources::{DirectorySource, LocalPods, Source};
 use crate::userns::UserNamespaces;
 use crate::volumes::{Volumes, VolumesConfig};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
 use ferrite_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 
 pub(crate) struct Harness {
@@ -70,6 +73,11 @@ impl Harness {
         std::fs::write(&resolv_conf, "nameserver 192.0.2.53\n").unwrap();
         let node =
             Informer::start(Api::all(client.clone()), ListSelector::fields("metadata.name=node"), &scope);
+        let manifests = dir.path().join("manifests");
+        std::fs::create_dir_all(&manifests).unwrap();
+        let local = Arc::new(LocalPods::new([Source::File]));
+        let source = DirectorySource::new(manifests, "node", Duration::from_secs(20), clock);
+        scope.spawn(source.run(local.clone()));
         let context = Arc::new(Context {
             node_name: "node".into(),
             node_hostname: "node".into(),
@@ -81,6 +89,7 @@ impl Harness {
             api_address: Some(ApiAddress { host: "10.96.0.1".into(), port: 443 }),
             limits,
             max_pods: 3,
+            own_labels: Default::default(),
             runtime_name: "ferrite".into(),
             runtime: shared.clone(),
             images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
@@ -102,10 +111,9 @@ impl Harness {
             objects,
             cgroups: Cgroups::discover(Path::new("/nonexistent"), "/test"),
             services: Informer::start(Api::all(client.clone()), ListSelector::everything(), &scope),
-            pods: Informer::start(
-                Api::all(client.clone()),
-                ListSelector::fields("spec.nodeName=node"),
-                &scope,
+            pods: PodTable::new(
+                Informer::start(Api::all(client.clone()), ListSelector::fields("spec.nodeName=node"), &scope),
+                local,
             ),
             node,
             readiness: seen,
@@ -119,6 +127,7 @@ impl Harness {
             },
             clock,
         });
+        manager::start_local(&context, &workers, &scope);
         manager::start(context.clone(), workers.clone(), &scope).await.unwrap();
         Self { api, runtime, workers, dir, context, scope, clock, readiness }
     }

@@ -37,14 +37,26 @@ fn by_container(
     with_id: bool,
     read: impl Fn(&ContainerStats) -> Option<f64>,
 ) {
+    by_container_of(out, pods, (name, kind, help), with_id, |_, _, stats| read(stats));
+}
+
+/// The same, where the line needs the pod's figures or the container's id.
+fn by_container_of(
+    out: &mut String,
+    pods: &Pods,
+    (name, kind, help): (&str, &str, &str),
+    with_id: bool,
+    read: impl Fn(&PodFigures, &str, &ContainerStats) -> Option<f64>,
+) {
     let lines = pods.iter().flat_map(|(pod, figures)| {
         let read = &read;
         figures.containers.iter().filter_map(move |(container, stats)| {
             let PodKey { namespace, name, .. } = pod;
-            let id = stats.attributes.as_ref().map(|a| a.id.as_str()).unwrap_or_default();
+            let container_id = stats.attributes.as_ref().map(|a| a.id.as_str()).unwrap_or_default();
+            let id = container_id;
             let id = if with_id { format!("name=\"{id}\",") } else { String::new() };
             let labels = format!("container=\"{container}\",{id}namespace=\"{namespace}\",pod=\"{name}\"");
-            Some((labels, read(stats)?))
+            Some((labels, read(figures, container_id, stats)?))
         })
     });
     family(out, name, kind, help, lines);
@@ -88,13 +100,18 @@ const WORKING_SET: (&str, &str, &str) = (
 );
 
 pub(in crate::server) async fn resource_metrics(context: &Context) -> Answer {
-    match pods(context).await {
-        Ok(pods) => exposition(resource_text(&pods)),
-        Err(e) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{e}\n")),
-    }
+    // As upstream: figures of the node are told even when those of pods cannot be had.
+    let (pods, failed) = match pods(context).await {
+        Ok(pods) => (pods, false),
+        Err(error) => {
+            tracing::warn!(%error, "cannot read the figures of pods");
+            (Pods::new(), true)
+        }
+    };
+    exposition(resource_text(&pods, failed))
 }
 
-fn resource_text(pods: &Pods) -> String {
+fn resource_text(pods: &Pods, failed: bool) -> String {
     let used = node_use();
     let mut out = String::new();
     for (name, kind, help, value) in [
@@ -117,6 +134,14 @@ fn resource_text(pods: &Pods) -> String {
     let out = &mut out;
     by_container(out, pods, CPU, false, |s| cpu_nanoseconds(s).map(seconds));
     by_container(out, pods, WORKING_SET, false, |s| working_set(s).map(|b| b as f64));
+    let start =
+        ("container_start_time_seconds", "gauge", "When the container was made, in seconds since 1970");
+    by_container_of(out, pods, start, false, |pod, id, _| pod.created.get(id).map(|at| *at as f64 / 1e9));
+    let swap_limit = ("container_swap_limit_bytes", "gauge", "Swap that the container may use");
+    by_container(out, pods, swap_limit, false, |s| {
+        let swap = s.swap?;
+        Some(number(&swap.swap_available_bytes)?.checked_add(number(&swap.swap_usage_bytes)?)? as f64)
+    });
     let swap_usage = ("container_swap_usage_bytes", "gauge", "Swap used by the container");
     by_container(out, pods, swap_usage, false, |s| swap(s).map(|b| b as f64));
     let cpu = ("pod_cpu_usage_seconds_total", "counter", "Processor time used by the pod");
@@ -128,13 +153,12 @@ fn resource_text(pods: &Pods) -> String {
         p.swap().map(|b| b as f64)
     });
     for name in ["scrape_error", "resource_scrape_error"] {
-        // A failure is answered with an error instead of figures.
         family(
             out,
             name,
             "gauge",
             "1 if the figures could not be read",
-            std::iter::once((String::new(), 0.0)),
+            std::iter::once((String::new(), f64::from(u8::from(failed)))),
         );
     }
     std::mem::take(out)
@@ -230,22 +254,29 @@ mod tests {
         let eth0 = NetworkInterfaceUsage { name: "eth0".into(), tx_bytes: value(9), ..Default::default() };
         let network = Some(NetworkUsage { interfaces: vec![eth0], ..Default::default() });
         let whole = Some(LinuxPodSandboxStats { network, ..Default::default() });
+        let created = [("abc".to_owned(), 2_500_000_000)].into();
         let key = PodKey { namespace: "n".into(), name: "p".into(), uid: "u".into() };
-        Pods::from([(key, PodFigures { whole, containers: vec![("c".into(), stats)] })])
+        Pods::from([(key, PodFigures { whole, containers: vec![("c".into(), stats)], created })])
     }
 
     #[test]
     fn families_of_resources() {
-        let text = resource_text(&figures());
+        let text = resource_text(&figures(), false);
         for line in [
             "container_cpu_usage_seconds_total{container=\"c\",namespace=\"n\",pod=\"p\"} 1.5\n",
             "pod_cpu_usage_seconds_total{namespace=\"n\",pod=\"p\"} 1.5\n",
             "# TYPE node_swap_usage_bytes gauge\n",
+            "container_start_time_seconds{container=\"c\",namespace=\"n\",pod=\"p\"} 2.5\n",
             "scrape_error 0\n",
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
         assert!(!text.contains("memory_working_set_bytes{"), "not measured, not said: {text}");
+        let failed = resource_text(&Pods::new(), true);
+        assert!(
+            failed.contains("resource_scrape_error 1\n") && failed.contains("node_cpu_usage"),
+            "{failed}"
+        );
     }
 
     #[test]

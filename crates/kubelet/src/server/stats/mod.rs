@@ -13,7 +13,7 @@ use crate::pod::labels;
 use ferrite_cri::Code;
 use ferrite_cri::v1::{
     ContainerStats, ContainerStatsFilter, LinuxPodSandboxStats, ListContainerStatsRequest,
-    ListPodSandboxStatsRequest, UInt64Value,
+    ListContainersRequest, ListPodSandboxStatsRequest, UInt64Value,
 };
 use std::collections::BTreeMap;
 
@@ -34,6 +34,8 @@ struct PodKey {
 struct PodFigures {
     whole: Option<LinuxPodSandboxStats>,
     containers: Vec<(String, ContainerStats)>,
+    /// When each container was made, in nanoseconds since 1970, by its id.
+    created: BTreeMap<String, i64>,
 }
 
 impl PodFigures {
@@ -111,6 +113,12 @@ async fn pods(context: &Context) -> ferrite_cri::Result<Pods> {
             }
         }
         Err(e) => return Err(e),
+    }
+    let listed = context.runtime.list_containers(ListContainersRequest { filter: None }).await?;
+    for container in listed.containers {
+        if let Some(pod) = pods.get_mut(&key_of(&container.labels)) {
+            pod.created.insert(container.id, container.created_at);
+        }
     }
     pods.values_mut().for_each(|pod| pod.containers.sort_by(|a, b| a.0.cmp(&b.0)));
     Ok(pods)

@@ -293,7 +293,8 @@ mod tests {
             ..Default::default()
         };
         let stats = ContainerStats { writable_layer: Some(layer), ..Default::default() };
-        let figures = PodFigures { whole: Some(whole), containers: vec![("c".into(), stats)] };
+        let figures =
+            PodFigures { whole: Some(whole), containers: vec![("c".into(), stats)], ..PodFigures::default() };
         let key = PodKey { namespace: "n".into(), name: "p".into(), uid: "u".into() };
         let places = Places {
             kubelet: dir.path().to_path_buf(),

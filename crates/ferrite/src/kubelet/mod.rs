@@ -1,0 +1,344 @@
+//! `ferrite kubelet`: the kubelet in a process of its own, with upstream's flags and configuration file, against any API
+//! server and any container runtime with a CRI socket.
+
+mod flags;
+mod identity;
+mod settings;
+mod table;
+
+use crate::apiserver::BoxError;
+use crate::cli::interrupted;
+use crate::node::Services;
+use ferrite_api::quantity::Quantity;
+use ferrite_client::Scope;
+use ferrite_cri::ImageService;
+use ferrite_cri::v1::CgroupDriver;
+use ferrite_kubelet::{Authorization, Config, Kubelet, KubeletAccess};
+use flags::Flags;
+use identity::{CertificateStore, ClientIdentity, ServingIdentity};
+use settings::{Settings, SettingsError};
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// Why the kubelet does not start here.
+#[derive(Debug, thiserror::Error)]
+enum RefusedStart {
+    #[error("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false")]
+    Swap,
+    #[error("cgroup v1 support is deprecated; set failCgroupV1: false to use it all the same")]
+    CgroupV1,
+    #[error("--bootstrap-kubeconfig needs --kubeconfig: the file that the kubelet writes")]
+    BootstrapAlone,
+    #[error(
+        "no client provided, cannot use webhook authentication: set authentication.webhook.enabled: false"
+    )]
+    StandaloneAuthentication,
+    #[error("no client provided, cannot use webhook authorization: set authorization.mode: AlwaysAllow")]
+    StandaloneAuthorization,
+    #[error("{0} must be given together with {1}")]
+    Pair(&'static str, &'static str),
+}
+
+/// `-v` of the kubelet's own command line.
+pub fn verbosity(arguments: &[OsString]) -> u8 {
+    Flags::parse(arguments.iter().cloned()).map(|flags| flags.verbosity()).unwrap_or(0)
+}
+
+/// Runs until interrupted. Containers go on.
+pub async fn run(arguments: Vec<OsString>) -> Result<ExitCode, BoxError> {
+    let flags = Flags::parse(arguments)?;
+    if flags.help {
+        print!("{}", flags::help());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if flags.version {
+        println!("Kubernetes {}", ferrite_apiserver::KUBERNETES_VERSION);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (file, drop_ins) = (flags.path("config"), flags.path("config-dir"));
+    let settings = Settings::read(file.as_deref(), drop_ins.as_deref(), &flags.settings)?;
+    settings.gates()?.report();
+    check_machine(&settings)?;
+    let scope = Scope::new();
+    let started = tokio::select! {
+        started = start(&flags, &settings, &scope) => Some(started?),
+        signal = interrupted() => {
+            signal?;
+            None
+        }
+    };
+    if let Some(kubelet) = started {
+        notify_ready();
+        println!("serving node {}", kubelet.node_name());
+        interrupted().await?;
+        tracing::info!("stopping; containers go on");
+    }
+    scope.shutdown().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn start(flags: &Flags, settings: &Settings, scope: &Scope) -> Result<Kubelet, BoxError> {
+    let name = match flags.text("hostname-override") {
+        Some(name) => name.trim().to_lowercase(),
+        None => nix::unistd::gethostname()?.to_string_lossy().trim().to_lowercase(),
+    };
+    let kubeconfig = flags.path("kubeconfig");
+    let standalone = kubeconfig.is_none();
+    if standalone && flags.path("bootstrap-kubeconfig").is_some() {
+        return Err(RefusedStart::BootstrapAlone.into());
+    }
+    let node_ip = match flags.node_ip()? {
+        Some(address) => address,
+        None => match ferrite_network::node_address().await? {
+            Some(address) => address,
+            None if standalone => IpAddr::from(Ipv4Addr::LOCALHOST),
+            None => return Err("this machine has no address that others reach: give --node-ip".into()),
+        },
+    };
+    let config = config(flags, settings, &name, node_ip, standalone)?;
+    let cert_dir = flags.path("cert-dir").unwrap_or_else(|| PathBuf::from("/var/lib/kubelet/pki"));
+    let store = Arc::new(CertificateStore::open(&cert_dir)?);
+    let client = match &kubeconfig {
+        None => {
+            tracing::warn!("Standalone mode, no API client");
+            None
+        }
+        Some(kubeconfig) => {
+            let bootstrap = flags.path("bootstrap-kubeconfig");
+            let rotate = settings.bool("rotateCertificates");
+            let identity =
+                ClientIdentity { node: &name, kubeconfig, bootstrap: bootstrap.as_deref(), rotate };
+            Some(identity.connect(store.clone(), scope).await?)
+        }
+    };
+    let tls = match settings.bool("enableServer") {
+        true => Some(serving(settings, &name, node_ip)?.serve(store, client.as_ref(), scope)?),
+        false => None,
+    };
+    let config = Config { tls, ..config };
+    let Services { runtime, images } = runtime(settings)?;
+    let client = client.unwrap_or_else(ferrite_kubelet::standalone::client);
+    Ok(Kubelet::start(config, runtime, images, client, scope).await?)
+}
+
+/// The runtime, and the images, which may be elsewhere.
+fn runtime(settings: &Settings) -> Result<Services, BoxError> {
+    let endpoint = settings.text("containerRuntimeEndpoint");
+    let runtime = Arc::new(ferrite_cri::grpc::Client::new(&endpoint)?);
+    let images: Arc<dyn ImageService> = match settings.text("imageServiceEndpoint") {
+        other if other.is_empty() || other == endpoint => runtime.clone(),
+        other => Arc::new(ferrite_cri::grpc::Client::new(&other)?),
+    };
+    Ok(Services { runtime, images })
+}
+
+fn serving<'a>(settings: &Settings, node: &'a str, address: IpAddr) -> Result<ServingIdentity<'a>, BoxError> {
+    let files = match (settings.path("tlsCertFile"), settings.path("tlsPrivateKeyFile")) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => return Err(RefusedStart::Pair("tlsCertFile", "tlsPrivateKeyFile").into()),
+    };
+    Ok(ServingIdentity {
+        node,
+        address,
+        files,
+        from_cluster: settings.bool("serverTLSBootstrap"),
+        client_ca: settings.path("authentication.x509.clientCAFile"),
+    })
+}
+
+fn bad(field: &'static str, problem: impl Into<String>) -> SettingsError {
+    SettingsError::Value { field, problem: problem.into() }
+}
+
+fn config(
+    flags: &Flags,
+    settings: &Settings,
+    name: &str,
+    node_ip: IpAddr,
+    standalone: bool,
+) -> Result<Config, BoxError> {
+    let address = |field: &'static str| -> Result<IpAddr, SettingsError> {
+        settings.text(field).parse().map_err(|_| bad(field, "it is no IP address"))
+    };
+    let port = |field: &'static str| {
+        u16::try_from(settings.int(field)).map_err(|_| bad(field, "it is no port between 0 and 65535"))
+    };
+    let percent = |field: &'static str| {
+        let value = u8::try_from(settings.int(field)).ok().filter(|value| *value <= 100);
+        value.ok_or_else(|| bad(field, "it is not between 0 and 100"))
+    };
+    let reserved = Reserved::of(settings)?;
+    let healthz_port = port("healthzPort")?;
+    let providers =
+        (flags.path("image-credential-provider-config"), flags.path("image-credential-provider-bin-dir"));
+    Ok(Config {
+        root_dir: flags.path("root-dir").unwrap_or_else(|| PathBuf::from("/var/lib/kubelet")),
+        log_dir: settings.text("podLogsDir").into(),
+        cgroup_root: settings.text("cgroupRoot"),
+        cgroup_driver: match settings.text("cgroupDriver").as_str() {
+            "cgroupfs" => CgroupDriver::Cgroupfs,
+            "systemd" => CgroupDriver::Systemd,
+            _ => return Err(bad("cgroupDriver", "it is neither cgroupfs nor systemd").into()),
+        },
+        server_address: SocketAddr::new(address("address")?, port("port")?),
+        access: access(settings, standalone)?,
+        debugging_handlers: settings.bool("enableDebuggingHandlers"),
+        system_log_handler: settings.bool("enableSystemLogHandler"),
+        static_pod_path: settings.path("staticPodPath"),
+        file_check_frequency: settings.duration("fileCheckFrequency"),
+        static_pod_url: settings
+            .path("staticPodURL")
+            .map(|_| (settings.text("staticPodURL"), settings.lists("staticPodURLHeader"))),
+        http_check_frequency: settings.duration("httpCheckFrequency"),
+        standalone,
+        healthz_address: match healthz_port {
+            0 => None,
+            port => Some(SocketAddr::new(address("healthzBindAddress")?, port)),
+        },
+        cluster_dns: cluster_dns(settings)?,
+        cluster_domain: settings.text("clusterDomain"),
+        resolv_conf: settings.text("resolvConf").into(),
+        node_labels: flags.node_labels()?,
+        max_pods: settings.int("maxPods"),
+        reserved_cpu_milli: reserved.cpu_milli,
+        reserved_memory: reserved.memory,
+        eviction_memory: eviction_memory(settings)?,
+        node_lease_duration: std::time::Duration::from_secs(
+            u64::try_from(settings.int("nodeLeaseDurationSeconds"))
+                .map_err(|_| bad("nodeLeaseDurationSeconds", "it is negative"))?,
+        ),
+        node_status_report_frequency: settings.duration("nodeStatusReportFrequency"),
+        image_gc_high_threshold: percent("imageGCHighThresholdPercent")?,
+        image_gc_low_threshold: percent("imageGCLowThresholdPercent")?,
+        container_log_max_size: quantity("containerLogMaxSize", &settings.text("containerLogMaxSize"))?
+            .value()
+            .try_into()
+            .map_err(|_| bad("containerLogMaxSize", "it is negative"))?,
+        container_log_max_files: usize::try_from(settings.int("containerLogMaxFiles"))
+            .ok()
+            .filter(|files| *files >= 2)
+            .ok_or_else(|| bad("containerLogMaxFiles", "it is less than 2"))?,
+        image_credential_providers: match providers {
+            (Some(config), Some(programs)) => Some((config, programs)),
+            (None, None) => None,
+            _ => {
+                return Err(RefusedStart::Pair(
+                    "--image-credential-provider-config",
+                    "--image-credential-provider-bin-dir",
+                )
+                .into());
+            }
+        },
+        ..Config::new(name, node_ip)
+    })
+}
+
+fn access(settings: &Settings, standalone: bool) -> Result<KubeletAccess, BoxError> {
+    let webhook_tokens = settings.bool("authentication.webhook.enabled");
+    let authorization = match settings.text("authorization.mode").as_str() {
+        "Webhook" => Authorization::Webhook,
+        "AlwaysAllow" => Authorization::AlwaysAllow,
+        _ => return Err(bad("authorization.mode", "it is neither Webhook nor AlwaysAllow").into()),
+    };
+    if standalone && settings.bool("enableServer") {
+        if webhook_tokens {
+            return Err(RefusedStart::StandaloneAuthentication.into());
+        }
+        if authorization == Authorization::Webhook {
+            return Err(RefusedStart::StandaloneAuthorization.into());
+        }
+    }
+    Ok(KubeletAccess {
+        anonymous: settings.bool("authentication.anonymous.enabled"),
+        webhook_tokens,
+        token_ttl: settings.duration("authentication.webhook.cacheTTL"),
+        authorization,
+        authorized_ttl: settings.duration("authorization.webhook.cacheAuthorizedTTL"),
+        unauthorized_ttl: settings.duration("authorization.webhook.cacheUnauthorizedTTL"),
+    })
+}
+
+fn cluster_dns(settings: &Settings) -> Result<Option<IpAddr>, SettingsError> {
+    let all = settings.texts("clusterDNS");
+    match all.as_slice() {
+        [] => Ok(None),
+        [one] => one.parse().map(Some).map_err(|_| bad("clusterDNS", format!("{one:?} is no IP address"))),
+        _ => Err(bad("clusterDNS", "Ferrite's kubelet gives pods one name server; name one")),
+    }
+}
+
+fn quantity(field: &'static str, text: &str) -> Result<Quantity, SettingsError> {
+    Quantity::parse(text).map_err(|_| bad(field, format!("{text:?} is no quantity")))
+}
+
+/// What the system and the kubelet keep for themselves.
+struct Reserved {
+    cpu_milli: i64,
+    memory: i64,
+}
+
+impl Reserved {
+    fn of(settings: &Settings) -> Result<Self, SettingsError> {
+        let mut reserved = Self { cpu_milli: 0, memory: 0 };
+        for field in ["systemReserved", "kubeReserved"] {
+            for (resource, amount) in settings.map(field) {
+                let amount = quantity(field, &amount)?;
+                match resource.as_str() {
+                    "cpu" => reserved.cpu_milli = reserved.cpu_milli.saturating_add(amount.milli_value()),
+                    "memory" => reserved.memory = reserved.memory.saturating_add(amount.value()),
+                    other => {
+                        return Err(bad(field, format!("{other} cannot be reserved; name cpu and memory")));
+                    }
+                }
+            }
+        }
+        Ok(reserved)
+    }
+}
+
+/// Memory that pods cannot have, as upstream's hard threshold takes it off what is allocatable.
+fn eviction_memory(settings: &Settings) -> Result<i64, SettingsError> {
+    const FIELD: &str = "evictionHard";
+    let thresholds = settings.map(FIELD);
+    if let Some(other) = thresholds.keys().find(|signal| *signal != "memory.available") {
+        return Err(bad(FIELD, format!("{other} is not watched by Ferrite's kubelet; leave it out")));
+    }
+    match thresholds.get("memory.available") {
+        None if thresholds.is_empty() => Ok(100 << 20),
+        None => Ok(0),
+        Some(text) if text.ends_with('%') => {
+            Err(bad(FIELD, "memory.available must be a quantity, not a percentage"))
+        }
+        Some(text) => Ok(quantity(FIELD, text)?.value()),
+    }
+}
+
+/// What upstream checks before it starts.
+fn check_machine(settings: &Settings) -> Result<(), BoxError> {
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    if settings.bool("failSwapOn") && swaps.lines().skip(1).any(|line| !line.trim().is_empty()) {
+        return Err(RefusedStart::Swap.into());
+    }
+    if settings.bool("failCgroupV1") && !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        return Err(RefusedStart::CgroupV1.into());
+    }
+    let score = settings.int("oomScoreAdj");
+    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
+        tracing::warn!(%error, "cannot set oom_score_adj");
+    }
+    Ok(())
+}
+
+/// Tells systemd, where it waits for that.
+fn notify_ready() {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let sent = std::os::unix::net::UnixDatagram::unbound()
+        .and_then(|socket| socket.send_to(b"READY=1", Path::new(&path)));
+    if let Err(error) = sent {
+        tracing::warn!(%error, "cannot tell systemd that the kubelet is ready");
+    }
+}
