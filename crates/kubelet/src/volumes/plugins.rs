@@ -58,7 +58,6 @@ pub(super) const PLUGINS: &[VolumePlugin] = &[
     claim::PLUGIN,
     claim::EPHEMERAL,
     csi::INLINE,
-    image::PLUGIN,
 ];
 
 /// A PersistentVolume that a pod uses through a claim, to be set up.
