@@ -382,7 +382,7 @@ const TABLE: &[(&str, &[Row])] = &[
     ("HostPathVolumeSource", &[("path", Acted("volumes/host_path")), ("type", Acted("volumes/host_path"))]),
     (
         "EmptyDirVolumeSource",
-        &[("medium", Refused("pod/unsupported", "FailedMount")), ("sizeLimit", Differs("sizeLimit"))],
+        &[("medium", Refused("pod/unsupported", "FailedMount")), ("sizeLimit", Acted("eviction/rank"))],
     ),
     (
         "SecretVolumeSource",
