@@ -36,16 +36,23 @@ pub(crate) struct PresentImage {
 #[derive(Debug, Default)]
 pub(crate) struct PullState {
     backoff: BackOff,
-    /// When the last pull for a container failed, and how.
-    failed: HashMap<String, (Timestamp, String)>,
+    /// The last pull for a container that failed.
+    failed: HashMap<String, FailedPull>,
 }
 
 impl PullState {
     /// When a pull may be tried again, for the container of that name.
-    pub(crate) fn retry_at(&self, container: &str, image: &str, now: Timestamp) -> Option<Timestamp> {
-        let (at, _) = self.failed.get(container)?;
-        self.backoff.blocked(image, *at, now).map(|(_, until)| until)
+    pub(crate) fn retry_at(&self, container: &str, now: Timestamp) -> Option<Timestamp> {
+        let failed = self.failed.get(container)?;
+        self.backoff.blocked(&failed.image, failed.at, now).map(|(_, until)| until)
     }
+}
+
+#[derive(Debug)]
+struct FailedPull {
+    at: Timestamp,
+    image: String,
+    why: String,
 }
 
 #[derive(Clone)]
@@ -214,9 +221,4 @@ fn present_image(asked: &str, image: Image) -> PresentImage {
         reference: if image.id.is_empty() { asked.to_string() } else { image.id },
         user: ImageUser { uid: image.uid.map(|u| u.value).or(root), name: image.username },
     }
-}
-
-/// The name under which pulls of an image are counted.
-pub(crate) fn tagged(image: &str) -> String {
-    reference::with_tag(image).unwrap_or_else(|| image.to_string())
 }

@@ -404,7 +404,10 @@ const TABLE: &[(&str, &[Row])] = &[
     ),
     ("VolumeDevice", &[("devicePath", Acted("volumes/mod")), ("name", Acted("volumes/mod"))]),
     ("HostPathVolumeSource", &[("path", Acted("volumes/host_path")), ("type", Acted("volumes/host_path"))]),
-    ("EmptyDirVolumeSource", &[("medium", Acted("volumes/empty_dir")), ("sizeLimit", Differs("sizeLimit"))]),
+    (
+        "EmptyDirVolumeSource",
+        &[("medium", Acted("volumes/empty_dir")), ("sizeLimit", Acted("eviction/rank"))],
+    ),
     (
         "SecretVolumeSource",
         &[

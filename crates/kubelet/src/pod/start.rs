@@ -175,7 +175,8 @@ impl Context {
         let env = self.environment(inputs, container).await.map_err(&config_error)?;
         let devices = self.volumes.devices(container, inputs.volumes);
         let devices = devices.map_err(|e| config_error(e.to_string()))?;
-        let mounts = self.mounts(inputs, container, start.attempt, &env).await.map_err(&config_error)?;
+        let mounts = self.mounts(inputs, container, start.attempt, &images, &env);
+        let mounts = mounts.await.map_err(&config_error)?;
         let mounts = self.read_only_mounts(pod, container, mounts).await.map_err(&config_error)?;
         let target_id = match container.target.as_deref() {
             None => None,
@@ -350,9 +351,10 @@ impl Context {
         inputs: &StartInputs<'_>,
         container: &PodContainer,
         attempt: u32,
+        images: &PresentImages,
         env: &[(String, String)],
     ) -> Result<Vec<Mount>, String> {
-        let mounts = self.volumes.mounts(inputs.pod, container, inputs.volumes, env);
+        let mounts = self.volumes.mounts(inputs.pod, container, inputs.volumes, images, env);
         let mut mounts = mounts.await.map_err(|e| e.to_string())?;
         let taken = |path: &str| mounts.iter().any(|m| m.container_path.trim_end_matches('/') == path);
         let mut own = Vec::new();

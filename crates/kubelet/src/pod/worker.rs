@@ -275,7 +275,8 @@ impl Worker {
         if self.verdict.is_none() && deadline.is_some_and(|at| at <= now) {
             let message = "Pod was active on the node longer than the specified deadline";
             let reason = "DeadlineExceeded".to_owned();
-            self.verdict = Some(Verdict { reason, message: message.to_owned(), disruption: None });
+            self.verdict =
+                Some(Verdict { reason, message: message.to_owned(), disruption: None, grace: None });
             context.event(pod, EventType::Normal, "DeadlineExceeded", message);
         }
         if self.verdict.is_some() {
@@ -538,7 +539,8 @@ impl Worker {
         let context = self.context.clone();
         self.probes.stop();
         if runtime.running().next().is_some() || runtime.sandboxes.iter().any(|s| s.ready) {
-            context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
+            let given = self.verdict.as_ref().and_then(|verdict| verdict.grace);
+            context.kill_pod(pod, runtime, given.unwrap_or_else(|| grace_of(pod)), Hooks::Run).await?;
         }
         let runtime = self.observe().await?;
         self.publish(pod, &runtime, true, true);

@@ -240,12 +240,13 @@ impl Volumes {
         (plugin.set_up)(SetUp { volumes: self, pod, id: &id, volume, group, now, ending }).await
     }
 
-    /// The mounts of one container. `env` is what `subPathExpr` may refer to.
+    /// The mounts of one container. `images` are those of its image volumes, `env` is what `subPathExpr` may refer to.
     pub(crate) async fn mounts(
         &self,
         pod: &Pod,
         container: &PodContainer,
         volumes: &PodVolumes,
+        images: &image::PresentImages,
         env: &[(String, String)],
     ) -> Result<Vec<Mount>, MountError> {
         let mut mounts = Vec::new();

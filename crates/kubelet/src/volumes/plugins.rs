@@ -55,6 +55,7 @@ pub(super) const PLUGINS: &[VolumePlugin] = &[
     downward_api::PLUGIN,
     projected::PLUGIN,
     nfs::PLUGIN,
+    image::PLUGIN,
     claim::PLUGIN,
     claim::EPHEMERAL,
     csi::INLINE,
