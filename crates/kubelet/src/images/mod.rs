@@ -6,7 +6,7 @@ mod providers;
 mod reference;
 
 pub(crate) use credentials::Keyring;
-pub(crate) use gc::ImageGc;
+pub(crate) use gc::{ImageGc, SeenImages};
 pub(crate) use providers::{ApiAccounts, Providers};
 pub use providers::{ConfigError, Plugins};
 
