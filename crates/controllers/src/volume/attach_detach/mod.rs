@@ -403,7 +403,8 @@ impl AttachDetach {
                 node_of(pod).is_some_and(|at| self.volumes_of(pod, &at).iter().any(|v| v.0 == name_of))
             })
             .collect();
-        for waiting in users.get(name_of).into_iter().flatten() {
+        // All of them use the volume through the same claim, and are of its namespace.
+        if let Some(waiting) = users.get(name_of).and_then(|waiting| waiting.first()) {
             let message = multi_attach_message(&wanted.volume, waiting, &holders);
             self.say(node, name_of, users, message);
         }

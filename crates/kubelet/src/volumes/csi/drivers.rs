@@ -32,6 +32,10 @@ impl Drivers {
         });
     }
 
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.registered.borrow().contains_key(name)
+    }
+
     /// The driver, as soon as it is registered.
     pub(super) async fn wait(&self, name: &str) -> Result<Driver, CsiError> {
         let mut registered = self.registered.subscribe();

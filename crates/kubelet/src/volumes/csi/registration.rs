@@ -1,6 +1,7 @@
 //! CSI drivers that register themselves with this kubelet.
 
 use super::Csi;
+use super::ledger::VolumeId;
 use super::paths::check_name;
 use crate::plugin_sockets::{PluginHandler, RegistrationError};
 use async_trait::async_trait;
@@ -25,6 +26,8 @@ impl PluginHandler for CsiPlugins {
             return Err(refused(format!("the driver name {:?} is longer than 63 characters", info.name)));
         }
         check_versions(&info.supported_versions).map_err(refused)?;
+        // A driver of this name that has just gone is forgotten first, or not at all.
+        let _alone = self.0.exclusive(&VolumeId::new(&info.name, "")).await;
         let driver = Driver::new(endpoint);
         let node = driver.node_get_info(NodeGetInfoRequest {}).await.map_err(|e| refused(e.to_string()))?;
         self.0.install(&info.name, &node).await.map_err(refused)?;
@@ -36,7 +39,14 @@ impl PluginHandler for CsiPlugins {
     async fn deregister(&self, name: &str) {
         self.0.shared.drivers.remove(name);
         tracing::info!(driver = name, "CSI driver gone");
-        self.0.uninstall(name).await;
+        // The API may not answer: other plugins do not wait for it.
+        let (csi, name) = (self.0.clone(), name.to_owned());
+        self.0.shared.scope.spawn(async move {
+            let _alone = csi.exclusive(&VolumeId::new(&name, "")).await;
+            if !csi.shared.drivers.has(&name) {
+                csi.uninstall(&name).await;
+            }
+        });
     }
 }
 
