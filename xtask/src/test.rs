@@ -18,6 +18,9 @@ const TOOLS: &[(&str, &str)] = &[
     ("dig", "bind9-dnsutils"),
     ("ip", "iproute2"),
     ("/usr/lib/python3/dist-packages/kubernetes/__init__.py", "python3-kubernetes"),
+    ("jq", "jq"),
+    ("nsenter", "util-linux"),
+    ("/usr/lib/cni/bridge", "containernetworking-plugins"),
 ];
 
 pub fn run(arguments: &[String]) -> Result<(), String> {

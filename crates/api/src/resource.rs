@@ -5,7 +5,7 @@
 
 use crate::codec::{DecodeError, Decoded};
 use crate::custom::Custom;
-use crate::field::FieldErrors;
+use crate::field::{FieldError, FieldErrors};
 use crate::gvk::{Gvk, Gvr};
 use crate::kinds::access::{clear_status, keep};
 use crate::schema::TypeRef;
@@ -390,6 +390,23 @@ pub trait Strategy: Send + Sync + 'static {
     /// What a client is told that deletes without saying what is to happen to dependents.
     fn deletion_warning(&self) -> Option<&'static str> {
         None
+    }
+
+    /// The label that the object's namespace must have (with the value `true`) for this write, and the error if it has
+    /// it not. `old` is none of a new object.
+    fn needed_namespace_label(
+        &self,
+        _new: &Value,
+        _old: Option<&Value>,
+        _subresource: Option<&str>,
+    ) -> Option<(&'static str, FieldError)> {
+        None
+    }
+
+    /// Selectable fields by which the store finds watches, as upstream's trigger functions. Their texts are in the stored
+    /// object at the same path.
+    fn trigger_fields(&self) -> &'static [&'static str] {
+        &[]
     }
 
     /// Why an object of this name is never deleted by itself, if so.

@@ -145,6 +145,7 @@ proptest! {
         let now = "2026-01-01T00:00:00Z".parse().expect("a time");
         let api_version = config["apiVersion"].as_str().unwrap_or_default().to_owned();
         let writer = Writer {
+            stored: None,
             type_: Some(type_), custom: None, api_version: &api_version, manager: "m", subresource: "", ignored: &[], now,
         };
         // Generated lists may hold two elements of the same key, which apply refuses.
@@ -167,6 +168,7 @@ proptest! {
         let api_version = first["apiVersion"].as_str().unwrap_or_default().to_owned();
         for ignored in [&[][..], &["status"], &["spec", "metadata.labels"]] {
             let writer = Writer {
+                stored: None,
                 type_: Some(type_), custom: None, api_version: &api_version, manager: "m", subresource: "", ignored, now,
             };
             // Where there is another manager all of them are compared.

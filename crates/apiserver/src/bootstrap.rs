@@ -115,7 +115,7 @@ async fn service_range(server: &ApiServer) -> Result<(), Status> {
         }
         Ok(new)
     };
-    change(server, resource, DEFAULT, None, &widen).await?;
+    change(server, resource, ("", DEFAULT), None, &widen).await?;
     let now = crate::registry::metadata::time(jiff::Timestamp::now());
     let ready = |old: &Value| {
         let mut new = old.clone();
@@ -131,21 +131,20 @@ async fn service_range(server: &ApiServer) -> Result<(), Status> {
         }
         Ok(new)
     };
-    change(server, resource, DEFAULT, Some("status"), &ready).await
+    change(server, resource, ("", DEFAULT), Some("status"), &ready).await
 }
 
-/// Changes an object without a namespace that is there.
-async fn change(
+/// Changes an object that is there, as the server itself.
+pub(crate) async fn change(
     server: &ApiServer,
     resource: &Resource,
-    name: &str,
+    (namespace, name): (&str, &str),
     subresource: Option<&str>,
     change: Change<'_>,
 ) -> Result<(), Status> {
     let user = User::new(SELF, ["system:masters"]);
     let options = options();
-    let write =
-        Write { resource, namespace: "", requested: "", user: &user, options: &options, copied: false };
+    let write = Write { resource, namespace, requested: "", user: &user, options: &options, copied: false };
     let update = Update { write, name, subresource, change, replaces: false, applied: false };
     server.registry.update(&update).await.map(drop)
 }
@@ -296,10 +295,7 @@ async fn replace(
     object: Value,
 ) -> Result<(), Status> {
     ensure(server, group, plural, namespace, object.clone()).await?;
-    let resource = server.registry.table.find(group, "v1", plural).ok_or_else(Status::no_such_path)?;
-    let user = User::new(SELF, ["system:masters"]);
-    let options = options();
-    let change = |old: &Value| {
+    let merge = |old: &Value| {
         let mut new = old.clone();
         if let (Some(new), Some(wanted)) = (new.as_object_mut(), object.as_object()) {
             for (key, value) in wanted.iter().filter(|(k, _)| *k != "metadata") {
@@ -308,13 +304,8 @@ async fn replace(
         }
         Ok(new)
     };
-    let write = Write { resource, namespace, requested: "", user: &user, options: &options, copied: false };
-    let name = ferrite_api::meta::name(&object);
-    server
-        .registry
-        .update(&Update { write, name, subresource: None, change: &change, replaces: false, applied: false })
-        .await
-        .map(drop)
+    let resource = server.registry.table.find(group, "v1", plural).ok_or_else(Status::no_such_path)?;
+    change(server, resource, (namespace, ferrite_api::meta::name(&object)), None, &merge).await
 }
 
 /// Ends leases when their time is over, which deletes old events.

@@ -134,8 +134,8 @@ impl Call {
 
     /// A whole object that replaces another says where it belongs, and it is the place that the path names.
     pub fn check_place(&self, object: &Value) -> Result<(), Status> {
-        check_name(object, self.name())?;
-        self.check_namespace(object)
+        self.check_namespace(object)?;
+        check_name(object, self.name())
     }
 
     /// A body may leave its namespace out, but must not name another one than the path does.
@@ -186,6 +186,9 @@ pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Dec
     let type_ = type_of(expected)?;
     let (given, decoded) = match format {
         Format::Protobuf => {
+            if bytes.is_empty() {
+                return Err(unrecognised(bytes, expected, &"empty data"));
+            }
             let envelope = protobuf::open(bytes).map_err(|e| unrecognised(bytes, expected, &e))?;
             let given = Given::new(&envelope.api_version, &envelope.kind, expected);
             given.check(expected)?;

@@ -188,7 +188,12 @@ pub(crate) fn aggregated(table: &Table, aggregator: &Aggregator, core: bool) -> 
                     let resources = known.map(|known| known.resources.clone()).unwrap_or_default();
                     let fresh = remote.available && known.is_some();
                     let freshness = if fresh { "Current" } else { "Stale" };
-                    json!({"version": version, "resources": resources, "freshness": freshness})
+                    match known {
+                        Some(_) => {
+                            json!({"version": version, "resources": resources, "freshness": freshness})
+                        }
+                        None => json!({"version": version, "freshness": freshness}),
+                    }
                 })
                 .collect();
             let metadata = if group.is_empty() { json!({}) } else { json!({"name": group}) };

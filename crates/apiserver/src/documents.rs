@@ -7,9 +7,11 @@ use crate::options::Query;
 use crate::registry::Table;
 use crate::request::{Health, Route};
 use crate::server::ApiServer;
+use crate::zpages::{self, About};
 use crate::{discovery, encode, health, metrics, profiling, version};
 use ::http::{HeaderValue, header};
 use ferrite_api::Status;
+use jiff::Timestamp;
 
 /// Everything that is not a resource.
 pub(crate) async fn answer(
@@ -91,6 +93,10 @@ pub(crate) async fn answer(
             Ok(http::answer(200, metrics::CONTENT_TYPE, text))
         }
         Route::Slis => Ok(http::answer(200, metrics::CONTENT_TYPE, health::results())),
+        Route::Page(page) => {
+            let about = About { config: &server.config, started: server.started, now: Timestamp::now() };
+            zpages::answer(*page, &about, accept)
+        }
         Route::Profile(profile) if server.config.serving.profiling => Ok(profiling::answer(profile)),
         Route::Root => Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(table, services)}))),
         Route::OpenIdConfiguration => Ok(server

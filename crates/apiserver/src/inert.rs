@@ -26,7 +26,7 @@ const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 const NO_FLOW: &str = "requests are not queued or limited by it";
-const NO_VOLUME: &str = "nodes call no CSI driver";
+const NO_VOLUME: &str = "volumes are not changed by it";
 const NO_DEVICE: &str = "no device is allocated";
 
 #[rustfmt::skip]
@@ -35,14 +35,10 @@ const INERT: &[Inert] = &[
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
     row(NETWORKING, "ingressclasses", "IngressClass", "no traffic is routed"),
     row(NETWORKING, "ingresses", "Ingress", "no traffic is routed"),
-    row(NETWORKING, "networkpolicies", "NetworkPolicy", "no traffic is filtered"),
     row(CLAIMS, "deviceclasses", "DeviceClass", NO_DEVICE),
     row(CLAIMS, "resourceclaims", "ResourceClaim", NO_DEVICE),
     row(CLAIMS, "resourceclaimtemplates", "ResourceClaimTemplate", NO_DEVICE),
     row(CLAIMS, "resourceslices", "ResourceSlice", NO_DEVICE),
-    row(STORAGE, "csidrivers", "CSIDriver", NO_VOLUME),
-    row(STORAGE, "csistoragecapacities", "CSIStorageCapacity", NO_VOLUME),
-    row(STORAGE, "volumeattachments", "VolumeAttachment", NO_VOLUME),
     row(STORAGE, "volumeattributesclasses", "VolumeAttributesClass", NO_VOLUME),
     row("storagemigration.k8s.io", "storageversionmigrations", "StorageVersionMigration", "nothing is migrated"),
 ];

@@ -42,6 +42,7 @@ mod verbs;
 mod version;
 mod watching;
 mod websocket;
+mod zpages;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
 pub use aggregation::{MountedGroup, MountedRequest, MountedResource};

@@ -62,6 +62,7 @@ pub(crate) fn on_write(
         type_: resource.schema,
         custom: custom(resource),
         api_version: &resource.api_version(),
+        stored: resource.storage,
         manager: &options.field_manager,
         subresource: subresource.unwrap_or_default(),
         ignored: ignored(resource, subresource),
@@ -97,9 +98,10 @@ pub(crate) fn on_body(
         type_: schema::of(gvk),
         custom: None,
         api_version: &gvk.api_version(),
+        stored: None,
         manager: &options.field_manager,
         subresource,
-        ignored: &["status"],
+        ignored: &[],
         now,
     };
     managed_fields::update(&writer, None, body);
@@ -128,6 +130,7 @@ pub(crate) fn apply(
         type_,
         custom: custom(resource),
         api_version: &resource.api_version(),
+        stored: resource.storage,
         manager: &options.field_manager,
         subresource: subresource.unwrap_or_default(),
         ignored: ignored(resource, subresource),

@@ -68,18 +68,23 @@ const LISTED: &str = "application/json, application/yaml, application/vnd.kubern
 /// Longer headers are cut: nobody needs more alternatives.
 const MAX_CLAUSES: usize = 64;
 
-/// Picks the best clause of an `Accept` header that we can serve, of those whose shape is `allowed`.
-pub(crate) fn accept(header: &str, allowed: impl Fn(Format, Shape) -> bool) -> Option<Representation> {
-    if header.trim().is_empty() {
-        return Some(PLAIN_JSON);
-    }
+/// The clauses of an `Accept` header, the most wanted first.
+pub(crate) fn clauses(header: &str) -> Vec<&str> {
     let mut clauses: Vec<(f32, &str)> = header
         .split(',')
         .take(MAX_CLAUSES)
         .map(|clause| (parameter(clause, "q").and_then(|q| q.parse().ok()).unwrap_or(1.0), clause))
         .collect();
     clauses.sort_by(|a, b| b.0.total_cmp(&a.0));
-    clauses.into_iter().find_map(|(_, clause)| {
+    clauses.into_iter().map(|(_, clause)| clause).collect()
+}
+
+/// Picks the best clause of an `Accept` header that we can serve, of those whose shape is `allowed`.
+pub(crate) fn accept(header: &str, allowed: impl Fn(Format, Shape) -> bool) -> Option<Representation> {
+    if header.trim().is_empty() {
+        return Some(PLAIN_JSON);
+    }
+    clauses(header).into_iter().find_map(|clause| {
         let format = Format::of(clause.split(';').next().unwrap_or_default().trim())?;
         let shape = shape(clause).filter(|shape| *shape == Shape::AsIs || allowed(format, *shape))?;
         let pretty = parameter(clause, "pretty").is_some_and(|p| matches!(p, "1" | "true"));
@@ -148,7 +153,7 @@ fn shape(clause: &str) -> Option<Shape> {
     })
 }
 
-fn parameter<'a>(clause: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn parameter<'a>(clause: &'a str, name: &str) -> Option<&'a str> {
     clause.split(';').skip(1).find_map(|p| {
         let (key, value) = p.split_once('=')?;
         (key.trim() == name).then(|| value.trim().trim_matches('"'))

@@ -1,5 +1,6 @@
 //! What a request is about, read from its method and path alone.
 
+use crate::zpages::Page;
 use http::Method;
 use percent_encoding::percent_decode_str;
 use std::borrow::Cow;
@@ -16,6 +17,8 @@ pub(crate) enum Route {
     Metrics,
     /// `/metrics/slis`
     Slis,
+    /// `/statusz`, `/flagz`
+    Page(Page),
     /// `/debug/pprof/<profile>`; empty for the list of them.
     Profile(String),
     /// `/api`
@@ -134,6 +137,8 @@ pub(crate) fn route(path: &str) -> Route {
         ["version"] => Route::Version,
         ["metrics"] => Route::Metrics,
         ["metrics", "slis"] => Route::Slis,
+        ["statusz"] => Route::Page(Page::Statusz),
+        ["flagz"] => Route::Page(Page::Flagz),
         ["debug", "pprof"] => Route::Profile(String::new()),
         ["debug", "pprof", profile] => Route::Profile((*profile).to_owned()),
         ["healthz", check @ ..] => health(Health::Healthz, check),

@@ -2,7 +2,7 @@
 
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator, MountedGroup};
-use crate::auth::{self, FrontProxies, RequestHeader, User};
+use crate::auth::{self, FrontProxies, LegacyTokens, RequestHeader, User};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::filters::{self, InFlight, MemoryReclaimer};
@@ -20,6 +20,7 @@ use ferrite_pki::{Identity, TokenSigner};
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
+use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -162,11 +163,13 @@ pub struct ApiServer {
     pub(crate) aggregator: Aggregator,
     pub(crate) openapi: openapi::Documents,
     pub(crate) tokens: Option<TokenSigner>,
+    pub(crate) legacy_tokens: LegacyTokens,
     pub(crate) front_proxies: Option<FrontProxies>,
     pub(crate) metrics: Metrics,
     pub(crate) hosted: Hosted,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) memory: MemoryReclaimer,
+    pub(crate) started: Timestamp,
     ready: AtomicBool,
     /// Set as soon as the server is told to stop.
     draining: AtomicBool,
@@ -205,6 +208,7 @@ impl ApiServer {
         let front_proxies = config.request_header.as_ref().map(FrontProxies::new).transpose();
         let server = Arc::new(Self {
             tokens,
+            legacy_tokens: LegacyTokens::default(),
             front_proxies: front_proxies.map_err(Status::internal)?,
             memory: MemoryReclaimer::default(),
             hosted: Hosted::default(),
@@ -217,6 +221,7 @@ impl ApiServer {
             config,
             aggregator: Aggregator::default(),
             openapi: openapi::Documents::default(),
+            started: Timestamp::now(),
             ready: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             stop: CancellationToken::new(),
@@ -227,8 +232,8 @@ impl ApiServer {
         bootstrap::run(&server).await?;
         if fresh {
             // Nobody has seen a version from before there was anything. As upstream: it is too old for a watch.
-            let store = &server.registry.store;
-            store.compact(store.usage().revision).map_err(Status::internal)?;
+            let registry = &server.registry;
+            registry.oldest_watch.store(registry.store.usage().revision.0, Ordering::Relaxed);
         }
         if let Some(mut definitions) = crate::extensions::Follower::new(&server) {
             definitions.load();
@@ -239,6 +244,8 @@ impl ApiServer {
         }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
+        let noting = Arc::clone(&server);
+        server.run_until_stopped(async move { noting.legacy_tokens.run(&noting).await });
         let keeping = Arc::clone(&server);
         server.spawn(async move { bootstrap::keep(&keeping).await });
         server.ready.store(true, Ordering::Release);

@@ -6,7 +6,7 @@ use crate::encode;
 use crate::encode::list::Pieces;
 use crate::http::{Answer, Piece};
 use crate::negotiate::{Format, Representation, Shape};
-use crate::options::{DeleteOptions, ListOptions, WriteOptions};
+use crate::options::{DeleteOptions, ListOptions, VersionMatch, WriteOptions};
 use crate::registry::stored::Written;
 use crate::registry::{Deleted, Registry, Selectors, Update};
 use crate::request::Verb;
@@ -380,7 +380,9 @@ pub(crate) fn answer_deleted(call: &Call, deleted: Deleted) -> Result<Answer, St
 
 async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
     let options = delete_options(call).await?;
-    let list_options = ListOptions::parse(&call.query, false)?;
+    let mut list_options = ListOptions::parse(&call.query, false)?;
+    // As upstream, which deletes page by page: a version is that very version unless the client says otherwise.
+    list_options.version_match = list_options.version_match.or(Some(VersionMatch::Exact));
     let selectors = Selectors::parse(&call.resource, &list_options)?;
     let registry = &call.server.registry;
     let namespace = call.target.within();

@@ -7,6 +7,7 @@ mod api;
 mod backoff;
 mod controller;
 mod credentials;
+pub mod csi;
 mod document;
 mod events;
 mod expectations;

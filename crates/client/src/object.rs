@@ -184,6 +184,7 @@ kinds! {
     k8s_openapi::api::flowcontrol::v1::FlowSchema,
     k8s_openapi::api::flowcontrol::v1::PriorityLevelConfiguration,
     k8s_openapi::api::networking::v1::IPAddress,
+    k8s_openapi::api::networking::v1::NetworkPolicy,
     k8s_openapi::api::networking::v1::ServiceCIDR,
     k8s_openapi::api::node::v1::RuntimeClass,
     k8s_openapi::api::policy::v1::PodDisruptionBudget,

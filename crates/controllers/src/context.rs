@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ferrite_client::{Controller, Events, Informers, Scope};
 use ferrite_pki::{Authority, TokenSigner};
+use jiff::SignedDuration;
 use kube::Client;
 
 use crate::{AutoscalingConfig, NodeCertificates, NodeCidrs};
@@ -31,6 +32,8 @@ pub struct Config {
     /// A ServiceCIDR without addresses is let go so long after its deletion: all servers know of it by then.
     pub service_range_grace: Duration,
     pub autoscaling: AutoscalingConfig,
+    /// Tokens in secrets that nobody used for so long are marked invalid, and deleted after as long again.
+    pub legacy_token_period: SignedDuration,
     /// Keys of one controller worked on at once.
     pub workers: usize,
 }
@@ -48,6 +51,7 @@ impl Default for Config {
             terminated_pod_threshold: 12500,
             service_range_grace: Duration::from_secs(10),
             autoscaling: AutoscalingConfig::default(),
+            legacy_token_period: SignedDuration::from_hours(365 * 24),
             workers: 5,
         }
     }

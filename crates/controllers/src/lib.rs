@@ -4,6 +4,7 @@
 //! that decide, and a thin part that reads from shared informers, writes through the API and is woken by a queue.
 
 mod autoscaling;
+mod bootstrap_tokens;
 mod certificates;
 mod cluster_roles;
 mod context;
@@ -19,6 +20,7 @@ mod hash;
 mod history;
 mod intstr;
 mod job;
+mod legacy_tokens;
 mod namespace;
 mod node_ipam;
 mod node_ttl;
@@ -155,6 +157,21 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: certificates::start_cleaning,
     },
     ControllerEntry {
+        name: "bootstrap-signer-controller",
+        identity: account("bootstrap-signer"),
+        start: bootstrap_tokens::start_signing,
+    },
+    ControllerEntry {
+        name: "token-cleaner-controller",
+        identity: account("token-cleaner"),
+        start: bootstrap_tokens::start_cleaning,
+    },
+    ControllerEntry {
+        name: "legacy-serviceaccount-token-cleaner-controller",
+        identity: account("legacy-service-account-token-cleaner"),
+        start: legacy_tokens::start,
+    },
+    ControllerEntry {
         name: "root-ca-certificate-publisher-controller",
         identity: account("root-ca-cert-publisher"),
         start: root_ca::start,
@@ -178,6 +195,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "persistentvolume-binder-controller",
         identity: account("persistent-volume-binder"),
         start: volume::binder::start,
+    },
+    ControllerEntry {
+        name: "persistentvolume-attach-detach-controller",
+        identity: account("attachdetach-controller"),
+        start: volume::attach_detach::start,
     },
     ControllerEntry {
         name: "persistentvolume-expander-controller",
@@ -250,6 +272,9 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
 /// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
 pub const OF_THE_SERVER: &[&str] = &["priority-and-fairness-config-consumer"];
 
+/// Controllers that `*` does not select: upstream starts them only where they are named.
+pub const ON_REQUEST: &[&str] = &["bootstrap-signer-controller", "token-cleaner-controller"];
+
 /// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all
 /// but that one; the first match for a controller decides. Returns the names that match no controller.
 pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
@@ -273,7 +298,7 @@ fn is_enabled(controller: &str, names: &[&str]) -> bool {
         None if *name == controller => Some(true),
         _ => None,
     });
-    named.unwrap_or_else(|| names.contains(&"*"))
+    named.unwrap_or_else(|| names.contains(&"*") && !ON_REQUEST.contains(&controller))
 }
 
 #[cfg(test)]
@@ -293,6 +318,8 @@ mod tests {
         ] {
             assert_eq!(is_enabled("a", names), enabled, "{names:?}");
         }
+        assert!(!is_enabled(ON_REQUEST[0], &["*"]));
+        assert!(is_enabled(ON_REQUEST[0], &["*", ON_REQUEST[0]]));
     }
 
     #[test]

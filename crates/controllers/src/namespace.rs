@@ -114,7 +114,19 @@ async fn empty(client: &Client, namespace: &str) -> Content {
             return content;
         }
     };
-    for served in served.iter().filter(|served| served.is_namespaced() && served.can(&["delete", "list"])) {
+    let deletable = served.iter().filter(|served| served.is_namespaced() && served.can(&["delete", "list"]));
+    let (pods, others): (Vec<_>, Vec<_>) =
+        deletable.partition(|served| served.resource.group.is_empty() && served.resource.plural == "pods");
+    for served in pods {
+        if let Err(error) = empty_one(client, namespace, served, &mut content).await {
+            content.failures.push(error.to_string());
+        }
+    }
+    // Pods go first: what protects or serves them (policies, Services, Secrets) stays until the last has ended.
+    if !content.remaining.is_empty() {
+        return content;
+    }
+    for served in others {
         if let Err(error) = empty_one(client, namespace, served, &mut content).await {
             content.failures.push(error.to_string());
         }

@@ -10,7 +10,8 @@ use crate::joining::token::JoinToken;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::machines::{MachineOptions, Machines};
 use crate::node::{
-    CgroupDriver, Embedded, KubeletOptions, NodePlace, Services, start_kubelet, start_proxy, start_runtime,
+    CgroupDriver, CniOptions, Embedded, KubeletOptions, NodePlace, Services, collect_garbage, start_kubelet,
+    start_policies, start_proxy, start_runtime,
 };
 use crate::node_routes;
 use crate::paths::Paths;
@@ -20,8 +21,9 @@ use ferrite_client::{Events, Informers, Scope};
 use ferrite_component::GoDuration;
 use ferrite_controllers::{NodeCertificates, NodeCidrs};
 use ferrite_kubelet::Kubelet;
-use ferrite_network::{Bridge, BridgeConfig, Encapsulation, RouterConfig, Segment};
+use ferrite_network::{Bridge, BridgeConfig, Encapsulation, PodNetwork, RouterConfig, Segment};
 use ferrite_pki::{Purpose, Subject};
+use ferrite_policy::Sources;
 use ferrite_proxy::Proxy;
 use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
 use k8s_openapi::api::core::v1::Node;
@@ -71,6 +73,8 @@ pub struct ClusterOptions {
     /// then run there and have the network that runtime is configured for. It is remembered for the next start.
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
+    #[command(flatten)]
+    pub cni: CniOptions,
     /// Who makes control groups: the kubelet and the runtime themselves, or systemd when they ask it to. Another
     /// runtime's own choice counts, if it tells.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
@@ -141,13 +145,16 @@ impl Cluster {
         progress.done("API server", &api.url);
 
         let scope = Scope::new();
+        scope.spawn(Arc::clone(&bridge).heal());
         let mut config = api.controllers_config()?;
         config.node_cidrs = Some(node_cidrs(options, &node_name)?);
         config.node_monitor_grace = options.node_monitor_grace_period.0;
         if segment.is_some() {
             config.node_certificates = Some(node_certificates(options, node_ip));
         }
-        let controllers = api.start_controllers(&["*".to_owned()], config, &scope)?;
+        let on_request = ferrite_controllers::ON_REQUEST.iter().copied();
+        let names: Vec<String> = std::iter::once("*").chain(on_request).map(str::to_owned).collect();
+        let controllers = api.start_controllers(&names, config, &scope)?;
         let informers = controllers.informers.clone();
         start_scheduler(&api, informers.clone(), &scope)?;
         progress.done("control plane", "controllers, scheduler");
@@ -174,10 +181,23 @@ impl Cluster {
             }
         };
 
+        let plugins = options.cni.network(paths, &scope);
         let (embedded, services) = match &options.container_runtime_endpoint {
             None => {
                 let (registries, driver) = (&options.insecure_registry, options.cgroup_driver);
-                let embedded = start_runtime(paths, registries, driver, bridge.clone(), &scope).await?;
+                let network: Arc<dyn PodNetwork> = match &plugins {
+                    Some(plugins) => plugins.clone(),
+                    None => bridge.clone(),
+                };
+                let embedded = start_runtime(paths, registries, driver, network, &scope).await?;
+                if let Some(plugins) = &plugins
+                    && let Err(error) = collect_garbage(plugins, &embedded.runtime).await
+                {
+                    tracing::warn!(
+                        error = crate::chain(error.as_ref()),
+                        "pods that are gone may still have addresses"
+                    );
+                }
                 let services =
                     Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
                 progress.done("runtime", &paths.runtime().display().to_string());
@@ -214,6 +234,12 @@ impl Cluster {
                 None
             }
         };
+
+        match start_policies(&bridge, Sources::shared(&informers), &scope).await {
+            Ok(()) => progress.done("policies", &ferrite_network::policy_table(&paths.bridge())),
+            // As on a kernel built without nftables.
+            Err(error) => tracing::warn!(%error, "NetworkPolicies have no effect"),
+        }
 
         let kubelet = start_own_kubelet(paths, options, &api, services, &node, &scope).await?;
         progress.done("kubelet", &format!("node {node_name}"));
@@ -315,6 +341,7 @@ pub async fn start_network(
         service_cidr: services.map(str::parse).transpose()?,
         state: paths.network(),
         mtu: 1500,
+        routed: true,
     };
     Ok(Bridge::open(config).await?)
 }

@@ -23,6 +23,11 @@ pub fn is(arguments: &[OsString], name: &str) -> bool {
     called(arguments) == name
 }
 
+/// The CNI plugin that the program is called as.
+pub fn cni_plugin(arguments: &[OsString]) -> Option<&str> {
+    Some(called(arguments)).filter(|name| ferrite_network::cni::plugins::is_plugin(name))
+}
+
 /// `kube-apiserver --x` becomes `ferrite kube-apiserver --x`, and `sleep 60` becomes `ferrite tools sleep 60`.
 pub fn expand(arguments: &mut Vec<OsString>) {
     let name = called(arguments).to_owned();
@@ -49,5 +54,7 @@ mod tests {
         let mut plain: Vec<OsString> = vec!["./ferrite".into(), "up".into()];
         expand(&mut plain);
         assert_eq!(plain, ["./ferrite", "up"]);
+        assert_eq!(cni_plugin(&plain), None);
+        assert_eq!(cni_plugin(&["/opt/cni/bin/host-local".into()]), Some("host-local"));
     }
 }

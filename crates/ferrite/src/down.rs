@@ -43,6 +43,10 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
     if let Some(endpoint) = state.as_ref().and_then(|s| s.runtime_endpoint.as_deref()) {
         remove_pods(endpoint, paths).await?;
     }
+    // While the namespaces of pods are there.
+    if let Err(error) = ferrite_network::cni::CniNetwork::purge(&paths.cni_results()).await {
+        tracing::warn!(error = crate::chain(&error), "CNI plugins did not take everything back");
+    }
     let images = NodeParts::images(paths, &[])?;
     // Whichever driver it ran with: slices are found by their name.
     let driver = CgroupDriver::default();

@@ -50,6 +50,9 @@ fn main() -> ExitCode {
     if component::is(&arguments, machines::holder::NAME) {
         return machines::holder::main();
     }
+    if let Some(plugin) = component::cni_plugin(&arguments) {
+        return ferrite_network::cni::plugins::main(plugin);
+    }
     component::expand(&mut arguments);
     // docker's options are its own: a `-v` there is a volume.
     if let Some(code) = docker::run(&arguments) {

@@ -5,8 +5,10 @@ use crate::paths::Paths;
 use ferrite_client::Scope;
 use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
+use ferrite_network::cni::{CniConfig, CniNetwork};
 use ferrite_network::{Bridge, PodNetwork};
 use ferrite_pki::ServerTls;
+use ferrite_policy::{PolicyConfig, PolicyGuard, Sources};
 use ferrite_proxy::layout::LocalTraffic;
 use ferrite_proxy::model::IpFamily;
 use ferrite_proxy::{Proxy, ProxyConfig};
@@ -33,6 +35,50 @@ impl From<CgroupDriver> for ferrite_cri::v1::CgroupDriver {
             CgroupDriver::Systemd => Self::Systemd,
         }
     }
+}
+
+/// How pods get their network from plugins.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct CniOptions {
+    /// Give pods a network by CNI plugins instead of the built-in one: directory of their configurations, such as
+    /// /etc/cni/net.d. The first file by name counts.
+    #[arg(long, value_name = "DIR")]
+    pub cni_conf_dir: Option<PathBuf>,
+    /// Directories of the CNI plugins' programs.
+    #[arg(long, value_name = "DIRS", value_delimiter = ':', default_value = "/opt/cni/bin")]
+    pub cni_bin_dir: Vec<PathBuf>,
+}
+
+impl CniOptions {
+    /// The network of plugins, if pods are to have one. Its plugins are asked for their status until the scope ends.
+    pub fn network(&self, paths: &Paths, scope: &Scope) -> Option<Arc<CniNetwork>> {
+        /// The specification has no way to tell of a change.
+        const STATUS_PERIOD: Duration = Duration::from_secs(10);
+        let config = CniConfig {
+            configurations: self.cni_conf_dir.clone()?,
+            programs: self.cni_bin_dir.clone(),
+            cache: paths.cni_results(),
+            patience: CniConfig::PATIENCE,
+        };
+        let network = Arc::new(CniNetwork::new(config));
+        let asked = Arc::clone(&network);
+        scope.spawn(async move {
+            loop {
+                if let Err(error) = asked.ask_status().await {
+                    tracing::debug!(%error, "there is no network to ask for its status");
+                }
+                tokio::time::sleep(STATUS_PERIOD).await;
+            }
+        });
+        Some(network)
+    }
+}
+
+/// Takes back what plugins gave to pods that are gone.
+pub async fn collect_garbage(network: &CniNetwork, runtime: &Runtime) -> Result<(), BoxError> {
+    let listed = runtime.list_pod_sandbox(ferrite_cri::v1::ListPodSandboxRequest { filter: None }).await?;
+    let live: Vec<String> = listed.items.into_iter().map(|sandbox| sandbox.id).collect();
+    Ok(network.collect_garbage(&live).await?)
 }
 
 /// The parts of a node that also exist without one running: what `down` removes.
@@ -133,12 +179,24 @@ pub async fn start_proxy(
         local_traffic: LocalTraffic::Cidrs(vec![node.pods.to_string().parse()?]),
         // Node ports answer where the node does, and nowhere else.
         node_port_addresses: vec![ferrite_proxy::model::Cidr::single(node.ip)],
-        pod_bridge: Some(bridge.pod_cidr().to_string().parse()?),
+        // Packets between pods of one node pass its routing, and are tracked there.
+        pod_bridge: None,
         min_sync_period: MIN_SYNC_PERIOD,
         healthz_bind_address: Some(SocketAddr::new(node.ip, HEALTHZ_PORT)),
         ..ProxyConfig::new(node.name)
     };
     Ok(Proxy::start(config, client, scope).await?)
+}
+
+/// Starts filtering by NetworkPolicies. Pods that are attached from then on are covered before they have a link.
+pub async fn start_policies(bridge: &Bridge, sources: Sources, scope: &Scope) -> Result<(), BoxError> {
+    let config = PolicyConfig {
+        table: ferrite_network::policy_table(bridge.name()),
+        pods: vec![bridge.pod_cidr().to_string().parse()?],
+        netns: None,
+    };
+    bridge.set_guard(PolicyGuard::start(config, sources, scope).await?);
+    Ok(())
 }
 
 /// What the kubelet runs pods with.

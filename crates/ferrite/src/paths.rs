@@ -87,6 +87,11 @@ impl Paths {
         self.data.join("logs/pods")
     }
 
+    /// Results of CNI plugins.
+    pub fn cni_results(&self) -> PathBuf {
+        self.network().join("cni")
+    }
+
     pub fn network(&self) -> PathBuf {
         self.data.join("network")
     }

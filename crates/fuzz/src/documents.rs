@@ -115,6 +115,7 @@ pub const APPLY: Target = Target {
                 type_: Some(type_),
                 custom: None,
                 api_version: "v1",
+                stored: None,
                 manager: "fuzzer",
                 subresource: "",
                 ignored: &[],

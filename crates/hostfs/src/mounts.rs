@@ -25,25 +25,50 @@ pub fn is_mount_point(dir: &Path) -> io::Result<bool> {
     Ok(below(dir)?.contains(&canonical))
 }
 
+/// Tells whether something is mounted at exactly `point`, without asking what is mounted there: a file system that does not
+/// answer holds up nobody. The directory of `point` must be on the host's own file systems.
+pub fn is_mounted_at(point: &Path) -> io::Result<bool> {
+    let (Some(parent), Some(name)) = (point.parent(), point.file_name()) else { return Ok(false) };
+    let parent = match std::fs::canonicalize(parent) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        other => other?,
+    };
+    let point = parent.join(name);
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    Ok(points(&table).any(|found| found == point))
+}
+
+/// Unmounts everything that is mounted at exactly `point`; nothing there is not an error.
+pub fn unmount_at(point: &Path) -> io::Result<()> {
+    while is_mounted_at(point)? {
+        unmount(point)?;
+    }
+    Ok(())
+}
+
 /// Unmounts everything at or below `dir`. Fails when something is still mounted there afterwards.
 ///
 /// Each mount is made private first: an unmount below a shared mount would reach the mount's peers, among them the
 /// host's own.
 pub fn unmount_below(dir: &Path) -> io::Result<()> {
     for point in below(dir)? {
-        let private = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
-        match mount(None::<&str>, &point, None::<&str>, private, None::<&str>) {
-            Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
-            Err(e) => return Err(failed(&point, e)),
-        }
-        match umount2(&point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-            Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
-            Err(e) => return Err(failed(&point, e)),
-        }
+        unmount(&point)?;
     }
     match below(dir)?.first() {
         None => Ok(()),
         Some(point) => Err(io::Error::other(format!("{} is still mounted", point.display()))),
+    }
+}
+
+fn unmount(point: &Path) -> io::Result<()> {
+    let private = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
+    match mount(None::<&str>, point, None::<&str>, private, None::<&str>) {
+        Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+        Err(e) => return Err(failed(point, e)),
+    }
+    match umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+        Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
+        Err(e) => Err(failed(point, e)),
     }
 }
 
@@ -99,7 +124,11 @@ mod tests {
             mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
         }
         assert!(is_mount_point(&point).unwrap() && !is_mount_point(root.path()).unwrap());
+        assert!(is_mounted_at(&point).unwrap() && !is_mounted_at(&root.path().join("none/x")).unwrap());
         assert_eq!(below(root.path()).unwrap().len(), 2);
+        unmount_at(&point).unwrap();
+        assert!(!is_mounted_at(&point).unwrap());
+        mount(Some("tmpfs"), &point, Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
         unmount_below(root.path()).unwrap();
         assert!(below(root.path()).unwrap().is_empty());
     }

@@ -11,6 +11,7 @@ use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Provider
 use crate::logs;
 use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
+use crate::plugin_sockets::{self, PluginHandler};
 use crate::pod::admission::Abilities;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
@@ -19,6 +20,7 @@ use crate::probe::{Checker, ProbeContext};
 use crate::server;
 use crate::sources::{DirectorySource, LocalPods, Source, UrlError, UrlSource};
 use crate::userns::UserNamespaces;
+use crate::volumes::csi::CsiPlugins;
 use crate::volumes::{Volumes, VolumesConfig, local_path};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
 use ferrite_cri::v1::{CgroupDriver, RuntimeConfigRequest, VersionRequest};
@@ -105,8 +107,10 @@ impl Kubelet {
             root: config.root_dir.clone(),
             local_volumes: config.local_volumes.clone(),
             limits,
+            node_name: config.node_name.clone(),
+            recorder: recorder.clone(),
         };
-        let volumes = Volumes::new(places, client.clone(), objects.clone(), node.clone());
+        let volumes = Volumes::new(places, client.clone(), objects.clone(), node.clone(), &scope);
         let accounts = Arc::new(ApiAccounts::new(client.clone(), volumes.tokens()));
         let providers = plugins.map(|plugins| Arc::new(Providers::new(plugins, accounts, clock)));
         let userns = UserNamespaces::open(config.root_dir.join("pods"))
@@ -214,6 +218,11 @@ impl Kubelet {
         if let Some(root) = config.local_volumes.clone() {
             scope.spawn(local_path::run(context.clone(), root));
         }
+        let csi = context.volumes.csi().clone();
+        scope.spawn(csi.clone().report());
+        let handlers: Arc<[Arc<dyn PluginHandler>]> = Arc::new([Arc::new(CsiPlugins(csi)) as _]);
+        let registry = config.root_dir.join("plugins_registry");
+        scope.spawn(plugin_sockets::run(registry, handlers, scope.clone()));
         let (started, owned, all) = (context.clone(), scope.clone(), workers.clone());
         // Static pods run while the API server is away: it may be one of them.
         node.look().await;

@@ -19,6 +19,7 @@ mod kubelet;
 mod logs;
 mod node;
 mod objects;
+mod plugin_sockets;
 mod pod;
 mod probe;
 mod quantity;

@@ -1,11 +1,13 @@
 //! One node's pod network: a bridge, and a veth pair per sandbox.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
+use ferrite_nft::{Change, Monitor, OwnGenerations};
 use nlink::netlink::addr::Ipv4Address;
 use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
 use nlink::netlink::messages::LinkMessage;
@@ -14,9 +16,10 @@ use nlink::netlink::route::Ipv4Route;
 use nlink::netlink::types::addr::Scope;
 use nlink::netlink::{Connection, Route};
 
+use crate::host_ports::{self, HostPorts};
 use crate::ipam::Ipam;
 use crate::state::{Before, Record, State, boot_id};
-use crate::{Attachment, Cidr, NetworkError, PodNetwork, PodRef, routes, rules};
+use crate::{Attachment, Cidr, NetworkError, PodGuard, PodNetwork, PodRef, bandwidth, routes, rules};
 
 /// The pod's end of the pair.
 const POD_LINK: &str = "eth0";
@@ -37,6 +40,9 @@ pub struct BridgeConfig {
     pub state: PathBuf,
     /// The MTU of the bridge and the pods' interfaces.
     pub mtu: u32,
+    /// Whether packets between pods of this node pass the packet filter and connection tracking of IPv4, also where the
+    /// kernel leaves those out for packets that stay on a bridge.
+    pub routed: bool,
 }
 
 impl BridgeConfig {
@@ -108,6 +114,12 @@ pub struct Bridge {
     host: Netns,
     conn: Connection<Route>,
     ipam: Arc<Mutex<Ipam>>,
+    host_ports: Arc<Mutex<HostPorts>>,
+    /// The generations of rulesets that changes of host ports made.
+    own_rules: OwnGenerations,
+    guard: OnceLock<Arc<dyn PodGuard>>,
+    /// Whether ports were isolated when the last one was made.
+    isolated: AtomicBool,
     state: State,
     removed: AtomicBool,
 }
@@ -164,6 +176,16 @@ impl Bridge {
 
         let ipam = Ipam::open(state.reservations(), config.pod_cidr)?;
         make_bridge(&conn, &config).await?;
+        if config.routed {
+            route_between_pods(&host, &config.name)?;
+        }
+        let own_rules = OwnGenerations::default();
+        let mut ports =
+            HostPorts::open(state.host_ports(), &config.name, &path_of(&host), own_rules.clone())?;
+        if !ports.is_empty() {
+            ports.rebuild()?;
+            allow_loopback(&host, &config.name)?;
+        }
         rules::add_routes(&conn, &record).await?;
         if let Err(error) = rules::add_masquerade(&host, &record).await {
             // Pods still reach each other and the node; only the world outside the cluster is out of
@@ -171,7 +193,18 @@ impl Bridge {
             tracing::warn!(%error, cause = error_source(&error), "pods cannot reach beyond the cluster");
         }
         let removed = AtomicBool::new(false);
-        Ok(Arc::new(Self { config, host, conn, ipam: Arc::new(Mutex::new(ipam)), state, removed }))
+        Ok(Arc::new(Self {
+            config,
+            host,
+            conn,
+            ipam: Arc::new(Mutex::new(ipam)),
+            host_ports: Arc::new(Mutex::new(ports)),
+            own_rules,
+            guard: OnceLock::new(),
+            isolated: AtomicBool::new(false),
+            state,
+            removed,
+        }))
     }
 
     /// The name of the bridge's link.
@@ -196,6 +229,42 @@ impl Bridge {
     /// The range of this node's pods.
     pub fn pod_cidr(&self) -> Cidr {
         self.config.pod_cidr
+    }
+
+    /// Pods that are attached from now on are covered by the guard before they get their link. The first one stays.
+    pub fn set_guard(&self, guard: Arc<dyn PodGuard>) {
+        let _ = self.guard.set(guard);
+    }
+
+    /// Makes the rules of host ports again when somebody else changes them. Never returns.
+    pub async fn heal(self: Arc<Self>) {
+        /// Rules that somebody keeps changing are not made again more often than this.
+        const PERIOD: std::time::Duration = std::time::Duration::from_secs(1);
+        let table = host_ports::table_name(&self.config.name);
+        let mut monitor = match Monitor::open(&table, Some(&path_of(&self.host)), self.own_rules.clone()) {
+            Ok(monitor) => monitor,
+            Err(error) => {
+                tracing::warn!(%error, "changes of the rules of host ports go unnoticed");
+                return std::future::pending().await;
+            }
+        };
+        loop {
+            let change = monitor.changed().await;
+            if self.removed.load(Ordering::SeqCst) {
+                return std::future::pending().await;
+            }
+            if change == Change::Foreign {
+                tracing::warn!("somebody else changed the rules of host ports; making them again");
+            }
+            let healed = self.with_host_ports(|ports| match ports.is_empty() {
+                true => Ok(()),
+                false => ports.rebuild(),
+            });
+            if let Err(error) = healed.await {
+                tracing::error!(%error, cause = error_source(&error), "host ports do not work");
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
     }
 
     /// Lets packets to Services pass to a service proxy on this node, also those of the node's own processes. May be
@@ -233,6 +302,9 @@ impl Bridge {
             Connection::<Route>::new_in(&netns).map_err(fail("netlink socket in the namespace"))?;
         let (name, wanted) = (owner.to_owned(), port.address);
         let address = self.with_ipam(move |ipam| ipam.reserve_wanted(&name, wanted)).await?;
+        if let Some(guard) = self.guard.get() {
+            guard.cover(owner, pod, address.into()).await?;
+        }
         let link = port.link.as_str();
         self.link_pod(owner, &netns, &pod_conn, link, address).await?;
 
@@ -241,8 +313,15 @@ impl Bridge {
         self.conn.set_link_alias(host_end, owner).await.map_err(fail("alias"))?;
         self.conn.set_link_master(host_end, self.config.name.as_str()).await.map_err(fail("bridge port"))?;
         // A pod may reach itself through a service address: the frame goes back out of its own port.
-        let hairpin = BridgePortConfig::new().hairpin(true);
-        self.conn.set_bridge_port(host_end, hairpin).await.map_err(fail("hairpin mode"))?;
+        let isolated = self.isolate_ports().await?;
+        let flags = BridgePortConfig::new().hairpin(true).isolated(isolated);
+        self.conn.set_bridge_port(host_end, flags).await.map_err(fail("bridge port flags"))?;
+        if let Some(bits) = pod.bandwidth.ingress {
+            bandwidth::limit(&self.conn, host_end, bits).await.map_err(fail("ingress bandwidth"))?;
+        }
+        if let Some(bits) = pod.bandwidth.egress {
+            bandwidth::limit(&pod_conn, link, bits).await.map_err(fail("egress bandwidth"))?;
+        }
         self.conn.set_link_up(host_end).await.map_err(fail("host link"))?;
 
         pod_conn.set_link_up("lo").await.map_err(fail("loopback"))?;
@@ -255,6 +334,23 @@ impl Bridge {
         }
         tracing::debug!(owner, %address, pod = pod.name, namespace = pod.namespace, "attached");
         Ok(address)
+    }
+
+    /// Whether ports are to be isolated now. When that changes, the ports that are there follow.
+    ///
+    /// An isolated port reaches the bridge and no other port, so packets between pods take the way through the node's
+    /// routing. Where the kernel passes bridged packets to the packet filter (br_netfilter), they stay on the bridge: it
+    /// sends translated packets straight to another port.
+    async fn isolate_ports(&self) -> Result<bool, NetworkError> {
+        let isolated = self.config.routed && !bridges_are_filtered(&self.host);
+        if self.isolated.swap(isolated, Ordering::SeqCst) != isolated {
+            for name in ports(&self.conn, &self.config.name).await? {
+                let flags = BridgePortConfig::new().isolated(isolated);
+                let fail = NetworkError::netlink(format!("isolation of bridge port {name}"));
+                self.conn.set_bridge_port(name.as_str(), flags).await.map_err(fail)?;
+            }
+        }
+        Ok(isolated)
     }
 
     /// Makes this network the way out of a namespace that is joined to it by `link`.
@@ -341,9 +437,45 @@ impl Bridge {
             })
     }
 
+    /// [`with_ipam`](Self::with_ipam), for host ports.
+    async fn with_host_ports<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut HostPorts) -> Result<T, NetworkError> + Send + 'static,
+    ) -> Result<T, NetworkError> {
+        let ports = Arc::clone(&self.host_ports);
+        tokio::task::spawn_blocking(move || work(&mut ports.lock().unwrap_or_else(PoisonError::into_inner)))
+            .await
+            .unwrap_or_else(|error| Err(NetworkError::Conflict(format!("host ports failed: {error}"))))
+    }
+
+    /// Makes ports of the node lead to the sandbox.
+    async fn publish(&self, sandbox: &str, address: Ipv4Addr, pod: &PodRef) -> Result<(), NetworkError> {
+        if pod.host_ports.iter().any(|port| !port.applies()) {
+            tracing::warn!(
+                pod = pod.name,
+                namespace = pod.namespace,
+                "host ports at IPv6 addresses lead nowhere: the pod has an IPv4 address"
+            );
+        }
+        let (name, ports) = (sandbox.to_owned(), pod.host_ports.clone());
+        self.with_host_ports(move |known| known.publish(&name, address, &ports)).await?;
+        // After the rules that keep pods from using it.
+        allow_loopback(&self.host, &self.config.name)
+    }
+
     /// The link goes before the address, so that nobody gets an address that still answers.
     async fn release(&self, sandbox: &str) -> Result<(), NetworkError> {
+        let name = sandbox.to_owned();
+        let published = self.with_host_ports(move |ports| ports.withdraw(&name)).await?;
+        if let Some(address) = published
+            && let Err(error) = host_ports::forget_flows(&self.host, address).await
+        {
+            tracing::warn!(%error, %address, "UDP clients may stay with a pod that is gone");
+        }
         delete_link(&self.conn, &host_link(sandbox)).await?;
+        if let Some(guard) = self.guard.get() {
+            guard.uncover(sandbox).await;
+        }
         let sandbox = sandbox.to_owned();
         self.with_ipam(move |ipam| ipam.release(&sandbox)).await
     }
@@ -387,6 +519,9 @@ impl Bridge {
 impl PodNetwork for Bridge {
     async fn attach(&self, sandbox: &str, netns: &Path, pod: &PodRef) -> Result<Attachment, NetworkError> {
         let address = self.attach_port(sandbox, netns, pod, &Port::default()).await?;
+        if !pod.host_ports.is_empty() {
+            self.publish(sandbox, address, pod).await?;
+        }
         Ok(Attachment { ips: vec![IpAddr::V4(address)] })
     }
 
@@ -404,11 +539,16 @@ impl PodNetwork for Bridge {
 
 /// The name of the host's end of a sandbox's pair: short enough for a link, the same at every call.
 fn host_link(sandbox: &str) -> String {
+    hash_name("veth", sandbox)
+}
+
+/// A prefix and eleven hexadecimal digits that stand for a text.
+pub(crate) fn hash_name(prefix: &str, text: &str) -> String {
     // FNV-1a: stable across versions and machines, which the standard hasher is not.
-    let hash = sandbox.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    format!("veth{:011x}", hash >> 20)
+    format!("{prefix}{:011x}", hash >> 20)
 }
 
 /// Whether a link name has the shape [`host_link`] gives.
@@ -455,6 +595,36 @@ async fn make_bridge(conn: &Connection<Route>, config: &BridgeConfig) -> Result<
     let with_prefix = with_prefix.broadcast(config.pod_cidr.broadcast());
     conn.replace_address(with_prefix).await.map_err(fail("address"))?;
     conn.set_link_up(name).await.map_err(fail("activation"))
+}
+
+/// Makes the bridge answer for pods that its isolated ports cannot ask: a pod sends packets for its neighbours to the
+/// bridge, and the node routes them.
+fn route_between_pods(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
+    let settings = [
+        (format!("net.ipv4.conf.{bridge}.proxy_arp_pvlan"), "1"),
+        // The kernel would wait before it answers for somebody else.
+        (format!("net.ipv4.neigh.{bridge}.proxy_delay"), "0"),
+        (format!("net.ipv4.conf.{bridge}.send_redirects"), "0"),
+    ];
+    settings.into_iter().try_for_each(|(name, value)| {
+        host.sysctl().set(&name, value).map_err(NetworkError::netlink(format!("set {name}")))
+    })
+}
+
+/// Whether packets that stay on a bridge pass the packet filter of IPv4.
+fn bridges_are_filtered(host: &Netns) -> bool {
+    host.sysctl().get("net.bridge.bridge-nf-call-iptables").is_ok_and(|value| value.trim() == "1")
+}
+
+/// Lets the node's own processes reach host ports at 127.0.0.1: their packets leave by the bridge.
+fn allow_loopback(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
+    let name = format!("net.ipv4.conf.{bridge}.route_localnet");
+    host.sysctl().set(&name, "1").map_err(NetworkError::netlink(format!("set {name}")))
+}
+
+/// A path to the namespace, good for as long as the value.
+fn path_of(host: &Netns) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", host.as_fd().as_raw_fd()))
 }
 
 /// Takes away what the network made and restores forwarding.
@@ -546,6 +716,7 @@ mod tests {
             service_cidr: Some("10.96.0.0/12".parse().unwrap()),
             state: "/nonexistent".into(),
             mtu: 1500,
+            routed: true,
         };
         good.check().unwrap();
         let rows: Vec<(&str, BridgeConfig)> = vec![

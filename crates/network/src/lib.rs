@@ -3,8 +3,11 @@
 //! A container runtime knows this crate only through [`PodNetwork`]: it makes a network namespace for a
 //! sandbox and asks for it to be attached. [`Bridge`] is the built-in implementation for one node.
 
+mod bandwidth;
 mod bridge;
 mod cidr;
+pub mod cni;
+mod host_ports;
 mod ipam;
 mod node;
 mod routes;
@@ -17,18 +20,24 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 
+pub use bandwidth::{Bandwidth, BandwidthError};
 pub use bridge::{Bridge, BridgeConfig, Isolation, Port};
 pub use cidr::{Cidr, CidrError};
+pub use host_ports::{HostPort, PortProtocol};
 pub use node::node_address;
 pub use routes::{Changes, Encapsulation, Peer, Router, RouterConfig, VXLAN_OVERHEAD, pod_mtu, pod_mtu_in};
+pub use rules::policy_table;
 pub use segment::{Segment, remove_port, set_port};
 
-/// The pod a sandbox belongs to: what a network implementation may show in messages and records.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The pod a sandbox belongs to, and what it asks of the network.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodRef {
     pub namespace: String,
     pub name: String,
     pub uid: String,
+    /// Ports of the node that lead to the pod.
+    pub host_ports: Vec<HostPort>,
+    pub bandwidth: Bandwidth,
 }
 
 /// What a sandbox got from the network.
@@ -36,6 +45,16 @@ pub struct PodRef {
 pub struct Attachment {
     /// The pod's addresses, the primary one first. Never empty.
     pub ips: Vec<IpAddr>,
+}
+
+/// Decides about the packets of pods: it knows of every pod before the pod has a link.
+#[async_trait]
+pub trait PodGuard: Send + Sync {
+    /// Returns when the packets of a new pod will be judged. A failure keeps the pod from the network.
+    async fn cover(&self, sandbox: &str, pod: &PodRef, address: IpAddr) -> Result<(), NetworkError>;
+
+    /// The pod has no link any more.
+    async fn uncover(&self, sandbox: &str);
 }
 
 /// Connects sandboxes to the pod network.
@@ -66,6 +85,19 @@ pub enum NetworkError {
         #[source]
         source: Box<nlink::netlink::Error>,
     },
+    /// The kernel refused rules, or did not show them.
+    #[error("{what}")]
+    Rules {
+        what: &'static str,
+        #[source]
+        source: Box<ferrite_nft::KernelError>,
+    },
+    /// A network of plugins did not do what it was asked.
+    #[error(transparent)]
+    Cni(Box<cni::CniError>),
+    /// The guard of the network did not take a pod.
+    #[error("cover pod {pod} with network policies: {what}")]
+    Guard { pod: String, what: String },
     /// A file of the network's state could not be read or written.
     #[error("network state {}: {what}", path.display())]
     State {

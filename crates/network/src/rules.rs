@@ -95,6 +95,17 @@ fn isolation_table(bridge: &str) -> String {
     format!("{PREFIX}apart-{bridge}")
 }
 
+/// All tables of a network.
+fn own_tables(record: &Record) -> [String; 4] {
+    let bridge = &record.bridge;
+    [table(record), isolation_table(bridge), crate::host_ports::table_name(bridge), policy_table(bridge)]
+}
+
+/// The name of the table that filters the packets of a network's pods. It goes with the network.
+pub fn policy_table(bridge: &str) -> String {
+    format!("{PREFIX}policy-{bridge}")
+}
+
 /// Gives pod traffic that leaves the cluster the node's address as its source.
 pub(crate) async fn add_masquerade(host: &Netns, record: &Record) -> Result<(), NetworkError> {
     let name = table(record);
@@ -251,7 +262,7 @@ async fn close_forward(conn: &Connection<Nftables>, bridge: &str) -> Result<(), 
 /// Whether this node has another network of ours.
 pub(crate) async fn others_exist(host: &Netns, record: &Record) -> bool {
     let Ok(conn) = Connection::<Nftables>::new_in(host) else { return false };
-    let own = [table(record), isolation_table(&record.bridge)];
+    let own = own_tables(record);
     let tables = conn.list_tables_in(Family::Ip).await.unwrap_or_default();
     tables.iter().any(|table| table.name.starts_with(PREFIX) && !own.contains(&table.name))
 }
@@ -260,7 +271,7 @@ pub(crate) async fn others_exist(host: &Netns, record: &Record) -> bool {
 pub(crate) async fn remove_tables(host: &Netns, record: &Record) -> Result<(), NetworkError> {
     let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
     close_forward(&conn, &record.bridge).await?;
-    for name in [table(record), isolation_table(&record.bridge)] {
+    for name in own_tables(record) {
         let fail = NetworkError::netlink(format!("remove nftables table {name}"));
         conn.del_table_if_exists(name.as_str(), Family::Ip).await.map_err(fail)?;
     }

@@ -64,6 +64,10 @@ impl State {
         self.dir.join("addresses")
     }
 
+    pub(crate) fn host_ports(&self) -> PathBuf {
+        self.dir.join("host-ports")
+    }
+
     pub(crate) fn load(&self) -> Result<Option<Record>, NetworkError> {
         let path = self.dir.join("network.json");
         match fs::read(&path) {
@@ -90,6 +94,7 @@ impl State {
     /// Removes the files; the record goes last, so that an interrupted removal can be repeated.
     pub(crate) fn clear(&self) -> Result<(), NetworkError> {
         remove(&self.reservations(), ferrite_hostfs::remove_tree)?;
+        remove(&self.host_ports(), ferrite_hostfs::remove_tree)?;
         remove(&self.dir.join("network.json"), |p| fs::remove_file(p))?;
         sync_dir(&self.dir)
     }

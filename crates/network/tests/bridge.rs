@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferrite_network::{Bridge, BridgeConfig, Isolation, NetworkError, PodNetwork, Port};
+use ferrite_network::{Bandwidth, Bridge, BridgeConfig, Isolation, NetworkError, PodNetwork, PodRef, Port};
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::{Connection, Nftables, Route};
 use support::{TestNs, attach, connect_error, echo, pod};
@@ -24,6 +24,7 @@ fn config(state: &Path) -> BridgeConfig {
         service_cidr: Some("10.96.0.0/16".parse().unwrap()),
         state: state.join("network"),
         mtu: 1450,
+        routed: true,
     }
 }
 
@@ -293,6 +294,7 @@ async fn a_sandbox_on_two_networks_and_one_that_is_apart() {
         service_cidr: None,
         state: state.path().join(name),
         mtu: 1500,
+        routed: true,
     };
     let one = Bridge::open_in(&node.path, other("one", "10.20.0.0/24")).await.unwrap();
     let two = Bridge::open_in(&node.path, other("two", "10.30.0.0/24")).await.unwrap();
@@ -355,4 +357,35 @@ async fn services_have_a_route_for_the_node_and_it_goes_with_the_network() {
     assert_eq!(connect_error(&a, "10.96.0.10:80"), io::ErrorKind::HostUnreachable);
     bridge.remove().await.unwrap();
     assert_eq!((inventory(&node).await, routing_rules(&node).await), before);
+}
+
+#[tokio::test]
+async fn a_pod_with_limits_has_queues_at_both_ends() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a, b) = (TestNs::new(), TestNs::new(), TestNs::new());
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    let bandwidth = Bandwidth { ingress: Some(80_000_000), egress: Some(40_000_000) };
+    let limited = PodRef { bandwidth, ..pod("a") };
+    for _ in 0..2 {
+        bridge.attach("a", &a.path, &limited).await.unwrap();
+    }
+    let ip_b = attach(&bridge, "b", &b).await;
+    let (outside, inside) = (node.route(), a.route());
+    let links = outside.get_links().await.unwrap();
+    let link = |sandbox: &str| {
+        links
+            .iter()
+            .find(|link| link.alias() == Some(sandbox))
+            .and_then(|link| link.name())
+            .unwrap()
+            .to_owned()
+    };
+    let kinds = async |conn: &Connection<Route>, link: &str| -> Vec<String> {
+        let found = conn.get_qdiscs_by_name(link).await.unwrap();
+        found.iter().filter_map(|queue| queue.kind().map(str::to_owned)).collect()
+    };
+    assert_eq!(kinds(&outside, &link("a")).await, ["tbf"]);
+    assert_eq!(kinds(&inside, "eth0").await, ["tbf"]);
+    assert!(!kinds(&outside, &link("b")).await.contains(&"tbf".to_owned()));
+    assert!(echo(&a, &b, ip_b).starts_with("ping"));
 }

@@ -59,6 +59,7 @@ impl Node {
                 service_cidr: Some("10.96.0.0/16".parse().unwrap()),
                 state: state.path().join("network"),
                 mtu,
+                routed: true,
             },
         )
         .await

@@ -7,6 +7,7 @@
 mod authority;
 mod clients;
 mod der;
+mod detached;
 mod files;
 mod request;
 mod tls;
@@ -14,6 +15,7 @@ mod token;
 
 pub use authority::{Authority, Identity, Purpose, Subject};
 pub use clients::{ClientAuthorities, ClientCertificate, ClientCertificateError};
+pub use detached::detached_signature;
 pub use files::{ClusterPki, NodePki, PkiError, public_key_hash};
 pub use request::{NewRequest, Request};
 pub use tls::{

@@ -5,7 +5,7 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-use ferrite_proxy::kernel::{OwnGenerations, Table};
+use ferrite_nft::{OwnGenerations, Table};
 use ferrite_proxy::layout::{LayoutConfig, LocalTraffic, NodePortAddresses};
 use ferrite_proxy::model::{IpFamily, NodeFacts};
 use ferrite_proxy::sync::{FamilyProxy, ServedPort, served_ports};

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::kernel::KernelError;
+use ferrite_nft::KernelError;
+
 use crate::layout::{LayoutConfig, LocalTraffic, NodePortAddresses};
 use crate::model::{Cidr, IpFamily};
 

@@ -10,41 +10,10 @@ use crate::layout::{
     base_chains, class_chains,
 };
 use crate::model::{EndpointAddress, ServicePortName};
+pub use ferrite_nft::Value;
 
-/// The value of an element.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
-    Member,
-    Bytes(Vec<u8>),
-    Goto(String),
-}
-
-/// An element to add or delete.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Element {
-    pub set: SetName,
-    pub key: Key,
-    pub value: Value,
-    /// For people who list the table.
-    pub comment: Option<String>,
-}
-
-/// Changes that the kernel makes together or not at all.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Transaction {
-    /// Delete the table if it exists, and make it with all its sets.
-    pub rebuild: bool,
-    pub delete: Vec<Element>,
-    /// Chains to make, called ones before their callers.
-    pub chains: Vec<BaseChain>,
-    pub add: Vec<Element>,
-}
-
-impl Transaction {
-    pub fn is_empty(&self) -> bool {
-        !self.rebuild && self.delete.is_empty() && self.chains.is_empty() && self.add.is_empty()
-    }
-}
+pub type Element = ferrite_nft::Element<SetName>;
+pub type Transaction = ferrite_nft::Transaction<SetName>;
 
 /// Idle classes beyond this number (plus the number of used ones) are removed.
 const IDLE_CLASSES: usize = 64;
@@ -447,7 +416,7 @@ fn index_key(id: u64, policy: Policy, index: usize) -> Key {
 }
 
 fn endpoint_value(endpoint: &EndpointAddress) -> Vec<u8> {
-    Key::new(&[&crate::layout::octets(endpoint.ip), &endpoint.port.to_be_bytes()]).first
+    Key::new(&[&ferrite_nft::octets(endpoint.ip), &endpoint.port.to_be_bytes()]).first
 }
 
 fn affinity_key(id: u64, endpoint: &EndpointAddress) -> Key {

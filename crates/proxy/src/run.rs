@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ferrite_client::{Events, Informer, Informers, ListSelector, ObjectKey, Scope};
+use ferrite_nft::{Change, KernelError, Monitor, OwnGenerations, Table};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -16,7 +17,6 @@ use tokio::time::Instant;
 use crate::config::{ProxyConfig, ProxyError};
 use crate::conntrack;
 use crate::health::{NodeEligibility, ProxyHealth, ServiceHealth, WantedHealthPort};
-use crate::kernel::{Change, KernelError, Monitor, OwnGenerations, Table};
 use crate::layout::LayoutConfig;
 use crate::listen::listen;
 use crate::metrics::Metrics;
@@ -32,6 +32,9 @@ const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 const BY_SERVICE: &str = "service";
 /// A table that somebody else keeps changing is not made again more often than this.
 const HEAL_PERIOD: Duration = Duration::from_secs(1);
+
+/// The comment of the table.
+const PURPOSE: &str = "rules for Services";
 
 /// What changed since the last synchronisation.
 #[derive(Default)]
@@ -97,7 +100,7 @@ impl Proxy {
         let mut monitor = Monitor::open(&config.table, None, own.clone())?;
         let mut tables = Vec::new();
         for family in &config.families {
-            let table = Table::open(*family, &config.table, None, own.clone())?;
+            let table = Table::open(*family, &config.table, None, own.clone())?.for_purpose(PURPOSE);
             tables.push(FamilyProxy::new(config.layout(*family, &addresses), table));
         }
         if tables.is_empty() {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use ferrite_nft::{KernelError, Table};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 
 use crate::diff::Programmed;
-use crate::kernel::{KernelError, Table};
-use crate::layout::{LayoutConfig, desired};
+use crate::layout::{LayoutConfig, SetName, desired};
 use crate::model::{
     ChosenEndpoints, EndpointAddress, NodeFacts, ServicePort, ServicePortName, choose, endpoints_of,
     service_ports,
@@ -135,7 +135,7 @@ impl FamilyProxy {
             }
         }
         // Session affinity outlives restarts of the proxy: the ids of service ports are the same in every table.
-        let clients = self.table.remembered_clients().unwrap_or_else(|error| {
+        let clients = self.table.expiring_elements(SetName::Affinity).unwrap_or_else(|error| {
             tracing::warn!(%error, cause = cause(&error), "session affinity starts anew");
             Vec::new()
         });

@@ -263,7 +263,7 @@ async fn foreign_changes_are_noticed_and_healed() {
     assert!(!world.notices(&mut changed).await, "other tables are none of our business");
 
     world.flush_ruleset().await;
-    assert_eq!(changed.await, ferrite_proxy::kernel::Change::Foreign);
+    assert_eq!(changed.await, ferrite_nft::Change::Foreign);
     assert!(!world.proxy.table_is_ours().unwrap());
     world.proxy.invalidate();
     assert!(world.sync().rebuilt);

@@ -12,6 +12,8 @@ mod world;
 
 use std::collections::BTreeMap;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use ferrite_cri::RuntimeService;
 use ferrite_cri::v1::*;
 use futures_util::{SinkExt, StreamExt};
@@ -27,11 +29,14 @@ use world::{LIMIT, World, shell};
 async fn websocket(url: &str, protocol: &str) -> WebSocketStream<TcpStream> {
     let uri = url.replace("http://", "ws://");
     let mut request = uri.as_str().into_client_request().unwrap();
-    request.headers_mut().insert("sec-websocket-protocol", protocol.parse().unwrap());
+    if !protocol.is_empty() {
+        request.headers_mut().insert("sec-websocket-protocol", protocol.parse().unwrap());
+    }
     let host = request.uri().authority().unwrap().to_string();
     let socket = TcpStream::connect(host).await.unwrap();
     let (stream, response) = tokio_tungstenite::client_async(request, socket).await.unwrap();
-    assert_eq!(response.headers()["sec-websocket-protocol"], protocol);
+    let agreed = response.headers().get("sec-websocket-protocol").map_or("", |value| value.to_str().unwrap());
+    assert_eq!(agreed, protocol);
     stream
 }
 
@@ -40,8 +45,13 @@ async fn read_all(stream: &mut WebSocketStream<TcpStream>) -> BTreeMap<u8, Vec<u
     let mut channels: BTreeMap<u8, Vec<u8>> = BTreeMap::new();
     let all = async {
         while let Some(Ok(message)) = stream.next().await {
-            if let Message::Binary(bytes) = message {
-                channels.entry(bytes[0]).or_default().extend(&bytes[1..]);
+            match message {
+                Message::Binary(bytes) => channels.entry(bytes[0]).or_default().extend(&bytes[1..]),
+                Message::Text(text) => {
+                    let bytes = STANDARD.decode(&text.as_str()[1..]).expect("base64 after the channel");
+                    channels.entry(text.as_bytes()[0] - b'0').or_default().extend(bytes);
+                }
+                _ => {}
             }
         }
     };
@@ -103,6 +113,42 @@ async fn exec_over_websocket() {
     let url = world.runtime().exec(exec(&id, &["true"], false)).await.unwrap().url;
     let channels = read_all(&mut websocket(&url, "v4.channel.k8s.io").await).await;
     assert_eq!(channels[&3], br#"{"metadata":{},"status":"Success"}"#);
+}
+
+#[tokio::test]
+async fn exec_over_older_websocket_protocols() {
+    let world = World::new().await;
+    let sandbox = world.sandbox().await;
+    let id = world.start(&sandbox, shell("a", "sleep 100")).await;
+    for (protocol, says_success) in [
+        ("", false),
+        ("channel.k8s.io", false),
+        ("base64.channel.k8s.io", false),
+        ("v4.channel.k8s.io", true),
+        ("v4.base64.channel.k8s.io", true),
+    ] {
+        let is_text = protocol.contains("base64");
+        let message = |bytes: &[u8]| match is_text {
+            true => Message::text(format!("0{}", STANDARD.encode(bytes))),
+            false => Message::Binary([&[0], bytes].concat().into()),
+        };
+        let script = "read word; echo got $word; echo oops >&2";
+        let url = world.runtime().exec(exec(&id, &["/bin/sh", "-c", script], false)).await.unwrap().url;
+        let mut stream = websocket(&url, protocol).await;
+        if is_text {
+            // What is not base64 is nobody's input.
+            stream.send(Message::text("0!!")).await.unwrap();
+        }
+        stream.send(message(b"typed\n")).await.unwrap();
+        let channels = read_all(&mut stream).await;
+        assert_eq!(channels[&1], b"got typed\n", "{protocol}");
+        assert_eq!(channels[&2], b"oops\n", "{protocol}");
+        let last: &[u8] = if says_success { br#"{"metadata":{},"status":"Success"}"# } else { b"" };
+        assert_eq!(channels.get(&3).map_or(&b""[..], Vec::as_slice), last, "{protocol}");
+    }
+    let url = world.runtime().exec(exec(&id, &["/bin/sh", "-c", "exit 3"], false)).await.unwrap().url;
+    let channels = read_all(&mut websocket(&url, "channel.k8s.io").await).await;
+    assert_eq!(channels[&3], b"command terminated with non-zero exit code: exit status 3");
 }
 
 #[tokio::test]

@@ -57,6 +57,7 @@ impl Feed {
             published.history = History::new(limits, revision);
         }
         self.0.reached.send_replace(revision);
+        self.0.subscribers().reset(revision);
         self.0.ring_all();
     }
 
@@ -89,6 +90,6 @@ impl Feed {
             published.history.expire(now);
         }
         self.0.reached.send_replace(reached);
-        self.0.ring(&changes);
+        self.0.dispatch(&changes, reached);
     }
 }

@@ -7,9 +7,10 @@ use crate::leases::Leases;
 use crate::log::{Made, Records, Recovered};
 use crate::replica::Snapshot;
 use crate::store::StoreError;
+use crate::subscribers::Subscribers;
 use crate::txn::{Durability, Outcome, Txn};
-use crate::watch::Subscriber;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{
     Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
@@ -143,7 +144,9 @@ pub(crate) struct Shared {
     work: Condvar,
     head: Mutex<Head>,
     published: RwLock<Published>,
-    pub subscribers: Mutex<Vec<Subscriber>>,
+    subscribers: Mutex<Subscribers>,
+    /// [`Subscribers::dispatched`], for watches that look without the lock.
+    dispatched: AtomicU64,
     /// Rings when a lease was granted or renewed.
     pub leased: Notify,
     /// The published revision, for those who wait for one that comes from elsewhere.
@@ -168,7 +171,8 @@ impl Shared {
                 taken: Vec::new(),
             }),
             published: RwLock::new(Published { snapshot, leases, history, epoch: 0 }),
-            subscribers: Mutex::new(Vec::new()),
+            subscribers: Mutex::new(Subscribers::new(revision)),
+            dispatched: AtomicU64::new(revision.0),
             leased: Notify::new(),
             reached: watch::Sender::new(revision),
         }
@@ -265,25 +269,34 @@ impl Shared {
         self.head().refused == Some(StoreError::Closed)
     }
 
-    pub fn ring(&self, changes: &[Change]) {
-        if changes.is_empty() {
-            return;
-        }
-        let mut subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
-        subscribers.retain(|s| match s.bell.upgrade() {
-            None => false,
-            Some(bell) => {
-                if changes.iter().any(|c| c.key.as_bytes().starts_with(&s.prefix)) {
-                    bell.notify_one();
-                }
-                true
-            }
-        });
+    pub fn subscribers(&self) -> MutexGuard<'_, Subscribers> {
+        self.subscribers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Everything up to here has been put into the mailboxes of watches.
+    pub fn dispatched(&self) -> Revision {
+        Revision(self.dispatched.load(Ordering::Acquire))
+    }
+
+    /// Brings changes that are published to the watches that they concern.
+    pub fn dispatch(&self, changes: &[Change], revision: Revision) {
+        let woken = {
+            let mut subscribers = self.subscribers();
+            let woken = subscribers.dispatch(changes, revision);
+            self.dispatched.store(subscribers.dispatched.0, Ordering::Release);
+            woken
+        };
+        woken.iter().for_each(|mailbox| mailbox.bell.notify_one());
+    }
+
+    /// Wakes every watch, to look at what has become of the store.
     pub fn ring_all(&self) {
-        let subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
-        subscribers.iter().filter_map(|s| s.bell.upgrade()).for_each(|bell| bell.notify_one());
+        let all = {
+            let subscribers = self.subscribers();
+            self.dispatched.store(subscribers.dispatched.0, Ordering::Release);
+            subscribers.all()
+        };
+        all.iter().for_each(|mailbox| mailbox.bell.notify_one());
     }
 }
 

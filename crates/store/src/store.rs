@@ -9,15 +9,16 @@ use crate::log::{self, Log, LogOptions};
 use crate::remote::{Feed, Remote};
 use crate::replica::Snapshot;
 use crate::shared::{Answer, Head, Shared};
+use crate::subscribers::Trigger;
 use crate::txn::{Durability, Outcome, Txn};
-use crate::watch::{Subscriber, Watch, WatchEnd};
+use crate::watch::{Watch, WatchEnd};
 use crate::writer::write_loop;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 /// Why the store could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -413,6 +414,16 @@ impl Store {
 
     /// Watches the keys under `prefix` for what happens after `after`.
     pub fn watch(&self, prefix: &[u8], after: Revision) -> Result<Watch, WatchEnd> {
+        self.watch_selected(prefix, None, after)
+    }
+
+    /// As [`Store::watch`], of the changes that concern a trigger alone.
+    pub fn watch_selected(
+        &self,
+        prefix: &[u8],
+        trigger: Option<Trigger>,
+        after: Revision,
+    ) -> Result<Watch, WatchEnd> {
         let (oldest, epoch) = {
             let published = self.shared.published();
             (published.history.compacted(), published.epoch)
@@ -420,10 +431,13 @@ impl Store {
         if after < oldest {
             return Err(WatchEnd::Compacted { wanted: after.next(), oldest: oldest.next() });
         }
-        let bell = Arc::new(Notify::new());
-        let subscriber = Subscriber { prefix: prefix.to_vec(), bell: Arc::downgrade(&bell) };
-        self.shared.subscribers.lock().unwrap_or_else(PoisonError::into_inner).push(subscriber);
-        Ok(Watch { shared: Arc::clone(&self.shared), prefix: prefix.to_vec(), bell, position: after, epoch })
+        let (subscription, dispatched) = {
+            let mut subscribers = self.shared.subscribers();
+            (subscribers.add(prefix, trigger), subscribers.dispatched)
+        };
+        // What was dispatched before is in the history alone.
+        let behind = after < dispatched;
+        Ok(Watch { shared: Arc::clone(&self.shared), subscription, position: after, behind, epoch })
     }
 
     /// Forgets the history up to and including `revision`. What is older than the limits given when the store was

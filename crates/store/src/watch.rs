@@ -1,10 +1,10 @@
-//! Watches: a position in the shared history and a bell.
+//! Watches: a mailbox with what has changed, and a position in the shared history for those who fall behind.
 
 use crate::entry::Revision;
 use crate::history::Change;
 use crate::shared::Shared;
-use std::sync::{Arc, Weak};
-use tokio::sync::Notify;
+use crate::subscribers::Subscription;
+use std::sync::Arc;
 
 /// Why a watch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -17,21 +17,15 @@ pub enum WatchEnd {
     Closed,
 }
 
-/// Someone who wants to be woken when a key under a prefix changes.
-#[derive(Debug)]
-pub(crate) struct Subscriber {
-    pub prefix: Vec<u8>,
-    pub bell: Weak<Notify>,
-}
-
 /// Changes under a prefix, in order, without gap or repetition, after a revision.
 #[derive(Debug)]
 pub struct Watch {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) prefix: Vec<u8>,
-    pub(crate) bell: Arc<Notify>,
+    pub(crate) subscription: Subscription,
     /// Everything up to here has been handed out.
     pub(crate) position: Revision,
+    /// The history has changes that were never put into the mailbox.
+    pub(crate) behind: bool,
     pub(crate) epoch: u64,
 }
 
@@ -44,13 +38,13 @@ impl Watch {
     /// Waits for the next changes under the prefix. Never answers an empty list.
     pub async fn next(&mut self) -> Result<Vec<Change>, WatchEnd> {
         loop {
-            let bell = Arc::clone(&self.bell);
-            let rung = bell.notified();
-            let batch = self.ready()?;
+            let mailbox = Arc::clone(&self.subscription.mailbox);
+            let rung = mailbox.bell.notified();
+            let batch = self.delivered()?;
             if !batch.is_empty() {
                 return Ok(batch);
             }
-            if self.position < self.shared.published().snapshot.revision {
+            if self.behind {
                 continue;
             }
             if self.shared.is_closed() {
@@ -61,8 +55,50 @@ impl Watch {
     }
 
     /// What is there already; may be empty. Afterwards [`Watch::position`] is the revision up to which the
-    /// reader has seen everything.
+    /// reader has seen everything. Sees everything that readers of the store can see.
     pub fn ready(&mut self) -> Result<Vec<Change>, WatchEnd> {
+        let batch = self.delivered()?;
+        if !batch.is_empty() || self.behind {
+            return Ok(batch);
+        }
+        // What was published just now may not have been put into the mailbox yet.
+        let published = self.shared.published().snapshot.revision;
+        if self.position < published { self.read_history() } else { Ok(batch) }
+    }
+
+    /// The revision up to which everything has been handed out: what a bookmark may say.
+    pub fn position(&self) -> Revision {
+        self.position
+    }
+
+    /// What the mailbox has, or the history for a watch that is behind.
+    fn delivered(&mut self) -> Result<Vec<Change>, WatchEnd> {
+        // Read before the mailbox: what was dispatched up to here is in it.
+        let dispatched = self.shared.dispatched();
+        if !self.behind {
+            match self.subscription.mailbox.take() {
+                Some(batches) => {
+                    self.check_epoch()?;
+                    let position = self.position;
+                    let new = batches.iter().flat_map(|batch| batch.iter());
+                    let batch: Vec<Change> =
+                        new.filter(|change| change.revision > position).cloned().collect();
+                    let last = batch.last().map_or(position, |change| change.revision);
+                    self.position = position.max(dispatched).max(last);
+                    return Ok(batch);
+                }
+                None => {
+                    self.subscription.mailbox.clear();
+                    self.behind = true;
+                }
+            }
+        }
+        self.read_history()
+    }
+
+    /// Changes in the history that the watch has not seen, as many as are read in one go. The watch is behind until it
+    /// has seen all of them.
+    fn read_history(&mut self) -> Result<Vec<Change>, WatchEnd> {
         let published = self.shared.published();
         let oldest = published.history.compacted();
         if self.position < oldest || self.epoch != published.epoch {
@@ -76,20 +112,30 @@ impl Watch {
                 break;
             }
             position = Some(change.revision);
-            if change.key.as_bytes().starts_with(&self.prefix) {
+            if self.subscription.wants(change) {
                 batch.push(change.clone());
             }
         }
         let newest = published.history.newest();
-        self.position = match position {
-            Some(position) if Some(position) != newest => position,
-            _ => self.position.max(published.snapshot.revision),
+        (self.position, self.behind) = match position {
+            Some(position) if Some(position) != newest => (position, true),
+            _ => (self.position.max(published.snapshot.revision), false),
         };
         Ok(batch)
     }
 
-    /// The revision up to which everything has been handed out: what a bookmark may say.
-    pub fn position(&self) -> Revision {
-        self.position
+    fn check_epoch(&self) -> Result<(), WatchEnd> {
+        let published = self.shared.published();
+        if self.epoch == published.epoch {
+            return Ok(());
+        }
+        let oldest = published.history.compacted();
+        Err(WatchEnd::Compacted { wanted: self.position.next(), oldest: oldest.next() })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.subscribers().remove(&self.subscription);
     }
 }

@@ -162,7 +162,7 @@ fn publish(shared: &Shared, batch: &mut Batch, revision: Revision, leases: Lease
         }
         published.history.expire(now)
     };
-    shared.ring(changes);
+    shared.dispatch(changes, revision);
     answer(pending.drain(..), &mut past);
     batch.clear();
     history_ends

@@ -15,6 +15,7 @@ pub mod yaml;
 
 pub use error::DecodeError;
 pub use normalise::{Step, empty_places, normalise, normalise_as_sent, normalise_for_storage};
+pub use time::check_time;
 
 use ferrite_json::Value;
 

@@ -14,6 +14,11 @@ pub(super) fn parse_time(text: &str) -> Result<Timestamp, DecodeError> {
     parse(text, false)
 }
 
+/// Tells in Go's words why a text is no RFC 3339 time.
+pub fn check_time(text: &str) -> Result<(), DecodeError> {
+    parse_time(text).map(|_| ())
+}
+
 /// An RFC 3339 time with exactly six digits behind the point, as upstream insists.
 pub(super) fn parse_micro_time(text: &str) -> Result<Timestamp, DecodeError> {
     parse(text, true)

@@ -65,12 +65,44 @@ impl Document {
 pub fn read(bytes: &[u8]) -> Result<Document, DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Yaml("invalid UTF-8".into()))?;
     let text = first_document(text);
+    // The parser takes a tab for a blank; upstream's does not where a token could begin.
+    if text.trim().is_empty() && text.trim_start_matches([' ', '\n', '\r']).starts_with('\t') {
+        return Err(DecodeError::Yaml("found character that cannot start any token".into()));
+    }
     let mut document = Document::default();
-    serde_saphyr::with_deserializer_from_str_with_options(text, options(), |deserializer| {
-        Node { out: &mut document, depth: 0 }.deserialize(deserializer)
-    })
-    .map_err(|error| DecodeError::Yaml(error.to_string()))?;
-    Ok(document)
+    let mut whole = false;
+    let read = serde_saphyr::with_deserializer_from_str_with_options(text, options(), |deserializer| {
+        Node { out: &mut document, depth: 0 }.deserialize(deserializer)?;
+        whole = true;
+        Ok(())
+    });
+    match read {
+        // As upstream: what follows a document that ends with a bracket is not looked at.
+        Err(_) if whole && text.trim_start().starts_with(['{', '[']) => Ok(document),
+        read => {
+            read.map(|()| document).map_err(|error| DecodeError::Yaml(in_upstreams_words(&error.to_string())))
+        }
+    }
+}
+
+/// The parser's complaint as upstream's parser says it: the line first, unless it is the first, and no column.
+fn in_upstreams_words(error: &str) -> String {
+    let place = error.rsplit_once(" at line ").and_then(|(why, place)| {
+        let line: u32 = place.split(',').next()?.trim().parse().ok()?;
+        Some((why, line))
+    });
+    let Some((why, line)) = place else { return error.to_owned() };
+    // The position is that of the bracket; upstream complains about what follows.
+    let why = match why {
+        why if why.starts_with("unclosed bracket '{'") => {
+            return "line 1: did not find expected ',' or '}'".into();
+        }
+        why if why.starts_with("unclosed bracket '['") => {
+            return "line 1: did not find expected ',' or ']'".into();
+        }
+        why => why,
+    };
+    if line > 1 { format!("line {line}: {why}") } else { why.to_owned() }
 }
 
 /// What stands before the second document, which upstream does not look at.

@@ -324,6 +324,7 @@ proptest! {
             type_: if is_custom { None } else { crate::schema::kind("", "v1", "ConfigMap") },
             custom: is_custom.then_some(&custom),
             api_version: "v1",
+            stored: None,
             manager,
             subresource: "",
             ignored: &[],

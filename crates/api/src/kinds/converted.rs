@@ -1,7 +1,7 @@
 //! A version that is stored as another one behaves as that one does: objects are converted, treated, and
 //! converted back.
 
-use crate::field::FieldErrors;
+use crate::field::{FieldError, FieldErrors};
 use crate::resource::{Column, Storage, Strategy};
 use ferrite_json::Value;
 use jiff::Timestamp;
@@ -63,6 +63,16 @@ impl<S: Strategy> Strategy for Converted<S> {
 
     fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
         self.inner.validate_status_update(&self.stored(new), &self.stored(old))
+    }
+
+    fn needed_namespace_label(
+        &self,
+        new: &Value,
+        old: Option<&Value>,
+        subresource: Option<&str>,
+    ) -> Option<(&'static str, FieldError)> {
+        let old = old.map(|old| self.stored(old));
+        self.inner.needed_namespace_label(&self.stored(new), old.as_ref(), subresource)
     }
 
     fn validate_name(&self, name: &str) -> Vec<String> {

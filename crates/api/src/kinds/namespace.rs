@@ -36,6 +36,9 @@ impl Strategy for Namespaces {
     }
 
     fn prepare_create(&self, object: &mut Value) {
+        // A name that the server has drawn is there only now.
+        let name = crate::meta::name(object).to_owned();
+        ensure_object(ensure_object(object, "metadata"), "labels")[NAME_LABEL] = name.into();
         object["status"] = json!({"phase": "Active"});
         let spec = ensure_object(object, "spec");
         if !list(spec, "finalizers").iter().any(|f| f == FINALIZER) {

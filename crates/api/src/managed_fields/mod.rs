@@ -21,7 +21,9 @@ pub use field_set::{FieldSet, PathElement};
 pub use untracked::{MergeError, merge};
 pub use validate::{validate, validate_custom};
 
+use crate::Gvk;
 use crate::custom::Schema;
+use crate::resource::Storage;
 use crate::schema::TypeRef;
 use ferrite_json::{Map, Value};
 use jiff::Timestamp;
@@ -40,6 +42,8 @@ pub struct Writer<'a> {
     pub custom: Option<&'a Schema>,
     /// The version in which the request speaks: `apps/v1`.
     pub api_version: &'a str,
+    /// The stored form, where it is of another version than the request.
+    pub stored: Option<Storage>,
     /// The field manager.
     pub manager: &'a str,
     /// `status`, `scale` …; empty for the main resource.
@@ -219,7 +223,7 @@ pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
 fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, managers: &mut Managers) {
     let ignored = FieldSet::of_fields(writer.ignored);
     let comparison = walk::compare(node, old, new).without(&ignored);
-    take_from_others(managers, None, &comparison);
+    take_from_others(managers, None, &comparison, as_stored(writer, old, new).as_ref());
     let taken = comparison.modified.union(comparison.added).difference(&STRIPPED);
     if !taken.is_empty() {
         let identity = writer.identity(Operation::Update);
@@ -233,11 +237,39 @@ fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, 
     managers.drop_empty();
 }
 
-/// Changed fields leave whoever owned them, removed fields leave everybody.
-fn take_from_others(managers: &mut Managers, writer: Option<&Identity>, comparison: &Comparison) {
-    let Comparison { modified, added, removed } = comparison;
+/// The change as managers of the stored version see it, with that version; none where the request is of it. As
+/// upstream: what the version of the request cannot say is a change of the other version all the same.
+fn as_stored(writer: &Writer<'_>, old: &Value, new: &Value) -> Option<(String, Comparison)> {
+    let storage = writer.stored?;
+    let gvk = Gvk::new(storage.group, storage.version, storage.kind);
+    let type_ = crate::schema::of(&gvk)?;
+    let api_version = gvk.api_version();
+    let converted = |object: &Value| {
+        let mut object = object.clone();
+        (storage.to_storage)(&mut object);
+        crate::codec::normalise(type_, &mut object);
+        object
+    };
+    let of_stored = Writer { type_: Some(type_), api_version: &api_version, stored: None, ..*writer };
+    let ignored = FieldSet::of_fields(writer.ignored);
+    let comparison =
+        walk::compare(Node::root(&of_stored), &converted(old), &converted(new)).without(&ignored);
+    Some((api_version, comparison))
+}
+
+/// Changed fields leave whoever owned them, removed fields leave everybody. `stored` is the same change in another
+/// version, for the managers that wrote in that one.
+fn take_from_others(
+    managers: &mut Managers,
+    writer: Option<&Identity>,
+    comparison: &Comparison,
+    stored: Option<&(String, Comparison)>,
+) {
     for (identity, owned) in &mut managers.0 {
         if Some(identity) != writer {
+            let of_stored = stored.filter(|(version, _)| *version == owned.api_version);
+            let Comparison { modified, added, removed } =
+                of_stored.map_or(comparison, |(_, comparison)| comparison);
             let set = std::mem::take(&mut owned.set);
             owned.set = set.difference(modified).difference(added).difference(removed);
         }
@@ -315,10 +347,11 @@ pub fn apply(
             return Err(ApplyError::Conflicts(conflicts));
         }
     }
-    take_from_others(&mut managers, Some(&identity), &comparison);
+    let stored = as_stored(writer, live, &object);
+    take_from_others(&mut managers, Some(&identity), &comparison, stored.as_ref());
 
-    // Managed fields and the like are nobody's change.
-    let changed = !comparison.without(&FieldSet::of_fields(&["metadata.managedFields"])).is_same();
+    // As upstream: the order of a set and fields that this endpoint resets are changes, too.
+    let changed = object != *live;
     if let Some(owned) = managers.0.get_mut(&identity) {
         owned.set = std::mem::take(&mut owned.set).difference(&STRIPPED);
         if changed {

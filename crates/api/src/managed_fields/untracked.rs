@@ -42,6 +42,7 @@ pub fn merge(
         type_,
         custom,
         api_version: "",
+        stored: None,
         manager: "",
         subresource: "",
         ignored: &[],

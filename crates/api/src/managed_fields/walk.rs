@@ -14,10 +14,6 @@ pub(super) struct Comparison {
 }
 
 impl Comparison {
-    pub(super) fn is_same(&self) -> bool {
-        self.added.is_empty() && self.modified.is_empty() && self.removed.is_empty()
-    }
-
     pub(super) fn without(self, ignored: &FieldSet) -> Self {
         Self {
             added: self.added.recursive_difference(ignored),

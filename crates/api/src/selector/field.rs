@@ -40,6 +40,10 @@ impl FieldSelector {
             let Some((field, equal, value)) = split_term(part) else {
                 return Err(FieldSelectorError::Syntax { selector: text.to_owned(), part: part.to_owned() });
             };
+            // As upstream: a term that names nothing demands nothing.
+            if field.is_empty() && value.is_empty() {
+                continue;
+            }
             terms.push(FieldTerm { field: field.to_owned(), value: unescape(value)?, equal });
         }
         Ok(Self { terms })

@@ -64,9 +64,8 @@ impl Pieces {
     ) -> Result<Self, Status> {
         let copies = resource.is_read_as_stored();
         let form = match (as_.format, as_.shape) {
-            (_, Shape::PartialObjectMetadata { .. }) | (Format::Protobuf, Shape::Table { .. }) => {
-                return Err(super::not_acceptable());
-            }
+            (_, Shape::PartialObjectMetadata { .. }) => return Err(super::one_for_many(resource)),
+            (Format::Protobuf, Shape::Table { .. }) => return Err(super::not_acceptable()),
             (Format::Protobuf, Shape::PartialObjectMetadataList { .. }) => {
                 Form::Protobuf(named("meta.v1.PartialObjectMetadata")?)
             }

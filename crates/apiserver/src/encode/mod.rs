@@ -107,6 +107,11 @@ fn wrong_shape(asked: &str, is: &str, group: &str, kind: &str) -> Status {
     Status::new(406, "NotAcceptable", message)
 }
 
+/// The refusal of a list as the metadata of one object.
+fn one_for_many(resource: &Resource) -> Status {
+    wrong_shape("PartialObjectMetadata", "a list", &resource.group, &resource.list_kind())
+}
+
 fn not_acceptable() -> Status {
     Status::not_acceptable(crate::negotiate::ACCEPTED)
 }
@@ -190,10 +195,7 @@ pub(crate) fn values(
                 "items": items,
             })
         }
-        Shape::PartialObjectMetadata { .. } => {
-            let kind = resource.list_kind();
-            return Err(wrong_shape("PartialObjectMetadata", "a list", &resource.group, &kind));
-        }
+        Shape::PartialObjectMetadata { .. } => return Err(one_for_many(resource)),
         Shape::AsIs | Shape::AggregatedDiscovery => {
             let mut items = objects;
             items.iter_mut().for_each(|item| strip_type(resource, item));

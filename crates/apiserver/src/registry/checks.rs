@@ -1,7 +1,8 @@
 //! Validation of what is about to be written.
 
+use super::View;
 use ferrite_api::codec::{Step, empty_places, normalise};
-use ferrite_api::field::FieldErrors;
+use ferrite_api::field::{FieldError, FieldErrors};
 use ferrite_api::meta_validation::{path_segment, validate_metadata, validate_metadata_update};
 use ferrite_api::resource::{MetadataUse, Resource};
 use ferrite_json::{Map, Value};
@@ -82,6 +83,18 @@ pub(super) fn of_new(resource: &Resource, object: &Value) -> FieldErrors {
         allow_finalizers(resource, &mut errors);
     }
     errors
+}
+
+/// The error of a write that needs a label of its namespace, unless the namespace has it.
+pub(super) fn of_namespace(
+    view: &View,
+    namespace: &str,
+    needed: Option<(&'static str, FieldError)>,
+) -> Option<FieldError> {
+    let (label, error) = needed?;
+    let found = view.get("", "namespaces", "", namespace);
+    let labelled = found.is_some_and(|found| found["metadata"]["labels"][label] == "true");
+    (!labelled).then_some(error)
 }
 
 /// As upstream: a custom object may have finalizers without a domain. Its writer is warned.

@@ -100,7 +100,15 @@ impl Registry {
         }
         let versioned = meta::str(&object, "resourceVersion").parse().is_ok_and(|version: u64| version != 0);
         let sent = Sent::take(resource, &mut object);
-        strategy.default(&mut object);
+        if drawn.is_some() {
+            // As upstream: defaults come before names are drawn.
+            let name = meta::name(&object).to_owned();
+            meta::metadata_mut(&mut object).remove("name");
+            strategy.default(&mut object);
+            meta::set_str(&mut object, "name", &name);
+        } else {
+            strategy.default(&mut object);
+        }
         metadata::stamp_new(resource, &mut object, write.namespace, now);
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_GIVEN);
         if !applied {
@@ -152,7 +160,9 @@ impl Registry {
         let allocation = self.services.allocate(&view, resource, &mut object, None, write.options.dry_run)?;
         super::normalise(resource, &mut object);
         super::check_depth(&object)?;
-        let errors = sent.errors(&object, |object| checks::of_new(resource, object));
+        let mut errors = sent.errors(&object, |object| checks::of_new(resource, object));
+        let needed = strategy.needed_namespace_label(&object, None, None);
+        errors.splice(0..0, checks::of_namespace(&view, write.namespace, needed));
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, name, &errors));
         }

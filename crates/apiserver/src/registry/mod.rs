@@ -15,6 +15,7 @@ mod list;
 pub(crate) mod metadata;
 mod select;
 pub(crate) mod stored;
+mod trigger;
 mod update;
 mod watch;
 
@@ -239,6 +240,8 @@ pub(crate) struct Registry {
     /// Events are kept this long, in seconds.
     event_ttl: u64,
     event_lease: tokio::sync::Mutex<Option<ferrite_store::Lease>>,
+    /// Watches begin after this revision or later.
+    pub oldest_watch: AtomicU64,
 }
 
 impl Registry {
@@ -267,6 +270,7 @@ impl Registry {
             admission,
             event_ttl,
             event_lease: tokio::sync::Mutex::new(None),
+            oldest_watch: AtomicU64::new(0),
         }
     }
 

@@ -28,6 +28,11 @@ impl Selectors {
         Ok(Self { labels, fields })
     }
 
+    /// The value that a field must have, if these demand one.
+    pub fn exact(&self, field: &str) -> Option<&str> {
+        self.fields.exact(field)
+    }
+
     pub fn is_everything(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }

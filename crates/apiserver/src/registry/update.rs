@@ -235,7 +235,9 @@ impl Registry {
             metadata::bump_generation(resource, new, old);
         }
         let change = |new: &Value| checks::of_change(resource, update.subresource, new, old);
-        let errors = sent.errors(new, change);
+        let mut errors = sent.errors(new, change);
+        let needed = strategy.needed_namespace_label(new, Some(old), update.subresource);
+        errors.splice(0..0, checks::of_namespace(view, namespace, needed));
         if !errors.is_empty() {
             return Err(metadata::invalid(resource, update.name, &errors));
         }

@@ -2,7 +2,7 @@
 
 use super::hub::{Event, EventType, Hub};
 use super::list::{Items, too_large};
-use super::{Registry, Selectors, stored};
+use super::{Registry, Selectors, stored, trigger};
 use crate::extensions::Converter;
 use crate::options::ListOptions;
 use ferrite_api::Status;
@@ -10,6 +10,7 @@ use ferrite_api::resource::Resource;
 use ferrite_store::{Change, Entry, Revision, Watch, WatchEnd};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What a watcher is told.
 pub(crate) enum WatchEvent {
@@ -68,7 +69,12 @@ impl Registry {
         // As upstream: without a version a watch begins with what is there, unless initial events are refused.
         let from_now = initial || (wanted == 0 && options.send_initial_events != Some(false));
         let after = if from_now || wanted == 0 { current } else { Revision(wanted) };
-        let watch = self.store.watch(prefix.as_bytes(), after).map_err(|end| gone(&end))?;
+        let oldest = Revision(self.oldest_watch.load(Ordering::Relaxed));
+        if after < oldest {
+            return Err(gone(&WatchEnd::Compacted { wanted: after.next(), oldest: oldest.next() }));
+        }
+        let trigger = trigger::of(resource, &selectors);
+        let watch = self.store.watch_selected(prefix.as_bytes(), trigger, after).map_err(|end| gone(&end))?;
         Ok(WatchStream {
             initial: from_now.then(|| Items::all(resource, selectors.clone(), snapshot, prefix)),
             initial_end: (initial && options.bookmarks).then_some(current),

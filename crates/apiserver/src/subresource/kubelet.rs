@@ -35,6 +35,9 @@ const LOG_BOUNDS: [(&str, i64, &str); 3] = [
 ];
 
 fn check_log_options(call: &Call) -> Result<(), Status> {
+    if let Some(since) = call.query.get("sinceTime").filter(|since| !since.is_empty()) {
+        ferrite_api::codec::check_time(since).map_err(|e| Status::bad_request(e.to_string()))?;
+    }
     let mut errors = Vec::new();
     let twice = call.query.get("sinceSeconds").is_some() && call.query.get("sinceTime").is_some();
     for (option, least, why) in LOG_BOUNDS {
@@ -73,7 +76,11 @@ pub(super) async fn log(call: &mut Call) -> Result<Answer, Status> {
     }
     let path = format!("/containerLogs/{}/{}/{container}?{query}", call.namespace(), call.name());
     let request = request(Method::GET, &path)?;
-    let response = send(call, &pod, request).await?;
+    let response = send(call, &pod, request).await.map_err(|status| match status.code {
+        // As upstream: whoever reads a log hears of pods alone.
+        404 => Status::not_found("", "pods", host(&pod).unwrap_or_default()),
+        _ => status,
+    })?;
     let status = response.status();
     if !status.is_success() {
         return Err(relay_error(response).await);

@@ -93,7 +93,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
     metadata.insert("name", call.name().into());
     metadata.insert("namespace", call.namespace().into());
     metadata.insert("creationTimestamp", metadata::time(now).into());
-    encode::value(201, &request, call.representation)
+    encode::object(201, &call.resource, &request, call.representation, call.include_object()?)
 }
 
 async fn admit(call: &Call, options: &WriteOptions, request: &mut Value) -> Result<(), Status> {
@@ -259,6 +259,7 @@ fn legacy_user(server: &ApiServer, token: &str, claims: &Value) -> Result<User, 
     let account = view.get("", "serviceaccounts", text("namespace"), text("service-account.name"));
     is_alive(account.as_deref(), "serviceaccount", text("service-account.uid"), now)
         .map_err(Rejected::Because)?;
+    server.legacy_tokens.presented(&secret, text("service-account.name"), now).map_err(Rejected::Because)?;
     Ok(User::service_account(text("namespace"), text("service-account.name"), text("service-account.uid")))
 }
 

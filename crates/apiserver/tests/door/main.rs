@@ -6,6 +6,7 @@ mod world;
 mod admitting;
 mod allowed;
 mod bounded;
+mod compared;
 mod converting;
 mod custom;
 mod deleting;

@@ -1,5 +1,6 @@
 //! Storage: claims find volumes, and volumes come and go with claims.
 
+pub(crate) mod attach_detach;
 pub(crate) mod binder;
 pub(crate) mod ephemeral;
 pub(crate) mod expander;

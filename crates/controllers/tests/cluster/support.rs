@@ -62,7 +62,9 @@ impl Cluster {
         let scope = Scope::new();
         let config = Config { root_ca: Some("PEM".into()), ..config };
         let context = Context::new(clients(&server), scope.clone(), config);
-        assert!(start_all(&context, &["*"]).is_empty());
+        let names: Vec<&str> =
+            std::iter::once("*").chain(ferrite_controllers::ON_REQUEST.iter().copied()).collect();
+        assert!(start_all(&context, &names).is_empty());
         ferrite_scheduler::start(&SchedulerContext {
             client: client.clone(),
             informers: context.informers.clone(),

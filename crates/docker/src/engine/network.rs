@@ -118,6 +118,7 @@ impl Engine {
             service_cidr: None,
             state: self.network_directory(network).join("bridge"),
             mtu: MTU,
+            routed: false,
         };
         let bridge = Bridge::open(config).await.map_err(|error| internal(&error))?;
         let isolation = if network.internal { Isolation::Internal } else { Isolation::Incoming };
@@ -168,8 +169,12 @@ impl Engine {
         // Before anything is made, so that what a killed command leaves is found.
         self.write_endpoint(turn, network, &endpoint)?;
         let bridge = self.bridge(turn, network).await?;
-        let pod =
-            PodRef { namespace: "docker".into(), name: container.name.clone(), uid: container.id.clone() };
+        let pod = PodRef {
+            namespace: "docker".into(),
+            name: container.name.clone(),
+            uid: container.id.clone(),
+            ..PodRef::default()
+        };
         let port = Port { link, address: joined.ip, default_route };
         let address = Box::pin(bridge.attach_port(&owner(container, network), netns, &pod, &port))
             .await

@@ -81,6 +81,8 @@ pub struct Agent {
     /// Registries (host or host:port) to talk to without TLS; loopback addresses always are.
     #[arg(long, value_name = "REGISTRY")]
     insecure_registry: Vec<String>,
+    #[command(flatten)]
+    cni: node::CniOptions,
     /// Who makes control groups: the kubelet and the runtime themselves, or systemd when they ask it to.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
     cgroup_driver: CgroupDriver,
@@ -169,7 +171,20 @@ impl Agent {
         let settings = settings(&member.kubelet).await;
         let late = Arc::new(LateNetwork::default());
         let (registries, driver) = (&self.insecure_registry, self.cgroup_driver);
-        let embedded = node::start_runtime(paths, registries, driver, late.clone(), scope).await?;
+        let plugins = self.cni.network(paths, scope);
+        let network: Arc<dyn ferrite_network::PodNetwork> = match &plugins {
+            Some(plugins) => plugins.clone(),
+            None => late.clone(),
+        };
+        let embedded = node::start_runtime(paths, registries, driver, network, scope).await?;
+        if let Some(plugins) = &plugins
+            && let Err(error) = node::collect_garbage(plugins, &embedded.runtime).await
+        {
+            tracing::warn!(
+                error = crate::chain(error.as_ref()),
+                "pods that are gone may still have addresses"
+            );
+        }
         listen(paths, &embedded, scope)?;
         progress.done("runtime", &paths.runtime().display().to_string());
 
@@ -195,6 +210,13 @@ impl Agent {
 
         let pod_cidr = pod_cidr(&member.kubelet, name, scope).await?;
         let bridge = self.open_bridge(paths, &settings, pod_cidr, address).await?;
+        scope.spawn(Arc::clone(&bridge).heal());
+        // Before the first pod can be attached.
+        let sources = ferrite_policy::Sources::start(&member.proxy, scope);
+        if let Err(error) = node::start_policies(&bridge, sources, scope).await {
+            // As on a kernel built without nftables.
+            tracing::warn!(%error, "NetworkPolicies have no effect on this node");
+        }
         late.set(Arc::clone(&bridge));
         progress.done("network", &format!("{} with pods in {pod_cidr}", paths.bridge()));
         self.start_network_services(paths, &place, &settings, &bridge, &member, scope).await?;
@@ -216,6 +238,7 @@ impl Agent {
             service_cidr: settings.services,
             state: paths.network(),
             mtu: ferrite_network::pod_mtu(address, self.pod_routes.into()).await?,
+            routed: true,
         };
         Ok(Bridge::open(config).await?)
     }

@@ -8,14 +8,16 @@ use crate::paths::Paths;
 use ferrite_client::{Api, Object, is_already_exists, is_not_found};
 use ferrite_json::{Value, json};
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::api::rbac::v1::{ClusterRoleBinding, Role, RoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use kube::api::{Patch, PatchParams, PostParams};
 use std::net::IpAddr;
 
 /// The users of the parts of a node, which nodes may have certified. The proxy's user reads nodes, too: the routes
-/// between nodes are made with it.
+/// between nodes are made with it, and so are the filters of NetworkPolicies.
 pub const PROXY_USER: &str = "system:kube-proxy";
 pub const DNS_USER: &str = "system:ferrite:dns";
+/// The rights of nodes to read NetworkPolicies and what they are about.
+const POLICIES_ROLE: &str = "ferrite:node-network-policies";
 
 const FIELD_MANAGER: &str = "ferrite-joining";
 /// Where anybody finds the authority, as kubeadm has it.
@@ -89,7 +91,10 @@ pub async fn publish(client: &kube::Client, ca: &str, settings: &ClusterSettings
         (format!("{certificates}:nodeclient"), format!("{certificates}:selfnodeclient"));
     let bootstrappers = || json!({"kind": "Group", "name": token::GROUP});
     let nodes = || json!({"kind": "Group", "name": "system:nodes"});
+    let roles = Api::<ClusterRole>::all(client.clone());
     tokio::try_join!(
+        ensure(&roles, policies_role()),
+        ensure(&bindings, binding(POLICIES_ROLE, POLICIES_ROLE, json!({"kind": "User", "name": PROXY_USER}))),
         ensure(&bindings, binding("ferrite:node-bootstrapper", "system:node-bootstrapper", bootstrappers())),
         ensure(&bindings, binding("ferrite:node-autoapprove-bootstrap", &node_client, bootstrappers())),
         ensure(&bindings, binding("ferrite:node-autoapprove-certificate-rotation", &own_client, nodes())),
@@ -107,6 +112,18 @@ pub async fn publish(client: &kube::Client, ca: &str, settings: &ClusterSettings
         publish_map(client, SETTINGS_NAMESPACE, SETTINGS, settings.to_data(), nodes()),
     )?;
     Ok(())
+}
+
+/// What a node reads to filter packets by NetworkPolicies.
+fn policies_role() -> Value {
+    let read = json!(["list", "watch"]);
+    json!({
+        "metadata": {"name": POLICIES_ROLE},
+        "rules": [
+            {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": read},
+            {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": read},
+        ],
+    })
 }
 
 /// Fails where nodes cannot join.

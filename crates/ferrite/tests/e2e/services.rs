@@ -1,7 +1,7 @@
 //! Services: an address that leads to pods, from pods and from the node.
 
 use crate::world::*;
-use ferrite_proxy::kernel::{OwnGenerations, Table};
+use ferrite_nft::{OwnGenerations, Table};
 use ferrite_proxy::model::IpFamily;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,15 +1,28 @@
 //! A container's environment: service variables, `envFrom`, then `env` with references expanded.
 
+use super::env_file::{self, EnvFileError};
 use super::expand::expand;
 use super::fields::{self, Addresses, FieldError, NodeLimits};
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod, Service};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// ConfigMaps and Secrets the environment refers to, fetched beforehand. Values are bytes as stored.
 #[derive(Debug, Default)]
 pub(crate) struct EnvSources {
     pub config_maps: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     pub secrets: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
+    pub files: EnvFiles,
+}
+
+/// Files of variables by their volume and path.
+pub(crate) type EnvFiles = BTreeMap<(String, String), Vec<u8>>;
+
+/// The files that a container's environment refers to: volume and path.
+pub(crate) fn file_references(container: &Container) -> BTreeSet<(String, String)> {
+    let from = container.env.iter().flatten().filter_map(|e| e.value_from.as_ref());
+    from.filter_map(|from| from.file_key_ref.as_ref())
+        .map(|r| (r.volume_name.clone(), r.path.clone()))
+        .collect()
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -20,8 +33,10 @@ pub(crate) enum EnvError {
     MissingKey { kind: &'static str, namespace: String, name: String, key: String },
     #[error("the value of key {key} in {kind} {name} is not text")]
     NotText { kind: &'static str, name: String, key: String },
-    #[error("fileKeyRef of {path} in volume {volume:?}: variables from files are not supported")]
-    FileKey { volume: String, path: String },
+    #[error("couldn't parse env file {path:?} of volume {volume:?}: {problem}")]
+    File { volume: String, path: String, problem: EnvFileError },
+    #[error("environment variable key {key:?} not found in file {path:?} of volume {volume:?}")]
+    NoFileKey { volume: String, path: String, key: String },
     #[error(transparent)]
     Field(#[from] FieldError),
 }
@@ -102,7 +117,14 @@ fn value_of(inputs: &EnvInputs<'_>, var: &EnvVar, so_far: &Ordered) -> Result<Op
         return Ok(Some(fields::resource(inputs.pod, Some(&inputs.container.name), r, inputs.node)?));
     }
     if let Some(r) = &from.file_key_ref {
-        return Err(EnvError::FileKey { volume: r.volume_name.clone(), path: r.path.clone() });
+        let (volume, path) = (r.volume_name.clone(), r.path.clone());
+        let text = inputs.sources.files.get(&(volume.clone(), path.clone())).map_or(&[][..], Vec::as_slice);
+        return match env_file::value(text, &r.key) {
+            Ok(Some(value)) => Ok(Some(value)),
+            Ok(None) if r.optional == Some(true) => Ok(None),
+            Ok(None) => Err(EnvError::NoFileKey { volume, path, key: r.key.clone() }),
+            Err(problem) => Err(EnvError::File { volume, path, problem }),
+        };
     }
     let (kind, shown, name, key, optional, known) = if let Some(r) = &from.config_map_key_ref {
         ("configmap", "ConfigMap", &r.name, &r.key, r.optional, &inputs.sources.config_maps)
@@ -248,6 +270,7 @@ mod tests {
         let sources = EnvSources {
             config_maps: BTreeMap::from([("cm".to_string(), data(&[("K", "v"), ("B", "w")]))]),
             secrets: BTreeMap::from([("s".to_string(), data(&[("PW", "x")]))]),
+            files: BTreeMap::from([(("v".to_string(), "f".to_string()), b"A='1'".to_vec())]),
         };
         environment(&EnvInputs {
             pod: &pod,
@@ -294,7 +317,15 @@ mod tests {
             ),
             (
                 json!({"name": "c", "env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}}]}),
-                "error: fileKeyRef of p in volume \"v\": variables from files are not supported",
+                "error: environment variable key \"k\" not found in file \"p\" of volume \"v\"",
+            ),
+            (
+                json!({"name": "c", "env": [
+                    {"name": "B", "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "f", "key": "A"}}},
+                    {"name": "C", "valueFrom": {"fileKeyRef":
+                        {"volumeName": "v", "path": "f", "key": "none", "optional": true}}},
+                ]}),
+                "B=1 DB_SERVICE_HOST=10.0.0.9",
             ),
             (
                 json!({"name": "c", "env": [{"name": "DB_SERVICE_HOST", "value": "own"}]}),

@@ -5,6 +5,7 @@ pub(crate) mod apparmor;
 pub(crate) mod config;
 pub(crate) mod dns;
 pub(crate) mod env;
+pub(crate) mod env_file;
 pub(crate) mod expand;
 pub(crate) mod fields;
 pub(crate) mod hosts;

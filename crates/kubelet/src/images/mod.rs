@@ -19,7 +19,7 @@ use ferrite_client::{EventRecorder, EventType};
 use ferrite_cri::ImageService;
 use ferrite_cri::v1::{Image, ImageSpec, ImageStatusRequest, PodSandboxConfig, PullImageRequest};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -59,6 +59,29 @@ pub(crate) struct Images {
     providers: Option<Arc<Providers>>,
 }
 
+/// An image that a container needs: its own, or one that it mounts.
+pub(crate) struct ImageRequest<'a> {
+    /// As it is written in the pod.
+    pub image: &'a str,
+    pub policy: Option<&'a str>,
+    /// Under which its failures are counted.
+    pub key: String,
+    /// What its events are about.
+    pub about: ObjectReference,
+}
+
+impl<'a> ImageRequest<'a> {
+    /// The container's own image.
+    pub(crate) fn of(pod: &Pod, container: &'a PodContainer) -> Self {
+        Self {
+            image: container.spec.image.as_deref().unwrap_or_default(),
+            policy: container.spec.image_pull_policy.as_deref(),
+            key: container.name().to_owned(),
+            about: model::reference(pod, Some(container.field_path())),
+        }
+    }
+}
+
 impl Images {
     pub(crate) fn new(
         service: Arc<dyn ImageService>,
@@ -74,19 +97,17 @@ impl Images {
         Self { providers, ..self }
     }
 
-    /// Makes sure that the container's image is there, as its policy says. The error is what the container
-    /// waits for.
+    /// Makes sure that an image is there, as its policy says. The error is what the container waits for.
     pub(crate) async fn ensure(
         &self,
         pod: &Pod,
-        container: &PodContainer,
+        wanted: &ImageRequest<'_>,
         keyring: &Keyring,
         sandbox: &PodSandboxConfig,
         state: &mut PullState,
     ) -> Result<PresentImage, WaitingReason> {
-        let name = container.spec.image.as_deref().unwrap_or_default();
-        let about = model::reference(pod, Some(container.field_path()));
-        let event = |kind, reason: &str, message: String| self.recorder.event(&about, kind, reason, message);
+        let ImageRequest { image: name, policy, key, about } = wanted;
+        let event = |kind, reason: &str, message: String| self.recorder.event(about, kind, reason, message);
         let Some(image) = reference::with_tag(name) else {
             let message = format!(
                 "Failed to apply default image tag \"{name}\": couldn't parse image name \"{name}\": invalid reference format"
@@ -94,11 +115,7 @@ impl Images {
             event(EventType::Warning, "InspectFailed", message.clone());
             return Err(WaitingReason::new("InvalidImageName", message));
         };
-        let policy = container.spec.image_pull_policy.as_deref().unwrap_or(if image.ends_with(":latest") {
-            "Always"
-        } else {
-            "IfNotPresent"
-        });
+        let policy = policy.unwrap_or(if image.ends_with(":latest") { "Always" } else { "IfNotPresent" });
         let present = self.find(&image, name).await.map_err(|e| {
             let message = format!("Failed to inspect image \"{image}\": {e}");
             event(EventType::Warning, "InspectFailed", message.clone());
@@ -107,7 +124,7 @@ impl Images {
         match (policy, present) {
             ("Always", _) | ("IfNotPresent", None) => {}
             (_, Some(found)) => {
-                state.failed.remove(container.name());
+                state.failed.remove(key);
                 event(
                     EventType::Normal,
                     "Pulled",
@@ -122,7 +139,7 @@ impl Images {
             }
         }
         let now = self.clock.now();
-        if let Some((at, why)) = state.failed.get(container.name())
+        if let Some((at, why)) = state.failed.get(key)
             && state.backoff.blocked(&image, *at, now).is_some()
         {
             let message = format!("Back-off pulling image \"{image}\"");
@@ -130,9 +147,9 @@ impl Images {
             return Err(WaitingReason::new("ImagePullBackOff", format!("{message}: ErrImagePull: {why}")));
         }
         event(EventType::Normal, "Pulling", format!("Pulling image \"{image}\""));
-        match self.pull(&image, pod, keyring, sandbox, container).await {
+        match self.pull(&image, pod, keyring, sandbox, name).await {
             Ok(reference) => {
-                state.failed.remove(container.name());
+                state.failed.remove(key);
                 state.backoff.forget(&image);
                 self.changed.notify_one();
                 let took = clock::go_duration(clock::since(now, self.clock.now()));
@@ -151,7 +168,7 @@ impl Images {
             Err(e) => {
                 let failed_at = self.clock.now();
                 state.backoff.next(&image, failed_at, failed_at);
-                state.failed.insert(container.name().to_string(), (failed_at, e.to_string()));
+                state.failed.insert(key.clone(), (failed_at, e.to_string()));
                 event(EventType::Warning, "Failed", format!("Failed to pull image \"{image}\": {e}"));
                 Err(WaitingReason::new("ErrImagePull", e.to_string()))
             }
@@ -175,12 +192,12 @@ impl Images {
         pod: &Pod,
         keyring: &Keyring,
         sandbox: &PodSandboxConfig,
-        container: &PodContainer,
+        as_written: &str,
     ) -> ferrite_cri::Result<String> {
         let request = |auth| PullImageRequest {
             image: Some(ImageSpec {
                 image: image.to_string(),
-                user_specified_image: container.spec.image.clone().unwrap_or_default(),
+                user_specified_image: as_written.to_string(),
                 ..ImageSpec::default()
             }),
             auth,

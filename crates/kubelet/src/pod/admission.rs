@@ -189,6 +189,16 @@ fn admit_features(pod: &Pod, node: &NodeState) -> Result<(), Verdict> {
     Ok(())
 }
 
+/// Refuses resources that do not fit beside `others`.
+pub(crate) fn admit_resources(
+    pod: &Pod,
+    others: &[&Pod],
+    offer: &Offer,
+    node: &NodeState,
+) -> Result<(), Verdict> {
+    missing_resources(pod, others, offer, node).first().map_or(Ok(()), |missing| Err(missing.verdict()))
+}
+
 fn missing_resources(pod: &Pod, others: &[&Pod], offer: &Offer, node: &NodeState) -> Vec<Insufficient> {
     let mut used = Used::default();
     for other in others {

@@ -3,10 +3,12 @@
 use super::admission::{self, Admission, NodeState, Offer};
 use super::model;
 use super::preemption::Resident;
+use super::resize;
 use super::status::Verdict;
 use super::worker::Worker;
 use ferrite_client::EventType;
 use k8s_openapi::api::core::v1::Pod;
+use std::borrow::Cow;
 
 const PREEMPTED: &str = "Preempted in order to admit critical pod";
 
@@ -14,25 +16,7 @@ impl Worker {
     /// Decides whether the pod may run here. False while pods that make room for it are still ending.
     pub(super) fn admit(&mut self, pod: &Pod) -> bool {
         let context = &self.context;
-        let offer = Offer {
-            cpu_milli: context.limits.cpu_milli,
-            memory: context.limits.memory,
-            ephemeral_storage: context.limits.ephemeral_storage,
-            max_pods: context.max_pods,
-        };
-        let node = context.node.list();
-        let node = node.first();
-        let features = context.readiness.borrow().features.clone();
-        let taints = node.and_then(|n| n.spec.as_ref()?.taints.clone());
-        let node_state = NodeState {
-            name: context.node_name.clone(),
-            taints: taints.unwrap_or_default(),
-            labels: node
-                .map_or(context.own_labels.clone(), |n| n.metadata.labels.clone().unwrap_or_default()),
-            allocatable: node.and_then(|n| n.status.as_ref()?.allocatable.clone()).unwrap_or_default(),
-            abilities: context.abilities,
-            supplemental_groups_policy: features.supplemental_groups_policy,
-        };
+        let (offer, node_state) = self.offer();
         // Pods that came earlier and still run; who came first is decided by creation, then name.
         let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());
         let here = |p: &Pod| {
@@ -41,11 +25,13 @@ impl Worker {
                 && (order(p) < order(pod) || p.status.as_ref().is_some_and(|s| s.start_time.is_some()))
         };
         let (local, remote) = (context.pods.local().list(), context.pods.remote());
-        let residents: Vec<Resident<'_>> = (local.iter().map(|p| (p, true)))
+        let allocated: Vec<(Cow<'_, Pod>, bool)> = (local.iter().map(|p| (p, true)))
             .chain(remote.iter().map(|p| (p, false)))
             .filter(|(p, _)| here(p))
-            .map(|(pod, local)| Resident { pod, local })
+            .map(|(pod, local)| (resize::allocated_by_status(pod), local))
             .collect();
+        let residents: Vec<Resident<'_>> =
+            allocated.iter().map(|(pod, local)| Resident { pod, local: *local }).collect();
         let resident = Resident { pod, local: self.local };
         if let Err(verdict) = admission::check_pressure(&resident, &context.pressures.borrow()) {
             context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
@@ -77,5 +63,30 @@ impl Worker {
                 false
             }
         }
+    }
+
+    /// The node's resources and abilities.
+    pub(super) fn offer(&self) -> (Offer, NodeState) {
+        let context = &self.context;
+        let offer = Offer {
+            cpu_milli: context.limits.cpu_milli,
+            memory: context.limits.memory,
+            ephemeral_storage: context.limits.ephemeral_storage,
+            max_pods: context.max_pods,
+        };
+        let node = context.node.list();
+        let node = node.first();
+        let features = context.readiness.borrow().features.clone();
+        let taints = node.and_then(|n| n.spec.as_ref()?.taints.clone());
+        let node_state = NodeState {
+            name: context.node_name.clone(),
+            taints: taints.unwrap_or_default(),
+            labels: node
+                .map_or(context.own_labels.clone(), |n| n.metadata.labels.clone().unwrap_or_default()),
+            allocatable: node.and_then(|n| n.status.as_ref()?.allocatable.clone()).unwrap_or_default(),
+            abilities: context.abilities,
+            supplemental_groups_policy: features.supplemental_groups_policy,
+        };
+        (offer, node_state)
     }
 }

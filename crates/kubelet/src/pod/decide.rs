@@ -4,6 +4,7 @@
 use super::backoff::BackOff;
 use super::labels;
 use super::model::{self, ContainerKind, PodContainer, RestartPolicy};
+use super::resize;
 use super::runtime_pod::{Instance, RunState, RuntimePod};
 use crate::probe::ProbeResults;
 use jiff::Timestamp;
@@ -42,8 +43,17 @@ pub(crate) enum KillCause {
     SpecChanged,
     Liveness,
     Startup,
+    /// Its policy wants a restart for the resources that change.
+    Resize,
     /// The runtime lost sight of it: it must be gone before another takes its place.
     Unknown,
+}
+
+/// Give a running container what is allocated to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Resize {
+    pub id: String,
+    pub name: String,
 }
 
 /// A container that waits for its back-off to end.
@@ -61,6 +71,7 @@ pub(crate) struct Actions {
     /// Make a sandbox; the number is its attempt.
     pub create_sandbox: Option<u32>,
     pub kill: Vec<Kill>,
+    pub resize: Vec<Resize>,
     pub start: Vec<Start>,
     pub waiting: Vec<Waiting>,
     /// Nothing of this pod will ever run again.
@@ -155,7 +166,7 @@ fn in_sandbox(inputs: &Inputs<'_>, containers: &[PodContainer], sandbox: &str) -
         match latest {
             Some(i) if i.is_running() => {
                 alive += 1;
-                actions.kill.extend(kill_verdict(inputs, c, i));
+                actions.keep_or_kill(inputs, c, i);
             }
             Some(i) if i.state == RunState::Unknown => {
                 alive += 1;
@@ -200,9 +211,7 @@ fn init_progress(
         let current = runtime.latest_in(sandbox, c.name());
         match current {
             Some(i) if i.is_running() => {
-                let kill = if c.is_sidecar() { kill_verdict(inputs, c, i) } else { None };
-                let unwell = kill.is_some();
-                actions.kill.extend(kill);
+                let unwell = c.is_sidecar() && actions.keep_or_kill(inputs, c, i);
                 if initialized || (c.is_sidecar() && !unwell && inputs.probes.started(&c.spec, &i.id)) {
                     continue;
                 }
@@ -249,10 +258,25 @@ fn kill_verdict(inputs: &Inputs<'_>, container: &PodContainer, instance: &Instan
     if inputs.probes.liveness_failed(&instance.id) {
         return kill(KillCause::Liveness, format!("Container {name} failed liveness probe{suffix}"));
     }
+    if resize::change(&container.spec, instance) == resize::Change::Restart {
+        return kill(KillCause::Resize, format!("Container {name} resize requires restart"));
+    }
     None
 }
 
 impl Actions {
+    /// A running container is stopped, resized or left alone. True if it is stopped.
+    fn keep_or_kill(&mut self, inputs: &Inputs<'_>, container: &PodContainer, instance: &Instance) -> bool {
+        if let Some(kill) = kill_verdict(inputs, container, instance) {
+            self.kill.push(kill);
+            return true;
+        }
+        if resize::change(&container.spec, instance) == resize::Change::InPlace {
+            self.resize.push(Resize { id: instance.id.clone(), name: instance.name.clone() });
+        }
+        false
+    }
+
     fn start_or_wait(&mut self, inputs: &Inputs<'_>, container: &PodContainer, latest: Option<&Instance>) {
         let name = container.name().to_string();
         let Some(latest) = latest else {

@@ -86,7 +86,7 @@ const TABLE: &[(&str, &[Row])] = &[
             ("name", Acted("container/config")),
             ("ports", Acted("container/sandbox")),
             ("readinessProbe", Acted("probe/mod")),
-            ("resizePolicy", Differs("resizePolicy")),
+            ("resizePolicy", Acted("pod/resize")),
             ("resources", Acted("container/resources")),
             ("restartPolicy", Acted("pod/model")),
             ("restartPolicyRules", Acted("pod/model")),
@@ -206,8 +206,8 @@ const TABLE: &[(&str, &[Row])] = &[
         "ContainerPort",
         &[
             ("containerPort", Acted("container/sandbox")),
-            ("hostIP", Differs("hostPort")),
-            ("hostPort", Differs("hostPort")),
+            ("hostIP", Acted("container/sandbox")),
+            ("hostPort", Acted("container/sandbox")),
             ("name", Acted("probe/check")),
             ("protocol", Acted("container/sandbox")),
         ],
@@ -235,7 +235,7 @@ const TABLE: &[(&str, &[Row])] = &[
         &[
             ("configMapKeyRef", Acted("container/env")),
             ("fieldRef", Acted("container/fields")),
-            ("fileKeyRef", Refused("container/env", "CreateContainerConfigError")),
+            ("fileKeyRef", Acted("container/env_file")),
             ("resourceFieldRef", Acted("container/fields")),
             ("secretKeyRef", Acted("container/env")),
         ],
@@ -338,7 +338,7 @@ const TABLE: &[(&str, &[Row])] = &[
             ("cephfs", NO_PLUGIN),
             ("cinder", NO_PLUGIN),
             ("configMap", Acted("volumes/config_map")),
-            ("csi", NO_PLUGIN),
+            ("csi", Acted("volumes/csi/mod")),
             ("downwardAPI", Acted("volumes/downward_api")),
             ("emptyDir", Acted("volumes/empty_dir")),
             ("ephemeral", Acted("volumes/claim")),
@@ -349,7 +349,7 @@ const TABLE: &[(&str, &[Row])] = &[
             ("gitRepo", NO_PLUGIN),
             ("glusterfs", NO_PLUGIN),
             ("hostPath", Acted("volumes/host_path")),
-            ("image", NO_PLUGIN),
+            ("image", Acted("volumes/image")),
             ("iscsi", NO_PLUGIN),
             ("name", Acted("volumes/mod")),
             ("nfs", Acted("volumes/nfs")),
@@ -369,6 +369,30 @@ const TABLE: &[(&str, &[Row])] = &[
         "PersistentVolumeClaimVolumeSource",
         &[("claimName", Acted("volumes/claim")), ("readOnly", Acted("volumes/claim"))],
     ),
+    (
+        "ContainerResizePolicy",
+        &[("resourceName", Acted("pod/resize")), ("restartPolicy", Acted("pod/resize"))],
+    ),
+    (
+        "CSIVolumeSource",
+        &[
+            ("driver", Acted("volumes/csi/wanted")),
+            ("fsType", Acted("volumes/csi/wanted")),
+            ("nodePublishSecretRef", Acted("volumes/csi/secrets")),
+            ("readOnly", Acted("volumes/csi/wanted")),
+            ("volumeAttributes", Acted("volumes/csi/wanted")),
+        ],
+    ),
+    ("ImageVolumeSource", &[("pullPolicy", Acted("images/mod")), ("reference", Acted("volumes/image"))]),
+    (
+        "FileKeySelector",
+        &[
+            ("key", Acted("container/env_file")),
+            ("optional", Acted("container/env")),
+            ("path", Acted("container/env")),
+            ("volumeName", Acted("container/env")),
+        ],
+    ),
     ("EphemeralVolumeSource", &[("volumeClaimTemplate", Elsewhere("controllers"))]),
     (
         "NFSVolumeSource",
@@ -382,7 +406,7 @@ const TABLE: &[(&str, &[Row])] = &[
     ("HostPathVolumeSource", &[("path", Acted("volumes/host_path")), ("type", Acted("volumes/host_path"))]),
     (
         "EmptyDirVolumeSource",
-        &[("medium", Refused("pod/unsupported", "FailedMount")), ("sizeLimit", Acted("eviction/rank"))],
+        &[("medium", Acted("volumes/empty_dir")), ("sizeLimit", Acted("eviction/rank"))],
     ),
     (
         "SecretVolumeSource",

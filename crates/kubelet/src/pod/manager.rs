@@ -327,6 +327,7 @@ async fn clean_orphans(
         context.volumes.known_pods().into_iter().filter(|uid| !live.contains(uid)).collect();
     let logs = orphaned_logs(&context.log_dir, &live);
     // A tree that takes long or cannot be removed must not keep the kubelet from starting.
+    context.volumes.csi().release_unused();
     scope.spawn(remove_leftovers(context.clone(), leftovers, logs));
     Ok(())
 }
@@ -341,22 +342,30 @@ fn orphaned_logs(log_dir: &Path, live: &BTreeSet<String>) -> Vec<PathBuf> {
     entries.filter(|e| orphaned(&e.file_name().to_string_lossy())).map(|e| e.path()).collect()
 }
 
+/// Pods whose leftovers are removed at the same time.
+const REMOVED_AT_A_TIME: usize = 16;
+
+/// Removes what a pod left that is gone. Answers with its UID when that fails.
+async fn remove_pod(context: &Context, uid: String) -> Option<String> {
+    let removed = context.volumes.tear_down(&uid).await;
+    context.userns.release(&uid);
+    let _ = context.cgroups.remove(&uid).await;
+    let Err(e) = removed else { return None };
+    let path = context.volumes.pod_dir(&uid);
+    tracing::warn!(path = %path.display(), error = %e,
+        "could not remove the directory of a pod that is gone; will try again. See what is mounted there with `findmnt -R`");
+    Some(uid)
+}
+
 /// Removes what pods left that are gone, and tries again where that fails.
 async fn remove_leftovers(context: Arc<Context>, mut uids: Vec<String>, mut logs: Vec<PathBuf>) {
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300), 0.1);
     loop {
-        let mut left = Vec::new();
-        for uid in uids {
-            let removed = context.volumes.tear_down(&uid).await;
-            context.userns.release(&uid);
-            let _ = context.cgroups.remove(&uid).await;
-            if let Err(e) = removed {
-                let path = context.volumes.pod_dir(&uid);
-                tracing::warn!(path = %path.display(), error = %e,
-                    "could not remove the directory of a pod that is gone; will try again. See what is mounted there with `findmnt -R`");
-                left.push(uid);
-            }
-        }
+        // Several at a time: a storage driver that does not answer holds up only its own pods.
+        let left = futures_util::stream::iter(uids)
+            .map(|uid| remove_pod(&context, uid))
+            .buffer_unordered(REMOVED_AT_A_TIME);
+        let left: Vec<String> = left.filter_map(std::future::ready).collect().await;
         let mut left_logs = Vec::new();
         for path in logs {
             if let Err(e) = remove_logs(path.clone()).await {

@@ -18,6 +18,7 @@ pub(crate) mod preemption;
 #[cfg(test)]
 mod refusal_tests;
 mod resize;
+mod resizing;
 pub(crate) mod runtime_pod;
 mod start;
 #[cfg(test)]

@@ -12,20 +12,19 @@ use crate::container::config::{self, ConfigInputs};
 use crate::container::env::{self, EnvInputs, EnvSources};
 use crate::container::fields::Addresses;
 use crate::container::sandbox::{self, SandboxInputs};
-use crate::container::{dns, hosts, read_only, seccomp, security};
+use crate::container::{dns, env_file, hosts, read_only, seccomp, security};
 use crate::hooks;
-use crate::images::{Keyring, PullState};
+use crate::images::{ImageRequest, Keyring, PresentImage, PullState};
 use crate::objects::{self, ObjectError};
 use crate::runtime_class::{self, RuntimeClassError};
 use crate::userns::{self, UsernsError};
-use crate::volumes::PodVolumes;
+use crate::volumes::{PodVolumes, images_of};
 use ferrite_client::EventType;
 use ferrite_cri::v1::{
     ContainerConfig, CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest,
     RemoveContainerRequest, RunPodSandboxRequest, StartContainerRequest, UserNamespace,
 };
 use k8s_openapi::api::core::v1::Pod;
-use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use tokio::sync::watch;
@@ -152,11 +151,11 @@ impl Context {
         let pod = inputs.pod;
         let about = model::reference(pod, Some(container.field_path()));
         let warn = |message: String| self.recorder.event(&about, EventType::Warning, "Failed", message);
-        let image = tokio::select! {
-            image = self.images.ensure(pod, container, inputs.keyring, inputs.sandbox_config, pulls) => image,
+        let images = tokio::select! {
+            images = self.images_for(inputs, container, pulls) => images,
             _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
         };
-        let image = image.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
+        let image = images.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
         let config_error = |message: String| {
             warn(format!("Error: {message}"));
             WaitingReason::new("CreateContainerConfigError", message)
@@ -218,6 +217,42 @@ impl Context {
             done = self.post_start(inputs, container, &id) => Ok(done?),
             _ = ending.wait_for(Desired::must_end) => Err(StartError::Interrupted),
         }
+    }
+
+    /// Has the images that the container mounts pulled, and its own, with which it answers.
+    async fn images_for(
+        &self,
+        inputs: &StartInputs<'_>,
+        container: &PodContainer,
+        pulls: &mut PullState,
+    ) -> Result<PresentImage, WaitingReason> {
+        let (keyring, sandbox) = (inputs.keyring, inputs.sandbox_config);
+        for image in images_of(inputs.pod, container) {
+            self.images.ensure(inputs.pod, &image, keyring, sandbox, pulls).await?;
+        }
+        let own = ImageRequest::of(inputs.pod, container);
+        self.images.ensure(inputs.pod, &own, keyring, sandbox, pulls).await
+    }
+
+    /// The files of variables that the container's environment refers to.
+    async fn variable_files(
+        &self,
+        inputs: &StartInputs<'_>,
+        container: &PodContainer,
+    ) -> Result<env::EnvFiles, String> {
+        let mut files = env::EnvFiles::new();
+        for (volume, path) in env::file_references(&container.spec) {
+            let missing = || format!("cannot find the volume {volume:?} referenced by FileKeyRef");
+            let dir = inputs.volumes.directory(&volume).ok_or_else(missing)?.to_owned();
+            let file = path.clone();
+            // A container wrote it: links are not followed, and a FIFO is not opened.
+            let read =
+                blocking(move || ferrite_hostfs::Dir::open(&dir)?.read(file, env_file::LIMIT + 1)).await;
+            let text =
+                read.map_err(|e| format!("couldn't parse env file {path:?} of volume {volume:?}: {e}"))?;
+            files.insert((volume, path), text);
+        }
+        Ok(files)
     }
 
     async fn post_start(
@@ -282,7 +317,8 @@ impl Context {
         let pod = inputs.pod;
         let id = PodId::of(pod);
         let (maps, secrets) = env::references(&container.spec);
-        let mut sources = EnvSources { config_maps: BTreeMap::new(), secrets: BTreeMap::new() };
+        let mut sources =
+            EnvSources { files: self.variable_files(inputs, container).await?, ..EnvSources::default() };
         for name in maps {
             let found =
                 self.objects.config_map(&id.uid, &id.namespace, &name).await.map_err(|e| e.to_string())?;

@@ -47,7 +47,9 @@ pub(crate) struct Verdict {
 }
 
 pub(crate) struct StatusInputs<'a> {
+    /// The pod with the resources that are allocated to it.
     pub pod: &'a Pod,
+    pub resize: &'a resize::Progress,
     pub runtime: &'a RuntimePod,
     pub probes: &'a ProbeResults,
     pub waiting: &'a HashMap<String, WaitingReason>,
@@ -220,7 +222,7 @@ fn container_status(
         restart_count: i32::try_from(latest.attempt).unwrap_or(i32::MAX),
         started: Some(started),
         state: Some(state),
-        allocated_resources: resize::actual(spec, Some(latest)).and_then(|r| r.requests.clone()),
+        allocated_resources: spec.resources.as_ref().and_then(|r| r.requests.clone()),
         resources: resize::actual(spec, Some(latest)).cloned().filter(|_| running),
         user: latest.user.as_ref().map(|u| k8s_openapi::api::core::v1::ContainerUser {
             linux: Some(k8s_openapi::api::core::v1::LinuxContainerUser {
@@ -411,7 +413,9 @@ fn conditions(
     }
     wanted.push(scheduled);
     let resizing = !matches!(phase, "Failed" | "Succeeded");
-    wanted.extend(resize::condition(inputs.pod, inputs.runtime).filter(|_| resizing));
+    if resizing {
+        wanted.extend(resize::conditions(inputs.resize));
+    }
     if let Some(message) = inputs.verdict.and_then(|verdict| verdict.disruption.clone()) {
         wanted.push(PodCondition {
             reason: Some("TerminationByKubelet".into()),
@@ -428,8 +432,9 @@ fn conditions(
         };
     }
     let owned: Vec<String> = wanted.iter().map(|c| c.type_.clone()).collect();
-    // A resize that is no longer pending has no condition.
-    wanted.extend(kept.into_iter().filter(|c| !owned.contains(&c.type_) && c.type_ != resize::CONDITION));
+    // A resize that has come to its end has no condition.
+    let is_of_resize = |type_: &str| matches!(type_, resize::PENDING | resize::IN_PROGRESS);
+    wanted.extend(kept.into_iter().filter(|c| !owned.contains(&c.type_) && !is_of_resize(&c.type_)));
     wanted
 }
 

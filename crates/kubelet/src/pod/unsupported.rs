@@ -38,10 +38,6 @@ pub(crate) fn find(pod: &Pod) -> Option<Unsupported> {
 
 /// The part of a volume of a known kind that cannot be had.
 fn part_of(volume: &Volume) -> Option<&'static str> {
-    let medium = volume.empty_dir.as_ref().and_then(|e| e.medium.as_deref()).unwrap_or_default();
-    if !matches!(medium, "" | "Memory") {
-        return Some("unknown storage medium: only the node's disk and memory are supported");
-    }
     let sources = volume.projected.as_ref().and_then(|p| p.sources.as_ref());
     sources.into_iter().flatten().find_map(|source| {
         if source.cluster_trust_bundle.is_some() {
@@ -71,11 +67,7 @@ mod tests {
             (json!({"containers": []}), None),
             (volume(json!({"emptyDir": {}})), None),
             (volume(json!({"emptyDir": {"medium": "Memory"}})), None),
-            (volume(json!({"emptyDir": {"medium": "HugePages"}})), Some(("FailedMount", "storage medium"))),
-            (
-                volume(json!({"emptyDir": {"medium": "HugePages-2Mi"}})),
-                Some(("FailedMount", "storage medium")),
-            ),
+            (volume(json!({"emptyDir": {"medium": "HugePages-2Mi"}})), None),
             (projected(json!({"configMap": {"name": "c"}})), None),
             (
                 projected(json!({"clusterTrustBundle": {"path": "p"}})),

@@ -6,16 +6,16 @@ use super::decide::{self, Actions, KillCause};
 use super::kill::{Hooks, Victim, grace_of};
 use super::model::{self, PodContainer, PodId};
 use super::observe::observe;
-use super::resize;
+use super::resize::{self, Allocation};
 use super::runtime_pod::{RunState, RuntimePod};
 use super::start::{SandboxError, StartError, StartInputs};
 use super::status::{self, StatusInputs, Verdict, WaitingReason};
 use super::writer::StatusWriter;
 use crate::clock;
-use crate::container::resources::{PodResources, pod_resources};
+use crate::container::resources::PodResources;
 use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
-use crate::volumes::PodVolumes;
+use crate::volumes::{PodVolumes, images_of};
 use ferrite_client::{Backoff, EventType, Scope};
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
@@ -24,9 +24,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 
 /// Until a failed pull is shown as back-off, and until a failed start is looked at again.
 const AFTER_FAILED_START: Duration = Duration::from_secs(1);
+/// Until volumes that could not be brought up to date are tried again.
+const AFTER_FAILED_REFRESH: Duration = Duration::from_secs(30);
 /// A container whose configuration is wrong is looked at this often even if nothing it refers to changed.
 const AFTER_CONFIG_ERROR: Duration = Duration::from_secs(60);
 
@@ -70,13 +73,15 @@ pub(super) enum SyncError {
     Volume(#[from] crate::volumes::VolumeError),
     #[error("{0}")]
     Objects(#[from] crate::objects::ObjectError),
+    #[error("the record of the pod's resources: {0}")]
+    Allocation(std::io::Error),
     #[error("pod cgroup: {0}")]
     Cgroup(std::io::Error),
     #[error(
         "clean-up of the pod's directory: {0}; it is tried again. If that does not help, see what is mounted in or uses \
          the directory (`findmnt -R`, `fuser -vm`)"
     )]
-    CleanUp(std::io::Error),
+    CleanUp(crate::volumes::TearDownError),
     #[error("network is not ready: {0}")]
     Network(String),
     /// The pod must end now: nothing more is started.
@@ -109,6 +114,8 @@ pub(super) struct Worker {
     pub(super) waiting: HashMap<String, WaitingReason>,
     pub(super) verdict: Option<Verdict>,
     volumes: Option<PodVolumes>,
+    pub(super) allocation: Allocation,
+    pub(super) resize: resize::Progress,
     /// What the pod's cgroup was last set to.
     cgroup_of: Option<PodResources>,
     /// The part of the pod its volumes show; when it changes they are written again.
@@ -146,6 +153,7 @@ pub(crate) fn start(
         false => StatusWriter::start(context.clone(), id.clone(), &scope),
     };
     let probes = ProbeSet::new(context.probes.clone(), &scope, wake.clone());
+    let allocation = Allocation::load(&context.volumes.pod_dir(&id.uid)).unwrap_or_default();
     let worker = Worker {
         context,
         id,
@@ -162,6 +170,8 @@ pub(crate) fn start(
         waiting: HashMap::new(),
         verdict: None,
         volumes: None,
+        allocation,
+        resize: resize::Progress::default(),
         cgroup_of: None,
         volumes_of: None,
         admitted: false,
@@ -273,6 +283,7 @@ impl Worker {
             self.finish(pod, &runtime).await?;
             return Ok(None);
         }
+        let pod = &self.allocate(pod, &runtime)?;
         self.publish(pod, &runtime, false, false);
         if !model::is_host_network(pod) && runtime.sandbox().is_none() {
             let problem = context.readiness.borrow().network_problem.clone();
@@ -302,13 +313,14 @@ impl Worker {
         }
         let acted = Box::pin(self.apply(pod, &runtime, &actions)).await;
         let runtime = self.observe().await?;
+        self.end_resize(pod, &runtime).await?;
         self.publish(pod, &runtime, false, false);
         let ip = self.pod_ip(pod, &runtime);
         self.probes.update(pod, &model::containers(pod), &runtime, &ip);
         self.collect_garbage(&runtime).await;
         let retry = acted?;
         let refresh = self.volumes.as_ref().and_then(|v| v.refresh_at);
-        Ok([actions.wake_at(), retry, deadline, refresh].into_iter().flatten().min())
+        Ok([actions.wake_at(), retry, deadline, refresh, self.resize_again_at()].into_iter().flatten().min())
     }
 
     pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
@@ -332,7 +344,8 @@ impl Worker {
         let probes = self.probes.results();
         let pod = &self.with_own_status(pod);
         let status = status::pod_status(&StatusInputs {
-            pod,
+            pod: &self.allocation.of(pod, runtime),
+            resize: &self.resize,
             runtime,
             probes: &probes,
             waiting: &self.waiting,
@@ -347,8 +360,8 @@ impl Worker {
     }
 
     /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
-    async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let total = pod_resources(&resize::allocated(pod, runtime));
+    pub(super) async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
+        let total = resize::widest(pod, runtime);
         if self.cgroup_of == Some(total) {
             return Ok(());
         }
@@ -372,7 +385,21 @@ impl Worker {
         if !changed && !due && same {
             return Ok(());
         }
-        match self.context.volumes.set_up(pod, now, self.volumes.as_ref()).await {
+        // What waits (for a driver, for an attachment) stops when the pod must end; work on files is completed.
+        let (stop, mut ending) = (CancellationToken::new(), self.desired.clone());
+        let done = {
+            let set_up = self.context.volumes.set_up(pod, now, self.volumes.as_ref(), &stop);
+            tokio::pin!(set_up);
+            tokio::select! {
+                done = &mut set_up => done,
+                () = async { drop(ending.wait_for(Desired::must_end).await) } => {
+                    stop.cancel();
+                    let _ = set_up.await;
+                    return Err(SyncError::Interrupted);
+                }
+            }
+        };
+        match done {
             Ok(volumes) => {
                 self.volumes = Some(volumes);
                 self.volumes_of = Some(pod.metadata.clone());
@@ -381,7 +408,13 @@ impl Worker {
             Err(e) => {
                 self.context.event(pod, EventType::Warning, "FailedMount", e.to_string());
                 // A running pod keeps the files it has until better ones can be had.
-                if self.volumes.is_some() { Ok(()) } else { Err(e.into()) }
+                match &mut self.volumes {
+                    Some(volumes) => {
+                        volumes.refresh_at = Some(clock::add(now, AFTER_FAILED_REFRESH));
+                        Ok(())
+                    }
+                    None => Err(e.into()),
+                }
             }
         }
     }
@@ -412,6 +445,7 @@ impl Worker {
             let victim = Victim { container, instance, message, grace, pod_ip: &ip, hooks: Hooks::Run };
             context.kill_container(pod, victim).await?;
         }
+        self.apply_resizes(pod, runtime, &containers, &actions.resize).await?;
         for wait in &actions.waiting {
             let reason = WaitingReason::crash_loop(wait.delay, &wait.name, &self.id);
             if self.waiting.get(&wait.name) != Some(&reason)
@@ -469,7 +503,7 @@ impl Worker {
                 }
                 Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
                 Err(StartError::Waiting(reason)) => {
-                    let at = self.retry_at(container, &reason, now);
+                    let at = self.retry_at(pod, container, &reason, now);
                     retry = Some(retry.map_or(at, |r| r.min(at)));
                     self.waiting.insert(start.name.clone(), reason);
                 }
@@ -478,13 +512,23 @@ impl Worker {
         Ok(retry)
     }
 
-    fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
+    fn retry_at(
+        &mut self,
+        pod: &Pod,
+        container: &PodContainer,
+        reason: &WaitingReason,
+        now: Timestamp,
+    ) -> Timestamp {
         let image = container.spec.image.as_deref().unwrap_or_default();
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
-                let tagged = crate::images::tagged(image);
-                self.pulls
-                    .retry_at(container.name(), &tagged, now)
+                let own = (container.name().to_owned(), image.to_owned());
+                let mounted =
+                    images_of(pod, container).into_iter().map(|one| (one.key, one.image.to_owned()));
+                let retries = std::iter::once(own).chain(mounted);
+                retries
+                    .filter_map(|(key, image)| self.pulls.retry_at(&key, &crate::images::tagged(&image), now))
+                    .max()
                     .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
@@ -528,6 +572,7 @@ impl Worker {
     /// read from files that go with the pod's directory, so each is kept once it was read.
     pub(super) async fn observe(&mut self) -> ferrite_cri::Result<RuntimePod> {
         let mut runtime = observe(&*self.context.runtime, &self.id.uid).await?;
+        self.allocation.note(&mut runtime);
         self.keep_messages(&mut runtime);
         Ok(runtime)
     }
@@ -595,7 +640,7 @@ fn kill_grace(pod: &Pod, container: Option<&PodContainer>, cause: KillCause) -> 
     let kind = match cause {
         KillCause::Liveness => Some(ProbeKind::Liveness),
         KillCause::Startup => Some(ProbeKind::Startup),
-        KillCause::SpecChanged | KillCause::Unknown => None,
+        KillCause::SpecChanged | KillCause::Resize | KillCause::Unknown => None,
     };
     let own = kind
         .and_then(|k| k.of(&container?.spec))

@@ -441,35 +441,67 @@ async fn a_termination_message_waits_for_the_api_server() {
     assert_eq!(condition(&pod, "Else"), "True");
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_resize_that_was_not_done_is_not_claimed() {
-    let h = Harness::start().await;
-    let with = |cpu: &str| {
-        let mut c = container("c");
-        c["resources"] = json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
-        json!({"containers": [c]})
-    };
-    h.create("p", with("100m"));
-    h.until("p", "ready", ready).await;
-    let resize = |cpu: &str| {
-        let mut pod = h.pod("p").unwrap();
-        pod["spec"]["containers"][0]["resources"] = with(cpu)["containers"][0]["resources"].clone();
-        pod["metadata"]["generation"] = json!(2);
-        h.api.put("pods", pod);
-    };
-    resize("200m");
-    let pod = h.until("p", "pending", |p| condition(p, "PodResizePending") == "True").await;
+/// A pod of one container with this CPU, and a change of it in the API.
+fn with_cpu(cpu: &str, policy: &str) -> Value {
+    let mut c = container("c");
+    c["resources"] = json!({"requests": {"cpu": cpu}, "limits": {"cpu": cpu}});
+    c["resizePolicy"] = json!([{"resourceName": "cpu", "restartPolicy": policy}]);
+    json!({"containers": [c]})
+}
+
+fn resize(h: &Harness, cpu: &str) {
+    let mut pod = h.pod("p").unwrap();
+    pod["spec"]["containers"][0]["resources"] = with_cpu(cpu, "")["containers"][0]["resources"].clone();
+    pod["metadata"]["generation"] = json!(pod["metadata"]["generation"].as_i64().unwrap_or(1) + 1);
+    h.api.put("pods", pod);
+}
+
+fn cpu_of(pod: &Value) -> [&Value; 2] {
     let status = &pod["status"]["containerStatuses"][0];
-    assert_eq!(status["allocatedResources"]["cpu"], "100m");
-    assert_eq!(status["resources"]["limits"]["cpu"], "100m");
-    // Taken back, it is no longer pending.
-    resize("100m");
-    h.until("p", "settled", |p| condition(p, "PodResizePending").is_empty()).await;
-    // A container that starts again has what is asked for.
-    resize("300m");
-    h.until("p", "pending", |p| condition(p, "PodResizePending") == "True").await;
+    [&status["allocatedResources"]["cpu"], &status["resources"]["limits"]["cpu"]]
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_container_is_resized_while_it_runs() {
+    let h = Harness::start().await;
+    h.create("p", with_cpu("100m", "NotRequired"));
+    h.until("p", "ready", ready).await;
+    resize(&h, "200m");
+    let pod = h.until("p", "resized", |p| cpu_of(p) == ["200m", "200m"]).await;
+    let pod = match condition(&pod, "PodResizeInProgress").is_empty() {
+        true => pod,
+        false => h.until("p", "done", |p| condition(p, "PodResizeInProgress").is_empty()).await,
+    };
+    assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
+    assert!(h.runtime.calls().iter().any(|note| note == "resize:20000"), "{:?}", h.runtime.calls());
+    // What it was given is known to the next instance as well.
     h.runtime.exit("c", 1);
     let pod = h.until("p", "restarted", |p| p["status"]["containerStatuses"][0]["restartCount"] == 1).await;
-    assert_eq!(pod["status"]["containerStatuses"][0]["allocatedResources"]["cpu"], "300m");
-    assert_eq!(condition(&pod, "PodResizePending"), "");
+    assert_eq!(cpu_of(&pod)[0], "200m");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resize_without_room_is_deferred_and_not_claimed() {
+    let h = Harness::start().await;
+    h.create("p", with_cpu("100m", "NotRequired"));
+    h.until("p", "ready", ready).await;
+    resize(&h, "100000");
+    let pod = h.until("p", "pending", |p| condition(p, "PodResizePending") == "True").await;
+    assert_eq!(cpu_of(&pod), ["100m", "100m"]);
+    assert!(!h.runtime.calls().iter().any(|note| note.starts_with("resize:")));
+    // Taken back, it is no longer pending.
+    resize(&h, "100m");
+    h.until("p", "settled", |p| condition(p, "PodResizePending").is_empty()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_may_want_a_restart() {
+    let h = Harness::start().await;
+    h.create("p", with_cpu("100m", "RestartContainer"));
+    h.until("p", "ready", ready).await;
+    resize(&h, "200m");
+    let done =
+        |p: &Value| p["status"]["containerStatuses"][0]["restartCount"] == 1 && cpu_of(p) == ["200m", "200m"];
+    h.until("p", "restarted with more", done).await;
+    assert!(!h.runtime.calls().iter().any(|note| note.starts_with("resize:")));
 }

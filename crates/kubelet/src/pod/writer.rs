@@ -12,8 +12,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// Conditions this kubelet speaks for; all others belong to somebody else.
-const OWNED: [&str; 5] =
-    ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", super::resize::CONDITION];
+const OWNED: [&str; 6] = [
+    "PodReadyToStartContainers",
+    "Initialized",
+    "Ready",
+    "ContainersReady",
+    super::resize::PENDING,
+    super::resize::IN_PROGRESS,
+];
 
 #[derive(Clone, Default)]
 pub(crate) struct Wanted {

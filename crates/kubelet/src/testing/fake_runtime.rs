@@ -371,9 +371,11 @@ impl RuntimeService for FakeRuntime {
 
     async fn update_container_resources(
         &self,
-        _: UpdateContainerResourcesRequest,
+        request: UpdateContainerResourcesRequest,
     ) -> Result<UpdateContainerResourcesResponse> {
-        Err(Error::unimplemented("UpdateContainerResources"))
+        let quota = request.linux.unwrap_or_default().cpu_quota;
+        self.note(format!("resize:{quota}"));
+        Ok(UpdateContainerResourcesResponse {})
     }
 
     async fn reopen_container_log(&self, _: ReopenContainerLogRequest) -> Result<ReopenContainerLogResponse> {

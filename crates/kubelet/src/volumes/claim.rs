@@ -98,9 +98,11 @@ async fn set_up(
     let block = spec.volume_mode.as_deref() == Some("Block");
     check_use(request.pod, &request.volume.name, block)?;
     let plugin = PERSISTENT.iter().find(|plugin| (plugin.matches)(spec)).ok_or(SourceError::Unsupported)?;
-    let wanted = PersistentSetUp { pod: request, name: &volume_name, volume: &volume, spec, read_only };
+    let wanted =
+        PersistentSetUp { pod: request, name: &volume_name, volume: &volume, spec, claim: &claim, read_only };
     let ready = (plugin.set_up)(wanted).await?;
-    Ok(ReadyVolume { read_only: ready.read_only || read_only, block, settled: true, ..ready })
+    let settled = ready.refresh_at.is_none();
+    Ok(ReadyVolume { read_only: ready.read_only || read_only, block, settled, ..ready })
 }
 
 fn problem(error: &kube::Error, kind: &str, name: &str) -> String {

@@ -3,9 +3,13 @@
 use super::kernel::{self, Tmpfs};
 use super::plugins::{SetUp, VolumePlugin};
 use super::{ReadyVolume, SourceError, blocking};
+use crate::pod::model;
 use crate::quantity;
 use ferrite_hostfs::Dir;
 use futures_util::FutureExt;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
@@ -19,10 +23,63 @@ async fn set_up(request: SetUp<'_>) -> Result<ReadyVolume, SourceError> {
     let source = request.volume.empty_dir.as_ref().ok_or(SourceError::Unsupported)?;
     let path = request.dir("empty-dir");
     let limit = source.size_limit.as_ref().and_then(quantity::value).filter(|l| *l > 0);
-    let memory = source.medium.as_deref() == Some("Memory");
     let (target, group) = (path.clone(), request.group);
-    blocking(&path, move || ensure(&target, memory, limit, group)).await?;
+    let medium = source.medium.as_deref().unwrap_or_default();
+    if let Some(pages) = huge_pages(medium, request.pod)? {
+        let options = format!("pagesize={pages},mode=0777");
+        blocking(&path, move || kernel::ensure_huge_pages(&target, &options, group)).await?;
+    } else {
+        let memory = medium == "Memory";
+        blocking(&path, move || ensure(&target, memory, limit, group)).await?;
+    }
     Ok(ReadyVolume::writable(path))
+}
+
+/// Why a volume of huge pages cannot be made.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum MediumError {
+    #[error("unknown storage medium {0:?}")]
+    Unknown(String),
+    #[error("medium {0:?}: the pod's containers ask for no huge pages")]
+    NoPages(String),
+    #[error(
+        "medium {medium:?}: the pod's containers ask for pages of several sizes ({sizes}); name one of them"
+    )]
+    Several { medium: String, sizes: String },
+}
+
+const HUGE: &str = "HugePages";
+const RESOURCE: &str = "hugepages-";
+
+/// The size in bytes of the pages of a medium; nothing for a medium without huge pages. As upstream, the containers must
+/// ask for pages of that size, and `HugePages` alone means the only size that they ask for.
+fn huge_pages(medium: &str, pod: &Pod) -> Result<Option<i64>, MediumError> {
+    let wanted = match medium {
+        "" | "Memory" => return Ok(None),
+        HUGE => None,
+        _ => {
+            let unknown = || MediumError::Unknown(medium.to_owned());
+            let size = medium.strip_prefix(HUGE).and_then(|rest| rest.strip_prefix('-'));
+            Some(size.and_then(bytes).ok_or_else(unknown)?)
+        }
+    };
+    let asked: BTreeSet<i64> = model::containers(pod)
+        .iter()
+        .filter_map(|container| container.spec.resources.as_ref()?.requests.as_ref())
+        .flat_map(|requests| requests.keys())
+        .filter_map(|name| name.strip_prefix(RESOURCE).and_then(bytes))
+        .collect();
+    let several = || asked.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match wanted {
+        Some(size) if asked.contains(&size) => Ok(Some(size)),
+        None if asked.len() > 1 => Err(MediumError::Several { medium: medium.to_owned(), sizes: several() }),
+        None if asked.len() == 1 => Ok(asked.first().copied()),
+        _ => Err(MediumError::NoPages(medium.to_owned())),
+    }
+}
+
+fn bytes(text: &str) -> Option<i64> {
+    quantity::value(&Quantity(text.to_owned())).filter(|size| *size > 0)
 }
 
 /// Makes an empty directory that every user of the pod may write. One that is there stays as the containers made
@@ -58,6 +115,35 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    #[test]
+    fn huge_pages_are_those_that_the_containers_ask_for() {
+        use ferrite_json::json;
+        let mebi = 1 << 20;
+        let none = |medium: &str| Err(MediumError::NoPages(medium.to_owned()));
+        for (medium, asked, expected) in [
+            ("", vec!["2Mi"], Ok(None)),
+            ("Memory", vec![], Ok(None)),
+            ("HugePages", vec!["2Mi"], Ok(Some(2 * mebi))),
+            ("HugePages", vec![], none("HugePages")),
+            (
+                "HugePages",
+                vec!["2Mi", "1Gi"],
+                Err(MediumError::Several { medium: "HugePages".into(), sizes: "2097152, 1073741824".into() }),
+            ),
+            ("HugePages-1Gi", vec!["2Mi", "1Gi"], Ok(Some(1024 * mebi))),
+            ("HugePages-1Gi", vec!["2Mi"], none("HugePages-1Gi")),
+            ("HugePages-x", vec!["2Mi"], Err(MediumError::Unknown("HugePages-x".into()))),
+            ("Tape", vec![], Err(MediumError::Unknown("Tape".into()))),
+        ] {
+            let requests: std::collections::BTreeMap<String, &str> =
+                asked.iter().map(|size| (format!("{RESOURCE}{size}"), "64Mi")).collect();
+            let pod: Pod = ferrite_json::from_value(json!({"metadata": {}, "spec": {"containers": [
+                {"name": "c", "resources": {"requests": requests}}]}}))
+            .unwrap();
+            assert_eq!(huge_pages(medium, &pod), expected, "{medium} {asked:?}");
+        }
+    }
 
     #[test]
     fn made_once_and_then_the_containers() {

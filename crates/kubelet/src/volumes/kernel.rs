@@ -39,6 +39,21 @@ pub(crate) fn ensure_tmpfs(dir: &Path, wanted: Tmpfs) -> io::Result<()> {
     Ok(())
 }
 
+/// A file system of huge pages at `dir`; one that is there already stays.
+pub(crate) fn ensure_huge_pages(dir: &Path, options: &str, group: Option<u32>) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    if mounts::is_mount_point(dir)? {
+        return Ok(());
+    }
+    let options = match group {
+        Some(group) => format!("{options},gid={group}"),
+        None => options.to_owned(),
+    };
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("nodev"), dir, Some("hugetlbfs"), flags, Some(options.as_str()))?;
+    Ok(())
+}
+
 /// Unmounts everything at or below `dir`, then removes it. Nothing is removed while something is mounted.
 pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
     mounts::unmount_below(dir)?;

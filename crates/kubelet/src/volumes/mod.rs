@@ -7,9 +7,11 @@ mod atomic;
 mod claim;
 mod config_map;
 mod content;
+pub(crate) mod csi;
 mod downward_api;
 mod empty_dir;
 mod host_path;
+mod image;
 mod kernel;
 mod local;
 pub(crate) mod local_path;
@@ -21,6 +23,7 @@ mod projected;
 mod secret;
 mod token;
 
+pub(crate) use image::images_of;
 #[cfg(test)]
 pub(crate) use kernel::remove_tree;
 pub(crate) use token::Tokens;
@@ -29,16 +32,19 @@ use crate::container::expand::expand;
 use crate::container::fields::NodeLimits;
 use crate::objects::{ObjectError, Objects};
 use crate::pod::model::{self, PodContainer, PodId};
-use ferrite_client::Informer;
-use ferrite_cri::v1::{Device, Mount, MountPropagation};
+use csi::{Csi, CsiError};
+use ferrite_client::{EventRecorder, Informer, Scope};
+use ferrite_cri::v1::{Device, ImageSpec, Mount, MountPropagation};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Volume, VolumeMount};
 use payload::PayloadError;
 use plugins::SetUp;
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SourceError {
@@ -58,6 +64,10 @@ pub(crate) enum SourceError {
     Local(#[from] local::LocalError),
     #[error(transparent)]
     Nfs(#[from] nfs::NfsError),
+    #[error(transparent)]
+    Csi(#[from] csi::CsiError),
+    #[error(transparent)]
+    Medium(#[from] empty_dir::MediumError),
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
     #[error("no volume plugin matched")]
@@ -74,6 +84,24 @@ pub(crate) struct VolumeError {
     pub source: SourceError,
 }
 
+/// Why a container cannot be given its mounts.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MountError {
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error("missing value for {0}")]
+    NoVariable(String),
+}
+
+/// Why a pod's volumes could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TearDownError {
+    #[error(transparent)]
+    Csi(#[from] CsiError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
 /// A volume, ready to be given to containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ReadyVolume {
@@ -82,6 +110,8 @@ struct ReadyVolume {
     read_only: bool,
     /// It is a device, not a file system.
     block: bool,
+    /// It is the content of this image, which the runtime mounts.
+    image: Option<String>,
     /// It stays as it is as long as the pod runs: there is nothing to bring up to date.
     settled: bool,
     /// When it must be brought up to date at the latest.
@@ -91,7 +121,7 @@ struct ReadyVolume {
 impl ReadyVolume {
     /// A directory or file that containers may write.
     fn writable(path: PathBuf) -> Self {
-        Self { path, read_only: false, block: false, settled: false, refresh_at: None }
+        Self { path, read_only: false, block: false, image: None, settled: false, refresh_at: None }
     }
 }
 
@@ -103,6 +133,13 @@ pub(crate) struct PodVolumes {
     pub refresh_at: Option<Timestamp>,
 }
 
+impl PodVolumes {
+    /// The directory of a volume on this node; nothing for devices and images.
+    pub(crate) fn directory(&self, volume: &str) -> Option<&Path> {
+        self.volumes.get(volume).filter(|v| !v.block && v.image.is_none()).map(|v| v.path.as_path())
+    }
+}
+
 /// What the volumes of a node are made of.
 pub(crate) struct VolumesConfig {
     /// The kubelet's directory.
@@ -110,6 +147,8 @@ pub(crate) struct VolumesConfig {
     /// Where local volumes that a provisioner asked for are; without it this node has none.
     pub local_volumes: Option<PathBuf>,
     pub limits: NodeLimits,
+    pub node_name: String,
+    pub recorder: EventRecorder,
 }
 
 pub(crate) struct Volumes {
@@ -120,6 +159,7 @@ pub(crate) struct Volumes {
     tokens: Arc<Tokens>,
     limits: NodeLimits,
     node: Informer<Node>,
+    csi: Csi,
 }
 
 impl Volumes {
@@ -128,15 +168,22 @@ impl Volumes {
         client: kube::Client,
         objects: Arc<Objects>,
         node: Informer<Node>,
+        scope: &Scope,
     ) -> Self {
-        let VolumesConfig { root, local_volumes, limits } = config;
+        let VolumesConfig { root, local_volumes, limits, node_name, recorder } = config;
         let tokens = Arc::new(Tokens::new(client.clone()));
-        Self { root, local_volumes, client, objects, tokens, limits, node }
+        let csi = Csi::new(&root, &node_name, client.clone(), tokens.clone(), recorder, node.clone(), scope);
+        Self { root, local_volumes, client, objects, tokens, limits, node, csi }
     }
 
     /// The pods' service account tokens.
     pub(crate) fn tokens(&self) -> Arc<Tokens> {
         self.tokens.clone()
+    }
+
+    /// The volumes of CSI drivers.
+    pub(crate) fn csi(&self) -> &Csi {
+        &self.csi
     }
 
     /// The kubelet's directory.
@@ -154,12 +201,14 @@ impl Volumes {
         entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect()
     }
 
-    /// Brings every volume of the pod to what the API says now. `before` is what the pod has already.
+    /// Brings every volume of the pod to what the API says now. `before` is what the pod has already. Waiting ends when
+    /// `ending` is cancelled.
     pub(crate) async fn set_up(
         &self,
         pod: &Pod,
         now: Timestamp,
         before: Option<&PodVolumes>,
+        ending: &CancellationToken,
     ) -> Result<PodVolumes, VolumeError> {
         let mut ready = PodVolumes::default();
         let fs_group = model::spec(pod).security_context.as_ref().and_then(|c| c.fs_group);
@@ -169,7 +218,7 @@ impl Volumes {
             let one = match settled {
                 Some(settled) => settled.clone(),
                 None => self
-                    .set_up_one(pod, volume, group, now)
+                    .set_up_one(pod, volume, group, now, ending)
                     .await
                     .map_err(|source| VolumeError { volume: volume.name.clone(), source })?,
             };
@@ -185,11 +234,12 @@ impl Volumes {
         volume: &Volume,
         group: Option<u32>,
         now: Timestamp,
+        ending: &CancellationToken,
     ) -> Result<ReadyVolume, SourceError> {
         let plugin = plugins::PLUGINS.iter().find(|plugin| (plugin.matches)(volume));
         let plugin = plugin.ok_or(SourceError::Unsupported)?;
         let id = PodId::of(pod);
-        (plugin.set_up)(SetUp { volumes: self, pod, id: &id, volume, group, now }).await
+        (plugin.set_up)(SetUp { volumes: self, pod, id: &id, volume, group, now, ending }).await
     }
 
     /// The mounts of one container. `env` is what `subPathExpr` may refer to.
@@ -199,15 +249,20 @@ impl Volumes {
         container: &PodContainer,
         volumes: &PodVolumes,
         env: &[(String, String)],
-    ) -> Result<Vec<Mount>, VolumeError> {
+    ) -> Result<Vec<Mount>, MountError> {
         let mut mounts = Vec::new();
         for (index, wanted) in container.spec.volume_mounts.iter().flatten().enumerate() {
             let fail = |source| VolumeError { volume: wanted.name.clone(), source };
             let volume = volumes.volumes.get(&wanted.name).ok_or_else(|| fail(SourceError::Unsupported))?;
             if volume.block {
-                return Err(fail(claim::ClaimError::BlockMounted(wanted.name.clone()).into()));
+                return Err(fail(claim::ClaimError::BlockMounted(wanted.name.clone()).into()).into());
             }
-            let host_path = match sub_path(wanted, env) {
+            let sub = sub_path(wanted, env)?;
+            if let Some(image) = &volume.image {
+                mounts.push(image_mount(wanted, image, sub));
+                continue;
+            }
+            let host_path = match sub {
                 None => volume.path.clone(),
                 Some(sub) => {
                     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
@@ -267,12 +322,20 @@ impl Volumes {
             .collect()
     }
 
-    /// Unmounts and removes everything of the pod.
-    pub(crate) async fn tear_down(&self, uid: &str) -> io::Result<()> {
+    /// Unmounts and removes everything of the pod. Drivers take their volumes back first.
+    pub(crate) async fn tear_down(&self, uid: &str) -> Result<(), TearDownError> {
+        // Sub-paths keep a volume busy: they go first, as upstream.
+        let sub_paths = self.pod_dir(uid).join("volume-subpaths");
+        let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&sub_paths)).await;
+        removed.map_err(io::Error::other)??;
+        self.csi.unpublish(uid).await?;
         self.tokens.forget(uid);
         self.objects.release(uid);
         let dir = self.pod_dir(uid);
-        tokio::task::spawn_blocking(move || kernel::remove_tree(&dir)).await.map_err(io::Error::other)?
+        let removed = tokio::task::spawn_blocking(move || kernel::remove_tree(&dir)).await;
+        removed.map_err(io::Error::other)??;
+        self.csi.release(uid);
+        Ok(())
     }
 }
 
@@ -280,12 +343,35 @@ fn absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_string() } else { format!("/{path}") }
 }
 
-fn sub_path(mount: &VolumeMount, env: &[(String, String)]) -> Option<String> {
-    if let Some(expr) = mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) {
-        let lookup = |name: &str| env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
-        return Some(expand(expr, lookup));
+/// The sub-path of a mount. As upstream, a variable that is empty is as bad as one that is not there.
+fn sub_path(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<String>, MountError> {
+    let Some(expr) = mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) else {
+        return Ok(mount.sub_path.clone().filter(|s| !s.is_empty()));
+    };
+    let missing = RefCell::new(BTreeSet::new());
+    let path = expand(expr, |name: &str| {
+        let value = env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone()).unwrap_or_default();
+        if value.is_empty() {
+            missing.borrow_mut().insert(name.to_owned());
+        }
+        Some(value)
+    });
+    let missing = missing.into_inner();
+    match missing.is_empty() {
+        true => Ok(Some(path).filter(|path| !path.is_empty())),
+        false => Err(MountError::NoVariable(missing.into_iter().collect::<Vec<_>>().join(", "))),
     }
-    mount.sub_path.clone().filter(|s| !s.is_empty())
+}
+
+/// An image's files, which nobody writes.
+fn image_mount(wanted: &VolumeMount, image: &str, sub: Option<String>) -> Mount {
+    Mount {
+        container_path: absolute(&wanted.mount_path),
+        image: Some(ImageSpec { image: image.to_owned(), ..ImageSpec::default() }),
+        image_sub_path: sub.unwrap_or_default(),
+        readonly: true,
+        ..Mount::default()
+    }
 }
 
 /// Runs work on files away from the threads that must not block. `path` names it in the error.
@@ -295,4 +381,30 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, SourceError> {
     let done = tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(io::Error::other(e)));
     done.map_err(|source| SourceError::Io { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sub_paths_need_every_variable() {
+        let env = [("A".to_owned(), "x".to_owned()), ("EMPTY".to_owned(), String::new())];
+        for (path, expr, expected) in [
+            (None, None, Ok(None)),
+            (Some("a"), None, Ok(Some("a"))),
+            (None, Some("$(A)/b"), Ok(Some("x/b"))),
+            (None, Some("$$(A)"), Ok(Some("$(A)"))),
+            (None, Some("$(NONE)"), Err("missing value for NONE")),
+            (None, Some("a$(EMPTY)$(NONE)"), Err("missing value for EMPTY, NONE")),
+        ] {
+            let mount = VolumeMount {
+                sub_path: path.map(str::to_owned),
+                sub_path_expr: expr.map(str::to_owned),
+                ..VolumeMount::default()
+            };
+            let found = sub_path(&mount, &env).map_err(|e| e.to_string());
+            assert_eq!(found.as_ref().map(Option::as_deref).map_err(String::as_str), expected, "{expr:?}");
+        }
+    }
 }

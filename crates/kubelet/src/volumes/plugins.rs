@@ -1,14 +1,17 @@
 //! The kinds of volumes.
 
 use super::{
-    ReadyVolume, SourceError, Volumes, claim, config_map, downward_api, empty_dir, host_path, local, nfs,
-    projected, secret,
+    ReadyVolume, SourceError, Volumes, claim, config_map, csi, downward_api, empty_dir, host_path, image,
+    local, nfs, projected, secret,
 };
 use crate::pod::model::PodId;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeSpec, Pod, Volume};
+use k8s_openapi::api::core::v1::{
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, Volume,
+};
 use std::path::PathBuf;
+use tokio_util::sync::CancellationToken;
 
 /// One volume of one pod, to be set up.
 #[derive(Clone, Copy)]
@@ -20,6 +23,8 @@ pub(super) struct SetUp<'a> {
     /// The pod's `fsGroup`.
     pub group: Option<u32>,
     pub now: Timestamp,
+    /// Cancelled when the pod must end: nothing waits any longer.
+    pub ending: &'a CancellationToken,
 }
 
 impl SetUp<'_> {
@@ -52,6 +57,8 @@ pub(super) const PLUGINS: &[VolumePlugin] = &[
     nfs::PLUGIN,
     claim::PLUGIN,
     claim::EPHEMERAL,
+    csi::INLINE,
+    image::PLUGIN,
 ];
 
 /// A PersistentVolume that a pod uses through a claim, to be set up.
@@ -61,6 +68,7 @@ pub(super) struct PersistentSetUp<'a> {
     pub name: &'a str,
     pub volume: &'a PersistentVolume,
     pub spec: &'a PersistentVolumeSpec,
+    pub claim: &'a PersistentVolumeClaim,
     /// The pod wants it for reading only.
     pub read_only: bool,
 }
@@ -72,4 +80,5 @@ pub(super) struct PersistentPlugin {
 }
 
 /// Every kind of PersistentVolume.
-pub(super) const PERSISTENT: &[PersistentPlugin] = &[host_path::PERSISTENT, local::PLUGIN, nfs::PERSISTENT];
+pub(super) const PERSISTENT: &[PersistentPlugin] =
+    &[host_path::PERSISTENT, local::PLUGIN, nfs::PERSISTENT, csi::PERSISTENT];

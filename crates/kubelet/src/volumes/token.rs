@@ -22,6 +22,7 @@ pub(crate) enum TokenError {
 #[derive(Debug, Clone)]
 pub(crate) struct Token {
     pub text: String,
+    pub expires_at: Timestamp,
     pub refresh_at: Timestamp,
 }
 
@@ -99,7 +100,8 @@ impl Tokens {
             });
         // As upstream: at four fifths of its life, and at least once a day.
         let refresh = lifetime.mul_f64(0.8).min(Duration::from_secs(24 * 3600)).max(Duration::from_secs(60));
-        let token = Token { text, refresh_at: clock::add(now, refresh) };
+        let token =
+            Token { text, expires_at: clock::add(now, lifetime), refresh_at: clock::add(now, refresh) };
         self.cache.lock().unwrap_or_else(PoisonError::into_inner).insert(key, token.clone());
         Ok(Some(token))
     }

@@ -53,7 +53,7 @@ impl Drop for TestNs {
 }
 
 pub fn pod(name: &str) -> PodRef {
-    PodRef { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}") }
+    PodRef { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}"), ..PodRef::default() }
 }
 
 pub async fn attach(bridge: &Bridge, sandbox: &str, ns: &TestNs) -> IpAddr {

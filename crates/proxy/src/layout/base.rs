@@ -1,31 +1,12 @@
 //! The chains that are there without any Service.
 
-use super::expr::*;
-use super::{LayoutConfig, LocalTraffic, NodePortAddresses, SetName};
+use ferrite_nft::{
+    ChainType, Hook, Register, Verdict, in_range, jump, load_destination, load_source, native,
+    new_connection, set_mark, to_this_node, was_destination_natted,
+};
+
+use super::{BaseChain, Expr, LayoutConfig, LocalTraffic, NodePortAddresses, Rule, SetName};
 use crate::model::{Cidr, IpFamily};
-
-/// Where in the packet's way a base chain is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hook {
-    Prerouting,
-    Input,
-    Output,
-    Postrouting,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChainType {
-    Filter,
-    Nat,
-}
-
-/// A chain with its rules; called by a hook or only by other chains.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BaseChain {
-    pub name: String,
-    pub hook: Option<(ChainType, Hook, i32)>,
-    pub rules: Vec<Rule>,
-}
 
 const DESTINATION_NAT: i32 = -100;
 const SOURCE_NAT: i32 = 100;

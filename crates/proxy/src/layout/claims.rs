@@ -1,46 +1,9 @@
 //! The elements that one service port needs.
 
-use super::expr::octets;
+use ferrite_nft::{Key, octets};
+
 use super::{Class, LayoutConfig, Pick, Policy, SetName, Via};
-use crate::model::{ChosenEndpoints, Cidr, EndpointAddress, Protocol, ServicePort, without_overlap};
-use std::net::IpAddr;
-
-/// A key as the kernel has it: every field padded to whole words. Of a range, the first and the last key.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key {
-    pub first: Vec<u8>,
-    pub last: Option<Vec<u8>>,
-}
-
-impl Key {
-    pub fn new(fields: &[&[u8]]) -> Self {
-        let mut first = Vec::with_capacity(fields.len() * 4);
-        for field in fields {
-            first.extend_from_slice(field);
-            first.resize(first.len().next_multiple_of(4), 0);
-        }
-        Self { first, last: None }
-    }
-
-    pub fn service(address: IpAddr, protocol: Protocol, port: u16) -> Self {
-        Self::new(&[&octets(address), &[protocol.number()], &port.to_be_bytes()])
-    }
-
-    pub fn node_port(protocol: Protocol, port: u16) -> Self {
-        Self::new(&[&[protocol.number()], &port.to_be_bytes()])
-    }
-
-    pub fn address(address: IpAddr) -> Self {
-        Self::new(&[&octets(address)])
-    }
-
-    fn source(address: IpAddr, protocol: Protocol, port: u16, range: Cidr) -> Self {
-        let with = |source: IpAddr| {
-            Self::new(&[&octets(address), &[protocol.number()], &port.to_be_bytes(), &octets(source)]).first
-        };
-        Self { first: with(range.network()), last: Some(with(range.last())) }
-    }
-}
+use crate::model::{ChosenEndpoints, Cidr, EndpointAddress, ServicePort, without_overlap};
 
 /// The value of a claimed element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

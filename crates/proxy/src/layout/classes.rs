@@ -1,8 +1,8 @@
 //! Classes: service ports that are handled alike share chains, whatever their names, addresses and endpoints.
 
-use super::base::{BaseChain, address_words, class_register, from_pods, load_node_port, load_service};
-use super::expr::*;
-use super::{LayoutConfig, SetName};
+use super::base::{address_words, class_register, from_pods, load_node_port, load_service};
+use super::{BaseChain, Expr, LayoutConfig, Rule, SetName};
+use ferrite_nft::{from_this_node, goto, load_source, set_mark};
 
 /// How a packet found its service port; a chain must look the id up in the same map again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

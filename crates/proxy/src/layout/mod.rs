@@ -4,19 +4,23 @@
 mod base;
 mod claims;
 mod classes;
-mod expr;
 mod sets;
 
 use std::net::IpAddr;
 
-pub use base::{BaseChain, ChainType, Hook, base_chains};
-pub use claims::{Claim, ClaimValue, DesiredPort, Key, desired};
+pub use base::base_chains;
+pub use claims::{Claim, ClaimValue, DesiredPort, desired};
 pub use classes::{Class, Pick, Policy, Via, class_chains};
-pub(crate) use expr::octets;
-pub use expr::{Expr, Register, Rule, Verdict};
-pub use sets::{Data, Field, SetName, SetShape};
+pub use ferrite_nft::Key;
+pub use sets::SetName;
 
 use crate::model::{Cidr, IpFamily};
+
+/// A chain of this table.
+pub type BaseChain = ferrite_nft::Chain<SetName>;
+/// A step of a rule of this table.
+pub type Expr = ferrite_nft::Expr<SetName>;
+pub type Rule = ferrite_nft::Rule<SetName>;
 
 /// How to tell traffic of this node's pods from other traffic.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

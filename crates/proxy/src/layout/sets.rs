@@ -1,39 +1,6 @@
 //! The sets and maps of the table.
 
-use crate::model::IpFamily;
-
-/// A part of a key or value. Each takes whole 32-bit words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Field {
-    Address,
-    Protocol,
-    Port,
-    /// A number of ours, in the byte order of the machine.
-    Number,
-}
-
-impl Field {
-    /// Length in bytes without padding.
-    pub fn len(self, family: IpFamily) -> u32 {
-        match (self, family) {
-            (Self::Address, IpFamily::V4) | (Self::Number, _) => 4,
-            (Self::Address, IpFamily::V6) => 16,
-            (Self::Protocol, _) => 1,
-            (Self::Port, _) => 2,
-        }
-    }
-
-    /// The id of the type in listings of `nft`.
-    pub fn type_id(self, family: IpFamily) -> u32 {
-        match (self, family) {
-            (Self::Address, IpFamily::V4) => 7,
-            (Self::Address, IpFamily::V6) => 8,
-            (Self::Protocol, _) => 12,
-            (Self::Port, _) => 13,
-            (Self::Number, _) => 19,
-        }
-    }
-}
+use ferrite_nft::{Field, SetId, SetShape};
 
 /// A set or map of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,26 +32,6 @@ pub enum SetName {
     NodePortIps,
 }
 
-/// What a set is made of.
-#[derive(Debug, Clone, Copy)]
-pub struct SetShape {
-    pub name: &'static str,
-    pub key: &'static [Field],
-    pub data: Data,
-    /// The last field of the key is a range.
-    pub ranges: bool,
-    /// Rules add elements, which expire.
-    pub dynamic: bool,
-}
-
-/// What a set maps its keys to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Data {
-    Nothing,
-    Verdict,
-    Fields(&'static [Field]),
-}
-
 /// The id of a service port is a hash of its name in two words, the same after a restart.
 const ID: [Field; 2] = [Field::Number, Field::Number];
 const ENDPOINT: &[Field] = &[Field::Address, Field::Port];
@@ -93,16 +40,8 @@ const SERVICE: &[Field] = &[Field::Address, Field::Protocol, Field::Port];
 const NODE_PORT: &[Field] = &[Field::Protocol, Field::Port];
 const ID_AND_ENDPOINT: &[Field] = &[ID[0], ID[1], Field::Address, Field::Port];
 
-const fn set(name: &'static str, key: &'static [Field]) -> SetShape {
-    SetShape { name, key, data: Data::Nothing, ranges: false, dynamic: false }
-}
-
-const fn map(name: &'static str, key: &'static [Field], data: &'static [Field]) -> SetShape {
-    SetShape { data: Data::Fields(data), ..set(name, key) }
-}
-
-impl SetName {
-    pub const ALL: [Self; 16] = [
+impl SetId for SetName {
+    const ALL: &'static [Self] = &[
         Self::ServiceIps,
         Self::ServiceNodePorts,
         Self::Classes,
@@ -121,29 +60,32 @@ impl SetName {
         Self::NodePortIps,
     ];
 
-    pub fn shape(self) -> SetShape {
+    fn shape(self) -> SetShape {
         use Field::{Address, Number, Port, Protocol};
         match self {
-            Self::ServiceIps => map("service-ips", SERVICE, CLASS_AND_ID),
-            Self::ServiceNodePorts => map("service-nodeports", NODE_PORT, CLASS_AND_ID),
-            Self::Classes => SetShape { data: Data::Verdict, ..set("classes", &[Number]) },
-            Self::Endpoints => map("endpoints", &[ID[0], ID[1], Number], ENDPOINT),
+            Self::ServiceIps => SetShape::map("service-ips", SERVICE, CLASS_AND_ID),
+            Self::ServiceNodePorts => SetShape::map("service-nodeports", NODE_PORT, CLASS_AND_ID),
+            Self::Classes => SetShape::verdicts("classes", &[Number]),
+            Self::Endpoints => SetShape::map("endpoints", &[ID[0], ID[1], Number], ENDPOINT),
             Self::Affinity => {
-                SetShape { dynamic: true, ..map("affinity", &[Address, ID[0], ID[1]], ENDPOINT) }
+                SetShape { dynamic: true, ..SetShape::map("affinity", &[Address, ID[0], ID[1]], ENDPOINT) }
             }
-            Self::AffinityCluster => set("affinity-cluster", ID_AND_ENDPOINT),
-            Self::AffinityLocal => set("affinity-local", ID_AND_ENDPOINT),
-            Self::ClusterIps => set("cluster-ips", &[Address]),
-            Self::RejectServices => set("reject-services", SERVICE),
-            Self::DropServices => set("drop-services", SERVICE),
-            Self::RejectNodePorts => set("reject-nodeports", NODE_PORT),
-            Self::DropNodePorts => set("drop-nodeports", NODE_PORT),
-            Self::FirewallIps => set("firewall-ips", SERVICE),
-            Self::FirewallSources => {
-                SetShape { ranges: true, ..set("firewall-sources", &[Address, Protocol, Port, Address]) }
+            Self::AffinityCluster => SetShape::set("affinity-cluster", ID_AND_ENDPOINT),
+            Self::AffinityLocal => SetShape::set("affinity-local", ID_AND_ENDPOINT),
+            Self::ClusterIps => SetShape::set("cluster-ips", &[Address]),
+            Self::RejectServices => SetShape::set("reject-services", SERVICE),
+            Self::DropServices => SetShape::set("drop-services", SERVICE),
+            Self::RejectNodePorts => SetShape::set("reject-nodeports", NODE_PORT),
+            Self::DropNodePorts => SetShape::set("drop-nodeports", NODE_PORT),
+            Self::FirewallIps => SetShape::set("firewall-ips", SERVICE),
+            Self::FirewallSources => SetShape {
+                ranges: true,
+                ..SetShape::set("firewall-sources", &[Address, Protocol, Port, Address])
+            },
+            Self::HairpinConnections => {
+                SetShape::set("hairpin-connections", &[Address, Address, Protocol, Port])
             }
-            Self::HairpinConnections => set("hairpin-connections", &[Address, Address, Protocol, Port]),
-            Self::NodePortIps => set("nodeport-ips", &[Address]),
+            Self::NodePortIps => SetShape::set("nodeport-ips", &[Address]),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use ferrite_network::{Bridge, BridgeConfig, PodNetwork, PodRef};
-use ferrite_proxy::kernel::{Change, Monitor, OwnGenerations, Table};
+use ferrite_nft::{Change, Monitor, OwnGenerations, Table};
 use ferrite_proxy::layout::{LayoutConfig, LocalTraffic, NodePortAddresses};
 use ferrite_proxy::model::{IpFamily, NodeFacts};
 use ferrite_proxy::sync::{FamilyProxy, ServedPort, Synced, served_ports};
@@ -236,6 +236,7 @@ impl World {
             service_cidr: Some("10.96.0.0/16".parse().unwrap()),
             state: state.path().join("network"),
             mtu: 1450,
+            routed: false,
         };
         let bridge = Bridge::open_in(&node.path, config).await.unwrap();
         bridge.route_services().await.unwrap();
@@ -243,8 +244,12 @@ impl World {
         let mut made = Vec::new();
         for index in 0..pods {
             let ns = TestNs::new();
-            let pod =
-                PodRef { namespace: "ns".into(), name: format!("pod-{index}"), uid: format!("uid-{index}") };
+            let pod = PodRef {
+                namespace: "ns".into(),
+                name: format!("pod-{index}"),
+                uid: format!("uid-{index}"),
+                ..PodRef::default()
+            };
             let ip = bridge.attach(&format!("sandbox-{index}"), &ns.path, &pod).await.unwrap().ips[0];
             made.push((ns, ip));
         }

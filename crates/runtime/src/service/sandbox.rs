@@ -4,9 +4,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use ferrite_cri::v1::{NamespaceMode, NamespaceOption, PodSandboxConfig};
+use ferrite_cri::v1::{NamespaceMode, NamespaceOption, PodSandboxConfig, Protocol};
 use ferrite_cri::{Code, Error, Result, with_causes};
-use ferrite_network::PodRef;
+use ferrite_network::{Bandwidth, HostPort, PodRef, PortProtocol};
 use ferrite_systemd::Slice;
 
 use super::client::{self, blocking};
@@ -43,6 +43,31 @@ pub(super) fn user_map(config: &PodSandboxConfig) -> Result<Option<IdMap>> {
     // POD is also what an empty message says; a namespace without ranges is none.
     let own = user.mode() == NamespaceMode::Pod && !(user.uids.is_empty() && user.gids.is_empty());
     if own { Ok(Some(IdMap::new(&user)?)) } else { Ok(None) }
+}
+
+/// The ports of the node that the pod asks for.
+fn host_ports(config: &PodSandboxConfig) -> Result<Vec<HostPort>> {
+    let wanted = config.port_mappings.iter().filter(|mapping| mapping.host_port != 0);
+    wanted
+        .map(|mapping| {
+            let bad = |what: &str| Error::invalid(format!("port mapping of {}: {what}", mapping.host_port));
+            let host_ip = match mapping.host_ip.as_str() {
+                "" => None,
+                text => Some(text.parse().map_err(|_| bad("host_ip is no address"))?),
+            };
+            Ok(HostPort {
+                host_ip,
+                host_port: u16::try_from(mapping.host_port).map_err(|_| bad("not a port"))?,
+                container_port: u16::try_from(mapping.container_port)
+                    .map_err(|_| bad("container_port is not a port"))?,
+                protocol: match mapping.protocol() {
+                    Protocol::Tcp => PortProtocol::Tcp,
+                    Protocol::Udp => PortProtocol::Udp,
+                    Protocol::Sctp => PortProtocol::Sctp,
+                },
+            })
+        })
+        .collect()
 }
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Error {
@@ -101,7 +126,14 @@ impl Inner {
         blocking(move || inner.start_supervisor(&made)).await.map_err(failed("start sandbox"))?;
         if self.asks_network(sandbox) {
             let metadata = sandbox.config.metadata.clone().unwrap_or_default();
-            let pod = PodRef { namespace: metadata.namespace, name: metadata.name, uid: metadata.uid };
+            let pod = PodRef {
+                namespace: metadata.namespace,
+                name: metadata.name,
+                uid: metadata.uid,
+                host_ports: host_ports(&sandbox.config)?,
+                bandwidth: Bandwidth::of(|key| sandbox.config.annotations.get(key))
+                    .map_err(|error| Error::invalid(error.to_string()))?,
+            };
             let netns = sandbox.run_dir.join(NETNS);
             let attachment =
                 self.config.network.attach(&sandbox.id, &netns, &pod).await.map_err(|error| {

@@ -232,7 +232,11 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
 
     let protocol = if upgrade == "websocket" {
         let known = if forward { websocket::FORWARD_PROTOCOLS } else { websocket::PROTOCOLS };
-        let Some(protocol) = choose(&headers, "sec-websocket-protocol", known) else {
+        let named = choose(&headers, "sec-websocket-protocol", known);
+        let is_unnamed = values(&headers, "sec-websocket-protocol").next().is_none();
+        // As upstream: a client that names none talks the first protocol that there was.
+        let unnamed = if forward { known[1] } else { websocket::OLDEST };
+        let Some(protocol) = named.or(is_unnamed.then_some(unnamed)) else {
             return refuse(StatusCode::BAD_REQUEST, "none of the WebSocket protocols offered is supported");
         };
         if let Action::Forward { ports, .. } = &action
@@ -252,7 +256,9 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
         };
         out.insert(header::UPGRADE, header::HeaderValue::from_static("websocket"));
         out.insert("sec-websocket-accept", accept);
-        out.insert("sec-websocket-protocol", header::HeaderValue::from_static(protocol));
+        if named.is_some() {
+            out.insert("sec-websocket-protocol", header::HeaderValue::from_static(protocol));
+        }
         protocol
     } else {
         let known = if forward { spdy::FORWARD_PROTOCOLS } else { spdy::PROTOCOLS };
@@ -280,7 +286,7 @@ fn answer(inner: Weak<Inner>, mut request: Request<Incoming>) -> Response<Full<B
                     websocket::forward(&worker, io, &sandbox).await;
                 }
                 ("websocket", Action::Forward { sandbox, ports }) => {
-                    websocket::forward_channels(&worker, io, &sandbox, &ports).await;
+                    websocket::forward_channels(&worker, io, &sandbox, &ports, protocol).await;
                 }
                 ("websocket", action) => websocket::serve(&worker, io, action, protocol).await,
                 (_, Action::Forward { sandbox, .. }) => spdy::forward(&worker, io, &sandbox).await,

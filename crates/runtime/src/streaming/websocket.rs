@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{SinkExt, StreamExt};
 use hyper::body::Bytes;
@@ -16,11 +18,17 @@ use super::session::{self, Size};
 use super::{Action, forward as ports, spdy};
 use crate::service::Inner;
 
-pub const PROTOCOLS: &[&str] = &["v5.channel.k8s.io", "v4.channel.k8s.io"];
+const V5: &str = "v5.channel.k8s.io";
+const V4: &str = "v4.channel.k8s.io";
+const V4_BASE64: &str = "v4.base64.channel.k8s.io";
+const BASE64: &str = "base64.channel.k8s.io";
+/// The oldest protocol; clients that name none get it.
+pub const OLDEST: &str = "channel.k8s.io";
+pub const PROTOCOLS: &[&str] = &[V5, V4, V4_BASE64, OLDEST, BASE64];
 /// A whole SPDY connection in binary messages.
 pub const FORWARD_SPDY: &str = "SPDY/3.1+portforward.k8s.io";
 /// Clients without SPDY (Python's, kube-rs) forward over channels.
-pub const FORWARD_PROTOCOLS: &[&str] = &[FORWARD_SPDY, "v4.channel.k8s.io"];
+pub const FORWARD_PROTOCOLS: &[&str] = &[FORWARD_SPDY, V4, V4_BASE64];
 /// A port takes two channels, and a channel is a byte.
 pub const MAX_PORTS: usize = 128;
 
@@ -44,11 +52,47 @@ async fn accept<S: AsyncRead + AsyncWrite + Unpin>(io: S) -> WebSocketStream<S> 
     WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
 }
 
-fn frame(channel: u8, bytes: &[u8]) -> Message {
-    let mut message = Vec::with_capacity(bytes.len() + 1);
-    message.push(channel);
-    message.extend_from_slice(bytes);
-    Message::Binary(message.into())
+/// The form of messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Coding {
+    /// The channel's number, then the bytes.
+    Binary,
+    /// Text: the channel's number as a digit, then the bytes in base64. For clients that cannot send bytes.
+    Base64,
+}
+
+impl Coding {
+    fn of(protocol: &str) -> Self {
+        if matches!(protocol, V4_BASE64 | BASE64) { Self::Base64 } else { Self::Binary }
+    }
+
+    fn frame(self, channel: u8, bytes: &[u8]) -> Message {
+        match self {
+            Self::Binary => {
+                let mut message = Vec::with_capacity(bytes.len() + 1);
+                message.push(channel);
+                message.extend_from_slice(bytes);
+                Message::Binary(message.into())
+            }
+            Self::Base64 => {
+                let mut text = String::from(char::from(b'0'.saturating_add(channel)));
+                STANDARD.encode_string(bytes, &mut text);
+                Message::text(text)
+            }
+        }
+    }
+
+    /// Channel and content of a message. None if it has no channel, or its content cannot be read.
+    fn parse(self, message: Bytes) -> Option<(u8, Bytes)> {
+        let first = *message.first()?;
+        match self {
+            Self::Binary => Some((first, message.slice(1..))),
+            Self::Base64 => {
+                let channel = first.checked_sub(b'0')?;
+                STANDARD.decode(&message[1..]).ok().map(|bytes| (channel, bytes.into()))
+            }
+        }
+    }
 }
 
 /// Serves an exec or attach.
@@ -57,6 +101,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (mut sink, mut source) = accept(io).await.split();
+    let coding = Coding::of(protocol);
     let wanted = action.wanted();
     // Clients wait for a first, empty message on the lowest channel that can be written.
     let first = if wanted.stdout {
@@ -66,10 +111,10 @@ where
     } else {
         ERROR
     };
-    if sink.send(frame(first, &[])).await.is_err() {
+    if sink.send(coding.frame(first, &[])).await.is_err() {
         return;
     }
-    let closes = protocol == PROTOCOLS[0];
+    let closes = protocol == V5;
     let (channels, ends) = session::channels();
     let session::Ends { mut stdin, mut resize, mut stdout, mut stderr } = ends;
     let incoming = async {
@@ -80,16 +125,16 @@ where
                 Message::Close(_) => break,
                 _ => continue,
             };
-            let Some((channel, rest)) = bytes.split_first() else { continue };
-            match *channel {
+            let Some((channel, rest)) = coding.parse(bytes) else { continue };
+            match channel {
                 STDIN if !rest.is_empty() => {
                     if let Some(stdin) = &stdin {
                         // A command that reads no more must not stop resizes and the close.
-                        let _ = stdin.send(bytes.slice(1..)).await;
+                        let _ = stdin.send(rest).await;
                     }
                 }
                 RESIZE => {
-                    if let (Some(resize), Ok(size)) = (&resize, serde_json::from_slice::<Size>(rest)) {
+                    if let (Some(resize), Ok(size)) = (&resize, serde_json::from_slice::<Size>(&rest)) {
                         let _ = resize.send(size).await;
                     }
                 }
@@ -108,11 +153,11 @@ where
             while out || err {
                 let message = tokio::select! {
                     bytes = stdout.recv(), if out => match bytes {
-                        Some(bytes) => frame(STDOUT, &bytes),
+                        Some(bytes) => coding.frame(STDOUT, &bytes),
                         None => { out = false; continue }
                     },
                     bytes = stderr.recv(), if err => match bytes {
-                        Some(bytes) => frame(STDERR, &bytes),
+                        Some(bytes) => coding.frame(STDERR, &bytes),
                         None => { err = false; continue }
                     },
                 };
@@ -125,8 +170,13 @@ where
             stderr.close();
         };
         let (outcome, ()) = tokio::join!(work, relay);
-        let status = outcome.status().to_string();
-        let _ = sink.send(frame(ERROR, status.as_bytes())).await;
+        let text = match protocol {
+            OLDEST | BASE64 => outcome.text(),
+            _ => outcome.status().to_string(),
+        };
+        if !text.is_empty() {
+            let _ = sink.send(coding.frame(ERROR, text.as_bytes())).await;
+        }
         // Clients take any other code, or none, for a connection that broke.
         let _ =
             sink.send(Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: "".into() }))).await;
@@ -178,10 +228,11 @@ where
 
 /// Port-forward without SPDY: one connection per port, with a channel for its data and the next one for its error.
 /// Ends when every connection has, or when the client goes.
-pub async fn forward_channels<S>(inner: &Arc<Inner>, io: S, sandbox: &str, ports: &[u16])
+pub async fn forward_channels<S>(inner: &Arc<Inner>, io: S, sandbox: &str, ports: &[u16], protocol: &str)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    let coding = Coding::of(protocol);
     let (mut sink, mut source) = accept(io).await.split();
     let (outgoing, mut queue) = mpsc::channel(DEPTH);
     let mut inputs = Vec::with_capacity(ports.len());
@@ -189,7 +240,7 @@ where
     for (channel, port) in (0..=u8::MAX).step_by(2).zip(ports) {
         let (input, incoming) = mpsc::channel(DEPTH);
         inputs.push(input);
-        running.push(forward_port(inner, sandbox, *port, channel, incoming, outgoing.clone()));
+        running.push(forward_port(inner, sandbox, *port, (coding, channel), incoming, outgoing.clone()));
     }
     drop(outgoing);
     let working = async { while running.next().await.is_some() {} };
@@ -210,10 +261,12 @@ where
                 Message::Close(_) => break,
                 _ => continue,
             };
-            let Some(channel) = bytes.first().filter(|channel| *channel % 2 == 0) else { continue };
+            let Some((channel, bytes)) = coding.parse(bytes).filter(|(channel, _)| channel % 2 == 0) else {
+                continue;
+            };
             if let Some(input) = inputs.get(usize::from(channel / 2)) {
                 // A connection that has ended swallows what still comes.
-                let _ = input.send(bytes.slice(1..)).await;
+                let _ = input.send(bytes).await;
             }
         }
     };
@@ -227,20 +280,20 @@ async fn forward_port(
     inner: &Arc<Inner>,
     sandbox: &str,
     port: u16,
-    channel: u8,
+    (coding, channel): (Coding, u8),
     mut incoming: mpsc::Receiver<Bytes>,
     outgoing: mpsc::Sender<Message>,
 ) {
     // As upstream: each channel begins by naming its port.
     for channel in [channel, channel + 1] {
-        if outgoing.send(frame(channel, &port.to_le_bytes())).await.is_err() {
+        if outgoing.send(coding.frame(channel, &port.to_le_bytes())).await.is_err() {
             return;
         }
     }
     let socket = match ports::open(inner, sandbox, port).await {
         Ok(socket) => socket,
         Err(message) => {
-            let _ = outgoing.send(frame(channel + 1, message.as_bytes())).await;
+            let _ = outgoing.send(coding.frame(channel + 1, message.as_bytes())).await;
             return;
         }
     };
@@ -248,7 +301,7 @@ async fn forward_port(
     let from_pod = async {
         let mut buffer = vec![0; 32 * 1024];
         while let Ok(count) = read.read(&mut buffer).await {
-            if count == 0 || outgoing.send(frame(channel, &buffer[..count])).await.is_err() {
+            if count == 0 || outgoing.send(coding.frame(channel, &buffer[..count])).await.is_err() {
                 break;
             }
         }

@@ -78,10 +78,11 @@ pub fn type_meta(bytes: &[u8]) -> Result<(String, String), DecodeError> {
     }
     let (mut api_version, mut kind) = (String::new(), String::new());
     decoder.members(|decoder, name| {
-        let slot = match &*name {
-            "apiVersion" => &mut api_version,
-            "kind" => &mut kind,
-            _ => return decoder.skip(1),
+        // As Go: the names of fields are compared without regard to case.
+        let slot = match () {
+            () if name.eq_ignore_ascii_case("apiVersion") => &mut api_version,
+            () if name.eq_ignore_ascii_case("kind") => &mut kind,
+            () => return decoder.skip(1),
         };
         match decoder.lexer.shape()? {
             Shape::String => *slot = decoder.lexer.string()?.into_owned(),

@@ -1,6 +1,6 @@
 //! Between the versions of the autoscaler. What the older one has no fields for it carries in annotations.
 
-use crate::kinds::access::{ensure_object, object, present, remove, text};
+use crate::kinds::access::{default_field, ensure_object, object, present, remove, text};
 use crate::kinds::go;
 use ferrite_json::{Map, Value, json};
 
@@ -74,6 +74,8 @@ pub(super) fn from_v2(object: &mut Value) {
     {
         status["currentCPUUtilizationPercentage"] = cpu["resource"]["current"]["averageUtilization"].clone();
     }
+    // The older version always tells the number of replicas.
+    default_field(status, "currentReplicas", 0);
     let current: Vec<Value> = current.iter().map(|m| metric_to_v1(m, "current")).collect();
     let conditions = conditions.as_array().cloned().unwrap_or_default();
 
@@ -244,7 +246,7 @@ mod tests {
         let mut older = newer.clone();
         from_v2(&mut older);
         assert_eq!(older["spec"], json!({"maxReplicas": 3, "targetCPUUtilizationPercentage": 70}));
-        assert_eq!(older["status"], json!({"currentCPUUtilizationPercentage": 20}));
+        assert_eq!(older["status"], json!({"currentCPUUtilizationPercentage": 20, "currentReplicas": 0}));
         let annotations = map(&older["metadata"], "annotations").unwrap();
         assert_eq!(
             annotations[CURRENT_METRICS],
@@ -256,6 +258,7 @@ mod tests {
         );
         let mut back = older;
         to_v2(&mut back);
+        back["status"].as_object_mut().map(|status| status.remove("currentReplicas"));
         assert_eq!(back, newer);
         assert!(list(&back["status"], "conditions").is_empty());
     }

@@ -227,7 +227,7 @@ fn validate_exit_codes(codes: &Value, containers: &HashSet<&str>, path: &Path) -
     }
     let (path, values) = (path.child("values"), list(codes, "values"));
     if values.is_empty() {
-        errors.push(FieldError::invalid(&path, Value::Null, "at least one value is required"));
+        errors.push(FieldError::invalid(&path, codes["values"].clone(), "at least one value is required"));
     } else if values.len() > EXIT_CODES_MAX {
         errors.push(FieldError::too_many(&path, values.len(), EXIT_CODES_MAX));
     }

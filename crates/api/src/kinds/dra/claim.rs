@@ -1,5 +1,6 @@
 //! What a claim asks for, in a claim, a template or a class.
 
+use super::selector;
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{default_text, int, list, list_mut, object, object_mut, present, strings, text};
 use crate::kinds::check::{complaints, named};
@@ -14,7 +15,7 @@ const CONFIGS_MAX: usize = 32;
 const SELECTORS_MAX: usize = 32;
 const ALTERNATIVES_MAX: usize = 8;
 const TOLERATIONS_MAX: usize = 16;
-const EXPRESSION_MAX: usize = 10 * 1024;
+pub(super) const EXPRESSION_MAX: usize = 10 * 1024;
 const PARAMETERS_MAX: usize = 10 * 1024;
 const DOMAIN_MAX: usize = 63;
 const IDENTIFIER_MAX: usize = 32;
@@ -225,18 +226,13 @@ fn validate_exact(request: &Value, path: &Path) -> FieldErrors {
 /// Conditions on devices, each an expression.
 pub(super) fn validate_selectors(selectors: &[Value], path: &Path) -> FieldErrors {
     let mut errors: FieldErrors = too_many(selectors, SELECTORS_MAX, path).into_iter().collect();
-    for (index, selector) in selectors.iter().enumerate() {
+    for (index, given) in selectors.iter().enumerate() {
         let path = path.index(index).child("cel");
-        let Some(cel) = object(selector, "cel") else {
+        let Some(cel) = object(given, "cel") else {
             errors.push(FieldError::required(&path, ""));
             continue;
         };
-        let expression = text(cel, "expression");
-        if expression.is_empty() {
-            errors.push(FieldError::required(&path.child("expression"), ""));
-        } else if expression.len() > EXPRESSION_MAX {
-            errors.push(FieldError::too_long(&path.child("expression"), EXPRESSION_MAX));
-        }
+        errors.extend(selector::validate(text(cel, "expression"), &path.child("expression")));
     }
     errors
 }

@@ -1,5 +1,6 @@
 //! ResourceClaims and ResourceClaimTemplates.
 
+use super::admin;
 use super::allocation::{validate_allocation, validate_devices};
 use super::claim::{default_claim, validate_claim};
 use crate::field::{FieldError, FieldErrors, Path};
@@ -47,6 +48,19 @@ impl Strategy for ResourceClaims {
 
     fn validate_status_update(&self, new: &Value, old: &Value) -> FieldErrors {
         validate_status(new, &old["status"])
+    }
+
+    fn needed_namespace_label(
+        &self,
+        new: &Value,
+        old: Option<&Value>,
+        subresource: Option<&str>,
+    ) -> Option<(&'static str, FieldError)> {
+        match (old, subresource) {
+            (None, None) => admin::requested(&new["spec"]),
+            (Some(old), Some("status")) => admin::granted(&new["status"], &old["status"]),
+            _ => None,
+        }
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -127,6 +141,15 @@ impl Strategy for ResourceClaimTemplates {
 
     fn default(&self, object: &mut Value) {
         default_claim(ensure_object(ensure_object(object, "spec"), "spec"));
+    }
+
+    fn needed_namespace_label(
+        &self,
+        new: &Value,
+        old: Option<&Value>,
+        _subresource: Option<&str>,
+    ) -> Option<(&'static str, FieldError)> {
+        old.is_none().then(|| admin::requested(&new["spec"]["spec"])).flatten()
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

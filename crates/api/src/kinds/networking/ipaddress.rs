@@ -63,7 +63,7 @@ impl Strategy for IpAddresses {
         const { &[NAME, shown("ParentRef")] }
     }
 
-    fn cells(&self, object: &Value, _now: Timestamp) -> Vec<Value> {
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
         let parent = self::object(&object["spec"], "parentRef").map_or(String::new(), |parent| {
             let mut resource = text(parent, "resource").to_lowercase();
             let group = text(parent, "group");
@@ -75,6 +75,7 @@ impl Strategy for IpAddresses {
                 namespace => format!("{resource}/{namespace}/{}", text(parent, "name")),
             }
         });
-        vec![cell::name(object), parent.into()]
+        // As upstream: a row has an age for which there is no column.
+        vec![cell::name(object), parent.into(), cell::age(object, now)]
     }
 }

@@ -121,6 +121,10 @@ impl Strategy for Pods {
         warnings::pod_warnings(object)
     }
 
+    fn trigger_fields(&self) -> &'static [&'static str] {
+        &["spec.nodeName"]
+    }
+
     fn selectable_fields(&self) -> &'static [&'static str] {
         &[
             "spec.hostNetwork",

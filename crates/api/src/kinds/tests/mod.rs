@@ -164,7 +164,9 @@ fn every_row_is_complete() {
         resource.strategy.default(&mut object);
         assert_eq!(object, once, "defaulting {resource:?} twice");
         let (columns, cells) = (resource.strategy.columns(), resource.strategy.cells(&object, now));
-        assert_eq!(columns.len(), cells.len(), "{resource:?}");
+        // As upstream: a row of an IPAddress has an age for which there is no column.
+        let more = usize::from(resource.kind == "IPAddress");
+        assert_eq!(columns.len() + more, cells.len(), "{resource:?}");
         for field in resource.strategy.selectable_fields() {
             resource.strategy.selectable_value(&object, field);
         }

@@ -4,6 +4,7 @@ use super::*;
 use crate::layout::{LocalTraffic, NodePortAddresses};
 use crate::model::{Endpoint, service_ports};
 use crate::model::{IpFamily, NodeFacts, choose};
+use ferrite_nft::SetId;
 use serde_json::{Value, json};
 
 fn config() -> LayoutConfig {

@@ -1,9 +1,8 @@
-//! Rules as data: the expressions of nftables that this table uses.
+//! Rules as data: the expressions of nftables that our tables use.
 
 use std::net::IpAddr;
 
-use super::SetName;
-use crate::model::{Cidr, IpFamily};
+use crate::{Cidr, IpFamily};
 
 /// A 32-bit register, by number.
 pub type Register = u8;
@@ -11,6 +10,7 @@ pub type Register = u8;
 /// What happens to a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
+    Accept,
     Drop,
     Jump(String),
     Goto(String),
@@ -18,7 +18,7 @@ pub enum Verdict {
 
 /// One step of a rule. A step that does not match ends the rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expr {
+pub enum Expr<S> {
     LoadMark {
         to: Register,
     },
@@ -37,6 +37,9 @@ pub enum Expr {
         len: u32,
     },
     LoadDestinationPort {
+        to: Register,
+    },
+    LoadOutputInterface {
         to: Register,
     },
     LoadCtState {
@@ -74,31 +77,31 @@ pub enum Expr {
         data: Vec<u8>,
     },
     InSet {
-        set: SetName,
+        set: S,
         key: Register,
         inverted: bool,
     },
     /// Loads the value that a map has for the key.
     Map {
-        set: SetName,
+        set: S,
         key: Register,
         to: Register,
     },
     /// Obeys the verdict that a map has for the key.
     VerdictMap {
-        set: SetName,
+        set: S,
         key: Register,
     },
     /// Adds an element or makes it expire later.
     Remember {
-        set: SetName,
+        set: S,
         key: Register,
         data: Register,
         seconds: u32,
     },
     /// Removes an element of a map; the kernel wants its value named, too.
     Forget {
-        set: SetName,
+        set: S,
         key: Register,
         data: Register,
     },
@@ -111,7 +114,7 @@ pub enum Expr {
     Verdict(Verdict),
 }
 
-pub type Rule = Vec<Expr>;
+pub type Rule<S> = Vec<Expr<S>>;
 
 /// `ct state new`: only the first packet of a connection.
 const CT_STATE_NEW: u32 = 8;
@@ -119,33 +122,33 @@ const CT_STATUS_DST_NAT: u32 = 1 << 5;
 /// `RTN_LOCAL`: an address of this node.
 const ROUTE_TYPE_LOCAL: u32 = 2;
 
-pub(super) fn native(number: u32) -> Vec<u8> {
+pub fn native(number: u32) -> Vec<u8> {
     number.to_ne_bytes().to_vec()
 }
 
-pub(super) fn jump(chain: &str) -> Expr {
+pub fn jump<S>(chain: &str) -> Expr<S> {
     Expr::Verdict(Verdict::Jump(chain.to_owned()))
 }
 
-pub(super) fn goto(chain: &str) -> Expr {
+pub fn goto<S>(chain: &str) -> Expr<S> {
     Expr::Verdict(Verdict::Goto(chain.to_owned()))
 }
 
-pub(super) fn load_source(family: IpFamily, to: Register) -> Expr {
+pub fn load_source<S>(family: IpFamily, to: Register) -> Expr<S> {
     match family {
         IpFamily::V4 => Expr::LoadNetworkHeader { to, offset: 12, len: 4 },
         IpFamily::V6 => Expr::LoadNetworkHeader { to, offset: 8, len: 16 },
     }
 }
 
-pub(super) fn load_destination(family: IpFamily, to: Register) -> Expr {
+pub fn load_destination<S>(family: IpFamily, to: Register) -> Expr<S> {
     match family {
         IpFamily::V4 => Expr::LoadNetworkHeader { to, offset: 16, len: 4 },
         IpFamily::V6 => Expr::LoadNetworkHeader { to, offset: 24, len: 16 },
     }
 }
 
-pub(super) fn new_connection() -> [Expr; 3] {
+pub fn new_connection<S>() -> [Expr<S>; 3] {
     [
         Expr::LoadCtState { to: 0 },
         Expr::Bitwise { from: 0, to: 0, mask: native(CT_STATE_NEW), xor: native(0) },
@@ -153,7 +156,7 @@ pub(super) fn new_connection() -> [Expr; 3] {
     ]
 }
 
-pub(super) fn was_destination_natted() -> [Expr; 3] {
+pub fn was_destination_natted<S>() -> [Expr<S>; 3] {
     [
         Expr::LoadCtStatus { to: 0 },
         Expr::Bitwise { from: 0, to: 0, mask: native(CT_STATUS_DST_NAT), xor: native(0) },
@@ -161,18 +164,18 @@ pub(super) fn was_destination_natted() -> [Expr; 3] {
     ]
 }
 
-pub(super) fn from_this_node() -> [Expr; 2] {
+pub fn from_this_node<S>() -> [Expr<S>; 2] {
     [Expr::LoadSourceType { to: 0 }, Expr::Compare { with: 0, equal: true, data: native(ROUTE_TYPE_LOCAL) }]
 }
 
-pub(super) fn to_this_node() -> [Expr; 2] {
+pub fn to_this_node<S>() -> [Expr<S>; 2] {
     [
         Expr::LoadDestinationType { to: 0 },
         Expr::Compare { with: 0, equal: true, data: native(ROUTE_TYPE_LOCAL) },
     ]
 }
 
-pub(super) fn set_mark(mark: u32) -> [Expr; 3] {
+pub fn set_mark<S>(mark: u32) -> [Expr<S>; 3] {
     [
         Expr::LoadMark { to: 0 },
         Expr::Bitwise { from: 0, to: 0, mask: native(!mark), xor: native(mark) },
@@ -181,7 +184,7 @@ pub(super) fn set_mark(mark: u32) -> [Expr; 3] {
 }
 
 /// Matches an address that `load` puts into register 0 with a range.
-pub(super) fn in_range(load: Expr, range: Cidr, equal: bool) -> [Expr; 3] {
+pub fn in_range<S>(load: Expr<S>, range: Cidr, equal: bool) -> [Expr<S>; 3] {
     let network = octets(range.network());
     let mask: Vec<u8> = (0..network.len())
         .map(|byte| {
@@ -193,7 +196,7 @@ pub(super) fn in_range(load: Expr, range: Cidr, equal: bool) -> [Expr; 3] {
     [load, Expr::Bitwise { from: 0, to: 0, mask, xor: zero }, Expr::Compare { with: 0, equal, data: network }]
 }
 
-pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
+pub fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),
@@ -213,7 +216,7 @@ mod tests {
             ("0.0.0.0/0", vec![0; 4]),
         ];
         for (range, want) in rows {
-            let [_, bitwise, _] = in_range(load_source(IpFamily::V4, 0), range.parse().unwrap(), true);
+            let [_, bitwise, _] = in_range::<()>(load_source(IpFamily::V4, 0), range.parse().unwrap(), true);
             assert!(matches!(bitwise, Expr::Bitwise { mask, .. } if mask == want), "{range}");
         }
     }

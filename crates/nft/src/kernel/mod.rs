@@ -11,9 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use self::socket::{Socket, attribute, attributes};
 use self::wire::Messages;
-use crate::diff::Transaction;
-use crate::layout::SetName;
-use crate::model::IpFamily;
+use crate::{IpFamily, SetId, Transaction};
 
 pub use monitor::{Change, Monitor};
 
@@ -67,11 +65,12 @@ impl OwnGenerations {
     }
 }
 
-/// A client that session affinity remembers, as the kernel has it.
+/// An element that a rule added to a set, as the kernel has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RememberedClient {
+pub struct ExpiringElement<S> {
+    pub set: S,
     key: Vec<u8>,
-    endpoint: Vec<u8>,
+    value: Vec<u8>,
     milliseconds: u64,
 }
 
@@ -80,6 +79,8 @@ pub struct Table {
     socket: Socket,
     family: IpFamily,
     name: String,
+    /// For people who list the table.
+    purpose: &'static str,
     sequence: u32,
     own: OwnGenerations,
     /// The kernel's number for the table that we made; another number is another table.
@@ -105,7 +106,22 @@ impl Table {
     ) -> Result<Self, KernelError> {
         let socket = Socket::open(netns)
             .map_err(|source| KernelError::Open { netns: netns.map(Path::to_owned), source })?;
-        Ok(Self { socket, family, name: name.to_owned(), sequence: 1, own, handle: None, missed: false })
+        Ok(Self {
+            socket,
+            family,
+            name: name.to_owned(),
+            purpose: "",
+            sequence: 1,
+            own,
+            handle: None,
+            missed: false,
+        })
+    }
+
+    /// The table's comment, for people who list it.
+    #[must_use]
+    pub fn for_purpose(self, purpose: &'static str) -> Self {
+        Self { purpose, ..self }
     }
 
     pub fn family(&self) -> IpFamily {
@@ -113,21 +129,19 @@ impl Table {
     }
 
     /// Makes all changes of the transaction, or none.
-    pub fn apply(
+    ///
+    /// A table that is made again gets the expiring elements, too.
+    pub fn apply<S: SetId>(
         &mut self,
-        transaction: &Transaction,
-        clients: &[RememberedClient],
+        transaction: &Transaction<S>,
+        expiring: &[ExpiringElement<S>],
     ) -> Result<(), KernelError> {
-        let clients = if transaction.rebuild { clients } else { &[] };
+        let expiring = if transaction.rebuild { expiring } else { &[] };
+        let purpose = self.purpose;
         self.commit(|messages| {
-            messages.transaction(transaction);
-            for client in clients {
-                messages.expiring_element(
-                    SetName::Affinity,
-                    &client.key,
-                    &client.endpoint,
-                    client.milliseconds,
-                );
+            messages.transaction(purpose, transaction);
+            for element in expiring {
+                messages.expiring_element(element.set, &element.key, &element.value, element.milliseconds);
             }
         })
         .map_err(self.failed("change"))?;
@@ -156,7 +170,7 @@ impl Table {
         self.handle = None;
         self.commit(|messages| {
             messages.begin();
-            messages.new_table();
+            messages.new_table("");
             messages.delete_table();
         })
         .map_err(self.failed("delete"))
@@ -173,20 +187,29 @@ impl Table {
         Ok(found.is_some() && found == self.handle)
     }
 
-    /// The clients that session affinity remembers; none if there is no table.
-    pub fn remembered_clients(&mut self) -> Result<Vec<RememberedClient>, KernelError> {
-        let mut clients = Vec::new();
+    /// The elements that rules added to a set; none if there is no table.
+    pub fn expiring_elements<S: SetId>(&mut self, set: S) -> Result<Vec<ExpiringElement<S>>, KernelError> {
+        let mut found = Vec::new();
+        self.each_element(set, |element| found.extend(expiring(set, element)))?;
+        Ok(found)
+    }
+
+    /// Key and value of all elements of a set, as bytes; none if there is no table. Ranges come as their ends.
+    pub fn elements<S: SetId>(&mut self, set: S) -> Result<Vec<RawElement>, KernelError> {
+        let mut found = Vec::new();
+        self.each_element(set, |element| found.extend(raw(element)))?;
+        Ok(found)
+    }
+
+    fn each_element<S: SetId>(&mut self, set: S, mut each: impl FnMut(&[u8])) -> Result<(), KernelError> {
         let mut messages = self.messages();
-        messages.get_elements(SetName::Affinity);
+        messages.get_elements(set);
         let result = self.request(&messages, |body| {
-            for (_, element) in attribute(body, 3).into_iter().flat_map(attributes) {
-                clients.extend(remembered(element));
-            }
+            attribute(body, 3).into_iter().flat_map(attributes).for_each(|(_, element)| each(element));
         });
         match result {
-            Ok(()) => Ok(clients),
-            Err(error) if error.raw_os_error() == Some(nix::libc::ENOENT) => Ok(Vec::new()),
-            Err(error) => Err(self.failed("read")(error)),
+            Err(error) if error.raw_os_error() != Some(nix::libc::ENOENT) => Err(self.failed("read")(error)),
+            _ => Ok(()),
         }
     }
 
@@ -296,9 +319,31 @@ fn generation_of(body: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(attribute(body, 1)?.try_into().ok()?))
 }
 
-fn remembered(element: &[u8]) -> Option<RememberedClient> {
+fn expiring<S>(set: S, element: &[u8]) -> Option<ExpiringElement<S>> {
     let key = attribute(attribute(element, 1)?, 1)?.to_vec();
-    let endpoint = attribute(attribute(element, 2)?, 1)?.to_vec();
+    let value = attribute(attribute(element, 2)?, 1)?.to_vec();
     let milliseconds = u64::from_be_bytes(attribute(element, 5)?.try_into().ok()?);
-    Some(RememberedClient { key, endpoint, milliseconds: milliseconds.max(1) })
+    Some(ExpiringElement { set, key, value, milliseconds: milliseconds.max(1) })
+}
+
+/// An element as the kernel lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawElement {
+    pub key: Vec<u8>,
+    /// The last key of a range.
+    pub last: Option<Vec<u8>>,
+    /// The value of a map; empty for a set.
+    pub value: Vec<u8>,
+    /// The chain of a map to verdicts.
+    pub chain: Option<String>,
+}
+
+fn raw(element: &[u8]) -> Option<RawElement> {
+    let key = attribute(attribute(element, 1)?, 1)?.to_vec();
+    let last = attribute(element, 10).and_then(|end| attribute(end, 1)).map(<[u8]>::to_vec);
+    let data = attribute(element, 2);
+    let value = data.and_then(|data| attribute(data, 1)).map(<[u8]>::to_vec).unwrap_or_default();
+    let name = data.and_then(|data| attribute(data, 2)).and_then(|verdict| attribute(verdict, 2));
+    let chain = name.map(|bytes| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned());
+    Some(RawElement { key, last, value, chain })
 }

@@ -1,8 +1,8 @@
 //! Netlink messages of nftables, as bytes.
 
-use crate::diff::{Element, Transaction, Value};
-use crate::layout::{BaseChain, ChainType, Data, Expr, Field, Hook, Rule, SetName, Verdict};
-use crate::model::IpFamily;
+use crate::{
+    Chain, ChainType, Data, Element, Expr, Field, Hook, IpFamily, Rule, SetId, Transaction, Value, Verdict,
+};
 
 pub const SUBSYSTEM: u16 = 10;
 pub const NEW_TABLE: u8 = 0;
@@ -31,8 +31,8 @@ const APPEND: u16 = 0x800;
 const ELEMENTS_BYTES: usize = 48 * 1024;
 /// The kernel refuses longer comments.
 const COMMENT_BYTES: usize = 127;
-/// Clients that session affinity remembers.
-const AFFINITY_CLIENTS: u32 = 1 << 18;
+/// Elements that rules may add to one set.
+const DYNAMIC_ELEMENTS: u32 = 1 << 18;
 
 /// Messages one after the other in one buffer.
 pub struct Messages {
@@ -159,10 +159,10 @@ impl Messages {
         self.table = table;
     }
 
-    pub fn new_table(&mut self) {
+    pub fn new_table(&mut self, purpose: &str) {
         self.message(NEW_TABLE, CREATE, |m| {
             m.table_name();
-            m.attribute(6, &comment("rules for Services"));
+            m.attribute(6, &comment(purpose));
         });
     }
 
@@ -174,14 +174,14 @@ impl Messages {
         self.message(GET_TABLE, ACK, Self::table_name);
     }
 
-    pub fn get_elements(&mut self, set: SetName) {
+    pub fn get_elements<S: SetId>(&mut self, set: S) {
         self.message(GET_ELEMENT, DUMP, |m| {
             m.table_name();
             m.text(2, set.shape().name);
         });
     }
 
-    pub fn new_set(&mut self, set: SetName, id: u32) {
+    pub fn new_set<S: SetId>(&mut self, set: S, id: u32) {
         const INTERVAL: u32 = 4;
         const MAP: u32 = 8;
         const TIMEOUT: u32 = 0x10;
@@ -210,7 +210,7 @@ impl Messages {
             if shape.dynamic || shape.ranges {
                 m.nest(9, |m| {
                     if shape.dynamic {
-                        m.number(1, AFFINITY_CLIENTS);
+                        m.number(1, DYNAMIC_ELEMENTS);
                     }
                     if shape.ranges {
                         m.nest(2, |m| {
@@ -225,7 +225,7 @@ impl Messages {
         });
     }
 
-    pub fn new_chain(&mut self, chain: &BaseChain) {
+    pub fn new_chain<S>(&mut self, chain: &Chain<S>) {
         self.message(NEW_CHAIN, CREATE, |m| {
             m.table_name();
             m.text(3, &chain.name);
@@ -246,7 +246,7 @@ impl Messages {
         });
     }
 
-    pub fn new_rule(&mut self, chain: &str, rule: &Rule) {
+    pub fn new_rule<S: SetId>(&mut self, chain: &str, rule: &Rule<S>) {
         self.message(NEW_RULE, CREATE | APPEND, |m| {
             m.table_name();
             m.text(2, chain);
@@ -255,7 +255,7 @@ impl Messages {
     }
 
     /// Writes elements that are in one set, in as few messages as they fit.
-    pub fn elements(&mut self, kind: ElementChange, mut elements: &[Element]) {
+    pub fn elements<S: SetId>(&mut self, kind: ElementChange, mut elements: &[Element<S>]) {
         let (message, flags) = match kind {
             ElementChange::Add => (NEW_ELEMENT, CREATE),
             ElementChange::Delete => (DEL_ELEMENT, 0),
@@ -281,7 +281,7 @@ impl Messages {
         }
     }
 
-    fn element(&mut self, kind: ElementChange, element: &Element) {
+    fn element<S>(&mut self, kind: ElementChange, element: &Element<S>) {
         self.nest(1, |m| m.attribute(1, &element.key.first));
         if let Some(last) = &element.key.last {
             self.nest(10, |m| m.attribute(1, last));
@@ -300,7 +300,7 @@ impl Messages {
     }
 
     /// An element of a set whose elements expire, with the time it still has.
-    pub fn expiring_element(&mut self, set: SetName, key: &[u8], data: &[u8], milliseconds: u64) {
+    pub fn expiring_element<S: SetId>(&mut self, set: S, key: &[u8], data: &[u8], milliseconds: u64) {
         self.message(NEW_ELEMENT, CREATE, |m| {
             m.table_name();
             m.text(2, set.shape().name);
@@ -317,6 +317,7 @@ impl Messages {
     fn verdict(&mut self, verdict: &Verdict) {
         let (code, chain): (i32, _) = match verdict {
             Verdict::Drop => (0, None),
+            Verdict::Accept => (1, None),
             Verdict::Jump(chain) => (-3, Some(chain)),
             Verdict::Goto(chain) => (-4, Some(chain)),
         };
@@ -342,9 +343,10 @@ impl Messages {
         });
     }
 
-    fn expression(&mut self, expr: &Expr) {
+    fn expression<S: SetId>(&mut self, expr: &Expr<S>) {
         const META_MARK: u32 = 3;
         const META_INPUT_INTERFACE: u32 = 6;
+        const META_OUTPUT_INTERFACE: u32 = 7;
         const META_PROTOCOL: u32 = 16;
         const NETWORK_HEADER: u32 = 1;
         const TRANSPORT_HEADER: u32 = 2;
@@ -374,6 +376,9 @@ impl Messages {
             }),
             Expr::LoadProtocol { to } => self.load("meta", *to, |m| m.number(2, META_PROTOCOL)),
             Expr::LoadInputInterface { to } => self.load("meta", *to, |m| m.number(2, META_INPUT_INTERFACE)),
+            Expr::LoadOutputInterface { to } => {
+                self.load("meta", *to, |m| m.number(2, META_OUTPUT_INTERFACE))
+            }
             Expr::LoadNetworkHeader { to, offset, len } => payload(self, *to, NETWORK_HEADER, *offset, *len),
             Expr::LoadDestinationPort { to } => payload(self, *to, TRANSPORT_HEADER, 2, 2),
             Expr::LoadCtState { to } => self.load("ct", *to, |m| m.number(2, 0)),
@@ -453,14 +458,14 @@ impl Messages {
     }
 
     /// The messages of a transaction, with its begin and end.
-    pub fn transaction(&mut self, transaction: &Transaction) {
+    pub fn transaction<S: SetId>(&mut self, purpose: &str, transaction: &Transaction<S>) {
         self.begin();
         if transaction.rebuild {
             // Deleting a table that is not there would be an error.
-            self.new_table();
+            self.new_table(purpose);
             self.delete_table();
-            self.new_table();
-            for (id, set) in (1..).zip(SetName::ALL) {
+            self.new_table(purpose);
+            for (id, set) in (1..).zip(S::ALL.iter().copied()) {
                 self.new_set(set, id);
             }
         }
@@ -488,6 +493,7 @@ fn hook_number(hook: Hook) -> u32 {
     match hook {
         Hook::Prerouting => 0,
         Hook::Input => 1,
+        Hook::Forward => 2,
         Hook::Output => 3,
         Hook::Postrouting => 4,
     }

@@ -1,0 +1,167 @@
+//! The field by which a commit finds a watch among the others of its resource, as upstream's trigger functions.
+
+use super::Selectors;
+use ferrite_api::resource::Resource;
+use ferrite_store::{Entry, Key, Trigger};
+
+const NAME: &str = "metadata.name";
+
+/// The narrowest trigger of a watch. None for one that selects by nothing that the store can find it by.
+pub(super) fn of(resource: &Resource, selectors: &Selectors) -> Option<Trigger> {
+    if let Some(name) = selectors.exact(NAME) {
+        return Some(Trigger { field: NAME, value: name.into(), read: name_of });
+    }
+    let fields = resource.strategy.trigger_fields().iter();
+    fields
+        .filter_map(|field| Some(Trigger { field, value: selectors.exact(field)?.into(), read: text_of }))
+        .next()
+}
+
+/// The name that a key ends with.
+fn name_of<'a>(_: &str, key: &'a Key, _: &'a Entry) -> Option<&'a [u8]> {
+    key.as_bytes().rsplit(|byte| *byte == b'/').next()
+}
+
+fn text_of<'a>(field: &str, _: &'a Key, entry: &'a Entry) -> Option<&'a [u8]> {
+    text_at(&entry.value, field)
+}
+
+/// The text at a path of a stored object, which is found without parsing the rest; empty where there is none. None if
+/// the value is not as this server writes it, or the text has escapes.
+fn text_at<'a>(value: &'a [u8], path: &str) -> Option<&'a [u8]> {
+    let mut rest = value;
+    for part in path.split('.') {
+        match member(rest, part.as_bytes())? {
+            Some(found) => rest = found,
+            None => return Some(b""),
+        }
+    }
+    match rest.first()? {
+        b'"' => string(rest).map(|(text, _)| text).filter(|text| !text.contains(&b'\\')),
+        b'n' => Some(b""),
+        _ => None,
+    }
+}
+
+/// The text between the quotes at the beginning, and what follows it.
+fn string(value: &[u8]) -> Option<(&[u8], &[u8])> {
+    let inner = value.strip_prefix(b"\"")?;
+    let mut at = 0;
+    loop {
+        match inner.get(at)? {
+            b'"' => return Some((&inner[..at], &inner[at + 1..])),
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+}
+
+/// The value of a member of the object at the beginning, with all that follows. None within if there is no such member,
+/// or nothing but null.
+fn member<'a>(object: &'a [u8], name: &[u8]) -> Option<Option<&'a [u8]>> {
+    if object.first() == Some(&b'n') {
+        return Some(None);
+    }
+    let mut rest = object.strip_prefix(b"{")?;
+    if rest.first() == Some(&b'}') {
+        return Some(None);
+    }
+    loop {
+        let (key, after) = string(rest)?;
+        let value = after.strip_prefix(b":")?;
+        if key == name {
+            return Some(Some(value));
+        }
+        let after = &value[length(value)?..];
+        match after.first()? {
+            b',' => rest = &after[1..],
+            b'}' => return Some(None),
+            _ => return None,
+        }
+    }
+}
+
+/// How long the value at the beginning is.
+fn length(value: &[u8]) -> Option<usize> {
+    let mut depth = 0usize;
+    let mut at = 0;
+    loop {
+        match value.get(at)? {
+            b'"' => {
+                let (text, _) = string(&value[at..])?;
+                at += text.len() + 2;
+                if depth == 0 {
+                    return Some(at);
+                }
+                continue;
+            }
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' if depth == 0 => return Some(at),
+            b'}' | b']' => {
+                depth -= 1;
+                if depth == 0 {
+                    return Some(at + 1);
+                }
+            }
+            b',' if depth == 0 => return Some(at),
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_json::json;
+    use proptest::prelude::*;
+
+    #[test]
+    fn finds_a_text_without_parsing_the_rest() {
+        let rows: [(&[u8], Option<&[u8]>); 9] = [
+            (br#"{"kind":"Pod","spec":{"nodeName":"n1"}}"#, Some(b"n1")),
+            (
+                br#"{"metadata":{"nodeName":"no","a":["]}\"",{}]},"spec":{"x":1,"nodeName":"n2","y":2}}"#,
+                Some(b"n2"),
+            ),
+            (br#"{"spec":{"a":{"nodeName":"no"}}}"#, Some(b"")),
+            (br#"{"spec":null}"#, Some(b"")),
+            (br#"{"spec":{"nodeName":null}}"#, Some(b"")),
+            (br#"{}"#, Some(b"")),
+            (br#"{"spec":{"nodeName":"a\u0062"}}"#, None),
+            (br#"{"spec":{"nodeName":7}}"#, None),
+            (b"k8s\0pod", None),
+        ];
+        for (value, expected) in rows {
+            assert_eq!(text_at(value, "spec.nodeName"), expected, "{}", String::from_utf8_lossy(value));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_parser(node in "[a-z\"\\\\]{0,4}", label in "\\PC{0,6}", number in any::<i32>(), has in any::<bool>()) {
+            let mut pod = json!({
+                "kind": "Pod", "metadata": {"name": "x", "labels": {"l": label, "m": [label, {"n": null}]}},
+                "spec": {"a": number, "b": [number, true], "c": {"nodeName": label}}, "status": {"nodeName": label},
+            });
+            if has {
+                pod["spec"]["nodeName"] = node.as_str().into();
+            }
+            let text = pod.to_string();
+            let found = text_at(text.as_bytes(), "spec.nodeName");
+            let expected = if has { node.as_str() } else { "" };
+            match expected.contains(['"', '\\']) {
+                true => prop_assert_eq!(found, None),
+                false => prop_assert_eq!(found, Some(expected.as_bytes())),
+            }
+        }
+
+        #[test]
+        fn never_panics(value in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let _ = text_at(&value, "spec.nodeName");
+            let mut object = b"{\"spec\":{".to_vec();
+            object.extend(value);
+            let _ = text_at(&object, "spec.nodeName");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Answers that differed from upstream's when the two were compared request by request.
+
+use crate::world::*;
+use ferrite_json::json;
+use ferrite_store::Store;
+use std::sync::Arc;
+
+#[tokio::test]
+async fn the_server_tells_what_it_is_and_how_it_is_set_up() {
+    let world = World::start().await;
+    for (path, accept, code, content_type) in [
+        ("/statusz", "text/plain", 200, "text/plain; charset=utf-8"),
+        ("/flagz", "*/*", 200, "text/plain; charset=utf-8"),
+        ("/statusz", "", 406, "application/json"),
+        ("/statusz", "application/json", 406, "application/json"),
+        ("/flagz", "application/json;v=v1beta1;g=config.k8s.io;as=Statusz", 406, "application/json"),
+        (
+            "/statusz",
+            "application/json;v=v1beta1;g=config.k8s.io;as=Statusz",
+            200,
+            "application/json;g=config.k8s.io;v=v1beta1;as=Statusz",
+        ),
+        (
+            "/flagz",
+            "application/yaml;v=v1alpha1;g=config.k8s.io;as=Flagz",
+            200,
+            "application/yaml;g=config.k8s.io;v=v1alpha1;as=Flagz",
+        ),
+    ] {
+        let reply = world.send("GET", path, &[("accept", accept)], b"").await;
+        assert_eq!((reply.code, reply.header("content-type")), (code, content_type), "{path} {accept}");
+        assert_eq!(reply.header("warning").contains("deprecated"), accept.contains("v1alpha1"), "{accept}");
+    }
+    let accept = "application/json;v=v1beta1;g=config.k8s.io;as=Flagz";
+    let flags = world.send("GET", "/flagz", &[("accept", accept)], b"").await;
+    assert_eq!(flags.at("/flags/max-requests-inflight"), "400");
+    assert_eq!(flags.at("/kind"), "Flagz");
+}
+
+#[tokio::test]
+async fn a_list_is_not_the_metadata_of_one_object() {
+    let world = World::start().await;
+    let accept = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io";
+    let reply = world.send("GET", MAPS, &[("accept", accept)], b"").await;
+    assert_eq!(reply.code, 406);
+    assert_eq!(
+        reply.at("/message"),
+        "you requested PartialObjectMetadata, but the requested object is a list (*core.ConfigMapList)"
+    );
+}
+
+#[tokio::test]
+async fn the_first_versions_can_be_listed_but_not_watched() {
+    let world = World::start().await;
+    assert_eq!(world.post(MAPS, &config_map("a", json!({}))).await.code, 201);
+    let exact = world.get(&format!("{MAPS}?resourceVersion=1&resourceVersionMatch=Exact")).await;
+    assert_eq!((exact.code, exact.at("/items")), (200, json!([])));
+    let page = world.get(&format!("{MAPS}?resourceVersion=1&limit=1")).await;
+    assert_eq!((page.code, page.at("/items")), (200, json!([])));
+    let watched = world.get(&format!("{MAPS}?watch=1&resourceVersion=1&timeoutSeconds=1")).await;
+    assert_eq!(watched.at("/object/code"), 410);
+    // Deletes go page by page: a version is that very version, at which there was nothing to delete.
+    let deleted = world.delete(&format!("{MAPS}?resourceVersion=1")).await;
+    assert_eq!((deleted.code, deleted.at("/items")), (200, json!([])));
+    assert_eq!(world.get(&format!("{MAPS}/a")).await.code, 200);
+    let future = world.delete(&format!("{MAPS}?resourceVersion=99999999")).await;
+    assert_eq!((future.code, future.header("retry-after")), (504, ""));
+}
+
+#[tokio::test]
+async fn an_expired_version_refuses_the_delete_of_a_collection() {
+    let store = Arc::new(Store::memory());
+    let world = World::share(&store).await;
+    assert_eq!(world.post(MAPS, &config_map("a", json!({}))).await.code, 201);
+    store.compact(store.usage().revision).expect("the store compacts");
+    let deleted = world.delete(&format!("{MAPS}?resourceVersion=1")).await;
+    assert_eq!((deleted.code, deleted.at("/reason")), (410, json!("Expired")));
+    assert_eq!(world.get(&format!("{MAPS}/a")).await.code, 200);
+}
+
+#[tokio::test]
+async fn yaml_is_read_as_upstream_reads_it() {
+    let world = World::start().await;
+    let yaml = [("content-type", "application/yaml")];
+    for (body, code, why) in [
+        (r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}} {"x":1}"#, 201, ""),
+        ("a: b: c", 400, "yaml: mapping values are not allowed in this context ("),
+        ("a: b\nc: d: e", 400, "yaml: line 2: mapping values are not allowed in this context ("),
+        ("\t", 400, "yaml: found character that cannot start any token ("),
+    ] {
+        let reply = world.send("POST", MAPS, &yaml, body.as_bytes()).await;
+        let message = reply.at("/message");
+        assert_eq!(reply.code, code, "{body} {message}");
+        assert!(message.as_str().unwrap_or_default().contains(why), "{body}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn devices_for_administration_need_a_labelled_namespace() {
+    const CLAIMS: &str = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
+    let world = World::start().await;
+    let claim = json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": [
+        {"name": "r", "exactly": {"deviceClassName": "dc", "adminAccess": true, "allocationMode": "All"}},
+    ]}}});
+    let refused = world.post(CLAIMS, &claim).await;
+    assert_eq!(refused.code, 422);
+    assert_eq!(refused.at("/details/causes/0/field"), "spec.devices.requests[0].adminAccess");
+    assert_eq!(refused.at("/details/causes/0/reason"), "FieldValueForbidden");
+    let label = json!({"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}});
+    assert_eq!(world.patch("merge", "/api/v1/namespaces/default", &label).await.code, 200);
+    assert_eq!(world.post(CLAIMS, &claim).await.code, 201);
+}
+
+#[tokio::test]
+async fn an_older_version_keeps_the_record_of_the_newer() {
+    const V2: &str = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers";
+    const V1: &str = "/apis/autoscaling/v1/namespaces/default/horizontalpodautoscalers";
+    let world = World::start().await;
+    let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "d"});
+    let memory = json!([{"type": "Resource", "resource": {"name": "memory",
+        "target": {"type": "Utilization", "averageUtilization": 50}}}]);
+    let scaler = json!({"metadata": {"name": "h"},
+        "spec": {"maxReplicas": 3, "scaleTargetRef": target, "metrics": memory}});
+    assert_eq!(world.post(&format!("{V2}?fieldManager=new"), &scaler).await.code, 201);
+    // The older version has no field for the metrics; without its annotation they are gone.
+    let older = json!({"metadata": {"name": "h"}, "spec": {"maxReplicas": 3, "scaleTargetRef": target}});
+    let written = world.put(&format!("{V1}/h?fieldManager=old"), &older).await;
+    assert_eq!(written.code, 200);
+    let found = world.get(&format!("{V2}/h")).await;
+    let entries = found.at("/metadata/managedFields");
+    let of_new = entries.as_array().unwrap().iter().find(|e| e["manager"] == "new").unwrap();
+    assert!(of_new["fieldsV1"]["f:spec"]["f:metrics"].is_null(), "{of_new}");
+    // A status that is as it was is nobody's.
+    let status = world.put(&format!("{V1}/h/status?fieldManager=old"), &older).await;
+    assert_eq!(status.code, 200);
+    assert!(!status.at("/metadata/managedFields").to_string().contains("currentReplicas"));
+}
+
+#[tokio::test]
+async fn applying_in_another_order_is_a_change() {
+    let world = World::start().await;
+    let apply = [("content-type", "application/apply-patch+yaml")];
+    let with = |list: &str| {
+        format!(r#"{{"apiVersion":"v1","kind":"ConfigMap","metadata":{{"name":"a","finalizers":[{list}]}}}}"#)
+    };
+    let path = |manager: &str| format!("{MAPS}/a?fieldManager={manager}");
+    let first = world.send("PATCH", &path("m1"), &apply, with(r#""a.b/c","a.b/d""#).as_bytes()).await;
+    assert_eq!(first.code, 201);
+    let second = world.send("PATCH", &path("m2"), &apply, with(r#""a.b/d","a.b/c""#).as_bytes()).await;
+    assert_eq!(second.code, 200);
+    let entries = second.at("/metadata/managedFields");
+    let own = entries.as_array().unwrap().iter().find(|e| e["manager"] == "m2").unwrap();
+    assert!(own["time"].is_string(), "{own}");
+}

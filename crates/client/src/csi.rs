@@ -1,0 +1,55 @@
+//! What the attach-detach controller, kubelets and CSI drivers agree on: the names of attachments and of volumes.
+
+use k8s_openapi::api::storage::v1::CSIDriver;
+use ring::digest::{SHA256, digest};
+
+/// The plugin of every CSI volume.
+pub const PLUGIN: &str = "kubernetes.io/csi";
+
+/// The name of the VolumeAttachment of a volume on a node.
+pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
+    format!("csi-{}", sha256_hex(&[handle, driver, node]))
+}
+
+/// The handle of a volume that is written into a pod.
+pub fn inline_handle(pod_uid: &str, volume: &str) -> String {
+    format!("csi-{}", sha256_hex(&[pod_uid, volume]))
+}
+
+/// The name of a volume in a node's `volumesAttached` and `volumesInUse`.
+pub fn unique_name(driver: &str, handle: &str) -> String {
+    format!("{PLUGIN}/{driver}^{handle}")
+}
+
+/// The driver and the handle of a unique name.
+pub fn parse_unique_name(name: &str) -> Option<(&str, &str)> {
+    name.strip_prefix(PLUGIN)?.strip_prefix('/')?.split_once('^')
+}
+
+/// Tells whether volumes of the driver are attached before a node mounts them. A driver without an object wants it.
+pub fn attach_required(driver: Option<&CSIDriver>) -> bool {
+    driver.is_none_or(|driver| driver.spec.attach_required != Some(false))
+}
+
+/// The SHA-256 of the parts, one after the other, in hexadecimal.
+pub fn sha256_hex(parts: &[&str]) -> String {
+    let hash = digest(&SHA256, parts.concat().as_bytes());
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_upstreams() {
+        assert_eq!(
+            attachment_name("vol1", "driver", "node"),
+            format!("csi-{}", sha256_hex(&["vol1drivernode"]))
+        );
+        assert_eq!(sha256_hex(&["abc"]), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(unique_name("d.example.com", "h^1"), "kubernetes.io/csi/d.example.com^h^1");
+        assert_eq!(parse_unique_name("kubernetes.io/csi/d^h^1"), Some(("d", "h^1")));
+        assert_eq!(parse_unique_name("kubernetes.io/host-path/x"), None);
+    }
+}

@@ -1,0 +1,154 @@
+//! The part of a pod's worker that resizes: allocates, applies, and tells of it.
+
+use super::admission;
+use super::decide;
+use super::model::{self, ContainerKind, PodContainer};
+use super::resize::{self, Progress};
+use super::runtime_pod::{Instance, RuntimePod};
+use super::worker::{SyncError, Worker};
+use crate::clock;
+use crate::container::resources::container_resources;
+use ferrite_client::EventType;
+use ferrite_cri::v1::{ContainerStatsRequest, UpdateContainerResourcesRequest};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Until a resize that found no room, or that the runtime refused, is tried again.
+const AFTER_FAILED_RESIZE: Duration = Duration::from_secs(3);
+
+/// Why a running container does not get other resources.
+#[derive(Debug, thiserror::Error)]
+enum ResizeError {
+    #[error("{0}")]
+    Runtime(#[from] ferrite_cri::Error),
+    #[error(
+        "cannot decrease memory limits: attempting to set container {name:?} memory limit ({limit}) below current usage ({usage})"
+    )]
+    InUse { name: String, limit: u64, usage: u64 },
+}
+
+impl Worker {
+    /// Allocates a resize if the node has room for it. Returns the pod as it is allocated.
+    pub(super) fn allocate(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<Arc<Pod>, SyncError> {
+        let allocated = match self.allocation.of(pod, runtime) {
+            Cow::Borrowed(_) => pod.clone(),
+            Cow::Owned(allocated) => Arc::new(allocated),
+        };
+        if !resize::is_pending(pod, &allocated) {
+            self.resize.deferred = None;
+            self.resize.is_applying |= resize::is_in_progress(&allocated, runtime);
+            return Ok(allocated);
+        }
+        let context = self.context.clone();
+        let (offer, node) = self.offer();
+        let (local, remote) = (context.pods.local().list(), context.pods.remote());
+        let others: Vec<_> = (local.iter().chain(&remote))
+            .filter(|p| {
+                let is_admitted = p.status.as_ref().is_some_and(|s| s.start_time.is_some());
+                p.metadata.uid != pod.metadata.uid && !model::is_finished(p) && is_admitted
+            })
+            .map(|p| resize::allocated_by_status(p))
+            .collect();
+        let others: Vec<&Pod> = others.iter().map(|p| &**p).collect();
+        if let Err(verdict) = admission::admit_resources(pod, &others, &offer, &node) {
+            if self.resize.deferred.as_ref() != Some(&verdict.message) {
+                let text = resize::summary("Pod resize Deferred", pod, Some(&verdict.message));
+                context.event(pod, EventType::Warning, "ResizeDeferred", text);
+            }
+            self.resize.deferred = Some(verdict.message);
+            return Ok(allocated);
+        }
+        let mut allocation = self.allocation.clone();
+        allocation.accept(pod);
+        allocation.save(&context.volumes.pod_dir(&self.id.uid)).map_err(SyncError::Allocation)?;
+        self.allocation = allocation;
+        self.resize = Progress { is_applying: true, ..Progress::default() };
+        context.event(
+            pod,
+            EventType::Normal,
+            "ResizeStarted",
+            resize::summary("Pod resize started", pod, None),
+        );
+        Ok(pod.clone())
+    }
+
+    /// Gives running containers what is allocated to them, as far as that works.
+    pub(super) async fn apply_resizes(
+        &mut self,
+        pod: &Arc<Pod>,
+        runtime: &RuntimePod,
+        containers: &[PodContainer],
+        resizes: &[decide::Resize],
+    ) -> Result<(), SyncError> {
+        for resize in resizes {
+            let Some(container) = containers.iter().find(|c| c.name() == resize.name) else { continue };
+            let Some(instance) = runtime.instances.iter().find(|i| i.id == resize.id) else { continue };
+            if let Err(error) = self.apply_resize(pod, container, instance).await {
+                let message = error.to_string();
+                if self.resize.error.as_ref() != Some(&message) {
+                    let text = resize::summary("Pod resize error", pod, Some(&message));
+                    self.context.event(pod, EventType::Warning, "ResizeError", text);
+                }
+                self.resize.error = Some(message);
+                return Ok(());
+            }
+            let resources = container.spec.resources.clone().unwrap_or_default();
+            self.allocation.applied(&instance.id, resources, runtime);
+            let dir = self.context.volumes.pod_dir(&self.id.uid);
+            self.allocation.save(&dir).map_err(SyncError::Allocation)?;
+        }
+        self.resize.error = None;
+        Ok(())
+    }
+
+    async fn apply_resize(
+        &self,
+        pod: &Pod,
+        container: &PodContainer,
+        instance: &Instance,
+    ) -> Result<(), ResizeError> {
+        let runtime = &self.context.runtime;
+        if let Some(limit) = resize::smaller_memory_limit(&container.spec, instance) {
+            let request = ContainerStatsRequest { container_id: instance.id.clone() };
+            let stats = runtime.container_stats(request).await?.stats;
+            let usage = stats.and_then(|stats| stats.memory?.usage_bytes).map_or(0, |usage| usage.value);
+            let limit = u64::try_from(limit).unwrap_or(0);
+            if usage >= limit {
+                return Err(ResizeError::InUse { name: instance.name.clone(), limit, usage });
+            }
+        }
+        let linux = container_resources(pod, &container.spec, self.context.limits.memory);
+        let request = UpdateContainerResourcesRequest {
+            container_id: instance.id.clone(),
+            linux: Some(linux),
+            ..UpdateContainerResourcesRequest::default()
+        };
+        runtime.update_container_resources(request).await?;
+        Ok(())
+    }
+
+    /// A resize is over when every container runs with what is allocated to it. Then the pod's own limits follow.
+    pub(super) async fn end_resize(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<(), SyncError> {
+        let runs = |c: &&PodContainer| runtime.latest(c.name()).is_some_and(|i| i.is_running());
+        let containers = model::containers(pod);
+        let mut regular = containers.iter().filter(|c| c.kind == ContainerKind::Regular);
+        if !self.resize.is_applying || resize::is_in_progress(pod, runtime) || !regular.all(|c| runs(&c)) {
+            return Ok(());
+        }
+        self.ensure_cgroup(pod, runtime).await?;
+        self.resize.is_applying = false;
+        self.resize.error = None;
+        let text = resize::summary("Pod resize completed", pod, None);
+        self.context.event(pod, EventType::Normal, "ResizeCompleted", text);
+        Ok(())
+    }
+
+    /// When a resize that could not go on is tried again.
+    pub(super) fn resize_again_at(&self) -> Option<Timestamp> {
+        let is_waiting = self.resize.deferred.is_some() || self.resize.error.is_some();
+        is_waiting.then(|| clock::add(self.context.clock.now(), AFTER_FAILED_RESIZE))
+    }
+}

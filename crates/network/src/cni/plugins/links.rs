@@ -1,0 +1,198 @@
+//! Links, addresses and routes, for the plugins that make them.
+
+use std::net::IpAddr;
+
+use nlink::netlink::addr::{Ipv4Address, Ipv6Address};
+use nlink::netlink::link::VethLink;
+use nlink::netlink::messages::LinkMessage;
+use nlink::netlink::namespace::Netns;
+use nlink::netlink::nftables::{BaseChain, Chain, Family, NatHook, Priority, Rule};
+use nlink::netlink::route::{Ipv4Route, Ipv6Route};
+use nlink::netlink::{Connection, Nftables, Route};
+use serde_json::Value;
+
+use super::{Call, Failure, IpConfig, code};
+use crate::bridge::{hash_name, open_netns};
+
+/// The kernel in the container's namespace.
+pub(super) fn inside(call: &Call) -> Result<Connection<Route>, Failure> {
+    let netns = open_netns(call.netns()).map_err(|error| {
+        Failure::new(
+            code::UNKNOWN_CONTAINER,
+            format!("failed to open netns {}: {error}", call.netns().display()),
+        )
+    })?;
+    Connection::<Route>::new_in(&netns).map_err(Failure::of("netlink socket in the namespace"))
+}
+
+/// The kernel where the plugin runs.
+pub(super) fn outside() -> Result<Connection<Route>, Failure> {
+    Connection::<Route>::new().map_err(Failure::of("netlink socket"))
+}
+
+pub(super) async fn find(conn: &Connection<Route>, name: &str) -> Result<Option<LinkMessage>, Failure> {
+    conn.get_link_by_name(name).await.map_err(Failure::of(format!("look up link {name}")))
+}
+
+/// The name of the node's end of an attachment's pair: the same at every call.
+pub(super) fn host_end(call: &Call) -> String {
+    hash_name("veth", &format!("{}/{}", call.environment.container, call.interface()))
+}
+
+/// Makes the pair with one end in the container. An interface of that name must not be there yet.
+pub(super) async fn make_pair(call: &Call, mtu: Option<u32>) -> Result<String, Failure> {
+    let name = call.interface();
+    if find(&inside(call)?, name).await?.is_some() {
+        return Err(Failure::new(code::OTHER, format!("the container has an interface {name} already")));
+    }
+    let host_end = host_end(call);
+    let conn = outside()?;
+    // An attempt that failed half-way left it.
+    conn.del_link_if_exists(host_end.as_str()).await.map_err(Failure::of("remove an old link"))?;
+    let netns = open_netns(call.netns()).map_err(Failure::of("namespace"))?;
+    let mut pair = VethLink::new(&host_end, name).peer_netns_fd(&netns);
+    if let Some(mtu) = mtu {
+        pair = pair.mtu(mtu).peer_mtu(mtu);
+    }
+    conn.add_link(pair).await.map_err(Failure::of(format!("make the pair {host_end}")))?;
+    conn.set_link_up(host_end.as_str()).await.map_err(Failure::of(host_end.clone()))?;
+    Ok(host_end)
+}
+
+/// Takes the container's interface away, from wherever it can be reached.
+pub(super) async fn remove_pair(call: &Call) -> Result<(), Failure> {
+    if let Ok(conn) = inside(call) {
+        conn.del_link_if_exists(call.interface()).await.map_err(Failure::of("remove the interface"))?;
+    }
+    outside()?
+        .del_link_if_exists(host_end(call).as_str())
+        .await
+        .map(drop)
+        .map_err(Failure::of("remove the pair"))
+}
+
+pub(super) async fn add_address(
+    conn: &Connection<Route>,
+    link: &str,
+    address: IpAddr,
+    prefix: u8,
+) -> Result<(), Failure> {
+    let added = match address {
+        IpAddr::V4(v4) => conn.replace_address(Ipv4Address::new(link, v4, prefix)).await,
+        IpAddr::V6(v6) => conn.replace_address(Ipv6Address::new(link, v6, prefix)).await,
+    };
+    added.map_err(Failure::of(format!("address {address}/{prefix} of {link}")))
+}
+
+/// A route by a link, through a gateway if there is one.
+pub(super) async fn add_route(
+    conn: &Connection<Route>,
+    link: &str,
+    (destination, prefix): (IpAddr, u8),
+    gateway: Option<IpAddr>,
+) -> Result<(), Failure> {
+    let added = match (destination, gateway) {
+        (IpAddr::V4(to), Some(IpAddr::V4(gateway))) => {
+            conn.replace_route(Ipv4Route::new(to, prefix).gateway(gateway).dev(link)).await
+        }
+        (IpAddr::V4(to), None) => {
+            let scope = nlink::netlink::types::route::RouteScope::Link;
+            conn.replace_route(Ipv4Route::new(to, prefix).dev(link).scope(scope)).await
+        }
+        (IpAddr::V6(to), Some(IpAddr::V6(gateway))) => {
+            conn.replace_route(Ipv6Route::new(to, prefix).gateway(gateway).dev(link)).await
+        }
+        (IpAddr::V6(to), None) => conn.replace_route(Ipv6Route::new(to, prefix).dev(link)).await,
+        _ => return Err(Failure::config("a route and its gateway are of different families")),
+    };
+    added.map_err(Failure::of(format!("route to {destination}/{prefix} by {link}")))
+}
+
+/// The routes that IPAM wants: destination and gateway.
+pub(super) fn routes(result: &Value) -> Vec<((IpAddr, u8), Option<IpAddr>)> {
+    let list = result.get("routes").and_then(Value::as_array);
+    let parse = |route: &Value| {
+        let (address, prefix) = route.get("dst")?.as_str()?.split_once('/')?;
+        let gateway = route.get("gw").and_then(Value::as_str).and_then(|text| text.parse().ok());
+        Some(((address.parse().ok()?, prefix.parse().ok()?), gateway))
+    };
+    list.into_iter().flatten().filter_map(parse).collect()
+}
+
+/// Gives the container's interface its addresses and routes.
+pub(super) async fn configure(call: &Call, ips: &[IpConfig], result: &Value) -> Result<(), Failure> {
+    let (conn, link) = (inside(call)?, call.interface());
+    for ip in ips {
+        add_address(&conn, link, ip.address, ip.prefix).await?;
+    }
+    conn.set_link_up(link).await.map_err(Failure::of(link))?;
+    for (destination, gateway) in routes(result) {
+        let of_family = |ip: &&IpConfig| ip.address.is_ipv4() == destination.0.is_ipv4();
+        let gateway = gateway.or_else(|| ips.iter().find(of_family).and_then(|ip| ip.gateway));
+        add_route(&conn, link, destination, gateway).await?;
+    }
+    Ok(())
+}
+
+/// Fails if the interface or one of the addresses is gone.
+pub(super) async fn check(call: &Call) -> Result<(), Failure> {
+    let (conn, name) = (inside(call)?, call.interface());
+    let missing = |what: String| Failure::new(code::OTHER, what);
+    let link = find(&conn, name).await?.ok_or_else(|| missing(format!("interface {name} is gone")))?;
+    let addresses = conn.get_addresses().await.map_err(Failure::of("list addresses"))?;
+    let own = addresses.iter().filter(|known| known.ifindex() == link.ifindex());
+    let own: Vec<IpAddr> = own.filter_map(|known| known.primary_address().copied()).collect();
+    let wanted = call.previous().map(super::ips).unwrap_or_default();
+    match wanted.iter().find(|ip| !own.contains(&ip.address)) {
+        Some(ip) => Err(missing(format!("address {} of {name} is gone", ip.address))),
+        None => Ok(()),
+    }
+}
+
+/// The node forwards packets of these families.
+pub(super) fn forward(ips: &[IpConfig]) -> Result<(), Failure> {
+    let host = Netns::current().map_err(Failure::of("this namespace"))?;
+    for (wanted, name) in [
+        (ips.iter().any(|ip| ip.address.is_ipv4()), "net.ipv4.ip_forward"),
+        (ips.iter().any(|ip| ip.address.is_ipv6()), "net.ipv6.conf.all.forwarding"),
+    ] {
+        if wanted {
+            host.sysctl().set(name, "1").map_err(Failure::of(format!("set {name}")))?;
+        }
+    }
+    Ok(())
+}
+
+fn masquerade_table(call: &Call) -> String {
+    hash_name("cni-masq-", &format!("{}/{}", call.environment.container, call.interface()))
+}
+
+/// Packets of the container that leave its subnet have the node's address.
+pub(super) async fn masquerade(call: &Call, ips: &[IpConfig]) -> Result<(), Failure> {
+    let name = masquerade_table(call);
+    let fail = || Failure::of(format!("nftables table {name}"));
+    let conn = Connection::<Nftables>::new().map_err(fail())?;
+    let chain = Chain::new(name.as_str(), "postrouting")
+        .map_err(fail())?
+        .family(Family::Ip)
+        .base(BaseChain::nat(NatHook::Postrouting, Priority::SrcNat));
+    conn.del_table_if_exists(name.as_str(), Family::Ip).await.map_err(fail())?;
+    let mut transaction = conn.transaction().add_table(&name, Family::Ip).add_chain(chain);
+    for ip in ips {
+        let IpAddr::V4(address) = ip.address else { continue };
+        let rule = Rule::new(&name, "postrouting")
+            .family(Family::Ip)
+            .match_saddr_v4(address, 32)
+            .match_daddr_v4_not(address, ip.prefix)
+            .masquerade();
+        transaction = transaction.add_rule(rule);
+    }
+    transaction.commit(&conn).await.map_err(fail())
+}
+
+pub(super) async fn stop_masquerade(call: &Call) -> Result<(), Failure> {
+    // A kernel without nftables has no such rules.
+    let Ok(conn) = Connection::<Nftables>::new() else { return Ok(()) };
+    let name = masquerade_table(call);
+    conn.del_table_if_exists(name.as_str(), Family::Ip).await.map(drop).map_err(Failure::of(name.clone()))
+}

@@ -1,0 +1,209 @@
+//! Host ports: ports of the node that lead to a pod.
+//!
+//! The kernel translates; no process listens. Every sandbox with host ports has a file, so that the table can be made
+//! again after a restart and after somebody flushed it.
+
+mod table;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+
+use ferrite_nft::{IpFamily, KernelError, OwnGenerations, Protocol, Table, Transaction, Value};
+use nlink::netlink::netfilter::{ConntrackFilter, IpProtocol};
+use nlink::netlink::{Connection, Netfilter};
+use serde::{Deserialize, Serialize};
+
+use crate::NetworkError;
+use crate::state::{sync_dir, write_atomic};
+pub(crate) use table::table as whole_table;
+
+/// The transport protocol of a host port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PortProtocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+/// A port of the node that leads to a port of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPort {
+    /// The only address of the node that has it; all of them, loopback included, when absent or unspecified.
+    pub host_ip: Option<IpAddr>,
+    pub host_port: u16,
+    pub container_port: u16,
+    pub protocol: PortProtocol,
+}
+
+impl HostPort {
+    fn protocol(&self) -> Protocol {
+        match self.protocol {
+            PortProtocol::Tcp => Protocol::Tcp,
+            PortProtocol::Udp => Protocol::Udp,
+            PortProtocol::Sctp => Protocol::Sctp,
+        }
+    }
+}
+
+/// The host ports of one sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Published {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) ports: Vec<HostPort>,
+}
+
+const PURPOSE: &str = "host ports of pods";
+
+/// The host ports of one node. The calls block on the disk and on the kernel for a moment.
+pub(crate) struct HostPorts {
+    dir: PathBuf,
+    bridge: String,
+    table: Table,
+    published: BTreeMap<String, Published>,
+    programmed: bool,
+}
+
+impl HostPorts {
+    /// Reads what is published. The table is made with the first port and is not touched before.
+    pub(crate) fn open(
+        dir: PathBuf,
+        bridge: &str,
+        netns: &Path,
+        own: OwnGenerations,
+    ) -> Result<Self, NetworkError> {
+        let fail = |what| {
+            let path = dir.clone();
+            move |source| NetworkError::State { path, what, source }
+        };
+        let mut published = BTreeMap::new();
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => Some(entries),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(fail("list")(error)),
+        };
+        for entry in entries.into_iter().flatten() {
+            let entry = entry.map_err(fail("list"))?;
+            let bytes = fs::read(entry.path()).map_err(fail("read"))?;
+            match (entry.file_name().into_string(), serde_json::from_slice(&bytes)) {
+                (Ok(name), Ok(ports)) => drop(published.insert(name, ports)),
+                // Left by an interrupted write.
+                _ => fs::remove_file(entry.path()).map_err(fail("remove a stale file"))?,
+            }
+        }
+        let table = Table::open(IpFamily::V4, &table_name(bridge), Some(netns), own)
+            .map_err(NetworkError::rules("open the table of host ports"))?
+            .for_purpose(PURPOSE);
+        Ok(Self { dir, bridge: bridge.to_owned(), table, published, programmed: false })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.published.is_empty()
+    }
+
+    /// Makes the whole table again.
+    pub(crate) fn rebuild(&mut self) -> Result<(), NetworkError> {
+        self.programmed = false;
+        self.table
+            .apply(&table::table(std::slice::from_ref(&self.bridge), &self.published), &[])
+            .map_err(NetworkError::rules("make the table of host ports"))?;
+        self.programmed = true;
+        Ok(())
+    }
+
+    /// Publishes the ports of a sandbox, and no others of it.
+    pub(crate) fn publish(
+        &mut self,
+        sandbox: &str,
+        address: Ipv4Addr,
+        ports: &[HostPort],
+    ) -> Result<(), NetworkError> {
+        let wanted = Published { address, ports: ports.to_vec() };
+        if self.programmed && self.published.get(sandbox) == Some(&wanted) {
+            return Ok(());
+        }
+        let fail = |what| {
+            let path = self.dir.clone();
+            move |source| NetworkError::State { path, what, source }
+        };
+        fs::create_dir_all(&self.dir).map_err(fail("create"))?;
+        let bytes = serde_json::to_vec(&wanted).map_err(|error| fail("encode")(error.into()))?;
+        write_atomic(&self.dir.join(sandbox), &bytes)?;
+        self.change(|published| drop(published.insert(sandbox.to_owned(), wanted)))
+    }
+
+    /// Takes the ports of a sandbox away. Answers its address if it had any.
+    pub(crate) fn withdraw(&mut self, sandbox: &str) -> Result<Option<Ipv4Addr>, NetworkError> {
+        let Some(address) = self.published.get(sandbox).map(|known| known.address) else { return Ok(None) };
+        self.change(|published| drop(published.remove(sandbox)))?;
+        let path = self.dir.join(sandbox);
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(NetworkError::State { path, what: "remove", source })
+            }
+            _ => sync_dir(&self.dir).map(|()| Some(address)),
+        }
+    }
+
+    fn change(&mut self, with: impl FnOnce(&mut BTreeMap<String, Published>)) -> Result<(), NetworkError> {
+        let before = table::elements(&self.published);
+        with(&mut self.published);
+        if !self.programmed {
+            return self.rebuild();
+        }
+        let after = table::elements(&self.published);
+        let changed = |from: &BTreeMap<_, (Value, String)>, to: &BTreeMap<_, (Value, String)>| {
+            let missing =
+                |(key, value): &(&_, &(Value, String))| to.get(*key).map(|v| &v.0) != Some(&value.0);
+            from.iter().filter(missing).map(table::element).collect::<Vec<_>>()
+        };
+        let transaction = Transaction {
+            rebuild: false,
+            delete: changed(&before, &after),
+            chains: Vec::new(),
+            add: changed(&after, &before),
+        };
+        match transaction.is_empty() {
+            true => Ok(()),
+            // A table that is not as expected was changed by somebody else.
+            false => self.table.apply(&transaction, &[]).or_else(|error| {
+                tracing::warn!(%error, "the table of host ports is not as expected; making it again");
+                self.rebuild()
+            }),
+        }
+    }
+}
+
+pub(crate) fn table_name(bridge: &str) -> String {
+    format!("ferrite-ports-{bridge}")
+}
+
+/// Removes tracked UDP flows to a pod that came by a host port. A client that keeps its socket would keep the entry, and
+/// the entry would keep the client at an address that another pod gets.
+pub(crate) async fn forget_flows(
+    host: &nlink::netlink::namespace::Netns,
+    pod: Ipv4Addr,
+) -> Result<(), nlink::Error> {
+    let conn = Connection::<Netfilter>::new_in(host)?;
+    let filter = ConntrackFilter::new().proto(IpProtocol::Udp);
+    for entry in conn.get_conntrack_matching(&filter).await? {
+        let translated = entry.reply.src_ip == Some(pod.into()) && entry.orig.dst_ip != Some(pod.into());
+        if !translated {
+            continue;
+        }
+        match conn.del_conntrack_entry(&entry).await {
+            // It expired by itself.
+            Err(error) if !error.is_not_found() => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl NetworkError {
+    pub(crate) fn rules(what: &'static str) -> impl FnOnce(KernelError) -> Self {
+        move |source| Self::Rules { what, source: Box::new(source) }
+    }
+}

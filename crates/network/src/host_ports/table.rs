@@ -1,0 +1,217 @@
+//! The nftables table of host ports, as data. No I/O.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use ferrite_nft::{
+    Chain, ChainType, Cidr, Element, Expr, Field, Hook, IpFamily, Key, Rule, SetId, SetShape, Transaction,
+    Value, Verdict, in_range, load_destination, load_source, octets, to_this_node, was_destination_natted,
+};
+
+use super::{HostPort, Published};
+
+const FAMILY: IpFamily = IpFamily::V4;
+/// Before the Services' own translation: a host port is a promise of the node.
+const BEFORE_SERVICES: i32 = -105;
+const SOURCE_NAT: i32 = 100;
+/// Before connection tracking.
+const RAW: i32 = -300;
+
+/// The sets of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum HostPortSet {
+    /// Address of the node, protocol and port → address and port of the pod.
+    Addressed,
+    /// Protocol and port at any address of the node → address and port of the pod.
+    Anywhere,
+    /// Pods with host ports, each beside itself: such a pod may call itself through the node.
+    Hairpin,
+}
+
+impl SetId for HostPortSet {
+    const ALL: &'static [Self] = &[Self::Addressed, Self::Anywhere, Self::Hairpin];
+
+    fn shape(self) -> SetShape {
+        use Field::{Address, Port, Protocol};
+        match self {
+            Self::Addressed => SetShape::map("host-ports", &[Address, Protocol, Port], &[Address, Port]),
+            Self::Anywhere => SetShape::map("host-ports-anywhere", &[Protocol, Port], &[Address, Port]),
+            Self::Hairpin => SetShape::set("hairpin", &[Address, Address]),
+        }
+    }
+}
+
+/// The elements for the published ports. Of two sandboxes that claim one port the first, in the order of their names,
+/// has it: the scheduler and the kubelet keep that from happening.
+pub(crate) fn elements(
+    published: &BTreeMap<String, Published>,
+) -> BTreeMap<(HostPortSet, Key), (Value, String)> {
+    let mut out = BTreeMap::new();
+    for (sandbox, pod) in published {
+        let mut any = false;
+        for port in pod.ports.iter().filter(|port| port.applies()) {
+            any = true;
+            let protocol = port.protocol();
+            let (set, key) = match port.host_ip() {
+                Some(ip) => (HostPortSet::Addressed, Key::service(ip, protocol, port.host_port)),
+                None => (HostPortSet::Anywhere, Key::node_port(protocol, port.host_port)),
+            };
+            let target = Key::new(&[&pod.address.octets(), &port.container_port.to_be_bytes()]);
+            out.entry((set, key)).or_insert((Value::Bytes(target.first), sandbox.clone()));
+        }
+        if any {
+            let ip = pod.address.octets();
+            let key = Key::new(&[&ip, &ip]);
+            out.entry((HostPortSet::Hairpin, key)).or_insert((Value::Member, sandbox.clone()));
+        }
+    }
+    out
+}
+
+pub(crate) fn element(
+    ((set, key), (value, comment)): (&(HostPortSet, Key), &(Value, String)),
+) -> Element<HostPortSet> {
+    Element { set: *set, key: key.clone(), value: value.clone(), comment: Some(comment.clone()) }
+}
+
+/// The whole table.
+///
+/// Pods are behind `links`.
+pub(crate) fn table(links: &[String], published: &BTreeMap<String, Published>) -> Transaction<HostPortSet> {
+    let hooked = |name: &str, kind, hook, priority, rules| Chain {
+        name: name.to_owned(),
+        hook: Some((kind, hook, priority)),
+        rules,
+    };
+    Transaction {
+        rebuild: true,
+        delete: Vec::new(),
+        chains: vec![
+            hooked("raw-prerouting", ChainType::Filter, Hook::Prerouting, RAW, no_loopback_from(links)),
+            hooked("nat-prerouting", ChainType::Nat, Hook::Prerouting, BEFORE_SERVICES, translate()),
+            hooked("nat-output", ChainType::Nat, Hook::Output, BEFORE_SERVICES, translate()),
+            hooked("nat-postrouting", ChainType::Nat, Hook::Postrouting, SOURCE_NAT, masquerade()),
+        ],
+        add: elements(published).iter().map(element).collect(),
+    }
+}
+
+type R = Rule<HostPortSet>;
+
+fn translate() -> Vec<R> {
+    let nat = |key_words: u8| Expr::DestinationNat { address: key_words, port: key_words + 1 };
+    let addressed = vec![
+        load_destination(FAMILY, 0),
+        Expr::LoadProtocol { to: 1 },
+        Expr::LoadDestinationPort { to: 2 },
+        Expr::Map { set: HostPortSet::Addressed, key: 0, to: 3 },
+        nat(3),
+    ];
+    let anywhere = to_this_node().into_iter().chain([
+        Expr::LoadProtocol { to: 0 },
+        Expr::LoadDestinationPort { to: 1 },
+        Expr::Map { set: HostPortSet::Anywhere, key: 0, to: 2 },
+        nat(2),
+    ]);
+    vec![addressed, anywhere.collect()]
+}
+
+fn loopback() -> Cidr {
+    Cidr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8).expect("8 bits fit an address")
+}
+
+/// A pod could not answer 127.0.0.1, nor itself.
+fn masquerade() -> Vec<R> {
+    let from_loopback = in_range(load_source(FAMILY, 0), loopback(), true);
+    let to_itself = [
+        load_source(FAMILY, 0),
+        load_destination(FAMILY, 1),
+        Expr::InSet { set: HostPortSet::Hairpin, key: 0, inverted: false },
+    ];
+    vec![
+        was_destination_natted().into_iter().chain(from_loopback).chain([Expr::Masquerade]).collect(),
+        was_destination_natted().into_iter().chain(to_itself).chain([Expr::Masquerade]).collect(),
+    ]
+}
+
+/// `route_localnet` lets the node send from 127.0.0.1 to pods. It would also let pods send to the node's loopback
+/// addresses: those packets are dropped as they come in.
+fn no_loopback_from(links: &[String]) -> Vec<R> {
+    let rule = |link: &String, load| -> R {
+        let mut name = link.as_bytes().to_vec();
+        name.resize(16, 0);
+        [Expr::LoadInputInterface { to: 0 }, Expr::Compare { with: 0, equal: true, data: name }]
+            .into_iter()
+            .chain(in_range(load, loopback(), true))
+            .chain([Expr::Verdict(Verdict::Drop)])
+            .collect()
+    };
+    let both = |link| [rule(link, load_destination(FAMILY, 0)), rule(link, load_source(FAMILY, 0))];
+    links.iter().flat_map(both).collect()
+}
+
+impl HostPort {
+    /// Whether pods of this network can have it: their addresses are IPv4.
+    pub(crate) fn applies(&self) -> bool {
+        self.host_port != 0 && !matches!(self.host_ip, Some(IpAddr::V6(_)))
+    }
+
+    /// The address it is limited to.
+    fn host_ip(&self) -> Option<IpAddr> {
+        self.host_ip.filter(|ip| !ip.is_unspecified() && octets(*ip).len() == 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host_ports::PortProtocol::{self, Sctp, Tcp, Udp};
+
+    fn port(ip: Option<&str>, host: u16, protocol: PortProtocol, container: u16) -> HostPort {
+        HostPort {
+            host_ip: ip.map(|ip| ip.parse().unwrap()),
+            host_port: host,
+            container_port: container,
+            protocol,
+        }
+    }
+
+    #[test]
+    fn ports_with_different_addresses_and_protocols_are_apart() {
+        let pod = |last, ports| Published { address: Ipv4Addr::new(10, 244, 0, last), ports };
+        let published = BTreeMap::from([
+            ("a".to_owned(), pod(2, vec![port(Some("127.0.0.1"), 54323, Tcp, 8080)])),
+            ("b".to_owned(), pod(3, vec![port(Some("192.0.2.1"), 54323, Tcp, 8080)])),
+            ("c".to_owned(), pod(4, vec![port(Some("192.0.2.1"), 54323, Udp, 8080)])),
+            ("d".to_owned(), pod(5, vec![port(None, 54323, Sctp, 1), port(Some("0.0.0.0"), 80, Tcp, 81)])),
+            ("late".to_owned(), pod(6, vec![port(Some("192.0.2.1"), 54323, Udp, 9)])),
+            ("six".to_owned(), pod(7, vec![port(Some("::"), 80, Tcp, 80), port(None, 0, Tcp, 80)])),
+        ]);
+        let seen: Vec<String> = elements(&published)
+            .iter()
+            .map(|((set, key), (value, owner))| format!("{set:?} {:?} {value:?} {owner}", key.first))
+            .collect();
+        let member = |last: u8, owner: &str| {
+            format!("Hairpin [10, 244, 0, {last}, 10, 244, 0, {last}] Member {owner}")
+        };
+        let to = |last: u8, port: u16, owner: &str| {
+            let [high, low] = port.to_be_bytes();
+            format!("Bytes([10, 244, 0, {last}, {high}, {low}, 0, 0]) {owner}")
+        };
+        assert_eq!(
+            seen,
+            [
+                format!("Addressed [127, 0, 0, 1, 6, 0, 0, 0, 212, 51, 0, 0] {}", to(2, 8080, "a")),
+                format!("Addressed [192, 0, 2, 1, 6, 0, 0, 0, 212, 51, 0, 0] {}", to(3, 8080, "b")),
+                format!("Addressed [192, 0, 2, 1, 17, 0, 0, 0, 212, 51, 0, 0] {}", to(4, 8080, "c")),
+                format!("Anywhere [6, 0, 0, 0, 0, 80, 0, 0] {}", to(5, 81, "d")),
+                format!("Anywhere [132, 0, 0, 0, 212, 51, 0, 0] {}", to(5, 1, "d")),
+                member(2, "a"),
+                member(3, "b"),
+                member(4, "c"),
+                member(5, "d"),
+                member(6, "late"),
+            ]
+        );
+    }
+}
