@@ -9,6 +9,7 @@ use crate::kube_controller_manager::KubeControllerManager;
 use crate::kube_proxy::KubeProxy;
 use crate::kube_scheduler::KubeScheduler;
 use crate::machines::command::NodeCommand;
+use crate::network_cmd::NetworkCommand;
 use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
 use crate::server::{AgentSettings, ServerPlace};
@@ -116,6 +117,8 @@ enum Command {
     KubeScheduler(Box<KubeScheduler>),
     /// Explain which node a pod gets and why: who rejects each node, every score, and what would have to change.
     ExplainSchedule(ExplainSchedule),
+    /// Show what the data path does with a pod, a Service or a name, read back from the kernel.
+    Network(NetworkCommand),
     /// Run the container runtime alone, for crictl and for any kubelet.
     Runtime(RuntimeAlone),
     /// Check, compact and measure the embedded store.
@@ -166,6 +169,7 @@ impl Cli {
             Command::KubeControllerManager(manager) => block_on(manager.run()),
             Command::KubeScheduler(scheduler) => block_on(scheduler.run()),
             Command::ExplainSchedule(explain) => block_on(explain.run()),
+            Command::Network(command) => block_on(command.run()),
             Command::Runtime(runtime) => block_on(runtime.run()),
             Command::Store(command) => block_on(command.run()),
             Command::Snapshot(command) => command.run(),

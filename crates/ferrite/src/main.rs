@@ -23,6 +23,7 @@ mod kubelet;
 mod local_storage;
 mod logging;
 mod machines;
+mod network_cmd;
 mod node;
 mod node_routes;
 mod paths;

@@ -23,7 +23,7 @@ use async_trait::async_trait;
 pub use bandwidth::{Bandwidth, BandwidthError};
 pub use bridge::{Bridge, BridgeConfig, Isolation, Port};
 pub use cidr::{Cidr, CidrError};
-pub use host_ports::{HostPort, PortProtocol};
+pub use host_ports::{HostPort, PortProtocol, published_ports};
 pub use node::node_address;
 pub use routes::{Changes, Encapsulation, Peer, Router, RouterConfig, VXLAN_OVERHEAD, pod_mtu, pod_mtu_in};
 pub use rules::policy_table;

@@ -8,5 +8,6 @@ pub mod engine;
 pub mod layout;
 pub mod model;
 mod run;
+pub mod view;
 
 pub use run::{PolicyConfig, PolicyError, PolicyGuard, Sources};

@@ -382,7 +382,8 @@ impl Worker {
                 return Ok(());
             }
             match self.apply(transaction, retired).await {
-                Ok(()) => return Ok(()),
+                Ok(false) => return Ok(()),
+                Ok(true) => {}
                 Err(what) => tracing::warn!(what, "the table is not as expected; making it again"),
             }
         }
@@ -393,11 +394,12 @@ impl Worker {
         Ok(())
     }
 
+    /// Answers whether somebody else may have changed the table unnoticed.
     async fn apply(
         &mut self,
         transaction: Transaction<PolicySet>,
         retired: Vec<String>,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let Some(mut table) = self.table.take() else { return Err("the table is lost".into()) };
         let work = move || {
             let result = apply(&mut table, &transaction, &retired);
@@ -414,7 +416,7 @@ fn apply(
     table: &mut Table,
     transaction: &Transaction<PolicySet>,
     retired: &[String],
-) -> Result<(), KernelError> {
+) -> Result<bool, KernelError> {
     if !transaction.is_empty() {
         table.apply(transaction, &[])?;
     }
@@ -424,8 +426,7 @@ fn apply(
         // Nothing calls them; the next table is made without them.
         tracing::debug!(%error, "chains are still referred to");
     }
-    table.take_missed();
-    Ok(())
+    Ok(table.take_missed())
 }
 
 fn with_cause(error: &KernelError) -> String {

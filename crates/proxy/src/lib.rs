@@ -14,6 +14,7 @@ mod metrics;
 pub mod model;
 mod run;
 pub mod sync;
+pub mod view;
 
 pub use config::{ProxyConfig, ProxyError};
 pub use run::{Proxy, remove_tables};

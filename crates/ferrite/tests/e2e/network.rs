@@ -219,3 +219,52 @@ fn the_program_is_the_plugins_by_their_names() {
     assert!(world.kubectl(&["exec", "client", "--", "/ferrite", "tools", "get", &url]).contains("one"));
     assert!(world.netns.http_get("127.0.0.1:54323".parse().unwrap(), "/").unwrap().contains("one"));
 }
+
+#[test]
+fn the_data_path_is_shown_as_the_kernel_has_it() {
+    let world = World::start();
+    world.create(
+        r#"
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: closed}
+spec: {podSelector: {}, policyTypes: [Ingress]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: server}, ports: [{port: 80, targetPort: web}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: nobody}
+spec: {selector: {app: nobody}, ports: [{port: 80}]}
+"#,
+    );
+    world.create(&member("server", "node"));
+    world.create(&published("one", "node", "127.0.0.1"));
+    world.wait_ready("server");
+    world.wait_ready("one");
+    let show = |target: &str| {
+        let output = world.ferrite(&["network", target]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        text
+    };
+    let ip = world.kubectl(&["get", "pod", "server", "-o", "jsonpath={.status.podIP}"]);
+    let service = world.kubectl(&["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"]);
+    let way = format!("{service}:80/tcp goes to {ip}:8080 (pod default/server) by chain pick-1");
+    // The proxy follows the API a moment later.
+    eventually("the Service is in the kernel", || show("service/web").contains(&way).then_some(()));
+    let server = show("pod/server");
+    assert!(server.contains("ingress     what closed allow, by chain class-"), "{server}");
+    assert!(server.contains("egress      everything is allowed"), "{server}");
+    assert!(server.contains(&format!("service     default/web at {service}:80")), "{server}");
+    let one = show("pod/one");
+    assert!(one.contains("host port   54323/tcp at 127.0.0.1 leads to 8080"), "{one}");
+    assert!(show("service/nobody").contains("is refused: no endpoint is ready"));
+    let named = show("web.default.svc.cluster.local");
+    assert!(named.contains(&service) && named.contains(&way), "{named}");
+    let missing = world.ferrite(&["network", "pod/none"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("there is no pod default/none"));
+}

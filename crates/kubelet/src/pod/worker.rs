@@ -15,7 +15,7 @@ use crate::clock;
 use crate::container::resources::PodResources;
 use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
-use crate::volumes::{PodVolumes, images_of};
+use crate::volumes::PodVolumes;
 use ferrite_client::{Backoff, EventType, Scope};
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
@@ -503,7 +503,7 @@ impl Worker {
                 }
                 Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
                 Err(StartError::Waiting(reason)) => {
-                    let at = self.retry_at(pod, container, &reason, now);
+                    let at = self.retry_at(container, &reason, now);
                     retry = Some(retry.map_or(at, |r| r.min(at)));
                     self.waiting.insert(start.name.clone(), reason);
                 }
@@ -512,24 +512,11 @@ impl Worker {
         Ok(retry)
     }
 
-    fn retry_at(
-        &mut self,
-        pod: &Pod,
-        container: &PodContainer,
-        reason: &WaitingReason,
-        now: Timestamp,
-    ) -> Timestamp {
-        let image = container.spec.image.as_deref().unwrap_or_default();
+    fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
-                let own = (container.name().to_owned(), image.to_owned());
-                let mounted =
-                    images_of(pod, container).into_iter().map(|one| (one.key, one.image.to_owned()));
-                let retries = std::iter::once(own).chain(mounted);
-                retries
-                    .filter_map(|(key, image)| self.pulls.retry_at(&key, &crate::images::tagged(&image), now))
-                    .max()
-                    .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
+                let at = self.pulls.retry_at(container.name(), now);
+                at.unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
             "CreateContainerError" | "RunContainerError" => {

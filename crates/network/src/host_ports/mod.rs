@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::NetworkError;
 use crate::state::{sync_dir, write_atomic};
+use table::HostPortSet;
 pub(crate) use table::table as whole_table;
 
 /// The transport protocol of a host port.
@@ -165,19 +166,39 @@ impl HostPorts {
             chains: Vec::new(),
             add: changed(&after, &before),
         };
-        match transaction.is_empty() {
-            true => Ok(()),
+        if transaction.is_empty() {
+            return Ok(());
+        }
+        match self.table.apply(&transaction, &[]) {
+            Ok(()) if !self.table.take_missed() => Ok(()),
+            Ok(()) => self.rebuild(),
             // A table that is not as expected was changed by somebody else.
-            false => self.table.apply(&transaction, &[]).or_else(|error| {
+            Err(error) => {
                 tracing::warn!(%error, "the table of host ports is not as expected; making it again");
                 self.rebuild()
-            }),
+            }
         }
     }
 }
 
 pub(crate) fn table_name(bridge: &str) -> String {
     format!("ferrite-ports-{bridge}")
+}
+
+/// The host ports that lead to a pod, read back from the kernel of the node at `netns`, else of the calling thread's.
+pub fn published_ports(
+    bridge: &str,
+    netns: Option<&Path>,
+    pod: Ipv4Addr,
+) -> Result<Vec<HostPort>, KernelError> {
+    let mut table = Table::open(IpFamily::V4, &table_name(bridge), netns, OwnGenerations::default())?;
+    let mut found = Vec::new();
+    for set in [HostPortSet::Addressed, HostPortSet::Anywhere] {
+        let ports =
+            table.elements(set)?.into_iter().filter(|element| element.value.starts_with(&pod.octets()));
+        found.extend(ports.filter_map(|element| table::host_port(set, &element.key, &element.value)));
+    }
+    Ok(found)
 }
 
 /// Removes tracked UDP flows to a pod that came by a host port. A client that keeps its socket would keep the entry, and

@@ -8,7 +8,7 @@ use ferrite_nft::{
     Value, Verdict, in_range, load_destination, load_source, octets, to_this_node, was_destination_natted,
 };
 
-use super::{HostPort, Published};
+use super::{HostPort, PortProtocol, Published};
 
 const FAMILY: IpFamily = IpFamily::V4;
 /// Before the Services' own translation: a host port is a promise of the node.
@@ -96,6 +96,31 @@ pub(crate) fn table(links: &[String], published: &BTreeMap<String, Published>) -
     }
 }
 
+/// The host port that an element of a map is for.
+pub(crate) fn host_port(set: HostPortSet, key: &[u8], value: &[u8]) -> Option<HostPort> {
+    let (host_ip, rest) = match set {
+        HostPortSet::Addressed => {
+            let ip: [u8; 4] = key.get(..4)?.try_into().ok()?;
+            (Some(IpAddr::from(ip)), key.get(4..)?)
+        }
+        HostPortSet::Anywhere => (None, key),
+        HostPortSet::Hairpin => return None,
+    };
+    let port = |bytes: &[u8]| Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?));
+    let protocol = match rest.first()? {
+        6 => PortProtocol::Tcp,
+        17 => PortProtocol::Udp,
+        132 => PortProtocol::Sctp,
+        _ => return None,
+    };
+    Some(HostPort {
+        host_ip,
+        host_port: port(rest.get(4..)?)?,
+        container_port: port(value.get(4..)?)?,
+        protocol,
+    })
+}
+
 type R = Rule<HostPortSet>;
 
 fn translate() -> Vec<R> {
@@ -165,7 +190,7 @@ impl HostPort {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host_ports::PortProtocol::{self, Sctp, Tcp, Udp};
+    use crate::host_ports::PortProtocol::{Sctp, Tcp, Udp};
 
     fn port(ip: Option<&str>, host: u16, protocol: PortProtocol, container: u16) -> HostPort {
         HostPort {
@@ -191,6 +216,18 @@ mod tests {
             .iter()
             .map(|((set, key), (value, owner))| format!("{set:?} {:?} {value:?} {owner}", key.first))
             .collect();
+        for ((set, key), (value, _)) in &elements(&published) {
+            if let Value::Bytes(bytes) = value {
+                let read = host_port(*set, &key.first, bytes).unwrap();
+                let known = published.values().flat_map(|pod| &pod.ports);
+                let same =
+                    |port: &&HostPort| (port.host_port, port.protocol) == (read.host_port, read.protocol);
+                assert!(
+                    known.filter(same).any(|port| port.container_port == read.container_port),
+                    "{read:?}"
+                );
+            }
+        }
         let member = |last: u8, owner: &str| {
             format!("Hairpin [10, 244, 0, {last}, 10, 244, 0, {last}] Member {owner}")
         };

@@ -133,7 +133,8 @@ impl Policy {
         let types = spec.policy_types.as_deref().unwrap_or_default();
         let has = |name: &str| types.iter().any(|known| known == name);
         let ingress = types.is_empty() || has("Ingress");
-        let egress = has("Egress") || (types.is_empty() && spec.egress.is_some());
+        let some_egress = spec.egress.as_ref().is_some_and(|rules| !rules.is_empty());
+        let egress = has("Egress") || (types.is_empty() && some_egress);
         let rule = |peers: Option<&[NetworkPolicyPeer]>, ports: Option<&[NetworkPolicyPort]>| PolicyRule {
             // An empty list restricts nothing, as an absent one.
             peers: peers
