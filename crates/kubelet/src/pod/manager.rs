@@ -168,6 +168,9 @@ pub(crate) fn start_local(context: &Arc<Context>, workers: &Arc<Workers>, scope:
             woken.wake_all();
         }
     });
+    // Waits for the API by itself.
+    let ending = workers.clone();
+    scope.spawn(mirror::run(context.clone(), move || ending.local_names()));
     let (context, workers, owned) = (context.clone(), workers.clone(), scope.clone());
     scope.spawn(async move {
         let (mut wanted, mut count) = (context.pods.local().wanted_changes(), workers.count());
@@ -213,8 +216,6 @@ pub(crate) async fn start(
         }
     });
     context.pods.api().synced().await;
-    let ending = workers.clone();
-    scope.spawn(mirror::run(context.clone(), move || ending.local_names()));
     context.pods.local().ready().await;
     clean_orphans(&context, &workers, scope).await
 }
