@@ -107,6 +107,25 @@ impl Cgroups {
         tokio::task::spawn_blocking(move || cgroups.remove_pod(&uid)).await?
     }
 
+    /// Memory of all pods together that cannot be given back easily. Nothing where systemd names the groups.
+    pub(crate) fn pods_working_set(&self) -> Option<i64> {
+        if self.driver == CgroupDriver::Systemd {
+            return None;
+        }
+        let (directory, usage, inactive) = match &self.layout {
+            Layout::V2(mount) => (mount, "memory.current", "inactive_file "),
+            Layout::V1(mounted) => {
+                let (_, memory) = mounted.iter().find(|(name, _)| name == "memory")?;
+                (memory, "memory.usage_in_bytes", "total_inactive_file ")
+            }
+        };
+        let group = directory.join(&self.root).join("kubepods");
+        let used: i64 = std::fs::read_to_string(group.join(usage)).ok()?.trim().parse().ok()?;
+        let stat = std::fs::read_to_string(group.join("memory.stat")).ok()?;
+        let inactive = stat.lines().find_map(|line| line.strip_prefix(inactive)?.trim().parse::<i64>().ok());
+        Some(used.saturating_sub(inactive.unwrap_or(0)).max(0))
+    }
+
     fn systemd(&self) -> io::Result<Manager> {
         let hierarchy = match self.layout {
             Layout::V1(_) => Hierarchy::V1,

@@ -1,5 +1,6 @@
 //! Configuration of a kubelet, with the defaults of upstream's KubeletConfiguration.
 
+use crate::eviction::EvictionSettings;
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_pki::ServerTls;
 use std::collections::BTreeMap;
@@ -103,6 +104,8 @@ pub struct Config {
     /// Pods are evicted below this much free memory (upstream's hard eviction threshold), so it is not
     /// allocatable either.
     pub eviction_memory: i64,
+    /// When pods are ended so that the node does not run out of something.
+    pub eviction: EvictionSettings,
     pub node_lease_duration: Duration,
     pub node_status_report_frequency: Duration,
     /// Images are removed when the image file system is fuller than this, in percent; 100 disables it.
@@ -150,6 +153,7 @@ impl Config {
             reserved_cpu_milli: 0,
             reserved_memory: 0,
             eviction_memory: 100 << 20,
+            eviction: EvictionSettings::memory_only(),
             node_lease_duration: Duration::from_secs(40),
             node_status_report_frequency: Duration::from_secs(300),
             image_gc_high_threshold: 85,

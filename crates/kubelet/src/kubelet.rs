@@ -6,7 +6,8 @@ use crate::config::Config;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::{apparmor, sysctl};
-use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers};
+use crate::eviction::{self, EvictionManager, Pressures, ThresholdError};
+use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers, SeenImages};
 use crate::logs;
 use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
@@ -44,6 +45,8 @@ pub enum StartError {
     /// A pod's range of users could be given away twice.
     #[error("could not read the user namespaces of pods: {0}; remove the file once no pod of that UID runs")]
     UserNamespaces(String),
+    #[error("eviction")]
+    Eviction(#[source] ThresholdError),
     #[error("cannot read static pods")]
     StaticPodUrl(#[source] UrlError),
     #[error("could not register credential provider plugins")]
@@ -93,6 +96,8 @@ impl Kubelet {
         let told = workers.clone();
         let objects =
             Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
+        let thresholds = eviction::thresholds(&config.eviction).map_err(StartError::Eviction)?;
+        let (pressures, pressures_seen) = watch::channel(Pressures::default());
         let (readiness, readiness_seen) = watch::channel(Readiness::default());
         let selector = ListSelector::fields(format!("spec.nodeName={}", config.node_name));
         let config = Arc::new(config);
@@ -146,6 +151,7 @@ impl Kubelet {
             ),
             node,
             readiness: readiness_seen,
+            pressures: pressures_seen.clone(),
             client: client.clone(),
             recorder: recorder.clone(),
             probes: ProbeContext {
@@ -170,7 +176,7 @@ impl Kubelet {
                 .map_err(|source| StartError::Listen { address, source })?;
         }
         let port = server_address.map_or(config.server_address.port(), |a| a.port());
-        let gc = ImageGc {
+        let gc = Arc::new(ImageGc {
             images: images.clone(),
             runtime: runtime.clone(),
             recorder: recorder.clone(),
@@ -179,8 +185,21 @@ impl Kubelet {
             high: config.image_gc_high_threshold,
             low: config.image_gc_low_threshold,
             changed: refresh.clone(),
+            seen: SeenImages::default(),
+        });
+        scope.spawn(gc.clone().run());
+        let eviction = EvictionManager {
+            context: context.clone(),
+            images: images.clone(),
+            gc,
+            node: node::reference(&config.node_name),
+            thresholds,
+            settings: config.eviction.clone(),
+            pods_memory: machine.memory.saturating_sub(config.reserved_memory),
+            pressures,
+            changed: refresh.clone(),
         };
-        scope.spawn(gc.run());
+        scope.spawn(eviction.run());
         let node = NodeManager {
             config: config.clone(),
             machine,
@@ -191,6 +210,7 @@ impl Kubelet {
             recorder,
             clock,
             readiness,
+            pressures: pressures_seen,
             refresh,
         };
         let (size, files) = (config.container_log_max_size, config.container_log_max_files);

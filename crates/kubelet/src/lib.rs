@@ -11,6 +11,7 @@ mod cgroup;
 mod clock;
 mod config;
 mod container;
+mod eviction;
 mod hooks;
 mod images;
 mod inotify;
@@ -32,5 +33,6 @@ mod userns;
 mod volumes;
 
 pub use config::{Authorization, Config, KubeletAccess};
+pub use eviction::{EvictionSettings, ThresholdError};
 pub use images::{ConfigError as CredentialProviderError, Plugins as CredentialProviderPlugins};
 pub use kubelet::{Kubelet, StartError};

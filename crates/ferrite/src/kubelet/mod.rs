@@ -11,9 +11,10 @@ use crate::cli::interrupted;
 use crate::node::Services;
 use ferrite_api::quantity::Quantity;
 use ferrite_client::Scope;
+use ferrite_component::GoDuration;
 use ferrite_cri::ImageService;
 use ferrite_cri::v1::CgroupDriver;
-use ferrite_kubelet::{Authorization, Config, Kubelet, KubeletAccess};
+use ferrite_kubelet::{Authorization, Config, EvictionSettings, Kubelet, KubeletAccess};
 use flags::Flags;
 use identity::{CertificateStore, ClientIdentity, ServingIdentity};
 use settings::{Settings, SettingsError};
@@ -22,6 +23,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Why the kubelet does not start here.
 #[derive(Debug, thiserror::Error)]
@@ -172,6 +174,7 @@ fn config(
         value.ok_or_else(|| bad(field, "it is not between 0 and 100"))
     };
     let reserved = Reserved::of(settings)?;
+    let eviction = eviction(settings)?;
     let healthz_port = port("healthzPort")?;
     let providers =
         (flags.path("image-credential-provider-config"), flags.path("image-credential-provider-bin-dir"));
@@ -206,8 +209,9 @@ fn config(
         max_pods: settings.int("maxPods"),
         reserved_cpu_milli: reserved.cpu_milli,
         reserved_memory: reserved.memory,
-        eviction_memory: eviction_memory(settings)?,
-        node_lease_duration: std::time::Duration::from_secs(
+        eviction_memory: eviction_memory(&eviction, total_memory())?,
+        eviction,
+        node_lease_duration: Duration::from_secs(
             u64::try_from(settings.int("nodeLeaseDurationSeconds"))
                 .map_err(|_| bad("nodeLeaseDurationSeconds", "it is negative"))?,
         ),
@@ -300,21 +304,54 @@ impl Reserved {
     }
 }
 
+/// When pods are ended for the node's sake. As upstream: whoever names one hard threshold names them all, unless the
+/// defaults are to be merged.
+fn eviction(settings: &Settings) -> Result<EvictionSettings, SettingsError> {
+    const FIELD: &str = "evictionSoftGracePeriod";
+    let (usual, given) = (EvictionSettings::upstream(), settings.map("evictionHard"));
+    let hard = match (given.is_empty(), settings.bool("mergeDefaultEvictionSettings")) {
+        (true, _) => usual.hard,
+        (false, true) => usual.hard.into_iter().chain(given).collect(),
+        (false, false) => given,
+    };
+    let mut soft_grace = std::collections::BTreeMap::new();
+    for (signal, text) in settings.map(FIELD) {
+        let grace: GoDuration = text.parse().map_err(|e| bad(FIELD, format!("{signal}: {e}")))?;
+        soft_grace.insert(signal, grace.0);
+    }
+    let most = u64::try_from(settings.int("evictionMaxPodGracePeriod"));
+    Ok(EvictionSettings {
+        hard,
+        soft: settings.map("evictionSoft"),
+        soft_grace,
+        minimum_reclaim: settings.map("evictionMinimumReclaim"),
+        transition: settings.duration("evictionPressureTransitionPeriod"),
+        max_pod_grace: Duration::from_secs(
+            most.map_err(|_| bad("evictionMaxPodGracePeriod", "it is negative"))?,
+        ),
+    })
+}
+
 /// Memory that pods cannot have, as upstream's hard threshold takes it off what is allocatable.
-fn eviction_memory(settings: &Settings) -> Result<i64, SettingsError> {
+fn eviction_memory(eviction: &EvictionSettings, total: i64) -> Result<i64, SettingsError> {
     const FIELD: &str = "evictionHard";
-    let thresholds = settings.map(FIELD);
-    if let Some(other) = thresholds.keys().find(|signal| *signal != "memory.available") {
-        return Err(bad(FIELD, format!("{other} is not watched by Ferrite's kubelet; leave it out")));
-    }
-    match thresholds.get("memory.available") {
-        None if thresholds.is_empty() => Ok(100 << 20),
-        None => Ok(0),
-        Some(text) if text.ends_with('%') => {
-            Err(bad(FIELD, "memory.available must be a quantity, not a percentage"))
+    let Some(text) = eviction.hard.get("memory.available") else { return Ok(0) };
+    match text.strip_suffix('%') {
+        Some(percent) => {
+            let percent: f64 =
+                percent.parse().map_err(|_| bad(FIELD, format!("{text:?} is no percentage")))?;
+            Ok((total as f64 * percent / 100.0) as i64)
         }
-        Some(text) => Ok(quantity(FIELD, text)?.value()),
+        None => Ok(quantity(FIELD, text)?.value()),
     }
+}
+
+/// The machine's memory in bytes.
+fn total_memory() -> i64 {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kilobytes: Option<i64> = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse().ok());
+    kilobytes.unwrap_or(0).saturating_mul(1024)
 }
 
 /// What upstream checks before it starts.

@@ -480,7 +480,7 @@ mod tests {
             ("maxPods: many\n", "maxPods: \"many\" is not a whole number"),
             ("fileCheckFrequency: soon\n", "is not a duration"),
             ("cpuManagerPolicy: static\n", "cpuManagerPolicy cannot be \"static\""),
-            ("evictionSoft: {memory.available: 1Gi}\n", "evictionSoft cannot be"),
+            ("podPidsLimit: 5\n", "podPidsLimit cannot be 5"),
             ("readOnlyPort: 10255\n", "readOnlyPort cannot be 10255"),
             ("maxPods: [\n", "config.yaml: "),
         ] {

@@ -88,6 +88,8 @@ impl<'a> Machine<'a> {
             "containerRuntimeEndpoint": self.socket(),
             "cgroupRoot": format!("/{}", self.group()),
             "failSwapOn": false, "failCgroupV1": false, "address": NODE_IP,
+            // The disk of the machine that runs tests may be full.
+            "evictionHard": {"memory.available": "1Mi"},
         });
         for (key, value) in more.as_object().unwrap() {
             configuration[key.as_str()] = value.clone();
@@ -178,16 +180,12 @@ fn ask(world: &World, token: &str, path: &str) -> (String, String) {
     (code.to_owned(), body.to_owned())
 }
 
-#[test]
-fn a_kubelet_of_its_own_joins_runs_pods_and_outlives_its_server() {
-    let world = World::prepare(&[]);
-    let machine = Machine::new(&world);
-    let serve = ["--advertise-address", "127.0.0.1"];
-    let server = Server::try_run(&world, "server", &serve).unwrap();
-    let token = crate::server::succeeds(&world, &["token", "create"]);
+/// A kubeconfig with which nodes ask for their first certificate.
+fn bootstrap_kubeconfig(world: &World) -> PathBuf {
+    let token = crate::server::succeeds(world, &["token", "create"]);
     let token = token.trim().split_once('.').unwrap().1.to_owned();
     let ca = world.data().join("pki/ca.crt");
-    let bootstrap = world.write(
+    world.write(
         "bootstrap.kubeconfig",
         &json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -196,7 +194,99 @@ fn a_kubelet_of_its_own_joins_runs_pods_and_outlives_its_server() {
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
         })
         .to_string(),
+    )
+}
+
+fn create(world: &World, pod: &Value) {
+    let file = world.write("pod.json", &pod.to_string());
+    eventually("there is an account for the pod", || {
+        get(world, &["serviceaccount", "default"]).filter(|a| a.is_object())
+    });
+    kubectl(world, &["create", "-f", file.to_str().unwrap()]);
+}
+
+#[test]
+fn a_node_that_runs_short_says_so_and_evicts() {
+    let world = World::prepare(&[]);
+    let machine = Machine::new(&world);
+    let serve = ["--advertise-address", "127.0.0.1"];
+    let server = Server::try_run(&world, "server", &serve).unwrap();
+    let bootstrap = bootstrap_kubeconfig(&world);
+    let kubeconfig = world.path("kubelet.kubeconfig");
+    let joining =
+        ["--bootstrap-kubeconfig", bootstrap.to_str().unwrap(), "--kubeconfig", kubeconfig.to_str().unwrap()];
+    let pod = |name: &str, spec: Value| {
+        let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+        pod["spec"]["nodeName"] = "alone".into();
+        pod["spec"]["terminationGracePeriodSeconds"] = 0.into();
+        pod["spec"]["containers"][0]["name"] = "c".into();
+        pod["spec"]["containers"][0]["image"] = TOOLS.into();
+        pod["spec"]["containers"][0]["command"] = json!(["/ferrite", "tools", "sleep", "1000"]);
+        pod
+    };
+    let failed = |name: &str| {
+        eventually(&format!("{name} has failed"), || {
+            get(&world, &["pod", name]).filter(|pod| pod["status"]["phase"] == "Failed")
+        })
+    };
+
+    // No machine has that much: the node is short of memory for good.
+    let starved = machine.configuration(json!({"evictionHard": {"memory.available": "1000Ti"}}));
+    let kubelet = machine.kubelet(&starved, &joining);
+    let node = eventually("the node is short of memory", || {
+        get(&world, &["node", "alone"]).filter(|node| condition(node, "MemoryPressure") == Some("True"))
+    });
+    assert_eq!(condition(&node, "DiskPressure"), Some("False"));
+    eventually("the scheduler is warned", || {
+        let node = get(&world, &["node", "alone"])?;
+        let taints = node["spec"]["taints"].as_array()?.clone();
+        taints.iter().any(|t| t["key"] == "node.kubernetes.io/memory-pressure").then_some(())
+    });
+    create(&world, &pod("best-effort", json!({"containers": [{}]})));
+    let refused = failed("best-effort");
+    assert_eq!(refused["status"]["reason"], "Evicted");
+    assert_eq!(refused["status"]["message"], "Pod was rejected: The node had condition: [MemoryPressure]. ");
+    let asking = json!({"requests": {"cpu": "1m"}});
+    create(&world, &pod("burstable", json!({"containers": [{"resources": asking}]})));
+    let evicted = failed("burstable");
+    assert_eq!(evicted["status"]["reason"], "Evicted");
+    let message = evicted["status"]["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("The node was low on resource: memory. Threshold quantity: 1000Ti"),
+        "{message}"
     );
+    assert_eq!(condition(&evicted, "DisruptionTarget"), Some("True"));
+    kubelet.end();
+
+    // With enough of everything, a pod that writes more than it may is evicted all the same.
+    let plenty = machine.configuration(json!({}));
+    let kubelet = machine.kubelet(&plenty, &joining);
+    eventually("the node has enough memory again", || {
+        get(&world, &["node", "alone"]).filter(|node| condition(node, "MemoryPressure") == Some("False"))
+    });
+    let volumes = json!([{"name": "v", "emptyDir": {"sizeLimit": "1Mi"}}]);
+    let container = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+    create(&world, &pod("writer", json!({"volumes": volumes, "containers": [container]})));
+    let writer = eventually("the writer is ready", || get(&world, &["pod", "writer"]).filter(is_ready));
+    let uid = writer["metadata"]["uid"].as_str().unwrap();
+    let volume = world.path("kubelet/pods").join(uid).join("volumes/kubernetes.io~empty-dir/v");
+    std::fs::write(volume.join("file"), vec![1; 2 << 20]).unwrap();
+    let evicted = failed("writer");
+    assert_eq!(evicted["status"]["reason"], "Evicted");
+    assert_eq!(evicted["status"]["message"], "Usage of EmptyDir volume \"v\" exceeds the limit \"1Mi\". ");
+    kubectl(&world, &["delete", "pods", "--all", "--now"]);
+    kubelet.end();
+    server.stop();
+}
+
+#[test]
+fn a_kubelet_of_its_own_joins_runs_pods_and_outlives_its_server() {
+    let world = World::prepare(&[]);
+    let machine = Machine::new(&world);
+    let serve = ["--advertise-address", "127.0.0.1"];
+    let server = Server::try_run(&world, "server", &serve).unwrap();
+    let bootstrap = bootstrap_kubeconfig(&world);
+    let ca = world.data().join("pki/ca.crt");
     let configuration = machine.configuration(json!({
         "rotateCertificates": true, "serverTLSBootstrap": true,
         "authentication": {"x509": {"clientCAFile": ca.to_str().unwrap()}},
@@ -217,11 +307,7 @@ fn a_kubelet_of_its_own_joins_runs_pods_and_outlives_its_server() {
         "spec": {"nodeName": "alone", "terminationGracePeriodSeconds": 0, "containers": [{
             "name": "c", "image": TOOLS, "command": ["/ferrite", "tools", "http", "--text=plain"]}]},
     });
-    let file = world.write("pod.json", &pod.to_string());
-    eventually("there is an account for the pod", || {
-        get(&world, &["serviceaccount", "default"]).filter(|a| a.is_object())
-    });
-    kubectl(&world, &["create", "-f", file.to_str().unwrap()]);
+    create(&world, &pod);
     eventually("the pod is ready", || get(&world, &["pod", "plain"]).filter(is_ready));
     eventually("the cluster has signed the kubelet's own certificate", || {
         world.path("pki/kubelet-server-current.pem").exists().then_some(())

@@ -20,7 +20,7 @@ const MIN_AGE: Duration = Duration::from_secs(120);
 
 /// When an image was first seen, and last seen in use.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+pub(crate) struct Seen {
     first: Timestamp,
     used: Timestamp,
 }
@@ -78,17 +78,29 @@ pub(crate) struct ImageGc {
     pub low: u8,
     /// Told when images went.
     pub changed: Arc<Notify>,
+    pub seen: SeenImages,
+}
+
+/// When images were seen, kept between passes. One pass at a time has it.
+#[derive(Default)]
+pub(crate) struct SeenImages(tokio::sync::Mutex<HashMap<String, Seen>>);
+
+/// How much must go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// As the thresholds say.
+    Excess,
+    Everything,
 }
 
 impl ImageGc {
-    pub(crate) async fn run(self) {
-        let mut seen: HashMap<String, Seen> = HashMap::new();
+    pub(crate) async fn run(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut failed_before = false;
         loop {
             ticks.tick().await;
-            match self.pass(&mut seen).await {
+            match self.pass(Wanted::Excess).await {
                 Ok(()) => failed_before = false,
                 Err(e) => {
                     tracing::warn!(error = %e, "image garbage collection failed");
@@ -102,7 +114,13 @@ impl ImageGc {
         }
     }
 
-    async fn pass(&self, seen: &mut HashMap<String, Seen>) -> ferrite_cri::Result<()> {
+    /// Removes every image that nobody uses and that is not new.
+    pub(crate) async fn remove_unused(&self) -> ferrite_cri::Result<()> {
+        self.pass(Wanted::Everything).await
+    }
+
+    async fn pass(&self, wanted: Wanted) -> ferrite_cri::Result<()> {
+        let mut seen = self.seen.0.lock().await;
         let now = self.clock.now();
         let containers = self.runtime.list_containers(ListContainersRequest { filter: None }).await?;
         let in_use: BTreeSet<String> = containers
@@ -122,9 +140,11 @@ impl ImageGc {
                 unused.push(Candidate { id: image.id, size: image.size, seen: *entry });
             }
         }
-        let Some(excess) = self.space().await?.and_then(|space| excess(space, self.high, self.low)) else {
-            return Ok(());
+        let excess = match wanted {
+            Wanted::Everything => Some(u64::MAX),
+            Wanted::Excess => self.space().await?.and_then(|space| excess(space, self.high, self.low)),
         };
+        let Some(excess) = excess else { return Ok(()) };
         let mut freed = 0u64;
         for candidate in plan(unused, excess, now) {
             let spec = ImageSpec { image: candidate.id.clone(), ..ImageSpec::default() };
@@ -136,7 +156,7 @@ impl ImageGc {
         if freed > 0 {
             self.changed.notify_one();
         }
-        if freed < excess {
+        if freed < excess && wanted == Wanted::Excess {
             let message = format!(
                 "Failed to garbage collect required amount of images. Attempted to free {excess} bytes, but only found {freed} bytes eligible to free."
             );

@@ -6,7 +6,7 @@ mod providers;
 mod reference;
 
 pub(crate) use credentials::Keyring;
-pub(crate) use gc::ImageGc;
+pub(crate) use gc::{ImageGc, SeenImages};
 pub(crate) use providers::{ApiAccounts, Providers};
 pub use providers::{ConfigError, Plugins};
 
@@ -19,7 +19,7 @@ use ferrite_client::{EventRecorder, EventType};
 use ferrite_cri::ImageService;
 use ferrite_cri::v1::{Image, ImageSpec, ImageStatusRequest, PodSandboxConfig, PullImageRequest};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -36,16 +36,23 @@ pub(crate) struct PresentImage {
 #[derive(Debug, Default)]
 pub(crate) struct PullState {
     backoff: BackOff,
-    /// When the last pull for a container failed, and how.
-    failed: HashMap<String, (Timestamp, String)>,
+    /// The last pull for a container that failed.
+    failed: HashMap<String, FailedPull>,
 }
 
 impl PullState {
     /// When a pull may be tried again, for the container of that name.
-    pub(crate) fn retry_at(&self, container: &str, image: &str, now: Timestamp) -> Option<Timestamp> {
-        let (at, _) = self.failed.get(container)?;
-        self.backoff.blocked(image, *at, now).map(|(_, until)| until)
+    pub(crate) fn retry_at(&self, container: &str, now: Timestamp) -> Option<Timestamp> {
+        let failed = self.failed.get(container)?;
+        self.backoff.blocked(&failed.image, failed.at, now).map(|(_, until)| until)
     }
+}
+
+#[derive(Debug)]
+struct FailedPull {
+    at: Timestamp,
+    image: String,
+    why: String,
 }
 
 #[derive(Clone)]
@@ -57,29 +64,6 @@ pub(crate) struct Images {
     changed: Arc<Notify>,
     /// Plugins that know credentials.
     providers: Option<Arc<Providers>>,
-}
-
-/// An image that a container needs: its own, or one that it mounts.
-pub(crate) struct ImageRequest<'a> {
-    /// As it is written in the pod.
-    pub image: &'a str,
-    pub policy: Option<&'a str>,
-    /// Under which its failures are counted.
-    pub key: String,
-    /// What its events are about.
-    pub about: ObjectReference,
-}
-
-impl<'a> ImageRequest<'a> {
-    /// The container's own image.
-    pub(crate) fn of(pod: &Pod, container: &'a PodContainer) -> Self {
-        Self {
-            image: container.spec.image.as_deref().unwrap_or_default(),
-            policy: container.spec.image_pull_policy.as_deref(),
-            key: container.name().to_owned(),
-            about: model::reference(pod, Some(container.field_path())),
-        }
-    }
 }
 
 impl Images {
@@ -97,17 +81,19 @@ impl Images {
         Self { providers, ..self }
     }
 
-    /// Makes sure that an image is there, as its policy says. The error is what the container waits for.
+    /// Makes sure that the container's image is there, as its policy says. The error is what the container
+    /// waits for.
     pub(crate) async fn ensure(
         &self,
         pod: &Pod,
-        wanted: &ImageRequest<'_>,
+        container: &PodContainer,
         keyring: &Keyring,
         sandbox: &PodSandboxConfig,
         state: &mut PullState,
     ) -> Result<PresentImage, WaitingReason> {
-        let ImageRequest { image: name, policy, key, about } = wanted;
-        let event = |kind, reason: &str, message: String| self.recorder.event(about, kind, reason, message);
+        let name = container.spec.image.as_deref().unwrap_or_default();
+        let about = model::reference(pod, Some(container.field_path()));
+        let event = |kind, reason: &str, message: String| self.recorder.event(&about, kind, reason, message);
         let Some(image) = reference::with_tag(name) else {
             let message = format!(
                 "Failed to apply default image tag \"{name}\": couldn't parse image name \"{name}\": invalid reference format"
@@ -115,7 +101,11 @@ impl Images {
             event(EventType::Warning, "InspectFailed", message.clone());
             return Err(WaitingReason::new("InvalidImageName", message));
         };
-        let policy = policy.unwrap_or(if image.ends_with(":latest") { "Always" } else { "IfNotPresent" });
+        let policy = container.spec.image_pull_policy.as_deref().unwrap_or(if image.ends_with(":latest") {
+            "Always"
+        } else {
+            "IfNotPresent"
+        });
         let present = self.find(&image, name).await.map_err(|e| {
             let message = format!("Failed to inspect image \"{image}\": {e}");
             event(EventType::Warning, "InspectFailed", message.clone());
@@ -124,7 +114,7 @@ impl Images {
         match (policy, present) {
             ("Always", _) | ("IfNotPresent", None) => {}
             (_, Some(found)) => {
-                state.failed.remove(key);
+                state.failed.remove(container.name());
                 event(
                     EventType::Normal,
                     "Pulled",
@@ -139,7 +129,7 @@ impl Images {
             }
         }
         let now = self.clock.now();
-        if let Some((at, why)) = state.failed.get(key)
+        if let Some(FailedPull { at, why, .. }) = state.failed.get(container.name())
             && state.backoff.blocked(&image, *at, now).is_some()
         {
             let message = format!("Back-off pulling image \"{image}\"");
@@ -147,9 +137,9 @@ impl Images {
             return Err(WaitingReason::new("ImagePullBackOff", format!("{message}: ErrImagePull: {why}")));
         }
         event(EventType::Normal, "Pulling", format!("Pulling image \"{image}\""));
-        match self.pull(&image, pod, keyring, sandbox, name).await {
+        match self.pull(&image, pod, keyring, sandbox, container).await {
             Ok(reference) => {
-                state.failed.remove(key);
+                state.failed.remove(container.name());
                 state.backoff.forget(&image);
                 self.changed.notify_one();
                 let took = clock::go_duration(clock::since(now, self.clock.now()));
@@ -168,7 +158,8 @@ impl Images {
             Err(e) => {
                 let failed_at = self.clock.now();
                 state.backoff.next(&image, failed_at, failed_at);
-                state.failed.insert(key.clone(), (failed_at, e.to_string()));
+                let failed = FailedPull { at: failed_at, image: image.clone(), why: e.to_string() };
+                state.failed.insert(container.name().to_string(), failed);
                 event(EventType::Warning, "Failed", format!("Failed to pull image \"{image}\": {e}"));
                 Err(WaitingReason::new("ErrImagePull", e.to_string()))
             }
@@ -192,12 +183,12 @@ impl Images {
         pod: &Pod,
         keyring: &Keyring,
         sandbox: &PodSandboxConfig,
-        as_written: &str,
+        container: &PodContainer,
     ) -> ferrite_cri::Result<String> {
         let request = |auth| PullImageRequest {
             image: Some(ImageSpec {
                 image: image.to_string(),
-                user_specified_image: as_written.to_string(),
+                user_specified_image: container.spec.image.clone().unwrap_or_default(),
                 ..ImageSpec::default()
             }),
             auth,
@@ -230,9 +221,4 @@ fn present_image(asked: &str, image: Image) -> PresentImage {
         reference: if image.id.is_empty() { asked.to_string() } else { image.id },
         user: ImageUser { uid: image.uid.map(|u| u.value).or(root), name: image.username },
     }
-}
-
-/// The name under which pulls of an image are counted.
-pub(crate) fn tagged(image: &str) -> String {
-    reference::with_tag(image).unwrap_or_else(|| image.to_string())
 }

@@ -5,6 +5,7 @@ use super::machine::Machine;
 use super::status::{self, Observed};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::eviction::{Pressure, Pressures};
 use crate::pod::writer_difference;
 use crate::volumes::local_path;
 use ferrite_client::{
@@ -80,6 +81,7 @@ pub(crate) struct NodeManager {
     pub recorder: EventRecorder,
     pub clock: Clock,
     pub readiness: watch::Sender<Readiness>,
+    pub pressures: watch::Receiver<Pressures>,
     /// Asks for a report: an image came or went, pressure changed.
     pub refresh: Arc<Notify>,
 }
@@ -284,7 +286,11 @@ impl NodeManager {
             version.map(|v| format!("{}://{}", v.runtime_name, v.runtime_version)).unwrap_or_default();
         let images = self.images.list_images(ListImagesRequest { filter: None }).await;
         let images = images.map(|answer| answer.images).unwrap_or_default();
+        let pressures = self.pressures.borrow().clone();
         Observed {
+            memory_pressure: pressures.contains(&Pressure::Memory),
+            disk_pressure: pressures.contains(&Pressure::Disk),
+            pid_pressure: pressures.contains(&Pressure::Pid),
             problem: self.readiness.borrow().problem(),
             features: self.readiness.borrow().features.clone(),
             runtime_version,
@@ -295,7 +301,6 @@ impl NodeManager {
                     (names, i64::try_from(i.size).unwrap_or(i64::MAX))
                 })
                 .collect(),
-            ..Observed::default()
         }
     }
 }

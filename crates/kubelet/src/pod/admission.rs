@@ -10,6 +10,7 @@ use super::status::Verdict;
 use crate::container::resources::{PodResources, pod_resources, requests};
 use crate::container::sysctl::KernelVersion;
 use crate::container::{apparmor, sysctl};
+use crate::eviction::{Pressure, Pressures};
 use crate::quantity;
 use k8s_openapi::api::core::v1::{Pod, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -105,6 +106,21 @@ pub(crate) fn admit<'a>(
         },
         Ok(insufficient) => Admission::Refused(insufficient[0].verdict()),
     }
+}
+
+/// While the node is short of something it takes no pod that would make that worse, as upstream.
+pub(crate) fn check_pressure(pod: &Resident<'_>, pressures: &Pressures) -> Result<(), Verdict> {
+    if pressures.is_empty() || pod.is_critical() {
+        return Ok(());
+    }
+    if pressures.iter().eq([&Pressure::Memory]) {
+        let bears = predicates::tolerates_taint(pod.pod, "node.kubernetes.io/memory-pressure", "NoSchedule");
+        if model::qos_class(pod.pod) != model::QosClass::BestEffort || bears {
+            return Ok(());
+        }
+    }
+    let names: Vec<&str> = pressures.iter().map(|pressure| pressure.name()).collect();
+    Err(refusal("Evicted", format!("Pod was rejected: The node had condition: [{}]. ", names.join(" "))))
 }
 
 /// What the node has too little of; other reasons are final.
@@ -230,7 +246,7 @@ impl Used {
 }
 
 fn refusal(reason: &str, message: impl Into<String>) -> Verdict {
-    Verdict { reason: reason.into(), message: message.into(), disruption: None }
+    Verdict { reason: reason.into(), message: message.into(), disruption: None, grace: None }
 }
 
 #[cfg(test)]
@@ -435,5 +451,32 @@ mod tests {
         let others = [Resident { pod: &victim, local: false }];
         let got = super::admit(&Resident { pod: &local, local: true }, &others, &offer, &tainted);
         assert_eq!(got, Admission::After(vec![&victim]), "static pods are critical and bear every taint");
+    }
+
+    #[test]
+    fn a_node_under_pressure_takes_fewer_pods() {
+        let best = pod(json!({"containers": [{"name": "c"}]}));
+        let burstable = pod(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}));
+        let bearing = pod(json!({"containers": [{"name": "c"}], "tolerations": [
+            {"key": "node.kubernetes.io/memory-pressure", "operator": "Exists", "effect": "NoSchedule"}]}));
+        let critical = pod(json!({"priority": 2_000_000_000, "containers": [{"name": "c"}]}));
+        use Pressure::{Disk, Memory, Pid};
+        for (what, candidate, pressures, expected) in [
+            ("none", &best, vec![], true),
+            ("memory, asks for nothing", &best, vec![Memory], false),
+            ("memory, asks for something", &burstable, vec![Memory], true),
+            ("memory, bears it", &bearing, vec![Memory], true),
+            ("disk", &burstable, vec![Disk], false),
+            ("memory and disk", &burstable, vec![Memory, Disk], false),
+            ("processes", &bearing, vec![Pid], false),
+            ("critical", &critical, vec![Memory, Disk, Pid], true),
+        ] {
+            let resident = Resident { pod: candidate, local: false };
+            let got = check_pressure(&resident, &pressures.into_iter().collect());
+            assert_eq!(got.is_ok(), expected, "{what}");
+        }
+        let refused = check_pressure(&Resident { pod: &best, local: false }, &[Memory].into());
+        let message = "Pod was rejected: The node had condition: [MemoryPressure]. ";
+        assert_eq!(refused.unwrap_err().message, message);
     }
 }

@@ -32,7 +32,13 @@ impl Worker {
             .collect();
         let residents: Vec<Resident<'_>> =
             allocated.iter().map(|(pod, local)| Resident { pod, local: *local }).collect();
-        match admission::admit(&Resident { pod, local: self.local }, &residents, &offer, &node_state) {
+        let resident = Resident { pod, local: self.local };
+        if let Err(verdict) = admission::check_pressure(&resident, &context.pressures.borrow()) {
+            context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
+            self.verdict = Some(verdict);
+            return true;
+        }
+        match admission::admit(&resident, &residents, &offer, &node_state) {
             Admission::Admitted => true,
             Admission::Refused(verdict) => {
                 context.event(pod, EventType::Warning, &verdict.reason, verdict.message.clone());
@@ -47,6 +53,7 @@ impl Worker {
                         disruption: Some(
                             "Pod was preempted by Kubelet to accommodate a critical pod.".into(),
                         ),
+                        grace: None,
                     };
                     if context.workers.end(victim.metadata.uid.as_deref().unwrap_or_default(), verdict) {
                         tracing::info!(pod = %self.id, victim = %model::PodId::of(victim), "ending a pod for a critical one");

@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::fields::NodeLimits;
+use crate::eviction::Pressures;
 use crate::images::Images;
 use crate::node::Readiness;
 use crate::objects::Objects;
@@ -51,6 +52,8 @@ pub(crate) struct Context {
     pub workers: Arc<Workers>,
     pub node: Informer<Node>,
     pub readiness: watch::Receiver<Readiness>,
+    /// What the node is short of.
+    pub pressures: watch::Receiver<Pressures>,
     pub client: kube::Client,
     pub recorder: EventRecorder,
     pub probes: ProbeContext,

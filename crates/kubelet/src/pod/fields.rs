@@ -370,10 +370,6 @@ const TABLE: &[(&str, &[Row])] = &[
         &[("claimName", Acted("volumes/claim")), ("readOnly", Acted("volumes/claim"))],
     ),
     (
-        "ContainerResizePolicy",
-        &[("resourceName", Acted("pod/resize")), ("restartPolicy", Acted("pod/resize"))],
-    ),
-    (
         "CSIVolumeSource",
         &[
             ("driver", Acted("volumes/csi/wanted")),
@@ -383,7 +379,6 @@ const TABLE: &[(&str, &[Row])] = &[
             ("volumeAttributes", Acted("volumes/csi/wanted")),
         ],
     ),
-    ("ImageVolumeSource", &[("pullPolicy", Acted("images/mod")), ("reference", Acted("volumes/image"))]),
     (
         "FileKeySelector",
         &[
@@ -393,6 +388,11 @@ const TABLE: &[(&str, &[Row])] = &[
             ("volumeName", Acted("container/env")),
         ],
     ),
+    (
+        "ContainerResizePolicy",
+        &[("resourceName", Acted("pod/resize")), ("restartPolicy", Acted("pod/resize"))],
+    ),
+    ("ImageVolumeSource", &[("pullPolicy", Acted("volumes/image")), ("reference", Acted("volumes/image"))]),
     ("EphemeralVolumeSource", &[("volumeClaimTemplate", Elsewhere("controllers"))]),
     (
         "NFSVolumeSource",
@@ -404,7 +404,10 @@ const TABLE: &[(&str, &[Row])] = &[
     ),
     ("VolumeDevice", &[("devicePath", Acted("volumes/mod")), ("name", Acted("volumes/mod"))]),
     ("HostPathVolumeSource", &[("path", Acted("volumes/host_path")), ("type", Acted("volumes/host_path"))]),
-    ("EmptyDirVolumeSource", &[("medium", Acted("volumes/empty_dir")), ("sizeLimit", Differs("sizeLimit"))]),
+    (
+        "EmptyDirVolumeSource",
+        &[("medium", Acted("volumes/empty_dir")), ("sizeLimit", Acted("eviction/rank"))],
+    ),
     (
         "SecretVolumeSource",
         &[

@@ -126,7 +126,7 @@ impl Context {
 }
 
 /// How long a pod's containers have between the signals.
-pub(super) fn grace_of(pod: &Pod) -> Duration {
+pub(crate) fn grace_of(pod: &Pod) -> Duration {
     let seconds =
         pod.metadata.deletion_grace_period_seconds.unwrap_or_else(|| labels::termination_grace(pod));
     Duration::from_secs(u64::try_from(seconds).unwrap_or(0))

@@ -68,6 +68,14 @@ impl Workers {
         first
     }
 
+    /// The UIDs of pods that were told to end for the sake of others.
+    pub(crate) fn ordered_ends(&self) -> BTreeSet<String> {
+        let handles = self.lock();
+        let ordered =
+            |handle: &Handle| handle.ordered_end.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        handles.iter().filter(|(_, handle)| ordered(handle)).map(|(uid, _)| uid.clone()).collect()
+    }
+
     /// How many pods have a worker, now and as it changes.
     pub(crate) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()

@@ -30,6 +30,7 @@ mod unsupported;
 mod worker;
 mod writer;
 
-pub(crate) use model::PodId;
+pub(crate) use kill::grace_of;
+pub(crate) use model::{PodContainer, PodId};
 pub(crate) use writer::merge_difference as writer_difference;
 pub(crate) use writer::write as write_status;

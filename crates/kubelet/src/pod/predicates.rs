@@ -84,6 +84,12 @@ pub(super) fn is_repelled(pod: &Pod, taints: &[Taint]) -> bool {
     executing.into_iter().any(|taint| !tolerations.iter().any(|t| tolerates(t, taint)))
 }
 
+/// Tells whether the pod bears this taint.
+pub(super) fn tolerates_taint(pod: &Pod, key: &str, effect: &str) -> bool {
+    let taint = Taint { key: key.into(), effect: effect.into(), ..Taint::default() };
+    model::spec(pod).tolerations.iter().flatten().any(|toleration| tolerates(toleration, &taint))
+}
+
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let (effect, key) = (text(&toleration.effect), text(&toleration.key));

@@ -14,11 +14,12 @@ use crate::container::fields::Addresses;
 use crate::container::sandbox::{self, SandboxInputs};
 use crate::container::{dns, env_file, hosts, read_only, seccomp, security};
 use crate::hooks;
-use crate::images::{ImageRequest, Keyring, PresentImage, PullState};
+use crate::images::{Keyring, PullState};
 use crate::objects::{self, ObjectError};
 use crate::runtime_class::{self, RuntimeClassError};
 use crate::userns::{self, UsernsError};
-use crate::volumes::{PodVolumes, images_of};
+use crate::volumes::PodVolumes;
+use crate::volumes::image::{self as volume_image, PresentImages};
 use ferrite_client::EventType;
 use ferrite_cri::v1::{
     ContainerConfig, CreateContainerRequest, Mount, PodSandboxConfig, PodSandboxStatusRequest,
@@ -151,11 +152,21 @@ impl Context {
         let pod = inputs.pod;
         let about = model::reference(pod, Some(container.field_path()));
         let warn = |message: String| self.recorder.event(&about, EventType::Warning, "Failed", message);
-        let images = tokio::select! {
-            images = self.images_for(inputs, container, pulls) => images,
+        let image = tokio::select! {
+            image = self.images.ensure(pod, container, inputs.keyring, inputs.sandbox_config, pulls) => image,
             _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
         };
-        let image = images.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
+        let image = image.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
+        let mut images = PresentImages::new();
+        for volume in volume_image::mounted(pod, container) {
+            let puller = volume_image::puller(container, volume);
+            let pulled = tokio::select! {
+                pulled = self.images.ensure(pod, &puller, inputs.keyring, inputs.sandbox_config, pulls) => pulled,
+                _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
+            };
+            let pulled = pulled.inspect_err(|reason| warn(format!("Error: {}", reason.reason)))?;
+            images.insert(volume.name.clone(), pulled.reference);
+        }
         let config_error = |message: String| {
             warn(format!("Error: {message}"));
             WaitingReason::new("CreateContainerConfigError", message)
@@ -164,7 +175,8 @@ impl Context {
         let env = self.environment(inputs, container).await.map_err(&config_error)?;
         let devices = self.volumes.devices(container, inputs.volumes);
         let devices = devices.map_err(|e| config_error(e.to_string()))?;
-        let mounts = self.mounts(inputs, container, start.attempt, &env).await.map_err(&config_error)?;
+        let mounts = self.mounts(inputs, container, start.attempt, &images, &env);
+        let mounts = mounts.await.map_err(&config_error)?;
         let mounts = self.read_only_mounts(pod, container, mounts).await.map_err(&config_error)?;
         let target_id = match container.target.as_deref() {
             None => None,
@@ -217,21 +229,6 @@ impl Context {
             done = self.post_start(inputs, container, &id) => Ok(done?),
             _ = ending.wait_for(Desired::must_end) => Err(StartError::Interrupted),
         }
-    }
-
-    /// Has the images that the container mounts pulled, and its own, with which it answers.
-    async fn images_for(
-        &self,
-        inputs: &StartInputs<'_>,
-        container: &PodContainer,
-        pulls: &mut PullState,
-    ) -> Result<PresentImage, WaitingReason> {
-        let (keyring, sandbox) = (inputs.keyring, inputs.sandbox_config);
-        for image in images_of(inputs.pod, container) {
-            self.images.ensure(inputs.pod, &image, keyring, sandbox, pulls).await?;
-        }
-        let own = ImageRequest::of(inputs.pod, container);
-        self.images.ensure(inputs.pod, &own, keyring, sandbox, pulls).await
     }
 
     /// The files of variables that the container's environment refers to.
@@ -354,9 +351,10 @@ impl Context {
         inputs: &StartInputs<'_>,
         container: &PodContainer,
         attempt: u32,
+        images: &PresentImages,
         env: &[(String, String)],
     ) -> Result<Vec<Mount>, String> {
-        let mounts = self.volumes.mounts(inputs.pod, container, inputs.volumes, env);
+        let mounts = self.volumes.mounts(inputs.pod, container, inputs.volumes, images, env);
         let mut mounts = mounts.await.map_err(|e| e.to_string())?;
         let taken = |path: &str| mounts.iter().any(|m| m.container_path.trim_end_matches('/') == path);
         let mut own = Vec::new();

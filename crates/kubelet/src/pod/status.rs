@@ -42,6 +42,8 @@ pub(crate) struct Verdict {
     pub message: String,
     /// The message of the condition DisruptionTarget, when the pod ends for the sake of others.
     pub disruption: Option<String>,
+    /// How long its containers have to end, if not as long as the pod says.
+    pub grace: Option<Duration>,
 }
 
 pub(crate) struct StatusInputs<'a> {

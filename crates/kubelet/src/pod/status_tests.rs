@@ -134,7 +134,12 @@ fn a_final_phase_stays() {
         runtime: &RuntimePod::default(),
         probes: &ProbeResults::default(),
         waiting: &HashMap::new(),
-        verdict: Some(&Verdict { reason: "Evicted".into(), message: String::new(), disruption: None }),
+        verdict: Some(&Verdict {
+            reason: "Evicted".into(),
+            message: String::new(),
+            disruption: None,
+            grace: None,
+        }),
         terminating: true,
         terminated: true,
         host_ip: "192.0.2.1",

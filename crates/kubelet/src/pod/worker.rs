@@ -15,7 +15,7 @@ use crate::clock;
 use crate::container::resources::PodResources;
 use crate::images::PullState;
 use crate::probe::{ProbeKind, ProbeSet};
-use crate::volumes::{PodVolumes, images_of};
+use crate::volumes::PodVolumes;
 use ferrite_client::{Backoff, EventType, Scope};
 use ferrite_cri::v1::{RemoveContainerRequest, RemovePodSandboxRequest};
 use jiff::Timestamp;
@@ -275,7 +275,8 @@ impl Worker {
         if self.verdict.is_none() && deadline.is_some_and(|at| at <= now) {
             let message = "Pod was active on the node longer than the specified deadline";
             let reason = "DeadlineExceeded".to_owned();
-            self.verdict = Some(Verdict { reason, message: message.to_owned(), disruption: None });
+            self.verdict =
+                Some(Verdict { reason, message: message.to_owned(), disruption: None, grace: None });
             context.event(pod, EventType::Normal, "DeadlineExceeded", message);
         }
         if self.verdict.is_some() {
@@ -502,7 +503,7 @@ impl Worker {
                 }
                 Err(StartError::Interrupted) => return Err(SyncError::Interrupted),
                 Err(StartError::Waiting(reason)) => {
-                    let at = self.retry_at(pod, container, &reason, now);
+                    let at = self.retry_at(container, &reason, now);
                     retry = Some(retry.map_or(at, |r| r.min(at)));
                     self.waiting.insert(start.name.clone(), reason);
                 }
@@ -511,24 +512,11 @@ impl Worker {
         Ok(retry)
     }
 
-    fn retry_at(
-        &mut self,
-        pod: &Pod,
-        container: &PodContainer,
-        reason: &WaitingReason,
-        now: Timestamp,
-    ) -> Timestamp {
-        let image = container.spec.image.as_deref().unwrap_or_default();
+    fn retry_at(&mut self, container: &PodContainer, reason: &WaitingReason, now: Timestamp) -> Timestamp {
         match reason.reason.as_str() {
             "ImagePullBackOff" => {
-                let own = (container.name().to_owned(), image.to_owned());
-                let mounted =
-                    images_of(pod, container).into_iter().map(|one| (one.key, one.image.to_owned()));
-                let retries = std::iter::once(own).chain(mounted);
-                retries
-                    .filter_map(|(key, image)| self.pulls.retry_at(&key, &crate::images::tagged(&image), now))
-                    .max()
-                    .unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
+                let at = self.pulls.retry_at(container.name(), now);
+                at.unwrap_or_else(|| clock::add(now, AFTER_FAILED_START))
             }
             "ErrImagePull" => clock::add(now, AFTER_FAILED_START),
             "CreateContainerError" | "RunContainerError" => {
@@ -551,7 +539,8 @@ impl Worker {
         let context = self.context.clone();
         self.probes.stop();
         if runtime.running().next().is_some() || runtime.sandboxes.iter().any(|s| s.ready) {
-            context.kill_pod(pod, runtime, grace_of(pod), Hooks::Run).await?;
+            let given = self.verdict.as_ref().and_then(|verdict| verdict.grace);
+            context.kill_pod(pod, runtime, given.unwrap_or_else(|| grace_of(pod)), Hooks::Run).await?;
         }
         let runtime = self.observe().await?;
         self.publish(pod, &runtime, true, true);

@@ -37,7 +37,8 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         api_server: _,
         reserved_cpu_milli,
         reserved_memory,
-        eviction_memory,
+        eviction_memory: _,
+        eviction,
         node_lease_duration,
         node_status_report_frequency,
         image_gc_high_threshold,
@@ -85,7 +86,16 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         "resolvConf": resolv_conf.to_string_lossy(),
         "maxPods": max_pods,
         "systemReserved": {"cpu": format!("{reserved_cpu_milli}m"), "memory": reserved_memory.to_string()},
-        "evictionHard": {"memory.available": eviction_memory.to_string()},
+        "evictionHard": eviction.hard,
+        "evictionSoft": eviction.soft,
+        "evictionSoftGracePeriod": eviction
+            .soft_grace
+            .iter()
+            .map(|(signal, grace)| (signal.clone(), go_duration(*grace)))
+            .collect::<std::collections::BTreeMap<_, _>>(),
+        "evictionMinimumReclaim": eviction.minimum_reclaim,
+        "evictionPressureTransitionPeriod": go_duration(eviction.transition),
+        "evictionMaxPodGracePeriod": eviction.max_pod_grace.as_secs(),
         "nodeLeaseDurationSeconds": node_lease_duration.as_secs(),
         "nodeStatusReportFrequency": go_duration(*node_status_report_frequency),
         "imageGCHighThresholdPercent": image_gc_high_threshold,
@@ -120,7 +130,7 @@ mod tests {
             ("cgroupRoot", json!("/other")),
             ("cgroupDriver", json!("systemd")),
             ("nodeStatusReportFrequency", json!("1m30s")),
-            ("evictionHard/memory.available", json!("5")),
+            ("evictionHard/memory.available", json!("100Mi")),
             ("systemReserved/cpu", json!("250m")),
             ("enableServer", json!(false)),
         ] {

@@ -7,7 +7,7 @@ mod gate;
 mod health;
 mod logs;
 mod running;
-mod stats;
+pub(crate) mod stats;
 mod streaming;
 mod system_logs;
 

@@ -118,6 +118,7 @@ impl Harness {
             ),
             node,
             readiness: seen,
+            pressures: watch::channel(Default::default()).1,
             client,
             recorder: recorder.clone(),
             probes: ProbeContext {

@@ -11,7 +11,7 @@ pub(crate) mod csi;
 mod downward_api;
 mod empty_dir;
 mod host_path;
-mod image;
+pub(crate) mod image;
 mod kernel;
 mod local;
 pub(crate) mod local_path;
@@ -23,7 +23,6 @@ mod projected;
 mod secret;
 mod token;
 
-pub(crate) use image::images_of;
 #[cfg(test)]
 pub(crate) use kernel::remove_tree;
 pub(crate) use token::Tokens;
@@ -110,8 +109,6 @@ struct ReadyVolume {
     read_only: bool,
     /// It is a device, not a file system.
     block: bool,
-    /// It is the content of this image, which the runtime mounts.
-    image: Option<String>,
     /// It stays as it is as long as the pod runs: there is nothing to bring up to date.
     settled: bool,
     /// When it must be brought up to date at the latest.
@@ -121,7 +118,7 @@ struct ReadyVolume {
 impl ReadyVolume {
     /// A directory or file that containers may write.
     fn writable(path: PathBuf) -> Self {
-        Self { path, read_only: false, block: false, image: None, settled: false, refresh_at: None }
+        Self { path, read_only: false, block: false, settled: false, refresh_at: None }
     }
 }
 
@@ -136,7 +133,8 @@ pub(crate) struct PodVolumes {
 impl PodVolumes {
     /// The directory of a volume on this node; nothing for devices and images.
     pub(crate) fn directory(&self, volume: &str) -> Option<&Path> {
-        self.volumes.get(volume).filter(|v| !v.block && v.image.is_none()).map(|v| v.path.as_path())
+        let volume = self.volumes.get(volume).filter(|v| !v.block && !v.path.as_os_str().is_empty());
+        volume.map(|v| v.path.as_path())
     }
 }
 
@@ -242,12 +240,13 @@ impl Volumes {
         (plugin.set_up)(SetUp { volumes: self, pod, id: &id, volume, group, now, ending }).await
     }
 
-    /// The mounts of one container. `env` is what `subPathExpr` may refer to.
+    /// The mounts of one container. `images` are those of its image volumes, `env` is what `subPathExpr` may refer to.
     pub(crate) async fn mounts(
         &self,
         pod: &Pod,
         container: &PodContainer,
         volumes: &PodVolumes,
+        images: &image::PresentImages,
         env: &[(String, String)],
     ) -> Result<Vec<Mount>, MountError> {
         let mut mounts = Vec::new();
@@ -258,8 +257,8 @@ impl Volumes {
                 return Err(fail(claim::ClaimError::BlockMounted(wanted.name.clone()).into()).into());
             }
             let sub = sub_path(wanted, env)?;
-            if let Some(image) = &volume.image {
-                mounts.push(image_mount(wanted, image, sub));
+            if let Some(reference) = images.get(&wanted.name) {
+                mounts.push(image_mount(wanted, reference, sub));
                 continue;
             }
             let host_path = match sub {

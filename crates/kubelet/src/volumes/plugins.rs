@@ -55,10 +55,10 @@ pub(super) const PLUGINS: &[VolumePlugin] = &[
     downward_api::PLUGIN,
     projected::PLUGIN,
     nfs::PLUGIN,
+    image::PLUGIN,
     claim::PLUGIN,
     claim::EPHEMERAL,
     csi::INLINE,
-    image::PLUGIN,
 ];
 
 /// A PersistentVolume that a pod uses through a claim, to be set up.

@@ -2,11 +2,13 @@
 //! `/metrics/probes`.
 
 mod exposition;
-mod node;
+pub(crate) mod node;
 mod summary;
+mod usage;
 
 pub(super) use exposition::{cadvisor, metrics, probes, resource_metrics};
 pub(super) use summary::summary;
+pub(crate) use usage::usage;
 
 use crate::pod::context::Context;
 use crate::pod::labels;

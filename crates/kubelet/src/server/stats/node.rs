@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// One node's use of processor and memory.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct NodeUse {
+pub(crate) struct NodeUse {
     pub cpu_nanos: u64,
     pub memory_available: i64,
     pub memory_working_set: i64,
@@ -16,7 +16,7 @@ pub(super) struct NodeUse {
     pub boot_time: i64,
 }
 
-pub(super) fn node_use() -> NodeUse {
+pub(crate) fn node_use() -> NodeUse {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let bytes = |key: &str| meminfo_bytes(&meminfo, key).unwrap_or(0);
@@ -43,7 +43,7 @@ fn cpu_nanos(stat: &str) -> u64 {
 }
 
 /// Most processes the kernel allows, and how many there are.
-pub(super) fn processes() -> Option<(u64, u64)> {
+pub(crate) fn processes() -> Option<(u64, u64)> {
     let most = std::fs::read_to_string("/proc/sys/kernel/pid_max").ok()?.trim().parse().ok()?;
     Some((most, running(&std::fs::read_to_string("/proc/loadavg").ok()?)?))
 }
@@ -55,7 +55,7 @@ fn running(loadavg: &str) -> Option<u64> {
 
 /// One file system, in bytes and inodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FileSystem {
+pub(crate) struct FileSystem {
     pub available: u64,
     pub capacity: u64,
     pub used: u64,
@@ -63,7 +63,7 @@ pub(super) struct FileSystem {
     pub inodes_free: u64,
 }
 
-pub(super) fn file_system(path: &Path) -> Option<FileSystem> {
+pub(crate) fn file_system(path: &Path) -> Option<FileSystem> {
     let stat = statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
     Some(FileSystem {

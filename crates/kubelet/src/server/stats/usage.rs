@@ -1,0 +1,73 @@
+//! What pods use, for eviction.
+
+use super::{Pods, number, pods, working_set};
+use crate::eviction::PodUsage;
+use crate::pod::PodId;
+use crate::pod::context::Context;
+use crate::pod::model;
+use ferrite_hostfs::usage as counted;
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Most files counted for one figure.
+const MAX_COUNTED: u64 = 1 << 20;
+
+/// What each of these pods uses, by its UID. Files are counted only where disk matters: that may take long.
+pub(crate) async fn usage(
+    context: &Context,
+    of: &[Arc<Pod>],
+    with_disk: bool,
+) -> ferrite_cri::Result<BTreeMap<String, PodUsage>> {
+    let figures = pods(context).await?;
+    let (root, logs, of) = (context.volumes.root().to_path_buf(), context.log_dir.clone(), of.to_vec());
+    let measured = tokio::task::spawn_blocking(move || {
+        of.iter()
+            .map(|pod| (PodId::of(pod).uid, measure(pod, &figures, with_disk.then_some((&root, &logs)))))
+            .collect()
+    });
+    measured.await.map_err(|e| ferrite_cri::Error::internal(e.to_string()))
+}
+
+fn measure(pod: &Pod, figures: &Pods, places: Option<(&PathBuf, &PathBuf)>) -> PodUsage {
+    let id = PodId::of(pod);
+    let Some((_, found)) = figures.iter().find(|(key, _)| key.uid == id.uid) else {
+        return PodUsage::default();
+    };
+    let mut usage = PodUsage {
+        memory: found.working_set(),
+        processes: found.whole.as_ref().and_then(|w| number(&w.process.as_ref()?.process_count)),
+        ..PodUsage::default()
+    };
+    for (name, stats) in &found.containers {
+        if let Some(bytes) = working_set(stats) {
+            usage.container_memory.insert(name.clone(), bytes);
+        }
+    }
+    let Some((root, logs)) = places else { return usage };
+    let count = |path: &Path| counted(path, MAX_COUNTED).unwrap_or_default();
+    let (mut bytes, mut inodes) = (0u64, 0u64);
+    for (name, stats) in &found.containers {
+        let layer = stats.writable_layer.clone().unwrap_or_default();
+        let log = count(&logs.join(id.log_directory()).join(name));
+        let used = number(&layer.used_bytes).unwrap_or(0).saturating_add(log.bytes);
+        inodes = inodes.saturating_add(number(&layer.inodes_used).unwrap_or(0)).saturating_add(log.inodes);
+        bytes = bytes.saturating_add(used);
+        usage.container_disk.insert(name.clone(), used);
+    }
+    let below = root.join("pods").join(&id.uid).join("volumes/kubernetes.io~empty-dir");
+    for volume in model::spec(pod).volumes.iter().flatten() {
+        let Some(empty) = &volume.empty_dir else { continue };
+        if empty.medium.as_deref() == Some("Memory") {
+            continue;
+        }
+        let found = count(&below.join(&volume.name));
+        bytes = bytes.saturating_add(found.bytes);
+        inodes = inodes.saturating_add(found.inodes);
+        usage.empty_dirs.insert(volume.name.clone(), found.bytes);
+    }
+    usage.disk = Some(bytes);
+    usage.inodes = Some(inodes);
+    usage
+}
