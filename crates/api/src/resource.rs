@@ -43,8 +43,43 @@ pub struct Resource {
     /// The form in which objects are stored, where it is another version's than this.
     pub storage: Option<Storage>,
     pub strategy: Arc<dyn Strategy>,
+    /// What the generic code of verbs and storage does otherwise for the resource.
+    pub hooks: Hooks,
     /// The kind that a CustomResourceDefinition describes; none of a built-in one.
     pub custom: Option<Custom>,
+}
+
+/// What generic code does otherwise for a resource, in upstream's words. Most resources have none of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Hooks {
+    /// Where the store keeps the objects below `/registry/`; none for the plural name.
+    pub storage_prefix: Option<&'static str>,
+    /// The warning that every use of the resource brings.
+    pub deprecation: Option<&'static str>,
+    /// Objects go by themselves after the time that the server keeps events.
+    pub ttl: bool,
+    /// What is reserved before an object is created or changed, and recorded with it.
+    pub begin_create: Option<Reservation>,
+    /// What answers in place of the store.
+    pub connect: Option<Connect>,
+}
+
+/// Something of which each is one object's alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reservation {
+    /// Cluster addresses and ports on the nodes.
+    AddressesAndPorts,
+}
+
+/// What answers for a resource that is not stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connect {
+    /// The server compares and answers.
+    Review,
+    /// The object changes another.
+    Binding,
+    /// The health of the components.
+    ComponentStatus,
 }
 
 /// How a version is stored as another one: two versions of a kind share their objects.
@@ -408,6 +443,24 @@ pub trait Strategy: Send + Sync + 'static {
     fn trigger_fields(&self) -> &'static [&'static str] {
         &[]
     }
+
+    /// Fields that a write through this part of the object cannot set, so that nobody owns them by it, as upstream's reset
+    /// fields. None for the usual ones.
+    fn reset_fields(&self, subresource: Option<&str>) -> Option<&'static [&'static str]> {
+        match subresource {
+            Some("status") if self.status_use() == StatusUse::Alone => Some(&["spec", "metadata"]),
+            Some("status") => Some(&["spec"]),
+            _ => None,
+        }
+    }
+
+    /// Finalizers in the specification hold an object as those in its metadata do.
+    fn has_spec_finalizers(&self) -> bool {
+        false
+    }
+
+    /// Changes an object that finalizers in its specification hold, to show that it goes.
+    fn begin_finalization(&self, _object: &mut Value) {}
 
     /// Why an object of this name is never deleted by itself, if so.
     fn undeletable(&self, _name: &str) -> Option<&'static str> {

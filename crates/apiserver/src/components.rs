@@ -74,10 +74,6 @@ impl Hosted {
     }
 }
 
-pub(crate) fn is_component_statuses(group: &str, plural: &str) -> bool {
-    group.is_empty() && plural == "componentstatuses"
-}
-
 /// One component by its name.
 pub(crate) async fn get(call: &Call) -> Result<Answer, Status> {
     let name = call.name();

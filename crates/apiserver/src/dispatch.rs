@@ -10,7 +10,7 @@ use crate::request::{self, Route, Target, Verb};
 use crate::server::ApiServer;
 use crate::verbs;
 use ferrite_api::Status;
-use ferrite_api::resource::Resource;
+use ferrite_api::resource::{Connect, Resource};
 use std::sync::Arc;
 
 /// Answers a request that has passed the filters. An error comes with the representation the client accepts.
@@ -152,9 +152,8 @@ pub(crate) async fn handle(
 
 /// Whether objects of a kind, or of one of its parts, can be told as a table: upstream's reviews and the other
 /// questions that are answered and not stored have no columns.
-fn has_table(resource: &ferrite_api::resource::Resource, part: Option<&str>) -> bool {
-    let asks = crate::reviews::is_review(&resource.group)
-        || (resource.group.is_empty() && resource.plural == "bindings");
+fn has_table(resource: &Resource, part: Option<&str>) -> bool {
+    let asks = matches!(resource.hooks.connect, Some(Connect::Review | Connect::Binding));
     !asks && !matches!(part, Some("eviction" | "binding" | "token" | "log"))
 }
 

@@ -8,32 +8,13 @@ use ferrite_api::{Gvk, Status, meta, schema};
 use ferrite_json::{Value, json as object};
 use jiff::Timestamp;
 
-/// Fields that a write through this door cannot set, and so never owns.
+/// Fields that a write through this endpoint cannot set, and so never owns.
 fn ignored(resource: &Resource, subresource: Option<&str>) -> &'static [&'static str] {
-    match (subresource, &*resource.plural) {
-        (Some("status"), _) if resource.custom.is_some() => &["metadata", "spec"],
-        (Some("status"), "deployments") => &["spec", "metadata.labels"],
-        (
-            Some("status"),
-            "resourceclaims"
-            | "apiservices"
-            | "servicecidrs"
-            | "volumeattachments"
-            | "flowschemas"
-            | "prioritylevelconfigurations"
-            | "devicetaintrules"
-            | "podgroups"
-            | "storageversions"
-            | "storageversionmigrations"
-            | "validatingadmissionpolicies",
-        ) => &["spec", "metadata"],
-        (Some("status"), "certificatesigningrequests") => &["spec", "status.conditions"],
-        (Some("approval"), "certificatesigningrequests") => &["spec", "status.certificate"],
-        (Some("status"), "pods") => &["spec", "metadata.deletionTimestamp", "metadata.ownerReferences"],
-        (None, "certificatesigningrequests") => &["spec", "status"],
-        (Some("status"), _) => &["spec"],
-        _ => plain(resource, subresource),
+    if subresource == Some("status") && resource.custom.is_some() {
+        return &["metadata", "spec"];
     }
+    let usual = || plain(resource, subresource);
+    resource.strategy.reset_fields(subresource).unwrap_or_else(usual)
 }
 
 /// The schema of a custom kind.

@@ -14,11 +14,6 @@ use ferrite_json::{Map, Value, json};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 
-/// Whether a resource is a review.
-pub(crate) fn is_review(group: &str) -> bool {
-    matches!(group, "authentication.k8s.io" | "authorization.k8s.io")
-}
-
 pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> Result<Answer, Status> {
     let resource = &call.resource;
     if resource.is_namespaced() {

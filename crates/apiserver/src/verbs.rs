@@ -14,7 +14,7 @@ use crate::{components, patch, subresource, watching};
 use ::http::{HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::field::{FieldError, Path};
-use ferrite_api::resource::Resource;
+use ferrite_api::resource::{Connect, Resource};
 use ferrite_api::{Gvk, Status, meta};
 use ferrite_component::metrics::{Family, Gauge, registry};
 use ferrite_json::json;
@@ -44,13 +44,7 @@ pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
     Ok(answer)
 }
 
-/// Resources whose every use is warned of.
-const DEPRECATED: &[(&str, &str, &str)] = &[
-    ("", "componentstatuses", "v1 ComponentStatus is deprecated in v1.19+"),
-    ("", "endpoints", "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"),
-];
-
-/// None of them is to be removed in a release that is known.
+/// Deprecated resources. None of them is to be removed in a release that is known.
 static DEPRECATED_USED: LazyLock<Arc<Family<Gauge>>> = LazyLock::new(|| {
     let labels = &["group", "removed_release", "resource", "subresource", "version"];
     registry().gauge("apiserver_requested_deprecated_apis", "Deprecated resources that were used.", labels)
@@ -77,9 +71,6 @@ fn limited(warnings: Vec<String>) -> Vec<String> {
 }
 
 async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
-    let deprecated = DEPRECATED
-        .iter()
-        .find(|(group, plural, _)| *group == call.resource.group && *plural == call.resource.plural);
     if let Some(warning) = call.resource.custom.as_ref().and_then(|c| c.version().deprecation.clone()) {
         call.warnings.push(warning);
     }
@@ -87,10 +78,10 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
         // A patch of no known kind finds no route upstream, and so nobody who warns.
         patch::check_kind(&call.resource, call.header(header::CONTENT_TYPE))?;
     }
-    if let Some((_, _, warning)) = deprecated
+    if let Some(warning) = call.resource.hooks.deprecation
         && (call.target.subresource.is_some() || call.resource.verbs.contains(&call.verb.as_str()))
     {
-        call.warnings.push((*warning).to_owned());
+        call.warnings.push(warning.to_owned());
         let part = call.target.subresource.as_deref().unwrap_or_default();
         let Resource { group, version, plural, .. } = &*call.resource;
         DEPRECATED_USED.with(&[group, "", plural, part, version]).set(1);
@@ -103,7 +94,7 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     if !call.resource.verbs.contains(&call.verb.as_str()) {
         return Err(Status::not_allowed());
     }
-    if components::is_component_statuses(&call.resource.group, &call.resource.plural) {
+    if call.resource.hooks.connect == Some(Connect::ComponentStatus) {
         return match call.verb {
             Verb::Get => Box::pin(components::get(call)).await,
             _ => Box::pin(components::list(call)).await,
@@ -182,12 +173,13 @@ async fn create(call: &mut Call) -> Result<Answer, Status> {
     }
     let options = call.write_options()?;
     let object = call.read_object(options.field_validation).await?;
-    if call.resource.plural == "bindings" && call.resource.group.is_empty() {
-        return subresource::binding::create(call, &object, &options).await;
-    }
-    if crate::reviews::is_review(&call.resource.group) {
-        let object = admit_review(call, object, &options).await?;
-        return crate::reviews::answer(call, object, &options);
+    match call.resource.hooks.connect {
+        Some(Connect::Binding) => return subresource::binding::create(call, &object, &options).await,
+        Some(Connect::Review) => {
+            let object = admit_review(call, object, &options).await?;
+            return crate::reviews::answer(call, object, &options);
+        }
+        Some(Connect::ComponentStatus) | None => {}
     }
     if call.resource.is_namespaced() && call.namespace().is_empty() {
         let path = Path::new("metadata");

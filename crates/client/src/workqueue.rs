@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::measures::QueueMetrics;
+use crate::measures::{QueueMetrics, WorkId};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -38,8 +38,8 @@ struct Inner<T> {
     queue: VecDeque<T>,
     /// Wanted, whether queued or waiting for the worker that has the key now.
     dirty: HashSet<T>,
-    /// The keys that workers have, and since when.
-    processing: HashMap<T, Instant>,
+    /// The keys that workers have, with their work where the queue is measured.
+    processing: HashMap<T, Option<WorkId>>,
     /// Since when a key is wanted that no worker has taken; only for queues that are measured.
     added: HashMap<T, Instant>,
     metrics: Option<QueueMetrics>,
@@ -213,9 +213,9 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
     /// Gives `key` back; if it was added meanwhile it becomes ready again.
     pub fn done(&self, key: &T) {
         let mut inner = self.lock();
-        let begun = inner.processing.remove(key);
-        if let (Some(metrics), Some(begun)) = (&inner.metrics, begun) {
-            metrics.work_duration.observe(begun.elapsed());
+        let work = inner.processing.remove(key).flatten();
+        if let (Some(metrics), Some(work)) = (&inner.metrics, work) {
+            metrics.end(work);
         }
         if inner.dirty.contains(key) {
             inner.ready(key.clone());
@@ -257,7 +257,8 @@ impl<T: Clone + Eq + Hash> Inner<T> {
     /// A worker has taken `key` from the queue.
     fn taken(&mut self, key: &T) {
         let now = Instant::now();
-        self.processing.insert(key.clone(), now);
+        let work = self.metrics.as_ref().map(QueueMetrics::begin);
+        self.processing.insert(key.clone(), work);
         if let (Some(metrics), Some(added)) = (&self.metrics, self.added.remove(key)) {
             metrics.queue_duration.observe(now.saturating_duration_since(added));
         }

@@ -265,6 +265,16 @@ impl Registry {
         self.register(name, help, labels, move || Histogram::new(buckets))
     }
 
+    /// A family of values of a type that the caller brings.
+    pub fn family<V: Value + Default>(
+        &self,
+        name: &'static str,
+        help: &'static str,
+        labels: &'static [&'static str],
+    ) -> Arc<Family<V>> {
+        self.register(name, help, labels, V::default)
+    }
+
     /// All families that have a value, ordered by name.
     pub fn text(&self) -> String {
         let families: Vec<_> = lock(&self.families).values().cloned().collect();

@@ -167,6 +167,7 @@ fn resource(kind: &Arc<Kind>, at: usize, version: &Version) -> Resource {
         on_by_default: true,
         storage: None,
         strategy: Arc::new(CustomStrategy(custom.clone())),
+        hooks: crate::resource::Hooks::default(),
         custom: Some(custom),
     }
 }

@@ -52,6 +52,15 @@ pub const USAGES: &[&str] = &[
 pub(super) struct CertificateSigningRequests;
 
 impl Strategy for CertificateSigningRequests {
+    fn reset_fields(&self, subresource: Option<&str>) -> Option<&'static [&'static str]> {
+        Some(match subresource {
+            Some("status") => &["spec", "status.conditions"],
+            Some("approval") => &["spec", "status.certificate"],
+            None => &["spec", "status"],
+            Some(_) => return None,
+        })
+    }
+
     fn metadata_use(&self) -> MetadataUse {
         MetadataUse::Everything
     }

@@ -75,6 +75,10 @@ impl<S: Strategy> Strategy for Converted<S> {
         self.inner.needed_namespace_label(&self.stored(new), old.as_ref(), subresource)
     }
 
+    fn reset_fields(&self, subresource: Option<&str>) -> Option<&'static [&'static str]> {
+        self.inner.reset_fields(subresource)
+    }
+
     fn validate_name(&self, name: &str) -> Vec<String> {
         self.inner.validate_name(name)
     }

@@ -13,6 +13,10 @@ use jiff::Timestamp;
 pub(super) struct Deployments;
 
 impl Strategy for Deployments {
+    fn reset_fields(&self, subresource: Option<&str>) -> Option<&'static [&'static str]> {
+        (subresource == Some("status")).then_some(&["spec", "metadata.labels"])
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = ensure_object(object, "spec");
         default_field(spec, "replicas", 1);

@@ -13,6 +13,9 @@ use jiff::Timestamp;
 /// Addresses shown before the rest is only counted.
 pub(super) const SHOWN: usize = 3;
 
+pub(super) const DEPRECATION: &str =
+    "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice";
+
 pub(super) struct Endpoints;
 
 impl Strategy for Endpoints {
@@ -33,7 +36,7 @@ impl Strategy for Endpoints {
     }
 
     fn warnings(&self, _object: &Value) -> Vec<String> {
-        vec!["v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".to_owned()]
+        vec![DEPRECATION.to_owned()]
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -46,7 +46,7 @@ pub use certificates::USAGES as CERTIFICATE_USAGES;
 pub use service::validate_cluster_ips;
 pub use volume_source::ACCESS_MODES;
 
-use crate::resource::{Resource, Storage};
+use crate::resource::{Connect, Reservation, Resource, Storage};
 use ferrite_json::Value;
 use row::*;
 
@@ -78,15 +78,24 @@ pub fn scale() -> Resource {
 
 fn core_rows() -> Vec<Resource> {
     vec![
-        Row::core("Binding", "bindings", "binding").verbs(CREATE).build(binding::Bindings),
+        Row::core("Binding", "bindings", "binding")
+            .verbs(CREATE)
+            .connect(Connect::Binding)
+            .build(binding::Bindings),
         Row::core("ComponentStatus", "componentstatuses", "componentstatus")
             .cluster()
             .verbs(GET_LIST)
             .short(&["cs"])
+            .deprecated("v1 ComponentStatus is deprecated in v1.19+")
+            .connect(Connect::ComponentStatus)
             .build(core::componentstatus::ComponentStatuses),
         Row::core("ConfigMap", "configmaps", "configmap").short(&["cm"]).build(configmap::ConfigMaps),
-        Row::core("Endpoints", "endpoints", "endpoints").short(&["ep"]).build(endpoints::Endpoints),
-        Row::core("Event", "events", "event").short(&["ev"]).build(event::Events),
+        Row::core("Endpoints", "endpoints", "endpoints")
+            .short(&["ep"])
+            .storage_prefix("services/endpoints")
+            .deprecated(endpoints::DEPRECATION)
+            .build(endpoints::Endpoints),
+        Row::core("Event", "events", "event").short(&["ev"]).ttl().build(event::Events),
         Row::core("LimitRange", "limitranges", "limitrange")
             .short(&["limits"])
             .build(core::limitrange::LimitRanges),
@@ -98,6 +107,7 @@ fn core_rows() -> Vec<Resource> {
             .build(namespace::Namespaces),
         Row::core("Node", "nodes", "node")
             .cluster()
+            .storage_prefix("minions")
             .short(&["no"])
             .subresources(&[
                 body("proxy", PROXY, "", "v1", "NodeProxyOptions"),
@@ -131,6 +141,7 @@ fn core_rows() -> Vec<Resource> {
             .build(pod::Pods),
         Row::core("PodTemplate", "podtemplates", "podtemplate").build(core::podtemplate::PodTemplates),
         Row::core("ReplicationController", "replicationcontrollers", "replicationcontroller")
+            .storage_prefix("controllers")
             .short(&["rc"])
             .all()
             .scale()
@@ -145,6 +156,8 @@ fn core_rows() -> Vec<Resource> {
             .subresources(&[body("token", CREATE, "authentication.k8s.io", "v1", "TokenRequest")])
             .build(serviceaccount::ServiceAccounts),
         Row::core("Service", "services", "service")
+            .storage_prefix("services/specs")
+            .begin_create(Reservation::AddressesAndPorts)
             .short(&["svc"])
             .all()
             .subresources(&[
@@ -221,11 +234,13 @@ fn extension_rows() -> Vec<Resource> {
         )
         .cluster()
         .short(&["crd", "crds"])
+        .storage_prefix("apiextensions.k8s.io/customresourcedefinitions")
         .category(EXTENSIONS)
         .status()
         .build(customresourcedefinition::CustomResourceDefinitions),
         Row::new("apiregistration.k8s.io", "v1", "APIService", "apiservices", "apiservice")
             .cluster()
+            .storage_prefix("apiregistration.k8s.io/apiservices")
             .category(EXTENSIONS)
             .status()
             .build(apiservice::ApiServices),
@@ -289,10 +304,13 @@ fn workload_rows() -> Vec<Resource> {
 
 fn review_rows() -> Vec<Resource> {
     let who = |kind, plural, singular| {
-        Row::new("authentication.k8s.io", "v1", kind, plural, singular).cluster().verbs(CREATE)
+        let row = Row::new("authentication.k8s.io", "v1", kind, plural, singular);
+        row.cluster().verbs(CREATE).connect(Connect::Review)
     };
-    let may =
-        |kind, plural, singular| Row::new("authorization.k8s.io", "v1", kind, plural, singular).verbs(CREATE);
+    let may = |kind, plural, singular| {
+        let row = Row::new("authorization.k8s.io", "v1", kind, plural, singular);
+        row.verbs(CREATE).connect(Connect::Review)
+    };
     vec![
         who("SelfSubjectReview", "selfsubjectreviews", "selfsubjectreview").build(review::Reviews),
         who("TokenReview", "tokenreviews", "tokenreview").build(review::Reviews),
@@ -331,6 +349,7 @@ fn cluster_rows() -> Vec<Resource> {
             .build(endpointslice::EndpointSlices),
         Row::new("events.k8s.io", "v1", "Event", "events", "event")
             .short(&["ev"])
+            .ttl()
             .stored(event_v1::STORAGE)
             .build(event_v1::EventsV1),
         flow("FlowSchema", "flowschemas", "flowschema").build(flowcontrol::flowschema::FlowSchemas),
@@ -353,6 +372,7 @@ fn networking_rows() -> Vec<Resource> {
             .build(networking::ingressclass::IngressClasses),
         row("v1", "Ingress", "ingresses", "ingress")
             .short(&["ing"])
+            .storage_prefix("ingress")
             .status()
             .build(networking::ingress::Ingresses),
         addresses("v1").build(networking::ipaddress::IpAddresses),

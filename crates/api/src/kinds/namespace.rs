@@ -21,6 +21,15 @@ impl Strategy for Namespaces {
         MetadataUse::Everything
     }
 
+    fn has_spec_finalizers(&self) -> bool {
+        true
+    }
+
+    fn begin_finalization(&self, object: &mut Value) {
+        ensure_object(object, "status")["phase"] = "Terminating".into();
+        crate::meta::metadata_mut(object).remove("deletionGracePeriodSeconds");
+    }
+
     fn checks_preconditions_itself(&self) -> bool {
         true
     }

@@ -32,15 +32,24 @@ pub(super) struct Preview {
     pub cells: &'static [Cell],
     pub selectable: &'static [&'static str],
     pub generation: &'static [&'static str],
+    /// Parts that a write of the status cannot set.
+    pub status_resets: &'static [&'static str],
 }
+
+/// A write of the status sets nothing else.
+const ALONE: &[&str] = &["spec", "metadata"];
 
 impl Preview {
     const fn named(columns: &'static [Column], cells: &'static [Cell]) -> Self {
-        Self { columns, cells, selectable: &[], generation: &["spec"] }
+        Self { columns, cells, selectable: &[], generation: &["spec"], status_resets: ALONE }
     }
 }
 
 impl Strategy for Preview {
+    fn reset_fields(&self, subresource: Option<&str>) -> Option<&'static [&'static str]> {
+        (subresource == Some("status")).then_some(self.status_resets)
+    }
+
     fn status_use(&self) -> StatusUse {
         StatusUse::WithMetadata
     }
@@ -118,6 +127,7 @@ pub(super) const CLUSTER_TRUST_BUNDLES: Preview = Preview {
 };
 
 pub(super) const POD_CERTIFICATE_REQUESTS: Preview = Preview {
+    status_resets: &["spec"],
     selectable: &["spec.nodeName", "spec.podName", "spec.signerName"],
     ..Preview::named(
         const {
@@ -178,33 +188,36 @@ pub(super) const DEVICE_TAINT_RULES: Preview = Preview::named(
     ],
 );
 
-pub(super) const RESOURCE_POOL_STATUS_REQUESTS: Preview = Preview::named(
-    const {
+pub(super) const RESOURCE_POOL_STATUS_REQUESTS: Preview = Preview {
+    status_resets: &["spec"],
+    ..Preview::named(
+        const {
+            &[
+                NAME,
+                shown("Driver"),
+                shown("Total"),
+                shown("Available"),
+                shown("Allocated"),
+                shown("Unavailable"),
+                shown("Errors"),
+                number("Pools"),
+                shown("Status"),
+                shown("Completed"),
+            ]
+        },
         &[
-            NAME,
-            shown("Driver"),
-            shown("Total"),
-            shown("Available"),
-            shown("Allocated"),
-            shown("Unavailable"),
-            shown("Errors"),
-            number("Pools"),
-            shown("Status"),
-            shown("Completed"),
-        ]
-    },
-    &[
-        Cell::Text("/spec/driver"),
-        Cell::Text("/status/totalDevices"),
-        Cell::Text("/status/availableDevices"),
-        Cell::Text("/status/allocatedDevices"),
-        Cell::Text("/status/unavailableDevices"),
-        Cell::Text("/status/validationErrors"),
-        Cell::Count("/status/pools"),
-        Cell::Condition(&[("Complete", "Complete"), ("Failed", "Failed")], "Pending"),
-        Cell::Since("/status/completionTime"),
-    ],
-);
+            Cell::Text("/spec/driver"),
+            Cell::Text("/status/totalDevices"),
+            Cell::Text("/status/availableDevices"),
+            Cell::Text("/status/allocatedDevices"),
+            Cell::Text("/status/unavailableDevices"),
+            Cell::Text("/status/validationErrors"),
+            Cell::Count("/status/pools"),
+            Cell::Condition(&[("Complete", "Complete"), ("Failed", "Failed")], "Pending"),
+            Cell::Since("/status/completionTime"),
+        ],
+    )
+};
 
 pub(super) const POD_GROUPS: Preview = Preview::named(
     const { &[NAME, shown("Policy"), shown("Workload"), shown("Status"), shown("Age")] },

@@ -1,6 +1,6 @@
 //! How a row of the table of kinds is written, and the columns kinds are shown in.
 
-use crate::resource::{Column, Resource, Scope, Storage, Strategy, Subresource};
+use crate::resource::{Column, Connect, Hooks, Reservation, Resource, Scope, Storage, Strategy, Subresource};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -42,6 +42,7 @@ impl Row {
             on_by_default: true,
             storage: None,
             strategy: Arc::new(Plain),
+            hooks: Hooks::default(),
             custom: None,
         })
     }
@@ -86,6 +87,36 @@ impl Row {
     /// Kept in the form of another version.
     pub(super) fn stored(mut self, storage: Storage) -> Self {
         self.0.storage = Some(storage);
+        self
+    }
+
+    /// Kept by the store in another place than the plural name's.
+    pub(super) fn storage_prefix(mut self, prefix: &'static str) -> Self {
+        self.0.hooks.storage_prefix = Some(prefix);
+        self
+    }
+
+    /// Each use is warned of.
+    pub(super) fn deprecated(mut self, warning: &'static str) -> Self {
+        self.0.hooks.deprecation = Some(warning);
+        self
+    }
+
+    /// Kept for as long as the server keeps events.
+    pub(super) fn ttl(mut self) -> Self {
+        self.0.hooks.ttl = true;
+        self
+    }
+
+    /// Reserves something before it is created.
+    pub(super) fn begin_create(mut self, reservation: Reservation) -> Self {
+        self.0.hooks.begin_create = Some(reservation);
+        self
+    }
+
+    /// Answered without the store.
+    pub(super) fn connect(mut self, connect: Connect) -> Self {
+        self.0.hooks.connect = Some(connect);
         self
     }
 

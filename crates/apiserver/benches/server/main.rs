@@ -1,7 +1,7 @@
 //! The API server as a process of its own, seen from outside, on loopback with TLS. Prints a table; numbers, not
 //! tests.
 //!
-//! `cargo bench -p ferrite-apiserver` runs all of it; parts can be chosen: `-- start writes gets lists watches`, and of
+//! `cargo bench -p ferrite-apiserver` runs all of it; parts can be chosen: `-- start writes gets lists watches nodes`, and of
 //! the writes `creates updates patches applies`.
 //! Files go to a directory below `FERRITE_BENCH_DIR`, or below the build directory: not to a file system in memory,
 //! where a synchronisation costs nothing. What the server can do is told per second of its own processor time where
@@ -12,6 +12,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should stop at once")]
 
 mod client;
+mod nodes;
 mod process;
 mod reads;
 mod report;
@@ -42,6 +43,9 @@ fn main() {
         }
         if wanted("watches") {
             watches::run().await;
+        }
+        if wanted("nodes") {
+            nodes::run().await;
         }
     });
 }

@@ -1,16 +1,14 @@
-//! Many watchers of the same objects.
+//! Many watchers of all pods.
 
-use crate::client::Client;
+use crate::client::{Client, PODS, pod};
 use crate::process::Server;
 use crate::report::{more_is_better, tell};
-use ferrite_json::json;
 use http_body_util::BodyExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::task::JoinSet;
 
-const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const WATCHERS: usize = 1000;
 const EVENTS: usize = 500;
 /// Frames that were made rather than shared. Upstream does not count them.
@@ -66,13 +64,13 @@ async fn watchers(server: &Server, seen: &Arc<AtomicU64>) -> JoinSet<usize> {
     let mut watchers = JoinSet::new();
     // Those that were there before are not told again.
     let listed: ferrite_json::Value =
-        ferrite_json::from_str(&server.client().await.text(&format!("{MAPS}?limit=1")).await).unwrap();
+        ferrite_json::from_str(&server.client().await.text(&format!("{PODS}?limit=1")).await).unwrap();
     let version = listed["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
     for group in 0..WATCHERS / 50 {
         let connection = server.client().await;
         for _ in 0..50 {
             let (connection, seen) = (connection.clone(), Arc::clone(seen));
-            let path = format!("{MAPS}?watch=1&resourceVersion={version}&group={group}");
+            let path = format!("{PODS}?watch=1&resourceVersion={version}&group={group}");
             let mut body = connection.send("GET", &path, "").await.into_body();
             watchers.spawn(async move {
                 let _connection = connection;
@@ -97,11 +95,8 @@ async fn write(client: &Client) {
         let client = client.clone();
         writers.spawn(async move {
             for number in (worker..EVENTS).step_by(8) {
-                let map = json!({
-                    "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": format!("m{number}")},
-                    "data": {"k": "v".repeat(1000)},
-                });
-                assert_eq!(client.whole("POST", MAPS, map.to_string()).await.0, 201);
+                let pod = pod(&format!("m{number}"));
+                assert_eq!(client.whole("POST", PODS, pod.to_string()).await.0, 201);
             }
         });
     }

@@ -41,6 +41,7 @@ mod service_account;
 pub(crate) mod stage;
 mod storage_in_use;
 mod taint_nodes;
+mod times;
 mod toleration_restriction;
 mod webhook;
 
@@ -331,6 +332,8 @@ pub(crate) struct Chain {
     /// Whether a namespace that does not exist is made for who creates something in it.
     pub provisions_namespaces: bool,
     pub times: AdmissionTimes,
+    /// Of each of the links, in their order.
+    plugin_times: Vec<times::PluginTimes>,
     pub webhook_metrics: Arc<WebhookMetrics>,
 }
 
@@ -355,6 +358,7 @@ impl Chain {
         };
         Ok(Self {
             times: AdmissionTimes::default(),
+            plugin_times: rows.iter().map(|_| times::PluginTimes::default()).collect(),
             links: rows.iter().map(|row| row.link(&wanted.configurations)).collect::<Result<_, _>>()?,
             mutating: stage::make(stage::MUTATING, &works, &parts)?,
             validating: stage::make(stage::VALIDATING, &works, &parts)?,
@@ -397,11 +401,12 @@ impl Chain {
         object: &mut Value,
     ) -> Result<(), Status> {
         certificates::stamp_requester(attributes, object);
-        self.links.iter().try_for_each(|plugin| {
+        self.links.iter().zip(&self.plugin_times).try_for_each(|(plugin, times)| {
             let _span =
                 tracing::debug_span!("admission", plugin = plugin.name(), user = attributes.user.name)
                     .entered();
-            plugin.mutate(view, attributes, object)
+            let operation = attributes.operation.name();
+            times.measure(plugin.name(), false, operation, || plugin.mutate(view, attributes, object))
         })
     }
 
@@ -484,8 +489,10 @@ impl Chain {
         object: Option<&Value>,
     ) -> Result<(), Status> {
         let started = Instant::now();
-        let mut validated =
-            self.links.iter().try_for_each(|plugin| plugin.validate(view, attributes, object));
+        let operation = attributes.operation.name();
+        let mut validated = self.links.iter().zip(&self.plugin_times).try_for_each(|(plugin, times)| {
+            times.measure(plugin.name(), true, operation, || plugin.validate(view, attributes, object))
+        });
         if validated.is_ok() && self.may_validate(view, attributes) {
             validated = Box::pin(self.run_validating(view, attributes, object)).await;
         }

@@ -9,9 +9,12 @@ use super::{Action, Rbac, User, decide, denied};
 use crate::registry::View;
 use ferrite_api::Status;
 use ferrite_api::meta_validation::{dns1123_label, dns1123_subdomain};
+use ferrite_component::metrics::{Counter, Family, Histogram, registry};
 use headers::Wanted;
 use http::HeaderMap;
-use std::sync::Arc;
+use std::cell::Cell;
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
 
 pub(crate) use headers::{forget, impersonates};
 
@@ -23,6 +26,39 @@ const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// From this many on, a right to all of them is asked for before each of them.
 const MANY: usize = 4;
 
+/// The mode of the old verb.
+const LEGACY: &str = "legacy";
+
+struct Attempts {
+    total: Arc<Family<Counter>>,
+    duration: Arc<Family<Histogram>>,
+    authorizations: Arc<Family<Counter>>,
+}
+
+static ATTEMPTS: LazyLock<Attempts> = LazyLock::new(|| {
+    const SECONDS: &[f64] =
+        &[0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024];
+    let labels = &["decision", "mode"];
+    Attempts {
+        total: registry().counter(
+            "apiserver_impersonation_attempts_total",
+            "Requests as somebody else, by the decision and the mode that it was made by.",
+            labels,
+        ),
+        duration: registry().histogram(
+            "apiserver_impersonation_attempts_duration_seconds",
+            "How long the decision about a request as somebody else took.",
+            labels,
+            SECONDS,
+        ),
+        authorizations: registry().counter(
+            "apiserver_impersonation_authorization_attempts_total",
+            "Rights that were asked for to decide about requests as somebody else.",
+            labels,
+        ),
+    }
+});
+
 /// The user a request is made as: the one who asks, unless its headers name another.
 pub(crate) fn impersonate(
     rbac: &Rbac,
@@ -32,8 +68,21 @@ pub(crate) fn impersonate(
     action: &Action,
 ) -> Result<Arc<User>, Status> {
     let Some(wanted) = Wanted::parse(headers)? else { return Ok(user) };
-    let may = |action: &Action| decide(rbac, view, &user, action).allowed;
-    wanted.become_by(&user, action, &may).map(Arc::new)
+    let started = Instant::now();
+    let asked = Cell::new(0);
+    let may = |action: &Action| {
+        asked.set(asked.get() + 1);
+        decide(rbac, view, &user, action).allowed
+    };
+    let became = wanted.become_by(&user, action, &may);
+    let (decision, mode) = match &became {
+        Ok((_, mode)) => ("allowed", mode.map_or(LEGACY, Mode::name)),
+        Err(_) => ("denied", LEGACY),
+    };
+    ATTEMPTS.total.with(&[decision, mode]).increment();
+    ATTEMPTS.duration.with(&[decision, mode]).observe(started.elapsed());
+    ATTEMPTS.authorizations.with(&[decision, mode]).add(asked.get());
+    became.map(|(user, _)| Arc::new(user))
 }
 
 /// Modes of constrained impersonation, in the order in which they are tried.
@@ -89,16 +138,17 @@ type May<'a> = &'a dyn Fn(&Action) -> bool;
 
 impl Wanted {
     /// Who `user` becomes for an action. As upstream, the refusal is that of the first mode that could have served.
-    fn become_by(&self, user: &User, action: &Action, may: May<'_>) -> Result<User, Status> {
+    /// The user that is wanted, and the mode that allows it; none of the old verb.
+    fn become_by(&self, user: &User, action: &Action, may: May<'_>) -> Result<(User, Option<Mode>), Status> {
         let mut refused = None;
         for mode in Mode::ALL.into_iter().filter(|mode| mode.serves(self, user)) {
             match self.constrained(mode, user, action, may) {
-                Ok(()) => return Ok(self.user(true)),
+                Ok(()) => return Ok((self.user(true), Some(mode))),
                 Err(status) => refused = refused.or(Some(status)),
             }
         }
         self.check(user, "impersonate", None, may).map_err(|status| refused.unwrap_or(status))?;
-        Ok(self.user(false))
+        Ok((self.user(false), None))
     }
 
     fn constrained(&self, mode: Mode, user: &User, action: &Action, may: May<'_>) -> Result<(), Status> {
@@ -279,7 +329,9 @@ mod tests {
                 && action.name == "*";
             is || action.verb == "impersonate-on:associated-node:list"
         };
-        let node = wanted("system:node:n1").become_by(&agent("n1"), &list_pods(), &may).expect("its own");
+        let (node, mode) =
+            wanted("system:node:n1").become_by(&agent("n1"), &list_pods(), &may).expect("its own");
+        assert_eq!(mode, Some(Mode::AssociatedNode));
         assert_eq!(node.groups, ["system:nodes", "system:authenticated"]);
         for other in [agent("n2"), User::new("somebody", ["g"])] {
             let refused = wanted("system:node:n1").become_by(&other, &list_pods(), &may);

@@ -8,7 +8,7 @@ use super::allocator::held_ports;
 use super::{Registry, Table, View, metadata, store_status, stored};
 use crate::managed;
 use crate::options::WriteOptions;
-use ferrite_api::resource::Resource;
+use ferrite_api::resource::{Reservation, Resource};
 use ferrite_api::{Status, meta};
 use ferrite_json::{Value, json};
 use ferrite_store::{Change, Compare, Key, Op, Txn, WatchEnd};
@@ -32,8 +32,8 @@ fn port_key(port: u16) -> Key {
     Key::from(&format!("/registry/ranges/servicenodeports/{port}"))
 }
 
-pub(super) fn is_service(resource: &Resource) -> bool {
-    resource.group.is_empty() && resource.plural == "services"
+pub(super) fn holds_addresses(resource: &Resource) -> bool {
+    resource.hooks.begin_create == Some(Reservation::AddressesAndPorts)
 }
 
 fn key(table: &Table, address: IpAddr) -> Option<Key> {
@@ -98,7 +98,7 @@ impl Registry {
         old: Option<&Value>,
         new: Option<&Value>,
     ) -> Txn {
-        if !is_service(resource) {
+        if !holds_addresses(resource) {
             return txn;
         }
         let has = |service: Option<&Value>, address: &IpAddr| {

@@ -1,6 +1,6 @@
 //! Create.
 
-use super::addresses::is_service;
+use super::addresses::holds_addresses;
 use super::checks::{self, Sent};
 use super::stored::Written;
 use super::update::CHARGE_ATTEMPTS;
@@ -188,7 +188,7 @@ impl Registry {
         let encoded = self.encode(resource, &object).await?;
         let outrun = |why| Status::conflict(&resource.group, &resource.plural, name, why);
         // What is let go of before the store answers is freed where it was made, while the processor has it at hand.
-        let needed = !write.copied || is_service(resource) || !charges.is_empty();
+        let needed = !write.copied || holds_addresses(resource) || !charges.is_empty();
         let object = Some(object).filter(|_| needed);
         for _ in 0..CHARGE_ATTEMPTS {
             let put = Op::Put { key: key.clone(), value: encoded.value.clone(), lease };
@@ -204,7 +204,7 @@ impl Registry {
                 return Err(taken(resource, name, entry));
             }
             charges = match &object {
-                Some(object) if is_service(resource) && self.lost_address(object) => {
+                Some(object) if holds_addresses(resource) && self.lost_address(object) => {
                     return Err(outrun(ADDRESS_TAKEN));
                 }
                 Some(object) => self.admission.charge(&view, &attributes, object)?,
@@ -217,7 +217,7 @@ impl Registry {
     /// Events do not stay for ever: those written within one minute share a lease.
     pub(super) async fn lease_for(&self, resource: &Resource, now: Timestamp) -> Result<LeaseId, Status> {
         const SHARED_FOR: u64 = 60;
-        if resource.plural != "events" {
+        if !resource.hooks.ttl {
             return Ok(LeaseId::NONE);
         }
         let now = u64::try_from(now.as_second()).unwrap_or(0);

@@ -5,7 +5,7 @@ use crate::admission::{Attributes, Operation};
 use crate::options::{DeleteOptions, Propagation};
 use ferrite_api::resource::{Deletion, Resource};
 use ferrite_api::{Status, meta};
-use ferrite_json::{Value, json};
+use ferrite_json::Value;
 use ferrite_store::{Compare, Op, Outcome, Txn};
 use jiff::{SignedDuration, Timestamp};
 
@@ -189,7 +189,7 @@ fn decide(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timest
         return Step::Mark(Box::new(new));
     }
     set_dependents_finalizer(resource, &mut new, options.propagation);
-    let held = meta::finalizers(&new).next().is_some() || held_by_spec(old);
+    let held = meta::finalizers(&new).next().is_some() || held_by_spec(resource, old);
     let (graceful, grace) = match resource.strategy.deletion(old, options.grace_seconds) {
         Deletion::Immediate => (false, 0),
         Deletion::Graceful { seconds } => (true, seconds.max(0)),
@@ -214,12 +214,8 @@ fn decide(resource: &Resource, old: &Value, options: &DeleteOptions, now: Timest
         };
     }
     let mut new = marked(new, grace, now);
-    if held_by_spec(old)
-        && let Some(map) = new.as_object_mut()
-    {
-        // Only namespaces have finalizers in their spec; they show that they are going away.
-        map.entry("status").or_insert_with(|| json!({}))["phase"] = "Terminating".into();
-        meta::metadata_mut(&mut new).remove("deletionGracePeriodSeconds");
+    if held_by_spec(resource, old) {
+        resource.strategy.begin_finalization(&mut new);
     }
     Step::Mark(Box::new(new))
 }
@@ -237,8 +233,10 @@ fn marked(mut object: Value, grace: i64, now: Timestamp) -> Value {
     object
 }
 
-fn held_by_spec(object: &Value) -> bool {
-    object.pointer("/spec/finalizers").and_then(Value::as_array).is_some_and(|f| !f.is_empty())
+/// Finalizers in the specification of a kind that has such hold the object.
+pub(super) fn held_by_spec(resource: &Resource, object: &Value) -> bool {
+    resource.strategy.has_spec_finalizers()
+        && object.pointer("/spec/finalizers").and_then(Value::as_array).is_some_and(|f| !f.is_empty())
 }
 
 /// The garbage collector acts on finalizers: they carry the wish for dependents.
@@ -267,6 +265,7 @@ fn set_dependents_finalizer(resource: &Resource, object: &mut Value, propagation
 mod tests {
     use super::*;
     use ferrite_api::resource::Strategy;
+    use ferrite_json::json;
 
     struct Graceful;
     impl Strategy for Graceful {

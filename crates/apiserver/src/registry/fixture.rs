@@ -22,6 +22,7 @@ pub(super) fn pods(strategy: impl Strategy) -> Resource {
         schema: ferrite_api::schema::kind("", "v1", "Pod"),
         plural: "pods".into(),
         singular: "pod".into(),
+        hooks: ferrite_api::resource::Hooks::default(),
         custom: None,
         short_names: (&[]).into(),
         categories: (&[]).into(),

@@ -4,11 +4,12 @@ use super::Facts;
 use bytes::Bytes;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
+use ferrite_component::metrics::{Counter, Family, registry};
 use ferrite_store::{Change, Entry};
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Events remembered for watchers that have not seen them yet. Those further behind encode for themselves.
@@ -41,23 +42,62 @@ impl Hubs {
             return hub;
         }
         hubs.retain(|_, hub| hub.strong_count() > 0);
-        let hub = Arc::new(Hub::default());
+        let hub = Arc::new(Hub::new(&resource.group, &resource.plural));
         hubs.insert(key, Arc::downgrade(&hub));
         hub
     }
 }
 
 /// Recent events of one resource in one version. Each watcher holds one reference.
-#[derive(Default)]
 pub(crate) struct Hub {
     recent: Mutex<VecDeque<Arc<Event>>>,
     bytes: Arc<AtomicUsize>,
+    received: Arc<Counter>,
+    pub dispatched: Arc<Counter>,
+    pub initial: Arc<Counter>,
 }
 
+/// Events by group and resource.
+struct Events {
+    received: Arc<Family<Counter>>,
+    dispatched: Arc<Family<Counter>>,
+    initial: Arc<Family<Counter>>,
+}
+
+static EVENTS: LazyLock<Events> = LazyLock::new(|| {
+    let counter = |name, help| registry().counter(name, help, &["group", "resource"]);
+    Events {
+        received: counter(
+            "apiserver_watch_cache_events_received_total",
+            "Changes that somebody watches, each once.",
+        ),
+        dispatched: counter(
+            "apiserver_watch_cache_events_dispatched_total",
+            "Events that watches were given.",
+        ),
+        initial: counter(
+            "apiserver_init_events_total",
+            "Objects that were there when a watch began, given as events.",
+        ),
+    }
+});
+
 impl Hub {
+    fn new(group: &str, plural: &str) -> Self {
+        let labels = &[group, plural];
+        Self {
+            recent: Mutex::default(),
+            bytes: Arc::default(),
+            received: EVENTS.received.with(labels),
+            dispatched: EVENTS.dispatched.with(labels),
+            initial: EVENTS.initial.with(labels),
+        }
+    }
+
     /// The events of changes, shared with the others that are told of them. Changes come in the order of revisions.
     pub fn share(self: &Arc<Self>, changes: Vec<Change>) -> Vec<Arc<Event>> {
         if Arc::strong_count(self) < 2 {
+            self.received.add(changes.len() as u64);
             return changes.into_iter().map(|c| Arc::new(Event::new(c, None))).collect();
         }
         let mut recent = lock(&self.recent);
@@ -83,6 +123,7 @@ impl Hub {
             // So far behind that nobody else will ask.
             return Arc::new(Event::new(change, None));
         }
+        self.received.increment();
         let event = Arc::new(Event::new(change, Some(Arc::clone(&self.bytes))));
         recent.insert(start, Arc::clone(&event));
         event
@@ -219,7 +260,7 @@ mod tests {
 
     #[test]
     fn watchers_share_events_and_frames() {
-        let hub = Arc::new(Hub::default());
+        let hub = Arc::new(Hub::new("", "tested"));
         let second = Arc::clone(&hub);
         let made = std::cell::Cell::new(0);
         let make = || {
@@ -243,7 +284,7 @@ mod tests {
 
     #[test]
     fn little_is_remembered() {
-        let hub = Arc::new(Hub::default());
+        let hub = Arc::new(Hub::new("", "tested"));
         let _second = Arc::clone(&hub);
         for revision in 1..=3 * MAX_EVENTS as u64 {
             hub.share(vec![change(revision, "a")]);

@@ -10,26 +10,13 @@ use ferrite_json::{Map, Value};
 use ferrite_store::{Entry, Key, Revision};
 use std::borrow::Cow;
 
-/// Keys upstream gives another path than the plural name.
-const STORAGE_PATHS: &[(&str, &str, &str)] = &[
-    ("", "endpoints", "services/endpoints"),
-    ("", "nodes", "minions"),
-    ("", "replicationcontrollers", "controllers"),
-    ("", "services", "services/specs"),
-    ("apiextensions.k8s.io", "customresourcedefinitions", "apiextensions.k8s.io/customresourcedefinitions"),
-    ("apiregistration.k8s.io", "apiservices", "apiregistration.k8s.io/apiservices"),
-    ("networking.k8s.io", "ingresses", "ingress"),
-];
-
 /// `pods`, or wherever else upstream puts them.
 fn path(resource: &Resource) -> Cow<'_, str> {
     if resource.custom.is_some() {
         return Cow::Owned(format!("{}/{}", resource.group, resource.plural));
     }
-    let (group, plural) =
-        resource.storage.map_or((&*resource.group, &*resource.plural), |s| (s.group, s.plural));
-    let elsewhere = STORAGE_PATHS.iter().find(|(g, p, _)| *g == group && *p == plural);
-    Cow::Borrowed(elsewhere.map_or(plural, |(_, _, path)| path))
+    let plural = resource.storage.map_or(&*resource.plural, |storage| storage.plural);
+    Cow::Borrowed(resource.hooks.storage_prefix.unwrap_or(plural))
 }
 
 /// `/registry/pods/`, under which all objects of the resource lie.
@@ -304,7 +291,7 @@ fn put_version(revision: Revision, out: &mut BytesMut) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferrite_api::resource::{Scope, Strategy};
+    use ferrite_api::resource::Strategy;
     use ferrite_json::json;
 
     struct Plain;
@@ -370,12 +357,25 @@ mod tests {
 
     #[test]
     fn keys_are_laid_out_as_upstream_lays_them_out() {
-        let mut resource = pods();
-        assert_eq!(key(&resource, "default", "web"), Key::from("/registry/pods/default/web"));
-        resource.plural = "services".into();
-        assert_eq!(key(&resource, "default", "web"), Key::from("/registry/services/specs/default/web"));
-        resource.plural = "nodes".into();
-        resource.scope = Scope::Cluster;
-        assert_eq!(key(&resource, "", "n"), Key::from("/registry/minions/n"));
+        let kinds = ferrite_api::kinds::built_in();
+        for (group, plural, namespace, expected) in [
+            ("", "pods", "default", "/registry/pods/default/x"),
+            ("", "services", "default", "/registry/services/specs/default/x"),
+            ("", "endpoints", "default", "/registry/services/endpoints/default/x"),
+            ("", "nodes", "", "/registry/minions/x"),
+            ("", "replicationcontrollers", "default", "/registry/controllers/default/x"),
+            ("events.k8s.io", "events", "default", "/registry/events/default/x"),
+            ("networking.k8s.io", "ingresses", "default", "/registry/ingress/default/x"),
+            (
+                "apiextensions.k8s.io",
+                "customresourcedefinitions",
+                "",
+                "/registry/apiextensions.k8s.io/customresourcedefinitions/x",
+            ),
+            ("apiregistration.k8s.io", "apiservices", "", "/registry/apiregistration.k8s.io/apiservices/x"),
+        ] {
+            let resource = kinds.iter().find(|r| r.group == group && r.plural == plural).unwrap();
+            assert_eq!(key(resource, namespace, "x"), Key::from(expected), "{group} {plural}");
+        }
     }
 }

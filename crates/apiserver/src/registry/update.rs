@@ -1,6 +1,7 @@
 //! Update and patch: one loop that reads, changes, checks and swaps.
 
 use super::checks::{self, Sent};
+use super::delete::held_by_spec;
 use super::stored::Written;
 use super::{Registry, Write, metadata, stored, unreadable};
 use crate::admission::{Attributes, Operation};
@@ -95,7 +96,7 @@ impl Registry {
             if update.write.options.dry_run {
                 return Ok(new.into());
             }
-            let finished = is_finished(&new);
+            let finished = is_finished(resource, &new);
             let encoded = self.encode(resource, &new).await?;
             let op = if finished {
                 Op::Delete { key: key.clone() }
@@ -255,9 +256,8 @@ impl Registry {
 }
 
 /// Whether the last thing that held a deleted object is gone.
-fn is_finished(object: &Value) -> bool {
-    let held = meta::finalizers(object).next().is_some()
-        || object.pointer("/spec/finalizers").and_then(Value::as_array).is_some_and(|f| !f.is_empty());
+fn is_finished(resource: &Resource, object: &Value) -> bool {
+    let held = meta::finalizers(object).next().is_some() || held_by_spec(resource, object);
     let grace = object.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
     meta::is_deleting(object) && grace == 0 && !held
 }

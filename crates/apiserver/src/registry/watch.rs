@@ -149,6 +149,7 @@ impl WatchStream {
                 converted
             }
         };
+        self.hub.initial.add(entries.len() as u64);
         self.ready.extend(entries.into_iter().map(WatchEvent::Initial));
         self.extend(changes);
         Ok(())
@@ -186,6 +187,7 @@ impl WatchStream {
     fn extend(&mut self, changes: Vec<Change>) {
         for event in self.hub.share(changes) {
             if let Some(type_) = self.seen_as(&event) {
+                self.hub.dispatched.increment();
                 self.ready.push_back(WatchEvent::Changed { type_, event });
             }
         }

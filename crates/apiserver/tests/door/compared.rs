@@ -3,6 +3,7 @@
 use crate::world::*;
 use ferrite_json::json;
 use ferrite_store::Store;
+use http_body_util::BodyExt;
 use std::sync::Arc;
 
 #[tokio::test]
@@ -151,4 +152,78 @@ async fn applying_in_another_order_is_a_change() {
     let entries = second.at("/metadata/managedFields");
     let own = entries.as_array().unwrap().iter().find(|e| e["manager"] == "m2").unwrap();
     assert!(own["time"].is_string(), "{own}");
+}
+
+#[tokio::test]
+async fn metrics_tell_of_plugins_watches_and_impersonation() {
+    let world = World::start().await;
+    let mut watch =
+        world.open(&format!("{MAPS}?watch=1&fieldSelector=metadata.name=measured")).await.into_body();
+    assert_eq!(world.post(MAPS, &config_map("measured", json!({}))).await.code, 201);
+    watch.frame().await.expect("an event").expect("a frame");
+    let as_other = [("impersonate-user", "jane")];
+    assert_eq!(world.send("GET", MAPS, &as_other, b"").await.code, 403);
+    let text = String::from_utf8(world.get("/metrics").await.bytes.to_vec()).expect("text");
+    for line in [
+        r#"apiserver_admission_controller_admission_duration_seconds_count{name="NamespaceLifecycle",operation="CREATE",rejected="false",type="admit"}"#,
+        r#"apiserver_watch_cache_events_received_total{group="",resource="configmaps"}"#,
+        r#"apiserver_watch_cache_events_dispatched_total{group="",resource="configmaps"}"#,
+        r#"apiserver_impersonation_attempts_total{decision="allowed",mode="user-info"}"#,
+    ] {
+        assert!(text.contains(line), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_watch_of_one_node_sees_its_pods_come_and_go() {
+    let world = World::start().await;
+    let on = |name: &str, node: &str| {
+        let mut pod = pod(name);
+        pod["spec"]["nodeName"] = node.into();
+        pod
+    };
+    let mut watch = world.open(&format!("{PODS}?watch=1&fieldSelector=spec.nodeName=n1")).await.into_body();
+    assert_eq!(world.post(PODS, &on("other", "n2")).await.code, 201);
+    assert_eq!(world.post(PODS, &on("nowhere", "")).await.code, 201);
+    assert_eq!(world.post(PODS, &on("mine", "n1")).await.code, 201);
+    let binding = json!({"metadata": {"name": "nowhere"}, "target": {"kind": "Node", "name": "n1"}});
+    assert_eq!(world.post(&format!("{PODS}/nowhere/binding"), &binding).await.code, 201);
+    assert_eq!(world.delete(&format!("{PODS}/mine?gracePeriodSeconds=0")).await.code, 200);
+    let mut text = String::new();
+    while text.lines().count() < 4 {
+        let frame = watch.frame().await.expect("an event").expect("a frame");
+        text.push_str(std::str::from_utf8(&frame.into_data().expect("data")).expect("text"));
+    }
+    let events: Vec<(String, String)> = text
+        .lines()
+        .map(|line| {
+            let event: ferrite_json::Value = ferrite_json::from_str(line).expect("an event");
+            let text = |value: &ferrite_json::Value| value.as_str().unwrap_or_default().to_owned();
+            (text(&event["type"]), text(&event["object"]["metadata"]["name"]))
+        })
+        .collect();
+    let expected = [("ADDED", "mine"), ("ADDED", "nowhere"), ("MODIFIED", "mine"), ("DELETED", "mine")];
+    assert_eq!(events, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
+}
+
+#[tokio::test]
+async fn finalizers_in_a_specification_hold_namespaces_alone() {
+    let world = World::start().await;
+    let definition = json!({
+        "metadata": {"name": "wids.tested.example.com"},
+        "spec": {"group": "tested.example.com", "scope": "Cluster",
+            "names": {"plural": "wids", "singular": "wid", "kind": "Wid", "listKind": "WidList"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema":
+                {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]},
+    });
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    assert_eq!(world.post(definitions, &definition).await.code, 201);
+    const WIDS: &str = "/apis/tested.example.com/v1/wids";
+    let wid = json!({"apiVersion": "tested.example.com/v1", "kind": "Wid", "metadata": {"name": "w"},
+        "spec": {"finalizers": ["a.b/c"]}});
+    while world.post(WIDS, &wid).await.code == 404 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.delete(&format!("{WIDS}/w")).await.code, 200);
+    assert_eq!(world.get(&format!("{WIDS}/w")).await.code, 404);
 }

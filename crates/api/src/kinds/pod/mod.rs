@@ -37,6 +37,14 @@ use jiff::Timestamp;
 pub(super) struct Pods;
 
 impl Strategy for Pods {
+    fn reset_fields(&self, subresource: Option<&str>) -> Option<&'static [&'static str]> {
+        (subresource == Some("status")).then_some(&[
+            "spec",
+            "metadata.deletionTimestamp",
+            "metadata.ownerReferences",
+        ])
+    }
+
     fn metadata_use(&self) -> MetadataUse {
         MetadataUse::Everything
     }

@@ -2,6 +2,7 @@
 
 use crate::admission::Attributes;
 use crate::admission::matching::Matcher;
+use crate::admission::times::compilation;
 use ferrite_api::meta;
 use ferrite_api::policy::{self, Compiler, ExpressionError, Use};
 use ferrite_api::selector::{LabelSelector, SelectorError};
@@ -82,7 +83,7 @@ fn list<'v>(value: &'v Value, key: &str) -> &'v [Value] {
 }
 
 fn expression(compiler: &mut Compiler, of: Use, source: &str) -> Expression {
-    Expression { program: compiler.compile(of, source), source: source.to_owned() }
+    Expression { program: compilation(|| compiler.compile(of, source)), source: source.to_owned() }
 }
 
 impl Definition {

@@ -1,6 +1,7 @@
 //! Evaluation of a policy's expressions with upstream's budgets and errors.
 
 use super::compiled::{Definition, Expression, Variable};
+use crate::admission::times::evaluation;
 use ferrite_api::policy::PER_CALL_LIMIT;
 use ferrite_cel::{Activation, EvalError, LazyObject, Limits, Value as Cel, with_stack};
 use ferrite_json::Value;
@@ -103,7 +104,7 @@ fn evaluate_here<T>(
             }
         };
         let started = Instant::now();
-        let evaluation = program.evaluate(activation, Limits::cost(PER_CALL_LIMIT));
+        let evaluation = evaluation(|| program.evaluate(activation, Limits::cost(PER_CALL_LIMIT)));
         let elapsed = started.elapsed();
         for cost in [variables.cost.swap(0, Ordering::Relaxed), evaluation.cost] {
             left = left.checked_sub(cost).ok_or(Stop::OutOfBudget)?;
@@ -149,7 +150,7 @@ impl<'a> Variables<'a> {
             return Err(EvalError::new("the variables have no values to read"));
         };
         let visible = self.visible.swap(index, Ordering::Relaxed);
-        let evaluation = program.evaluate(activation, Limits::cost(PER_CALL_LIMIT));
+        let evaluation = evaluation(|| program.evaluate(activation, Limits::cost(PER_CALL_LIMIT)));
         self.visible.store(visible, Ordering::Relaxed);
         self.cost.fetch_add(evaluation.cost, Ordering::Relaxed);
         evaluation.result.map_err(|error| {

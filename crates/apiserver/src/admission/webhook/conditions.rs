@@ -1,5 +1,6 @@
 //! `matchConditions` of webhooks.
 
+use crate::admission::times::{compilation, evaluation};
 use crate::admission::{Attributes, authorizer, expressions};
 use crate::registry::View;
 use ferrite_api::policy::{Compiler, ExpressionError, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, Use};
@@ -32,7 +33,8 @@ impl Conditions {
         let list = conditions.as_array().into_iter().flatten();
         let mut compile = |condition: &Value| {
             let source = condition["expression"].as_str().unwrap_or_default().to_owned();
-            Condition { program: compiler.compile(Use::MatchCondition, &source), source }
+            let program = compilation(|| compiler.compile(Use::MatchCondition, &source));
+            Condition { program, source }
         };
         Self(list.map(&mut compile).collect())
     }
@@ -78,7 +80,7 @@ impl Conditions {
                     continue;
                 }
             };
-            let evaluation = program.evaluate(&activation, Limits::cost(PER_CALL_LIMIT));
+            let evaluation = evaluation(|| program.evaluate(&activation, Limits::cost(PER_CALL_LIMIT)));
             let Some(rest) = left.checked_sub(evaluation.cost) else {
                 let why = "validation failed due to running out of cost budget, no further validation rules will be run";
                 return Met::Failed(why.to_owned());

@@ -99,7 +99,7 @@ impl ServiceAllocator {
         old: Option<&Value>,
         dry_run: bool,
     ) -> Result<Allocation<'_>, Status> {
-        if !addresses::is_service(resource) {
+        if !addresses::holds_addresses(resource) {
             return Ok(Allocation::none());
         }
         let mut allocation = Allocation { allocator: Some(self), addresses: Vec::new(), ports: Vec::new() };
