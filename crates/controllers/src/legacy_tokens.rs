@@ -66,7 +66,8 @@ impl Cleaner {
         if !is_unused(&secret, now, self.period) || !self.is_generated(&secret) || self.is_mounted(key) {
             return Ok(());
         }
-        if !self.tracked_since().await?.is_some_and(|since| now.duration_since(since) >= self.period) {
+        let tracked = self.tracked_since().await?;
+        if tracked.is_none_or(|since| now.duration_since(since) < self.period) {
             return Ok(());
         }
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &key.namespace);
