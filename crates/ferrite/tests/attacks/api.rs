@@ -149,15 +149,18 @@ fn base64_url(text: &str) -> Vec<u8> {
 #[test]
 fn a_kind_on_which_nothing_acts_says_so() {
     let world = World::start();
-    let policy = world.write(
-        "policy.yaml",
-        "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: none}\nspec: {podSelector: {}}\n",
+    let backend = "{service: {name: x, port: {number: 80}}}";
+    let ingress = world.write(
+        "ingress.yaml",
+        &format!(
+            "apiVersion: networking.k8s.io/v1\nkind: Ingress\nmetadata: {{name: none}}\nspec: {{defaultBackend: {backend}}}\n"
+        ),
     );
-    let output = world.try_kubectl(&["create", "-f", policy.to_str().unwrap()]);
+    let output = world.try_kubectl(&["create", "-f", ingress.to_str().unwrap()]);
     assert!(output.status.success());
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(
-        told.contains("Warning: NetworkPolicy is stored, but nothing acts on it yet: no traffic is filtered"),
+        told.contains("Warning: Ingress is stored, but nothing acts on it yet: no traffic is routed"),
         "{told}"
     );
 }

@@ -156,43 +156,6 @@ spec:
     assert!(events.contains("ResizeCompleted") && events.contains("ResizeDeferred"), "{events}");
 }
 
-#[test]
-fn an_image_is_a_volume() {
-    let world = World::start();
-    world.create(&format!(
-        r#"
-apiVersion: v1
-kind: Pod
-metadata: {{name: p}}
-spec:
-  containers:
-  - name: c
-    image: {TOOLS}
-    command: [/tools/ferrite, tools, sleep]
-    volumeMounts: [{{name: tools, mountPath: /tools}}]
-  volumes: [{{name: tools, image: {{reference: {TOOLS}, pullPolicy: IfNotPresent}}}}]
-"#
-    ));
-    let pid = container_pid(&world.wait_ready("p"));
-    let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
-    let mount = mounts.lines().find(|line| line.contains(" /tools ")).unwrap();
-    assert!(mount.contains(" /tools ro,"), "an image is read-only: {mount}");
-    world.create(&format!(
-        r#"
-apiVersion: v1
-kind: Pod
-metadata: {{name: absent}}
-spec:
-  containers:
-  - {{name: c, image: {TOOLS}, args: [sleep], volumeMounts: [{{name: data, mountPath: /data}}]}}
-  volumes: [{{name: data, image: {{reference: "example.invalid/nothing:1", pullPolicy: Never}}}}]
-"#
-    ));
-    world.watch(&["pod", "absent"], |pod| {
-        container_status(pod)["state"]["waiting"]["reason"] == "ErrImageNeverPull"
-    });
-}
-
 /// The memory limit of a process's control group, whichever version the machine has.
 fn memory_limit(groups: &str) -> String {
     let v1 = groups.lines().find_map(|l| l.split_once(":memory:").map(|(_, path)| path));
