@@ -393,6 +393,9 @@ async fn open_segment(
                 .into(),
         );
     }
+    if options.cni.cni_conf_dir.is_some() {
+        return Err("--nodes works with the built-in network only: leave --cni-conf-dir out".into());
+    }
     Ok(Segment::open(&paths.segment(), range, &paths.bridge()).await?)
 }
 
