@@ -164,7 +164,9 @@ mod tests {
     fn volumes_are_attached_reported_and_detached_when_they_are_let_go() {
         let attach = Action::Attach { name: V.into() };
         let detach = |forced| Action::Detach { name: V.into(), object: "csi-1".into(), forced };
-        let rows: Vec<(&str, NodeState, Option<BTreeSet<String>>, Vec<Action>)> = vec![
+        /// A name, what is known of the node, what it is told to have attached if that changes, and what is done.
+        type Row = (&'static str, NodeState, Option<BTreeSet<String>>, Vec<Action>);
+        let rows: Vec<Row> = vec![
             ("nothing", base(), None, vec![]),
             (
                 "a pod wants it",
