@@ -11,6 +11,12 @@ pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", sha256_hex(&[handle, driver, node]))
 }
 
+/// True for a name that [`attachment_name`] makes. An attachment with another name was made by somebody else.
+pub fn is_attachment_name(name: &str) -> bool {
+    let digest = name.strip_prefix("csi-").unwrap_or_default();
+    digest.len() == 64 && digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// The handle of a volume that is written into a pod.
 pub fn inline_handle(pod_uid: &str, volume: &str) -> String {
     format!("csi-{}", sha256_hex(&[pod_uid, volume]))
@@ -47,6 +53,10 @@ mod tests {
             attachment_name("vol1", "driver", "node"),
             format!("csi-{}", sha256_hex(&["vol1drivernode"]))
         );
+        assert!(is_attachment_name(&attachment_name("vol1", "driver", "node")));
+        for other in ["va-1", "csi-", "csi-abc", &format!("csi-{}", "G".repeat(64))] {
+            assert!(!is_attachment_name(other), "{other}");
+        }
         assert_eq!(sha256_hex(&["abc"]), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         assert_eq!(unique_name("d.example.com", "h^1"), "kubernetes.io/csi/d.example.com^h^1");
         assert_eq!(parse_unique_name("kubernetes.io/csi/d^h^1"), Some(("d", "h^1")));

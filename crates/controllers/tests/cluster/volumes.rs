@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use ferrite_client::Api;
 use ferrite_json::{Value, json};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{DeleteParams, PostParams};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttachment};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 
 use crate::support::Cluster;
 
@@ -184,5 +184,30 @@ async fn an_ephemeral_volumes_claim_is_its_pods() {
     let claim = cluster.claim_in("p-v", "Pending").await;
     let owner = &claim.metadata.owner_references.as_ref().unwrap()[0];
     assert_eq!((owner.kind.as_str(), Some(&owner.uid)), ("Pod", pod.metadata.uid.as_ref()));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attachments_that_others_made_are_left_alone() {
+    let cluster = Cluster::start(&["a"]).await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let managed = json!({"metadata": {"annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"}}});
+    nodes.patch("a", &PatchParams::default(), &Patch::Merge(managed)).await.unwrap();
+    let attachments: Api<VolumeAttachment> = Api::all(cluster.client.clone());
+    let own = ferrite_client::csi::attachment_name("handle", "driver.example.com", "a");
+    for name in ["by-hand", own.as_str()] {
+        let attachment = json!({"metadata": {"name": name}, "spec": {"attacher": "driver.example.com",
+            "nodeName": "a", "source": {"persistentVolumeName": "gone"}}});
+        let attachment = ferrite_json::from_value(attachment).unwrap();
+        attachments.create(&PostParams::default(), &attachment).await.unwrap();
+    }
+    // Its own goes, as nobody wants it; by then the other was looked at, too.
+    cluster
+        .eventually("one attachment", |all: &[Arc<VolumeAttachment>]| {
+            let is_own = |one: &Arc<VolumeAttachment>| one.metadata.name.as_deref() == Some(own.as_str());
+            (!all.is_empty() && !all.iter().any(is_own)).then_some(())
+        })
+        .await;
+    assert!(attachments.get_opt("by-hand").await.unwrap().is_some());
     cluster.stop().await;
 }

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use decide::{Action, Attachment, Decision, NodeState, WantedVolume, decide};
-use ferrite_client::csi::{attach_required, attachment_name, parse_unique_name, unique_name};
+use ferrite_client::csi::{
+    attach_required, attachment_name, is_attachment_name, parse_unique_name, unique_name,
+};
 use ferrite_client::{
     Api, EventRecorder, EventType, Informer, ObjectKey, WorkQueue, is_already_exists, is_conflict,
     is_not_found,
@@ -223,7 +225,9 @@ impl AttachDetach {
         let object = self.nodes.get(&ObjectKey::cluster(node));
         let facts = object.as_deref().map(facts).unwrap_or_default();
         let mut attachments = BTreeMap::new();
-        for one in self.attachments.by_index(ATTACHMENTS_BY_NODE, node) {
+        // What others attach is theirs to detach.
+        let attached = self.attachments.by_index(ATTACHMENTS_BY_NODE, node);
+        for one in attached.iter().filter(|one| is_attachment_name(name(&one.metadata))) {
             let volume = one.spec.source.persistent_volume_name.as_deref().unwrap_or_default();
             let there = self.volumes.get(&ObjectKey::cluster(volume));
             let unique = match there.as_deref().and_then(csi_names) {
