@@ -44,7 +44,13 @@ impl Allocation {
         ferrite_json::from_slice(&bytes).ok()
     }
 
-    pub(crate) fn save(&self, pod_dir: &Path) -> io::Result<()> {
+    /// Writes the file, away from the threads that must not wait for a disk.
+    pub(crate) async fn save(&self, pod_dir: &Path) -> io::Result<()> {
+        let (allocation, dir) = (self.clone(), pod_dir.to_owned());
+        tokio::task::spawn_blocking(move || allocation.write(&dir)).await.map_err(io::Error::other)?
+    }
+
+    fn write(&self, pod_dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(pod_dir)?;
         let new = pod_dir.join(format!("{FILE}.new"));
         let flags = nix::libc::O_NOFOLLOW;
@@ -328,7 +334,7 @@ mod tests {
         let resources = pod.spec.as_ref().unwrap().containers[0].resources.clone().unwrap();
         allocation.applied("gone", resources.clone(), &runtime);
         allocation.applied("id", resources, &runtime);
-        allocation.save(dir.path()).unwrap();
+        allocation.write(dir.path()).unwrap();
         let loaded = Allocation::load(dir.path()).unwrap();
         assert_eq!(loaded, allocation);
         assert_eq!(loaded.applied.len(), 1, "instances that are gone are forgotten");

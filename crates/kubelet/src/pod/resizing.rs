@@ -32,7 +32,11 @@ enum ResizeError {
 
 impl Worker {
     /// Allocates a resize if the node has room for it. Returns the pod as it is allocated.
-    pub(super) fn allocate(&mut self, pod: &Arc<Pod>, runtime: &RuntimePod) -> Result<Arc<Pod>, SyncError> {
+    pub(super) async fn allocate(
+        &mut self,
+        pod: &Arc<Pod>,
+        runtime: &RuntimePod,
+    ) -> Result<Arc<Pod>, SyncError> {
         let allocated = match self.allocation.of(pod, runtime) {
             Cow::Borrowed(_) => pod.clone(),
             Cow::Owned(allocated) => Arc::new(allocated),
@@ -63,7 +67,8 @@ impl Worker {
         }
         let mut allocation = self.allocation.clone();
         allocation.accept(pod);
-        allocation.save(&context.volumes.pod_dir(&self.id.uid)).map_err(SyncError::Allocation)?;
+        let dir = context.volumes.pod_dir(&self.id.uid);
+        allocation.save(&dir).await.map_err(SyncError::Allocation)?;
         self.allocation = allocation;
         self.resize = Progress { is_applying: true, ..Progress::default() };
         context.event(
@@ -98,7 +103,7 @@ impl Worker {
             let resources = container.spec.resources.clone().unwrap_or_default();
             self.allocation.applied(&instance.id, resources, runtime);
             let dir = self.context.volumes.pod_dir(&self.id.uid);
-            self.allocation.save(&dir).map_err(SyncError::Allocation)?;
+            self.allocation.save(&dir).await.map_err(SyncError::Allocation)?;
         }
         self.resize.error = None;
         Ok(())

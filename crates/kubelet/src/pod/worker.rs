@@ -283,7 +283,7 @@ impl Worker {
             self.finish(pod, &runtime).await?;
             return Ok(None);
         }
-        let pod = &self.allocate(pod, &runtime)?;
+        let pod = &self.allocate(pod, &runtime).await?;
         self.publish(pod, &runtime, false, false);
         if !model::is_host_network(pod) && runtime.sandbox().is_none() {
             let problem = context.readiness.borrow().network_problem.clone();
