@@ -4,7 +4,7 @@ use crate::aggregation;
 use crate::call::Call;
 use crate::documents;
 use crate::filters::Asked;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::negotiate::{self, Format, Representation, Shape};
 use crate::request::{self, Route, Target, Verb};
 use crate::server::ApiServer;
@@ -18,7 +18,7 @@ pub(crate) async fn handle(
     server: Arc<ApiServer>,
     asked: Asked,
     deadline: tokio::time::Instant,
-) -> Result<Answer, (Status, Representation)> {
+) -> Result<Response, (Status, Representation)> {
     let for_errors = asked.for_errors();
     let services = server.aggregator.services();
     let document = match &asked.route {

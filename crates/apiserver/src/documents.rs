@@ -1,10 +1,10 @@
 //! The routes that are no resource's: discovery, OpenAPI, health, metrics, keys.
 
 use crate::aggregation::ApiServices;
-use crate::http::{self, Answer};
+use crate::http::{self, Response};
 use crate::negotiate::{self, Shape};
 use crate::options::Query;
-use crate::registry::Table;
+use crate::registry::ResourceMap;
 use crate::request::{Health, Route};
 use crate::server::ApiServer;
 use crate::zpages::{self, About};
@@ -20,7 +20,7 @@ pub(crate) async fn answer(
     parts: &::http::request::Parts,
     query: &Query,
     accept: &str,
-) -> Result<Answer, Status> {
+) -> Result<Response, Status> {
     let table = &*server.registry.tables.current();
     let services = &*server.aggregator.services();
     let schema_of = |resource: &ferrite_api::resource::Resource| {
@@ -114,7 +114,7 @@ pub(crate) async fn answer(
 }
 
 /// Looks at what the asked checks are about, and at nothing else: a check of the store may take a while.
-async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, query: &Query) -> Answer {
+async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, query: &Query) -> Response {
     let store = match health::asks_store(check, query) {
         true => server.registry.store.check().await.map_err(|error| error.to_string()),
         false => Ok(()),
@@ -126,7 +126,7 @@ async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, qu
     health::answer(endpoint, check, query, &state)
 }
 
-fn root_paths(table: &Table, services: &ApiServices) -> Vec<String> {
+fn root_paths(table: &ResourceMap, services: &ApiServices) -> Vec<String> {
     let mut paths: Vec<String> = [
         "/.well-known/openid-configuration",
         "/api",
@@ -160,6 +160,6 @@ fn root_paths(table: &Table, services: &ApiServices) -> Vec<String> {
     paths
 }
 
-pub(crate) fn page_not_found() -> Answer {
+pub(crate) fn page_not_found() -> Response {
     http::text(404, "404 page not found\n")
 }

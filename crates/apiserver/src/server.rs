@@ -1,4 +1,4 @@
-//! The server: every request, whichever door it comes through, goes the same way.
+//! The server: every request, over the network or from this process, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator, MountedGroup};
@@ -6,11 +6,11 @@ use crate::auth::{self, FrontProxies, LegacyTokens, RequestHeader, User};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::filters::{self, InFlight, MemoryReclaimer};
-use crate::http::{self, Answer, Body, BoxError};
+use crate::http::{self, Body, BoxError, Response};
 use crate::metrics::Metrics;
 use crate::negotiate::Representation;
 use crate::outbound::Outbound;
-use crate::registry::{Registry, ServiceAllocator, Table};
+use crate::registry::{Registry, ResourceMap, ServiceAllocator};
 use crate::subresource::token::Rejected;
 use crate::{bootstrap, encode, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
@@ -185,7 +185,7 @@ impl ApiServer {
     pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
         let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
-        let table = Arc::new(Table::new(served));
+        let table = Arc::new(ResourceMap::new(served));
         let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
         let allocator = ServiceAllocator::new(ranges, config.node_ports.clone());
         let outbound = Arc::<Outbound>::default();
@@ -319,16 +319,16 @@ impl ApiServer {
         self.hosted.add(component, Arc::new(check));
     }
 
-    /// A door for a component in this process: no socket and no TLS, but the same identity, authorization and
+    /// A client for a component in this process: no socket and no TLS, but the same identity, authorization and
     /// admission as for everybody else.
-    pub fn door(self: &Arc<Self>, user: User) -> Door {
+    pub fn in_process_client(self: &Arc<Self>, user: User) -> InProcessClient {
         // Who writes is told by the user agent; components in this process have none but their name.
         let agent = HeaderValue::from_str(user.name.strip_prefix("system:").unwrap_or(&user.name)).ok();
-        Door { server: Arc::clone(self), user: Arc::new(user), agent }
+        InProcessClient { server: Arc::clone(self), user: Arc::new(user), agent }
     }
 
     /// Answers a request. Never panics and never fails: every problem is an API Status.
-    pub async fn handle(self: Arc<Self>, user: Option<Arc<User>>, request: Request<Body>) -> Answer {
+    pub async fn handle(self: Arc<Self>, user: Option<Arc<User>>, request: Request<Body>) -> Response {
         filters::handle(self, user, request).await
     }
 
@@ -367,7 +367,7 @@ impl ApiServer {
 }
 
 /// A Status in the representation of the request, or JSON where it cannot be had.
-pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
+pub(crate) fn error(status: &Status, as_: Representation) -> Response {
     let value = status.to_value();
     let mut answer =
         encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
@@ -383,27 +383,27 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
 
 /// The in-process client side of a server, with a fixed identity.
 #[derive(Clone)]
-pub struct Door {
+pub struct InProcessClient {
     server: Arc<ApiServer>,
     user: Arc<User>,
     agent: Option<HeaderValue>,
 }
 
-impl Door {
-    /// The same door for a component that is known by another name than its user's.
+impl InProcessClient {
+    /// The same client for a component that is known by another name than its user's.
     pub fn with_agent(self, agent: &'static str) -> Self {
         Self { agent: Some(HeaderValue::from_static(agent)), ..self }
     }
 }
 
-impl<B> tower::Service<Request<B>> for Door
+impl<B> tower::Service<Request<B>> for InProcessClient
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    type Response = Answer;
+    type Response = Response;
     type Error = BoxError;
-    type Future = futures_util::future::BoxFuture<'static, Result<Answer, BoxError>>;
+    type Future = futures_util::future::BoxFuture<'static, Result<Response, BoxError>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))

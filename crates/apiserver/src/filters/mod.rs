@@ -19,7 +19,7 @@ mod times;
 
 use crate::auth::{Action, User};
 use crate::dispatch;
-use crate::http::{Answer, Body};
+use crate::http::{Body, Response};
 use crate::metrics::RequestKind;
 use crate::negotiate::{self, PLAIN_JSON, Representation};
 use crate::options::Query;
@@ -38,7 +38,7 @@ pub(crate) use memory_reclaim::MemoryReclaimer;
 /// One step of the chain.
 struct Filter {
     before: fn(&mut Exchange) -> Result<(), Refusal>,
-    after: fn(&Facts, Answer) -> Answer,
+    after: fn(&Facts, Response) -> Response,
 }
 
 impl Filter {
@@ -46,13 +46,13 @@ impl Filter {
         Self { before, after: |_, answer| answer }
     }
 
-    const fn after(after: fn(&Facts, Answer) -> Answer) -> Self {
+    const fn after(after: fn(&Facts, Response) -> Response) -> Self {
         Self { before: |_| Ok(()), after }
     }
 
     const fn both(
         before: fn(&mut Exchange) -> Result<(), Refusal>,
-        after: fn(&Facts, Answer) -> Answer,
+        after: fn(&Facts, Response) -> Response,
     ) -> Self {
         Self { before, after }
     }
@@ -81,7 +81,7 @@ const CHAIN: &[Filter] = &[
 pub(crate) enum Refusal {
     /// Encoded as the client accepts it.
     Status(Status),
-    Answer(Answer),
+    Response(Response),
 }
 
 impl From<Status> for Refusal {
@@ -185,7 +185,7 @@ pub(crate) async fn handle(
     server: Arc<ApiServer>,
     user: Option<Arc<User>>,
     request: Request<Body>,
-) -> Answer {
+) -> Response {
     let mut exchange = Exchange::new(server, user, request);
     let mut passed = 0;
     let admitted = std::panic::catch_unwind(AssertUnwindSafe(|| {
@@ -200,14 +200,14 @@ pub(crate) async fn handle(
     let answer = match admitted {
         Ok(Ok(())) => dispatched(&facts, asked).await,
         Ok(Err(Refusal::Status(status))) => error(&status, for_errors),
-        Ok(Err(Refusal::Answer(answer))) => answer,
+        Ok(Err(Refusal::Response(answer))) => answer,
         Err(_) => bug(&facts),
     };
     CHAIN[..passed].iter().rev().fold(answer, |answer, filter| (filter.after)(&facts, answer))
 }
 
 /// Runs the handler of a request until its deadline.
-async fn dispatched(facts: &Facts, asked: Asked) -> Answer {
+async fn dispatched(facts: &Facts, asked: Asked) -> Response {
     let work = AssertUnwindSafe(dispatch::handle(Arc::clone(&facts.server), asked, facts.deadline));
     let work = work.catch_unwind();
     let handled = match facts.kind.is_long_running() {
@@ -228,7 +228,7 @@ async fn dispatched(facts: &Facts, asked: Asked) -> Answer {
     }
 }
 
-fn bug(facts: &Facts) -> Answer {
+fn bug(facts: &Facts) -> Response {
     tracing::error!(method = %facts.method, path = facts.uri.path(), "a request handler panicked");
     error(&Status::internal("the server has a bug; the request was not completed"), PLAIN_JSON)
 }
