@@ -37,7 +37,7 @@ pub(crate) async fn handle(
     }
     let accept = asked.accept().to_owned();
     let plain = |status: Status| (status, for_errors);
-    let Asked { parts, body, route, query, verb, user } = asked;
+    let Asked { parts, body, route, query, verb, user, seat } = asked;
     let user = user.ok_or_else(|| plain(Status::unauthorized()))?;
     // The read of one object is answered at once; everything else lets the other requests of its connection start
     // first.
@@ -146,6 +146,7 @@ pub(crate) async fn handle(
         deadline,
         warnings: Vec::new(),
         admission: crate::options::Warnings::default(),
+        seat,
     };
     verbs::handle(call).await.map_err(|s| (s, for_errors))
 }

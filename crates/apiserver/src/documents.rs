@@ -97,6 +97,10 @@ pub(crate) async fn answer(
             let about = About { config: &server.config, started: server.started, now: Timestamp::now() };
             zpages::answer(*page, &about, accept)
         }
+        Route::FlowControl(dump) => {
+            let text = server.flow_control.as_ref().and_then(|flow| flow.dump(dump));
+            Ok(text.map_or_else(page_not_found, |text| http::text(200, text)))
+        }
         Route::Profile(profile) if server.config.serving.profiling => Ok(profiling::answer(profile)),
         Route::Root => Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(table, services)}))),
         Route::OpenIdConfiguration => Ok(server

@@ -17,6 +17,7 @@ mod documents;
 mod encode;
 mod extensions;
 mod filters;
+mod flowcontrol;
 #[doc(hidden)]
 pub mod fuzzing;
 mod health;

@@ -5,7 +5,8 @@ use crate::aggregation::{self, Aggregator, MountedGroup};
 use crate::auth::{self, FrontProxies, LegacyTokens, RequestHeader, User};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
-use crate::filters::{self, InFlight, MemoryReclaimer};
+use crate::filters::{self, InFlight, InProcess, MemoryReclaimer};
+use crate::flowcontrol::{self, FlowControl};
 use crate::http::{self, Body, BoxError, Response};
 use crate::metrics::Metrics;
 use crate::negotiate::Representation;
@@ -41,6 +42,8 @@ pub struct Serving {
     pub max_requests_inflight: usize,
     /// Requests that write, served at once; zero is no limit.
     pub max_mutating_requests_inflight: usize,
+    /// Whether FlowSchemas and PriorityLevelConfigurations divide the requests that may be served at once.
+    pub flow_control: bool,
     /// A request that is not a stream ends after this.
     pub request_timeout: Duration,
     /// Watches without a timeout of their own end after this to twice this.
@@ -65,6 +68,7 @@ impl Default for Serving {
         Self {
             max_requests_inflight: 400,
             max_mutating_requests_inflight: 200,
+            flow_control: true,
             request_timeout: Duration::from_secs(60),
             min_request_timeout: Duration::from_secs(1800),
             goaway_chance: 0.0,
@@ -168,6 +172,8 @@ pub struct ApiServer {
     pub(crate) metrics: Metrics,
     pub(crate) hosted: Hosted,
     pub(crate) in_flight: Arc<InFlight>,
+    /// None if all requests are served alike.
+    pub(crate) flow_control: Option<Arc<FlowControl>>,
     pub(crate) memory: MemoryReclaimer,
     pub(crate) started: Timestamp,
     ready: AtomicBool,
@@ -206,6 +212,11 @@ impl ApiServer {
             None => None,
         };
         let front_proxies = config.request_header.as_ref().map(FrontProxies::new).transpose();
+        let serving = &config.serving;
+        let (reading, mutating) = (serving.max_requests_inflight, serving.max_mutating_requests_inflight);
+        // Zero is no limit, and there is nothing to divide.
+        let limited = serving.flow_control && reading > 0 && mutating > 0;
+        let flow_control = limited.then(|| Arc::new(FlowControl::new(reading + mutating)));
         let server = Arc::new(Self {
             tokens,
             legacy_tokens: LegacyTokens::default(),
@@ -213,10 +224,11 @@ impl ApiServer {
             memory: MemoryReclaimer::default(),
             hosted: Hosted::default(),
             metrics: Metrics::default(),
-            in_flight: InFlight::new(
-                config.serving.max_requests_inflight,
-                config.serving.max_mutating_requests_inflight,
-            ),
+            in_flight: match flow_control {
+                Some(_) => InFlight::new(0, 0),
+                None => InFlight::new(reading, mutating),
+            },
+            flow_control,
             registry,
             config,
             aggregator: Aggregator::default(),
@@ -241,6 +253,10 @@ impl ApiServer {
         }
         if let Some(services) = aggregation::Follower::new(&server) {
             server.spawn(services.run());
+        }
+        if let Some(flow) = &server.flow_control {
+            let (store, table) = (Arc::clone(&server.registry.store), Arc::clone(&server.registry.table));
+            server.run_until_stopped(flowcontrol::Follower::new(Arc::clone(flow), store, table).run());
         }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
@@ -413,6 +429,7 @@ where
         let server = Arc::clone(&self.server);
         let user = Arc::clone(&self.user);
         let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        request.extensions_mut().insert(InProcess);
         if let Some(agent) = self.agent.clone() {
             request.headers_mut().entry(header::USER_AGENT).or_insert(agent);
         }

@@ -171,6 +171,7 @@ fn flags(config: &Config) -> BTreeMap<&'static str, String> {
         ("max-mutating-requests-inflight", serving.max_mutating_requests_inflight.to_string()),
         ("max-requests-inflight", serving.max_requests_inflight.to_string()),
         ("min-request-timeout", serving.min_request_timeout.as_secs().to_string()),
+        ("enable-priority-and-fairness", serving.flow_control.to_string()),
         ("profiling", serving.profiling.to_string()),
         ("request-timeout", duration(serving.request_timeout)),
         ("runtime-config", runtime.join(",")),

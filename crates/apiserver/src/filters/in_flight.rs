@@ -1,4 +1,5 @@
-//! Limits the requests that are served at once: reading and writing ones apart, streams not at all.
+//! Counts the requests that are served at once: reading and writing ones apart, streams not at all. Limits them where
+//! flow control is off.
 
 use super::{Exchange, Refusal};
 use crate::http::{self, Response};
@@ -25,7 +26,7 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
 }
 
 /// As upstream: plain text, said before anything is known about the request.
-fn too_many() -> Response {
+pub(super) fn too_many() -> Response {
     let mut answer = http::text(429, "Too many requests, please try again later.\n");
     answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

@@ -129,6 +129,15 @@ impl RequestKind {
         self.resource.is_some() && self.verb != "CONNECT"
     }
 
+    pub fn is_watch(&self) -> bool {
+        self.verb == "WATCH"
+    }
+
+    /// The resource that the request is about, if it is served.
+    pub fn resource(&self) -> Option<&Resource> {
+        self.resource.as_deref()
+    }
+
     /// Writes have a limit of their own.
     pub fn is_mutating(&self) -> bool {
         self.mutating

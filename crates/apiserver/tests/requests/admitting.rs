@@ -1,4 +1,4 @@
-//! Admission : fields that it sets, requests that it refuses, charges or warns of.
+//! Admission: fields that it sets, requests that it refuses, charges or warns of.
 
 use crate::world::*;
 use ferrite_apiserver::User;
