@@ -97,6 +97,13 @@ enum Cause {
     Anything,
 }
 
+/// Whether the states between the beginning and the end of a round are published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Shown,
+    Hidden,
+}
+
 pub(super) struct Worker {
     pub(super) context: Arc<Context>,
     pub(super) id: PodId,
@@ -299,20 +306,23 @@ impl Worker {
         }
         self.ensure_cgroup(pod, &runtime).await?;
         self.ensure_volumes(pod).await?;
-        let probes = self.probes.results();
-        let actions = decide::decide(&decide::Inputs {
-            pod,
-            runtime: &runtime,
-            probes: &probes,
-            backoff: &self.backoff,
-            now: context.clock.now(),
-        });
+        let mut actions = self.decide(pod, &runtime);
         if actions.finished {
             self.finish(pod, &runtime).await?;
             return Ok(None);
         }
-        let acted = Box::pin(self.apply(pod, &runtime, &actions)).await;
-        let runtime = self.observe().await?;
+        let mut acted = Box::pin(self.apply(pod, &runtime, &actions, Progress::Shown)).await;
+        let mut runtime = self.observe().await?;
+        // As upstream: a container whose definition changed is replaced within one round, so that nobody sees the time
+        // between the two.
+        if acted.is_ok() && actions.kill.iter().any(|kill| kill.cause == KillCause::SpecChanged) {
+            let next = self.decide(pod, &runtime);
+            if !next.finished {
+                acted = Box::pin(self.apply(pod, &runtime, &next, Progress::Hidden)).await;
+                runtime = self.observe().await?;
+                actions = next;
+            }
+        }
         self.end_resize(pod, &runtime).await?;
         self.publish(pod, &runtime, false, false);
         let ip = self.pod_ip(pod, &runtime);
@@ -321,6 +331,11 @@ impl Worker {
         let retry = acted?;
         let refresh = self.volumes.as_ref().and_then(|v| v.refresh_at);
         Ok([actions.wake_at(), retry, deadline, refresh, self.resize_again_at()].into_iter().flatten().min())
+    }
+
+    fn decide(&self, pod: &Pod, runtime: &RuntimePod) -> Actions {
+        let (probes, now) = (self.probes.results(), self.context.clock.now());
+        decide::decide(&decide::Inputs { pod, runtime, probes: &probes, backoff: &self.backoff, now })
     }
 
     pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
@@ -425,6 +440,7 @@ impl Worker {
         pod: &Arc<Pod>,
         runtime: &RuntimePod,
         actions: &Actions,
+        progress: Progress,
     ) -> Result<Option<Timestamp>, SyncError> {
         let context = self.context.clone();
         let containers = model::containers(pod);
@@ -479,7 +495,9 @@ impl Worker {
             }
             // The address is shown, and earlier containers are, while later images are pulled.
             let current = self.observe().await?;
-            self.publish(pod, &current, false, false);
+            if progress == Progress::Shown {
+                self.publish(pod, &current, false, false);
+            }
             let inputs = StartInputs {
                 pod,
                 sandbox: &sandbox,
