@@ -47,7 +47,7 @@ mod zpages;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
 pub use aggregation::{MountedGroup, MountedRequest, MountedResource};
-pub use auth::{RequestHeader, User};
+pub use auth::{AbacPolicy, Mode, PolicyFileError, RequestHeader, StaticTokens, TokenFileError, User};
 pub use components::Component;
 pub use connections::ConnectionLimits;
 pub use http::{Body, BoxError, Response};

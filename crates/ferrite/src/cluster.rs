@@ -16,6 +16,7 @@ use crate::node::{
 use crate::node_routes;
 use crate::paths::Paths;
 use crate::progress::Progress;
+use crate::standalone::StandaloneOptions;
 use ferrite_apiserver::Component;
 use ferrite_client::{Events, Informers, Scope};
 use ferrite_component::GoDuration;
@@ -137,7 +138,8 @@ impl Cluster {
             listen.push(node_ip);
         }
         let domain = options.dns.cluster_domain.clone();
-        let place = Place { address: node_ip, listen, whole: true, domain };
+        let standalone = StandaloneOptions::default();
+        let place = Place { address: node_ip, listen, whole: true, domain, standalone };
         let mut server = with_node_restriction(&options.server);
         server.enable_bootstrap_token_auth |= segment.is_some();
         let api = ApiServerHandle::start(paths, &server, &place).await?;

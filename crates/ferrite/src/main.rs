@@ -31,6 +31,7 @@ mod progress;
 mod runtime;
 mod server;
 mod serving;
+mod standalone;
 mod status;
 mod storage;
 mod store_cmd;

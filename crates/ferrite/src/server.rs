@@ -8,6 +8,7 @@ use crate::dns::{self, parse_domain};
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::node_routes;
 use crate::paths::Paths;
+use crate::standalone::StandaloneOptions;
 use crate::up::quoted;
 use clap::Args;
 use ferrite_client::{Informers, Scope};
@@ -52,7 +53,9 @@ impl ServerPlace {
         self,
         controllers: &[String],
         agents: Option<&AgentSettings>,
+        standalone: StandaloneOptions,
     ) -> Result<ExitCode, BoxError> {
+        let knows_administrator = standalone.knows_own_clients();
         let paths = self.data.paths();
         let _claimed = DataDirectory::claim(&paths)?;
         let advertise = match self.advertise_address {
@@ -64,6 +67,7 @@ impl ServerPlace {
             listen: vec![Ipv4Addr::UNSPECIFIED.into()],
             whole: agents.is_some(),
             domain: agents.map_or_else(|| CLUSTER_DOMAIN.into(), |agents| agents.cluster_domain.clone()),
+            standalone,
         };
         let mut options = (*self.server).clone();
         if agents.is_some() {
@@ -71,7 +75,9 @@ impl ServerPlace {
             options.enable_bootstrap_token_auth = true;
         }
         let running = ApiServerHandle::start(&paths, &options, &place).await?;
-        running.write_admin_kubeconfig(&paths)?;
+        if knows_administrator {
+            running.write_admin_kubeconfig(&paths)?;
+        }
         let scope = Scope::new();
         let mut config = running.controllers_config()?;
         if let Some(agents) = agents {
@@ -89,7 +95,9 @@ impl ServerPlace {
                 Box::pin(agents.start(&paths, &options, &running, advertise, &informers, &scope)).await?;
         }
         println!("serving {}", running.url);
-        println!("export KUBECONFIG={}", quoted(&paths.admin_kubeconfig()));
+        if knows_administrator {
+            println!("export KUBECONFIG={}", quoted(&paths.admin_kubeconfig()));
+        }
         interrupted().await?;
         scope.shutdown().await;
         if let Some(routes) = routes {

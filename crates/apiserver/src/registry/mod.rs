@@ -28,7 +28,7 @@ pub(crate) use update::{Change, Update, precondition_failed};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::admission::Chain;
-use crate::auth::{Rbac, User};
+use crate::auth::{Mode, Rbac, User};
 use crate::extensions::{Converter, ResourceTables};
 use crate::metrics::StoreTimes;
 use crate::options::{Query, WriteOptions};
@@ -251,6 +251,7 @@ impl Registry {
         services: ServiceAllocator,
         event_ttl: u64,
         admission: Chain,
+        authorization: Vec<Mode>,
         outbound: Arc<Outbound>,
     ) -> Self {
         let decoded = Arc::<decoded::DecodedObjects>::default();
@@ -258,7 +259,7 @@ impl Registry {
             Viewer { store: Arc::clone(&store), table: Arc::clone(&table), decoded: Arc::clone(&decoded) };
         Self {
             warns_of_inert: false,
-            rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table))),
+            rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table), authorization)),
             store,
             tables: ResourceTables::new(Arc::clone(&table)),
             table,

@@ -31,6 +31,7 @@ mod registry;
 mod rollout;
 mod server;
 mod services;
+mod standalone;
 mod storage;
 mod store;
 mod streams;
