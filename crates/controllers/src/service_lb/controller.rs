@@ -1,5 +1,6 @@
 //! The part of the load balancer that acts.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ const ACCOUNT: &str = "service-controller";
 const BALANCED: &str = "load balancer";
 /// Index of Services by the node ports that they have, as `TCP/30080`.
 const BY_NODE_PORT: &str = "node port";
+/// Index of Services by their own addresses.
+const BY_CLUSTER_IP: &str = "cluster address";
 /// Index of EndpointSlices by their Service.
 const BY_SERVICE: &str = "load-balanced service";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -61,6 +64,7 @@ pub fn start(context: &Context) {
         balanced.then(String::new).into_iter().collect()
     });
     balancer.services.add_index(BY_NODE_PORT, node_ports);
+    balancer.services.add_index(BY_CLUSTER_IP, cluster_addresses);
     balancer.slices.add_index(BY_SERVICE, service_index);
     let (of_slices, of_nodes) = (balancer.clone(), balancer.clone());
     kit.reconciles(&balancer.services)
@@ -97,6 +101,10 @@ fn node_ports(service: &Service) -> Vec<String> {
     let health = spec.health_check_node_port.filter(|number| *number != 0);
     let health = health.map(|number| Port { protocol: "TCP".into(), number });
     ports.chain(health).map(|port| port.to_string()).collect()
+}
+
+fn cluster_addresses(service: &Service) -> Vec<String> {
+    service.spec.as_ref().and_then(|spec| spec.cluster_ips.clone()).unwrap_or_default()
 }
 
 fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
@@ -160,7 +168,9 @@ impl Balancer {
             return Ok(());
         }
         let slices = self.slices.by_index(BY_SERVICE, &key.to_string());
-        let ingress = ingress(service, &self.nodes.list(), &slices);
+        let is_taken =
+            |address: IpAddr| !self.services.by_index(BY_CLUSTER_IP, &address.to_string()).is_empty();
+        let ingress = ingress(service, &self.nodes.list(), &slices, is_taken);
         if had == ingress && has_finalizer(service) {
             return Ok(());
         }

@@ -101,11 +101,24 @@ fn local_nodes(slices: &[Arc<EndpointSlice>]) -> BTreeSet<&str> {
     nodes(|endpoint| endpoint.conditions.as_ref().and_then(|c| c.serving) == Some(true))
 }
 
-/// The addresses that the Service gets, in the order of its families and of the nodes' names.
+/// True for an address that traffic from outside may have as its destination, and that no other node claims. A kubelet
+/// writes the addresses of its node, and the proxies of all nodes take what is sent to those of a load balancer.
+fn is_believable(address: IpAddr, nodes: &[Arc<Node>]) -> bool {
+    let special = match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.to_ipv4_mapped().is_some(),
+    };
+    let claims = nodes.iter().filter(|node| node_addresses(node).contains(&address)).count();
+    !special && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast() && claims == 1
+}
+
+/// The addresses that the Service gets, in the order of its families and of the nodes' names. `is_taken` says whether a
+/// Service has an address as its own.
 pub(super) fn ingress(
     service: &Service,
     nodes: &[Arc<Node>],
     slices: &[Arc<EndpointSlice>],
+    is_taken: impl Fn(IpAddr) -> bool,
 ) -> Vec<LoadBalancerIngress> {
     let Some(spec) = service.spec.as_ref() else { return Vec::new() };
     let local = is_local(service).then(|| local_nodes(slices));
@@ -114,6 +127,7 @@ pub(super) fn ingress(
         serves(node) && local.as_ref().is_none_or(|local| local.contains(name))
     });
     let mut all: Vec<IpAddr> = chosen.flat_map(|node| node_addresses(node)).collect();
+    all.retain(|address| is_believable(*address, nodes) && !is_taken(*address));
     if let Some(only) = spec.load_balancer_ip.as_ref().filter(|ip| !ip.is_empty()) {
         all.retain(|address| only.parse() == Ok(*address));
     }
@@ -169,7 +183,8 @@ mod tests {
     }
 
     fn addresses(service: &Service, nodes: &[Arc<Node>], slices: &[Arc<EndpointSlice>]) -> Vec<String> {
-        ingress(service, nodes, slices).into_iter().filter_map(|ingress| ingress.ip).collect()
+        let taken = |address: IpAddr| address.to_string() == "10.96.0.1";
+        ingress(service, nodes, slices, taken).into_iter().filter_map(|ingress| ingress.ip).collect()
     }
 
     #[test]
@@ -259,5 +274,26 @@ mod tests {
         ] {
             assert_eq!(addresses(&service(spec), &nodes, &[slice(endpoints)]), expected, "{what}");
         }
+    }
+
+    #[test]
+    fn a_node_does_not_get_what_is_not_its_own() {
+        let at = |name: &str, address: &str| {
+            node(name, json!({"status": {"addresses": [{"type": "ExternalIP", "address": address}]}}))
+        };
+        let both = service(json!({"ipFamilies": ["IPv4", "IPv6"]}));
+        for (what, address, expected) in [
+            ("its own", "203.0.113.7", 1),
+            ("loopback", "127.0.0.1", 0),
+            ("everybody", "0.0.0.0", 0),
+            ("the metadata service of a cloud", "169.254.169.254", 0),
+            ("a group", "ff02::1", 0),
+            ("another form of loopback", "::ffff:127.0.0.1", 0),
+            ("a Service's", "10.96.0.1", 0),
+        ] {
+            assert_eq!(addresses(&both, &[at("thief", address)], &[]).len(), expected, "{what}");
+        }
+        let nodes = [at("owner", "203.0.113.7"), at("thief", "203.0.113.7"), at("third", "203.0.113.8")];
+        assert_eq!(addresses(&both, &nodes, &[]), ["203.0.113.8"], "two claim it: nobody knows whose it is");
     }
 }
