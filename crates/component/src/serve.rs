@@ -65,7 +65,7 @@ pub struct EndpointOptions {
     pub ready: Vec<Check>,
     /// The configuration in use, for `/configz`, by the name of its group.
     pub config: Option<Value>,
-    /// What parts of the component show beside that.
+    /// Pages that parts of the component add.
     pub pages: Pages,
     /// Paths that everybody may read; `/*` at the end stands for everything below.
     pub always_allow_paths: Vec<String>,

@@ -297,7 +297,7 @@ async fn idle() {
     create_many(&world.api::<Service>(), EACH, |n| json!({"metadata": {"name": named(n)}, "spec": service}))
         .await;
     create_many(&world.api::<Secret>(), EACH, |n| json!({"metadata": {"name": named(n)}})).await;
-    // What the last writes made the controllers do ends first.
+    // The controllers first finish the work that the last writes caused.
     settle().await;
     let before = processor_time();
     tokio::time::sleep(Duration::from_secs(60)).await;

@@ -20,7 +20,7 @@ pub struct Config {
     pub root_ca: Option<String>,
     /// Sign certificates that were approved; without them none are.
     pub signers: Signers,
-    /// How long certificates last that do not ask for less.
+    /// The lifetime of certificates whose requests do not ask for less.
     pub signing_duration: Duration,
     /// Signs tokens that are kept in secrets; without it there are none.
     pub tokens: Option<Arc<TokenSigner>>,
@@ -39,9 +39,9 @@ pub struct Config {
     pub autoscaling: AutoscalingConfig,
     /// Tokens in secrets that nobody used for so long are marked invalid, and deleted after as long again.
     pub legacy_token_period: SignedDuration,
-    /// Where controllers show what they know; nobody reads it without a port.
+    /// The pages that controllers add to the manager's port, if it has one.
     pub pages: Pages,
-    /// How fast nodes that fell silent lose their pods.
+    /// The rates at which silent nodes lose their pods.
     pub evictions: EvictionRates,
     /// Endpoints in one EndpointSlice at most.
     pub endpoints_per_slice: usize,

@@ -1,4 +1,4 @@
-//! Which controllers run: the rules and names of upstream's `--controllers`.
+//! Selects the controllers that run, with the rules and names of upstream's `--controllers`.
 
 use crate::{CONTROLLERS, Context};
 

@@ -32,13 +32,13 @@ pub struct AloneOptions {
     /// Paths that everybody may read.
     #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez", value_name = "PATHS")]
     pub authorization_always_allow_paths: Vec<String>,
-    /// How long it is remembered whose token it is.
+    /// Lifetime of a cached answer to the question whose token it is.
     #[arg(long, default_value = "10s", value_name = "DURATION")]
     pub authentication_token_webhook_cache_ttl: GoDuration,
-    /// How long it is remembered that somebody may have something.
+    /// Lifetime of a cached permission.
     #[arg(long, default_value = "10s", value_name = "DURATION")]
     pub authorization_webhook_cache_authorized_ttl: GoDuration,
-    /// How long it is remembered that somebody may not.
+    /// Lifetime of a cached refusal.
     #[arg(long, default_value = "10s", value_name = "DURATION")]
     pub authorization_webhook_cache_unauthorized_ttl: GoDuration,
     /// Address of the component's own port.
@@ -83,7 +83,7 @@ pub struct Alone {
     pub secure_port: u16,
     /// The configuration in use, for `/configz`.
     pub config: Value,
-    /// What the component shows of itself beside health and metrics.
+    /// Pages of the component beside health and metrics.
     pub pages: Pages,
 }
 

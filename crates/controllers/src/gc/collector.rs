@@ -27,7 +27,7 @@ use crate::discovery::{self, Served};
 use crate::error::{During, SyncError};
 
 const NAME: &str = "garbage-collector-controller";
-/// Where the graph is shown: under the controller's name, and under the one that it had before v1.28.
+/// The paths of the graph: the controller's name, and the name that it had before v1.28.
 const PAGES: [&str; 2] =
     ["/debug/controllers/garbage-collector-controller/graph", "/debug/controllers/garbagecollector/graph"];
 /// Resources that are never collected: events go by their age.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// How fast nodes that fell silent lose their pods.
+/// The rates at which silent nodes lose their pods.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EvictionRates {
     /// Evicted nodes per second in a zone that is well, or entirely lost among others that are not.

@@ -60,7 +60,7 @@ pub(crate) fn start(context: &Context) {
     context
         .controller(NAME)
         .watches(&warner.pods, |change, queue| {
-            // What matters of a pod never changes; only its end does.
+            // Volumes and labels of a pod never change: only its start and its end matter.
             let matters = match change {
                 Change::Updated { old, new } => phase(old) != phase(new) && is_finished(new),
                 Change::Added(_) | Change::Deleted(_) => true,

@@ -1,4 +1,4 @@
-//! How a pod would have its volumes labelled.
+//! Finds the labels that a pod asks for its volumes.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ pub(super) struct Shared {
     pub(super) driver: Option<String>,
 }
 
-/// The label that a container asks for, in the form `user:role:type:level`. What is left out is for the node to fill in.
+/// The label that a container asks for, in the form `user:role:type:level`. The node fills in the parts that are left out.
 fn label(options: Option<&SELinuxOptions>) -> String {
     let Some(options) = options else { return String::new() };
     let part = |value: &Option<String>| value.clone().unwrap_or_default();
@@ -49,7 +49,7 @@ pub(super) fn labels<'a>(pod: &'a Pod, volume: &str) -> Option<BTreeSet<String>>
     Some(all.into_iter().flatten().map(|options| label(Some(options))).collect())
 }
 
-/// What stands behind a volume of a pod, if pods can share it and it can be mounted with a label. `bound` is the
+/// The storage behind a volume of a pod, if pods can share it and it can be mounted with a label. `bound` is the
 /// PersistentVolume of a claim.
 pub(super) fn shared(volume: &Volume, bound: Option<&PersistentVolume>) -> Option<Shared> {
     let in_tree = |name: String| Some(Shared { name, driver: None });

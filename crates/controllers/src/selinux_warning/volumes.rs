@@ -1,10 +1,10 @@
-//! Who has which volume with which label, and which of them conflict.
+//! Remembers which pod uses which volume with which label, and finds conflicts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ferrite_client::ObjectKey;
 
-/// How a volume gets its label.
+/// The way in which a volume gets its label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Policy {
     Recursive,

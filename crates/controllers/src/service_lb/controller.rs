@@ -164,7 +164,7 @@ impl Balancer {
                 self.write(key, service, &[], has_finalizer(service)).await?;
                 self.wake_all();
             }
-            // Whoever gives a port back wakes the others.
+            // A Service that gives a port back wakes the others.
             return Ok(());
         }
         let slices = self.slices.by_index(BY_SERVICE, &key.to_string());
@@ -231,7 +231,7 @@ impl Balancer {
         is_kubelets.then(|| PortTaken::Node { port: port.clone(), user: "kubelets" })
     }
 
-    /// Who holds what when this process starts: the Services that have addresses, the oldest first.
+    /// The ports of the Services that have addresses when this process starts. The oldest Service wins a conflict.
     fn holders(&self) -> Ports {
         let mut services = self.services.by_index(BALANCED, "");
         services.retain(|service| wanted(service) == Wanted::LoadBalancer && !current(service).is_empty());

@@ -1,4 +1,4 @@
-//! Which addresses a Service gets.
+//! Decides which addresses a Service gets.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,11 +17,11 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers"
 /// The cluster autoscaler is about to delete the node.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// What this controller owes a Service.
+/// The state that a Service asks this controller for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
     LoadBalancer,
-    /// What the Service had from this controller goes.
+    /// The addresses and the finalizer of this controller are removed.
     Cleanup,
     /// Another controller's, or none.
     Nothing,

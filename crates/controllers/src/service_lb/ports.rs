@@ -1,4 +1,4 @@
-//! Who has which port of the nodes' addresses. All load balancers share those addresses with each other and with the nodes
+//! Assigns ports of the nodes' addresses to Services. All load balancers share those addresses with each other and with the nodes
 //! themselves: a port goes to the first Service that asks, and never from somebody who uses it already.
 
 use std::collections::BTreeMap;

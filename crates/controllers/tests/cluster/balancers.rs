@@ -139,7 +139,7 @@ async fn nobody_takes_a_port_from_another_service_or_from_the_nodes() {
     let patch = Patch::Merge(json!({"spec": {"ports": [{"port": 80}]}}));
     cluster.api::<Service>("other").patch("third", &PatchParams::default(), &patch).await.unwrap();
     cluster.balanced("third", &[]).await;
-    // Who waits has it as soon as it is free.
+    // A Service that waits gets the port as soon as it is free.
     cluster.api::<Service>("default").delete("first", &DeleteParams::default()).await.unwrap();
     cluster
         .eventually("the port's next user", |services: &[Arc<Service>]| {

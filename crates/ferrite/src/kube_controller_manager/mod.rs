@@ -138,7 +138,7 @@ pub struct SigningFlags {
     /// Key of that authority.
     #[arg(long, requires = "cluster_signing_legacy_unknown_cert_file", value_name = "FILE")]
     cluster_signing_legacy_unknown_key_file: Option<PathBuf>,
-    /// How long certificates last that do not ask for less.
+    /// The lifetime of certificates whose requests do not ask for less.
     #[arg(long, default_value = "8760h0m0s", value_name = "DURATION")]
     cluster_signing_duration: GoDuration,
 }
@@ -181,7 +181,7 @@ impl SigningFlags {
     }
 }
 
-/// How fast nodes that fell silent lose their pods.
+/// The rates at which silent nodes lose their pods.
 #[derive(Debug, clap::Args)]
 pub struct EvictionFlags {
     /// Nodes per second that lose their pods in a zone that is well.

@@ -133,7 +133,7 @@ fn wake(pod: &Pod, deleted: bool, queue: &WorkQueue<Task>) {
     }
 }
 
-/// What of a pod this controller acts on.
+/// The parts of a pod that this controller acts on.
 fn relevant(pod: &Pod) -> (Option<&str>, bool, Vec<Named<'_>>, Option<&str>) {
     let named = entries(pod).iter().map(|entry| Named::of(pod, entry)).collect();
     (node_name(pod), is_done(pod), named, extended_claim(pod))

@@ -1,4 +1,4 @@
-//! What becomes of a pod's entry, and of a claim whose consumers go.
+//! Decides about a pod's entry, and about a claim whose consumers end.
 
 use ferrite_client::controller_of;
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
@@ -16,7 +16,7 @@ pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 pub(super) const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 pub(super) const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
 
-/// What an entry of `spec.resourceClaims` needs.
+/// The need of an entry of `spec.resourceClaims`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Need<'a> {
     Nothing,

@@ -159,7 +159,7 @@ impl Evictor {
         Ok(None)
     }
 
-    /// When the pod has to go, if ever.
+    /// The time at which the pod is evicted; none if it may stay.
     fn eviction_of(&self, pod: &Pod) -> Option<Timestamp> {
         node_name(pod)?;
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();

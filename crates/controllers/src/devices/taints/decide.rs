@@ -1,4 +1,4 @@
-//! When a pod has to go.
+//! Decides when a pod is evicted.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
         }
 }
 
-/// When the taint ends the use of a device by somebody with these tolerations: never, if one of them has no limit.
+/// The time at which the taint ends the use of a device under these tolerations; none if one of them has no limit.
 fn deadline(taint: &DeviceTaint, tolerations: &[DeviceToleration]) -> Option<Timestamp> {
     let mut shortest: Option<i64> = None;
     for toleration in tolerations.iter().filter(|toleration| tolerates(toleration, taint)) {
@@ -62,7 +62,7 @@ fn deadline(taint: &DeviceTaint, tolerations: &[DeviceToleration]) -> Option<Tim
     Some(added.saturating_add(tolerated).unwrap_or(Timestamp::MAX))
 }
 
-/// When the users of the claim have to go, if ever. `pool` finds the slices of a driver's pool.
+/// The time at which the users of the claim are evicted; none if they may stay. `pool` finds the slices of a driver's pool.
 pub(super) fn eviction(
     claim: &ResourceClaim,
     pool: impl Fn(&str, &str) -> Vec<Arc<ResourceSlice>>,
