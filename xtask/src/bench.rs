@@ -3,6 +3,7 @@
 /// A benchmark: its name and the package it is in.
 const BENCHMARKS: &[(&str, &str)] = &[
     ("cluster", "ferrite"),
+    ("controllers", "ferrite-controllers"),
     ("server", "ferrite-apiserver"),
     ("store", "ferrite-store"),
     ("runtime", "ferrite"),

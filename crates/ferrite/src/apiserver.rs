@@ -458,7 +458,7 @@ impl ApiServerHandle {
         let tokens = ferrite_pki::TokenSigner::new(&self.pki.service_account_key()?, issuer)?;
         Ok(ferrite_controllers::Config {
             root_ca: Some(self.pki.ca().to_owned()),
-            authority: Some(Arc::new(self.pki.authority()?)),
+            signers: ferrite_controllers::Signers::all(Arc::new(self.pki.authority()?)),
             tokens: Some(Arc::new(tokens)),
             ..Default::default()
         })

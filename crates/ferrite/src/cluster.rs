@@ -38,6 +38,8 @@ use std::time::Duration;
 pub enum Part {
     /// The default StorageClass `local-path` and its provisioner.
     LocalStorage,
+    /// The load balancer that gives Services of type LoadBalancer the nodes' addresses.
+    ServiceLb,
 }
 
 /// Options of a cluster on this machine.
@@ -154,7 +156,7 @@ impl Cluster {
         if segment.is_some() {
             config.node_certificates = Some(node_certificates(options, node_ip));
         }
-        let on_request = ferrite_controllers::ON_REQUEST.iter().copied();
+        let on_request = ferrite_controllers::FOR_JOINING.iter().copied();
         let names: Vec<String> = std::iter::once("*").chain(on_request).map(str::to_owned).collect();
         let controllers = api.start_controllers(&names, config, &scope)?;
         let informers = controllers.informers.clone();
@@ -163,6 +165,10 @@ impl Cluster {
         if !options.disable.contains(&Part::LocalStorage) {
             crate::local_storage::start(&api, &controllers).await?;
             progress.done("storage", &format!("class {}", ferrite_client::local_path::CLASS));
+        }
+
+        if !options.disable.contains(&Part::ServiceLb) {
+            ferrite_controllers::service_lb::start(&controllers);
         }
 
         let others = match &segment {

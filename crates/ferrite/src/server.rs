@@ -91,6 +91,9 @@ impl ServerPlace {
             if !agents.disable.contains(&Part::LocalStorage) {
                 Box::pin(crate::local_storage::start(&running, &controllers)).await?;
             }
+            if !agents.disable.contains(&Part::ServiceLb) {
+                ferrite_controllers::service_lb::start(&controllers);
+            }
             routes =
                 Box::pin(agents.start(&paths, &options, &running, advertise, &informers, &scope)).await?;
         }
