@@ -434,12 +434,14 @@ fn mistakes_of_the_kubelets_owner_are_named() {
         world.write(name, &format!("{head}{text}")).to_str().unwrap().to_owned()
     };
     let unknown = config("a.yaml", "maxPosd: 3\n");
-    let inert = config("b.yaml", "cpuManagerPolicy: static\n");
+    let inert = config("b.yaml", "memoryManagerPolicy: Static\n");
+    let unsound = config("d.yaml", "topologyManagerPolicy: strict\n");
     let fine = config("c.yaml", "");
     for (arguments, said) in [
         (vec!["--max-pdos=3"], "unknown flag: --max-pdos (did you mean --max-pods?)"),
         (vec!["--config", &unknown], "unknown field \"maxPosd\": did you mean \"maxPods\"?"),
-        (vec!["--config", &inert], "cpuManagerPolicy cannot be \"static\""),
+        (vec!["--config", &inert], "memoryManagerPolicy cannot be \"Static\""),
+        (vec!["--config", &unsound], "topologyManagerPolicy: it is none of none, best-effort"),
         (vec!["--config", "/none.yaml"], "cannot read /none.yaml"),
         (vec!["--config", &fine], "no client provided, cannot use webhook authentication"),
         (
