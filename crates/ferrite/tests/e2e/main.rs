@@ -15,6 +15,7 @@ mod containerd;
 mod credentials;
 mod csi;
 mod custom;
+mod devices;
 mod dns;
 mod docker;
 mod docker_network;

@@ -269,7 +269,7 @@ impl Worker {
         }
         if !self.admitted {
             // What runs already was admitted before: a restart of the kubelet takes nothing away.
-            if runtime.is_empty() && !self.admit(pod) {
+            if runtime.is_empty() && !self.admit_unless_ended(pod).await? {
                 self.publish(pod, &runtime, false, false);
                 return Ok(Some(clock::add(now, AFTER_PREEMPTION)));
             }
@@ -338,6 +338,15 @@ impl Worker {
         decide::decide(&decide::Inputs { pod, runtime, probes: &probes, backoff: &self.backoff, now })
     }
 
+    /// Admission may wait for a device plugin; a pod that must end does not.
+    async fn admit_unless_ended(&mut self, pod: &Pod) -> Result<bool, SyncError> {
+        let mut ending = self.desired.clone();
+        tokio::select! {
+            admitted = self.admit(pod) => Ok(admitted),
+            _ = ending.wait_for(Desired::must_end) => Err(SyncError::Interrupted),
+        }
+    }
+
     pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
         if model::is_host_network(pod) {
             return self.context.host_ip.clone();
@@ -361,6 +370,7 @@ impl Worker {
         let status = status::pod_status(&StatusInputs {
             pod: &self.allocation.of(pod, runtime),
             resize: &self.resize,
+            devices: &|container| context.devices.statuses(&self.id.uid, container),
             runtime,
             probes: &probes,
             waiting: &self.waiting,
@@ -376,7 +386,11 @@ impl Worker {
 
     /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
     pub(super) async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let total = resize::widest(pod, runtime);
+        let mut total = resize::widest(pod, runtime);
+        if self.context.resources.has_exclusive(&self.id.uid) {
+            // As upstream: a quota would slow down containers that have processors of their own.
+            total.cpu_limit = None;
+        }
         if self.cgroup_of == Some(total) {
             return Ok(());
         }
@@ -567,6 +581,7 @@ impl Worker {
             self.until_gone_or(self.writer.flushed()).await;
             context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
             context.userns.release(&self.id.uid);
+            context.resources.release(&self.id.uid).await;
             context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
             self.finished = true;
         }
