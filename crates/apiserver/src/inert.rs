@@ -27,14 +27,15 @@ const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 const NO_FLOW: &str = "requests are not queued or limited by it";
 const NO_VOLUME: &str = "volumes are not changed by it";
+const NO_ROUTE: &str = "no traffic is routed unless the cluster is started with --enable ingress";
 const NO_DEVICE: &str = "no device is allocated";
 
 #[rustfmt::skip]
 const INERT: &[Inert] = &[
     row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
     row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
-    row(NETWORKING, "ingressclasses", "IngressClass", "no traffic is routed"),
-    row(NETWORKING, "ingresses", "Ingress", "no traffic is routed"),
+    row(NETWORKING, "ingressclasses", "IngressClass", NO_ROUTE),
+    row(NETWORKING, "ingresses", "Ingress", NO_ROUTE),
     row(CLAIMS, "deviceclasses", "DeviceClass", NO_DEVICE),
     row(CLAIMS, "resourceclaims", "ResourceClaim", NO_DEVICE),
     row(CLAIMS, "resourceclaimtemplates", "ResourceClaimTemplate", NO_DEVICE),

@@ -274,6 +274,8 @@ pub struct Place {
     pub whole: bool,
     /// The cluster's domain, in which the server has a name.
     pub domain: String,
+    /// Resources on which optional parts of the cluster act.
+    pub acted_on: &'static [&'static str],
 }
 
 /// The domain of clusters for which no other is chosen.
@@ -347,6 +349,7 @@ impl Running {
             proxy_client,
             serving: options.serving.to_serving(),
             warns_of_inert: place.whole,
+            acted_on: place.acted_on,
             // As upstream, a server of its own has the metrics of a metrics-server that somebody installs.
             mounted: if place.whole {
                 vec![Arc::new(ferrite_metrics::ResourceMetrics::default())]

@@ -6,6 +6,7 @@
 use crate::apiserver::{BoxError, Cidr, Place, Running, ServerOptions};
 use crate::control::Control;
 use crate::dns::{ClusterDns, DnsOptions, DnsPlace};
+use crate::extras::ExtraOptions;
 use crate::joining::token::JoinToken;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::machines::{MachineOptions, Machines};
@@ -82,6 +83,8 @@ pub struct ClusterOptions {
     /// Parts to do without.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
     pub disable: Vec<Part>,
+    #[command(flatten)]
+    pub extras: ExtraOptions,
     /// CredentialProviderConfig that names the kubelet's credential provider plugins: a JSON or YAML file, or a
     /// directory of them.
     #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
@@ -137,7 +140,9 @@ impl Cluster {
             listen.push(node_ip);
         }
         let domain = options.dns.cluster_domain.clone();
-        let place = Place { address: node_ip, listen, whole: true, domain };
+        let doors = options.server.bind_address.map_or_else(|| listen.clone(), |address| vec![address]);
+        let acted_on = options.extras.acted_on();
+        let place = Place { address: node_ip, listen, whole: true, domain, acted_on };
         let mut server = with_node_restriction(&options.server);
         server.enable_bootstrap_token_auth |= segment.is_some();
         let api = Running::start(paths, &server, &place).await?;
@@ -161,6 +166,10 @@ impl Cluster {
         if !options.disable.contains(&Part::LocalStorage) {
             crate::local_storage::start(&api, &controllers).await?;
             progress.done("storage", &format!("class {}", ferrite_client::local_path::CLASS));
+        }
+
+        if let Some(at) = options.extras.start(&doors, node_ip, &api, &informers, &scope).await? {
+            progress.done("ingress", &at);
         }
 
         let others = match &segment {
