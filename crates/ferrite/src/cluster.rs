@@ -199,14 +199,7 @@ impl Cluster {
                     None => bridge.clone(),
                 };
                 let embedded = start_runtime(paths, registries, driver, network, &scope).await?;
-                if let Some(plugins) = &plugins
-                    && let Err(error) = collect_garbage(plugins, &embedded.runtime).await
-                {
-                    tracing::warn!(
-                        error = crate::chain(error.as_ref()),
-                        "pods that are gone may still have addresses"
-                    );
-                }
+                collect_garbage(&embedded.runtime, plugins.as_deref(), Some(&bridge)).await;
                 let services =
                     Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
                 progress.done("runtime", &paths.runtime().display().to_string());
@@ -244,7 +237,9 @@ impl Cluster {
             }
         };
 
-        match start_policies(&bridge, Sources::shared(&informers), &scope).await {
+        match start_policies(&node_name, &bridge, plugins.as_deref(), Sources::shared(&informers), &scope)
+            .await
+        {
             Ok(()) => progress.done("policies", &ferrite_network::policy_table(&paths.bridge())),
             // As on a kernel built without nftables.
             Err(error) => tracing::warn!(%error, "NetworkPolicies have no effect"),

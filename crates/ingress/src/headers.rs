@@ -122,8 +122,9 @@ pub fn forwarded(
     let told: Vec<HeaderName> = headers
         .keys()
         .filter(|name| {
-            let name = name.as_str();
-            name.starts_with("x-forwarded") || matches!(name, "forwarded" | "x-real-ip")
+            // Servers that know headers as variables do not tell a dash from an underscore.
+            let name = name.as_str().replace('_', "-");
+            name.starts_with("x-forwarded") || matches!(name.as_str(), "forwarded" | "x-real-ip")
         })
         .cloned()
         .collect();

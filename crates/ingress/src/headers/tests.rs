@@ -77,6 +77,7 @@ fn a_request_goes_on_with_its_own_headers_and_a_true_origin() {
                 ("x-forwarded-for", "10.0.0.1"),
                 ("forwarded", "for=10.0.0.1"),
                 ("x-forwarded-prefix", "/"),
+                ("x_forwarded_for", "10.0.0.1"),
             ],
             with(&["host: a"]),
         ),
