@@ -378,7 +378,7 @@ pub trait Strategy: Send + Sync + 'static {
     }
 
     /// Whether a name is drawn behind `metadata.generateName`; else that is the name.
-    fn draws_names(&self) -> bool {
+    fn supports_generate_name(&self) -> bool {
         true
     }
 

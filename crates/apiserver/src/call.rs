@@ -2,6 +2,7 @@
 
 use crate::auth::{self, Action, User};
 use crate::encode::IncludeObject;
+use crate::flowcontrol::Seat;
 use crate::http::{self, Body};
 use crate::negotiate::{self, Format, Representation};
 use crate::options::{FieldValidation, Query, Warnings, WriteOptions};
@@ -34,6 +35,8 @@ pub(crate) struct Call {
     pub representation: Representation,
     /// When the request has to be done; streams go on.
     pub deadline: tokio::time::Instant,
+    /// Given up while the body is on the way.
+    pub seat: Option<Arc<Seat>>,
     pub warnings: Vec<String>,
     /// What admission says; the answer tells it after the other warnings.
     pub admission: Warnings,
@@ -102,8 +105,12 @@ impl Call {
             Some(body) => {
                 // Others are served while this client takes its time.
                 let waiting = self.server.in_flight.wait_for_body(self.verb);
+                if let Some(seat) = &self.seat {
+                    seat.step_aside();
+                }
                 let bytes = http::read(body, BODY_LIMIT).await?;
-                match waiting.is_none_or(|waiting| waiting.may_continue(self.user.is_master())) {
+                let seated = self.seat.as_ref().is_none_or(|seat| seat.step_in());
+                match seated && waiting.is_none_or(|waiting| waiting.may_continue(self.user.is_master())) {
                     true => Ok(bytes),
                     false => Err(Status::too_many_requests("Too many requests, please try again later.")),
                 }

@@ -5,7 +5,7 @@
 
 use crate::call::Call;
 use crate::encode;
-use crate::http::{Answer, BoxError};
+use crate::http::{BoxError, Response};
 use crate::options::ListOptions;
 use crate::registry::{Facts, Selectors};
 use ::http::{Request, StatusCode, header};
@@ -75,7 +75,7 @@ impl Hosted {
 }
 
 /// One component by its name.
-pub(crate) async fn get(call: &Call) -> Result<Answer, Status> {
+pub(crate) async fn get(call: &Call) -> Result<Response, Status> {
     let name = call.name();
     let health = match Component::ALL.into_iter().find(|component| component.name() == name) {
         Some(component) => of_component(&call.server.hosted, component).await,
@@ -85,7 +85,7 @@ pub(crate) async fn get(call: &Call) -> Result<Answer, Status> {
     encode::object(200, &call.resource, &status(name, &health), call.representation, call.include_object()?)
 }
 
-pub(crate) async fn list(call: &Call) -> Result<Answer, Status> {
+pub(crate) async fn list(call: &Call) -> Result<Response, Status> {
     let options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &options)?;
     let asked = join_all(Component::ALL.map(|component| async move {

@@ -2,7 +2,7 @@
 
 use crate::aggregation::{Aggregator, ApiServices};
 use crate::negotiate::Format;
-use crate::registry::Table;
+use crate::registry::ResourceMap;
 use ferrite_api::gvk::api_version;
 use ferrite_api::resource::{Resource, Scope};
 use ferrite_json::{Value, json};
@@ -28,7 +28,7 @@ pub(crate) fn core_versions(address: &str) -> Value {
 }
 
 /// Groups in upstream's order, each with its versions, preferred first.
-fn groups(table: &Table, services: &ApiServices) -> Vec<(String, Vec<String>)> {
+fn groups(table: &ResourceMap, services: &ApiServices) -> Vec<(String, Vec<String>)> {
     let local = table.rows().iter().map(|row| (&*row.group, &*row.version));
     let remote = services.all().filter(|api| api.remote.is_some() || api.mounted.is_some());
     let remote = remote.map(|api| (api.group.as_str(), api.version.as_str()));
@@ -51,7 +51,7 @@ fn group_value(group: &str, versions: &[String]) -> Value {
 }
 
 /// `/apis`
-pub(crate) fn group_list(table: &Table, services: &ApiServices) -> Value {
+pub(crate) fn group_list(table: &ResourceMap, services: &ApiServices) -> Value {
     let listed: Vec<Value> = groups(table, services)
         .iter()
         .filter(|(group, _)| !group.is_empty())
@@ -61,7 +61,7 @@ pub(crate) fn group_list(table: &Table, services: &ApiServices) -> Value {
 }
 
 /// `/apis/<group>`
-pub(crate) fn group(table: &Table, services: &ApiServices, name: &str) -> Option<Value> {
+pub(crate) fn group(table: &ResourceMap, services: &ApiServices, name: &str) -> Option<Value> {
     let groups = groups(table, services);
     let (group, versions) = groups.iter().find(|(group, _)| group == name && !name.is_empty())?;
     let mut value = group_value(group, versions);
@@ -71,7 +71,7 @@ pub(crate) fn group(table: &Table, services: &ApiServices, name: &str) -> Option
 }
 
 /// `/api/v1`, `/apis/<group>/<version>`
-pub(crate) fn resources(table: &Table, group: &str, version: &str) -> Option<Value> {
+pub(crate) fn resources(table: &ResourceMap, group: &str, version: &str) -> Option<Value> {
     let mut listed: Vec<Value> = Vec::new();
     for resource in rows(table, group, version) {
         listed.push(resource_value(resource));
@@ -107,7 +107,7 @@ pub(crate) fn resources(table: &Table, group: &str, version: &str) -> Option<Val
     Some(list)
 }
 
-fn rows<'a>(table: &'a Table, group: &str, version: &str) -> Vec<&'a Resource> {
+fn rows<'a>(table: &'a ResourceMap, group: &str, version: &str) -> Vec<&'a Resource> {
     let mut rows: Vec<&Resource> =
         table.rows().iter().map(|r| &**r).filter(|r| r.group == group && r.version == version).collect();
     rows.sort_by(|a, b| a.plural.cmp(&b.plural));
@@ -166,7 +166,7 @@ fn storage_hash(resource: &Resource) -> String {
 }
 
 /// Aggregated discovery: of the core group (`/api`) or all others (`/apis`).
-pub(crate) fn aggregated(table: &Table, aggregator: &Aggregator, core: bool) -> Value {
+pub(crate) fn aggregated(table: &ResourceMap, aggregator: &Aggregator, core: bool) -> Value {
     let (services, discovered) = (aggregator.services(), aggregator.discovered());
     let items: Vec<Value> = groups(table, &services)
         .iter()

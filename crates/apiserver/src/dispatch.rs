@@ -4,7 +4,7 @@ use crate::aggregation;
 use crate::call::Call;
 use crate::documents;
 use crate::filters::Asked;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::negotiate::{self, Format, Representation, Shape};
 use crate::request::{self, Route, Target, Verb};
 use crate::server::ApiServer;
@@ -18,7 +18,7 @@ pub(crate) async fn handle(
     server: Arc<ApiServer>,
     asked: Asked,
     deadline: tokio::time::Instant,
-) -> Result<Answer, (Status, Representation)> {
+) -> Result<Response, (Status, Representation)> {
     let for_errors = asked.for_errors();
     let services = server.aggregator.services();
     let document = match &asked.route {
@@ -37,7 +37,7 @@ pub(crate) async fn handle(
     }
     let accept = asked.accept().to_owned();
     let plain = |status: Status| (status, for_errors);
-    let Asked { parts, body, route, query, verb, user } = asked;
+    let Asked { parts, body, route, query, verb, user, seat } = asked;
     let user = user.ok_or_else(|| plain(Status::unauthorized()))?;
     // The read of one object is answered at once; everything else lets the other requests of its connection start
     // first.
@@ -146,6 +146,7 @@ pub(crate) async fn handle(
         deadline,
         warnings: Vec::new(),
         admission: crate::options::Warnings::default(),
+        seat,
     };
     verbs::handle(call).await.map_err(|s| (s, for_errors))
 }

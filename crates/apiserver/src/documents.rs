@@ -1,10 +1,10 @@
 //! The routes that are no resource's: discovery, OpenAPI, health, metrics, keys.
 
 use crate::aggregation::ApiServices;
-use crate::http::{self, Answer};
+use crate::http::{self, Response};
 use crate::negotiate::{self, Shape};
 use crate::options::Query;
-use crate::registry::Table;
+use crate::registry::ResourceMap;
 use crate::request::{Health, Route};
 use crate::server::ApiServer;
 use crate::zpages::{self, About};
@@ -20,7 +20,7 @@ pub(crate) async fn answer(
     parts: &::http::request::Parts,
     query: &Query,
     accept: &str,
-) -> Result<Answer, Status> {
+) -> Result<Response, Status> {
     let table = &*server.registry.tables.current();
     let services = &*server.aggregator.services();
     let schema_of = |resource: &ferrite_api::resource::Resource| {
@@ -97,6 +97,10 @@ pub(crate) async fn answer(
             let about = About { config: &server.config, started: server.started, now: Timestamp::now() };
             zpages::answer(*page, &about, accept)
         }
+        Route::FlowControl(dump) => {
+            let text = server.flow_control.as_ref().and_then(|flow| flow.dump(dump));
+            Ok(text.map_or_else(page_not_found, |text| http::text(200, text)))
+        }
         Route::Profile(profile) if server.config.serving.profiling => Ok(profiling::answer(profile)),
         Route::Root => Ok(http::json(200, &ferrite_json::json!({"paths": root_paths(table, services)}))),
         Route::OpenIdConfiguration => Ok(server
@@ -114,7 +118,7 @@ pub(crate) async fn answer(
 }
 
 /// Looks at what the asked checks are about, and at nothing else: a check of the store may take a while.
-async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, query: &Query) -> Answer {
+async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, query: &Query) -> Response {
     let store = match health::asks_store(check, query) {
         true => server.registry.store.check().await.map_err(|error| error.to_string()),
         false => Ok(()),
@@ -126,7 +130,7 @@ async fn health_of(server: &ApiServer, endpoint: Health, check: Option<&str>, qu
     health::answer(endpoint, check, query, &state)
 }
 
-fn root_paths(table: &Table, services: &ApiServices) -> Vec<String> {
+fn root_paths(table: &ResourceMap, services: &ApiServices) -> Vec<String> {
     let mut paths: Vec<String> = [
         "/.well-known/openid-configuration",
         "/api",
@@ -160,6 +164,6 @@ fn root_paths(table: &Table, services: &ApiServices) -> Vec<String> {
     paths
 }
 
-pub(crate) fn page_not_found() -> Answer {
+pub(crate) fn page_not_found() -> Response {
     http::text(404, "404 page not found\n")
 }

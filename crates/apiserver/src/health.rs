@@ -1,6 +1,6 @@
 //! `/healthz`, `/livez`, `/readyz`, with upstream's names of checks.
 
-use crate::http::{self, Answer};
+use crate::http::{self, Response};
 use crate::options::Query;
 use crate::request::Health;
 use ferrite_component::metrics::{Counter, Family, Gauge, Registry};
@@ -121,7 +121,7 @@ pub(crate) fn asks_store(check: Option<&str>, query: &Query) -> bool {
     }
 }
 
-pub(crate) fn answer(endpoint: Health, check: Option<&str>, query: &Query, state: &State) -> Answer {
+pub(crate) fn answer(endpoint: Health, check: Option<&str>, query: &Query, state: &State) -> Response {
     let name = endpoint.as_str();
     let checks = checks(endpoint);
     let run = |check: &str| {

@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use ferrite_api::Status;
 use ferrite_json::Value;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use std::pin::Pin;
@@ -11,9 +11,9 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// A body of a request or an answer, whichever door it came through.
+/// A body of a request or a response, over the network or within the process.
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
-pub type Answer = Response<Body>;
+pub type Response = ::http::Response<Body>;
 
 pub(crate) const JSON: &str = "application/json";
 
@@ -21,18 +21,18 @@ pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
 }
 
-pub(crate) fn answer(code: u16, content_type: &'static str, bytes: impl Into<Bytes>) -> Answer {
+pub(crate) fn answer(code: u16, content_type: &'static str, bytes: impl Into<Bytes>) -> Response {
     let mut response = Response::new(full(bytes));
     *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
-pub(crate) fn json(code: u16, value: &Value) -> Answer {
+pub(crate) fn json(code: u16, value: &Value) -> Response {
     answer(code, JSON, value.to_string())
 }
 
-pub(crate) fn text(code: u16, text: impl Into<String>) -> Answer {
+pub(crate) fn text(code: u16, text: impl Into<String>) -> Response {
     answer(code, "text/plain; charset=utf-8", text.into())
 }
 

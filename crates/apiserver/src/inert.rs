@@ -2,8 +2,7 @@
 //! of a cluster that is meant to be whole (`ferrite up`, `ferrite server`).
 //!
 //! A bare `ferrite kube-apiserver` warns of none: upstream's controllers and nodes may complete it, and its answers are
-//! compared with upstream's, in which no write of these kinds carries a warning (also those on which the API server itself
-//! should act: flow control).
+//! compared with upstream's, in which no write of these kinds carries a warning.
 //!
 //! To make a kind work is to remove its row here, and its name from README.md and docs/differences.md.
 
@@ -25,15 +24,12 @@ const fn row(group: &'static str, plural: &'static str, kind: &'static str, miss
 const CLAIMS: &str = "resource.k8s.io";
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
-const NO_FLOW: &str = "requests are not queued or limited by it";
 const NO_VOLUME: &str = "volumes are not changed by it";
 const NO_ROUTE: &str = "no traffic is routed unless the cluster is started with --enable ingress";
 const NO_DEVICE: &str = "no device is allocated";
 
 #[rustfmt::skip]
 const INERT: &[Inert] = &[
-    row("flowcontrol.apiserver.k8s.io", "flowschemas", "FlowSchema", NO_FLOW),
-    row("flowcontrol.apiserver.k8s.io", "prioritylevelconfigurations", "PriorityLevelConfiguration", NO_FLOW),
     row(NETWORKING, "ingressclasses", "IngressClass", NO_ROUTE),
     row(NETWORKING, "ingresses", "Ingress", NO_ROUTE),
     row(CLAIMS, "deviceclasses", "DeviceClass", NO_DEVICE),

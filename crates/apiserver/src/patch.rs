@@ -4,7 +4,7 @@ mod render;
 
 use crate::call::Call;
 use crate::encode;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::options::{FieldValidation, WriteOptions};
 use crate::registry::Update;
 use crate::registry::stored::Written;
@@ -163,7 +163,7 @@ impl Kind {
     }
 }
 
-pub(crate) async fn handle(call: &mut Call, subresource: Option<&str>) -> Result<Answer, Status> {
+pub(crate) async fn handle(call: &mut Call, subresource: Option<&str>) -> Result<Response, Status> {
     let kind = Kind::of(call.header(header::CONTENT_TYPE))?;
     let options = call.write_options()?;
     let body = call.read_body().await?;

@@ -1,13 +1,13 @@
 //! `/debug/pprof/`, where Go's servers give profiles of themselves. Off unless asked for.
 
-use crate::http::{self, Answer};
+use crate::http::{self, Response};
 
 /// Profiles of Go's runtime. This server has neither its collector nor its scheduler, and takes no samples.
 const PROFILES: [&str; 9] =
     ["allocs", "block", "goroutine", "heap", "mutex", "profile", "symbol", "threadcreate", "trace"];
 
 /// Answers for a profile, or the list of them.
-pub(crate) fn answer(profile: &str) -> Answer {
+pub(crate) fn answer(profile: &str) -> Response {
     match profile {
         "" => {
             let lines = PROFILES.map(|name| format!("{name}\tnot available"));

@@ -3,7 +3,7 @@
 use crate::auth::{Action, User, decide, node};
 use crate::call::Call;
 use crate::encode;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::options::WriteOptions;
 use crate::registry::metadata;
 use crate::subresource::token::Rejected;
@@ -14,7 +14,7 @@ use ferrite_json::{Map, Value, json};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 
-pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> Result<Answer, Status> {
+pub(crate) fn answer(call: &Call, mut review: Value, options: &WriteOptions) -> Result<Response, Status> {
     let resource = &call.resource;
     if resource.is_namespaced() {
         let given = meta::namespace(&review);

@@ -1,8 +1,8 @@
-//! The network door: TLS, HTTP/1.1 and HTTP/2.
+//! Serving over the network: TLS, HTTP/1.1 and HTTP/2.
 
 use crate::auth::{Client, RefusedCertificate, User};
+use crate::coalescing::{CoalescingWriter, InlineExecutor, driven};
 use crate::connections::{Connections, Slot};
-use crate::gather::{AtOnce, Gather, driven};
 use crate::http::{BoxError, held};
 use crate::idle::Activity;
 use crate::server::{ApiServer, Serving};
@@ -104,7 +104,7 @@ impl ApiServer {
         }
         // What is upgraded from HTTP/1.1 goes on without us, so nothing may wait there.
         let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        let stream = Gather::new(stream, http2);
+        let stream = CoalescingWriter::new(stream, http2);
         let out = stream.clone();
         let builder = builder(&self.config.serving);
         let (stopping, aborting) = (self.stopping(), self.aborting());
@@ -164,8 +164,8 @@ impl ApiServer {
 }
 
 /// Limits of a connection, as upstream's.
-fn builder(serving: &Serving) -> auto::Builder<AtOnce> {
-    let mut builder = auto::Builder::new(AtOnce);
+fn builder(serving: &Serving) -> auto::Builder<InlineExecutor> {
+    let mut builder = auto::Builder::new(InlineExecutor);
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(MAX_HEADERS);
     builder
         .http2()

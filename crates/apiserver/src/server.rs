@@ -1,16 +1,17 @@
-//! The server: every request, whichever door it comes through, goes the same way.
+//! The server: every request, over the network or from this process, goes the same way.
 
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator, MountedGroup};
 use crate::auth::{self, FrontProxies, LegacyTokens, RequestHeader, User};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
-use crate::filters::{self, InFlight, MemoryReclaimer};
-use crate::http::{self, Answer, Body, BoxError};
+use crate::filters::{self, InFlight, InProcess, MemoryReclaimer};
+use crate::flowcontrol::{self, FlowControl};
+use crate::http::{self, Body, BoxError, Response};
 use crate::metrics::Metrics;
 use crate::negotiate::Representation;
 use crate::outbound::Outbound;
-use crate::registry::{Registry, ServiceAllocator, Table};
+use crate::registry::{Registry, ResourceMap, ServiceAllocator};
 use crate::subresource::token::Rejected;
 use crate::{bootstrap, encode, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
@@ -41,6 +42,8 @@ pub struct Serving {
     pub max_requests_inflight: usize,
     /// Requests that write, served at once; zero is no limit.
     pub max_mutating_requests_inflight: usize,
+    /// Whether FlowSchemas and PriorityLevelConfigurations divide the requests that may be served at once.
+    pub flow_control: bool,
     /// A request that is not a stream ends after this.
     pub request_timeout: Duration,
     /// Watches without a timeout of their own end after this to twice this.
@@ -65,6 +68,7 @@ impl Default for Serving {
         Self {
             max_requests_inflight: 400,
             max_mutating_requests_inflight: 200,
+            flow_control: true,
             request_timeout: Duration::from_secs(60),
             min_request_timeout: Duration::from_secs(1800),
             goaway_chance: 0.0,
@@ -171,6 +175,8 @@ pub struct ApiServer {
     pub(crate) metrics: Metrics,
     pub(crate) hosted: Hosted,
     pub(crate) in_flight: Arc<InFlight>,
+    /// None if all requests are served alike.
+    pub(crate) flow_control: Option<Arc<FlowControl>>,
     pub(crate) memory: MemoryReclaimer,
     pub(crate) started: Timestamp,
     ready: AtomicBool,
@@ -188,7 +194,7 @@ impl ApiServer {
     pub async fn start(store: Arc<Store>, config: Config) -> Result<Arc<Self>, Status> {
         let fresh = store.usage().revision == Revision::default();
         let served = ferrite_api::kinds::built_in().into_iter().filter(|r| config.serves(r)).collect();
-        let table = Arc::new(Table::new(served));
+        let table = Arc::new(ResourceMap::new(served));
         let ranges = config.service_ranges.iter().map(|range| range.masked()).collect();
         let allocator = ServiceAllocator::new(ranges, config.node_ports.clone());
         let outbound = Arc::<Outbound>::default();
@@ -210,6 +216,11 @@ impl ApiServer {
             None => None,
         };
         let front_proxies = config.request_header.as_ref().map(FrontProxies::new).transpose();
+        let serving = &config.serving;
+        let (reading, mutating) = (serving.max_requests_inflight, serving.max_mutating_requests_inflight);
+        // Zero is no limit, and there is nothing to divide.
+        let limited = serving.flow_control && reading > 0 && mutating > 0;
+        let flow_control = limited.then(|| Arc::new(FlowControl::new(reading + mutating)));
         let server = Arc::new(Self {
             tokens,
             legacy_tokens: LegacyTokens::default(),
@@ -217,10 +228,11 @@ impl ApiServer {
             memory: MemoryReclaimer::default(),
             hosted: Hosted::default(),
             metrics: Metrics::default(),
-            in_flight: InFlight::new(
-                config.serving.max_requests_inflight,
-                config.serving.max_mutating_requests_inflight,
-            ),
+            in_flight: match flow_control {
+                Some(_) => InFlight::new(0, 0),
+                None => InFlight::new(reading, mutating),
+            },
+            flow_control,
             registry,
             config,
             aggregator: Aggregator::default(),
@@ -245,6 +257,10 @@ impl ApiServer {
         }
         if let Some(services) = aggregation::Follower::new(&server) {
             server.spawn(services.run());
+        }
+        if let Some(flow) = &server.flow_control {
+            let (store, table) = (Arc::clone(&server.registry.store), Arc::clone(&server.registry.table));
+            server.run_until_stopped(flowcontrol::Follower::new(Arc::clone(flow), store, table).run());
         }
         let expiring = Arc::clone(&server);
         server.spawn(async move { bootstrap::expire_leases(&expiring).await });
@@ -323,16 +339,16 @@ impl ApiServer {
         self.hosted.add(component, Arc::new(check));
     }
 
-    /// A door for a component in this process: no socket and no TLS, but the same identity, authorization and
+    /// A client for a component in this process: no socket and no TLS, but the same identity, authorization and
     /// admission as for everybody else.
-    pub fn door(self: &Arc<Self>, user: User) -> Door {
+    pub fn in_process_client(self: &Arc<Self>, user: User) -> InProcessClient {
         // Who writes is told by the user agent; components in this process have none but their name.
         let agent = HeaderValue::from_str(user.name.strip_prefix("system:").unwrap_or(&user.name)).ok();
-        Door { server: Arc::clone(self), user: Arc::new(user), agent }
+        InProcessClient { server: Arc::clone(self), user: Arc::new(user), agent }
     }
 
     /// Answers a request. Never panics and never fails: every problem is an API Status.
-    pub async fn handle(self: Arc<Self>, user: Option<Arc<User>>, request: Request<Body>) -> Answer {
+    pub async fn handle(self: Arc<Self>, user: Option<Arc<User>>, request: Request<Body>) -> Response {
         filters::handle(self, user, request).await
     }
 
@@ -371,7 +387,7 @@ impl ApiServer {
 }
 
 /// A Status in the representation of the request, or JSON where it cannot be had.
-pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
+pub(crate) fn error(status: &Status, as_: Representation) -> Response {
     let value = status.to_value();
     let mut answer =
         encode::value(status.code, &value, as_).unwrap_or_else(|_| http::json(status.code, &value));
@@ -387,27 +403,27 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Answer {
 
 /// The in-process client side of a server, with a fixed identity.
 #[derive(Clone)]
-pub struct Door {
+pub struct InProcessClient {
     server: Arc<ApiServer>,
     user: Arc<User>,
     agent: Option<HeaderValue>,
 }
 
-impl Door {
-    /// The same door for a component that is known by another name than its user's.
+impl InProcessClient {
+    /// The same client for a component that is known by another name than its user's.
     pub fn with_agent(self, agent: &'static str) -> Self {
         Self { agent: Some(HeaderValue::from_static(agent)), ..self }
     }
 }
 
-impl<B> tower::Service<Request<B>> for Door
+impl<B> tower::Service<Request<B>> for InProcessClient
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    type Response = Answer;
+    type Response = Response;
     type Error = BoxError;
-    type Future = futures_util::future::BoxFuture<'static, Result<Answer, BoxError>>;
+    type Future = futures_util::future::BoxFuture<'static, Result<Response, BoxError>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
@@ -417,6 +433,7 @@ where
         let server = Arc::clone(&self.server);
         let user = Arc::clone(&self.user);
         let mut request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+        request.extensions_mut().insert(InProcess);
         if let Some(agent) = self.agent.clone() {
             request.headers_mut().entry(header::USER_AGENT).or_insert(agent);
         }

@@ -4,7 +4,7 @@ use crate::admission::{Attributes, Operation};
 use crate::call::Call;
 use crate::encode;
 use crate::encode::list::Pieces;
-use crate::http::{Answer, Piece};
+use crate::http::{Piece, Response};
 use crate::negotiate::{Format, Representation, Shape};
 use crate::options::{DeleteOptions, ListOptions, VersionMatch, WriteOptions};
 use crate::registry::stored::Written;
@@ -22,7 +22,7 @@ use jiff::Timestamp;
 use std::sync::{Arc, LazyLock};
 
 /// Dispatches a call. Warnings gathered on the way end up in the answer's headers.
-pub(crate) async fn handle(mut call: Call) -> Result<Answer, Status> {
+pub(crate) async fn handle(mut call: Call) -> Result<Response, Status> {
     let mut warnings: Vec<String> = Vec::new();
     let result = dispatch(&mut call).await;
     for warning in call.warnings.drain(..).chain(call.admission.take()) {
@@ -70,7 +70,7 @@ fn limited(warnings: Vec<String>) -> Vec<String> {
     .collect()
 }
 
-async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
+async fn dispatch(call: &mut Call) -> Result<Response, Status> {
     if let Some(warning) = call.resource.custom.as_ref().and_then(|c| c.version().deprecation.clone()) {
         call.warnings.push(warning);
     }
@@ -112,7 +112,7 @@ async fn dispatch(call: &mut Call) -> Result<Answer, Status> {
     }
 }
 
-async fn get(call: &Call) -> Result<Answer, Status> {
+async fn get(call: &Call) -> Result<Response, Status> {
     if let Some(version) = call.query.get("resourceVersion").filter(|v| !v.is_empty()) {
         let version =
             crate::options::parse_version(version).map_err(|why| Status::new(500, "", why.to_string()))?;
@@ -122,7 +122,7 @@ async fn get(call: &Call) -> Result<Answer, Status> {
     encode::entry(&call.resource, &entry, call.representation, call.include_object()?)
 }
 
-async fn list(call: &Call) -> Result<Answer, Status> {
+async fn list(call: &Call) -> Result<Response, Status> {
     let options = ListOptions::parse(&call.query, false)?;
     let selectors = Selectors::parse(&call.resource, &options)?;
     let namespace = call.target.within();
@@ -167,7 +167,7 @@ async fn send_pieces(first: Bytes, mut pieces: Pieces, sender: tokio::sync::mpsc
     let _ = sender.send(Piece::End).await;
 }
 
-async fn create(call: &mut Call) -> Result<Answer, Status> {
+async fn create(call: &mut Call) -> Result<Response, Status> {
     if call.target.name.is_some() {
         return Err(Status::not_allowed());
     }
@@ -228,7 +228,7 @@ pub(crate) async fn provide_namespace(call: &Call, options: &WriteOptions) -> Re
     if wanted { crate::bootstrap::provide_namespace(&call.server, call.namespace()).await } else { Ok(()) }
 }
 
-pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result<Answer, Status> {
+pub(crate) async fn update(call: &mut Call, subresource: Option<&str>) -> Result<Response, Status> {
     let options = call.write_options()?;
     let object = call.read_object(options.field_validation).await?;
     call.check_place(&object)?;
@@ -330,7 +330,7 @@ fn delete_write(call: &Call, options: &DeleteOptions) -> WriteOptions {
     }
 }
 
-async fn delete(call: &mut Call) -> Result<Answer, Status> {
+async fn delete(call: &mut Call) -> Result<Response, Status> {
     let options = delete_options(call).await?;
     if let Some(why) = call.resource.strategy.undeletable(call.name()) {
         return Err(Status::forbidden(&call.resource.group, &call.resource.plural, call.name(), why));
@@ -345,7 +345,7 @@ async fn delete(call: &mut Call) -> Result<Answer, Status> {
     Ok(answer)
 }
 
-pub(crate) fn answer_deleted(call: &Call, deleted: Deleted) -> Result<Answer, Status> {
+pub(crate) fn answer_deleted(call: &Call, deleted: Deleted) -> Result<Response, Status> {
     let include = call.include_object()?;
     match deleted {
         Deleted::Marked(object) => encode::object(200, &call.resource, &object, call.representation, include),
@@ -370,7 +370,7 @@ pub(crate) fn answer_deleted(call: &Call, deleted: Deleted) -> Result<Answer, St
     }
 }
 
-async fn delete_collection(call: &mut Call) -> Result<Answer, Status> {
+async fn delete_collection(call: &mut Call) -> Result<Response, Status> {
     let options = delete_options(call).await?;
     let mut list_options = ListOptions::parse(&call.query, false)?;
     // As upstream, which deletes page by page: a version is that very version unless the client says otherwise.

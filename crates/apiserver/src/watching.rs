@@ -2,7 +2,7 @@
 
 use crate::call::Call;
 use crate::encode::WatchEncoder;
-use crate::http::{self, Answer, Piece};
+use crate::http::{self, Piece, Response};
 use crate::options::ListOptions;
 use crate::registry::{Selectors, WatchEvent, WatchStream};
 use ::http::{HeaderValue, header};
@@ -23,7 +23,7 @@ const BUFFER: usize = 16;
 /// A client that takes nothing for so long is not there any more.
 const STALLED: Duration = Duration::from_secs(60);
 
-pub(crate) fn answer(call: &mut Call) -> Result<Answer, Status> {
+pub(crate) fn answer(call: &mut Call) -> Result<Response, Status> {
     let mut options = ListOptions::parse(&call.query, true)?;
     if let Some(name) = &call.target.name {
         // The old form: a watch of one object, by its path.

@@ -3,8 +3,8 @@
 
 use crate::call::Call;
 use crate::connections::Slot;
-use crate::http::{self, Answer, Body};
-use ::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use crate::http::{self, Body, Response};
+use ::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -83,7 +83,7 @@ enum Refused {
 }
 
 impl Refused {
-    fn answer(&self) -> Answer {
+    fn answer(&self) -> Response {
         match self {
             Self::Key => http::text(400, "mismatch challenge/response"),
             Self::Version => {
@@ -155,7 +155,7 @@ impl<'a> Handshake<'a> {
 }
 
 /// Sends the body of a log as messages.
-pub(crate) fn log(call: &mut Call, answer: Answer) -> Answer {
+pub(crate) fn log(call: &mut Call, answer: Response) -> Response {
     let chosen = Handshake::read(&call.parts.headers)
         .and_then(|handshake| Ok((accepted(handshake.key, handshake.log()?.0), handshake.log()?.1)));
     let (switching, framing) = match chosen {
@@ -166,7 +166,7 @@ pub(crate) fn log(call: &mut Call, answer: Answer) -> Answer {
 }
 
 /// Sends the body of a watch as messages, one for each event.
-pub(crate) fn watch(call: &mut Call, answer: Answer, is_text: bool) -> Answer {
+pub(crate) fn watch(call: &mut Call, answer: Response, is_text: bool) -> Response {
     let chosen = Handshake::read(&call.parts.headers)
         .and_then(|handshake| Ok(accepted(handshake.key, handshake.watch()?)));
     let switching = match chosen {
@@ -178,7 +178,7 @@ pub(crate) fn watch(call: &mut Call, answer: Answer, is_text: bool) -> Answer {
 }
 
 /// The answer that accepts a handshake.
-fn accepted(key: &str, protocol: Option<&str>) -> Answer {
+fn accepted(key: &str, protocol: Option<&str>) -> Response {
     let mut answer = Response::new(http::full(Bytes::new()));
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = answer.headers_mut();
@@ -195,7 +195,7 @@ fn accepted(key: &str, protocol: Option<&str>) -> Answer {
 
 /// Answers with the switch, and sends the body as messages once the connection has switched. The connection keeps its
 /// place among the others until then.
-fn stream(call: &mut Call, body: Body, framing: Framing, switching: Answer) -> Answer {
+fn stream(call: &mut Call, body: Body, framing: Framing, switching: Response) -> Response {
     let Some(upgrade) = call.parts.extensions.remove::<OnUpgrade>() else {
         return Refused::Connection.answer();
     };

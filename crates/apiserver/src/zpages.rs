@@ -2,7 +2,7 @@
 //! `config.k8s.io` for programs.
 
 use crate::encode;
-use crate::http::{self, Answer};
+use crate::http::{self, Response};
 use crate::negotiate::{self, Format, Representation, Shape};
 use crate::registry::metadata::time;
 use crate::server::Config;
@@ -72,7 +72,7 @@ pub(crate) struct About<'a> {
     pub now: Timestamp,
 }
 
-pub(crate) fn answer(page: Page, about: &About<'_>, accept: &str) -> Result<Answer, Status> {
+pub(crate) fn answer(page: Page, about: &About<'_>, accept: &str) -> Result<Response, Status> {
     // A header that names nothing accepts nothing here.
     let named = if accept.trim().is_empty() { None } else { wanted(page, accept) };
     let (format, version) = match named.ok_or_else(|| Status::not_acceptable(ACCEPTED))? {
@@ -171,6 +171,7 @@ fn flags(config: &Config) -> BTreeMap<&'static str, String> {
         ("max-mutating-requests-inflight", serving.max_mutating_requests_inflight.to_string()),
         ("max-requests-inflight", serving.max_requests_inflight.to_string()),
         ("min-request-timeout", serving.min_request_timeout.as_secs().to_string()),
+        ("enable-priority-and-fairness", serving.flow_control.to_string()),
         ("profiling", serving.profiling.to_string()),
         ("request-timeout", duration(serving.request_timeout)),
         ("runtime-config", runtime.join(",")),

@@ -5,7 +5,9 @@ use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
 use crate::serving::ServingOptions;
 use crate::storage::{Storage, StorageOptions};
-use ferrite_apiserver::{AdmissionPlugins, ApiServer, Component, Config, Door, RequestHeader, User};
+use ferrite_apiserver::{
+    AdmissionPlugins, ApiServer, Component, Config, InProcessClient, RequestHeader, User,
+};
 use ferrite_client::Scope;
 use ferrite_controllers::{Clients, Identity};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
@@ -250,7 +252,7 @@ fn parse_ports(text: &str) -> Result<PortRange, String> {
 }
 
 /// A running API server and what others need to reach it.
-pub struct Running {
+pub struct ApiServerHandle {
     pub server: Arc<ApiServer>,
     pub pki: ClusterPki,
     /// Where clients on this machine reach it.
@@ -308,7 +310,7 @@ const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 /// The names every API server is known by, besides its addresses.
 const NAMES: [&str; 4] = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
 
-impl Running {
+impl ApiServerHandle {
     /// Opens the store, makes certificates and serves.
     pub async fn start(paths: &Paths, options: &ServerOptions, place: &Place) -> Result<Self, BoxError> {
         let node_address = place.address;
@@ -393,8 +395,8 @@ impl Running {
 
     /// A client for a component in this process.
     pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
-        let door: Door = self.server.door(User::new(user, groups.iter().copied()));
-        kube::Client::new(door, "default")
+        let client: InProcessClient = self.server.in_process_client(User::new(user, groups.iter().copied()));
+        kube::Client::new(client, "default")
     }
 
     /// Clients for controllers, each with the rights of its own identity and no more.
@@ -411,7 +413,7 @@ impl Running {
             };
             let agent =
                 if identity == Identity::Server { "kube-apiserver" } else { "kube-controller-manager" };
-            kube::Client::new(server.door(user).with_agent(agent), "default")
+            kube::Client::new(server.in_process_client(user).with_agent(agent), "default")
         })
     }
 

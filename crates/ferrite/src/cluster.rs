@@ -3,7 +3,7 @@
 //! Parts start in the order in which they need each other and stop in reverse. Containers belong to their
 //! supervisors and outlive all of it.
 
-use crate::apiserver::{BoxError, Cidr, Place, Running, ServerOptions};
+use crate::apiserver::{ApiServerHandle, BoxError, Cidr, Place, ServerOptions};
 use crate::control::Control;
 use crate::dns::{ClusterDns, DnsOptions, DnsPlace};
 use crate::extras::ExtraOptions;
@@ -96,7 +96,7 @@ pub struct ClusterOptions {
 
 /// A running cluster.
 pub struct Cluster {
-    pub api: Running,
+    pub api: ApiServerHandle,
     pub node_name: String,
     /// The agents on this machine.
     pub others: Vec<String>,
@@ -145,7 +145,7 @@ impl Cluster {
         let place = Place { address: node_ip, listen, whole: true, domain, acted_on };
         let mut server = with_node_restriction(&options.server);
         server.enable_bootstrap_token_auth |= segment.is_some();
-        let api = Running::start(paths, &server, &place).await?;
+        let api = ApiServerHandle::start(paths, &server, &place).await?;
         api.write_admin_kubeconfig(paths)?;
         progress.done("API server", &api.url);
 
@@ -362,7 +362,7 @@ pub fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
 
 /// Starts the scheduler beside an API server. It reads through `informers`, so that the process has one copy of each
 /// kind, and writes as itself.
-pub fn start_scheduler(api: &Running, informers: Informers, scope: &Scope) -> Result<(), BoxError> {
+pub fn start_scheduler(api: &ApiServerHandle, informers: Informers, scope: &Scope) -> Result<(), BoxError> {
     let client = api.client("system:kube-scheduler", &[]);
     ferrite_scheduler::start(&SchedulerContext {
         informers,
@@ -438,7 +438,7 @@ fn dns_place(options: &ClusterOptions, node_ip: IpAddr) -> Result<DnsPlace<'_>, 
 async fn start_others(
     paths: &Paths,
     options: &ClusterOptions,
-    api: &Running,
+    api: &ApiServerHandle,
     node_ip: IpAddr,
     segment: &Segment,
     node_name: &str,
@@ -500,7 +500,7 @@ async fn start_routes(
 async fn start_own_kubelet(
     paths: &Paths,
     options: &ClusterOptions,
-    api: &Running,
+    api: &ApiServerHandle,
     services: Services,
     node: &NodePlace<'_>,
     scope: &Scope,

@@ -1,4 +1,4 @@
-//! The running cluster's own door for `ferrite` commands: HTTP on a unix socket that only root may open.
+//! The running cluster's own interface for `ferrite` commands: HTTP on a unix socket that only root may open.
 //!
 //! Whoever runs the cluster owns its image store, so commands that change images ask that process.
 
@@ -52,7 +52,7 @@ pub fn socket(paths: &Paths) -> PathBuf {
     paths.run.join("control.sock")
 }
 
-/// What the door gives access to.
+/// Everything that the interface gives access to.
 #[derive(Clone)]
 pub struct Control {
     pub images: Arc<Images>,

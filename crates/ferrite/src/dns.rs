@@ -1,6 +1,6 @@
 //! The cluster's DNS server as a part of a cluster: where it listens, whom it answers, and its objects in the API.
 
-use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Running};
+use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN};
 use ferrite_api::Cidr;
 use ferrite_client::{Api, Informer, Object, Scope, is_already_exists, is_not_found, message_of};
 use ferrite_dns::{
@@ -152,7 +152,7 @@ impl ClusterDns {
         service: Option<IpAddr>,
         gateway: Ipv4Addr,
         nodes: Option<Informer<Node>>,
-        api: &Running,
+        api: &ApiServerHandle,
         scope: &Scope,
     ) {
         let objects = Objects { service, endpoint: gateway, metrics: self.metrics, local: nodes.is_some() };
@@ -179,7 +179,7 @@ impl ClusterDns {
 }
 
 /// Publishes the Service of a cluster in which each node answers for itself.
-pub fn publish(service: IpAddr, nodes: Informer<Node>, api: &Running, scope: &Scope) {
+pub fn publish(service: IpAddr, nodes: Informer<Node>, api: &ApiServerHandle, scope: &Scope) {
     let objects =
         Objects { service: Some(service), endpoint: Ipv4Addr::UNSPECIFIED, metrics: true, local: true };
     let admin = api.client("system:apiserver", &["system:masters"]);
@@ -191,7 +191,7 @@ pub fn publish(service: IpAddr, nodes: Informer<Node>, api: &Running, scope: &Sc
 }
 
 /// The server's client has the rights of CoreDNS's account and no more.
-fn identity(api: &Running) -> kube::Client {
+fn identity(api: &ApiServerHandle) -> kube::Client {
     let user = format!("system:serviceaccount:{DNS_NAMESPACE}:{ACCOUNT}");
     let groups = ["system:serviceaccounts", "system:serviceaccounts:kube-system"];
     api.client(&user, &groups)

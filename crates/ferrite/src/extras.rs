@@ -1,6 +1,6 @@
 //! Parts that a cluster has only if the user asks for them.
 
-use crate::apiserver::{BoxError, Running};
+use crate::apiserver::{ApiServerHandle, BoxError};
 use crate::dns::ensure;
 use ferrite_client::{Api, Informers, Scope, message_of};
 use ferrite_ingress::{CONTROLLER, Config, Entrance, Limits, Sources};
@@ -55,7 +55,7 @@ impl ExtraOptions {
         &self,
         doors: &[IpAddr],
         address: IpAddr,
-        api: &Running,
+        api: &ApiServerHandle,
         informers: &Informers,
         scope: &Scope,
     ) -> Result<Option<String>, BoxError> {
@@ -101,7 +101,7 @@ async fn bind(ip: IpAddr, port: u16) -> Result<TcpListener, BoxError> {
 }
 
 /// The controller's account, its rights and its class. What the user changed since stays as it is.
-async fn ensure_objects(api: &Running) -> Result<(), BoxError> {
+async fn ensure_objects(api: &ApiServerHandle) -> Result<(), BoxError> {
     let client = api.client("system:apiserver", &["system:masters"]);
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), NAMESPACE);
     let roles = Api::<ClusterRole>::all(client.clone());

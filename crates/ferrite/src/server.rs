@@ -1,6 +1,6 @@
 //! `ferrite server` and `ferrite kube-apiserver`: a control plane without a node of its own.
 
-use crate::apiserver::{BoxError, CLUSTER_DOMAIN, Cidr, Place, Running, ServerOptions, parse_cidr};
+use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, Cidr, Place, ServerOptions, parse_cidr};
 use crate::cli::{DataDir, interrupted};
 use crate::cluster::{Part, range_of, start_scheduler, with_node_restriction};
 use crate::data_dir::DataDirectory;
@@ -74,7 +74,7 @@ impl ServerPlace {
             options = with_node_restriction(&options);
             options.enable_bootstrap_token_auth = true;
         }
-        let running = Running::start(&paths, &options, &place).await?;
+        let running = ApiServerHandle::start(&paths, &options, &place).await?;
         running.write_admin_kubeconfig(&paths)?;
         let scope = Scope::new();
         let mut config = running.controllers_config()?;
@@ -126,7 +126,7 @@ impl AgentSettings {
         &self,
         paths: &Paths,
         options: &ServerOptions,
-        api: &Running,
+        api: &ApiServerHandle,
         advertise: IpAddr,
         informers: &Informers,
         scope: &Scope,

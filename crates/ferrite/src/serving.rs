@@ -12,6 +12,9 @@ pub struct ServingOptions {
     /// Requests that write, served at once; 0 is no limit.
     #[arg(long, default_value_t = 200, value_name = "N")]
     pub max_mutating_requests_inflight: usize,
+    /// Divide the requests served at once by FlowSchemas and PriorityLevelConfigurations.
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub enable_priority_and_fairness: bool,
     /// A request that is not a stream ends after this.
     #[arg(long, default_value = "1m0s", value_name = "DURATION", value_parser = go_duration)]
     pub request_timeout: Duration,
@@ -38,6 +41,7 @@ impl ServingOptions {
         Serving {
             max_requests_inflight: self.max_requests_inflight,
             max_mutating_requests_inflight: self.max_mutating_requests_inflight,
+            flow_control: self.enable_priority_and_fairness,
             request_timeout: self.request_timeout,
             min_request_timeout: Duration::from_secs(self.min_request_timeout),
             goaway_chance: self.goaway_chance,

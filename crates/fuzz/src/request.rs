@@ -2,7 +2,7 @@
 
 use crate::Target;
 use bytes::Bytes;
-use ferrite_apiserver::{ApiServer, Config, Door, User};
+use ferrite_apiserver::{ApiServer, Config, InProcessClient, User};
 use ferrite_store::Store;
 use http::Request;
 use http_body_util::{BodyExt, Full};
@@ -12,7 +12,7 @@ use tower::Service;
 
 struct Server {
     runtime: Runtime,
-    door: Door,
+    client: InProcessClient,
 }
 
 /// Bodies of watches have no end; this much of an answer is read.
@@ -25,8 +25,8 @@ fn server() -> &'static Server {
         let config = Config::new("192.0.2.1:6443".parse().expect("an address"));
         let server =
             runtime.block_on(ApiServer::start(Arc::new(Store::memory()), config)).expect("the server starts");
-        let door = server.door(User::new("fuzzer", ["system:masters"]));
-        Server { runtime, door }
+        let client = server.in_process_client(User::new("fuzzer", ["system:masters"]));
+        Server { runtime, client }
     })
 }
 
@@ -53,7 +53,7 @@ pub const REQUEST: Target = Target {
         let server = server();
         server.runtime.block_on(async {
             let watch = request.uri().query().is_some_and(|query| query.contains("watch"));
-            let answer = server.door.clone().call(request).await.expect("an answer");
+            let answer = server.client.clone().call(request).await.expect("an answer");
             assert!(answer.status().as_u16() < 600);
             let refused = answer.status().is_client_error() || answer.status().is_server_error();
             let mut body = answer.into_body();

@@ -39,7 +39,7 @@ const LARGEST_LIST: usize = 1 << 30;
 /// A client that reads as the server itself.
 pub(crate) fn client_of(server: &Arc<ApiServer>) -> kube::Client {
     let user = User::new("system:apiserver", ["system:masters"]);
-    kube::Client::new(server.door(user).with_agent("metrics-server"), "default")
+    kube::Client::new(server.in_process_client(user).with_agent("metrics-server"), "default")
 }
 
 /// The last two samples of each node.

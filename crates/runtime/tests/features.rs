@@ -12,7 +12,7 @@ use std::path::Path;
 
 use ferrite_cri::v1::*;
 use ferrite_cri::{Code, ImageService, RuntimeService};
-use world::{World, own_pid, secure, shell};
+use world::{World, list_with, own_pid, secure, shell};
 
 const BASE: u32 = 3_000_000;
 
@@ -102,7 +102,7 @@ async fn processes_shared_in_a_user_namespace() {
     let sandbox = world.run_sandbox(config).await;
     let member = |name, script| secure(shell(name, script), |s| s.namespace_options = Some(shared.clone()));
     let sleeper = world.start(&sandbox, member("a", "exec sleep 1000")).await;
-    let (_, output) = world.run(&sandbox, member("b", "ps; id -u")).await;
+    let (_, output) = world.run(&sandbox, member("b", &(list_with("sleep 1000") + "; id -u"))).await;
     assert!(output.contains("sleep 1000") && output.ends_with("\n0\n"), "{output}");
     assert_eq!(world.exec_out(&sleeper, "id -u").await, "0\n");
 }
@@ -272,7 +272,7 @@ async fn a_container_can_see_anothers_processes() {
     let sandbox = world.sandbox().await;
     let target = world.start(&sandbox, shell("a", "exec sleep 1234")).await;
     let debugger =
-        secure(shell("debug", "ps | grep -c 'sleep 1234'; cat /proc/1/root/etc/passwd | head -1"), |s| {
+        secure(shell("debug", &(list_with("sleep 1234") + "; cat /proc/1/root/etc/passwd | head -1")), |s| {
             s.namespace_options = Some(NamespaceOption {
                 pid: NamespaceMode::Target.into(),
                 target_id: target.clone(),
@@ -280,7 +280,7 @@ async fn a_container_can_see_anothers_processes() {
             });
         });
     let (_, output) = world.run(&sandbox, debugger).await;
-    assert!(!output.starts_with('0') && output.contains("root:x:0:0"), "{output}");
+    assert!(output.contains("sleep 1234") && output.contains("root:x:0:0"), "{output}");
     assert_eq!(world.status(&target).await.state(), ContainerState::ContainerRunning);
     let lost = secure(shell("lost", "true"), |s| {
         s.namespace_options = Some(NamespaceOption {

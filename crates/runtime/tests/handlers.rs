@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use ferrite_cri::v1::*;
 use ferrite_cri::{Code, RuntimeService};
-use world::{World, limited, secure, shell, traces};
+use world::{World, limited, list_with, secure, shell, traces};
 
 /// Asks a namespace for the user namespace it belongs to.
 const NS_GET_USERNS: libc::c_ulong = 0xb701;
@@ -36,10 +36,11 @@ async fn life(handler: &str) {
     let id = world.create(&sandbox, config).await;
     world.try_start(&id).await.unwrap();
     let pid = world.pid(&id).await;
-    let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
-    assert!(!String::from_utf8_lossy(&command).contains(handler), "the process is the container's own");
     let script = "while ! tr '\\0' ' ' </proc/1/cmdline | grep -q '^sleep'; do :; done; id -u; cat /proc/1/cmdline | tr '\\0' ' '";
     assert_eq!(world.exec_out(&id, script).await, "101\nsleep 1000 ");
+    // `start` of these programs returns before their process becomes the container's; by now it has.
+    let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+    assert!(!String::from_utf8_lossy(&command).contains(handler), "the process is the container's own");
     let stats = ContainerStatsRequest { container_id: id.clone() };
     let stats = world.runtime().container_stats(stats).await.unwrap().stats.unwrap();
     assert!(stats.memory.unwrap().usage_bytes.unwrap().value > 0);
@@ -69,15 +70,15 @@ async fn life(handler: &str) {
     assert_eq!(world.status(&id).await.reason, "StartError");
     // Another container's processes.
     let target = world.start(&sandbox, shell("d", "exec sleep 2000")).await;
-    let seeing = |name: &str, options: NamespaceOption| {
-        secure(shell(name, "ps; echo done"), |s| s.namespace_options = Some(options))
+    let seeing = |name: &str, arguments: &str, options: NamespaceOption| {
+        secure(shell(name, &list_with(arguments)), |s| s.namespace_options = Some(options))
     };
     let options = NamespaceOption {
         pid: NamespaceMode::Target.into(),
         target_id: target.clone(),
         ..Default::default()
     };
-    let (_, output) = world.run(&sandbox, seeing("e", options)).await;
+    let (_, output) = world.run(&sandbox, seeing("e", "sleep 2000", options)).await;
     assert!(output.contains("sleep 2000") && output.contains("done"), "{output}");
     // An image as a volume.
     let mut config = shell("f", "cat /image/etc/group; touch /image/x 2>/dev/null || echo read-only");
@@ -98,7 +99,7 @@ async fn life(handler: &str) {
     let second = world.runtime().run_pod_sandbox(request).await.unwrap().pod_sandbox_id;
     let sleeper = secure(shell("g", "exec sleep 3000"), |s| s.namespace_options = Some(shared.clone()));
     world.start(&second, sleeper).await;
-    let (_, output) = world.run(&second, seeing("h", shared)).await;
+    let (_, output) = world.run(&second, seeing("h", "sleep 3000", shared)).await;
     assert!(output.contains("sleep 3000"), "{output}");
     world.runtime().remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: second }).await.unwrap();
     world.runtime().remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await.unwrap();
@@ -241,7 +242,7 @@ async fn users(handler: &str) {
     assert!(output.starts_with("101\r\n/dev/pts/") || output.starts_with("101\n/dev/pts/"), "{output:?}");
     // Another container's processes.
     let target = world.start(&sandbox, user_shell("d", "exec sleep 2000", NamespaceMode::Container)).await;
-    let mut config = user_shell("e", "ps; echo done", NamespaceMode::Target);
+    let mut config = user_shell("e", &list_with("sleep 2000"), NamespaceMode::Target);
     config
         .linux
         .as_mut()
@@ -265,7 +266,7 @@ async fn users(handler: &str) {
     // The pod's processes.
     let second = user_sandbox(&world, handler, 1, NamespaceMode::Pod).await;
     world.start(&second, user_shell("g", "exec sleep 3000", NamespaceMode::Pod)).await;
-    let (_, output) = world.run(&second, user_shell("h", "ps; echo done", NamespaceMode::Pod)).await;
+    let (_, output) = world.run(&second, user_shell("h", &list_with("sleep 3000"), NamespaceMode::Pod)).await;
     assert!(output.contains("sleep 3000") && output.contains("done"), "{output}");
     for pod_sandbox_id in [sandbox, second] {
         world.runtime().remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id }).await.unwrap();

@@ -9,7 +9,7 @@ use std::os::unix::fs::symlink;
 
 use ferrite_cri::RuntimeService;
 use ferrite_cri::v1::*;
-use world::{World, container, own_pid, secure, shell};
+use world::{World, container, list_with, own_pid, secure, shell};
 
 fn mount(host: &std::path::Path, inside: &str) -> Mount {
     Mount { container_path: inside.into(), host_path: host.display().to_string(), ..Default::default() }
@@ -283,7 +283,7 @@ async fn processes_can_be_shared_within_the_pod_or_with_the_node() {
     let in_pod = |config| secure(config, |s| s.namespace_options = Some(shared.clone()));
     let a = world.start(&sandbox, in_pod(shell("a", "sleep 333 & sleep 334"))).await;
     let b = world.start(&sandbox, in_pod(shell("b", "sleep 100"))).await;
-    let seen = world.exec_out(&b, "ps").await;
+    let seen = world.exec_out(&b, &list_with("sleep 333")).await;
     assert!(seen.contains("sleep 333") && seen.contains("sleep 100"), "{seen}");
     let root = world.exec_out(&b, "ls /proc/1/root/ 2>&1").await;
     assert!(!root.contains("etc"), "the pod's first process shows nothing of the node: {root}");

@@ -11,8 +11,8 @@
 //! to take and never blocks the writer. A [`Watch`] owns no buffer: it is a position in the replica's bounded
 //! history, so a slow reader costs nothing and is ended with a reason once history has moved past it.
 
+mod batch_window;
 mod entry;
-mod gather;
 mod head;
 mod history;
 mod leases;

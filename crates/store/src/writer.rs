@@ -1,7 +1,7 @@
 //! The one thread that makes changes durable and publishes them.
 
+use crate::batch_window::BatchWindow;
 use crate::entry::{Entry, Revision};
-use crate::gather::Gather;
 use crate::history::Change;
 use crate::leases::Leases;
 use crate::log::{self, Contents, Log};
@@ -20,7 +20,7 @@ const MOST_HELD: usize = 64;
 pub(crate) fn write_loop(shared: &Shared, mut log: Option<Log>) {
     let mut history_ends: Option<Instant> = None;
     let mut batch = Batch::new(log.is_some());
-    let (mut gather, mut pace) = (Gather::default(), Pace::default());
+    let (mut gather, mut pace) = (BatchWindow::default(), Pace::default());
     loop {
         let (revision, leases, wishes, closing) = {
             let mut head = shared.head();

@@ -91,8 +91,8 @@ impl<S: Strategy> Strategy for Converted<S> {
         self.inner.warnings_on_update(&self.stored(new), &self.stored(old))
     }
 
-    fn draws_names(&self) -> bool {
-        self.inner.draws_names()
+    fn supports_generate_name(&self) -> bool {
+        self.inner.supports_generate_name()
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {

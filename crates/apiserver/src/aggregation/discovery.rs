@@ -31,7 +31,7 @@ pub(super) enum DiscoveryError {
     #[error("timed out waiting for {url}")]
     TimedOut { url: String },
     #[error("the answer of {url} is not an API resource list: {why}")]
-    Answer { url: String, why: String },
+    Response { url: String, why: String },
 }
 
 /// Everything this server knows of one version of an extension API server.
@@ -74,7 +74,7 @@ async fn get(
         remote.service.name, remote.service.namespace, remote.service.port
     );
     let mut request = Request::new(http::full(bytes::Bytes::new()));
-    *request.uri_mut() = path.parse().map_err(|error: ::http::uri::InvalidUri| DiscoveryError::Answer {
+    *request.uri_mut() = path.parse().map_err(|error: ::http::uri::InvalidUri| DiscoveryError::Response {
         url: url.clone(),
         why: error.to_string(),
     })?;
@@ -87,7 +87,7 @@ async fn get(
         if response.status() != StatusCode::OK {
             return Err(DiscoveryError::Code { url: url.clone(), code: response.status().as_u16() });
         }
-        let unreadable = |why: String| DiscoveryError::Answer { url: url.clone(), why };
+        let unreadable = |why: String| DiscoveryError::Response { url: url.clone(), why };
         let body = Limited::new(response.into_body(), LARGEST).collect().await;
         let body = body.map_err(|e| unreadable(e.to_string()))?.to_bytes();
         let value: Value = ferrite_json::from_slice(&body).map_err(|e| unreadable(e.to_string()))?;

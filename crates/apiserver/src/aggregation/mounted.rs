@@ -5,7 +5,7 @@
 
 use crate::encode;
 use crate::filters::Asked;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::negotiate::{self, Representation};
 use crate::request::{Route, Verb};
 use crate::server::ApiServer;
@@ -104,7 +104,7 @@ pub(crate) async fn handle(
     server: &Arc<ApiServer>,
     group: &dyn MountedGroup,
     asked: Asked,
-) -> Result<Answer, Status> {
+) -> Result<Response, Status> {
     asked.user.as_ref().ok_or_else(Status::unauthorized)?;
     let representation = representation(asked.accept())?;
     let target = match asked.route {

@@ -2,15 +2,15 @@
 
 use super::remote::{ReachError, Remote, identify};
 use crate::filters::Asked;
-use crate::http::{self, Answer, BoxError};
+use crate::http::{self, BoxError, Response};
 use crate::server::ApiServer;
 use crate::subresource::{dial, forwarding};
-use ::http::{Request, Response, StatusCode, header};
+use ::http::{Request, StatusCode, header};
 use ferrite_api::Status;
 use http_body_util::BodyExt;
 
 /// Answers a request with what the server behind an APIService answers.
-pub(crate) async fn handle(server: &ApiServer, remote: &Remote, asked: Asked) -> Result<Answer, Status> {
+pub(crate) async fn handle(server: &ApiServer, remote: &Remote, asked: Asked) -> Result<Response, Status> {
     let user = asked.user.ok_or_else(Status::unauthorized)?;
     if !remote.available {
         return Ok(unavailable());
@@ -52,7 +52,7 @@ pub(crate) async fn handle(server: &ApiServer, remote: &Remote, asked: Asked) ->
 }
 
 /// In upstream's words.
-fn unavailable() -> Answer {
+fn unavailable() -> Response {
     let mut answer = http::text(503, "service unavailable\n");
     let nosniff = ::http::HeaderValue::from_static("nosniff");
     answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, nosniff);

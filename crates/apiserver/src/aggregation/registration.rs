@@ -2,7 +2,7 @@
 
 use super::mounted::MountedGroup;
 use super::services::{self, CUSTOM, Priority};
-use crate::registry::Table;
+use crate::registry::ResourceMap;
 use ferrite_api::meta;
 use ferrite_json::{Value, json};
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ impl Desired {
 }
 
 /// The APIServices of the resources served now, by name.
-pub(super) fn desired(table: &Table, mounted: &[Arc<dyn MountedGroup>]) -> BTreeMap<String, Desired> {
+pub(super) fn desired(table: &ResourceMap, mounted: &[Arc<dyn MountedGroup>]) -> BTreeMap<String, Desired> {
     let mut all = BTreeMap::new();
     for group in mounted {
         let desired = Desired::new(group.group(), group.version(), MOUNTED, Upkeep::OnStart);
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn every_group_but_their_own_has_one() {
-        let all = desired(&Table::new(ferrite_api::kinds::built_in()), &[]);
+        let all = desired(&ResourceMap::new(ferrite_api::kinds::built_in()), &[]);
         assert!(all.contains_key("v1."), "the core group");
         assert!(all.contains_key("v2.autoscaling"));
         assert!(!all.keys().any(|name| name.ends_with(OWN_GROUP)));

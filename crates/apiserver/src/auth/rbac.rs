@@ -3,7 +3,7 @@
 //! Roles and bindings are kept decoded and follow the store: before each decision what has changed is taken in.
 
 use super::{Action, Decision, User};
-use crate::registry::{Table, stored};
+use crate::registry::{ResourceMap, stored};
 use ferrite_api::meta;
 use ferrite_json::{Value, json};
 use ferrite_store::{Change, Entry, Store, Watch};
@@ -229,12 +229,12 @@ struct State {
 
 pub(crate) struct Rbac {
     store: Arc<Store>,
-    table: Arc<Table>,
+    table: Arc<ResourceMap>,
     state: Mutex<State>,
 }
 
 impl Rbac {
-    pub fn new(store: Arc<Store>, table: Arc<Table>) -> Self {
+    pub fn new(store: Arc<Store>, table: Arc<ResourceMap>) -> Self {
         let rbac = Self { store, table, state: Mutex::new(State::default()) };
         *rbac.lock() = rbac.load();
         rbac

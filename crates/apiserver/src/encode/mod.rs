@@ -2,7 +2,7 @@
 
 pub(crate) mod list;
 
-use crate::http::{self, Answer, JSON};
+use crate::http::{self, JSON, Response};
 use crate::negotiate::{Format, Representation, Shape};
 use crate::registry::stored::Written;
 use crate::registry::{Event, EventType, FrameKey, stored};
@@ -43,7 +43,7 @@ fn meta_version(beta: bool) -> &'static str {
 }
 
 /// One value in a plain representation.
-pub(crate) fn value(code: u16, value: &Value, as_: Representation) -> Result<Answer, Status> {
+pub(crate) fn value(code: u16, value: &Value, as_: Representation) -> Result<Response, Status> {
     Ok(http::answer(code, as_.format.media_type(), bytes(value, as_)?))
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn object(
     object: &Value,
     as_: Representation,
     include: IncludeObject,
-) -> Result<Answer, Status> {
+) -> Result<Response, Status> {
     match as_.shape {
         Shape::Table { beta } => {
             let metadata = match meta::str(object, "resourceVersion") {
@@ -91,7 +91,7 @@ pub(crate) fn written(
     written: &Written,
     as_: Representation,
     include: IncludeObject,
-) -> Result<Answer, Status> {
+) -> Result<Response, Status> {
     if copies_written(resource, as_)
         && let Some(json) = written.json(resource)
     {
@@ -132,7 +132,7 @@ pub(crate) fn entry(
     stored_entry: &Entry,
     as_: Representation,
     include: IncludeObject,
-) -> Result<Answer, Status> {
+) -> Result<Response, Status> {
     if copies(resource, as_) {
         let mut out = BytesMut::new();
         stored::put_object(stored_entry, &mut out);
@@ -149,7 +149,7 @@ pub(crate) fn list(
     mut page: crate::registry::ListPage,
     as_: Representation,
     include: IncludeObject,
-) -> Result<Answer, Status> {
+) -> Result<Response, Status> {
     let mut metadata = list_metadata(page.revision, page.continue_token.as_deref(), page.remaining);
     if as_.shape == Shape::AsIs {
         say_continue(resource, &mut metadata);
@@ -183,7 +183,7 @@ pub(crate) fn values(
     metadata: Value,
     as_: Representation,
     include: IncludeObject,
-) -> Result<Answer, Status> {
+) -> Result<Response, Status> {
     let listed = match as_.shape {
         Shape::Table { beta } => table(resource, objects.iter(), beta, include, metadata),
         Shape::PartialObjectMetadataList { beta } => {

@@ -12,7 +12,7 @@ pub(crate) use conversion::{Converter, converts};
 
 use crate::auth::User;
 use crate::options::WriteOptions;
-use crate::registry::{Registry, Table, Update, Write, stored};
+use crate::registry::{Registry, ResourceMap, Update, Write, stored};
 use crate::server::ApiServer;
 use ferrite_api::custom::Definition;
 use ferrite_api::resource::Resource;
@@ -41,15 +41,15 @@ struct Served {
 
 /// Every resource served, built-in and custom. A request takes the table once and keeps it.
 pub(crate) struct ResourceTables {
-    built_in: Arc<Table>,
+    built_in: Arc<ResourceMap>,
     custom: Mutex<BTreeMap<String, Served>>,
-    current: RwLock<Arc<Table>>,
+    current: RwLock<Arc<ResourceMap>>,
     /// The version of the current table.
     version: watch::Sender<u64>,
 }
 
 impl ResourceTables {
-    pub fn new(built_in: Arc<Table>) -> Self {
+    pub fn new(built_in: Arc<ResourceMap>) -> Self {
         Self {
             current: RwLock::new(Arc::clone(&built_in)),
             version: watch::Sender::new(built_in.version),
@@ -64,7 +64,7 @@ impl ResourceTables {
     }
 
     /// The table as it is now.
-    pub fn current(&self) -> Arc<Table> {
+    pub fn current(&self) -> Arc<ResourceMap> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 

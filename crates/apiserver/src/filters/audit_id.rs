@@ -1,7 +1,7 @@
 //! A name for every request, the client's own or a new one, in the response's `Audit-Id` header.
 
 use super::{Exchange, Facts, Refusal};
-use crate::http::Answer;
+use crate::http::Response;
 use ::http::{HeaderName, HeaderValue};
 
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -12,7 +12,7 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
     Ok(())
 }
 
-pub(super) fn after(facts: &Facts, mut answer: Answer) -> Answer {
+pub(super) fn after(facts: &Facts, mut answer: Response) -> Response {
     if let Some(id) = &facts.audit_id {
         answer.headers_mut().insert(AUDIT_ID, id.clone());
     }

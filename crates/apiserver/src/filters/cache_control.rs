@@ -1,10 +1,10 @@
 //! No proxy and no browser keeps what the API answers, unless a handler says otherwise.
 
 use super::Facts;
-use crate::http::Answer;
+use crate::http::Response;
 use ::http::{HeaderValue, header};
 
-pub(super) fn after(_: &Facts, mut answer: Answer) -> Answer {
+pub(super) fn after(_: &Facts, mut answer: Response) -> Response {
     let headers = answer.headers_mut();
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache, private"));
     answer

@@ -1,7 +1,7 @@
 //! Large answers go compressed to clients that say they can read it.
 
 use super::Facts;
-use crate::http::{Answer, Body, BoxError};
+use crate::http::{Body, BoxError, Response};
 use ::http::{HeaderMap, HeaderValue, header};
 use bytes::{Buf, Bytes};
 use flate2::Compression;
@@ -17,7 +17,7 @@ const THRESHOLD: u64 = 128 << 10;
 /// Compressed in one go; between two of these, others have their turn.
 const STEP: usize = 128 << 10;
 
-pub(super) fn after(facts: &Facts, answer: Answer) -> Answer {
+pub(super) fn after(facts: &Facts, answer: Response) -> Response {
     // A stream is flushed event by event, so it is never compressed.
     if facts.accepts_gzip && !facts.kind.is_long_running() { gzip(answer) } else { answer }
 }
@@ -31,7 +31,7 @@ pub(super) fn is_accepted(headers: &HeaderMap) -> bool {
 }
 
 /// Compresses an answer that is known to be large, as it goes out.
-fn gzip(answer: Answer) -> Answer {
+fn gzip(answer: Response) -> Response {
     let at_least = http_body::Body::size_hint(answer.body()).lower();
     if at_least < THRESHOLD || answer.headers().contains_key(header::CONTENT_ENCODING) {
         return answer;
@@ -43,7 +43,7 @@ fn gzip(answer: Answer) -> Answer {
     // As upstream: speed counts for more than the last few percent.
     let encoder = Some(GzEncoder::new(Vec::new(), Compression::fast()));
     let body = Gzip { plain: Bytes::new(), body, encoder };
-    Answer::from_parts(parts, body.boxed_unsync())
+    Response::from_parts(parts, body.boxed_unsync())
 }
 
 struct Gzip {

@@ -18,7 +18,7 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
             Ok(())
         }
         // As upstream: this filter encodes no errors but in JSON.
-        Err(status) => Err(Refusal::Answer(error(&status, PLAIN_JSON))),
+        Err(status) => Err(Refusal::Response(error(&status, PLAIN_JSON))),
     }
 }
 

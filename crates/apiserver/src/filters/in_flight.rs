@@ -1,7 +1,8 @@
-//! Limits the requests that are served at once: reading and writing ones apart, streams not at all.
+//! Counts the requests that are served at once: reading and writing ones apart, streams not at all. Limits them where
+//! flow control is off.
 
 use super::{Exchange, Refusal};
-use crate::http::{self, Answer};
+use crate::http::{self, Response};
 use crate::metrics::RequestKind;
 use crate::request::Verb;
 use ::http::{HeaderValue, header};
@@ -19,13 +20,13 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
         }
         Err(TooMany) => {
             facts.server.metrics.terminated(&facts.kind, 429);
-            Err(Refusal::Answer(too_many()))
+            Err(Refusal::Response(too_many()))
         }
     }
 }
 
 /// As upstream: plain text, said before anything is known about the request.
-fn too_many() -> Answer {
+pub(super) fn too_many() -> Response {
     let mut answer = http::text(429, "Too many requests, please try again later.\n");
     answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -157,11 +158,11 @@ impl InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::Table;
+    use crate::registry::ResourceMap;
     use ferrite_api::kinds::built_in;
 
     fn create() -> RequestKind {
-        RequestKind::sample("POST", "/api/v1/namespaces/a/pods", &Table::new(built_in()))
+        RequestKind::sample("POST", "/api/v1/namespaces/a/pods", &ResourceMap::new(built_in()))
     }
 
     #[test]
@@ -189,7 +190,7 @@ mod tests {
     #[tokio::test]
     async fn too_many_at_once_are_turned_away() {
         let all = InFlight::new(1, 3);
-        let read = RequestKind::sample("GET", "/api/v1/nodes", &Table::new(built_in()));
+        let read = RequestKind::sample("GET", "/api/v1/nodes", &ResourceMap::new(built_in()));
         let running: Vec<_> = (0..3).map(|_| all.enter(&create(), false).expect("room")).collect();
         assert!(all.enter(&create(), false).is_err());
         assert!(all.enter(&create(), true).is_ok(), "an administrator is never locked out");

@@ -10,6 +10,7 @@ mod authorization;
 mod cache_control;
 mod compression;
 mod deadline;
+mod flow_control;
 mod impersonation;
 mod in_flight;
 mod memory_reclaim;
@@ -19,7 +20,8 @@ mod times;
 
 use crate::auth::{Action, User};
 use crate::dispatch;
-use crate::http::{Answer, Body};
+use crate::flowcontrol::{Schema, Seat};
+use crate::http::{Body, Response};
 use crate::metrics::RequestKind;
 use crate::negotiate::{self, PLAIN_JSON, Representation};
 use crate::options::Query;
@@ -28,33 +30,52 @@ use crate::server::{ApiServer, error};
 use ::http::{HeaderValue, Method, Request, Uri, header, request::Parts};
 use ferrite_api::Status;
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio::time::Instant;
 
+pub(crate) use flow_control::InProcess;
 pub(crate) use in_flight::{InFlight, Place};
 pub(crate) use memory_reclaim::MemoryReclaimer;
 
 /// One step of the chain.
 struct Filter {
-    before: fn(&mut Exchange) -> Result<(), Refusal>,
-    after: fn(&Facts, Answer) -> Answer,
+    before: Before,
+    after: fn(&Facts, Response) -> Response,
+}
+
+/// The end of a filter's wait.
+type Wait<'a> = BoxFuture<'a, Result<(), Refusal>>;
+
+/// A filter's part on the way in.
+enum Before {
+    AtOnce(fn(&mut Exchange) -> Result<(), Refusal>),
+    /// Returns a future if the request has to wait.
+    Waits(fn(&mut Exchange) -> Result<Option<Wait<'_>>, Refusal>),
 }
 
 impl Filter {
     const fn before(before: fn(&mut Exchange) -> Result<(), Refusal>) -> Self {
-        Self { before, after: |_, answer| answer }
+        Self { before: Before::AtOnce(before), after: |_, answer| answer }
     }
 
-    const fn after(after: fn(&Facts, Answer) -> Answer) -> Self {
-        Self { before: |_| Ok(()), after }
+    const fn after(after: fn(&Facts, Response) -> Response) -> Self {
+        Self { before: Before::AtOnce(|_| Ok(())), after }
     }
 
     const fn both(
         before: fn(&mut Exchange) -> Result<(), Refusal>,
-        after: fn(&Facts, Answer) -> Answer,
+        after: fn(&Facts, Response) -> Response,
     ) -> Self {
-        Self { before, after }
+        Self { before: Before::AtOnce(before), after }
+    }
+
+    const fn waiting(
+        before: fn(&mut Exchange) -> Result<Option<Wait<'_>>, Refusal>,
+        after: fn(&Facts, Response) -> Response,
+    ) -> Self {
+        Self { before: Before::Waits(before), after }
     }
 }
 
@@ -74,6 +95,8 @@ const CHAIN: &[Filter] = &[
     Filter::before(authentication::before),
     // Authorization is about the user that the request is made as.
     Filter::before(impersonation::before),
+    // As upstream: also a request that will be forbidden takes its turn.
+    Filter::waiting(flow_control::before, flow_control::after),
     Filter::before(authorization::before),
 ];
 
@@ -81,7 +104,7 @@ const CHAIN: &[Filter] = &[
 pub(crate) enum Refusal {
     /// Encoded as the client accepts it.
     Status(Status),
-    Answer(Answer),
+    Response(Response),
 }
 
 impl From<Status> for Refusal {
@@ -111,6 +134,9 @@ pub(crate) struct Facts {
     pub deadline: Instant,
     /// Held until the response is made. None for streams.
     pub place: Option<Place>,
+    pub flow_schema: Option<Arc<Schema>>,
+    /// Held until the response is made, or a watch has begun.
+    pub seat: Option<Arc<Seat>>,
 }
 
 /// The request itself, consumed by its handler.
@@ -123,6 +149,8 @@ pub(crate) struct Asked {
     pub verb: Option<Verb>,
     /// The user by certificate or of an in-process client; after authentication, always a user.
     pub user: Option<Arc<User>>,
+    /// The seat of a write, which it gives up while its body is on the way.
+    pub seat: Option<Arc<Seat>>,
 }
 
 impl Asked {
@@ -161,9 +189,11 @@ impl Exchange {
                 body_length: http_body::Body::size_hint(&body).exact(),
                 deadline: started,
                 place: None,
+                flow_schema: None,
+                seat: None,
                 server,
             },
-            asked: Asked { parts, body, route, query, verb, user },
+            asked: Asked { parts, body, route, query, verb, user, seat: None },
         }
     }
 }
@@ -185,29 +215,39 @@ pub(crate) async fn handle(
     server: Arc<ApiServer>,
     user: Option<Arc<User>>,
     request: Request<Body>,
-) -> Answer {
+) -> Response {
     let mut exchange = Exchange::new(server, user, request);
     let mut passed = 0;
-    let admitted = std::panic::catch_unwind(AssertUnwindSafe(|| {
-        CHAIN.iter().try_for_each(|filter| {
-            (filter.before)(&mut exchange)?;
-            passed += 1;
-            Ok(())
-        })
-    }));
+    let admitted = AssertUnwindSafe(admit(&mut exchange, &mut passed)).catch_unwind().await;
     let for_errors = exchange.asked.for_errors();
     let Exchange { facts, asked } = exchange;
     let answer = match admitted {
         Ok(Ok(())) => dispatched(&facts, asked).await,
         Ok(Err(Refusal::Status(status))) => error(&status, for_errors),
-        Ok(Err(Refusal::Answer(answer))) => answer,
+        Ok(Err(Refusal::Response(answer))) => answer,
         Err(_) => bug(&facts),
     };
     CHAIN[..passed].iter().rev().fold(answer, |answer, filter| (filter.after)(&facts, answer))
 }
 
+/// Takes a request through the filters, and counts those that it passed.
+async fn admit(exchange: &mut Exchange, passed: &mut usize) -> Result<(), Refusal> {
+    for filter in CHAIN {
+        match filter.before {
+            Before::AtOnce(before) => before(exchange)?,
+            Before::Waits(before) => {
+                if let Some(wait) = before(exchange)? {
+                    wait.await?;
+                }
+            }
+        }
+        *passed += 1;
+    }
+    Ok(())
+}
+
 /// Runs the handler of a request until its deadline.
-async fn dispatched(facts: &Facts, asked: Asked) -> Answer {
+async fn dispatched(facts: &Facts, asked: Asked) -> Response {
     let work = AssertUnwindSafe(dispatch::handle(Arc::clone(&facts.server), asked, facts.deadline));
     let work = work.catch_unwind();
     let handled = match facts.kind.is_long_running() {
@@ -228,7 +268,7 @@ async fn dispatched(facts: &Facts, asked: Asked) -> Answer {
     }
 }
 
-fn bug(facts: &Facts) -> Answer {
+fn bug(facts: &Facts) -> Response {
     tracing::error!(method = %facts.method, path = facts.uri.path(), "a request handler panicked");
     error(&Status::internal("the server has a bug; the request was not completed"), PLAIN_JSON)
 }

@@ -14,5 +14,5 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
     let why = "failed to create RequestInfo: unable to determine kind and namespace from url,";
     let mut answer = http::text(500, format!("Internal Server Error: {path:?}: {why} {path}\n"));
     answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    Err(Refusal::Answer(answer))
+    Err(Refusal::Response(answer))
 }

@@ -1,7 +1,7 @@
 //! Counts requests by kind and code; streams are counted until they end.
 
 use super::Facts;
-use crate::http::{self, Answer};
+use crate::http::{self, Response};
 use crate::metrics::{Metrics, RequestKind};
 use crate::options::Query;
 use ::http::Method;
@@ -28,7 +28,7 @@ fn field_validation(method: &Method, kind: &RequestKind, query: Option<&str>) ->
     })
 }
 
-pub(super) fn after(facts: &Facts, answer: Answer) -> Answer {
+pub(super) fn after(facts: &Facts, answer: Response) -> Response {
     let (server, kind) = (&facts.server, &facts.kind);
     let (code, elapsed) = (answer.status().as_u16(), facts.started.elapsed());
     let length = http_body::Body::size_hint(answer.body()).exact();

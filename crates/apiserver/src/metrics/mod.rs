@@ -6,7 +6,7 @@ mod process;
 
 use crate::encode::WatchEncoder;
 use crate::filters::InFlight;
-use crate::registry::{Table, stored};
+use crate::registry::{ResourceMap, stored};
 use crate::request::{Route, Verb};
 use ::http::Method;
 use ferrite_api::resource::Resource;
@@ -78,7 +78,7 @@ impl RequestKind {
         method: &Method,
         route: &Route,
         verb: Option<Verb>,
-        table: &Table,
+        table: &ResourceMap,
         query: Option<&str>,
     ) -> Self {
         let reads = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
@@ -129,6 +129,15 @@ impl RequestKind {
         self.resource.is_some() && self.verb != "CONNECT"
     }
 
+    pub fn is_watch(&self) -> bool {
+        self.verb == "WATCH"
+    }
+
+    /// The resource that the request is about, if it is served.
+    pub fn resource(&self) -> Option<&Resource> {
+        self.resource.as_deref()
+    }
+
     /// Writes have a limit of their own.
     pub fn is_mutating(&self) -> bool {
         self.mutating
@@ -136,7 +145,7 @@ impl RequestKind {
 
     /// The kind of a request for `path`.
     #[cfg(test)]
-    pub fn sample(method: &str, path: &str, table: &Table) -> Self {
+    pub fn sample(method: &str, path: &str, table: &ResourceMap) -> Self {
         let method = Method::from_bytes(method.as_bytes()).expect("a method");
         let (path, query) = path.split_once('?').map_or((path, None), |(p, q)| (p, Some(q)));
         let route = crate::request::route(path);
@@ -426,7 +435,7 @@ pub(crate) fn put(out: &mut String, line: &str) {
 }
 
 /// How many objects of each resource are stored, and what is kept besides.
-pub(crate) fn put_storage(out: &mut String, table: &Table, snapshot: &Snapshot, usage: &Usage) {
+pub(crate) fn put_storage(out: &mut String, table: &ResourceMap, snapshot: &Snapshot, usage: &Usage) {
     let counts: Vec<(&Resource, usize, usize)> = table
         .rows()
         .iter()
@@ -466,7 +475,7 @@ mod tests {
 
     #[test]
     fn requests_are_counted_by_what_they_are() {
-        let table = Table::new(ferrite_api::kinds::built_in());
+        let table = ResourceMap::new(ferrite_api::kinds::built_in());
         let metrics = Metrics::default();
         let list = RequestKind::sample("GET", "/api/v1/pods?limit=5", &table);
         metrics.record(&list, 200, Duration::from_millis(30), Some(1500), None);
@@ -505,7 +514,7 @@ mod tests {
 
     #[test]
     fn streams_are_told_from_requests() {
-        let table = Table::new(ferrite_api::kinds::built_in());
+        let table = ResourceMap::new(ferrite_api::kinds::built_in());
         let pod = "/api/v1/namespaces/a/pods/b";
         let rows = [
             ("GET", "/api/v1/pods".to_owned(), "LIST", false),

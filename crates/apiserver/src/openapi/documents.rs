@@ -3,7 +3,7 @@
 use super::operations::{PathItem, STANDARD, capital, document, group_word, version_word};
 use super::path_of;
 use super::schemas::Schemas;
-use crate::registry::Table;
+use crate::registry::ResourceMap;
 use ferrite_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -72,7 +72,7 @@ pub(super) fn version(group: &str, version: &str, schemas: &mut Schemas) -> Path
 }
 
 /// All of them, for the document that describes everything.
-pub(super) fn all(table: &Table, schemas: &mut Schemas) -> Vec<PathItem> {
+pub(super) fn all(table: &ResourceMap, schemas: &mut Schemas) -> Vec<PathItem> {
     let own = || table.rows().iter().filter(|row| row.custom.is_none());
     let groups: BTreeSet<&str> = own().map(|row| &*row.group).filter(|group| !group.is_empty()).collect();
     let versions: BTreeSet<(&str, &str)> = own().map(|row| (&*row.group, &*row.version)).collect();

@@ -16,9 +16,9 @@ mod v2;
 pub(crate) use custom::SchemaOf;
 
 use crate::aggregation::Discovered;
-use crate::http::{self, Answer, JSON};
+use crate::http::{self, JSON, Response};
 use crate::options::Query;
-use crate::registry::Table;
+use crate::registry::ResourceMap;
 use ::http::{HeaderMap, HeaderValue, header};
 use bytes::Bytes;
 use ferrite_api::resource::Resource;
@@ -56,10 +56,10 @@ impl Documents {
     /// The documents of extension API servers are theirs, below the same address.
     pub fn root(
         &self,
-        table: &Table,
+        table: &ResourceMap,
         schema_of: SchemaOf<'_>,
         remote: &BTreeMap<(String, String), Discovered>,
-    ) -> Answer {
+    ) -> Response {
         let mut paths = Map::new();
         let known = paths_of(table);
         self.lock().retain(|path, _| known.contains(path));
@@ -77,7 +77,7 @@ impl Documents {
     }
 
     /// `/openapi/v2`: everything in one document, as JSON or protobuf.
-    pub fn v2(&self, table: &Table, schema_of: SchemaOf<'_>, headers: &HeaderMap) -> Answer {
+    pub fn v2(&self, table: &ResourceMap, schema_of: SchemaOf<'_>, headers: &HeaderMap) -> Response {
         let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let protobuf = ["application/com.github.proto-openapi.spec.v2@v1.0+protobuf", PROTOBUF_V2];
         let Some(form) = Form::of(accept, protobuf) else { return bare(406) };
@@ -104,12 +104,12 @@ impl Documents {
     /// `/openapi/v3/<path>`
     pub fn document(
         &self,
-        table: &Table,
+        table: &ResourceMap,
         schema_of: SchemaOf<'_>,
         path: &str,
         headers: &HeaderMap,
         query: &Query,
-    ) -> Answer {
+    ) -> Response {
         let Some(document) = self.get(table, schema_of, path) else { return bare(404) };
         let accept = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let protobuf = ["application/com.github.proto-openapi.spec.v3@v1.0+protobuf", PROTOBUF_V3];
@@ -139,13 +139,13 @@ impl Documents {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hash_of(&self, table: &Table, schema_of: SchemaOf<'_>, path: &str) -> Option<String> {
+    fn hash_of(&self, table: &ResourceMap, schema_of: SchemaOf<'_>, path: &str) -> Option<String> {
         let stamp = stamp_of(table, path);
         let known = self.lock().get(path).filter(|made| made.stamp == stamp).map(|made| made.hash.clone());
         known.or_else(|| self.get(table, schema_of, path).map(|document| document.hash))
     }
 
-    fn get(&self, table: &Table, schema_of: SchemaOf<'_>, path: &str) -> Option<Document> {
+    fn get(&self, table: &ResourceMap, schema_of: SchemaOf<'_>, path: &str) -> Option<Document> {
         let stamp = stamp_of(table, path);
         if let Some(Made { stamp: of, hash, bytes: Some(bytes) }) = self.lock().get(path)
             && *of == stamp
@@ -161,7 +161,7 @@ impl Documents {
 }
 
 /// The definitions that a document is made of.
-fn stamp_of(table: &Table, path: &str) -> String {
+fn stamp_of(table: &ResourceMap, path: &str) -> String {
     let mut stamp = String::new();
     let Some((group, version)) = path.strip_prefix("apis/").and_then(|rest| rest.split_once('/')) else {
         return stamp;
@@ -176,7 +176,7 @@ fn stamp_of(table: &Table, path: &str) -> String {
 }
 
 /// A document with its tag, or the word that the client has it already.
-fn tagged(document: &Document, content_type: &'static str, headers: &HeaderMap) -> Answer {
+fn tagged(document: &Document, content_type: &'static str, headers: &HeaderMap) -> Response {
     let tag = format!("\"{}\"", document.hash);
     let known = headers.get(header::IF_NONE_MATCH).is_some_and(|v| v.as_bytes() == tag.as_bytes());
     let mut answer = if known {
@@ -213,7 +213,7 @@ impl Form {
     }
 }
 
-fn redirect(to: &str) -> Answer {
+fn redirect(to: &str) -> Response {
     let mut answer = bare(301);
     if let Ok(to) = HeaderValue::from_str(to) {
         answer.headers_mut().insert(header::LOCATION, to);
@@ -222,7 +222,7 @@ fn redirect(to: &str) -> Answer {
 }
 
 /// An answer without a body, and so without a content type.
-fn bare(code: u16) -> Answer {
+fn bare(code: u16) -> Response {
     let mut answer = http::text(code, "");
     answer.headers_mut().remove(header::CONTENT_TYPE);
     answer
@@ -231,7 +231,7 @@ fn bare(code: u16) -> Answer {
 /// Documents that are not of a version: what they describe has no kind.
 const PLAIN: &[&str] = &[".well-known/openid-configuration", "openid/v1/jwks", "version"];
 
-fn paths_of(table: &Table) -> BTreeSet<String> {
+fn paths_of(table: &ResourceMap) -> BTreeSet<String> {
     let mut paths: BTreeSet<String> = PLAIN.iter().chain(&["api", "apis"]).map(|p| (*p).to_owned()).collect();
     for resource in table.rows() {
         paths.insert(path_of(&resource.group, &resource.version));
@@ -242,7 +242,7 @@ fn paths_of(table: &Table) -> BTreeSet<String> {
     paths
 }
 
-fn make_at(table: &Table, schema_of: SchemaOf<'_>, path: &str) -> Option<Value> {
+fn make_at(table: &ResourceMap, schema_of: SchemaOf<'_>, path: &str) -> Option<Value> {
     let documented = |make: &dyn Fn(&mut Schemas) -> Option<PathItem>| {
         let mut schemas = Schemas::new(Dialect::V3);
         let mut paths = Map::new();

@@ -4,10 +4,10 @@ use super::operations::{self, Body, Operation, PathItem, reason};
 use super::parameters::{self, OPTIONS_BODY, PATCH_BODY};
 use super::schemas::{Dialect, Schemas};
 use super::{SchemaOf, documents};
-use crate::registry::Table;
+use crate::registry::ResourceMap;
 use ferrite_json::{Map, Value, json};
 
-pub(super) fn make(table: &Table, schema_of: SchemaOf<'_>) -> Value {
+pub(super) fn make(table: &ResourceMap, schema_of: SchemaOf<'_>) -> Value {
     let mut schemas = Schemas::new(Dialect::V2);
     let mut paths = Map::new();
     for item in documents::all(table, &mut schemas) {

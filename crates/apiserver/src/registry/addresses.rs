@@ -5,7 +5,7 @@
 //! two servers on one store cannot hand out the same address or port.
 
 use super::allocator::held_ports;
-use super::{Registry, Table, View, metadata, store_status, stored};
+use super::{Registry, ResourceMap, View, metadata, store_status, stored};
 use crate::managed;
 use crate::options::WriteOptions;
 use ferrite_api::resource::{Reservation, Resource};
@@ -21,7 +21,7 @@ const FAMILY: &str = "ipaddress.kubernetes.io/ip-family";
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
 
 /// The resource of the records. They are kept even where it is not served.
-fn resource(table: &Table) -> Option<&Resource> {
+fn resource(table: &ResourceMap) -> Option<&Resource> {
     static UNSERVED: LazyLock<Option<Resource>> =
         LazyLock::new(|| ferrite_api::kinds::built_in().into_iter().find(|row| row.plural == "ipaddresses"));
     let served = table.find("networking.k8s.io", "v1", "ipaddresses").map(|resource| &**resource);
@@ -36,7 +36,7 @@ pub(super) fn holds_addresses(resource: &Resource) -> bool {
     resource.hooks.begin_create == Some(Reservation::AddressesAndPorts)
 }
 
-fn key(table: &Table, address: IpAddr) -> Option<Key> {
+fn key(table: &ResourceMap, address: IpAddr) -> Option<Key> {
     Some(stored::key(resource(table)?, "", &address.to_string()))
 }
 

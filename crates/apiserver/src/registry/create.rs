@@ -56,7 +56,7 @@ impl Registry {
         if !meta::name(&object).is_empty() || generate.is_empty() {
             return self.create_named(write, object, applied, None).await;
         }
-        if !write.resource.strategy.draws_names() {
+        if !write.resource.strategy.supports_generate_name() {
             let mut object = object;
             meta::set_str(&mut object, "name", &generate);
             return self.create_named(write, object, applied, None).await;

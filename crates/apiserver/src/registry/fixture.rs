@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// A registry with every built-in resource and no objects.
 pub(crate) fn registry() -> super::Registry {
-    let table = Arc::new(super::Table::new(ferrite_api::kinds::built_in()));
+    let table = Arc::new(super::ResourceMap::new(ferrite_api::kinds::built_in()));
     let services = super::ServiceAllocator::new(Vec::new(), 30000..=32767);
     let outbound = Arc::default();
     let admission =

@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn hubs_live_as_long_as_their_watchers() {
-        let table = super::super::Table::new(ferrite_api::kinds::built_in());
+        let table = super::super::ResourceMap::new(ferrite_api::kinds::built_in());
         let pods = table.find("", "v1", "pods").unwrap();
         let hubs = Hubs::default();
         let first = hubs.of(pods);

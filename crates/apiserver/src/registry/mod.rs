@@ -44,7 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Every resource served, by group, version and plural name.
-pub(crate) struct Table {
+pub(crate) struct ResourceMap {
     /// Tells tables apart: no two have the same.
     pub version: u64,
     rows: Vec<Arc<Resource>>,
@@ -52,7 +52,7 @@ pub(crate) struct Table {
     by_name: HashMap<String, Vec<Arc<Resource>>>,
 }
 
-impl Table {
+impl ResourceMap {
     pub fn new(resources: Vec<Resource>) -> Self {
         Self::of(resources.into_iter().map(Arc::new).collect())
     }
@@ -91,7 +91,7 @@ impl Table {
 #[derive(Clone)]
 pub(crate) struct View {
     pub snapshot: Snapshot,
-    table: Arc<Table>,
+    table: Arc<ResourceMap>,
     decoded: Arc<decoded::DecodedObjects>,
     pub converter: Arc<Converter>,
 }
@@ -193,7 +193,7 @@ impl View {
 pub(crate) struct Viewer {
     store: Arc<Store>,
     /// The built-in resources.
-    table: Arc<Table>,
+    table: Arc<ResourceMap>,
     decoded: Arc<decoded::DecodedObjects>,
 }
 
@@ -228,7 +228,7 @@ pub(crate) struct Registry {
     pub rbac: Arc<Rbac>,
     pub store: Arc<Store>,
     /// The built-in resources, which never change.
-    pub table: Arc<Table>,
+    pub table: Arc<ResourceMap>,
     /// Every resource, as it is now.
     pub tables: ResourceTables,
     /// Converts objects of custom kinds whose versions differ.
@@ -249,7 +249,7 @@ pub(crate) struct Registry {
 impl Registry {
     pub fn new(
         store: Arc<Store>,
-        table: Arc<Table>,
+        table: Arc<ResourceMap>,
         services: ServiceAllocator,
         event_ttl: u64,
         admission: Chain,

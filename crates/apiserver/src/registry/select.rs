@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn selects_by_the_few_facts_there_are() {
-        let table = super::super::Table::new(ferrite_api::kinds::built_in());
+        let table = super::super::ResourceMap::new(ferrite_api::kinds::built_in());
         let pods = table.find("", "v1", "pods").unwrap();
         let pod = json!({
             "metadata": {"name": "web", "namespace": "a", "labels": {"app": "x\"}"}},

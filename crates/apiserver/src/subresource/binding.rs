@@ -3,7 +3,7 @@
 use crate::admission::{Attributes, Operation};
 use crate::call::Call;
 use crate::encode;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::options::WriteOptions;
 use crate::registry::{Update, Write, precondition_failed};
 use crate::verbs;
@@ -11,7 +11,7 @@ use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Gvk, Status, meta};
 use ferrite_json::{Value, json};
 
-pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     let options = call.write_options()?;
     let binding = call.read_as(&Gvk::new("", "v1", "Binding"), options.field_validation).await?;
     call.check_namespace(&binding)?;
@@ -23,7 +23,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
 }
 
 /// `POST …/bindings`: the binding names the pod.
-pub(crate) async fn create(call: &Call, binding: &Value, options: &WriteOptions) -> Result<Answer, Status> {
+pub(crate) async fn create(call: &Call, binding: &Value, options: &WriteOptions) -> Result<Response, Status> {
     call.check_namespace(binding)?;
     let name = meta::name(binding).to_owned();
     // As upstream: this form looks at no UID.
@@ -32,7 +32,7 @@ pub(crate) async fn create(call: &Call, binding: &Value, options: &WriteOptions)
     bind(call, &name, &binding, options).await
 }
 
-async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) -> Result<Answer, Status> {
+async fn bind(call: &Call, name: &str, binding: &Value, options: &WriteOptions) -> Result<Response, Status> {
     let target = &binding["target"];
     let node = target["name"].as_str().unwrap_or_default();
     let path = Path::new("target");

@@ -1,9 +1,9 @@
 //! Connections from the server to kubelets, pods and services, on behalf of a request.
 
-use crate::http::{Answer, BoxError};
+use crate::http::{BoxError, Response};
 use crate::server::ApiServer;
 use ::http::request::Parts;
-use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use bytes::Bytes;
 use ferrite_api::Status;
 use http_body::Body;
@@ -75,7 +75,7 @@ pub(crate) async fn send<B>(
     server: &ApiServer,
     place: &Place,
     mut request: Request<B>,
-) -> Result<Response<hyper::body::Incoming>, BoxError>
+) -> Result<::http::Response<hyper::body::Incoming>, BoxError>
 where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -133,8 +133,8 @@ pub(crate) fn copy_upgrade_headers(from: &HeaderMap, to: &mut HeaderMap) {
 pub(crate) fn join(
     server: &ApiServer,
     parts: &mut Parts,
-    mut response: Response<hyper::body::Incoming>,
-) -> Result<Answer, Status> {
+    mut response: ::http::Response<hyper::body::Incoming>,
+) -> Result<Response, Status> {
     let Some(client_side) = parts.extensions.remove::<hyper::upgrade::OnUpgrade>() else {
         return Err(Status::bad_request("this connection cannot be upgraded; use HTTP/1.1"));
     };

@@ -4,7 +4,7 @@ use crate::admission::{Attributes, Operation};
 use crate::auth::User;
 use crate::call::Call;
 use crate::encode;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::options::{DeleteOptions, Query, WriteOptions};
 use crate::registry::{Update, Write, check_delete_preconditions};
 use crate::verbs;
@@ -19,7 +19,7 @@ const MAX_DISRUPTED: usize = 2000;
 /// When to come back to a budget whose controller is behind.
 const RETRY_SECONDS: u64 = 10;
 
-pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     let options = call.write_options()?;
     let eviction = call.read_as(&Gvk::new(GROUP, "v1", "Eviction"), options.field_validation).await?;
     call.check_namespace(&eviction)?;

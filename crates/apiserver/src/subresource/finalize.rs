@@ -2,14 +2,14 @@
 
 use crate::call::Call;
 use crate::encode;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::registry::Update;
 use ferrite_api::Status;
 use ferrite_api::field::Path;
 use ferrite_api::meta_validation::unknown_finalizer;
 use ferrite_json::Value;
 
-pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     let options = call.write_options()?;
     let given = call.read_object(options.field_validation).await?;
     call.check_place(&given)?;

@@ -6,11 +6,11 @@
 use super::dial::{self, Place};
 use crate::auth::{self, Action};
 use crate::call::Call;
-use crate::http::{Answer, BoxError};
+use crate::http::{BoxError, Response};
 use crate::request::Verb;
 use crate::server::ApiServer;
 use crate::websocket;
-use ::http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use ::http::{HeaderValue, Method, Request, StatusCode, header};
 use bytes::Bytes;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::{Status, meta};
@@ -62,7 +62,7 @@ fn check_log_options(call: &Call) -> Result<(), Status> {
     }
 }
 
-pub(super) async fn log(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn log(call: &mut Call) -> Result<Response, Status> {
     check_log_options(call)?;
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     let container = container(call, &pod)?;
@@ -101,11 +101,11 @@ pub(super) async fn log(call: &mut Call) -> Result<Answer, Status> {
 const STREAM_OPTIONS: [(&str, &str); 4] =
     [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")];
 
-pub(super) async fn exec(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn exec(call: &mut Call) -> Result<Response, Status> {
     stream(call, "exec").await
 }
 
-pub(super) async fn attach(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn attach(call: &mut Call) -> Result<Response, Status> {
     stream(call, "attach").await
 }
 
@@ -123,7 +123,7 @@ fn require_create(call: &Call) -> Result<(), Status> {
     }
 }
 
-async fn stream(call: &mut Call, what: &str) -> Result<Answer, Status> {
+async fn stream(call: &mut Call, what: &str) -> Result<Response, Status> {
     require_create(call)?;
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     let container = container(call, &pod)?;
@@ -141,7 +141,7 @@ async fn stream(call: &mut Call, what: &str) -> Result<Answer, Status> {
     upgrade(call, &pod, &path).await
 }
 
-pub(super) async fn port_forward(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn port_forward(call: &mut Call) -> Result<Response, Status> {
     require_create(call)?;
     // As upstream: one parameter may list several ports.
     let ports: Vec<String> =
@@ -209,7 +209,7 @@ fn request(method: Method, path: &str) -> Result<Request<Empty<Bytes>>, Status> 
         .map_err(|e| Status::bad_request(format!("cannot ask the kubelet: {e}")))
 }
 
-async fn upgrade(call: &mut Call, pod: &Value, path: &str) -> Result<Answer, Status> {
+async fn upgrade(call: &mut Call, pod: &Value, path: &str) -> Result<Response, Status> {
     if call.header(header::UPGRADE).is_empty() {
         return Err(Status::bad_request("Upgrade request required"));
     }
@@ -223,7 +223,7 @@ async fn upgrade(call: &mut Call, pod: &Value, path: &str) -> Result<Answer, Sta
 }
 
 /// What the kubelet complained about, as a Status.
-async fn relay_error(response: Response<hyper::body::Incoming>) -> Status {
+async fn relay_error(response: ::http::Response<hyper::body::Incoming>) -> Status {
     const LIMIT: usize = 64 << 10;
     let code = response.status().as_u16();
     let body = response.into_body().map_err(|e| -> BoxError { e.into() }).boxed_unsync();
@@ -255,7 +255,7 @@ async fn send(
     call: &Call,
     pod: &Value,
     request: Request<Empty<Bytes>>,
-) -> Result<Response<hyper::body::Incoming>, Status> {
+) -> Result<::http::Response<hyper::body::Incoming>, Status> {
     let node = host(pod)?;
     send_to(&call.server, node, request).await
 }
@@ -265,7 +265,7 @@ async fn send_to(
     server: &ApiServer,
     node: &str,
     request: Request<Empty<Bytes>>,
-) -> Result<Response<hyper::body::Incoming>, Status> {
+) -> Result<::http::Response<hyper::body::Incoming>, Status> {
     let (address, port) = endpoint(server, node)?;
     let place = Place { address, port, tls: Some(tls(server)?), server_name: None };
     dial::send(server, &place, request).await.map_err(|e| {

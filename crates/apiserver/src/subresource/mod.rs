@@ -15,13 +15,14 @@ pub(crate) use kubelet::read as read_kubelet;
 pub(crate) use proxy::{endpoints_of, rewrite_page, slices_of};
 
 use crate::call::Call;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::request::Verb;
 use crate::{encode, patch, verbs};
 use ferrite_api::Status;
 use std::pin::Pin;
 
-type Handler = for<'a> fn(&'a mut Call) -> Pin<Box<dyn Future<Output = Result<Answer, Status>> + Send + 'a>>;
+type Handler =
+    for<'a> fn(&'a mut Call) -> Pin<Box<dyn Future<Output = Result<Response, Status>> + Send + 'a>>;
 
 const TABLE: &[(&str, Handler)] = &[
     ("status", |call| Box::pin(part(call, "status"))),
@@ -40,7 +41,7 @@ const TABLE: &[(&str, Handler)] = &[
     ("proxy", |call| Box::pin(proxy::handle(call))),
 ];
 
-pub(crate) async fn handle(call: &mut Call, name: &str) -> Result<Answer, Status> {
+pub(crate) async fn handle(call: &mut Call, name: &str) -> Result<Response, Status> {
     let Some(sub) = call.resource.subresource(name) else { return Err(Status::no_such_path()) };
     let Some((_, handler)) = TABLE.iter().find(|(row, _)| *row == name) else {
         return Err(Status::no_such_path());
@@ -67,7 +68,7 @@ fn not_supported(call: &Call) -> Status {
 }
 
 /// A part of the object that is written by itself: the body is the whole object, of which only the part counts.
-async fn part(call: &mut Call, name: &str) -> Result<Answer, Status> {
+async fn part(call: &mut Call, name: &str) -> Result<Response, Status> {
     match call.verb {
         Verb::Get => {
             let entry = call.server.registry.load(&call.resource, call.namespace(), call.name()).await?;

@@ -6,9 +6,9 @@ mod links;
 use super::dial::{self, Place};
 use super::{forwarding, kubelet};
 use crate::call::Call;
-use crate::http::{Answer, BoxError};
+use crate::http::{BoxError, Response};
 use crate::registry::View;
-use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use ferrite_api::quota::amounts::list;
 use ferrite_api::{Status, meta};
 use ferrite_json::Value;
@@ -19,7 +19,7 @@ use std::net::IpAddr;
 
 pub(crate) use html::rewrite_page;
 
-pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     let place = match &*call.resource.plural {
         "services" => service(call)?,
         "pods" => pod(call)?,
@@ -56,7 +56,7 @@ fn client_host(call: &Call) -> String {
     }
 }
 
-async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Result<Answer, Status> {
+async fn forward(call: &mut Call, place: &Place, links: Links, path: &str) -> Result<Response, Status> {
     let target = match call.parts.uri.query() {
         Some(query) => format!("{path}?{query}"),
         None => path.to_owned(),

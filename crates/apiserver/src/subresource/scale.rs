@@ -1,7 +1,7 @@
 //! `scale`: the number of replicas of anything that has one.
 
 use crate::call::{self, Call};
-use crate::http::Answer;
+use crate::http::Response;
 use crate::options::FieldValidation;
 use crate::patch;
 use crate::registry::precondition_failed;
@@ -21,7 +21,7 @@ fn gvk() -> Gvk {
     Gvk::new("autoscaling", "v1", "Scale")
 }
 
-pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     match call.verb {
         Verb::Get => {
             let entry = call.server.registry.load(&call.resource, call.namespace(), call.name()).await?;
@@ -71,7 +71,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
 }
 
 /// An applied scale is an applied `spec.replicas` of the object.
-async fn apply(call: &mut Call) -> Result<Answer, Status> {
+async fn apply(call: &mut Call) -> Result<Response, Status> {
     let options = call.write_options()?;
     let body = call.read_body().await?;
     patch::check_applied_body(&body, &gvk())?;
@@ -106,7 +106,7 @@ async fn apply(call: &mut Call) -> Result<Answer, Status> {
 async fn write(
     call: &mut Call,
     change: &(dyn Fn(&Value) -> Result<Value, Status> + Send + Sync),
-) -> Result<Answer, Status> {
+) -> Result<Response, Status> {
     let options = call.write_options()?;
     let resource = std::sync::Arc::clone(&call.resource);
     let patches = call.verb == Verb::Patch;
@@ -152,7 +152,7 @@ async fn write(
     answer(call, &result.object(&call.resource))
 }
 
-fn answer(call: &Call, object: &Value) -> Result<Answer, Status> {
+fn answer(call: &Call, object: &Value) -> Result<Response, Status> {
     let scale = ferrite_api::kinds::scale();
     encode::object(
         200,

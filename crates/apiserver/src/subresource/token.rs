@@ -4,7 +4,7 @@ use crate::admission::{Attributes, Operation};
 use crate::auth::{User, token};
 use crate::call::Call;
 use crate::encode;
-use crate::http::Answer;
+use crate::http::Response;
 use crate::options::WriteOptions;
 use crate::registry::metadata;
 use crate::server::ApiServer;
@@ -27,7 +27,7 @@ fn is_extended(seconds: i64, bound: &[(&str, String, String)], audiences: &Value
     seconds == POD_SECONDS && for_us && bound.iter().any(|(claim, ..)| *claim == "pod")
 }
 
-pub(super) async fn handle(call: &mut Call) -> Result<Answer, Status> {
+pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     let options = call.write_options()?;
     let gvk = Gvk::new("authentication.k8s.io", "v1", "TokenRequest");
     let mut request = call.read_as(&gvk, options.field_validation).await?;

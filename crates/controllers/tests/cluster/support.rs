@@ -35,7 +35,7 @@ fn clients(server: &Arc<ApiServer>) -> Clients {
             ),
             Identity::Server => User::new("system:apiserver", ["system:masters"]),
         };
-        Client::new(server.door(user), "default")
+        Client::new(server.in_process_client(user), "default")
     })
 }
 
@@ -58,7 +58,8 @@ impl Cluster {
             ..ServerConfig::new("192.0.2.1:6443".parse().unwrap())
         };
         let server = ApiServer::start(Arc::new(ferrite_store::Store::memory()), server_config).await.unwrap();
-        let client = Client::new(server.door(User::new("system:admin", ["system:masters"])), "default");
+        let client =
+            Client::new(server.in_process_client(User::new("system:admin", ["system:masters"])), "default");
         let scope = Scope::new();
         let config = Config { root_ca: Some("PEM".into()), ..config };
         let context = Context::new(clients(&server), scope.clone(), config);

@@ -323,6 +323,13 @@ pub fn container(name: &str, command: &[&str]) -> ContainerConfig {
     }
 }
 
+/// Lists the processes once the one with these arguments is among them: a container that was just started may still
+/// be on its way to its program.
+pub fn list_with(arguments: &str) -> String {
+    let (first, rest) = arguments.split_at(1);
+    format!("while ! ps | grep -q '[{first}]{rest}'; do :; done; ps; echo done")
+}
+
 pub fn shell(name: &str, script: &str) -> ContainerConfig {
     container(name, &["/bin/sh", "-c", script])
 }

@@ -55,7 +55,7 @@ impl Strategy for IpAddresses {
         strict_ip(name)
     }
 
-    fn draws_names(&self) -> bool {
+    fn supports_generate_name(&self) -> bool {
         false
     }
 

@@ -16,8 +16,8 @@ const WAITING: usize = 32 << 10;
 /// What is so large fills a system call by itself, and is not copied.
 const LARGE: usize = 8 << 10;
 
-/// A stream whose writes wait for [`Gather::poll_out`], or go straight on if it does not hold them.
-pub(crate) struct Gather<S>(Arc<Mutex<Inner<S>>>);
+/// A stream whose writes wait for [`CoalescingWriter::poll_out`], or go straight on if it does not hold them.
+pub(crate) struct CoalescingWriter<S>(Arc<Mutex<Inner<S>>>);
 
 struct Inner<S> {
     stream: S,
@@ -34,13 +34,13 @@ thread_local! {
 }
 
 /// The other handle is for whoever polls the connection.
-impl<S> Clone for Gather<S> {
+impl<S> Clone for CoalescingWriter<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<S: AsyncWrite + Unpin> Gather<S> {
+impl<S: AsyncWrite + Unpin> CoalescingWriter<S> {
     pub fn new(stream: S, holds: bool) -> Self {
         Self(Arc::new(Mutex::new(Inner { stream, holds, waiting: Vec::new(), sent: 0 })))
     }
@@ -94,7 +94,7 @@ impl<S: AsyncWrite + Unpin> Inner<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Gather<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for CoalescingWriter<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -105,7 +105,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gather<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Gather<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for CoalescingWriter<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
@@ -142,7 +142,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gather<S> {
 }
 
 /// Polls a connection, and sends what it has said whenever it has to wait.
-pub(crate) async fn driven<S, C, E>(mut connection: Pin<&mut C>, out: &Gather<S>) -> Result<(), BoxError>
+pub(crate) async fn driven<S, C, E>(
+    mut connection: Pin<&mut C>,
+    out: &CoalescingWriter<S>,
+) -> Result<(), BoxError>
 where
     S: AsyncWrite + Unpin,
     C: Future<Output = Result<(), E>>,
@@ -161,9 +164,9 @@ where
 /// Does at once what can be done at once, where it stands; the rest becomes a task. A look at one object is then
 /// neither a task nor two wake-ups, and all those that came together are answered together.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AtOnce;
+pub(crate) struct InlineExecutor;
 
-impl<F> hyper::rt::Executor<F> for AtOnce
+impl<F> hyper::rt::Executor<F> for InlineExecutor
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -186,17 +189,17 @@ mod tests {
     #[tokio::test]
     async fn writes_wait_until_the_connection_does() {
         let (near, mut far) = tokio::io::duplex(64);
-        let mut gather = Gather::new(near, true);
-        let out = gather.clone();
+        let mut writer = CoalescingWriter::new(near, true);
+        let out = writer.clone();
         let connection = std::pin::pin!(async move {
-            gather.write_all(b"one").await?;
-            gather.flush().await?;
-            gather.write_all(b"two").await?;
-            assert_eq!(gather.lock().waiting, &b"onetwo"[..]);
+            writer.write_all(b"one").await?;
+            writer.flush().await?;
+            writer.write_all(b"two").await?;
+            assert_eq!(writer.lock().waiting, &b"onetwo"[..]);
             tokio::task::yield_now().await;
-            assert_eq!(gather.lock().waiting, &b""[..]);
-            gather.write_all(b"three").await?;
-            gather.shutdown().await
+            assert_eq!(writer.lock().waiting, &b""[..]);
+            writer.write_all(b"three").await?;
+            writer.shutdown().await
         });
         driven(connection, &out).await.unwrap();
         drop(out);
@@ -208,16 +211,16 @@ mod tests {
     #[tokio::test]
     async fn a_slow_reader_makes_the_connection_wait() {
         let (near, mut far) = tokio::io::duplex(64);
-        let mut gather = Gather::new(near, true);
-        let out = gather.clone();
+        let mut writer = CoalescingWriter::new(near, true);
+        let out = writer.clone();
         let sent: Vec<u8> = (0..WAITING * 3 + 7).map(|n| n as u8).collect();
         let connection = std::pin::pin!(async {
             let (small, large) = sent.split_at(WAITING * 2);
             for piece in small.chunks(1000) {
-                gather.write_all(piece).await?;
+                writer.write_all(piece).await?;
             }
-            gather.write_all(large).await?;
-            gather.shutdown().await
+            writer.write_all(large).await?;
+            writer.shutdown().await
         });
         let read = async {
             let mut all = Vec::new();
@@ -232,8 +235,8 @@ mod tests {
     #[tokio::test]
     async fn a_stream_that_is_not_held_passes_through() {
         let (near, mut far) = tokio::io::duplex(64);
-        let mut gather = Gather::new(near, false);
-        gather.write_all(b"now").await.unwrap();
+        let mut writer = CoalescingWriter::new(near, false);
+        writer.write_all(b"now").await.unwrap();
         let mut got = [0; 3];
         far.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, b"now");
@@ -245,11 +248,11 @@ mod tests {
         let (tell, told) = tokio::sync::oneshot::channel();
         let (done, mut is_done) = tokio::sync::mpsc::channel(2);
         let first = done.clone();
-        AtOnce.execute(async move {
+        InlineExecutor.execute(async move {
             let _ = first.try_send("at once");
         });
         assert_eq!(is_done.try_recv(), Ok("at once"));
-        AtOnce.execute(async move {
+        InlineExecutor.execute(async move {
             let _ = told.await;
             let _ = done.try_send("later");
         });

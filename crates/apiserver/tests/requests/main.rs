@@ -1,4 +1,4 @@
-//! The server through its in-process door, on a store in memory: what a client sees.
+//! Requests of an in-process client to a server on a store in memory.
 
 mod hook;
 mod world;

@@ -17,7 +17,7 @@ const MOST_SKIPPED: u32 = 64;
 
 /// What is known of those who may come back.
 #[derive(Debug, Default)]
-pub(crate) struct Gather {
+pub(crate) struct BatchWindow {
     /// Who may be there together next: those the last batch answers, and those who waited already.
     expected: usize,
     /// How long the last batch was with the disk.
@@ -35,7 +35,7 @@ pub(crate) struct Wait {
     pub longest: Duration,
 }
 
-impl Gather {
+impl BatchWindow {
     /// Notes that a batch was written and is about to be answered, while so many others wait already.
     pub fn answering(&mut self, count: usize, waiting: usize, took: Duration) {
         (self.expected, self.took) = (count + waiting, took);
@@ -97,7 +97,7 @@ mod tests {
         ];
         for row in rows {
             let (answered, before, after, took, wanted) = row;
-            let mut gather = Gather::default();
+            let mut gather = BatchWindow::default();
             gather.answering(answered, before, Duration::from_micros(took));
             assert_eq!(gather.wait(after).map(|w| w.wanted), wanted, "{row:?}");
         }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn waits_no_longer_than_half_of_what_the_disk_takes() {
         for (took, longest) in [(150, 75), (1000, 500), (20_000, 1000)] {
-            let mut gather = Gather::default();
+            let mut gather = BatchWindow::default();
             gather.answering(4, 0, Duration::from_micros(took));
             assert_eq!(gather.wait(0).unwrap().longest, Duration::from_micros(longest));
         }
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn who_was_answered_is_expected_once() {
-        let mut gather = Gather::default();
+        let mut gather = BatchWindow::default();
         gather.answering(4, 0, DISK);
         assert!(gather.wait(0).is_some());
         assert_eq!(gather.wait(0), None);
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn clients_that_do_not_come_back_are_waited_for_less_and_less() {
-        let mut gather = Gather::default();
+        let mut gather = BatchWindow::default();
         let mut waits = |came: usize, batches: usize| {
             let mut waits = Vec::new();
             for batch in 0..batches {

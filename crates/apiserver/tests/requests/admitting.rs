@@ -1,4 +1,4 @@
-//! Admission through the door: what is set, refused, charged and warned of.
+//! Admission: fields that it sets, requests that it refuses, charges or warns of.
 
 use crate::world::*;
 use ferrite_apiserver::User;

@@ -3,7 +3,8 @@
 use base64::Engine;
 use bytes::Bytes;
 use ferrite_apiserver::{
-    AdmissionPlugins, Answer, ApiServer, Body, BoxError, Config, Door, RequestHeader, Serving, User,
+    AdmissionPlugins, ApiServer, Body, BoxError, Config, InProcessClient, RequestHeader, Response, Serving,
+    User,
 };
 use ferrite_json::{Value, json};
 use ferrite_store::Store;
@@ -14,7 +15,7 @@ use tower::Service;
 
 pub struct World {
     server: Arc<ApiServer>,
-    door: Door,
+    client: InProcessClient,
 }
 
 /// An answer read to its end.
@@ -105,8 +106,8 @@ impl World {
 
     async fn start_shared(store: Arc<Store>, config: Config) -> Self {
         let server = ApiServer::start(store, config).await.expect("the server starts");
-        let door = server.door(User::new("admin", ["system:masters"]));
-        Self { server, door }
+        let client = server.in_process_client(User::new("admin", ["system:masters"]));
+        Self { server, client }
     }
 
     /// A certificate request, as the API wants it.
@@ -128,7 +129,7 @@ impl World {
 
     /// The same server, for somebody else.
     pub fn as_user(&self, user: User) -> Self {
-        Self { server: Arc::clone(&self.server), door: self.server.door(user) }
+        Self { server: Arc::clone(&self.server), client: self.server.in_process_client(user) }
     }
 
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
@@ -137,10 +138,10 @@ impl World {
             request = request.header(*name, *value);
         }
         let request = request.body(Full::new(Bytes::copy_from_slice(body))).expect("a request");
-        Self::whole(self.door.clone().call(request).await.expect("an answer")).await
+        Self::whole(self.client.clone().call(request).await.expect("an answer")).await
     }
 
-    async fn whole(answer: Answer) -> Reply {
+    async fn whole(answer: Response) -> Reply {
         let (parts, body) = answer.into_parts();
         let bytes = body.collect().await.expect("a body").to_bytes();
         Reply { code: parts.status.as_u16(), headers: parts.headers, bytes }
@@ -152,16 +153,16 @@ impl World {
     }
 
     /// The answer to a GET, not read yet.
-    pub async fn open(&self, path: &str) -> Answer {
+    pub async fn open(&self, path: &str) -> Response {
         let request = Request::get(path).body(Full::new(Bytes::new())).expect("a request");
-        self.door.clone().call(request).await.expect("an answer")
+        self.client.clone().call(request).await.expect("an answer")
     }
 
     /// Sends a request with a body of one's own.
     pub async fn begin(&self, method: &str, path: &str, body: Body) -> Reply {
         let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
         let request = request.body(body).expect("a request");
-        Self::whole(self.door.clone().call(request).await.expect("an answer")).await
+        Self::whole(self.client.clone().call(request).await.expect("an answer")).await
     }
 
     /// A body whose sender never gets to its end.

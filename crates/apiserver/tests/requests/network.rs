@@ -1,4 +1,4 @@
-//! The network door: TLS on loopback, HTTP/1.1 and HTTP/2.
+//! The network side: TLS on loopback, HTTP/1.1 and HTTP/2.
 
 use crate::world::*;
 use bytes::Bytes;

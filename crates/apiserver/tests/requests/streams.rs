@@ -174,7 +174,7 @@ async fn versions_from_before_the_cluster_are_too_old() {
 
 #[tokio::test]
 async fn too_many_requests_are_turned_away() {
-    let serving = Serving { max_mutating_requests_inflight: 1, ..Serving::default() };
+    let serving = Serving { max_mutating_requests_inflight: 1, flow_control: false, ..Serving::default() };
     let world = World::start_with(serving).await;
     let body = World::endless_body();
     let user = world.as_user(ferrite_apiserver::User::new("somebody", ["everybody"]));
@@ -190,7 +190,7 @@ async fn too_many_requests_are_turned_away() {
 
 #[tokio::test]
 async fn a_slow_body_holds_no_place() {
-    let serving = Serving { max_mutating_requests_inflight: 1, ..Serving::default() };
+    let serving = Serving { max_mutating_requests_inflight: 1, flow_control: false, ..Serving::default() };
     let world = World::start_with(serving).await;
     let user = world.as_user(ferrite_apiserver::User::new("somebody", ["everybody"]));
     let (asked, is_asked) = tokio::sync::oneshot::channel();

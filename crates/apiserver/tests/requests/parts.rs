@@ -1,4 +1,4 @@
-//! Subresources through the door.
+//! Subresources.
 
 use crate::world::*;
 use ferrite_apiserver::User;
