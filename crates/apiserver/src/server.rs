@@ -130,6 +130,8 @@ pub struct Config {
     pub admission: AdmissionPlugins,
     /// Whether writers of objects on which nothing of ours acts are warned: on where the cluster is meant to be whole.
     pub warns_of_inert: bool,
+    /// Resources (their plurals) of that kind on which an optional part of this cluster acts.
+    pub acted_on: &'static [&'static str],
     /// Groups that this process serves without storage.
     pub mounted: Vec<Arc<dyn MountedGroup>>,
     /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
@@ -164,6 +166,7 @@ impl Config {
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
             warns_of_inert: false,
+            acted_on: &[],
             mounted: Vec::new(),
             bootstrap_tokens: false,
         }
@@ -240,6 +243,7 @@ impl ApiServer {
             Arc::clone(&outbound),
         );
         registry.warns_of_inert = config.warns_of_inert;
+        registry.acted_on = config.acted_on;
         let tokens = match &config.service_account_key {
             Some(pem) => {
                 let signer = TokenSigner::new(pem, &config.service_account_issuer);

@@ -184,6 +184,8 @@ kinds! {
     k8s_openapi::api::flowcontrol::v1::FlowSchema,
     k8s_openapi::api::flowcontrol::v1::PriorityLevelConfiguration,
     k8s_openapi::api::networking::v1::IPAddress,
+    k8s_openapi::api::networking::v1::Ingress,
+    k8s_openapi::api::networking::v1::IngressClass,
     k8s_openapi::api::networking::v1::NetworkPolicy,
     k8s_openapi::api::networking::v1::ServiceCIDR,
     k8s_openapi::api::node::v1::RuntimeClass,

@@ -279,6 +279,8 @@ pub struct Place {
     pub domain: String,
     /// Certificates, keys and ways in that somebody else made.
     pub standalone: StandaloneOptions,
+    /// Resources on which optional parts of the cluster act.
+    pub acted_on: &'static [&'static str],
 }
 
 /// The domain of clusters for which no other is chosen.
@@ -390,6 +392,7 @@ impl ApiServerHandle {
             proxy_client,
             serving: options.serving.to_serving(),
             warns_of_inert: place.whole,
+            acted_on: place.acted_on,
             // As upstream, a server of its own has the metrics of a metrics-server that somebody installs.
             mounted: if place.whole {
                 vec![Arc::new(ferrite_metrics::ResourceMetrics::default())]

@@ -13,6 +13,7 @@ mod dns;
 mod docker;
 mod down;
 mod explain_schedule;
+mod extras;
 mod image;
 mod joining;
 mod kube_controller_manager;

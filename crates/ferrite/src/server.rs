@@ -5,6 +5,7 @@ use crate::cli::{DataDir, interrupted};
 use crate::cluster::{Part, range_of, start_scheduler, with_node_restriction};
 use crate::data_dir::DataDirectory;
 use crate::dns::{self, parse_domain};
+use crate::extras::ExtraOptions;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::node_routes;
 use crate::paths::Paths;
@@ -45,6 +46,8 @@ pub struct AgentSettings {
     /// Parts to do without.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
     disable: Vec<Part>,
+    #[command(flatten)]
+    extras: ExtraOptions,
 }
 
 impl ServerPlace {
@@ -68,6 +71,7 @@ impl ServerPlace {
             whole: agents.is_some(),
             domain: agents.map_or_else(|| CLUSTER_DOMAIN.into(), |agents| agents.cluster_domain.clone()),
             standalone,
+            acted_on: agents.map_or(&[], |agents| agents.extras.acted_on()),
         };
         let mut options = (*self.server).clone();
         if agents.is_some() {
@@ -94,6 +98,8 @@ impl ServerPlace {
             if !agents.disable.contains(&Part::ServiceLb) {
                 ferrite_controllers::service_lb::start(&controllers);
             }
+            let everywhere = [Ipv4Addr::UNSPECIFIED.into()];
+            agents.extras.start(&everywhere, advertise, &running, &informers, &scope).await?;
             routes =
                 Box::pin(agents.start(&paths, &options, &running, advertise, &informers, &scope)).await?;
         }

@@ -223,6 +223,8 @@ pub(crate) struct Write<'a> {
 pub(crate) struct Registry {
     /// Whether writers of objects on which nothing acts are warned.
     pub warns_of_inert: bool,
+    /// Resources of which they are not, because an optional part acts on them.
+    pub acted_on: &'static [&'static str],
     pub rbac: Arc<Rbac>,
     pub store: Arc<Store>,
     /// The built-in resources, which never change.
@@ -259,6 +261,7 @@ impl Registry {
             Viewer { store: Arc::clone(&store), table: Arc::clone(&table), decoded: Arc::clone(&decoded) };
         Self {
             warns_of_inert: false,
+            acted_on: &[],
             rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table), authorization)),
             store,
             tables: ResourceTables::new(Arc::clone(&table)),
@@ -338,7 +341,8 @@ impl Registry {
     }
 
     fn inert_warning(&self, resource: &Resource) -> Option<String> {
-        crate::inert::warning(resource).filter(|_| self.warns_of_inert)
+        let warns = self.warns_of_inert && !self.acted_on.contains(&&*resource.plural);
+        if warns { crate::inert::warning(resource) } else { None }
     }
 
     /// The stored object, decoded.

@@ -20,6 +20,7 @@ mod dns;
 mod docker;
 mod docker_network;
 mod docker_options;
+mod ingress;
 mod kubectl;
 mod kubelet;
 mod lifecycle;
