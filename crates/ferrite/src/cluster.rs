@@ -5,6 +5,7 @@
 
 use crate::apiserver::{ApiServerHandle, BoxError, Cidr, Place, ServerOptions};
 use crate::control::Control;
+use crate::control_plane::{self, ManagerWork};
 use crate::dns::{ClusterDns, DnsOptions, DnsPlace};
 use crate::joining::token::JoinToken;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
@@ -16,8 +17,7 @@ use crate::node::{
 use crate::node_routes;
 use crate::paths::Paths;
 use crate::progress::Progress;
-use ferrite_apiserver::Component;
-use ferrite_client::{Events, Informers, Scope};
+use ferrite_client::{Informers, Scope};
 use ferrite_component::GoDuration;
 use ferrite_controllers::{NodeCertificates, NodeCidrs};
 use ferrite_kubelet::Kubelet;
@@ -25,7 +25,6 @@ use ferrite_network::{Bridge, BridgeConfig, Encapsulation, PodNetwork, RouterCon
 use ferrite_pki::{Purpose, Subject};
 use ferrite_policy::Sources;
 use ferrite_proxy::Proxy;
-use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
 use k8s_openapi::api::core::v1::Node;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -154,12 +153,17 @@ impl Cluster {
         }
         let on_request = ferrite_controllers::ON_REQUEST.iter().copied();
         let names: Vec<String> = std::iter::once("*").chain(on_request).map(str::to_owned).collect();
-        let controllers = api.start_controllers(&names, config, &scope)?;
-        let informers = controllers.informers.clone();
-        start_scheduler(&api, informers.clone(), &scope)?;
+        let local_storage = !options.disable.contains(&Part::LocalStorage);
+        let work = ManagerWork { controllers: names, config, local_storage, dns: None };
+        let informers = match api.is_shared() {
+            false => control_plane::start_alone(&api, work, &scope).await?,
+            true => {
+                control_plane::start_elected(&api, paths, work, true, &scope)?;
+                Informers::new(api.client("system:kube-controller-manager", &[]), scope.clone())
+            }
+        };
         progress.done("control plane", "controllers, scheduler");
-        if !options.disable.contains(&Part::LocalStorage) {
-            crate::local_storage::start(&api, &controllers).await?;
+        if local_storage {
             progress.done("storage", &format!("class {}", ferrite_client::local_path::CLASS));
         }
 
@@ -356,23 +360,6 @@ pub fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
     server
 }
 
-/// Starts the scheduler beside an API server. It reads through `informers`, so that the process has one copy of each
-/// kind, and writes as itself.
-pub fn start_scheduler(api: &ApiServerHandle, informers: Informers, scope: &Scope) -> Result<(), BoxError> {
-    let client = api.client("system:kube-scheduler", &[]);
-    ferrite_scheduler::start(&SchedulerContext {
-        informers,
-        events: Events::start(client.clone(), scope),
-        client,
-        scope: scope.clone(),
-        configuration: Configuration::default(),
-        registry: Registry::default(),
-        extenders: Vec::new(),
-    })?;
-    api.hosts(Component::Scheduler, scope);
-    Ok(())
-}
-
 /// The segment of nodes, whose addresses are nobody else's.
 async fn open_segment(
     paths: &Paths,
@@ -415,7 +402,11 @@ fn node_certificates(options: &ClusterOptions, node_ip: IpAddr) -> NodeCertifica
     let mut protected = options.server.service_cluster_ip_range.all().to_vec();
     protected.push(range_of(&options.pod_cidr));
     protected.push(ferrite_api::Cidr { address: node_ip, bits: if node_ip.is_ipv4() { 32 } else { 128 } });
-    NodeCertificates { users: vec![PROXY_USER.into(), DNS_USER.into()], protected }
+    NodeCertificates {
+        users: vec![PROXY_USER.into(), DNS_USER.into()],
+        protected,
+        servers: joining::server_list(),
+    }
 }
 
 fn dns_place(options: &ClusterOptions, node_ip: IpAddr) -> Result<DnsPlace<'_>, BoxError> {
@@ -449,7 +440,7 @@ async fn start_others(
         domain: options.dns.cluster_domain.clone(),
     };
     let admin = api.client("system:apiserver", &["system:masters"]);
-    Box::pin(joining::publish(&admin, api.pki.ca(), &settings)).await?;
+    Box::pin(joining::publish(&admin, api.pki.ca(), &settings, node_ip)).await?;
     let port = api.url.rsplit(':').next().unwrap_or_default();
     let machines = Machines::open(paths).await?;
     let server = format!("https://{}:{port}", SocketAddr::new(node_ip, 0).ip());

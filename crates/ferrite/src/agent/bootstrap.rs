@@ -165,13 +165,13 @@ async fn obtain(
 }
 
 /// Where an API server is.
-struct Target {
+pub struct Target {
     host: String,
     port: u16,
 }
 
 impl Target {
-    fn parse(url: &str) -> Result<Self, JoinError> {
+    pub fn parse(url: &str) -> Result<Self, JoinError> {
         let bad = || JoinError::Url(url.to_owned());
         let uri: http::Uri = url.parse().map_err(|_| bad())?;
         let host = uri.host().map(|host| host.trim_matches(['[', ']']).to_owned()).filter(|h| !h.is_empty());
@@ -187,7 +187,7 @@ impl Target {
 
 /// Asks a server, whoever it is, for the authority that it claims. Nothing is told to it, and its answer is worth
 /// nothing before it is compared with the token.
-async fn discover(target: &Target) -> Result<String, BoxError> {
+pub async fn discover(target: &Target) -> Result<String, BoxError> {
     let stream = TcpStream::connect((target.host.as_str(), target.port)).await?;
     let tls = tokio_rustls::TlsConnector::from(Arc::new(ferrite_pki::unverified_client_config()?));
     let stream = tls.connect(ServerName::try_from(target.host.clone())?, stream).await?;
@@ -217,12 +217,13 @@ fn authority_of(body: &[u8]) -> Option<String> {
     String::from_utf8(base64::engine::general_purpose::STANDARD.decode(encoded).ok()?).ok()
 }
 
-enum Credential {
+/// How a client shows itself.
+pub enum Credential {
     Token(String),
     Certificate(Identity),
 }
 
-async fn client(server: &str, ca: &str, credential: &Credential) -> Result<kube::Client, BoxError> {
+pub async fn client(server: &str, ca: &str, credential: &Credential) -> Result<kube::Client, BoxError> {
     let (certificate, key) = match credential {
         Credential::Token(_) => ("", ""),
         Credential::Certificate(identity) => (identity.certificate.as_str(), identity.key.as_str()),

@@ -1,6 +1,6 @@
 //! `ferrite agent`: a node that joins a cluster.
 
-mod bootstrap;
+pub mod bootstrap;
 mod network;
 
 use crate::apiserver::BoxError;

@@ -30,6 +30,7 @@ mod proxy;
 mod registry;
 mod rollout;
 mod server;
+mod servers;
 mod services;
 mod storage;
 mod store;
