@@ -99,6 +99,10 @@ fn is_as_wanted(object: &Value, wanted: &Value) -> bool {
 pub(crate) async fn keep(server: &ApiServer) {
     let mut renewed = Instant::now();
     loop {
+        // A server that ends has taken itself out; nobody puts it back.
+        if server.is_draining() {
+            return;
+        }
         let seen = server.registry.store.snapshot().revision();
         let result = async {
             if is_leased(server) && (renewed.elapsed() >= REFRESH || !has_lease(server)) {

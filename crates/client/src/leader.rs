@@ -1,7 +1,7 @@
 //! Leader election on a Lease.
 //!
-//! A leader may work until the renew deadline after its last renewal, and others may lead no sooner than the lease
-//! duration after it. [`Fence`] tells whether that time is over, also to a process that was stopped in between and
+//! A leader may work for a time after its last renewal that is shorter than the lease duration, and others may lead no
+//! sooner than the lease duration after it. [`Fence`] tells whether that time is over, also to a process that was stopped in between and
 //! has not noticed yet.
 
 use std::sync::Arc;
@@ -34,6 +34,13 @@ pub struct LeaderConfig {
 }
 
 impl LeaderConfig {
+    /// How long after the begin of a renewal the leader may go on without another: as upstream, the next renewal begins
+    /// a retry period later and has the renew deadline. Others may lead no sooner than the lease duration after it.
+    fn allowed(&self) -> Duration {
+        let spare = self.lease_duration.saturating_sub(self.renew_deadline) / 2;
+        self.renew_deadline + self.retry_period.min(spare)
+    }
+
     /// Upstream's times: 15 s, 10 s, 2 s.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
         Self {
@@ -136,18 +143,18 @@ enum Attempt {
 /// What a leader does after an attempt to renew.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
-    /// Leads until the renew deadline after the attempt began.
+    /// Leads for the time that a renewal allows, from the begin of the attempt.
     LeadOn,
     TryAgain,
     GiveUp,
 }
 
 /// `since` is the time from the begin of the last attempt that succeeded until now.
-fn after_renewal(attempt: Attempt, since: Duration, renew_deadline: Duration) -> Next {
+fn after_renewal(attempt: Attempt, since: Duration, allowed: Duration) -> Next {
     match attempt {
         Attempt::Leads => Next::LeadOn,
         Attempt::HeldByOther => Next::GiveUp,
-        Attempt::Failed if since >= renew_deadline => Next::GiveUp,
+        Attempt::Failed if since >= allowed => Next::GiveUp,
         Attempt::Failed => Next::TryAgain,
     }
 }
@@ -174,7 +181,8 @@ impl LeaderElector {
         };
         info!(lease = self.config.name, identity = self.config.identity, "became leader");
         let term = Term { scope: scope.child(), fence: Fence::default() };
-        term.fence.open_until(began + self.config.renew_deadline);
+        let allowed = self.config.allowed();
+        term.fence.open_until(began + allowed);
         lead(term.clone());
         loop {
             tokio::select! {
@@ -186,12 +194,12 @@ impl LeaderElector {
                 () = sleep(self.config.retry_period) => {}
             }
             let now = uptime();
-            let left = (began + self.config.renew_deadline).saturating_sub(now);
+            let left = (began + allowed).saturating_sub(now);
             let attempt = timeout(left, self.attempt()).await.unwrap_or(Attempt::Failed);
-            match after_renewal(attempt, uptime().saturating_sub(began), self.config.renew_deadline) {
+            match after_renewal(attempt, uptime().saturating_sub(began), allowed) {
                 Next::LeadOn => {
                     began = now;
-                    term.fence.open_until(began + self.config.renew_deadline);
+                    term.fence.open_until(began + allowed);
                 }
                 Next::TryAgain => {}
                 Next::GiveUp => {
@@ -313,8 +321,23 @@ mod tests {
             ("no answer, no time left", Attempt::Failed, 10, Next::GiveUp),
             ("another one leads", Attempt::HeldByOther, 1, Next::GiveUp),
         ] {
-            let deadline = Duration::from_secs(10);
-            assert_eq!(after_renewal(attempt, Duration::from_secs(since), deadline), next, "{what}");
+            let allowed = Duration::from_secs(10);
+            assert_eq!(after_renewal(attempt, Duration::from_secs(since), allowed), next, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_leader_ends_before_another_may_begin() {
+        for (lease, renew, retry, allowed) in [(15, 10, 2, 12_000), (3, 2, 1, 2_500), (60, 50, 1, 51_000)] {
+            let seconds = Duration::from_secs;
+            let config = LeaderConfig {
+                lease_duration: seconds(lease),
+                renew_deadline: seconds(renew),
+                retry_period: seconds(retry),
+                ..LeaderConfig::new("n", "l", "i")
+            };
+            assert_eq!(config.allowed(), Duration::from_millis(allowed));
+            assert!(config.allowed() < config.lease_duration);
         }
     }
 
