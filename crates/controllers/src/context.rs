@@ -17,6 +17,8 @@ pub struct Config {
     pub root_ca: Option<String>,
     /// Signs certificates that were approved; without it none are.
     pub authority: Option<Arc<Authority>>,
+    /// How long certificates last that are signed for others, at most.
+    pub signing_duration: Duration,
     /// Signs tokens that are kept in secrets; without it there are none.
     pub tokens: Option<Arc<TokenSigner>>,
     /// The ranges that pod CIDRs of nodes are cut from; without them nodes get none.
@@ -43,6 +45,7 @@ impl Default for Config {
         Self {
             root_ca: None,
             authority: None,
+            signing_duration: Duration::from_secs(365 * 24 * 3600),
             tokens: None,
             node_cidrs: None,
             node_certificates: None,

@@ -86,7 +86,7 @@ enum Command {
         #[command(flatten)]
         place: ServerPlace,
         #[command(flatten)]
-        agents: AgentSettings,
+        agents: Box<AgentSettings>,
         /// Controllers to run, by upstream's names: `*` is all, `-name` all but that one.
         #[arg(
             long,
@@ -163,7 +163,7 @@ impl Cli {
                 block_on(Box::pin(place.serve(&controllers, None)))
             }
             Command::Server { place, agents, controllers } => {
-                block_on(Box::pin(place.serve(&controllers, Some(&agents))))
+                block_on(Box::pin(place.serve(&controllers, Some(&*agents))))
             }
             Command::Kubelet { arguments } => block_on(Box::pin(kubelet::run(arguments))),
             Command::KubeControllerManager(manager) => block_on(manager.run()),

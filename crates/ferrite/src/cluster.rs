@@ -501,7 +501,12 @@ async fn start_own_kubelet(
             None => SocketAddr::new(node.ip, options.kubelet_port),
             Some(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         },
-        tls: ferrite_pki::server_config(&serving, api.pki.ca(), &["http/1.1"])?,
+        tls: tokio::sync::watch::channel(Some(ferrite_pki::server_config(
+            &serving,
+            api.pki.ca(),
+            &["http/1.1"],
+        )?))
+        .1,
         cgroup_driver: options.cgroup_driver,
         credential_providers: options
             .image_credential_provider_config

@@ -13,6 +13,7 @@ use crate::paths::Paths;
 use crate::up::quoted;
 use clap::Args;
 use ferrite_client::Scope;
+use ferrite_component::GoDuration;
 use ferrite_controllers::{Config, NodeCertificates, NodeCidrs};
 use ferrite_network::{Encapsulation, Router, RouterConfig};
 use std::net::{IpAddr, Ipv4Addr};
@@ -45,6 +46,9 @@ pub struct AgentSettings {
     /// Parts to do without.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
     disable: Vec<Part>,
+    /// How long certificates of nodes last, and others that the cluster signs, at most.
+    #[arg(long, default_value = "8760h0m0s", value_name = "DURATION")]
+    cluster_signing_duration: GoDuration,
     #[command(flatten)]
     join: JoinCluster,
 }
@@ -113,6 +117,7 @@ impl AgentSettings {
         let services = options.service_cluster_ip_range.all().to_vec();
         let pods = range_of(&self.pod_cidr);
         let cidrs = NodeCidrs::new(vec![(pods, self.pod_cidr.prefix.max(24))])?;
+        config.signing_duration = self.cluster_signing_duration.0;
         config.node_cidrs = Some(cidrs.without(services.clone()));
         let own = ferrite_api::Cidr { address: advertise, bits: if advertise.is_ipv4() { 32 } else { 128 } };
         config.node_certificates = Some(NodeCertificates {

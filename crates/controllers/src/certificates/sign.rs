@@ -15,16 +15,15 @@ use super::{
 use crate::Context;
 
 const NAME: &str = "certificatesigningrequest-signing-controller";
-/// How long a certificate lasts that does not say.
-const SECONDS: u64 = 365 * 24 * 3600;
 const LEAST_SECONDS: u64 = 600;
 
 pub(crate) fn start(context: &Context) {
     let Some(authority) = context.config.authority.clone() else { return };
     let requests: Informer<CertificateSigningRequest> = context.informers.get();
     let client = context.client.clone();
+    let longest = context.config.signing_duration.as_secs();
     context.controller(NAME).reconciles(&requests).run(move |key| {
-        let signed = requests.get(&key).and_then(|request| decide(&request, &authority));
+        let signed = requests.get(&key).and_then(|request| decide(&request, &authority, longest));
         let client = client.clone();
         async move {
             let Some(signed) = signed else { return Ok(None::<Duration>) };
@@ -35,14 +34,18 @@ pub(crate) fn start(context: &Context) {
 }
 
 /// The request with its certificate, or with why it gets none. None when there is nothing to do.
-fn decide(request: &CertificateSigningRequest, authority: &Authority) -> Option<CertificateSigningRequest> {
+fn decide(
+    request: &CertificateSigningRequest,
+    authority: &Authority,
+    longest: u64,
+) -> Option<CertificateSigningRequest> {
     let signer = request.spec.signer_name.as_str();
     let ours = matches!(signer, API_CLIENT | KUBELET_CLIENT | KUBELET_SERVING);
     let open = has(request, "Approved") && !has(request, "Denied") && !has(request, "Failed");
     if !ours || !open || is_issued(request) {
         return None;
     }
-    Some(match sign(request, authority) {
+    Some(match sign(request, authority, longest) {
         Ok(certificate) => {
             let mut signed = request.clone();
             signed.status.get_or_insert_default().certificate = Some(ByteString(certificate.into_bytes()));
@@ -52,7 +55,8 @@ fn decide(request: &CertificateSigningRequest, authority: &Authority) -> Option<
     })
 }
 
-fn sign(request: &CertificateSigningRequest, authority: &Authority) -> Result<String, String> {
+/// `longest` is the life of a certificate that does not ask for another, in seconds.
+fn sign(request: &CertificateSigningRequest, authority: &Authority, longest: u64) -> Result<String, String> {
     let pem = std::str::from_utf8(&request.spec.request.0).map_err(|e| e.to_string())?;
     let wanted = Request::parse(pem.as_bytes()).ok_or("the request is not a PEM of a certificate request")?;
     let problem = match request.spec.signer_name.as_str() {
@@ -67,7 +71,7 @@ fn sign(request: &CertificateSigningRequest, authority: &Authority) -> Result<St
         return Err(problem.to_owned());
     }
     let asked = request.spec.expiration_seconds.and_then(|s| u64::try_from(s).ok());
-    let seconds = asked.map_or(SECONDS, |s| s.clamp(LEAST_SECONDS, SECONDS));
+    let seconds = asked.map_or(longest, |s| s.max(LEAST_SECONDS).min(longest));
     let usages = request.spec.usages.clone().unwrap_or_default();
     authority.sign(pem, &usages, seconds).map_err(|e| format!("cannot sign: {e}"))
 }

@@ -531,6 +531,12 @@ fn servers_join_share_and_replace_each_other() {
     fleet.wait_for_endpoints(other, &[0, other]);
     let ended = fleet.machines[second].process.as_mut().unwrap().0.wait().unwrap();
     assert!(ended.success(), "{}", fleet.log(second));
+    let endpoints = format!("--endpoints=http://{HOST}:2379");
+    let arguments = [&endpoints, "get", "--prefix", "--keys-only", "/registry/masterleases/"];
+    let keys = fleet.world.command("etcdctl", &arguments).env("ETCDCTL_API", "3").output().unwrap();
+    let keys = String::from_utf8(keys.stdout).unwrap();
+    assert!(keys.contains(&fleet.machines[other].address), "{keys}");
+    assert!(!keys.contains(&fleet.machines[second].address), "it left no lease behind: {keys}");
 
     writer.more(20);
     let (acknowledged, failed) = writer.end();
@@ -597,4 +603,145 @@ fn a_leader_that_was_paused_or_cut_off_does_nothing_twice() {
     });
     assert_eq!(fleet.leader(1, "kube-controller-manager"), Some(0));
     eventually("the history is complete", || (history.count() == 62).then_some(()));
+}
+
+/// A machine with an agent, on the same segment.
+struct Worker {
+    netns: Netns,
+    data: PathBuf,
+    log: PathBuf,
+}
+
+const WORKER: &str = "192.0.2.100";
+
+impl Worker {
+    fn new(fleet: &Fleet) -> Self {
+        let netns = Netns::new();
+        let path = netns.path();
+        fleet.world.netns.run(move || {
+            block_on(async {
+                let segment = ferrite_network::Segment::find("machines", "none").await.unwrap().unwrap();
+                segment.attach("worker", &path, WORKER.parse().unwrap()).await.unwrap();
+            });
+        });
+        Self { netns, data: fleet.world.path("worker"), log: fleet.world.path("worker.log") }
+    }
+
+    fn ferrite(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(ferrite());
+        command.args(arguments).arg("--data-dir").arg(&self.data);
+        self.netns.enter(&mut command);
+        command
+    }
+
+    fn agent(&self, extra: &[&str]) -> Process {
+        let log = File::options().create(true).append(true).open(&self.log).unwrap();
+        let mut command = self.ferrite(&["agent", "-v", "2", "--node-name", "worker", "--node-ip", WORKER]);
+        Process(command.args(extra).stdout(Stdio::null()).stderr(log).spawn().unwrap())
+    }
+
+    fn certificate(&self, name: &str) -> String {
+        std::fs::read_to_string(self.data.join("pki").join(format!("{name}.crt"))).unwrap_or_default()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- agent\n{}", self.log());
+        }
+        let output = self.ferrite(&["down"]).output().unwrap();
+        assert!(output.status.success() || std::thread::panicking(), "{output:?}");
+    }
+}
+
+fn create_pod(fleet: &Fleet, n: usize, name: &str) {
+    let manifest = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n  - {{name: c, image: {TOOLS}, command: [/ferrite, tools, http]}}\n"
+    );
+    let path = fleet.world.write(&format!("{name}.yaml"), &manifest);
+    fleet.kubectl(n, &["create", "-f", path.to_str().unwrap()]);
+}
+
+fn wait_ready(fleet: &Fleet, n: usize, kind: &str, name: &str) -> Value {
+    eventually(&format!("{kind} {name} is Ready"), || {
+        Some(fleet.get(n, &[kind, name])).filter(|object| condition(object, "Ready") == Some("True"))
+    })
+}
+
+fn echo(fleet: &Fleet, n: usize, pod: &str) -> String {
+    fleet.kubectl(n, &["exec", pod, "--", "/ferrite", "tools", "echo", "here"])
+}
+
+#[test]
+fn an_agent_goes_on_with_another_server_and_renews_its_certificates() {
+    let mut fleet = Fleet::new(2);
+    let short = ["--cluster-signing-duration", "30s"];
+    fleet.start(0, &short);
+    let token = fleet.server_token(0);
+    let url = format!("https://{}:6443", fleet.machines[0].address);
+    fleet.start(1, &[&short[..], &["--server", &url, "--token", &token]].concat());
+    fleet.wait_for_endpoints(1, &[0, 1]);
+    let worker = Worker::new(&fleet);
+    let output = fleet.command(0, &["token", "create"]).output().unwrap();
+    let token = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+    let agent = worker.agent(&["--server", &url, "--token", &token]);
+    eventually("the node is registered", || {
+        fleet.kubectl(1, &["get", "nodes", "-o", "name"]).contains("node/worker").then_some(())
+    });
+    wait_ready(&fleet, 1, "node", "worker");
+    create_pod(&fleet, 0, "first");
+    wait_ready(&fleet, 1, "pod", "first");
+    let known = || std::fs::read_to_string(worker.data.join("servers.json")).unwrap_or_default();
+    eventually("the agent knows both servers", || {
+        fleet.machines.iter().all(|machine| known().contains(&machine.address)).then_some(())
+    });
+
+    // All certificates are replaced while the agent runs, and those it began with have ended.
+    const NAMES: [&str; 4] = ["kubelet-client", "kubelet", "kube-proxy", "dns"];
+    let begun = NAMES.map(|name| worker.certificate(name));
+    let has_ended = |certificate: &str| {
+        let (_, pem) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).unwrap();
+        let ends = pem.parse_x509().unwrap().validity().not_after.timestamp();
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64 > ends
+    };
+    eventually("all certificates are replaced", || {
+        let replaced =
+            |(name, begun): (&&str, &String)| worker.certificate(name) != *begun && has_ended(begun);
+        NAMES.iter().zip(&begun).all(replaced).then_some(())
+    });
+    assert_eq!(echo(&fleet, 1, "first").trim(), "here");
+    create_pod(&fleet, 1, "second");
+    wait_ready(&fleet, 1, "pod", "second");
+
+    // The server that the agent uses dies: pods are still made, and the node stays Ready.
+    fleet.kill(0);
+    create_pod(&fleet, 1, "third");
+    wait_ready(&fleet, 1, "pod", "third");
+    assert_eq!(echo(&fleet, 1, "third").trim(), "here");
+
+    // After a reboot of the machine the first server is still gone; the list on disk has the other.
+    drop(agent);
+    let _agent = worker.agent(&[]);
+    create_pod(&fleet, 1, "fourth");
+    wait_ready(&fleet, 1, "pod", "fourth");
+
+    // A server that is paused takes connections and answers nothing.
+    fleet.start(0, &short);
+    fleet.wait_for_endpoints(0, &[0, 1]);
+    eventually("the agent knows both servers", || {
+        fleet.machines.iter().all(|machine| known().contains(&machine.address)).then_some(())
+    });
+    fleet.signal(1, Signal::SIGSTOP);
+    eventually("the agent leaves the paused server", || {
+        worker.log().contains("going on with the next").then_some(())
+    });
+    eventually("the other server leads", || fleet.leader(0, "kube-scheduler").filter(|n| *n == 0));
+    create_pod(&fleet, 0, "fifth");
+    wait_ready(&fleet, 0, "pod", "fifth");
+    assert_eq!(echo(&fleet, 0, "fifth").trim(), "here");
 }
