@@ -3,6 +3,7 @@
 mod roles;
 
 use crate::auth::{RequestHeader, User};
+use crate::endpoints;
 use crate::options::{DeleteOptions, WriteOptions};
 use crate::registry::{Change, Update, Write, stored};
 use crate::server::ApiServer;
@@ -65,7 +66,6 @@ pub(crate) async fn provide_namespace(server: &ApiServer, name: &str) -> Result<
 /// The Service of the API server itself, and where it is.
 async fn services(server: &ApiServer) -> Result<(), Status> {
     let port = server.config.advertise.port();
-    let address = server.config.advertise.ip().to_string();
     let service = json!({
         "metadata": {"name": "kubernetes", "labels": {"component": "apiserver", "provider": "kubernetes"}},
         "spec": {
@@ -75,28 +75,7 @@ async fn services(server: &ApiServer) -> Result<(), Status> {
     });
     ensure(server, "", "services", "default", service).await?;
     server.registry.repair_addresses().await?;
-    if server.config.advertise.ip().is_loopback() {
-        // Endpoints may not be loopback addresses: nobody but this machine could use them.
-        return Ok(());
-    }
-    let endpoints = json!({
-        "metadata": {
-            "name": "kubernetes",
-            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
-        },
-        "subsets": [{
-            "addresses": [{"ip": address}],
-            "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
-        }],
-    });
-    replace(server, "", "endpoints", "default", endpoints).await?;
-    let slice = json!({
-        "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
-        "addressType": if server.config.advertise.is_ipv6() { "IPv6" } else { "IPv4" },
-        "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
-        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
-    });
-    replace(server, "discovery.k8s.io", "endpointslices", "default", slice).await
+    endpoints::reconcile(server).await
 }
 
 /// The range of the cluster's Services as an object, which is ready from the start.
@@ -152,10 +131,11 @@ pub(crate) async fn change(
 /// Brings the server's Service and its range back when somebody deletes them, and records of addresses that are held.
 pub(crate) async fn keep(server: &ApiServer) {
     let stopping = server.stopping();
-    let kept = future::join3(
+    let kept = future::join4(
         keep_one(server, ("", "services", "default"), || services(server)),
         keep_one(server, ("networking.k8s.io", "servicecidrs", ""), || service_range(server)),
         server.registry.keep_addresses(),
+        endpoints::keep(server),
     );
     tokio::select! {
         _ = kept => {}
@@ -264,7 +244,8 @@ fn options() -> WriteOptions {
     WriteOptions { field_manager: "kube-apiserver".into(), ..WriteOptions::default() }
 }
 
-async fn ensure(
+/// Creates the object unless there is one of its name.
+pub(crate) async fn ensure(
     server: &ApiServer,
     group: &str,
     plural: &str,
@@ -306,6 +287,24 @@ async fn replace(
     };
     let resource = server.registry.table.find(group, "v1", plural).ok_or_else(Status::no_such_path)?;
     change(server, resource, (namespace, ferrite_api::meta::name(&object)), None, &merge).await
+}
+
+/// Deletes an object as the server itself. One that is gone already is fine.
+pub(crate) async fn delete(
+    server: &ApiServer,
+    group: &str,
+    plural: &str,
+    namespace: &str,
+    name: &str,
+) -> Result<(), Status> {
+    let resource = server.registry.table.find(group, "v1", plural).ok_or_else(Status::no_such_path)?;
+    let user = User::new(SELF, ["system:masters"]);
+    let options = options();
+    let write = Write { resource, namespace, requested: name, user: &user, options: &options, copied: false };
+    match server.registry.delete(&write, name, &DeleteOptions::default()).await {
+        Err(status) if status.code != 404 => Err(status),
+        _ => Ok(()),
+    }
 }
 
 /// Ends leases when their time is over, which deletes old events.

@@ -5,6 +5,7 @@ use crate::aggregation::{self, Aggregator, MountedGroup};
 use crate::auth::{self, FrontProxies, LegacyTokens, Mode, RequestHeader, StaticTokens, User};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
+use crate::endpoints::{self, EndpointReconciler};
 use crate::filters::{self, InFlight, InProcess, MemoryReclaimer};
 use crate::flowcontrol::{self, FlowControl};
 use crate::http::{self, Body, BoxError, Response};
@@ -13,7 +14,7 @@ use crate::negotiate::Representation;
 use crate::outbound::Outbound;
 use crate::registry::{Registry, ResourceMap, ServiceAllocator};
 use crate::subresource::token::Rejected;
-use crate::{bootstrap, encode, openapi, subresource};
+use crate::{bootstrap, encode, identity_lease, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::{Cidr, Status};
@@ -136,6 +137,9 @@ pub struct Config {
     pub mounted: Vec<Arc<dyn MountedGroup>>,
     /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
     pub bootstrap_tokens: bool,
+    pub endpoint_reconciler: EndpointReconciler,
+    /// The name of this machine, as the server's Lease has it. Without a name there is no Lease.
+    pub host_name: String,
 }
 
 impl Config {
@@ -169,6 +173,8 @@ impl Config {
             acted_on: &[],
             mounted: Vec::new(),
             bootstrap_tokens: false,
+            endpoint_reconciler: EndpointReconciler::default(),
+            host_name: String::new(),
         }
     }
 
@@ -305,6 +311,10 @@ impl ApiServer {
         server.run_until_stopped(async move { noting.legacy_tokens.run(&noting).await });
         let keeping = Arc::clone(&server);
         server.spawn(async move { bootstrap::keep(&keeping).await });
+        if !server.config.host_name.is_empty() {
+            let living = Arc::clone(&server);
+            server.run_until_stopped(async move { identity_lease::run(&living).await });
+        }
         server.ready.store(true, Ordering::Release);
         Ok(server)
     }
@@ -322,9 +332,13 @@ impl ApiServer {
     /// connections and ends watches, lets the requests in flight finish, and waits for all that.
     pub async fn shutdown(&self) {
         self.draining.store(true, Ordering::Release);
+        endpoints::remove(self).await;
         tokio::time::sleep(self.config.serving.shutdown_delay).await;
         self.stop.cancel();
         self.tasks.close();
+        if !self.config.host_name.is_empty() && self.registry.store.is_remote() {
+            identity_lease::remove(self).await;
+        }
         let finish = async {
             self.in_flight.idle().await;
             let _ = tokio::time::timeout(FLUSH, self.tasks.wait()).await;
@@ -381,7 +395,7 @@ impl ApiServer {
     pub fn in_process_client(self: &Arc<Self>, user: User) -> InProcessClient {
         // Who writes is told by the user agent; components in this process have none but their name.
         let agent = HeaderValue::from_str(user.name.strip_prefix("system:").unwrap_or(&user.name)).ok();
-        InProcessClient { server: Arc::clone(self), user: Arc::new(user), agent }
+        InProcessClient { server: Arc::clone(self), user: Arc::new(user), agent, guard: None }
     }
 
     /// Answers a request. Never panics and never fails: every problem is an API Status.
@@ -443,15 +457,38 @@ pub(crate) fn error(status: &Status, as_: Representation) -> Response {
     answer
 }
 
+/// Says whether a client may still write.
+pub type WriteGuard = Arc<dyn Fn() -> bool + Send + Sync>;
+
+tokio::task_local! {
+    /// The guard of the client whose request is served.
+    static GUARD: WriteGuard;
+}
+
+/// Fails if the request's client may not write any more. Asked last before a change is committed: the process may
+/// have been stopped since the request began.
+pub(crate) fn check_guard() -> Result<(), Status> {
+    match GUARD.try_with(|guard| guard()) {
+        Ok(false) => Err(Status::unavailable("the client does not lead any more")),
+        _ => Ok(()),
+    }
+}
+
 /// The in-process client side of a server, with a fixed identity.
 #[derive(Clone)]
 pub struct InProcessClient {
     server: Arc<ApiServer>,
     user: Arc<User>,
     agent: Option<HeaderValue>,
+    guard: Option<WriteGuard>,
 }
 
 impl InProcessClient {
+    /// The same client for a leader: nothing is written once `guard` says no.
+    pub fn guarded(self, guard: WriteGuard) -> Self {
+        Self { guard: Some(guard), ..self }
+    }
+
     /// The same client for a component that is known by another name than its user's.
     pub fn with_agent(self, agent: &'static str) -> Self {
         Self { agent: Some(HeaderValue::from_static(agent)), ..self }
@@ -479,6 +516,10 @@ where
         if let Some(agent) = self.agent.clone() {
             request.headers_mut().entry(header::USER_AGENT).or_insert(agent);
         }
-        async move { Ok(server.handle(Some(user), request).await) }.boxed()
+        let handled = async move { Ok(server.handle(Some(user), request).await) };
+        match self.guard.clone() {
+            Some(guard) => GUARD.scope(guard, handled).boxed(),
+            None => handled.boxed(),
+        }
     }
 }

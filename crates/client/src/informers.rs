@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kube::{Client, Resource};
+use tokio_util::sync::CancellationToken;
 
 use crate::{Api, Informer, ListSelector, Object, Scope};
 
@@ -16,6 +17,8 @@ pub struct Informers {
     client: Client,
     scope: Scope,
     started: Arc<Mutex<Started>>,
+    /// Ends what subscribes through this value; without it handlers stay as long as the informers.
+    session: Option<CancellationToken>,
 }
 
 impl std::fmt::Debug for Informers {
@@ -27,7 +30,12 @@ impl std::fmt::Debug for Informers {
 impl Informers {
     /// The tasks of all informers belong to `scope`.
     pub fn new(client: Client, scope: Scope) -> Self {
-        Self { client, scope, started: Arc::default() }
+        Self { client, scope, started: Arc::default(), session: None }
+    }
+
+    /// The same informers for a user that ends earlier than they do: its handlers are dropped when `scope` ends.
+    pub fn session(&self, scope: &Scope) -> Self {
+        Self { session: Some(scope.token().clone()), ..self.clone() }
     }
 
     /// The shared informer of `K` in all namespaces.
@@ -51,6 +59,6 @@ impl Informers {
             })
             .downcast_ref::<Informer<K>>()
             .expect("the entry is keyed by the type of what it holds")
-            .clone()
+            .in_session(self.session.clone())
     }
 }

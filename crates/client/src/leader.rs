@@ -1,5 +1,11 @@
 //! Leader election on a Lease.
+//!
+//! A leader may work for a time after its last renewal that is shorter than the lease duration, and others may lead no
+//! sooner than the lease duration after it. [`Fence`] tells whether that time is over, also to a process that was stopped in between and
+//! has not noticed yet.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -7,8 +13,8 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::Client;
 use kube::api::PostParams;
-use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
 
 use crate::{Api, Scope, is_not_found};
 
@@ -28,6 +34,13 @@ pub struct LeaderConfig {
 }
 
 impl LeaderConfig {
+    /// How long after the begin of a renewal the leader may go on without another: as upstream, the next renewal begins
+    /// a retry period later and has the renew deadline. Others may lead no sooner than the lease duration after it.
+    fn allowed(&self) -> Duration {
+        let spare = self.lease_duration.saturating_sub(self.renew_deadline) / 2;
+        self.renew_deadline + self.retry_period.min(spare)
+    }
+
     /// Upstream's times: 15 s, 10 s, 2 s.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
         Self {
@@ -41,12 +54,52 @@ impl LeaderConfig {
     }
 }
 
+/// The time up to which a leader may act. Clones share it.
+///
+/// The clock goes on while the process is stopped or the machine sleeps.
+#[derive(Debug, Clone, Default)]
+pub struct Fence(Arc<AtomicU64>);
+
+impl Fence {
+    /// Whether the leadership lasts. A leader asks before each write.
+    pub fn is_open(&self) -> bool {
+        uptime() < Duration::from_nanos(self.0.load(Ordering::Acquire))
+    }
+
+    /// Lets the leader act until this time after the machine's start.
+    fn open_until(&self, end: Duration) {
+        self.0.store(u64::try_from(end.as_nanos()).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    fn close(&self) {
+        self.open_until(Duration::ZERO);
+    }
+}
+
+/// Time since the machine's start, with the time that it slept.
+fn uptime() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec of this function. The clock exists since Linux 2.6.39; without it the time
+    // stays zero and no lease expires.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0))
+        + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// One time of leading.
+#[derive(Debug, Clone)]
+pub struct Term {
+    /// Ends with the leadership.
+    pub scope: Scope,
+    pub fence: Fence,
+}
+
 /// Takes part in the election of one Lease.
 pub struct LeaderElector {
     api: Api<Lease>,
     config: LeaderConfig,
     /// The lease as last seen to change, and when: clocks of candidates are never compared.
-    observed: Option<(LeaseSpec, Instant)>,
+    observed: Option<(LeaseSpec, Duration)>,
 }
 
 impl std::fmt::Debug for LeaderElector {
@@ -77,53 +130,96 @@ fn decide(spec: &LeaseSpec, unchanged_for: Duration, identity: &str) -> Step {
     }
 }
 
+/// What came of an attempt to take or renew the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    Leads,
+    /// Somebody else holds the lease.
+    HeldByOther,
+    /// The server refused or did not answer. The lease may still be ours.
+    Failed,
+}
+
+/// What a leader does after an attempt to renew.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    /// Leads for the time that a renewal allows, from the begin of the attempt.
+    LeadOn,
+    TryAgain,
+    GiveUp,
+}
+
+/// `since` is the time from the begin of the last attempt that succeeded until now.
+fn after_renewal(attempt: Attempt, since: Duration, allowed: Duration) -> Next {
+    match attempt {
+        Attempt::Leads => Next::LeadOn,
+        Attempt::HeldByOther => Next::GiveUp,
+        Attempt::Failed if since >= allowed => Next::GiveUp,
+        Attempt::Failed => Next::TryAgain,
+    }
+}
+
 impl LeaderElector {
     pub fn new(client: Client, config: LeaderConfig) -> Self {
         Self { api: Api::namespaced(client, &config.namespace), config, observed: None }
     }
 
-    /// Waits until it leads, calls `lead` with a scope that lasts as long as the leadership, and returns when the
-    /// leadership is lost (the scope is then ended and joined) or when `scope` ends (the lease is then released, so
-    /// that a successor need not wait).
-    pub async fn run(mut self, scope: &Scope, lead: impl FnOnce(Scope)) {
+    /// Waits until it leads, calls `lead` with a term whose scope lasts as long as the leadership, and returns when
+    /// the leadership is lost (the scope is then ended and joined) or when `scope` ends (the lease is then released,
+    /// so that a successor need not wait). It can be called again to take part once more.
+    pub async fn run(&mut self, scope: &Scope, lead: impl FnOnce(Term)) {
         let token = scope.token().clone();
-        while !self.attempt().await {
+        let mut began = loop {
+            let began = uptime();
+            if self.attempt().await == Attempt::Leads {
+                break began;
+            }
             tokio::select! {
                 () = token.cancelled() => return,
                 () = sleep(self.config.retry_period.mul_f64(1.0 + 1.2 * rand::random::<f64>())) => {}
             }
-        }
+        };
         info!(lease = self.config.name, identity = self.config.identity, "became leader");
-        let leading = scope.child();
-        lead(leading.clone());
-        let mut renewed = Instant::now();
+        let term = Term { scope: scope.child(), fence: Fence::default() };
+        let allowed = self.config.allowed();
+        term.fence.open_until(began + allowed);
+        lead(term.clone());
         loop {
             tokio::select! {
                 () = token.cancelled() => {
-                    leading.shutdown().await;
+                    term.scope.shutdown().await;
                     self.release().await;
                     return;
                 }
                 () = sleep(self.config.retry_period) => {}
             }
-            let left = self.config.renew_deadline.saturating_sub(renewed.elapsed());
-            if let Ok(true) = timeout(left, self.attempt()).await {
-                renewed = Instant::now();
-            } else if renewed.elapsed() >= self.config.renew_deadline {
-                info!(lease = self.config.name, "lost the lease");
-                leading.shutdown().await;
-                return;
+            let now = uptime();
+            let left = (began + allowed).saturating_sub(now);
+            let attempt = timeout(left, self.attempt()).await.unwrap_or(Attempt::Failed);
+            match after_renewal(attempt, uptime().saturating_sub(began), allowed) {
+                Next::LeadOn => {
+                    began = now;
+                    term.fence.open_until(began + allowed);
+                }
+                Next::TryAgain => {}
+                Next::GiveUp => {
+                    term.fence.close();
+                    warn!(lease = self.config.name, "lost the lease");
+                    term.scope.shutdown().await;
+                    return;
+                }
             }
         }
     }
 
-    /// Tries once to take or renew; whether this candidate leads now.
-    async fn attempt(&mut self) -> bool {
+    /// Tries once to take or renew.
+    async fn attempt(&mut self) -> Attempt {
         match self.try_attempt().await {
-            Ok(leads) => leads,
+            Ok(true) => Attempt::Leads,
+            Ok(false) => Attempt::HeldByOther,
             Err(error) => {
                 debug!(%error, lease = self.config.name, "lease attempt failed");
-                false
+                Attempt::Failed
             }
         }
     }
@@ -156,9 +252,10 @@ impl LeaderElector {
         };
         let spec = lease.spec.get_or_insert_default();
         if self.observed.as_ref().is_none_or(|(seen, _)| seen != spec) {
-            self.observed = Some((spec.clone(), Instant::now()));
+            self.observed = Some((spec.clone(), uptime()));
         }
-        let unchanged_for = self.observed.as_ref().map_or(Duration::ZERO, |(_, at)| at.elapsed());
+        let seen = self.observed.as_ref().map(|(_, at)| *at);
+        let unchanged_for = seen.map_or(Duration::ZERO, |at| uptime().saturating_sub(at));
         match decide(spec, unchanged_for, &self.config.identity) {
             Step::Wait => return Ok(false),
             Step::Renew => {}
@@ -213,5 +310,44 @@ mod tests {
         ] {
             assert_eq!(decide(&spec, Duration::from_secs(unchanged), "me"), step, "{what}");
         }
+    }
+
+    #[test]
+    fn a_leader_gives_up_in_time() {
+        for (what, attempt, since, next) in [
+            ("renewed", Attempt::Leads, 3, Next::LeadOn),
+            ("renewed at the last moment", Attempt::Leads, 10, Next::LeadOn),
+            ("no answer, time left", Attempt::Failed, 9, Next::TryAgain),
+            ("no answer, no time left", Attempt::Failed, 10, Next::GiveUp),
+            ("another one leads", Attempt::HeldByOther, 1, Next::GiveUp),
+        ] {
+            let allowed = Duration::from_secs(10);
+            assert_eq!(after_renewal(attempt, Duration::from_secs(since), allowed), next, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_leader_ends_before_another_may_begin() {
+        for (lease, renew, retry, allowed) in [(15, 10, 2, 12_000), (3, 2, 1, 2_500), (60, 50, 1, 51_000)] {
+            let seconds = Duration::from_secs;
+            let config = LeaderConfig {
+                lease_duration: seconds(lease),
+                renew_deadline: seconds(renew),
+                retry_period: seconds(retry),
+                ..LeaderConfig::new("n", "l", "i")
+            };
+            assert_eq!(config.allowed(), Duration::from_millis(allowed));
+            assert!(config.allowed() < config.lease_duration);
+        }
+    }
+
+    #[test]
+    fn a_fence_opens_for_a_time() {
+        let fence = Fence::default();
+        assert!(!fence.is_open(), "nobody leads yet");
+        fence.open_until(uptime() + Duration::from_secs(3600));
+        assert!(fence.is_open() && fence.clone().is_open());
+        fence.open_until(uptime());
+        assert!(!fence.is_open(), "the time is over");
     }
 }

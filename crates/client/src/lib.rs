@@ -38,7 +38,7 @@ pub use expectations::Expectations;
 pub use informer::{Change, Informer, ListSelector, Old};
 pub use informers::Informers;
 pub use key::ObjectKey;
-pub use leader::{LeaderConfig, LeaderElector};
+pub use leader::{Fence, LeaderConfig, LeaderElector, Term};
 pub use object::{DecodeError, Object};
 pub use ownership::{
     Claim, ClaimError, claim, claim_all, claim_all_with_finalizer, controller_of, controller_reference,

@@ -124,9 +124,15 @@ impl std::fmt::Debug for Context {
 impl Context {
     /// Informers and events that live as long as `scope`. They are the manager's, shared by all controllers.
     pub fn new(clients: Clients, scope: Scope, config: Config) -> Self {
+        let informers = Informers::new(clients(Identity::Manager), scope.clone());
+        Self::with_informers(clients, informers, scope, config)
+    }
+
+    /// The same with informers that others read through, too. They may outlive `scope`.
+    pub fn with_informers(clients: Clients, informers: Informers, scope: Scope, config: Config) -> Self {
         let client = clients(Identity::Manager);
         Self {
-            informers: Informers::new(client.clone(), scope.clone()),
+            informers,
             events: Events::start(client.clone(), &scope),
             reader: client.clone(),
             client,

@@ -92,12 +92,13 @@ pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
             (entry.start)(&context.acting_as(entry.identity));
         }
     }
-    names
-        .iter()
-        .map(|name| split(name).1)
-        .filter(|name| *name != "*" && !is_known(name))
-        .map(str::to_owned)
-        .collect()
+    unknown(names)
+}
+
+/// Those of the names that match no controller.
+pub fn unknown(names: &[&str]) -> Vec<String> {
+    let all = names.iter().map(|name| split(name).1);
+    all.filter(|name| *name != "*" && !is_known(name)).map(str::to_owned).collect()
 }
 
 /// A name in today's form, and whether it turns its controller on.

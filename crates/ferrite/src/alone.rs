@@ -130,12 +130,12 @@ impl Alone {
                     identity(),
                 )
             };
-            let elector = LeaderElector::new(client, config);
+            let mut elector = LeaderElector::new(client, config);
             let is_leader = leading.clone();
             elector
-                .run(&scope, |leading_scope| {
+                .run(&scope, |term| {
                     is_leader.store(true, Ordering::Relaxed);
-                    failed = work(leading_scope).err();
+                    failed = work(term.scope).err();
                 })
                 .await;
             Ok(true)

@@ -1,5 +1,6 @@
 //! The API server with its store, PKI and sockets: alone as `kube-apiserver`, or as part of a cluster.
 
+use crate::authority;
 use crate::joining;
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
@@ -7,9 +8,10 @@ use crate::serving::ServingOptions;
 use crate::standalone::StandaloneOptions;
 use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{
-    AdmissionPlugins, ApiServer, Component, Config, InProcessClient, RequestHeader, User,
+    AdmissionPlugins, ApiServer, Component, Config, EndpointReconciler, InProcessClient, RequestHeader, User,
+    WriteGuard,
 };
-use ferrite_client::Scope;
+use ferrite_client::{Fence, Scope};
 use ferrite_controllers::{Clients, Identity};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -61,8 +63,21 @@ pub struct ServerOptions {
     /// Let bearers of bootstrap tokens in: secrets of type `bootstrap.kubernetes.io/token` in `kube-system`.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub enable_bootstrap_token_auth: bool,
+    /// How the addresses of the Service `kubernetes` are kept: every server that lives, or not at all.
+    #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
+    pub endpoint_reconciler_type: EndpointReconcilerType,
     #[command(flatten)]
     pub request_header: RequestHeaderOptions,
+}
+
+/// Upstream's `--endpoint-reconciler-type`, without the deprecated `master-count`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum EndpointReconcilerType {
+    /// Every server that lives, by its lease.
+    #[default]
+    Lease,
+    /// Somebody else keeps them.
+    None,
 }
 
 /// Front proxies that authenticate users for the server.
@@ -252,6 +267,62 @@ fn parse_ports(text: &str) -> Result<PortRange, String> {
     Ok(PortRange(from..=to))
 }
 
+/// The way to the API server for the components of its process. Clones are cheap.
+#[derive(Clone)]
+pub struct LocalApi {
+    server: Arc<ApiServer>,
+    /// Asked before each write of a component that works while it leads.
+    guard: Option<WriteGuard>,
+}
+
+impl LocalApi {
+    /// The same for what works while it leads: nothing is written after the leadership.
+    pub fn fenced(&self, fence: Fence) -> Self {
+        Self { guard: Some(Arc::new(move || fence.is_open())), ..self.clone() }
+    }
+
+    /// A client for a component in this process.
+    pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
+        let client = self.in_process(User::new(user, groups.iter().copied()));
+        kube::Client::new(client, "default")
+    }
+
+    fn in_process(&self, user: User) -> InProcessClient {
+        let client = self.server.in_process_client(user);
+        match &self.guard {
+            Some(guard) => client.guarded(Arc::clone(guard)),
+            None => client,
+        }
+    }
+
+    /// Clients for controllers, each with the rights of its own identity and no more.
+    pub fn controller_clients(&self) -> Clients {
+        let local = self.clone();
+        Arc::new(move |identity| {
+            let user = match identity {
+                Identity::Manager => User::new(MANAGER, NO_GROUPS),
+                Identity::ServiceAccount(name) => User::new(
+                    format!("system:serviceaccount:kube-system:{name}"),
+                    ["system:serviceaccounts", "system:serviceaccounts:kube-system"],
+                ),
+                Identity::Server => User::new("system:apiserver", ["system:masters"]),
+            };
+            let agent =
+                if identity == Identity::Server { "kube-apiserver" } else { "kube-controller-manager" };
+            kube::Client::new(local.in_process(user).with_agent(agent), "default")
+        })
+    }
+
+    /// Reports a component of this process as well for as long as its scope lasts.
+    pub fn hosts(&self, component: Component, scope: &Scope) {
+        let stopping = scope.token().clone();
+        self.server.hosts(component, move || match stopping.is_cancelled() {
+            false => Ok(()),
+            true => Err("it is stopping".to_owned()),
+        });
+    }
+}
+
 /// A running API server and what others need to reach it.
 pub struct ApiServerHandle {
     pub server: Arc<ApiServer>,
@@ -320,9 +391,12 @@ impl ApiServerHandle {
         let addresses = options.bind_address.as_ref().map_or(&place.listen[..], std::slice::from_ref);
         let listeners = bind(addresses, options.secure_port).await?;
         let listening = listeners.first().ok_or("there is no address to listen on")?.local_addr()?;
-        let pki = ClusterPki::open(&paths.pki())?;
         let storage = Storage::open(paths, &options.storage, node_address).await?;
         let store = Arc::clone(&storage.store);
+        let pki = match place.whole {
+            true => authority::open(&store, &paths.pki()).await?,
+            false => ClusterPki::open(&paths.pki())?,
+        };
         let service_ip = options.service_cluster_ip_range.first_address();
         let mut names: Vec<String> = NAMES.map(str::to_owned).to_vec();
         names.extend([
@@ -400,6 +474,11 @@ impl ApiServerHandle {
                 Vec::new()
             },
             bootstrap_tokens: options.enable_bootstrap_token_auth,
+            endpoint_reconciler: match options.endpoint_reconciler_type {
+                EndpointReconcilerType::Lease => EndpointReconciler::Lease,
+                EndpointReconcilerType::None => EndpointReconciler::None,
+            },
+            host_name: nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
@@ -433,26 +512,17 @@ impl ApiServerHandle {
 
     /// A client for a component in this process.
     pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
-        let client: InProcessClient = self.server.in_process_client(User::new(user, groups.iter().copied()));
-        kube::Client::new(client, "default")
+        self.local().client(user, groups)
     }
 
-    /// Clients for controllers, each with the rights of its own identity and no more.
-    fn controller_clients(&self) -> Clients {
-        let server = Arc::clone(&self.server);
-        Arc::new(move |identity| {
-            let user = match identity {
-                Identity::Manager => User::new(MANAGER, NO_GROUPS),
-                Identity::ServiceAccount(name) => User::new(
-                    format!("system:serviceaccount:kube-system:{name}"),
-                    ["system:serviceaccounts", "system:serviceaccounts:kube-system"],
-                ),
-                Identity::Server => User::new("system:apiserver", ["system:masters"]),
-            };
-            let agent =
-                if identity == Identity::Server { "kube-apiserver" } else { "kube-controller-manager" };
-            kube::Client::new(server.in_process_client(user).with_agent(agent), "default")
-        })
+    /// The way to the server within this process.
+    pub fn local(&self) -> LocalApi {
+        LocalApi { server: Arc::clone(&self.server), guard: None }
+    }
+
+    /// Whether other servers may use the same store.
+    pub fn is_shared(&self) -> bool {
+        self.storage.store.is_remote()
     }
 
     /// What controllers know of this cluster beyond its API.
@@ -465,42 +535,6 @@ impl ApiServerHandle {
             tokens: Some(Arc::new(tokens)),
             ..Default::default()
         })
-    }
-
-    /// Starts the server's own controllers and those that `names` selects, with the rules of upstream's
-    /// `--controllers`. Returns what they were given, with the informers that they read through.
-    pub fn start_controllers(
-        &self,
-        names: &[String],
-        config: ferrite_controllers::Config,
-        scope: &Scope,
-    ) -> Result<ferrite_controllers::Context, BoxError> {
-        let context = ferrite_controllers::Context::new(self.controller_clients(), scope.clone(), config);
-        let own = ferrite_controllers::OF_THE_SERVER.iter().copied();
-        let all: Vec<&str> = names.iter().map(String::as_str).chain(own).collect();
-        match ferrite_controllers::start_all(&context, &all).as_slice() {
-            [] => {
-                // The server's own controllers are no controller manager.
-                if !names.is_empty() {
-                    self.hosts(Component::ControllerManager, scope);
-                }
-                Ok(context)
-            }
-            unknown => {
-                let known: Vec<&str> = ferrite_controllers::CONTROLLERS.iter().map(|c| c.name).collect();
-                Err(format!("no controller is called {}: there are {}", unknown.join(", "), known.join(", "))
-                    .into())
-            }
-        }
-    }
-
-    /// Reports a component of this process as well for as long as its scope lasts.
-    pub fn hosts(&self, component: Component, scope: &Scope) {
-        let stopping = scope.token().clone();
-        self.server.hosts(component, move || match stopping.is_cancelled() {
-            false => Ok(()),
-            true => Err("it is stopping".to_owned()),
-        });
     }
 
     /// Writes the administrator's kubeconfig beside the configuration.

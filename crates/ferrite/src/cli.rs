@@ -89,7 +89,7 @@ enum Command {
         #[command(flatten)]
         place: ServerPlace,
         #[command(flatten)]
-        agents: AgentSettings,
+        agents: Box<AgentSettings>,
         /// Controllers to run, by upstream's names: `*` is all, `-name` all but that one.
         #[arg(
             long,
@@ -167,7 +167,7 @@ impl Cli {
             }
             Command::Server { place, agents, controllers } => {
                 let standalone = StandaloneOptions::default();
-                block_on(Box::pin(place.serve(&controllers, Some(&agents), standalone)))
+                block_on(Box::pin(place.serve(&controllers, Some(&*agents), standalone)))
             }
             Command::Kubelet { arguments } => block_on(Box::pin(kubelet::run(arguments))),
             Command::KubeControllerManager(manager) => block_on(manager.run()),

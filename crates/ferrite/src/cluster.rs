@@ -5,6 +5,7 @@
 
 use crate::apiserver::{ApiServerHandle, BoxError, Cidr, Place, ServerOptions};
 use crate::control::Control;
+use crate::control_plane::{self, ManagerWork};
 use crate::dns::{ClusterDns, DnsOptions, DnsPlace};
 use crate::extras::ExtraOptions;
 use crate::joining::token::JoinToken;
@@ -18,8 +19,7 @@ use crate::node_routes;
 use crate::paths::Paths;
 use crate::progress::Progress;
 use crate::standalone::StandaloneOptions;
-use ferrite_apiserver::Component;
-use ferrite_client::{Events, Informers, Scope};
+use ferrite_client::{Informers, Scope};
 use ferrite_component::GoDuration;
 use ferrite_controllers::{NodeCertificates, NodeCidrs};
 use ferrite_kubelet::Kubelet;
@@ -27,7 +27,6 @@ use ferrite_network::{Bridge, BridgeConfig, Encapsulation, PodNetwork, RouterCon
 use ferrite_pki::{Purpose, Subject};
 use ferrite_policy::Sources;
 use ferrite_proxy::Proxy;
-use ferrite_scheduler::{Configuration, Registry, SchedulerContext};
 use k8s_openapi::api::core::v1::Node;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -163,18 +162,21 @@ impl Cluster {
         }
         let on_request = ferrite_controllers::FOR_JOINING.iter().copied();
         let names: Vec<String> = std::iter::once("*").chain(on_request).map(str::to_owned).collect();
-        let controllers = api.start_controllers(&names, config, &scope)?;
-        let informers = controllers.informers.clone();
-        start_scheduler(&api, informers.clone(), &scope)?;
+        let local_storage = !options.disable.contains(&Part::LocalStorage);
+        let service_lb = !options.disable.contains(&Part::ServiceLb);
+        let work = ManagerWork { controllers: names, config, local_storage, service_lb, dns: None };
+        let informers = match api.is_shared() {
+            false => control_plane::start_alone(&api, work, &scope).await?,
+            true => {
+                control_plane::start_elected(&api, paths, work, true, &scope)?;
+                Informers::new(api.client("system:kube-controller-manager", &[]), scope.clone())
+            }
+        };
         progress.done("control plane", "controllers, scheduler");
-        if !options.disable.contains(&Part::LocalStorage) {
-            crate::local_storage::start(&api, &controllers).await?;
+        if local_storage {
             progress.done("storage", &format!("class {}", ferrite_client::local_path::CLASS));
         }
 
-        if !options.disable.contains(&Part::ServiceLb) {
-            ferrite_controllers::service_lb::start(&controllers);
-        }
         if let Some(at) = options.extras.start(&doors, node_ip, &api, &informers, &scope).await? {
             progress.done("ingress", &at);
         }
@@ -367,23 +369,6 @@ pub fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
     server
 }
 
-/// Starts the scheduler beside an API server. It reads through `informers`, so that the process has one copy of each
-/// kind, and writes as itself.
-pub fn start_scheduler(api: &ApiServerHandle, informers: Informers, scope: &Scope) -> Result<(), BoxError> {
-    let client = api.client("system:kube-scheduler", &[]);
-    ferrite_scheduler::start(&SchedulerContext {
-        informers,
-        events: Events::start(client.clone(), scope),
-        client,
-        scope: scope.clone(),
-        configuration: Configuration::default(),
-        registry: Registry::default(),
-        extenders: Vec::new(),
-    })?;
-    api.hosts(Component::Scheduler, scope);
-    Ok(())
-}
-
 /// The segment of nodes, whose addresses are nobody else's.
 async fn open_segment(
     paths: &Paths,
@@ -426,7 +411,11 @@ fn node_certificates(options: &ClusterOptions, node_ip: IpAddr) -> NodeCertifica
     let mut protected = options.server.service_cluster_ip_range.all().to_vec();
     protected.push(range_of(&options.pod_cidr));
     protected.push(ferrite_api::Cidr { address: node_ip, bits: if node_ip.is_ipv4() { 32 } else { 128 } });
-    NodeCertificates { users: vec![PROXY_USER.into(), DNS_USER.into()], protected }
+    NodeCertificates {
+        users: vec![PROXY_USER.into(), DNS_USER.into()],
+        protected,
+        servers: joining::server_list(),
+    }
 }
 
 fn dns_place(options: &ClusterOptions, node_ip: IpAddr) -> Result<DnsPlace<'_>, BoxError> {
@@ -460,7 +449,7 @@ async fn start_others(
         domain: options.dns.cluster_domain.clone(),
     };
     let admin = api.client("system:apiserver", &["system:masters"]);
-    Box::pin(joining::publish(&admin, api.pki.ca(), &settings)).await?;
+    Box::pin(joining::publish(&admin, api.pki.ca(), &settings, node_ip)).await?;
     let port = api.url.rsplit(':').next().unwrap_or_default();
     let machines = Machines::open(paths).await?;
     let server = format!("https://{}:{port}", SocketAddr::new(node_ip, 0).ip());
@@ -521,7 +510,12 @@ async fn start_own_kubelet(
             None => SocketAddr::new(node.ip, options.kubelet_port),
             Some(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         },
-        tls: ferrite_pki::server_config(&serving, api.pki.ca(), &["http/1.1"])?,
+        tls: tokio::sync::watch::channel(Some(ferrite_pki::server_config(
+            &serving,
+            api.pki.ca(),
+            &["http/1.1"],
+        )?))
+        .1,
         cgroup_driver: options.cgroup_driver,
         credential_providers: options
             .image_credential_provider_config

@@ -1,6 +1,6 @@
 //! The cluster's DNS server as a part of a cluster: where it listens, whom it answers, and its objects in the API.
 
-use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN};
+use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, LocalApi};
 use ferrite_api::Cidr;
 use ferrite_client::{Api, Informer, Object, Scope, is_already_exists, is_not_found, message_of};
 use ferrite_dns::{
@@ -179,7 +179,7 @@ impl ClusterDns {
 }
 
 /// Publishes the Service of a cluster in which each node answers for itself.
-pub fn publish(service: IpAddr, nodes: Informer<Node>, api: &ApiServerHandle, scope: &Scope) {
+pub fn publish(service: IpAddr, nodes: Informer<Node>, api: &LocalApi, scope: &Scope) {
     let objects =
         Objects { service: Some(service), endpoint: Ipv4Addr::UNSPECIFIED, metrics: true, local: true };
     let admin = api.client("system:apiserver", &["system:masters"]);

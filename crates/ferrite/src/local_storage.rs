@@ -1,6 +1,6 @@
 //! The local-path provisioner as a part of a cluster: its rights, its StorageClass, its controller.
 
-use crate::apiserver::{ApiServerHandle, BoxError};
+use crate::apiserver::{BoxError, LocalApi};
 use crate::dns::ensure;
 use ferrite_client::local_path::{CLASS, PROVISIONER};
 use ferrite_client::{Api, message_of};
@@ -14,7 +14,7 @@ const NAMESPACE: &str = "kube-system";
 const ROLE: &str = "ferrite:local-path-provisioner";
 
 /// Makes the provisioner's account and class, and starts it. What the user changed since stays as it is.
-pub async fn start(api: &ApiServerHandle, context: &Context) -> Result<(), BoxError> {
+pub async fn start(api: &LocalApi, context: &Context) -> Result<(), BoxError> {
     let client = api.client("system:apiserver", &["system:masters"]);
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), NAMESPACE);
     let roles = Api::<ClusterRole>::all(client.clone());

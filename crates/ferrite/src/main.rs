@@ -3,11 +3,13 @@
 mod agent;
 mod alone;
 mod apiserver;
+mod authority;
 mod certificates;
 mod cli;
 mod cluster;
 mod component;
 mod control;
+mod control_plane;
 mod data_dir;
 mod dns;
 mod docker;

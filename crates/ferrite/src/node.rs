@@ -233,7 +233,8 @@ pub struct Services {
 pub struct KubeletOptions {
     /// Where its own port is.
     pub address: SocketAddr,
-    pub tls: ServerTls,
+    /// The settings of that port, now and as they change.
+    pub tls: tokio::sync::watch::Receiver<Option<ServerTls>>,
     pub cgroup_driver: CgroupDriver,
     /// The configuration of credential provider plugins, and their programs.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
@@ -255,7 +256,7 @@ pub async fn start_kubelet(
         cgroup_root: paths.cgroup(),
         cgroup_driver: options.cgroup_driver.into(),
         server_address: options.address,
-        tls: Some(tokio::sync::watch::channel(Some(options.tls)).1),
+        tls: Some(options.tls),
         api_server: Some((node.api_service, 443)),
         cluster_dns: node.dns,
         cluster_domain: node.domain.to_owned(),

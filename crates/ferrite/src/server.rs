@@ -2,10 +2,12 @@
 
 use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, Cidr, Place, ServerOptions, parse_cidr};
 use crate::cli::{DataDir, interrupted};
-use crate::cluster::{Part, range_of, start_scheduler, with_node_restriction};
+use crate::cluster::{Part, range_of, with_node_restriction};
+use crate::control_plane::{self, ManagerWork};
 use crate::data_dir::DataDirectory;
-use crate::dns::{self, parse_domain};
+use crate::dns::parse_domain;
 use crate::extras::ExtraOptions;
+use crate::joining::servers::JoinCluster;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::node_routes;
 use crate::paths::Paths;
@@ -13,9 +15,9 @@ use crate::standalone::StandaloneOptions;
 use crate::up::quoted;
 use clap::Args;
 use ferrite_client::{Informers, Scope};
-use ferrite_controllers::{Config, NodeCertificates, NodeCidrs};
+use ferrite_component::GoDuration;
+use ferrite_controllers::{Config, Identity, NodeCertificates, NodeCidrs};
 use ferrite_network::{Encapsulation, Router, RouterConfig};
-use k8s_openapi::api::core::v1::Node;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitCode;
 
@@ -48,6 +50,11 @@ pub struct AgentSettings {
     disable: Vec<Part>,
     #[command(flatten)]
     extras: ExtraOptions,
+    /// How long certificates of nodes last, and others that the cluster signs, at most.
+    #[arg(long, default_value = "8760h0m0s", value_name = "DURATION")]
+    cluster_signing_duration: GoDuration,
+    #[command(flatten)]
+    join: JoinCluster,
 }
 
 impl ServerPlace {
@@ -78,6 +85,10 @@ impl ServerPlace {
             options = with_node_restriction(&options);
             options.enable_bootstrap_token_auth = true;
         }
+        if let Some(agents) = agents {
+            let has_etcd = !options.storage.etcd_servers.is_empty();
+            agents.join.obtain_keys(&paths, has_etcd).await?;
+        }
         let running = ApiServerHandle::start(&paths, &options, &place).await?;
         if knows_administrator {
             running.write_admin_kubeconfig(&paths)?;
@@ -87,21 +98,21 @@ impl ServerPlace {
         if let Some(agents) = agents {
             agents.allow(&options, advertise, &mut config)?;
         }
-        let controllers = running.start_controllers(controllers, config, &scope)?;
-        let informers = controllers.informers.clone();
+        let work = ManagerWork {
+            controllers: controllers.to_vec(),
+            config,
+            local_storage: agents.is_some_and(|agents| !agents.disable.contains(&Part::LocalStorage)),
+            service_lb: agents.is_some_and(|agents| !agents.disable.contains(&Part::ServiceLb)),
+            dns: agents.and_then(|agents| agents.dns_service(&options)),
+        };
+        control_plane::start_elected(&running, &paths, work, agents.is_some(), &scope)?;
         let mut routes = None;
         if let Some(agents) = agents {
-            start_scheduler(&running, informers.clone(), &scope)?;
-            if !agents.disable.contains(&Part::LocalStorage) {
-                Box::pin(crate::local_storage::start(&running, &controllers)).await?;
-            }
-            if !agents.disable.contains(&Part::ServiceLb) {
-                ferrite_controllers::service_lb::start(&controllers);
-            }
             let everywhere = [Ipv4Addr::UNSPECIFIED.into()];
+            let clients = running.local().controller_clients();
+            let informers = Informers::new(clients(Identity::Manager), scope.clone());
             agents.extras.start(&everywhere, advertise, &running, &informers, &scope).await?;
-            routes =
-                Box::pin(agents.start(&paths, &options, &running, advertise, &informers, &scope)).await?;
+            routes = Box::pin(agents.start(&paths, &options, &running, advertise, &scope)).await?;
         }
         println!("serving {}", running.url);
         if knows_administrator {
@@ -123,13 +134,21 @@ impl AgentSettings {
         let services = options.service_cluster_ip_range.all().to_vec();
         let pods = range_of(&self.pod_cidr);
         let cidrs = NodeCidrs::new(vec![(pods, self.pod_cidr.prefix.max(24))])?;
+        config.signing_duration = self.cluster_signing_duration.0;
         config.node_cidrs = Some(cidrs.without(services.clone()));
         let own = ferrite_api::Cidr { address: advertise, bits: if advertise.is_ipv4() { 32 } else { 128 } };
         config.node_certificates = Some(NodeCertificates {
             users: vec![PROXY_USER.into(), DNS_USER.into()],
             protected: services.into_iter().chain([pods, own]).collect(),
+            servers: joining::server_list(),
         });
         Ok(())
+    }
+
+    /// The address of the DNS Service, if there is one.
+    fn dns_service(&self, options: &ServerOptions) -> Option<IpAddr> {
+        let address = options.service_cluster_ip_range.dns_address();
+        address.filter(|address| address.is_ipv4() && !self.no_dns)
     }
 
     /// Publishes what agents need, and follows them. Answers what routes are to be removed at the end.
@@ -139,25 +158,20 @@ impl AgentSettings {
         options: &ServerOptions,
         api: &ApiServerHandle,
         advertise: IpAddr,
-        informers: &Informers,
         scope: &Scope,
     ) -> Result<Option<RouterConfig>, BoxError> {
         let ranges = &options.service_cluster_ip_range;
-        let service = ranges.dns_address().filter(|address| address.is_ipv4() && !self.no_dns);
         let pods: ferrite_network::Cidr = self.pod_cidr.to_string().parse()?;
         let services = ranges.v4().map(|range| range.parse()).transpose()?;
         let settings = ClusterSettings {
             pods,
             services,
             api_service: ranges.first_address(),
-            dns: service,
+            dns: self.dns_service(options),
             domain: self.cluster_domain.clone(),
         };
         let admin = api.client("system:apiserver", &["system:masters"]);
-        Box::pin(joining::publish(&admin, api.pki.ca(), &settings)).await?;
-        if let Some(service) = service {
-            dns::publish(service, informers.get::<Node>(), api, scope);
-        }
+        Box::pin(joining::publish(&admin, api.pki.ca(), &settings, advertise)).await?;
         let IpAddr::V4(address) = advertise else { return Ok(None) };
         // The server asks pods: webhooks, aggregated APIs, proxies. It reaches those of nodes on its own segment.
         let config = RouterConfig {

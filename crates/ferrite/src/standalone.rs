@@ -123,9 +123,6 @@ pub struct AcceptedOptions {
     /// Objects are stored as JSON whatever this says; both forms are read.
     #[arg(long, value_name = "TYPE", value_parser = ["application/json", "application/vnd.kubernetes.protobuf"])]
     storage_media_type: Option<String>,
-    /// The endpoints of the `kubernetes` Service are kept by lease.
-    #[arg(long, value_name = "TYPE", value_parser = ["lease"])]
-    endpoint_reconciler_type: Option<String>,
     /// The log goes to standard error.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = only_true)]
     logtostderr: Option<bool>,

@@ -1,6 +1,7 @@
 //! The directory of a cluster's certificates.
 
 use crate::authority::{Authority, Identity, LIFETIME, Purpose, Subject};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -25,6 +26,13 @@ pub enum PkiError {
     #[error("there is no cipher suite {name}: choose among {known}")]
     CipherSuite { name: String, known: String },
 }
+
+/// What all servers of a cluster have in common: names of files in the directory, and their content.
+pub type SharedKeys = BTreeMap<String, String>;
+
+/// The files of [`SharedKeys`]. The authority's certificate is the last: a directory with it is complete.
+const SHARED: [&str; 6] =
+    ["sa.key", "sa.pub", "front-proxy-ca.key", "front-proxy-ca.crt", "ca.key", "ca.crt"];
 
 /// The cluster's certificates on disk. Opening makes what is missing and renews what is about to expire.
 pub struct ClusterPki {
@@ -60,6 +68,28 @@ impl ClusterPki {
             }
         };
         Ok(Self { dir: dir.to_owned(), ca })
+    }
+
+    /// The keys and authorities that another server of the cluster needs.
+    pub fn shared_keys(&self) -> Result<SharedKeys, PkiError> {
+        self.front_proxy()?;
+        self.service_account_key()?;
+        let read = |name: &str| {
+            let path = self.dir.join(name);
+            Ok((name.to_owned(), fs::read_to_string(&path).map_err(at(&path))?))
+        };
+        SHARED.into_iter().map(read).collect()
+    }
+
+    /// Makes a directory one of a further server.
+    pub fn install(dir: &Path, keys: &SharedKeys) -> Result<(), PkiError> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))?;
+        let missing = |name: &str| PkiError::Pem { what: name.to_owned() };
+        for name in SHARED {
+            let text = keys.get(name).ok_or_else(|| missing(name))?;
+            write(&dir.join(name), text.as_bytes(), if name.ends_with(".key") { 0o600 } else { 0o644 })?;
+        }
+        Ok(())
     }
 
     /// The authority itself, for who signs for others.
@@ -333,6 +363,27 @@ mod tests {
             public_key_hash(ca.certificate()).unwrap(),
             public_key_hash(stranger.certificate()).unwrap()
         );
+    }
+
+    #[test]
+    fn a_further_server_has_the_same_keys() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let first = ClusterPki::open(one.path()).unwrap();
+        let keys = first.shared_keys().unwrap();
+        ClusterPki::install(two.path(), &keys).unwrap();
+        let second = ClusterPki::open(two.path()).unwrap();
+        assert_eq!(second.ca(), first.ca());
+        assert_eq!(second.front_proxy().unwrap().ca(), first.front_proxy().unwrap().ca());
+        assert_eq!(second.service_account_key().unwrap(), first.service_account_key().unwrap());
+        let mode = fs::metadata(two.path().join("ca.key")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let subject = Subject::client("admin", None);
+        let admin = second.ensure("admin", &subject, Purpose::Client).unwrap();
+        assert!(is_current(&admin, &subject, first.ca(), RENEWED));
+        let three = tempfile::tempdir().unwrap();
+        let part = keys.into_iter().filter(|(name, _)| name != "ca.key").collect();
+        assert!(ClusterPki::install(three.path(), &part).is_err());
+        assert!(!three.path().join("ca.crt").exists(), "what is not complete has no authority");
     }
 
     #[test]

@@ -10,14 +10,16 @@ mod der;
 mod detached;
 mod files;
 mod request;
+mod sealed;
 mod tls;
 mod token;
 
 pub use authority::{Authority, Identity, Purpose, Subject};
 pub use clients::{ClientAuthorities, ClientCertificate, ClientCertificateError};
 pub use detached::detached_signature;
-pub use files::{ClusterPki, NodePki, PkiError, public_key_hash};
+pub use files::{ClusterPki, NodePki, PkiError, SharedKeys, public_key_hash};
 pub use request::{NewRequest, Request};
+pub use sealed::{SealError, SealKey};
 pub use tls::{
     Handshake, NamedIdentity, ServerTls, anonymous_server_config, client_config, mutual_server_config,
     server_config, server_config_with, unverified_client_config, unverified_client_config_as,

@@ -150,6 +150,11 @@ impl Store {
         Self { shared, engine, in_flight: Semaphore::new(IN_FLIGHT / UNIT) }
     }
 
+    /// Whether the changes are made elsewhere, so that other processes may make changes, too.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.engine, Engine::Remote(_))
+    }
+
     /// Waits until so many bytes more may be on their way to the disk.
     async fn turn(&self, size: usize) -> Result<SemaphorePermit<'_>, StoreError> {
         if size > MAX_TXN {

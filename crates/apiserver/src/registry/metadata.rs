@@ -16,6 +16,11 @@ const SUFFIX: usize = 5;
 const MAX_BASE: usize = 63 - SUFFIX;
 
 /// A time as the API writes it.
+/// A time as Leases have it.
+pub(crate) fn micro_time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
+}
+
 pub(crate) fn time(at: Timestamp) -> String {
     at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

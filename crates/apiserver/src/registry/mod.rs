@@ -307,6 +307,7 @@ impl Registry {
         operation: &'static str,
         txn: Txn,
     ) -> Result<Outcome, Status> {
+        crate::server::check_guard()?;
         let started = std::time::Instant::now();
         let outcome = self.store.commit(txn).await;
         self.times.observe(resource, operation, started.elapsed());

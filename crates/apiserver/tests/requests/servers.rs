@@ -122,3 +122,32 @@ async fn what_one_server_acknowledged_is_seen_by_the_next_request_to_another() {
     let seen: Vec<_> = told[0].iter().map(|(_, t, n, d)| (t.as_str(), n.clone(), d.as_str())).collect();
     assert_eq!(seen, expected);
 }
+
+#[tokio::test]
+async fn a_client_that_leads_no_more_writes_nothing() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tower::Service;
+    let world = World::start().await;
+    let leads = Arc::new(AtomicBool::new(true));
+    let guard = Arc::clone(&leads);
+    let user = ferrite_apiserver::User::new("kubernetes-admin", ["system:masters"]);
+    let client =
+        world.server().in_process_client(user).guarded(Arc::new(move || guard.load(Ordering::SeqCst)));
+    let ask = |method: &'static str, path: String, body: Option<Value>| {
+        let mut client = client.clone();
+        async move {
+            let body = body.map(|body| body.to_string()).unwrap_or_default();
+            let body = http_body_util::Full::new(bytes::Bytes::from(body));
+            let request = http::Request::builder().method(method).uri(path);
+            let request = request.header("content-type", "application/json").body(body).unwrap();
+            client.call(request).await.unwrap().status().as_u16()
+        }
+    };
+    assert_eq!(ask("POST", MAPS.into(), Some(config_map("first", json!({})))).await, 201);
+    leads.store(false, Ordering::SeqCst);
+    assert_eq!(ask("POST", MAPS.into(), Some(config_map("second", json!({})))).await, 503);
+    assert_eq!(ask("DELETE", format!("{MAPS}/first"), None).await, 503);
+    assert_eq!(ask("GET", format!("{MAPS}/first"), None).await, 200, "reading changes nothing");
+    assert_eq!(world.get(&format!("{MAPS}/second")).await.code, 404);
+}

@@ -14,6 +14,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use self::raw::RawObject;
@@ -94,7 +95,20 @@ impl ListSelector {
     }
 }
 
-type Handler<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
+type Call<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
+
+struct Handler<K> {
+    call: Call<K>,
+    /// Ends the handler; without it the handler stays as long as the informer.
+    session: Option<CancellationToken>,
+}
+
+impl<K> Handler<K> {
+    fn has_ended(&self) -> bool {
+        self.session.as_ref().is_some_and(CancellationToken::is_cancelled)
+    }
+}
+
 type Index<K> = (&'static str, fn(&K) -> Vec<String>);
 
 struct Handlers<K> {
@@ -116,11 +130,13 @@ struct Shared<K> {
 /// shares the copy. `metadata.managedFields` is not kept.
 pub struct Informer<K> {
     shared: Arc<Shared<K>>,
+    /// Ends the handlers that subscribe through this value.
+    session: Option<CancellationToken>,
 }
 
 impl<K> Clone for Informer<K> {
     fn clone(&self) -> Self {
-        Self { shared: self.shared.clone() }
+        Self { shared: self.shared.clone(), session: self.session.clone() }
     }
 }
 
@@ -156,6 +172,7 @@ impl<K: Object> Informer<K> {
                 handlers: Mutex::new(Handlers { handlers: Vec::new(), indices: Vec::new() }),
                 synced: watch::Sender::new(false),
             }),
+            session: None,
         };
         let source = reflector::Source {
             client: api.client().clone(),
@@ -166,6 +183,11 @@ impl<K: Object> Informer<K> {
         };
         scope.spawn(reflector::run(source, informer.shared.clone()));
         informer
+    }
+
+    /// The same copy for a user whose handlers are dropped when the session ends.
+    pub(crate) fn in_session(&self, session: Option<CancellationToken>) -> Self {
+        Self { shared: self.shared.clone(), session }
     }
 
     /// The object, decoded if it is not yet.
@@ -240,7 +262,9 @@ impl<K: Object> Informer<K> {
         for object in self.shared.decode(self.shared.store.list()) {
             handler(&Change::Added(object));
         }
-        handlers.handlers.push(Box::new(handler));
+        // Sessions that are over would otherwise keep what their handlers refer to.
+        handlers.handlers.retain(|handler| !handler.has_ended());
+        handlers.handlers.push(Handler { call: Box::new(handler), session: self.session.clone() });
     }
 }
 
@@ -281,8 +305,8 @@ impl<K: Object> Shared<K> {
     }
 
     fn report(handlers: &Handlers<K>, change: &Change<K>) {
-        for handler in &handlers.handlers {
-            if std::panic::catch_unwind(AssertUnwindSafe(|| handler(change))).is_err() {
+        for handler in handlers.handlers.iter().filter(|handler| !handler.has_ended()) {
+            if std::panic::catch_unwind(AssertUnwindSafe(|| (handler.call)(change))).is_err() {
                 error!(kind = kind_of::<K>(), "a handler of an informer panicked");
             }
         }

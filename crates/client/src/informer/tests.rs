@@ -253,3 +253,29 @@ async fn indices_follow_changes_and_late_subscribers_see_everything() {
     assert_eq!(*late.lock().unwrap(), 1);
     scope.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn handlers_end_with_their_session() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let (_, _, informer) = changes(vec![list("5", &[("a", "1")])], 1).await;
+    let (session, calls) = (Scope::new(), Arc::new(AtomicUsize::new(0)));
+    let counted = calls.clone();
+    let own = informer.in_session(Some(session.token().clone()));
+    own.subscribe(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    let apply = |version: &str| {
+        reflector::Sink::apply(
+            &*informer.shared,
+            RawObject::parse(&object("a", version).to_string()).unwrap(),
+        );
+    };
+    apply("6");
+    assert_eq!(calls.load(Ordering::SeqCst), 2, "the object that was there, and its change");
+    session.cancel();
+    apply("7");
+    assert_eq!(calls.load(Ordering::SeqCst), 2, "nothing after the session");
+    assert_eq!(Arc::strong_count(&calls), 2);
+    informer.subscribe(|_| {});
+    assert_eq!(Arc::strong_count(&calls), 1, "the handler is dropped");
+}

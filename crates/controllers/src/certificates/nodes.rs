@@ -7,10 +7,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ferrite_api::Cidr;
-use ferrite_client::{Api, Informer};
+use ferrite_client::{Api, Informer, ListSelector};
 use ferrite_pki::Request;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::Client;
 use kube::api::PostParams;
 
@@ -30,19 +30,29 @@ pub struct NodeCertificates {
     pub users: Vec<String>,
     /// Ranges in which no node has its address: those of pods, of Services and of API servers.
     pub protected: Vec<Cidr>,
+    /// A ConfigMap (namespace and name) whose values are the addresses of all servers of the cluster, those that are
+    /// down among them.
+    pub servers: (String, String),
 }
 
 pub(crate) fn start(context: &Context) {
     let Some(config) = context.config.node_certificates.clone() else { return };
     let requests: Informer<CertificateSigningRequest> = context.informers.get();
     let nodes: Informer<Node> = context.informers.get();
+    let (namespace, name) = config.servers.clone();
+    let selector = ListSelector::fields(format!("metadata.namespace={namespace},metadata.name={name}"));
+    let servers: Informer<ConfigMap> = context.informers.get_selected(selector);
     let client = context.client.clone();
-    context.controller(NAME).reconciles(&requests).reads(&nodes).run(move |key| {
+    context.controller(NAME).reconciles(&requests).reads(&nodes).reads(&servers).run(move |key| {
         let approved = requests.get(&key).and_then(|request| {
             let nodes = nodes.list();
+            let servers = servers.list();
+            let servers = servers.iter().filter_map(|map| map.data.as_ref()).flat_map(|data| data.values());
+            let servers: Vec<IpAddr> = servers.filter_map(|address| address.parse().ok()).collect();
             let others = |name: &str| -> Vec<IpAddr> {
                 let other = |node: &&std::sync::Arc<Node>| node.metadata.name.as_deref() != Some(name);
-                nodes.iter().filter(other).flat_map(|node| addresses(node)).collect()
+                let nodes = nodes.iter().filter(other).flat_map(|node| addresses(node));
+                nodes.chain(servers.iter().copied()).collect()
             };
             let message = decide(&request, &config, others)?;
             Some(with_condition(&request, condition("Approved", "AutoApproved", message)))
@@ -127,6 +137,7 @@ mod tests {
                 .iter()
                 .map(|text| Cidr::parse(text).unwrap())
                 .collect(),
+            servers: ("kube-system".into(), "servers".into()),
         }
     }
 

@@ -15,7 +15,7 @@ async fn one_candidate_leads_and_hands_over_when_it_stops() {
             retry_period: Duration::from_millis(50),
             ..LeaderConfig::new("kube-system", "test", identity)
         };
-        let elector = LeaderElector::new(cluster.client.clone(), config);
+        let mut elector = LeaderElector::new(cluster.client.clone(), config);
         let scope = Scope::new();
         let (own, sender) = (scope.clone(), sender.clone());
         scope.spawn_graceful(async move {

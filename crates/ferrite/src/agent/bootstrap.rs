@@ -1,16 +1,17 @@
 //! How a node becomes a member: it finds the authority, proves the token, and has its keys certified.
 //!
 //! Keys are made here and never leave the node. What was signed is kept, so that a restart needs no token; a
-//! certificate of which more than two thirds are over is asked for again with the one it replaces.
+//! certificate of which more than two thirds are over is asked for again with the one it replaces, at the start and while
+//! the node runs.
 
 use crate::apiserver::BoxError;
-use crate::certificates::{API_CLIENT, KUBELET_CLIENT, KUBELET_SERVING, WantedCertificate};
+use crate::certificates::{API_CLIENT, KUBELET_CLIENT, KUBELET_SERVING, WantedCertificate, until_rotation};
 use crate::joining::token::JoinToken;
 use crate::joining::{DISCOVERY, DISCOVERY_NAMESPACE, DNS_USER, PROXY_USER};
 use crate::kubeconfig::{self, Access};
 use ferrite_client::{Backoff, Scope};
 use ferrite_json::{Value, json};
-use ferrite_pki::{Identity, NodePki, Subject};
+use ferrite_pki::{Identity, NodePki, ServerTls, Subject};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
@@ -21,6 +22,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 
 /// The answer of a stranger is not read further.
 const MOST_DISCOVERY: usize = 1 << 20;
@@ -37,20 +39,22 @@ pub enum JoinError {
     Url(String),
 }
 
-/// A node that is a member.
+/// A node that is a member. Clients stay the same when their certificates are replaced.
 pub struct Member {
-    pub ca: String,
     /// Acts as the node.
     pub kubelet: kube::Client,
-    /// For the kubelet's own port.
-    pub serving: Identity,
+    /// For the kubelet's own port, now and as it changes.
+    pub serving: watch::Receiver<Option<ServerTls>>,
     pub proxy: kube::Client,
     pub dns: kube::Client,
 }
 
 /// Who wants to join, and where.
 pub struct Joining<'a> {
+    /// The servers, for messages.
     pub server: &'a str,
+    /// Where they are reached.
+    pub url: &'a str,
     pub token: Option<&'a JoinToken>,
     pub node: &'a str,
     pub address: IpAddr,
@@ -58,12 +62,19 @@ pub struct Joining<'a> {
 }
 
 impl Joining<'_> {
-    /// Joins, or finds that it has. A server that does not answer is asked again until it does.
+    /// Joins, or finds that it has. A server that does not answer is asked again until it does. Certificates are
+    /// replaced in time, for as long as the scope lasts.
     pub async fn join(&self, scope: &Scope) -> Result<Member, BoxError> {
-        let pki = NodePki::open(self.pki)?;
+        let pki = Arc::new(NodePki::open(self.pki)?);
         let ca = self.authority(&pki).await?;
         let subject = Subject::client(&format!("system:node:{}", self.node), Some("system:nodes"));
-        let kubelet = match pki.load("kubelet-client", &subject)? {
+        let wanted = WantedCertificate {
+            name: "kubelet-client",
+            subject: subject.clone(),
+            signer: KUBELET_CLIENT,
+            usage: "client auth",
+        };
+        let first = match pki.load("kubelet-client", &subject)? {
             Some(identity) => identity,
             None => {
                 // A node that is a member asks as itself; only a stranger needs a token.
@@ -72,17 +83,12 @@ impl Joining<'_> {
                     (None, Some(token)) => Credential::Token(token.bearer()),
                     (None, None) => return Err(JoinError::NoToken.into()),
                 };
-                let asking = client(self.server, &ca, &credential).await?;
-                let wanted = WantedCertificate {
-                    name: "kubelet-client",
-                    subject,
-                    signer: KUBELET_CLIENT,
-                    usage: "client auth",
-                };
+                let asking = client(self.url, &ca, &credential).await?;
                 obtain(&wanted, &asking, &pki, scope).await?
             }
         };
-        let kubelet = client(self.server, &ca, &Credential::Certificate(kubelet)).await?;
+        let renewal = Renewal { url: self.url.to_owned(), ca: ca.clone(), pki: Arc::clone(&pki) };
+        let kubelet = renewal.client(wanted, first, None, scope).await?;
         let serving = WantedCertificate {
             name: "kubelet",
             subject: Subject {
@@ -100,17 +106,16 @@ impl Joining<'_> {
             usage: "client auth",
         };
         let (proxy, dns) = (part("kube-proxy", PROXY_USER), part("dns", DNS_USER));
-        let (serving, proxy, dns) = tokio::try_join!(
+        let identities = tokio::try_join!(
             find(&serving, &kubelet, &pki, scope),
             find(&proxy, &kubelet, &pki, scope),
             find(&dns, &kubelet, &pki, scope),
         )?;
         Ok(Member {
-            proxy: client(self.server, &ca, &Credential::Certificate(proxy)).await?,
-            dns: client(self.server, &ca, &Credential::Certificate(dns)).await?,
-            ca,
+            serving: renewal.serving(serving, identities.0, kubelet.clone(), scope)?,
+            proxy: renewal.client(proxy, identities.1, Some(&kubelet), scope).await?,
+            dns: renewal.client(dns, identities.2, Some(&kubelet), scope).await?,
             kubelet,
-            serving,
         })
     }
 
@@ -122,7 +127,7 @@ impl Joining<'_> {
         if let Some(ca) = kept.filter(|ca| matches(ca)) {
             return Ok(ca);
         }
-        let target = Target::parse(self.server)?;
+        let target = Target::parse(self.url)?;
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5), 0.2);
         let ca = loop {
             match tokio::time::timeout(DISCOVERY_TIME, discover(&target)).await {
@@ -137,6 +142,104 @@ impl Joining<'_> {
         }
         pki.save_ca(&ca)?;
         Ok(ca)
+    }
+}
+
+/// Replaces certificates while the node runs.
+struct Renewal {
+    url: String,
+    ca: String,
+    pki: Arc<NodePki>,
+}
+
+/// Between two requests for the same certificate, however short its life is: the cluster must not be flooded.
+const LEAST_WAIT: Duration = Duration::from_secs(10);
+
+impl Renewal {
+    /// A client that shows the newest certificate. New ones are asked for as `asking`, or as the client itself.
+    async fn client(
+        &self,
+        wanted: WantedCertificate,
+        first: Identity,
+        asking: Option<&kube::Client>,
+        scope: &Scope,
+    ) -> Result<kube::Client, BoxError> {
+        let certificate = first.certificate.clone();
+        let (swap, current) =
+            watch::channel(client(&self.url, &self.ca, &Credential::Certificate(first)).await?);
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let client = current.borrow().clone();
+            async move { client.send(request).await }
+        });
+        let stable = kube::Client::new(service, "default");
+        let asking = asking.unwrap_or(&stable).clone();
+        let (url, ca) = (self.url.clone(), self.ca.clone());
+        let take = move |identity: Identity| {
+            let (url, ca, swap) = (url.clone(), ca.clone(), swap.clone());
+            async move {
+                swap.send_replace(client(&url, &ca, &Credential::Certificate(identity)).await?);
+                Ok::<_, BoxError>(())
+            }
+        };
+        scope.spawn(renew(wanted, certificate, asking, Arc::clone(&self.pki), scope.clone(), take));
+        Ok(stable)
+    }
+
+    /// The settings of a port that shows the newest certificate.
+    fn serving(
+        &self,
+        wanted: WantedCertificate,
+        first: Identity,
+        asking: kube::Client,
+        scope: &Scope,
+    ) -> Result<watch::Receiver<Option<ServerTls>>, BoxError> {
+        let ca = self.ca.clone();
+        let settings = move |identity: &Identity| ferrite_pki::server_config(identity, &ca, &["http/1.1"]);
+        let (swap, current) = watch::channel(Some(settings(&first)?));
+        let take = move |identity: Identity| {
+            let made = settings(&identity).map(|tls| drop(swap.send_replace(Some(tls))));
+            std::future::ready(made.map_err(BoxError::from))
+        };
+        let certificate = first.certificate;
+        scope.spawn(renew(wanted, certificate, asking, Arc::clone(&self.pki), scope.clone(), take));
+        Ok(current)
+    }
+}
+
+/// Asks for the next certificate in time, again and again, and hands it to `take`.
+async fn renew<F>(
+    wanted: WantedCertificate,
+    mut certificate: String,
+    asking: kube::Client,
+    pki: Arc<NodePki>,
+    scope: Scope,
+    take: impl Fn(Identity) -> F,
+) where
+    F: Future<Output = Result<(), BoxError>>,
+{
+    let mut backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(300), 0.2);
+    loop {
+        let now = jiff::Timestamp::now().as_second();
+        let wait = until_rotation(&certificate, now, rand::random()).unwrap_or_default();
+        tokio::time::sleep(wait.max(LEAST_WAIT)).await;
+        let renewed: Result<String, BoxError> = async {
+            let identity = obtain(&wanted, &asking, &pki, &scope).await?;
+            let certificate = identity.certificate.clone();
+            take(identity).await?;
+            Ok(certificate)
+        }
+        .await;
+        match renewed {
+            Ok(next) => {
+                tracing::info!(certificate = wanted.name, "a certificate was replaced");
+                certificate = next;
+                backoff.reset();
+            }
+            Err(error) => {
+                tracing::warn!(%error, certificate = wanted.name, "cannot replace a certificate; will try again");
+                tokio::time::sleep(backoff.next_delay()).await;
+            }
+        }
     }
 }
 
@@ -165,13 +268,13 @@ async fn obtain(
 }
 
 /// Where an API server is.
-struct Target {
-    host: String,
-    port: u16,
+pub struct Target {
+    pub host: String,
+    pub port: u16,
 }
 
 impl Target {
-    fn parse(url: &str) -> Result<Self, JoinError> {
+    pub fn parse(url: &str) -> Result<Self, JoinError> {
         let bad = || JoinError::Url(url.to_owned());
         let uri: http::Uri = url.parse().map_err(|_| bad())?;
         let host = uri.host().map(|host| host.trim_matches(['[', ']']).to_owned()).filter(|h| !h.is_empty());
@@ -187,7 +290,7 @@ impl Target {
 
 /// Asks a server, whoever it is, for the authority that it claims. Nothing is told to it, and its answer is worth
 /// nothing before it is compared with the token.
-async fn discover(target: &Target) -> Result<String, BoxError> {
+pub async fn discover(target: &Target) -> Result<String, BoxError> {
     let stream = TcpStream::connect((target.host.as_str(), target.port)).await?;
     let tls = tokio_rustls::TlsConnector::from(Arc::new(ferrite_pki::unverified_client_config()?));
     let stream = tls.connect(ServerName::try_from(target.host.clone())?, stream).await?;
@@ -217,12 +320,13 @@ fn authority_of(body: &[u8]) -> Option<String> {
     String::from_utf8(base64::engine::general_purpose::STANDARD.decode(encoded).ok()?).ok()
 }
 
-enum Credential {
+/// How a client shows itself.
+pub enum Credential {
     Token(String),
     Certificate(Identity),
 }
 
-async fn client(server: &str, ca: &str, credential: &Credential) -> Result<kube::Client, BoxError> {
+pub async fn client(server: &str, ca: &str, credential: &Credential) -> Result<kube::Client, BoxError> {
     let (certificate, key) = match credential {
         Credential::Token(_) => ("", ""),
         Credential::Certificate(identity) => (identity.certificate.as_str(), identity.key.as_str()),

@@ -1,7 +1,8 @@
 //! `ferrite agent`: a node that joins a cluster.
 
-mod bootstrap;
+pub mod bootstrap;
 mod network;
+mod servers;
 
 use crate::apiserver::BoxError;
 use crate::cli::{DataDir, interrupted};
@@ -16,11 +17,12 @@ use crate::paths::Paths;
 use crate::progress::Progress;
 use crate::status::State;
 use crate::up::{check_machine, create_private};
-use bootstrap::{Joining, Member};
+use bootstrap::{Joining, Member, Target};
 use ferrite_client::{Api, Backoff, Change, Informer, ListSelector, Scope, message_of};
 use ferrite_network::{Bridge, BridgeConfig, Encapsulation, RouterConfig};
 use k8s_openapi::api::core::v1::Node;
 use network::LateNetwork;
+use servers::{ServerAddress, Servers};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -164,9 +166,20 @@ impl Agent {
     ) -> Result<Running, BoxError> {
         let progress = Progress::new(self.log_to_file);
         let token = self.token()?;
-        let joining =
-            Joining { server, token: token.as_ref(), node: name, address: address.into(), pki: &paths.pki() };
+        let target = Target::parse(server)?;
+        let given = ServerAddress { host: target.host, port: target.port };
+        let servers = Servers::start(&paths.data.join("servers.json"), Some(given), scope).await?;
+        let joining = Joining {
+            server,
+            url: &servers.url(),
+            token: token.as_ref(),
+            node: name,
+            address: address.into(),
+            pki: &paths.pki(),
+        };
         let member = joining.join(scope).await?;
+        scope.spawn(servers.clone().probe(member.kubelet.clone()));
+        scope.spawn(servers.follow(member.proxy.clone(), scope.clone()));
         progress.done("joined", &format!("{server} as {name}"));
         let settings = settings(&member.kubelet).await;
         let late = Arc::new(LateNetwork::default());
@@ -192,7 +205,7 @@ impl Agent {
         };
         let options = KubeletOptions {
             address: SocketAddr::from((address, self.kubelet_port)),
-            tls: ferrite_pki::server_config(&member.serving, &member.ca, &["http/1.1"])?,
+            tls: member.serving.clone(),
             cgroup_driver: driver,
             credential_providers: None,
         };

@@ -1,5 +1,6 @@
 //! What a cluster needs so that nodes can join it: rights of those that ask, and what they are told.
 
+pub mod servers;
 pub mod token;
 
 use crate::alone::server_of;
@@ -11,6 +12,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use kube::api::{Patch, PatchParams, PostParams};
 use std::net::IpAddr;
+use std::time::Duration;
 
 /// The users of the parts of a node, which nodes may have certified. The proxy's user reads nodes, too: the routes
 /// between nodes are made with it, and so are the filters of NetworkPolicies.
@@ -19,6 +21,9 @@ pub const DNS_USER: &str = "system:ferrite:dns";
 /// The rights of nodes to read NetworkPolicies and what they are about.
 const POLICIES_ROLE: &str = "ferrite:node-network-policies";
 
+/// How long a server that is asked for the first time may take.
+const DISCOVERY_TIME: Duration = Duration::from_secs(10);
+
 const FIELD_MANAGER: &str = "ferrite-joining";
 /// Where anybody finds the authority, as kubeadm has it.
 pub const DISCOVERY_NAMESPACE: &str = "kube-public";
@@ -26,6 +31,7 @@ pub const DISCOVERY: &str = "cluster-info";
 /// Where nodes find what they are told of the cluster.
 const SETTINGS_NAMESPACE: &str = "kube-system";
 const SETTINGS: &str = "ferrite-cluster";
+const SERVERS: &str = "ferrite-servers";
 
 /// What a node is told of its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,8 +89,31 @@ impl ClusterSettings {
     }
 }
 
-/// Publishes what joining needs. What a user has changed in rights stays as it is.
-pub async fn publish(client: &kube::Client, ca: &str, settings: &ClusterSettings) -> Result<(), BoxError> {
+/// The ConfigMap with the addresses of all servers that ever were: no node may have one of them certified.
+pub fn server_list() -> (String, String) {
+    (SETTINGS_NAMESPACE.to_owned(), SERVERS.to_owned())
+}
+
+/// Adds a server to the list. Each server applies its own entry, so that all entries stay.
+async fn list_server(client: &kube::Client, address: IpAddr) -> Result<(), kube::Error> {
+    let text = address.to_string();
+    let entry = text.replace(':', "-");
+    let apply = PatchParams::apply(&format!("ferrite-server-{entry}")).force();
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": SERVERS, "namespace": SETTINGS_NAMESPACE}, "data": {entry: text},
+    });
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), SETTINGS_NAMESPACE);
+    maps.patch(SERVERS, &apply, &Patch::Apply(map)).await.map(drop)
+}
+
+/// Publishes what joining needs, and the address of this server. What a user has changed in rights stays as it is.
+pub async fn publish(
+    client: &kube::Client,
+    ca: &str,
+    settings: &ClusterSettings,
+    server: IpAddr,
+) -> Result<(), BoxError> {
     let bindings = Api::<ClusterRoleBinding>::all(client.clone());
     let certificates = "system:certificates.k8s.io:certificatesigningrequests";
     let (node_client, own_client) =
@@ -93,6 +122,7 @@ pub async fn publish(client: &kube::Client, ca: &str, settings: &ClusterSettings
     let nodes = || json!({"kind": "Group", "name": "system:nodes"});
     let roles = Api::<ClusterRole>::all(client.clone());
     tokio::try_join!(
+        list_server(client, server),
         ensure(&roles, policies_role()),
         ensure(&bindings, binding(POLICIES_ROLE, POLICIES_ROLE, json!({"kind": "User", "name": PROXY_USER}))),
         ensure(&bindings, binding("ferrite:node-bootstrapper", "system:node-bootstrapper", bootstrappers())),

@@ -1,16 +1,17 @@
 //! Tokens that let nodes join, and `ferrite token`.
 
-use super::{client_of, ensure};
+use super::client_of;
+use super::servers::{self, ServerToken};
 use crate::apiserver::BoxError;
 use crate::cli::DataDir;
 use base64::Engine;
 use clap::{Args, Subcommand};
-use ferrite_client::{Api, is_not_found};
+use ferrite_client::{Api, Object, is_not_found};
 use ferrite_component::GoDuration;
 use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use std::fmt;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -21,6 +22,9 @@ pub const GROUP: &str = "system:bootstrappers:ferrite:default-node-token";
 const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
 const PREFIX: &str = "bootstrap-token-";
+
+/// How long a token of a node is good for.
+const LIFETIME: Duration = Duration::from_secs(24 * 3600);
 
 const HASH: usize = 64;
 const ID: usize = 6;
@@ -68,7 +72,7 @@ impl FromStr for JoinToken {
 }
 
 impl JoinToken {
-    fn new(ca: &str) -> Result<Self, BoxError> {
+    pub(super) fn new(ca: &str) -> Result<Self, BoxError> {
         Ok(Self { ca_hash: ferrite_pki::public_key_hash(ca)?, id: random(ID), secret: random(SECRET) })
     }
 
@@ -89,11 +93,34 @@ impl JoinToken {
         lifetime: Option<Duration>,
         description: &str,
     ) -> Result<Self, BoxError> {
+        Ok(Self::create_in(client, ca, lifetime, description, Some(GROUP)).await?.0)
+    }
+
+    /// Makes a token whose bearer may do nothing yet, and returns its Secret, too.
+    pub(super) async fn create_plain(
+        client: &kube::Client,
+        ca: &str,
+        lifetime: Option<Duration>,
+        description: &str,
+    ) -> Result<(Self, Secret), BoxError> {
+        Self::create_in(client, ca, lifetime, description, None).await
+    }
+
+    async fn create_in(
+        client: &kube::Client,
+        ca: &str,
+        lifetime: Option<Duration>,
+        description: &str,
+        group: Option<&str>,
+    ) -> Result<(Self, Secret), BoxError> {
         let token = Self::new(ca)?;
         let mut data = json!({
             "token-id": token.id, "token-secret": token.secret, "description": description,
-            "usage-bootstrap-authentication": "true", "auth-extra-groups": GROUP,
+            "usage-bootstrap-authentication": "true",
         });
+        if let Some(group) = group {
+            data["auth-extra-groups"] = group.into();
+        }
         if let Some(lifetime) = lifetime {
             let end = Timestamp::now() + jiff::SignedDuration::try_from(lifetime)?;
             data["expiration"] = json!(end.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
@@ -102,8 +129,9 @@ impl JoinToken {
             "metadata": {"name": format!("{PREFIX}{}", token.id), "namespace": NAMESPACE},
             "type": TYPE, "stringData": data,
         });
-        ensure(&Api::<Secret>::namespaced(client.clone(), NAMESPACE), secret).await?;
-        Ok(token)
+        let secret = Secret::decode(secret.to_string().as_bytes())?;
+        let secrets = Api::<Secret>::namespaced(client.clone(), NAMESPACE);
+        Ok((token, secrets.create(&PostParams::default(), &secret).await?))
     }
 }
 
@@ -134,9 +162,12 @@ pub struct TokenCommand {
 enum Command {
     /// Make a token and print it.
     Create {
-        /// How long it is good for; 0s is for ever.
-        #[arg(long, default_value = "24h0m0s", value_name = "DURATION")]
-        ttl: GoDuration,
+        /// How long it is good for; 0s is for ever. 24h0m0s without it, 2h0m0s for servers.
+        #[arg(long, value_name = "DURATION")]
+        ttl: Option<GoDuration>,
+        /// Make a token for a further server of the cluster instead of a node. Its bearer gets all keys of the cluster.
+        #[arg(long)]
+        server: bool,
         /// What it is for.
         #[arg(long, default_value = "", value_name = "TEXT")]
         description: String,
@@ -159,11 +190,18 @@ impl TokenCommand {
         let client = client_of(&paths).await?;
         let secrets = Api::<Secret>::namespaced(client.clone(), NAMESPACE);
         match self.command {
-            Command::Create { ttl, description } => {
+            Command::Create { ttl, server, description } => {
                 super::check(&client).await?;
                 let ca = std::fs::read_to_string(paths.pki().join("ca.crt"))
                     .map_err(|e| format!("cannot read the cluster's authority: {e}"))?;
-                let lifetime = Some(ttl.0).filter(|ttl| !ttl.is_zero());
+                let usual = if server { servers::LIFETIME } else { LIFETIME };
+                let lifetime = Some(ttl.map_or(usual, |ttl| ttl.0)).filter(|ttl| !ttl.is_zero());
+                if server {
+                    let pki = ferrite_pki::ClusterPki::open(&paths.pki())?;
+                    let token = ServerToken::create(&client, &pki, lifetime, &description).await?;
+                    println!("{}", token.reveal());
+                    return Ok(ExitCode::SUCCESS);
+                }
                 println!("{}", JoinToken::create(&client, &ca, lifetime, &description).await?.reveal());
             }
             Command::List => {
@@ -181,7 +219,10 @@ impl TokenCommand {
             }
             Command::Revoke { token } => {
                 // A whole token is taken, too: its secret goes nowhere.
-                let id = token.parse::<JoinToken>().map_or(token, |token| token.id);
+                let id = match token.split('.').collect::<Vec<_>>()[..] {
+                    [hash, id, ..] if hash.len() == HASH => id.to_owned(),
+                    _ => token,
+                };
                 match secrets.delete(&format!("{PREFIX}{id}"), &DeleteParams::default()).await {
                     Ok(_) => println!("{id}"),
                     Err(error) if is_not_found(&error) => {

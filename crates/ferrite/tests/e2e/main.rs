@@ -32,6 +32,7 @@ mod proxy;
 mod registry;
 mod rollout;
 mod server;
+mod servers;
 mod services;
 mod standalone;
 mod storage;

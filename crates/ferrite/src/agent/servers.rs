@@ -1,0 +1,339 @@
+//! The API servers that a node knows, and a way to one that answers.
+//!
+//! All clients of the node connect to one port of its loopback, which leads to the current server. TLS is between client
+//! and server: the forwarder sees nothing and is trusted with nothing. A server that refuses a connection, or does not answer
+//! [`probe`]s, is left for the next one, with all connections to it.
+
+use crate::apiserver::BoxError;
+use ferrite_client::{Api, Backoff, Change, Informer, ListSelector, Scope};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+/// A server that does not take a connection in this time is left for the next.
+const CONNECT: Duration = Duration::from_secs(3);
+/// How often the current server is asked whether it lives, and how long it may take.
+const PROBE: Duration = Duration::from_secs(5);
+/// So many probes in a row without an answer mean that the server is gone.
+const MISSED: u32 = 2;
+/// Connections at once: a node has a few clients with a few connections each.
+const CONNECTIONS: usize = 512;
+/// More servers than this are not kept.
+const MOST: usize = 64;
+
+/// Where a server is: a host and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerAddress {
+    pub host: String,
+    pub port: u16,
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// The servers in the order in which they are tried; the first is the current one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct ServerList(Vec<ServerAddress>);
+
+impl ServerList {
+    /// Those that were kept, and the one that the user names. The user's comes first if it is new.
+    fn new(given: Option<ServerAddress>, kept: Vec<ServerAddress>) -> Self {
+        let mut list = kept;
+        if let Some(given) = given
+            && !list.contains(&given)
+        {
+            list.insert(0, given);
+        }
+        list.truncate(MOST);
+        Self(list)
+    }
+
+    /// What the cluster says. Servers that are still there keep their order; others are dropped, but for the current
+    /// one, which is in use, and for `given`, which may be a name in front of all of them. Nothing is learned from an
+    /// empty list.
+    fn learn(&self, told: &[ServerAddress], given: Option<&ServerAddress>) -> Self {
+        if told.is_empty() {
+            return self.clone();
+        }
+        let stays = |(at, server): &(usize, &ServerAddress)| {
+            *at == 0 || told.contains(server) || Some(*server) == given
+        };
+        let mut list: Vec<ServerAddress> =
+            self.0.iter().enumerate().filter(stays).map(|(_, server)| server.clone()).collect();
+        for server in told {
+            if !list.contains(server) {
+                list.push(server.clone());
+            }
+        }
+        list.truncate(MOST);
+        Self(list)
+    }
+
+    /// The server failed: it is tried last.
+    fn fail(&self, server: &ServerAddress) -> Self {
+        let (failed, mut list): (Vec<_>, Vec<_>) = self.0.iter().cloned().partition(|s| s == server);
+        list.extend(failed);
+        Self(list)
+    }
+}
+
+/// The servers that an EndpointSlice names.
+fn servers_of(slice: &EndpointSlice) -> Vec<ServerAddress> {
+    let port = slice.ports.as_deref().unwrap_or_default().iter().find_map(|port| port.port);
+    let Some(port) = port.and_then(|port| u16::try_from(port).ok()) else { return Vec::new() };
+    let endpoints = slice.endpoints.as_deref().unwrap_or_default().iter();
+    let ready = endpoints.filter(|endpoint| {
+        endpoint.conditions.as_ref().is_none_or(|conditions| conditions.ready != Some(false))
+    });
+    let addresses = ready.flat_map(|endpoint| endpoint.addresses.iter());
+    addresses.map(|address| ServerAddress { host: address.clone(), port }).collect()
+}
+
+struct State {
+    list: ServerList,
+    /// Ends the connections to the current server.
+    current: CancellationToken,
+}
+
+/// The way to the servers. Clones share it.
+#[derive(Clone)]
+pub struct Servers {
+    state: Arc<Mutex<State>>,
+    file: PathBuf,
+    given: Option<ServerAddress>,
+    port: u16,
+}
+
+impl Servers {
+    /// Starts forwarding. `given` is what the user names; without it there must be a list in `file`.
+    pub async fn start(file: &Path, given: Option<ServerAddress>, scope: &Scope) -> Result<Self, BoxError> {
+        let kept = match ferrite_hostfs::read_head(file, 1 << 20) {
+            Ok(bytes) => ferrite_json::from_slice(&bytes).unwrap_or_default(),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            Err(e) => return Err(format!("cannot read {}: {e}", file.display()).into()),
+        };
+        let list = ServerList::new(given.clone(), kept);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let servers = Self {
+            state: Arc::new(Mutex::new(State { list, current: CancellationToken::new() })),
+            file: file.to_owned(),
+            given,
+            port: listener.local_addr()?.port(),
+        };
+        scope.spawn(servers.clone().forward(listener, scope.clone()));
+        Ok(servers)
+    }
+
+    /// Where clients of this node connect. Certificates of servers are good for it.
+    pub fn url(&self) -> String {
+        format!("https://{}:{}", Ipv4Addr::LOCALHOST, self.port)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn forward(self, listener: TcpListener, scope: Scope) {
+        let room = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            // The semaphore is never closed.
+            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+            let Ok((client, _)) = listener.accept().await else {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            };
+            let servers = self.clone();
+            scope.spawn(async move {
+                servers.serve(client).await;
+                drop(permit);
+            });
+        }
+    }
+
+    async fn serve(&self, mut client: TcpStream) {
+        let Some((mut server, gone)) = self.connect().await else { return };
+        let _ = (client.set_nodelay(true), server.set_nodelay(true));
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+            () = gone.cancelled() => {}
+        }
+    }
+
+    /// Connects to the first server that takes a connection, and makes it the current one.
+    async fn connect(&self) -> Option<(TcpStream, CancellationToken)> {
+        let tries = self.lock().list.0.len();
+        for _ in 0..tries {
+            let (server, gone) = {
+                let state = self.lock();
+                (state.list.0.first()?.clone(), state.current.clone())
+            };
+            let connecting = TcpStream::connect((server.host.as_str(), server.port));
+            match tokio::time::timeout(CONNECT, connecting).await {
+                Ok(Ok(stream)) => return Some((stream, gone)),
+                _ => self.fail(&server),
+            }
+        }
+        None
+    }
+
+    /// Leaves a server for the next one, unless that has happened already.
+    fn fail(&self, server: &ServerAddress) {
+        let next = {
+            let mut state = self.lock();
+            if state.list.0.first() != Some(server) || state.list.0.len() < 2 {
+                return;
+            }
+            state.list = state.list.fail(server);
+            std::mem::take(&mut state.current).cancel();
+            state.list.0.first().map(ToString::to_string)
+        };
+        tracing::warn!(%server, ?next, "an API server does not answer; going on with the next");
+    }
+
+    /// Asks the current server again and again whether it lives. A process that is stopped takes connections and never
+    /// answers.
+    pub async fn probe(self, client: kube::Client) {
+        let mut missed = 0;
+        let mut backoff = Backoff::new(PROBE, PROBE, 0.2);
+        loop {
+            tokio::time::sleep(backoff.next_delay()).await;
+            let Some(asked) = self.lock().list.0.first().cloned() else { continue };
+            let Ok(request) = http::Request::get("/livez").body(Vec::new()) else { return };
+            // Any answer is one: a server that is not well says so itself, and others share its store.
+            let answered = match tokio::time::timeout(PROBE, client.request_text(request)).await {
+                Ok(Ok(_) | Err(kube::Error::Api(_))) => true,
+                Ok(Err(_)) | Err(_) => false,
+            };
+            missed = if answered { 0 } else { missed + 1 };
+            if missed >= MISSED {
+                self.fail(&asked);
+                missed = 0;
+            }
+        }
+    }
+
+    /// Learns the servers from the endpoints of the `kubernetes` Service, and keeps them for the next start.
+    pub async fn follow(self, client: kube::Client, scope: Scope) {
+        let selector = ListSelector::fields("metadata.name=kubernetes");
+        let slices = Informer::<EndpointSlice>::start(Api::namespaced(client, "default"), selector, &scope);
+        let (changed, mut seen) = tokio::sync::mpsc::channel(1);
+        slices.subscribe(move |change: &Change<EndpointSlice>| {
+            if !matches!(change, Change::Deleted(_)) {
+                // One note is enough: the newest slice is read then.
+                let _ = changed.try_send(());
+            }
+        });
+        while seen.recv().await.is_some() {
+            let told: Vec<ServerAddress> = slices.list().iter().flat_map(|slice| servers_of(slice)).collect();
+            let list = {
+                let mut state = self.lock();
+                state.list = state.list.learn(&told, self.given.as_ref());
+                state.list.0.clone()
+            };
+            let file = self.file.clone();
+            let kept = tokio::task::spawn_blocking(move || keep(&file, &list)).await;
+            if let Ok(Err(error)) = kept {
+                tracing::warn!(%error, file = %self.file.display(), "cannot keep the list of servers");
+            }
+        }
+    }
+}
+
+fn keep(file: &Path, list: &[ServerAddress]) -> std::io::Result<()> {
+    let temporary = file.with_extension("tmp");
+    std::fs::write(&temporary, ferrite_json::to_vec_pretty(&list).map_err(std::io::Error::other)?)?;
+    std::fs::rename(&temporary, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrite_json::json;
+
+    fn servers(names: &str) -> Vec<ServerAddress> {
+        names.chars().map(|name| ServerAddress { host: name.to_string(), port: 6443 }).collect()
+    }
+
+    #[test]
+    fn servers_are_learned_and_left() {
+        let given = &servers("g")[0];
+        let list = |names: &str| ServerList(servers(names));
+        for (what, got, want) in [
+            ("the first start", ServerList::new(Some(given.clone()), vec![]), "g"),
+            ("a later start", ServerList::new(Some(given.clone()), servers("agb")), "agb"),
+            ("another server is named", ServerList::new(Some(given.clone()), servers("ab")), "gab"),
+            ("nothing is named", ServerList::new(None, servers("ab")), "ab"),
+            ("the cluster tells", list("g").learn(&servers("abc"), Some(given)), "gabc"),
+            ("a server is gone", list("agbc").learn(&servers("ac"), Some(given)), "agc"),
+            ("the current one is gone", list("abc").learn(&servers("bc"), None), "abc"),
+            ("the order stays", list("cab").learn(&servers("abcd"), None), "cabd"),
+            ("nothing is told", list("ab").learn(&[], None), "ab"),
+            ("the current one fails", list("abc").fail(&servers("a")[0]), "bca"),
+            ("another one fails", list("abc").fail(&servers("b")[0]), "acb"),
+        ] {
+            assert_eq!(got, list(want), "{what}");
+        }
+        let many: String = ('a'..='z').chain('A'..='Z').chain('0'..='9').chain("-+*/".chars()).collect();
+        assert_eq!(list("a").learn(&servers(&many), None).0.len(), MOST);
+    }
+
+    #[test]
+    fn slices_name_servers() {
+        let slice = |value| -> EndpointSlice { ferrite_json::from_value(value).unwrap() };
+        let ports = json!([{"name": "https", "port": 6443}]);
+        let endpoints = json!([
+            {"addresses": ["192.0.2.1"], "conditions": {"ready": true}},
+            {"addresses": ["192.0.2.2"]},
+            {"addresses": ["192.0.2.3"], "conditions": {"ready": false}},
+        ]);
+        let found = servers_of(&slice(
+            json!({"metadata": {}, "addressType": "IPv4", "endpoints": endpoints, "ports": ports}),
+        ));
+        let texts: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["192.0.2.1:6443", "192.0.2.2:6443"]);
+        let none = slice(json!({"metadata": {}, "addressType": "IPv4", "endpoints": endpoints}));
+        assert_eq!(servers_of(&none), []);
+    }
+
+    #[tokio::test]
+    async fn a_connection_goes_to_a_server_that_answers_and_ends_with_it() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("servers.json");
+        let at = |listener: &TcpListener| ServerAddress {
+            host: "127.0.0.1".into(),
+            port: listener.local_addr().unwrap().port(),
+        };
+        let (dead, one, two) = (
+            TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        );
+        keep(&file, &[at(&dead), at(&one), at(&two)]).unwrap();
+        drop(dead);
+        let scope = Scope::new();
+        let servers = Servers::start(&file, None, &scope).await.unwrap();
+        let mut client = TcpStream::connect(("127.0.0.1", servers.port)).await.unwrap();
+        let (mut accepted, _) = one.accept().await.unwrap();
+        client.write_all(b"x").await.unwrap();
+        assert_eq!(accepted.read_u8().await.unwrap(), b'x');
+        servers.fail(&at(&one));
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "connections to a server that is left end");
+        let _client = TcpStream::connect(("127.0.0.1", servers.port)).await.unwrap();
+        two.accept().await.unwrap();
+        scope.shutdown().await;
+    }
+}
