@@ -1,5 +1,6 @@
 //! The API server with its store, PKI and sockets: alone as `kube-apiserver`, or as part of a cluster.
 
+use crate::auditing::AuditOptions;
 use crate::joining;
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
@@ -62,6 +63,8 @@ pub struct ServerOptions {
     pub enable_bootstrap_token_auth: bool,
     #[command(flatten)]
     pub request_header: RequestHeaderOptions,
+    #[command(flatten)]
+    pub audit: AuditOptions,
 }
 
 /// Front proxies that authenticate users for the server.
@@ -356,6 +359,7 @@ impl ApiServerHandle {
                 Vec::new()
             },
             bootstrap_tokens: options.enable_bootstrap_token_auth,
+            audit: options.audit.read().await?,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
