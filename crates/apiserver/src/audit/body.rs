@@ -1,5 +1,6 @@
 //! Response bodies whose end completes the audit of their request.
 
+use super::record::Holds;
 use super::{Level, Record, Written};
 use crate::http::{self, Body, BoxError, Response};
 use ::http::{StatusCode, header};
@@ -34,7 +35,13 @@ pub(crate) fn audited(
     let data = first.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()).cloned();
     let complete = data.filter(|_| body.is_end_stream() || body.size_hint().exact() == Some(0));
     let is_stream = long_running && code < 400;
-    record.response(code, media_type, complete.as_deref(), has_object && !is_stream);
+    let holds = match (has_object, long_running) {
+        (false, _) => Holds::NoObject,
+        // The far side of a stream may answer anything; a Status is ours.
+        (true, true) => Holds::Status,
+        (true, false) => Holds::Object,
+    };
+    record.response(code, media_type, complete.as_deref(), holds);
     if long_running {
         record.started();
     }

@@ -222,7 +222,7 @@ fn backup_time(path: &Path, name: &str) -> Option<Timestamp> {
 
 /// The old files to remove, and those to compress.
 fn plan(mut backups: Vec<Backup>, log: &AuditLog, now: Timestamp) -> (Vec<String>, Vec<String>) {
-    backups.sort_by(|a, b| b.time.cmp(&a.time));
+    backups.sort_by_key(|backup| std::cmp::Reverse(backup.time));
     let (mut remove, mut keep) = (Vec::new(), Vec::new());
     // A file and its compressed copy count as one.
     let mut times: Vec<Timestamp> = Vec::new();

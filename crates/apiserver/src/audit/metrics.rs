@@ -2,6 +2,7 @@
 
 use super::event::Level;
 use ferrite_component::metrics::{Counter, Family, registry};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 static EVENTS: LazyLock<Arc<Counter>> = LazyLock::new(|| {
@@ -44,8 +45,12 @@ pub(crate) fn rejected() {
     REJECTED.increment();
 }
 
-/// Counts events that a plugin lost, and says why.
+/// Counts events that a plugin lost, and says why: once a second, so that clients cannot flood the server's log.
 pub(super) fn failed(plugin: &'static str, events: usize, why: &dyn std::fmt::Display) {
+    static REPORTED: AtomicI64 = AtomicI64::new(0);
     ERRORS.with(&[plugin]).add(events as u64);
-    tracing::error!(plugin, events, %why, "audit events were not stored");
+    let now = jiff::Timestamp::now().as_second();
+    if REPORTED.swap(now, Ordering::Relaxed) != now {
+        tracing::error!(plugin, events, %why, "audit events were not stored");
+    }
 }

@@ -18,6 +18,14 @@ const MAX_USER_AGENT: usize = 1024;
 /// Annotations of one event. More are dropped.
 const MAX_ANNOTATIONS: usize = 1024;
 
+/// What the body of a response may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holds {
+    NoObject,
+    Status,
+    Object,
+}
+
 /// How far a request has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
@@ -271,9 +279,10 @@ impl Record {
         }
     }
 
-    /// The response, with its body if that is known as a whole. `has_object` is false for bodies that are no objects.
-    pub fn response(&self, code: u16, media_type: &str, body: Option<&[u8]>, has_object: bool) {
+    /// The response, with its body if that is known as a whole.
+    pub fn response(&self, code: u16, media_type: &str, body: Option<&[u8]>, holds: Holds) {
         let status = body.and_then(|body| objects::status_of(media_type, body));
+        let has_object = holds == Holds::Object || (holds == Holds::Status && status.is_some());
         let wants_object = has_object && self.level() == Level::RequestResponse;
         let text = match body {
             Some(body) if wants_object => objects::of_bytes(media_type, body, self.omits_managed_fields()),

@@ -85,10 +85,12 @@ pub(super) fn after(facts: &Facts, response: Response) -> Response {
 /// Whether upstream knows the object of a response: documents that it writes as bytes have none.
 fn has_object(facts: &Facts) -> bool {
     let route = crate::request::route(facts.uri.path());
-    matches!(
-        route,
-        Route::Resource(_) | Route::CoreVersions | Route::Groups | Route::Group(_) | Route::Resources { .. }
-    )
+    match route {
+        // Another server's objects are known to that server.
+        Route::Resource(_) => facts.kind.resource().is_some(),
+        Route::CoreVersions | Route::Groups | Route::Group(_) | Route::Resources { .. } => true,
+        _ => false,
+    }
 }
 
 /// Where a request came from: the proxies' words first, and last the address that cannot be made up.
