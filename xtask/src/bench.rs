@@ -1,22 +1,27 @@
 //! `cargo xtask bench`: numbers of the release build.
 
-/// A benchmark: its name and the package it is in.
-const BENCHMARKS: &[(&str, &str)] = &[
-    ("cluster", "ferrite"),
-    ("server", "ferrite-apiserver"),
-    ("store", "ferrite-store"),
-    ("runtime", "ferrite"),
+/// A benchmark: the name it is asked for by, its package, and its target there.
+const BENCHMARKS: &[(&str, &str, &str)] = &[
+    ("cluster", "ferrite", "cluster"),
+    ("controllers", "ferrite-controllers", "controllers"),
+    ("server", "ferrite-apiserver", "server"),
+    ("store", "ferrite-store", "store"),
+    ("runtime", "ferrite", "runtime"),
+    ("network", "ferrite-proxy", "services"),
+    ("network", "ferrite-dns", "names"),
+    ("network", "ferrite-policy", "policies"),
 ];
 
 /// Runs those that are named, or all.
 pub fn run(arguments: &[String]) -> Result<(), String> {
-    if let Some(unknown) = arguments.iter().find(|name| BENCHMARKS.iter().all(|(known, _)| known != name)) {
-        let names: Vec<&str> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
+    if let Some(unknown) = arguments.iter().find(|name| BENCHMARKS.iter().all(|(known, ..)| known != name)) {
+        let mut names: Vec<&str> = BENCHMARKS.iter().map(|(name, ..)| *name).collect();
+        names.dedup();
         return Err(format!("no benchmark {unknown:?}: there are {}", names.join(", ")));
     }
-    for (name, package) in BENCHMARKS {
+    for (name, package, target) in BENCHMARKS {
         if arguments.is_empty() || arguments.iter().any(|wanted| wanted == name) {
-            crate::test::cargo(&["bench", "--package", package, "--bench", name])?;
+            crate::test::cargo(&["bench", "--package", package, "--bench", target])?;
         }
     }
     Ok(())

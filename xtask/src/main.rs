@@ -25,7 +25,7 @@ const COMMANDS: &[Row] = &[
     },
     Row {
         name: "bench",
-        arguments: "[cluster] [server] [store] [runtime]",
+        arguments: "[cluster] [controllers] [server] [store] [runtime]",
         what: "times and memory of the release build, beside others where they are installed",
         run: bench::run,
     },

@@ -15,6 +15,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("/lib/systemd/systemd", "systemd"),
     ("containerd", "containerd"),
     ("openssl", "openssl"),
+    ("curl", "curl"),
     ("dig", "bind9-dnsutils"),
     ("ip", "iproute2"),
     ("/usr/lib/python3/dist-packages/kubernetes/__init__.py", "python3-kubernetes"),

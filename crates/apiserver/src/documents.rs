@@ -106,7 +106,7 @@ pub(crate) async fn answer(
         Route::OpenIdConfiguration => Ok(server
             .tokens
             .as_ref()
-            .map_or_else(page_not_found, |t| http::json(200, &t.configuration(&address)))),
+            .map_or_else(page_not_found, |t| http::json(200, &t.configuration(&keys_url(server, &address))))),
         Route::JsonWebKeys => {
             negotiate::check_only(accept, "application/jwk-set+json")?;
             Ok(server.tokens.as_ref().map_or_else(page_not_found, |t| {
@@ -115,6 +115,12 @@ pub(crate) async fn answer(
         }
         Route::Profile(_) | Route::Unknown | Route::Incomplete | Route::Resource(_) => Ok(page_not_found()),
     }
+}
+
+/// Where clients find the keys that verify tokens.
+fn keys_url(server: &ApiServer, address: &str) -> String {
+    let own = || format!("https://{address}/openid/v1/jwks");
+    server.config.keys_url.clone().unwrap_or_else(own)
 }
 
 /// Looks at what the asked checks are about, and at nothing else: a check of the store may take a while.

@@ -52,7 +52,7 @@ pub use audit::{
     AuditBatch, AuditConfig, AuditFormat, AuditLog, AuditMode, AuditPolicy, AuditSender, AuditThrottle,
     AuditTruncate, AuditWebhook, PolicyError,
 };
-pub use auth::{RequestHeader, User};
+pub use auth::{AbacPolicy, Mode, PolicyFileError, RequestHeader, StaticTokens, TokenFileError, User};
 pub use components::Component;
 pub use connections::ConnectionLimits;
 pub use http::{Body, BoxError, Response};

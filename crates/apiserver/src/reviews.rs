@@ -130,7 +130,7 @@ fn token_status(call: &Call, review: &Value) -> Value {
     let listed = review.pointer("/spec/audiences").and_then(Value::as_array).into_iter().flatten();
     let mut wanted: Vec<&str> = listed.filter_map(Value::as_str).collect();
     if wanted.is_empty() {
-        wanted.push(&call.server.config.service_account_issuer);
+        wanted = call.server.config.audiences();
     }
     match call.server.token_user(text, &wanted) {
         Ok((user, audiences)) => {

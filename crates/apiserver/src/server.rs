@@ -3,7 +3,7 @@
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator, MountedGroup};
 use crate::audit::{self, AuditConfig, Auditor};
-use crate::auth::{self, FrontProxies, LegacyTokens, RequestHeader, User};
+use crate::auth::{self, FrontProxies, LegacyTokens, Mode, RequestHeader, StaticTokens, User};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
 use crate::filters::{self, InFlight, InProcess, MemoryReclaimer};
@@ -18,7 +18,7 @@ use crate::{bootstrap, encode, openapi, subresource};
 use ::http::{HeaderValue, Request, header};
 use bytes::Bytes;
 use ferrite_api::{Cidr, Status};
-use ferrite_pki::{Identity, TokenSigner};
+use ferrite_pki::{Identity, TokenSigner, VerifyingKey};
 use ferrite_store::{Revision, Store};
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
@@ -99,6 +99,23 @@ pub struct Config {
     pub service_account_issuer: String,
     /// The key that signs them, as PEM. Without it there are no tokens.
     pub service_account_key: Option<String>,
+    /// Other keys and issuers whose tokens are accepted.
+    pub other_token_keys: Vec<VerifyingKey>,
+    pub other_issuers: Vec<String>,
+    /// The audiences that stand for this server; the issuer when empty.
+    pub api_audiences: Vec<String>,
+    /// The longest life of a token that somebody asks for.
+    pub max_token_seconds: Option<i64>,
+    /// Where the keys that verify tokens are found; this server when it is not said.
+    pub keys_url: Option<String>,
+    /// Users by tokens from a file.
+    pub static_tokens: StaticTokens,
+    /// Whether requests without credentials are those of `system:anonymous`; else they are refused.
+    pub anonymous_auth: bool,
+    /// The authorizers that are asked, in their order.
+    pub authorization: Vec<Mode>,
+    /// Types of nodes' addresses, the one to use first.
+    pub kubelet_addresses: Vec<String>,
     /// The authority of client certificates, as PEM: published for servers that check them too.
     pub client_ca: Option<String>,
     /// Front proxies that authenticate users for this server. Published, too.
@@ -114,6 +131,8 @@ pub struct Config {
     pub admission: AdmissionPlugins,
     /// Whether writers of objects on which nothing of ours acts are warned: on where the cluster is meant to be whole.
     pub warns_of_inert: bool,
+    /// Resources (their plurals) of that kind on which an optional part of this cluster acts.
+    pub acted_on: &'static [&'static str],
     /// Groups that this process serves without storage.
     pub mounted: Vec<Arc<dyn MountedGroup>>,
     /// Whether secrets of type `bootstrap.kubernetes.io/token` let their bearers in.
@@ -136,14 +155,32 @@ impl Config {
             request_header: None,
             proxy_client: None,
             service_account_key: None,
+            other_token_keys: Vec::new(),
+            other_issuers: Vec::new(),
+            api_audiences: Vec::new(),
+            max_token_seconds: None,
+            keys_url: None,
+            static_tokens: StaticTokens::default(),
+            anonymous_auth: true,
+            authorization: auth::usual_modes(),
+            kubelet_addresses: vec!["InternalIP".to_owned(), "ExternalIP".to_owned()],
             extend_token_expiration: true,
             event_ttl_seconds: 3600,
             serving: Serving::default(),
             admission: AdmissionPlugins::default(),
             warns_of_inert: false,
+            acted_on: &[],
             mounted: Vec::new(),
             bootstrap_tokens: false,
             audit: None,
+        }
+    }
+
+    /// The audiences that stand for this server.
+    pub(crate) fn audiences(&self) -> Vec<&str> {
+        match self.api_audiences.is_empty() {
+            true => vec![&self.service_account_issuer],
+            false => self.api_audiences.iter().map(String::as_str).collect(),
         }
     }
 
@@ -207,12 +244,16 @@ impl ApiServer {
             allocator,
             config.event_ttl_seconds,
             admission,
+            config.authorization.clone(),
             Arc::clone(&outbound),
         );
         registry.warns_of_inert = config.warns_of_inert;
+        registry.acted_on = config.acted_on;
         let tokens = match &config.service_account_key {
             Some(pem) => {
-                Some(TokenSigner::new(pem, &config.service_account_issuer).map_err(Status::internal)?)
+                let signer = TokenSigner::new(pem, &config.service_account_issuer);
+                let (keys, issuers) = (config.other_token_keys.clone(), config.other_issuers.clone());
+                Some(signer.map_err(Status::internal)?.accepting(keys, issuers))
             }
             None => None,
         };
@@ -373,7 +414,8 @@ impl ApiServer {
 
     /// Those of `wanted` that are this server. A token that names no audience is meant for it alone.
     pub(crate) fn own_audiences<'a>(&self, wanted: &[&'a str]) -> Vec<&'a str> {
-        wanted.iter().copied().filter(|audience| *audience == self.config.service_account_issuer).collect()
+        let own = self.config.audiences();
+        wanted.iter().copied().filter(|audience| own.contains(audience)).collect()
     }
 
     /// Whose a bearer token is, and for which of `wanted` it is meant: an account's, or one that lets a node in.
@@ -388,6 +430,10 @@ impl ApiServer {
             let user = user.filter(|_| self.config.bootstrap_tokens)?;
             Some(self.own_audiences(wanted)).filter(|own| !own.is_empty()).map(|own| (user, own))
         };
+        if let Some(user) = self.config.static_tokens.user(token) {
+            let own = self.own_audiences(wanted);
+            return if own.is_empty() { Err(Rejected::Unknown) } else { Ok((user.clone(), own)) };
+        }
         match subresource::token::user_of(self, token, wanted) {
             Err(Rejected::Unknown) => bootstrap().ok_or(Rejected::Unknown),
             known => known,

@@ -54,7 +54,7 @@ static GATES: LazyLock<BTreeMap<&'static str, Gate>> = LazyLock::new(|| {
 });
 
 /// Gates that are read by our code, so that setting them changes something.
-const READ: &[&str] = &[];
+const READ: &[&str] = &["CPUManagerPolicyAlphaOptions", "CPUManagerPolicyBetaOptions"];
 
 /// A setting of gates that cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -9,10 +9,12 @@ mod gates;
 pub mod health;
 pub mod metrics;
 mod nearest;
+mod pages;
 mod serve;
 
 pub use config::{ConfigError, TypeMeta, read_config};
 pub use duration::{GoDuration, ParseDurationError};
 pub use gates::{FeatureGates, Gate, GateError, Stage};
 pub use nearest::nearest;
+pub use pages::Pages;
 pub use serve::{Access, Denied, Endpoint, EndpointOptions};

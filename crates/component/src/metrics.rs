@@ -174,6 +174,12 @@ impl<V: Value> Family<V> {
         let labels: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
         values.entry(labels).or_insert_with(|| Arc::new((self.make)())).clone()
     }
+
+    /// Forgets the value for these labels: it was that of something that is gone.
+    pub fn remove(&self, labels: &[&str]) {
+        let labels: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
+        lock(&self.values).remove(&labels);
+    }
 }
 
 trait Exposed: Send + Sync {

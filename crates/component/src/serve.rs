@@ -24,6 +24,7 @@ use tracing::debug;
 
 use crate::health::{self, Check};
 use crate::metrics;
+use crate::pages::Pages;
 
 /// Connections at the same time. The callers are a few scrapers and probes.
 const MAX_CONNECTIONS: usize = 64;
@@ -64,6 +65,8 @@ pub struct EndpointOptions {
     pub ready: Vec<Check>,
     /// The configuration in use, for `/configz`, by the name of its group.
     pub config: Option<Value>,
+    /// Pages that parts of the component add.
+    pub pages: Pages,
     /// Paths that everybody may read; `/*` at the end stands for everything below.
     pub always_allow_paths: Vec<String>,
 }
@@ -151,6 +154,16 @@ impl Endpoint {
             return text(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
         }
         let query = request.uri().query().unwrap_or_default();
+        if let Some(found) = self.options.pages.find(path) {
+            let query = query.to_owned();
+            // A page may be as large as the component's memory of the cluster.
+            let made =
+                tokio::task::spawn_blocking(move || (found.content_type, (found.render)(&query))).await;
+            return match made {
+                Ok((content_type, body)) => page(StatusCode::OK, content_type, body),
+                Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made"),
+            };
+        }
         self.page(path, query)
     }
 

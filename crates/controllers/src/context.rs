@@ -1,22 +1,27 @@
 //! What every controller is given.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ferrite_client::{Controller, Events, Informers, Scope};
-use ferrite_pki::{Authority, TokenSigner};
+use ferrite_component::Pages;
+use ferrite_pki::TokenSigner;
 use jiff::SignedDuration;
 use kube::Client;
 
-use crate::{AutoscalingConfig, NodeCertificates, NodeCidrs};
+use crate::endpoints;
+use crate::{AutoscalingConfig, EvictionRates, NodeCertificates, NodeCidrs, Signers};
 
 /// Settings of the controller manager.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// PEM bundle published to every namespace as `kube-root-ca.crt`; nothing is published without it.
     pub root_ca: Option<String>,
-    /// Signs certificates that were approved; without it none are.
-    pub authority: Option<Arc<Authority>>,
+    /// Sign certificates that were approved; without them none are.
+    pub signers: Signers,
+    /// The lifetime of certificates whose requests do not ask for less.
+    pub signing_duration: Duration,
     /// Signs tokens that are kept in secrets; without it there are none.
     pub tokens: Option<Arc<TokenSigner>>,
     /// The ranges that pod CIDRs of nodes are cut from; without them nodes get none.
@@ -34,6 +39,22 @@ pub struct Config {
     pub autoscaling: AutoscalingConfig,
     /// Tokens in secrets that nobody used for so long are marked invalid, and deleted after as long again.
     pub legacy_token_period: SignedDuration,
+    /// The pages that controllers add to the manager's port, if it has one.
+    pub pages: Pages,
+    /// The rates at which silent nodes lose their pods.
+    pub evictions: EvictionRates,
+    /// Endpoints in one EndpointSlice at most.
+    pub endpoints_per_slice: usize,
+    /// Addresses of one subset of Endpoints that are mirrored at most.
+    pub mirrored_endpoints_per_subset: usize,
+    /// Claims without a volume are handed to the provisioners of their classes.
+    pub dynamic_provisioning: bool,
+    /// A volume is taken from a node that does not answer for long.
+    pub force_detach: bool,
+    /// Quotas are counted anew so often even if nothing changed.
+    pub quota_resync: Duration,
+    /// Keys of a controller worked on at once, by its name, where that is not `workers`.
+    pub concurrency: BTreeMap<&'static str, usize>,
     /// Keys of one controller worked on at once.
     pub workers: usize,
 }
@@ -42,7 +63,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             root_ca: None,
-            authority: None,
+            signers: Signers::default(),
+            signing_duration: Duration::from_secs(365 * 24 * 3600),
             tokens: None,
             node_cidrs: None,
             node_certificates: None,
@@ -52,6 +74,14 @@ impl Default for Config {
             service_range_grace: Duration::from_secs(10),
             autoscaling: AutoscalingConfig::default(),
             legacy_token_period: SignedDuration::from_hours(365 * 24),
+            pages: Pages::default(),
+            evictions: EvictionRates::default(),
+            endpoints_per_slice: endpoints::SLICE_CAPACITY,
+            mirrored_endpoints_per_subset: endpoints::MIRROR_CAPACITY,
+            dynamic_provisioning: true,
+            force_detach: true,
+            quota_resync: Duration::from_secs(300),
+            concurrency: BTreeMap::new(),
             workers: 5,
         }
     }
@@ -108,7 +138,12 @@ impl Context {
 
     /// A controller to declare, with the configured number of workers.
     pub(crate) fn controller(&self, name: &'static str) -> Controller {
-        Controller::new(name, self.config.workers, &self.scope)
+        Controller::new(name, self.workers(name), &self.scope)
+    }
+
+    /// The number of workers that a controller has.
+    pub(crate) fn workers(&self, name: &str) -> usize {
+        self.config.concurrency.get(name).copied().unwrap_or(self.config.workers).max(1)
     }
 
     /// The same for a controller that acts as `identity`.

@@ -1,6 +1,7 @@
 //! Keeps the status of disruption budgets: how many pods there should be, how many are well, how many may go.
 
 mod decide;
+mod stale;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ struct Workloads {
 }
 
 pub(crate) fn start(context: &Context) {
+    stale::start(context);
     let budgets: Informer<PodDisruptionBudget> = context.informers.get();
     let pods: Informer<Pod> = context.informers.get();
     pods.add_index(BY_LABEL, pods::label_index);

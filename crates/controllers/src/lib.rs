@@ -11,6 +11,7 @@ mod context;
 mod cronjob;
 mod daemon;
 mod deployment;
+mod devices;
 mod discovery;
 mod disruption;
 mod endpoints;
@@ -31,8 +32,11 @@ mod pods;
 mod replicas;
 mod resource_quota;
 mod root_ca;
+mod selection;
+mod selinux_warning;
 mod service_account;
 mod service_account_token;
+pub mod service_lb;
 mod service_ranges;
 mod stateful;
 mod status;
@@ -41,10 +45,12 @@ mod ttl_after_finished;
 mod volume;
 
 pub use autoscaling::AutoscalingConfig;
-pub use certificates::NodeCertificates;
+pub use certificates::{NodeCertificates, Signers};
 pub use context::{Clients, Config, Context, Identity};
 pub use error::SyncError;
 pub use node_ipam::{NodeCidrs, NodeCidrsError};
+pub use nodes::EvictionRates;
+pub use selection::{FOR_JOINING, OF_THE_SERVER, ON_REQUEST, start_all};
 pub use volume::local_path;
 
 /// A controller: its upstream name and how to start it. Starting spawns tasks into the context's scope and returns.
@@ -212,6 +218,16 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         start: volume::ephemeral::start,
     },
     ControllerEntry {
+        name: "resourceclaim-controller",
+        identity: account("resource-claim-controller"),
+        start: devices::claims::start,
+    },
+    ControllerEntry {
+        name: "device-taint-eviction-controller",
+        identity: account("device-taint-eviction-controller"),
+        start: devices::taints::start,
+    },
+    ControllerEntry {
         name: "persistentvolumeclaim-protection-controller",
         identity: account("pvc-protection-controller"),
         start: storage_protection::start_claims,
@@ -225,6 +241,11 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
         name: "volumeattributesclass-protection-controller",
         identity: account("volumeattributesclass-protection-controller"),
         start: storage_protection::start_classes,
+    },
+    ControllerEntry {
+        name: "selinux-warning-controller",
+        identity: account("selinux-warning-controller"),
+        start: selinux_warning::start,
     },
     ControllerEntry {
         name: "service-cidr-controller",
@@ -269,58 +290,9 @@ pub const CONTROLLERS: &[ControllerEntry] = &[
     },
 ];
 
-/// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
-pub const OF_THE_SERVER: &[&str] = &["priority-and-fairness-config-consumer"];
-
-/// Controllers that `*` does not select: upstream starts them only where they are named.
-pub const ON_REQUEST: &[&str] = &["bootstrap-signer-controller", "token-cleaner-controller"];
-
-/// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all
-/// but that one; the first match for a controller decides. Returns the names that match no controller.
-pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
-    for entry in CONTROLLERS {
-        if is_enabled(entry.name, names) {
-            tracing::info!(controller = entry.name, "starting");
-            (entry.start)(&context.acting_as(entry.identity));
-        }
-    }
-    names
-        .iter()
-        .map(|name| name.trim_start_matches('-'))
-        .filter(|name| *name != "*" && CONTROLLERS.iter().all(|entry| entry.name != *name))
-        .map(str::to_owned)
-        .collect()
-}
-
-fn is_enabled(controller: &str, names: &[&str]) -> bool {
-    let named = names.iter().find_map(|name| match name.strip_prefix('-') {
-        Some(off) if off == controller => Some(false),
-        None if *name == controller => Some(true),
-        _ => None,
-    });
-    named.unwrap_or_else(|| names.contains(&"*") && !ON_REQUEST.contains(&controller))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn selection_follows_upstreams_flag() {
-        for (names, enabled) in [
-            (&["*"][..], true),
-            (&[], false),
-            (&["a"], true),
-            (&["-a", "*"], false),
-            (&["*", "-a"], false),
-            (&["b"], false),
-            (&["a", "-a"], true),
-        ] {
-            assert_eq!(is_enabled("a", names), enabled, "{names:?}");
-        }
-        assert!(!is_enabled(ON_REQUEST[0], &["*"]));
-        assert!(is_enabled(ON_REQUEST[0], &["*", ON_REQUEST[0]]));
-    }
 
     #[test]
     fn names_are_unique() {

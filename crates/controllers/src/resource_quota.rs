@@ -20,8 +20,6 @@ use crate::discovery::{self, Served};
 use crate::error::{During, SyncError};
 
 const NAME: &str = "resourcequota-controller";
-/// A quota is counted anew this often even if nothing seems to have changed.
-const RESYNC: Duration = Duration::from_secs(300);
 
 type Queue = Arc<WorkQueue<ObjectKey>>;
 
@@ -57,6 +55,7 @@ pub(crate) fn start(context: &Context) {
     let kit = context.controller(NAME);
     let quotas: Informer<ResourceQuota> = context.informers.get();
     let client = context.client.clone();
+    let resync = context.config.quota_resync;
     let monitors = Arc::new(Monitors {
         client: client.clone(),
         scope: context.scope.clone(),
@@ -76,7 +75,7 @@ pub(crate) fn start(context: &Context) {
         let (client, monitors) = (client.clone(), monitors.clone());
         async move {
             match quota {
-                Some(quota) => sync(&client, &monitors, &quota).await,
+                Some(quota) => sync(&client, &monitors, &quota, resync).await,
                 None => Ok(None),
             }
         }
@@ -91,6 +90,7 @@ async fn sync(
     client: &Client,
     monitors: &Arc<Monitors>,
     quota: &ResourceQuota,
+    resync: Duration,
 ) -> Result<Option<Duration>, SyncError> {
     let value = ferrite_json::to_value(quota).map_err(|e| SyncError::Other(e.to_string()))?;
     let hard = amounts(&value["spec"]["hard"]);
@@ -111,7 +111,7 @@ async fn sync(
         amounts(&value["status"]["hard"]) == hard && amounts(&value["status"]["used"]) == *used
     };
     if is_recorded(&used) {
-        return Ok(Some(RESYNC));
+        return Ok(Some(resync));
     }
     if !is_current {
         // Admission charges a quota in the transaction that writes the object. The quota may have arrived here before
@@ -126,7 +126,7 @@ async fn sync(
         }
         used = total(&value, &hard, &counted);
         if is_recorded(&used) {
-            return Ok(Some(RESYNC));
+            return Ok(Some(resync));
         }
     }
     let mut updated = value;
@@ -136,7 +136,7 @@ async fn sync(
         ferrite_json::from_value(updated).map_err(|e| SyncError::Other(e.to_string()))?;
     let api: Api<ResourceQuota> = Api::namespaced(client.clone(), namespace);
     match api.replace_status(name, &PostParams::default(), &updated).await {
-        Ok(_) => Ok(Some(RESYNC)),
+        Ok(_) => Ok(Some(resync)),
         Err(error) if is_not_found(&error) => Ok(None),
         Err(error) if is_conflict(&error) => Ok(Some(Duration::from_millis(100))),
         Err(error) => Err(error).during(|| format!("write the status of quota {namespace}/{name}")),
@@ -286,7 +286,7 @@ mod tests {
             "status": {"hard": {"pods": "5"}, "used": {"pods": "1"}},
         });
         let quota = ferrite_json::from_value(quota).expect("a quota");
-        sync(&client, &monitors, &quota).await.expect("synced");
+        sync(&client, &monitors, &quota, Duration::from_secs(300)).await.expect("synced");
         scope.cancel();
         written.try_recv().ok()
     }

@@ -36,7 +36,8 @@ fn connect(socket: &Arc<Path>) -> Channel {
     )
 }
 
-async fn within<T>(
+/// Waits for a plugin's answer, and not for longer than `limit`.
+pub async fn within<T>(
     call: &'static str,
     limit: Duration,
     answer: impl Future<Output = Result<Response<T>, Status>>,

@@ -16,7 +16,8 @@ pub enum CallError {
 }
 
 impl CallError {
-    pub(crate) fn of(status: &Status) -> Self {
+    /// The plugin's complaint, cut to a length that fits an event.
+    pub fn of(status: &Status) -> Self {
         Self::Refused { code: status.code(), text: status.message().chars().take(TEXT).collect() }
     }
 

@@ -18,5 +18,5 @@ pub mod registration {
     include!(concat!(env!("OUT_DIR"), "/pluginregistration.rs"));
 }
 
-pub use client::{Driver, NodeCapabilities, Registrar};
+pub use client::{Driver, NodeCapabilities, Registrar, within};
 pub use error::CallError;

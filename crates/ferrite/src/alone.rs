@@ -1,9 +1,9 @@
 //! A component in a process of its own: how it reaches the API server, who leads, and the port it answers on.
 
 use crate::apiserver::BoxError;
-use ferrite_client::{DelegatedAccess, LeaderConfig, LeaderElector, Scope};
+use ferrite_client::{DelegatedAccess, LeaderConfig, LeaderElector, Lifetimes, Scope};
 use ferrite_component::health::Check;
-use ferrite_component::{Endpoint, EndpointOptions, FeatureGates, GoDuration};
+use ferrite_component::{Endpoint, EndpointOptions, FeatureGates, GoDuration, Pages};
 use ferrite_json::Value;
 use ferrite_pki::{Authority, Identity, Purpose, Subject};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -20,6 +20,9 @@ pub struct AloneOptions {
     /// Kubeconfig file with the address of the API server and the credentials; in a pod, its service account without it.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Address of the API server, instead of the one in the kubeconfig.
+    #[arg(long, value_name = "URL")]
+    pub master: Option<http::Uri>,
     /// Kubeconfig file with which callers are authenticated; the one of --kubeconfig without it.
     #[arg(long, value_name = "FILE")]
     pub authentication_kubeconfig: Option<PathBuf>,
@@ -29,6 +32,15 @@ pub struct AloneOptions {
     /// Paths that everybody may read.
     #[arg(long, value_delimiter = ',', default_value = "/healthz,/readyz,/livez", value_name = "PATHS")]
     pub authorization_always_allow_paths: Vec<String>,
+    /// Lifetime of a cached answer to the question whose token it is.
+    #[arg(long, default_value = "10s", value_name = "DURATION")]
+    pub authentication_token_webhook_cache_ttl: GoDuration,
+    /// Lifetime of a cached permission.
+    #[arg(long, default_value = "10s", value_name = "DURATION")]
+    pub authorization_webhook_cache_authorized_ttl: GoDuration,
+    /// Lifetime of a cached refusal.
+    #[arg(long, default_value = "10s", value_name = "DURATION")]
+    pub authorization_webhook_cache_unauthorized_ttl: GoDuration,
     /// Address of the component's own port.
     #[arg(long, default_value = "0.0.0.0", value_name = "IP")]
     pub bind_address: IpAddr,
@@ -71,12 +83,22 @@ pub struct Alone {
     pub secure_port: u16,
     /// The configuration in use, for `/configz`.
     pub config: Value,
+    /// Pages of the component beside health and metrics.
+    pub pages: Pages,
 }
 
 impl Alone {
     /// The connection to the API server.
     pub async fn server(&self) -> Result<kube::Config, BoxError> {
-        server_of(self.options.kubeconfig.as_ref()).await
+        let Some(master) = &self.options.master else {
+            return server_of(self.options.kubeconfig.as_ref()).await;
+        };
+        if self.options.kubeconfig.is_none() {
+            return Ok(kube::Config::new(master.clone()));
+        }
+        let mut config = server_of(self.options.kubeconfig.as_ref()).await?;
+        config.cluster_url = master.clone();
+        Ok(config)
     }
 
     /// Answers on the component's own port and works, as the leader where that is asked for, until the process is told
@@ -182,10 +204,15 @@ impl Alone {
             EndpointOptions {
                 live: vec![Check::ping()],
                 config: Some(self.config.clone()),
+                pages: self.pages.clone(),
                 always_allow_paths: options.authorization_always_allow_paths.clone(),
                 ..EndpointOptions::default()
             },
-            Arc::new(DelegatedAccess::new(reviewer, true)),
+            Arc::new(DelegatedAccess::new(reviewer, true).with_lifetimes(Lifetimes {
+                token: options.authentication_token_webhook_cache_ttl.0,
+                allowed: options.authorization_webhook_cache_authorized_ttl.0,
+                denied: options.authorization_webhook_cache_unauthorized_ttl.0,
+            })),
         );
         let address = SocketAddr::new(options.bind_address, self.secure_port);
         let listener = TcpListener::bind(address)

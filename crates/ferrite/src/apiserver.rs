@@ -5,6 +5,7 @@ use crate::joining;
 use crate::kubeconfig::{self, Access};
 use crate::paths::Paths;
 use crate::serving::ServingOptions;
+use crate::standalone::StandaloneOptions;
 use crate::storage::{Storage, StorageOptions};
 use ferrite_apiserver::{
     AdmissionPlugins, ApiServer, Component, Config, InProcessClient, RequestHeader, User,
@@ -40,9 +41,9 @@ pub struct ServerOptions {
     pub storage: StorageOptions,
     #[command(flatten)]
     pub serving: ServingOptions,
-    /// Who tokens of service accounts are from.
+    /// Who tokens of service accounts are from. Given several times, the first signs and all are accepted.
     #[arg(long, default_value = "https://kubernetes.default.svc", value_name = "URL")]
-    pub service_account_issuer: String,
+    pub service_account_issuer: Vec<String>,
     /// Let tokens that are mounted into pods live for a year instead of an hour, for clients that never read them again.
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub service_account_extend_token_expiration: bool,
@@ -100,7 +101,7 @@ pub struct RequestHeaderOptions {
 /// The common name of the server's own certificate for extension API servers.
 const FRONT_PROXY: &str = "front-proxy-client";
 
-fn read_file(flag: &str, file: &std::path::Path) -> Result<String, BoxError> {
+pub fn read_file(flag: &str, file: &std::path::Path) -> Result<String, BoxError> {
     std::fs::read_to_string(file).map_err(|e| format!("cannot read --{flag} {}: {e}", file.display()).into())
 }
 
@@ -279,6 +280,10 @@ pub struct Place {
     pub whole: bool,
     /// The cluster's domain, in which the server has a name.
     pub domain: String,
+    /// Certificates, keys and ways in that somebody else made.
+    pub standalone: StandaloneOptions,
+    /// Resources on which optional parts of the cluster act.
+    pub acted_on: &'static [&'static str],
 }
 
 /// The domain of clusters for which no other is chosen.
@@ -331,27 +336,66 @@ impl ApiServerHandle {
         ]);
         names.dedup();
         let subject = Subject { common_name: "kube-apiserver".into(), organization: None, names };
-        let serving = pki.ensure("apiserver", &subject, Purpose::Server)?;
+        let standalone = &place.standalone;
+        let serving = match standalone.serving()? {
+            Some(serving) => serving,
+            None => pki.ensure("apiserver", &subject, Purpose::Server)?,
+        };
         // An identity that kubelets know and that has no rights here: authors of nodes choose where it is shown.
         let subject = Subject::client(KUBELET_CLIENT, None);
         let kubelet_client = pki.ensure("apiserver-kubelet-client", &subject, Purpose::Client)?;
         let request_header = options.request_header.read(&pki)?;
         let proxy_client = options.request_header.proxy_client(&pki)?;
         let proxies_ca = request_header.as_ref().map(|proxies| proxies.client_ca.as_str());
-        let tls = ferrite_pki::server_config_with(&serving, pki.ca(), proxies_ca, &["h2", "http/1.1"])?;
+        let client_ca = standalone.client_ca()?.unwrap_or_else(|| pki.ca().to_owned());
+        let handshake = standalone.handshake(&["h2", "http/1.1"], proxies_ca)?;
+        let tls = ferrite_pki::server_config_with(&serving, &client_ca, &handshake)?;
+        let kubelet_client = match standalone.kubelet_client(&kubelet_client)? {
+            Some(client) => client,
+            None => ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?,
+        };
+        let (signing_key, other_token_keys) = standalone.token_keys()?;
+        let signing_key = match signing_key {
+            Some(key) => key,
+            None => pki.service_account_key()?,
+        };
+        let (issuer, other_issuers) =
+            options.service_account_issuer.split_first().ok_or("--service-account-issuer is empty")?;
+        let usual = Config::new(SocketAddr::new(node_address, listening.port()));
+        let authorization = standalone.authorization()?.unwrap_or_else(|| usual.authorization.clone());
+        let mut configurations = match &options.admission_control_config_file {
+            Some(file) => ferrite_apiserver::read_admission_config(file)?,
+            None => ferrite_apiserver::Configurations::new(),
+        };
+        if let Some(tolerations) = standalone.tolerations() {
+            configurations.insert("DefaultTolerationSeconds".into(), tolerations);
+        }
         let config = Config {
             service_ranges: options.service_cluster_ip_range.all().to_vec(),
             node_ports: options.service_node_port_range.0.clone(),
-            kubelet_client: Some(Arc::new(ferrite_pki::client_config(pki.ca(), Some(&kubelet_client))?)),
+            kubelet_client: Some(Arc::new(kubelet_client)),
+            kubelet_addresses: standalone.kubelet_addresses().unwrap_or(usual.kubelet_addresses.clone()),
             runtime_config: options.runtime_config.iter().cloned().collect(),
-            service_account_issuer: options.service_account_issuer.clone(),
+            service_account_issuer: issuer.clone(),
+            other_issuers: other_issuers.to_vec(),
+            other_token_keys,
+            api_audiences: standalone.api_audiences.clone(),
+            max_token_seconds: standalone.max_token_seconds(),
+            keys_url: standalone.service_account_jwks_uri.clone(),
+            static_tokens: standalone.static_tokens()?,
+            anonymous_auth: standalone.anonymous_auth(&authorization),
+            authorization,
+            event_ttl_seconds: standalone
+                .event_ttl
+                .map_or(usual.event_ttl_seconds, |ttl| ttl.as_secs().max(1)),
             extend_token_expiration: options.service_account_extend_token_expiration,
-            service_account_key: Some(pki.service_account_key()?),
-            client_ca: Some(pki.ca().to_owned()),
+            service_account_key: Some(signing_key),
+            client_ca: Some(client_ca),
             request_header,
             proxy_client,
             serving: options.serving.to_serving(),
             warns_of_inert: place.whole,
+            acted_on: place.acted_on,
             // As upstream, a server of its own has the metrics of a metrics-server that somebody installs.
             mounted: if place.whole {
                 vec![Arc::new(ferrite_metrics::ResourceMetrics::default())]
@@ -363,14 +407,11 @@ impl ApiServerHandle {
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),
-                configurations: match &options.admission_control_config_file {
-                    Some(file) => ferrite_apiserver::read_admission_config(file)?,
-                    None => ferrite_apiserver::Configurations::new(),
-                },
+                configurations,
             },
-            ..Config::new(SocketAddr::new(node_address, listening.port()))
+            ..usual
         };
-        ferrite_component::FeatureGates::default().report();
+        standalone.feature_gates.clone().unwrap_or_default().report();
         let server = ApiServer::start(store, config).await?;
         let mut serving = JoinSet::new();
         for listener in listeners {
@@ -424,7 +465,7 @@ impl ApiServerHandle {
         let tokens = ferrite_pki::TokenSigner::new(&self.pki.service_account_key()?, issuer)?;
         Ok(ferrite_controllers::Config {
             root_ca: Some(self.pki.ca().to_owned()),
-            authority: Some(Arc::new(self.pki.authority()?)),
+            signers: ferrite_controllers::Signers::all(Arc::new(self.pki.authority()?)),
             tokens: Some(Arc::new(tokens)),
             ..Default::default()
         })

@@ -13,6 +13,7 @@ use crate::network_cmd::NetworkCommand;
 use crate::paths::{DEFAULT_DATA, Paths};
 use crate::runtime::RuntimeAlone;
 use crate::server::{AgentSettings, ServerPlace};
+use crate::standalone::StandaloneOptions;
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
 use crate::up::Up;
 use crate::{down, kubelet, logging, status, tools, watchdog};
@@ -77,6 +78,8 @@ enum Command {
     KubeApiserver {
         #[command(flatten)]
         place: ServerPlace,
+        #[command(flatten)]
+        standalone: Box<StandaloneOptions>,
         /// Controllers to run beside it, by upstream's names: `*` is all, `-name` all but that one.
         #[arg(long, value_delimiter = ',', allow_hyphen_values = true, value_name = "NAMES")]
         controllers: Vec<String>,
@@ -159,11 +162,12 @@ impl Cli {
                 println!("Kubernetes {}", ferrite_apiserver::KUBERNETES_VERSION);
                 Ok(ExitCode::SUCCESS)
             }
-            Command::KubeApiserver { place, controllers } => {
-                block_on(Box::pin(place.serve(&controllers, None)))
+            Command::KubeApiserver { place, standalone, controllers } => {
+                block_on(Box::pin(place.serve(&controllers, None, *standalone)))
             }
             Command::Server { place, agents, controllers } => {
-                block_on(Box::pin(place.serve(&controllers, Some(&agents))))
+                let standalone = StandaloneOptions::default();
+                block_on(Box::pin(place.serve(&controllers, Some(&agents), standalone)))
             }
             Command::Kubelet { arguments } => block_on(Box::pin(kubelet::run(arguments))),
             Command::KubeControllerManager(manager) => block_on(manager.run()),

@@ -6,6 +6,7 @@
 use crate::apiserver::{ApiServerHandle, BoxError, Cidr, Place, ServerOptions};
 use crate::control::Control;
 use crate::dns::{ClusterDns, DnsOptions, DnsPlace};
+use crate::extras::ExtraOptions;
 use crate::joining::token::JoinToken;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::machines::{MachineOptions, Machines};
@@ -16,6 +17,7 @@ use crate::node::{
 use crate::node_routes;
 use crate::paths::Paths;
 use crate::progress::Progress;
+use crate::standalone::StandaloneOptions;
 use ferrite_apiserver::Component;
 use ferrite_client::{Events, Informers, Scope};
 use ferrite_component::GoDuration;
@@ -37,6 +39,8 @@ use std::time::Duration;
 pub enum Part {
     /// The default StorageClass `local-path` and its provisioner.
     LocalStorage,
+    /// The load balancer that gives Services of type LoadBalancer the nodes' addresses.
+    ServiceLb,
 }
 
 /// Options of a cluster on this machine.
@@ -82,6 +86,8 @@ pub struct ClusterOptions {
     /// Parts to do without.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
     pub disable: Vec<Part>,
+    #[command(flatten)]
+    pub extras: ExtraOptions,
     /// CredentialProviderConfig that names the kubelet's credential provider plugins: a JSON or YAML file, or a
     /// directory of them.
     #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
@@ -137,7 +143,10 @@ impl Cluster {
             listen.push(node_ip);
         }
         let domain = options.dns.cluster_domain.clone();
-        let place = Place { address: node_ip, listen, whole: true, domain };
+        let standalone = StandaloneOptions::default();
+        let doors = options.server.bind_address.map_or_else(|| listen.clone(), |address| vec![address]);
+        let acted_on = options.extras.acted_on();
+        let place = Place { address: node_ip, listen, whole: true, domain, standalone, acted_on };
         let mut server = with_node_restriction(&options.server);
         server.enable_bootstrap_token_auth |= segment.is_some();
         let api = ApiServerHandle::start(paths, &server, &place).await?;
@@ -152,7 +161,7 @@ impl Cluster {
         if segment.is_some() {
             config.node_certificates = Some(node_certificates(options, node_ip));
         }
-        let on_request = ferrite_controllers::ON_REQUEST.iter().copied();
+        let on_request = ferrite_controllers::FOR_JOINING.iter().copied();
         let names: Vec<String> = std::iter::once("*").chain(on_request).map(str::to_owned).collect();
         let controllers = api.start_controllers(&names, config, &scope)?;
         let informers = controllers.informers.clone();
@@ -161,6 +170,13 @@ impl Cluster {
         if !options.disable.contains(&Part::LocalStorage) {
             crate::local_storage::start(&api, &controllers).await?;
             progress.done("storage", &format!("class {}", ferrite_client::local_path::CLASS));
+        }
+
+        if !options.disable.contains(&Part::ServiceLb) {
+            ferrite_controllers::service_lb::start(&controllers);
+        }
+        if let Some(at) = options.extras.start(&doors, node_ip, &api, &informers, &scope).await? {
+            progress.done("ingress", &at);
         }
 
         let others = match &segment {
@@ -190,14 +206,7 @@ impl Cluster {
                     None => bridge.clone(),
                 };
                 let embedded = start_runtime(paths, registries, driver, network, &scope).await?;
-                if let Some(plugins) = &plugins
-                    && let Err(error) = collect_garbage(plugins, &embedded.runtime).await
-                {
-                    tracing::warn!(
-                        error = crate::chain(error.as_ref()),
-                        "pods that are gone may still have addresses"
-                    );
-                }
+                collect_garbage(&embedded.runtime, plugins.as_deref(), Some(&bridge)).await;
                 let services =
                     Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
                 progress.done("runtime", &paths.runtime().display().to_string());
@@ -235,7 +244,9 @@ impl Cluster {
             }
         };
 
-        match start_policies(&bridge, Sources::shared(&informers), &scope).await {
+        match start_policies(&node_name, &bridge, plugins.as_deref(), Sources::shared(&informers), &scope)
+            .await
+        {
             Ok(()) => progress.done("policies", &ferrite_network::policy_table(&paths.bridge())),
             // As on a kernel built without nftables.
             Err(error) => tracing::warn!(%error, "NetworkPolicies have no effect"),

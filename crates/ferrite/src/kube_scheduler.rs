@@ -69,6 +69,7 @@ impl KubeScheduler {
                 "Profiles": names.iter().map(|name| json!({"schedulerName": *name})).collect::<Vec<_>>(),
             }}),
             options,
+            pages: ferrite_component::Pages::default(),
         };
         let client = kube::Client::try_from(alone.server().await?)?;
         let acting = client.clone();

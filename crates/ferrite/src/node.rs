@@ -74,11 +74,24 @@ impl CniOptions {
     }
 }
 
-/// Takes back what plugins gave to pods that are gone.
-pub async fn collect_garbage(network: &CniNetwork, runtime: &Runtime) -> Result<(), BoxError> {
-    let listed = runtime.list_pod_sandbox(ferrite_cri::v1::ListPodSandboxRequest { filter: None }).await?;
-    let live: Vec<String> = listed.items.into_iter().map(|sandbox| sandbox.id).collect();
-    Ok(network.collect_garbage(&live).await?)
+/// Takes back what networks gave to pods that are gone: a process that is killed between the pod's end and the network's
+/// leaves it behind. Before the first pod comes.
+pub async fn collect_garbage(runtime: &Runtime, plugins: Option<&CniNetwork>, bridge: Option<&Bridge>) {
+    let collected = async {
+        let listed =
+            runtime.list_pod_sandbox(ferrite_cri::v1::ListPodSandboxRequest { filter: None }).await?;
+        let live: Vec<String> = listed.items.into_iter().map(|sandbox| sandbox.id).collect();
+        if let Some(plugins) = plugins {
+            plugins.collect_garbage(&live).await?;
+        }
+        if let Some(bridge) = bridge {
+            bridge.reconcile(&live).await?;
+        }
+        Ok::<_, BoxError>(())
+    };
+    if let Err(error) = collected.await {
+        tracing::warn!(error = crate::chain(error.as_ref()), "pods that are gone may still have addresses");
+    }
 }
 
 /// The parts of a node that also exist without one running: what `down` removes.
@@ -189,13 +202,24 @@ pub async fn start_proxy(
 }
 
 /// Starts filtering by NetworkPolicies. Pods that are attached from then on are covered before they have a link.
-pub async fn start_policies(bridge: &Bridge, sources: Sources, scope: &Scope) -> Result<(), BoxError> {
+pub async fn start_policies(
+    node: &str,
+    bridge: &Bridge,
+    plugins: Option<&CniNetwork>,
+    sources: Sources,
+    scope: &Scope,
+) -> Result<(), BoxError> {
     let config = PolicyConfig {
         table: ferrite_network::policy_table(bridge.name()),
         pods: vec![bridge.pod_cidr().to_string().parse()?],
+        node: Some(node.to_owned()),
         netns: None,
     };
-    bridge.set_guard(PolicyGuard::start(config, sources, scope).await?);
+    let guard = PolicyGuard::start(config, sources, scope).await?;
+    if let Some(plugins) = plugins {
+        plugins.set_guard(guard.clone());
+    }
+    bridge.set_guard(guard);
     Ok(())
 }
 

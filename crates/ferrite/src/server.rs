@@ -5,9 +5,11 @@ use crate::cli::{DataDir, interrupted};
 use crate::cluster::{Part, range_of, start_scheduler, with_node_restriction};
 use crate::data_dir::DataDirectory;
 use crate::dns::{self, parse_domain};
+use crate::extras::ExtraOptions;
 use crate::joining::{self, ClusterSettings, DNS_USER, PROXY_USER};
 use crate::node_routes;
 use crate::paths::Paths;
+use crate::standalone::StandaloneOptions;
 use crate::up::quoted;
 use clap::Args;
 use ferrite_client::{Informers, Scope};
@@ -44,6 +46,8 @@ pub struct AgentSettings {
     /// Parts to do without.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
     disable: Vec<Part>,
+    #[command(flatten)]
+    extras: ExtraOptions,
 }
 
 impl ServerPlace {
@@ -52,7 +56,9 @@ impl ServerPlace {
         self,
         controllers: &[String],
         agents: Option<&AgentSettings>,
+        standalone: StandaloneOptions,
     ) -> Result<ExitCode, BoxError> {
+        let knows_administrator = standalone.knows_own_clients();
         let paths = self.data.paths();
         let _claimed = DataDirectory::claim(&paths)?;
         let advertise = match self.advertise_address {
@@ -64,6 +70,8 @@ impl ServerPlace {
             listen: vec![Ipv4Addr::UNSPECIFIED.into()],
             whole: agents.is_some(),
             domain: agents.map_or_else(|| CLUSTER_DOMAIN.into(), |agents| agents.cluster_domain.clone()),
+            standalone,
+            acted_on: agents.map_or(&[], |agents| agents.extras.acted_on()),
         };
         let mut options = (*self.server).clone();
         if agents.is_some() {
@@ -71,7 +79,9 @@ impl ServerPlace {
             options.enable_bootstrap_token_auth = true;
         }
         let running = ApiServerHandle::start(&paths, &options, &place).await?;
-        running.write_admin_kubeconfig(&paths)?;
+        if knows_administrator {
+            running.write_admin_kubeconfig(&paths)?;
+        }
         let scope = Scope::new();
         let mut config = running.controllers_config()?;
         if let Some(agents) = agents {
@@ -85,11 +95,18 @@ impl ServerPlace {
             if !agents.disable.contains(&Part::LocalStorage) {
                 Box::pin(crate::local_storage::start(&running, &controllers)).await?;
             }
+            if !agents.disable.contains(&Part::ServiceLb) {
+                ferrite_controllers::service_lb::start(&controllers);
+            }
+            let everywhere = [Ipv4Addr::UNSPECIFIED.into()];
+            agents.extras.start(&everywhere, advertise, &running, &informers, &scope).await?;
             routes =
                 Box::pin(agents.start(&paths, &options, &running, advertise, &informers, &scope)).await?;
         }
         println!("serving {}", running.url);
-        println!("export KUBECONFIG={}", quoted(&paths.admin_kubeconfig()));
+        if knows_administrator {
+            println!("export KUBECONFIG={}", quoted(&paths.admin_kubeconfig()));
+        }
         interrupted().await?;
         scope.shutdown().await;
         if let Some(routes) = routes {

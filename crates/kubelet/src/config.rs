@@ -1,6 +1,7 @@
 //! Configuration of a kubelet, with the defaults of upstream's KubeletConfiguration.
 
 use crate::eviction::EvictionSettings;
+use crate::topology::ResourceSettings;
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_pki::ServerTls;
 use std::collections::BTreeMap;
@@ -116,6 +117,8 @@ pub struct Config {
     pub container_log_max_size: u64,
     /// How many files of a container's log are kept.
     pub container_log_max_files: usize,
+    /// Managers of processors and of resources near to one another.
+    pub resources: ResourceSettings,
     /// Where the configuration of credential provider plugins is (a file or a directory), and where their
     /// programs are. Without it only pull secrets open registries.
     pub image_credential_providers: Option<(PathBuf, PathBuf)>,
@@ -160,6 +163,7 @@ impl Config {
             image_gc_low_threshold: 80,
             container_log_max_size: 10 << 20,
             container_log_max_files: 5,
+            resources: ResourceSettings::default(),
             image_credential_providers: None,
         }
     }

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::{apparmor, sysctl};
+use crate::devices::{DevicePlugins, Devices};
 use crate::eviction::{self, EvictionManager, Pressures, ThresholdError};
 use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers, SeenImages};
 use crate::logs;
@@ -16,9 +17,11 @@ use crate::pod::admission::Abilities;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
 use crate::pod::table::PodTable;
+use crate::pod_resources;
 use crate::probe::{Checker, ProbeContext};
 use crate::server;
 use crate::sources::{DirectorySource, LocalPods, Source, UrlError, UrlSource};
+use crate::topology::{CpuTopology, ResourceManager, ResourceStartError};
 use crate::userns::UserNamespaces;
 use crate::volumes::csi::CsiPlugins;
 use crate::volumes::{Volumes, VolumesConfig, local_path};
@@ -47,6 +50,8 @@ pub enum StartError {
     UserNamespaces(String),
     #[error("eviction")]
     Eviction(#[source] ThresholdError),
+    #[error("the managers of processors and devices cannot start")]
+    Resources(#[source] ResourceStartError),
     #[error("cannot read static pods")]
     StaticPodUrl(#[source] UrlError),
     #[error("could not register credential provider plugins")]
@@ -115,6 +120,21 @@ impl Kubelet {
         let providers = plugins.map(|plugins| Arc::new(Providers::new(plugins, accounts, clock)));
         let userns = UserNamespaces::open(config.root_dir.join("pods"))
             .map_err(|e| StartError::UserNamespaces(e.to_string()))?;
+        let plugins_dir = config.root_dir.join("device-plugins");
+        let waking = workers.clone();
+        let devices =
+            Devices::open(&plugins_dir, clock, refresh.clone(), move |uid| waking.wake(uid), &scope)
+                .map_err(|source| StartError::Directory { path: plugins_dir.clone(), source })?;
+        let topology =
+            CpuTopology::read(Path::new("/sys/devices/system"), u32::try_from(machine.cpus).unwrap_or(1));
+        let resources = ResourceManager::start(
+            config.resources.clone(),
+            topology,
+            config.reserved_cpu_milli,
+            &config.root_dir,
+            devices.clone(),
+        );
+        let resources = Arc::new(resources.map_err(StartError::Resources)?);
         let context = Arc::new(Context {
             node_name: config.node_name.clone(),
             node_hostname: machine.hostname.clone(),
@@ -133,6 +153,8 @@ impl Kubelet {
                 .with_providers(providers),
             volumes,
             userns,
+            devices: devices.clone(),
+            resources: resources.clone(),
             abilities: Abilities {
                 apparmor: apparmor::is_enabled(),
                 kernel: sysctl::kernel_version(&machine.kernel_version),
@@ -212,15 +234,22 @@ impl Kubelet {
             readiness,
             pressures: pressures_seen,
             refresh,
+            devices: devices.clone(),
         };
         let (size, files) = (config.container_log_max_size, config.container_log_max_files);
         scope.spawn(logs::rotate(context.clone(), size, files));
         if let Some(root) = config.local_volumes.clone() {
             scope.spawn(local_path::run(context.clone(), root));
         }
+        scope.spawn(resources.follow(context.runtime.clone()));
         let csi = context.volumes.csi().clone();
         scope.spawn(csi.clone().report());
-        let handlers: Arc<[Arc<dyn PluginHandler>]> = Arc::new([Arc::new(CsiPlugins(csi)) as _]);
+        let resources_dir = config.root_dir.join("pod-resources");
+        pod_resources::serve(&resources_dir, context.clone(), &scope)
+            .map_err(|source| StartError::Directory { path: resources_dir, source })?;
+        devices.serve().map_err(|source| StartError::Directory { path: plugins_dir, source })?;
+        let handlers: Arc<[Arc<dyn PluginHandler>]> =
+            Arc::new([Arc::new(CsiPlugins(csi)) as _, Arc::new(DevicePlugins(devices)) as _]);
         let registry = config.root_dir.join("plugins_registry");
         scope.spawn(plugin_sockets::run(registry, handlers, scope.clone()));
         let (started, owned, all) = (context.clone(), scope.clone(), workers.clone());

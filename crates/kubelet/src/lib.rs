@@ -11,6 +11,7 @@ mod cgroup;
 mod clock;
 mod config;
 mod container;
+mod devices;
 mod eviction;
 mod hooks;
 mod images;
@@ -21,14 +22,17 @@ mod node;
 mod objects;
 mod plugin_sockets;
 mod pod;
+mod pod_resources;
 mod probe;
 mod quantity;
 mod runtime_class;
 mod server;
 mod sources;
 pub mod standalone;
+mod state_file;
 #[cfg(test)]
 mod testing;
+mod topology;
 mod userns;
 mod volumes;
 
@@ -36,3 +40,7 @@ pub use config::{Authorization, Config, KubeletAccess};
 pub use eviction::{EvictionSettings, ThresholdError};
 pub use images::{ConfigError as CredentialProviderError, Plugins as CredentialProviderPlugins};
 pub use kubelet::{Kubelet, StartError};
+pub use topology::{
+    CpuOptionError, CpuOptions, CpuPolicy, CpuSetError, CpuStartError, ResourceSettings, ResourceStartError,
+    TopologyPolicy, TopologyScope, cpu_count,
+};

@@ -80,7 +80,7 @@ fn parse(text: &str) -> Result<u64, BandwidthError> {
 
 /// Bytes that may go at once, and bytes that may wait. A tenth of a second may pass at once, and always a few packets of
 /// full size; a fortieth of a second waits, as the plugin `bandwidth` has it. More is dropped.
-fn burst_and_limit(bits_per_second: u64) -> (u64, u64) {
+pub(crate) fn burst_and_limit(bits_per_second: u64) -> (u64, u64) {
     const LEAST: u64 = 32 * 1024;
     let bytes = bits_per_second / 8;
     let burst = (bytes / 10).clamp(LEAST, u64::from(u32::MAX) / 4);

@@ -1,5 +1,7 @@
 //! One node's pod network: a bridge, and a veth pair per sandbox.
 
+mod heal;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
@@ -7,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
-use ferrite_nft::{Change, Monitor, OwnGenerations};
+use ferrite_nft::OwnGenerations;
 use nlink::netlink::addr::Ipv4Address;
 use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
 use nlink::netlink::messages::LinkMessage;
@@ -18,6 +20,8 @@ use nlink::netlink::{Connection, Route};
 
 use crate::host_ports::{self, HostPorts};
 use crate::ipam::Ipam;
+use crate::overlap::{self, Ranges};
+use crate::port_filter::{self, Sender};
 use crate::state::{Before, Record, State, boot_id};
 use crate::{Attachment, Cidr, NetworkError, PodGuard, PodNetwork, PodRef, bandwidth, routes, rules};
 
@@ -165,6 +169,9 @@ impl Bridge {
             let sandboxes = Ipam::open(state.reservations(), earlier.pod_cidr)?.sandboxes();
             dismantle(&host, &conn, earlier, &sandboxes).await?;
         }
+        let ranges =
+            Ranges { pods: config.pod_cidr, cluster: config.cluster_cidr, services: config.service_cidr };
+        overlap::check(&conn, &config.name, ranges).await?;
         let sysctl = NetworkError::netlink(format!("read {IP_FORWARD}"));
         let forwarding = host.sysctl().get(IP_FORWARD).map_err(sysctl)?;
         if forwarding.trim() == "0" && record.ip_forward.is_none() {
@@ -193,7 +200,7 @@ impl Bridge {
             tracing::warn!(%error, cause = error_source(&error), "pods cannot reach beyond the cluster");
         }
         let removed = AtomicBool::new(false);
-        Ok(Arc::new(Self {
+        let network = Arc::new(Self {
             config,
             host,
             conn,
@@ -204,7 +211,12 @@ impl Bridge {
             isolated: AtomicBool::new(false),
             state,
             removed,
-        }))
+        });
+        if let Err(error) = network.guard_senders().await {
+            // As on a kernel built without nftables for links.
+            tracing::warn!(%error, cause = error_source(&error), "pods can forge the source of their packets");
+        }
+        Ok(network)
     }
 
     /// The name of the bridge's link.
@@ -234,37 +246,6 @@ impl Bridge {
     /// Pods that are attached from now on are covered by the guard before they get their link. The first one stays.
     pub fn set_guard(&self, guard: Arc<dyn PodGuard>) {
         let _ = self.guard.set(guard);
-    }
-
-    /// Makes the rules of host ports again when somebody else changes them. Never returns.
-    pub async fn heal(self: Arc<Self>) {
-        /// Rules that somebody keeps changing are not made again more often than this.
-        const PERIOD: std::time::Duration = std::time::Duration::from_secs(1);
-        let table = host_ports::table_name(&self.config.name);
-        let mut monitor = match Monitor::open(&table, Some(&path_of(&self.host)), self.own_rules.clone()) {
-            Ok(monitor) => monitor,
-            Err(error) => {
-                tracing::warn!(%error, "changes of the rules of host ports go unnoticed");
-                return std::future::pending().await;
-            }
-        };
-        loop {
-            let change = monitor.changed().await;
-            if self.removed.load(Ordering::SeqCst) {
-                return std::future::pending().await;
-            }
-            if change == Change::Foreign {
-                tracing::warn!("somebody else changed the rules of host ports; making them again");
-            }
-            let healed = self.with_host_ports(|ports| match ports.is_empty() {
-                true => Ok(()),
-                false => ports.rebuild(),
-            });
-            if let Err(error) = healed.await {
-                tracing::error!(%error, cause = error_source(&error), "host ports do not work");
-            }
-            tokio::time::sleep(PERIOD).await;
-        }
     }
 
     /// Lets packets to Services pass to a service proxy on this node, also those of the node's own processes. May be
@@ -303,7 +284,7 @@ impl Bridge {
         let (name, wanted) = (owner.to_owned(), port.address);
         let address = self.with_ipam(move |ipam| ipam.reserve_wanted(&name, wanted)).await?;
         if let Some(guard) = self.guard.get() {
-            guard.cover(owner, pod, address.into()).await?;
+            guard.cover(owner, pod, &[address.into()]).await?;
         }
         let link = port.link.as_str();
         self.link_pod(owner, &netns, &pod_conn, link, address).await?;
@@ -316,6 +297,7 @@ impl Bridge {
         let isolated = self.isolate_ports().await?;
         let flags = BridgePortConfig::new().hairpin(true).isolated(isolated);
         self.conn.set_bridge_port(host_end, flags).await.map_err(fail("bridge port flags"))?;
+        self.guard_sender(host_end, address, pod.bandwidth.egress).await;
         if let Some(bits) = pod.bandwidth.ingress {
             bandwidth::limit(&self.conn, host_end, bits).await.map_err(fail("ingress bandwidth"))?;
         }
@@ -334,6 +316,28 @@ impl Bridge {
         }
         tracing::debug!(owner, %address, pod = pod.name, namespace = pod.namespace, "attached");
         Ok(address)
+    }
+
+    /// Lets the pod behind a link send from its own address only.
+    async fn guard_sender(&self, link: &str, address: Ipv4Addr, limit: Option<u64>) {
+        let sender = Sender { link, hardware: hardware_address(address), address, limit };
+        if let Err(error) = port_filter::guard(&self.host, &self.config.name, sender).await {
+            // As on a kernel built without nftables for links.
+            tracing::warn!(%error, cause = error_source(&error), %address, "a pod can forge the source of its packets");
+        }
+    }
+
+    /// Looks at what pods of an earlier process send, where nobody does yet.
+    async fn guard_senders(&self) -> Result<(), NetworkError> {
+        port_filter::prepare(&self.host, &self.config.name).await?;
+        let guarded = port_filter::guarded(&self.host, &self.config.name).await?;
+        for (sandbox, address) in self.with_ipam(|ipam| Ok(ipam.reservations())).await? {
+            let link = host_link(&sandbox);
+            if !guarded.contains(&link) && find_link(&self.conn, &link).await?.is_some() {
+                self.guard_sender(&link, address, None).await;
+            }
+        }
+        Ok(())
     }
 
     /// Whether ports are to be isolated now. When that changes, the ports that are there follow.
@@ -375,6 +379,7 @@ impl Bridge {
         for name in ports(&self.conn, &self.config.name).await? {
             if !expected.contains(&name) {
                 delete_link(&self.conn, &name).await?;
+                port_filter::forget(&self.host, &self.config.name, &name).await?;
             }
         }
         Ok(())
@@ -472,7 +477,9 @@ impl Bridge {
         {
             tracing::warn!(%error, %address, "UDP clients may stay with a pod that is gone");
         }
-        delete_link(&self.conn, &host_link(sandbox)).await?;
+        let link = host_link(sandbox);
+        delete_link(&self.conn, &link).await?;
+        port_filter::forget(&self.host, &self.config.name, &link).await?;
         if let Some(guard) = self.guard.get() {
             guard.uncover(sandbox).await;
         }

@@ -163,6 +163,11 @@ impl Ipam {
         Ok(())
     }
 
+    /// The sandboxes that hold an address, each with it.
+    pub(crate) fn reservations(&self) -> Vec<(String, Ipv4Addr)> {
+        self.pool.taken.iter().map(|(address, sandbox)| (sandbox.clone(), *address)).collect()
+    }
+
     /// The sandboxes that hold an address.
     pub(crate) fn sandboxes(&self) -> Vec<String> {
         self.pool.taken.values().cloned().collect()

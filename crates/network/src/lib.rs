@@ -10,6 +10,8 @@ pub mod cni;
 mod host_ports;
 mod ipam;
 mod node;
+mod overlap;
+mod port_filter;
 mod routes;
 mod rules;
 mod segment;
@@ -51,7 +53,7 @@ pub struct Attachment {
 #[async_trait]
 pub trait PodGuard: Send + Sync {
     /// Returns when the packets of a new pod will be judged. A failure keeps the pod from the network.
-    async fn cover(&self, sandbox: &str, pod: &PodRef, address: IpAddr) -> Result<(), NetworkError>;
+    async fn cover(&self, sandbox: &str, pod: &PodRef, addresses: &[IpAddr]) -> Result<(), NetworkError>;
 
     /// The pod has no link any more.
     async fn uncover(&self, sandbox: &str);

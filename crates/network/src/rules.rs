@@ -271,6 +271,7 @@ pub(crate) async fn others_exist(host: &Netns, record: &Record) -> bool {
 pub(crate) async fn remove_tables(host: &Netns, record: &Record) -> Result<(), NetworkError> {
     let Ok(conn) = Connection::<Nftables>::new_in(host) else { return Ok(()) };
     close_forward(&conn, &record.bridge).await?;
+    crate::port_filter::remove(&conn, &record.bridge).await?;
     for name in own_tables(record) {
         let fail = NetworkError::netlink(format!("remove nftables table {name}"));
         conn.del_table_if_exists(name.as_str(), Family::Ip).await.map_err(fail)?;

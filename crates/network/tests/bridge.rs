@@ -389,3 +389,144 @@ async fn a_pod_with_limits_has_queues_at_both_ends() {
     assert!(!kinds(&outside, &link("b")).await.contains(&"tbf".to_owned()));
     assert!(echo(&a, &b, ip_b).starts_with("ping"));
 }
+
+/// Sends one UDP packet with a source of choice, as a process with `NET_RAW` can.
+fn send_forged(from: &TestNs, source: [u8; 4], target: [u8; 4], port: u16) {
+    from.run(|| {
+        // SAFETY: a socket, one packet in a buffer that outlives the call, and the socket is closed.
+        unsafe {
+            let socket = nix::libc::socket(nix::libc::AF_INET, nix::libc::SOCK_RAW, nix::libc::IPPROTO_RAW);
+            assert!(socket >= 0, "raw sockets need root");
+            let mut packet = vec![0x45, 0, 0, 33, 0, 1, 0, 0, 64, 17, 0, 0];
+            packet.extend(source);
+            packet.extend(target);
+            // The checksum of UDP may be left out.
+            packet.extend([0x30, 0x39, (port >> 8) as u8, port as u8, 0, 13, 0, 0]);
+            packet.extend(*b"hello");
+            let mut to: nix::libc::sockaddr_in = std::mem::zeroed();
+            to.sin_family = nix::libc::AF_INET as nix::libc::sa_family_t;
+            to.sin_addr.s_addr = u32::from_ne_bytes(target);
+            let size = size_of::<nix::libc::sockaddr_in>() as nix::libc::socklen_t;
+            let sent = nix::libc::sendto(
+                socket,
+                packet.as_ptr().cast(),
+                packet.len(),
+                0,
+                (&raw const to).cast(),
+                size,
+            );
+            assert_eq!(sent, packet.len() as isize, "{}", io::Error::last_os_error());
+            nix::libc::close(socket);
+        }
+    });
+}
+
+#[tokio::test]
+async fn a_pod_sends_from_its_own_address_only() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a, b) = (TestNs::new(), TestNs::new(), TestNs::new());
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    let (IpAddr::V4(ip_a), IpAddr::V4(ip_b)) =
+        (attach(&bridge, "a", &a).await, attach(&bridge, "b", &b).await)
+    else {
+        panic!("pods have IPv4 addresses");
+    };
+    let heard = b.run(|| std::net::UdpSocket::bind((ip_b, 0)).unwrap());
+    heard.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let port = heard.local_addr().unwrap().port();
+    // What is forged never comes; what is true comes after it, and is the first to be heard.
+    for forged in [[10, 244, 1, 77], [10, 244, 1, 1], [192, 0, 2, 1]] {
+        send_forged(&a, forged, ip_b.octets(), port);
+    }
+    send_forged(&a, ip_a.octets(), ip_b.octets(), port);
+    let mut word = [0; 16];
+    let (size, from) = heard.recv_from(&mut word).unwrap();
+    assert_eq!((&word[..size], from.ip()), (&b"hello"[..], IpAddr::V4(ip_a)));
+
+    // A pod that gives itself the address of another, or of the node, gets nothing with it.
+    let conn = a.route();
+    let stolen = nlink::netlink::addr::Ipv4Address::new("eth0", std::net::Ipv4Addr::new(10, 244, 1, 78), 24);
+    conn.add_address(stolen).await.unwrap();
+    a.run(|| {
+        let socket = std::net::UdpSocket::bind(("10.244.1.78", 0)).unwrap();
+        socket.send_to(b"stolen", (ip_b, port)).unwrap();
+        std::net::UdpSocket::bind((ip_a, 0)).unwrap().send_to(b"own", (ip_b, port)).unwrap();
+    });
+    let (size, from) = heard.recv_from(&mut word).unwrap();
+    assert_eq!((&word[..size], from.ip()), (&b"own"[..], IpAddr::V4(ip_a)));
+
+    // The rules outlive the process, and are made again where they are missing.
+    drop(bridge);
+    let nft = Connection::<Nftables>::new_in(node.path.as_path()).unwrap();
+    nft.del_table("ferrite-senders-ferrite0", nlink::netlink::nftables::Family::Netdev).await.unwrap();
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    send_forged(&a, [192, 0, 2, 1], ip_b.octets(), port);
+    send_forged(&a, ip_a.octets(), ip_b.octets(), port);
+    let (_, from) = heard.recv_from(&mut word).unwrap();
+    assert_eq!(from.ip(), IpAddr::V4(ip_a));
+    bridge.detach("a", &a.path).await.unwrap();
+    bridge.detach("b", &b.path).await.unwrap();
+    assert_eq!(nft.list_chains().await.unwrap().iter().filter(|c| c.table.contains("senders")).count(), 0);
+    bridge.remove().await.unwrap();
+    assert!(!inventory(&node).await.iter().any(|line| line.contains("senders")));
+}
+
+/// A pod with `NET_ADMIN` removes the queue that holds it back.
+#[tokio::test]
+async fn a_limit_of_what_a_pod_sends_is_not_its_to_remove() {
+    let state = tempfile::tempdir().unwrap();
+    let (node, a, b) = (TestNs::new(), TestNs::new(), TestNs::new());
+    let bridge = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    let bandwidth = Bandwidth { ingress: None, egress: Some(8_000) };
+    let limited = PodRef { bandwidth, ..pod("a") };
+    bridge.attach("a", &a.path, &limited).await.unwrap();
+    let to = attach(&bridge, "b", &b).await;
+    a.route().del_qdisc("eth0", nlink::TcHandle::ROOT).await.unwrap();
+    let heard = b.run(|| std::net::UdpSocket::bind((to, 0)).unwrap());
+    nix::sys::socket::setsockopt(&heard, nix::sys::socket::sockopt::RcvBufForce, &(8 << 20)).unwrap();
+    let target = heard.local_addr().unwrap();
+    a.run(|| {
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+        for _ in 0..400 {
+            socket.send_to(&[0; 1000], target).unwrap();
+        }
+    });
+    // Packets pass a pair of links while they are sent: all that will come has come.
+    heard.set_nonblocking(true).unwrap();
+    let mut buffer = [0; 2000];
+    let passed = std::iter::from_fn(|| heard.recv(&mut buffer).ok()).count();
+    // Two bursts of 32 KiB at once, and a packet in each second.
+    assert!((30..120).contains(&passed), "{passed} of 400 packets passed");
+}
+
+#[tokio::test]
+async fn two_networks_of_one_node_have_different_addresses() {
+    let state = tempfile::tempdir().unwrap();
+    let node = TestNs::new();
+    let first = Bridge::open_in(&node.path, config(state.path())).await.unwrap();
+    let before = inventory(&node).await;
+    let other = |pods: &str, cluster: &str, services: &str| BridgeConfig {
+        name: "ferrite1".into(),
+        pod_cidr: pods.parse().unwrap(),
+        cluster_cidr: cluster.parse().unwrap(),
+        service_cidr: Some(services.parse().unwrap()),
+        state: state.path().join("other"),
+        ..config(state.path())
+    };
+    for same in [
+        other("10.244.1.0/24", "10.244.0.0/16", "10.97.0.0/16"),
+        other("10.244.2.0/24", "10.244.0.0/16", "10.97.0.0/16"),
+        other("10.245.0.0/24", "10.245.0.0/16", "10.96.0.0/16"),
+    ] {
+        let refused = Bridge::open_in(&node.path, same).await.err().unwrap();
+        assert!(refused.to_string().contains("overlaps with"), "{refused}");
+        assert_eq!(inventory(&node).await, before, "nothing was made");
+    }
+    let second =
+        Bridge::open_in(&node.path, other("10.245.0.0/24", "10.245.0.0/16", "10.97.0.0/16")).await.unwrap();
+    let (a, b) = (TestNs::new(), TestNs::new());
+    attach(&first, "a", &a).await;
+    let ip = attach(&second, "b", &b).await;
+    assert!(echo(&node, &b, ip).starts_with("ping"));
+    second.remove().await.unwrap();
+}

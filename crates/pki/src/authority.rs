@@ -58,7 +58,7 @@ impl std::fmt::Debug for Authority {
 
 /// Allowance for clocks that differ a little.
 pub(crate) const BACKDATE: Duration = Duration::minutes(5);
-const CA_LIFETIME: Duration = Duration::days(3650);
+pub(crate) const CA_LIFETIME: Duration = Duration::days(3650);
 /// How long issued certificates last. They are renewed at start-up when less than a third is left.
 pub(crate) const LIFETIME: Duration = Duration::days(365);
 

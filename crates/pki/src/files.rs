@@ -22,6 +22,8 @@ pub enum PkiError {
     Pem { what: String },
     #[error("cannot set up TLS")]
     Tls(#[from] rustls::Error),
+    #[error("there is no cipher suite {name}: choose among {known}")]
+    CipherSuite { name: String, known: String },
 }
 
 /// The cluster's certificates on disk. Opening makes what is missing and renews what is about to expire.

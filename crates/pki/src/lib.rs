@@ -19,7 +19,7 @@ pub use detached::detached_signature;
 pub use files::{ClusterPki, NodePki, PkiError, public_key_hash};
 pub use request::{NewRequest, Request};
 pub use tls::{
-    ServerTls, anonymous_server_config, client_config, mutual_server_config, server_config,
-    server_config_with, unverified_client_config, unverified_client_config_as,
+    Handshake, NamedIdentity, ServerTls, anonymous_server_config, client_config, mutual_server_config,
+    server_config, server_config_with, unverified_client_config, unverified_client_config_as,
 };
-pub use token::{KeyError, LEGACY_ISSUER, TokenSigner};
+pub use token::{KeyError, LEGACY_ISSUER, TokenSigner, VerifyingKey};

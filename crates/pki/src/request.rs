@@ -101,7 +101,8 @@ impl Authority {
         let now = OffsetDateTime::now_utc();
         params.not_before = now - crate::authority::BACKDATE;
         params.not_after = now
-            + Duration::seconds(i64::try_from(seconds).unwrap_or(i64::MAX)).min(crate::authority::LIFETIME);
+            + Duration::seconds(i64::try_from(seconds).unwrap_or(i64::MAX))
+                .min(crate::authority::CA_LIFETIME);
         let key = SubjectPublicKeyInfo::from_der(info.subject_pki.raw)?;
         let certificate = params.signed_by(&key, self.issuer())?;
         let signer = |message: &[u8]| self.issuer().key().sign(message);
@@ -142,6 +143,10 @@ fn key_usage(usage: &str) -> Option<KeyUsagePurpose> {
         "key encipherment" => KeyUsagePurpose::KeyEncipherment,
         "key agreement" => KeyUsagePurpose::KeyAgreement,
         "data encipherment" => KeyUsagePurpose::DataEncipherment,
+        "cert sign" => KeyUsagePurpose::KeyCertSign,
+        "crl sign" => KeyUsagePurpose::CrlSign,
+        "encipher only" => KeyUsagePurpose::EncipherOnly,
+        "decipher only" => KeyUsagePurpose::DecipherOnly,
         _ => return None,
     })
 }
@@ -150,6 +155,16 @@ fn extended(usage: &str) -> Option<ExtendedKeyUsagePurpose> {
     Some(match usage {
         "client auth" => ExtendedKeyUsagePurpose::ClientAuth,
         "server auth" => ExtendedKeyUsagePurpose::ServerAuth,
+        "any" => ExtendedKeyUsagePurpose::Any,
+        "code signing" => ExtendedKeyUsagePurpose::CodeSigning,
+        "email protection" | "s/mime" => ExtendedKeyUsagePurpose::EmailProtection,
+        "timestamping" => ExtendedKeyUsagePurpose::TimeStamping,
+        "ocsp signing" => ExtendedKeyUsagePurpose::OcspSigning,
+        "ipsec end system" => ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 5, 5, 7, 3, 5]),
+        "ipsec tunnel" => ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 5, 5, 7, 3, 6]),
+        "ipsec user" => ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 5, 5, 7, 3, 7]),
+        "microsoft sgc" => ExtendedKeyUsagePurpose::Other(vec![1, 3, 6, 1, 4, 1, 311, 10, 3, 3]),
+        "netscape sgc" => ExtendedKeyUsagePurpose::Other(vec![2, 16, 840, 1, 113_730, 4, 1]),
         _ => return None,
     })
 }
@@ -186,6 +201,17 @@ mod tests {
         assert!((3590..=3600).contains(&lifetime), "{lifetime}");
         assert!(certificate.extended_key_usage().unwrap().unwrap().value.server_auth);
         assert!(!certificate.is_ca());
+        // Usages of any signer; none makes an authority.
+        let usages = ["cert sign", "crl sign", "code signing", "ipsec user"].map(str::to_owned);
+        let other = authority.sign(&pem, &usages, 3600).unwrap();
+        let (_, other) = x509_parser::pem::parse_x509_pem(other.as_bytes()).unwrap();
+        let other = other.parse_x509().unwrap();
+        let (usage, extended) =
+            (other.key_usage().unwrap().unwrap(), other.extended_key_usage().unwrap().unwrap());
+        assert!(usage.value.crl_sign() && usage.value.key_cert_sign() && extended.value.code_signing);
+        assert_eq!(extended.value.other.len(), 1);
+        assert!(!other.is_ca());
+        let usages = ["server auth".to_owned()];
         assert!(authority.sign("nonsense", &usages, 1).is_err());
         assert!(Request::parse(b"nonsense").is_none());
     }

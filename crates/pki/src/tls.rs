@@ -4,13 +4,18 @@ use crate::authority::Identity;
 use crate::clients::{ClientAuthorities, KeyPossession};
 use crate::files::PkiError;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::ring;
-use rustls::server::WebPkiClientVerifier;
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme, SupportedCipherSuite,
+};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use std::sync::Arc;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// How a server meets its clients: the handshake, and the authorities that their certificates are verified against
 /// afterwards. Both travel together, because the handshake alone proves no identity.
@@ -20,6 +25,30 @@ pub struct ServerTls {
     pub clients: Arc<ClientAuthorities>,
 }
 
+/// The choices of a server that are made in the handshake.
+#[derive(Debug, Default)]
+pub struct Handshake<'a> {
+    /// As clients name them, the best first.
+    pub protocols: &'a [&'a str],
+    /// Identities for clients that ask for one of their names.
+    pub by_name: Vec<NamedIdentity>,
+    /// Refuses clients that know nothing newer than TLS 1.2.
+    pub newest_only: bool,
+    /// Names of cipher suites in IANA's words; the usual ones when empty. As in Go, those of TLS 1.3 are always on.
+    pub cipher_suites: Vec<String>,
+    /// The authorities of front proxies, whose certificates the caller verifies. The handshake asks for certificates
+    /// of both: many clients show only one that is asked for.
+    pub other_clients: Option<&'a str>,
+}
+
+/// An identity and the names that it is for: `*.example.com` is for all names one level below.
+#[derive(Debug)]
+pub struct NamedIdentity {
+    pub identity: Identity,
+    /// The certificate's own names when empty.
+    pub names: Vec<String>,
+}
+
 /// Serves with `identity`. The handshake asks for a certificate of `client_ca` and accepts any whose key the client
 /// has; the server then verifies it with [`ServerTls::clients`].
 pub fn server_config(
@@ -27,24 +56,104 @@ pub fn server_config(
     client_ca: &str,
     protocols: &[&str],
 ) -> Result<ServerTls, PkiError> {
-    server_config_with(identity, client_ca, None, protocols)
+    server_config_with(identity, client_ca, &Handshake { protocols, ..Handshake::default() })
 }
 
-/// The same for a server that also knows certificates of another authority, and verifies those itself. The handshake
-/// asks for certificates of both: many clients show only one that is asked for.
+/// The same, with all choices.
 pub fn server_config_with(
     identity: &Identity,
     client_ca: &str,
-    other_ca: Option<&str>,
-    protocols: &[&str],
+    handshake: &Handshake<'_>,
 ) -> Result<ServerTls, PkiError> {
     let clients = Arc::new(ClientAuthorities::from_pem(client_ca)?);
     let mut hints = roots(client_ca)?.subjects();
-    if let Some(other) = other_ca {
+    if let Some(other) = handshake.other_clients {
         hints.extend(roots(other)?.subjects());
     }
-    let verifier = Arc::new(KeyPossession::new(hints));
-    Ok(ServerTls { config: Arc::new(serving(identity, verifier, protocols)?), clients })
+    let provider = Arc::new(with_suites(&handshake.cipher_suites)?);
+    let versions: &[&rustls::SupportedProtocolVersion] =
+        if handshake.newest_only { &[&rustls::version::TLS13] } else { rustls::ALL_VERSIONS };
+    let certified = |identity: &Identity| -> Result<Arc<CertifiedKey>, PkiError> {
+        let (chain, key) = parts(identity)?;
+        Ok(Arc::new(CertifiedKey::from_der(chain, key, &provider)?))
+    };
+    let mut by_name = Vec::new();
+    for named in &handshake.by_name {
+        let certified = certified(&named.identity)?;
+        let names = if named.names.is_empty() { names_of(&certified)? } else { named.names.clone() };
+        by_name.extend(names.into_iter().map(|name| (name, Arc::clone(&certified))));
+    }
+    let resolver = ByName { usual: certified(identity)?, by_name };
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(versions)?
+        .with_client_cert_verifier(Arc::new(KeyPossession::new(hints)))
+        .with_cert_resolver(Arc::new(resolver));
+    config.alpn_protocols = handshake.protocols.iter().map(|p| p.as_bytes().to_vec()).collect();
+    Ok(ServerTls { config: Arc::new(config), clients })
+}
+
+/// Only these suites of TLS 1.2, and all of TLS 1.3.
+fn with_suites(names: &[String]) -> Result<CryptoProvider, PkiError> {
+    let mut provider = ring::default_provider();
+    if names.is_empty() {
+        return Ok(provider);
+    }
+    // Go calls the newer suites by the names of IANA, rustls adds the version.
+    let name_of = |suite: &SupportedCipherSuite| format!("{:?}", suite.suite()).replace("TLS13_", "TLS_");
+    for name in names {
+        let short = name.strip_suffix("_SHA256").filter(|n| n.contains("CHACHA20")).unwrap_or(name);
+        let is_known = |suite: &SupportedCipherSuite| {
+            let known = name_of(suite);
+            known == *name || known.strip_suffix("_SHA256") == Some(short)
+        };
+        if !provider.cipher_suites.iter().any(is_known) {
+            let known: Vec<String> = provider.cipher_suites.iter().map(name_of).collect();
+            return Err(PkiError::CipherSuite { name: name.clone(), known: known.join(", ") });
+        }
+    }
+    provider.cipher_suites.retain(|suite| {
+        let known = name_of(suite);
+        suite.tls13().is_some()
+            || names.iter().any(|name| known == *name || known.strip_suffix("_SHA256") == Some(name))
+    });
+    Ok(provider)
+}
+
+/// The names that a certificate is for.
+fn names_of(certified: &CertifiedKey) -> Result<Vec<String>, PkiError> {
+    let bad = || PkiError::Pem { what: "the certificate".into() };
+    let leaf = certified.cert.first().ok_or_else(bad)?;
+    let (_, leaf) = X509Certificate::from_der(leaf).map_err(|_| bad())?;
+    let alternatives = leaf.subject_alternative_name().map_err(|_| bad())?;
+    let names = alternatives.iter().flat_map(|names| &names.value.general_names);
+    let names = names.filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    });
+    Ok(names.collect())
+}
+
+/// Chooses the identity by the name that a client asks for.
+#[derive(Debug)]
+struct ByName {
+    usual: Arc<CertifiedKey>,
+    by_name: Vec<(String, Arc<CertifiedKey>)>,
+}
+
+fn is_for(pattern: &str, name: &str) -> bool {
+    match pattern.strip_prefix("*.") {
+        Some(above) => name.split_once('.').is_some_and(|(_, rest)| rest.eq_ignore_ascii_case(above)),
+        None => pattern.eq_ignore_ascii_case(name),
+    }
+}
+
+impl ResolvesServerCert for ByName {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let asked = hello.server_name().unwrap_or_default();
+        let exact = self.by_name.iter().find(|(pattern, _)| pattern.eq_ignore_ascii_case(asked));
+        let found = exact.or_else(|| self.by_name.iter().find(|(pattern, _)| is_for(pattern, asked)));
+        Some(Arc::clone(found.map_or(&self.usual, |(_, certified)| certified)))
+    }
 }
 
 /// Serves with `identity` and asks clients for no certificate.
@@ -168,4 +277,36 @@ fn parts(identity: &Identity) -> Result<(Vec<CertificateDer<'static>>, PrivateKe
         .map_err(|_| bad("the certificate"))?;
     let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|_| bad("the key"))?;
     Ok((chain, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_are_chosen_by_gos_names() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let all = with_suites(&[]).unwrap().cipher_suites.len();
+        let one = with_suites(&names(&["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"])).unwrap().cipher_suites;
+        let (newer, older): (Vec<SupportedCipherSuite>, Vec<SupportedCipherSuite>) =
+            one.iter().copied().partition(|suite| suite.tls13().is_some());
+        assert!(older.len() == 1 && newer.len() == 3 && all > 4, "{one:?}");
+        let two = names(&["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256"]);
+        assert!(with_suites(&two).is_ok());
+        let error = with_suites(&names(&["TLS_RSA_WITH_RC4_128_SHA"])).unwrap_err().to_string();
+        assert!(error.contains("TLS_RSA_WITH_RC4_128_SHA"), "{error}");
+    }
+
+    #[test]
+    fn patterns_are_for_one_level() {
+        for (pattern, name, expected) in [
+            ("a.example", "a.example", true),
+            ("a.example", "A.Example", true),
+            ("*.example", "a.example", true),
+            ("*.example", "b.a.example", false),
+            ("*.example", "example", false),
+        ] {
+            assert_eq!(is_for(pattern, name), expected, "{pattern} {name}");
+        }
+    }
 }

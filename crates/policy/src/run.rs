@@ -35,8 +35,9 @@ const REQUESTS: usize = 64;
 pub struct PolicyConfig {
     /// The name of the nftables table.
     pub table: String,
-    /// Addresses of this node's pods.
+    /// Addresses of this node's pods, and the node's name. A pod that has either is judged here.
     pub pods: Vec<Cidr>,
+    pub node: Option<String>,
     /// The network namespace of the node; that of the calling thread when absent.
     pub netns: Option<PathBuf>,
 }
@@ -145,7 +146,7 @@ impl Shared {
 }
 
 enum Request {
-    Cover { sandbox: String, pod: Name, address: IpAddr, done: oneshot::Sender<Result<(), String>> },
+    Cover { sandbox: String, pod: Name, addresses: Vec<IpAddr>, done: oneshot::Sender<Result<(), String>> },
     Uncover { sandbox: String, done: oneshot::Sender<()> },
 }
 
@@ -177,7 +178,7 @@ impl PolicyGuard {
         let guard =
             Arc::new(Self { requests, ready, pods: sources.pods.clone(), shared: Arc::clone(&shared) });
         let worker = Worker {
-            engine: Engine::new(IpFamily::V4, config.pods),
+            engine: Engine::new(IpFamily::V4, config.pods).of_node(config.node),
             table: Some(table),
             must_rebuild: true,
             sources,
@@ -227,7 +228,7 @@ impl PolicyGuard {
 
 #[async_trait]
 impl PodGuard for PolicyGuard {
-    async fn cover(&self, sandbox: &str, pod: &PodRef, address: IpAddr) -> Result<(), NetworkError> {
+    async fn cover(&self, sandbox: &str, pod: &PodRef, addresses: &[IpAddr]) -> Result<(), NetworkError> {
         let name = Name::new(pod.namespace.clone(), pod.name.clone());
         let fail = |what: &str| NetworkError::Guard { pod: name.to_string(), what: what.to_owned() };
         match tokio::time::timeout(SYNC_PATIENCE, self.synced()).await {
@@ -237,7 +238,8 @@ impl PodGuard for PolicyGuard {
         }
         self.know(pod).await;
         let (done, answer) = oneshot::channel();
-        let request = Request::Cover { sandbox: sandbox.to_owned(), pod: name.clone(), address, done };
+        let (sandbox, addresses) = (sandbox.to_owned(), addresses.to_vec());
+        let request = Request::Cover { sandbox, pod: name.clone(), addresses, done };
         self.requests.send(request).await.map_err(|_| fail("the node is being shut down"))?;
         match answer.await {
             Ok(Ok(())) => Ok(()),
@@ -331,10 +333,10 @@ impl Worker {
     async fn serve(&mut self, request: Request) {
         self.learn();
         match request {
-            Request::Cover { sandbox, pod, address, done } => {
+            Request::Cover { sandbox, pod, addresses, done } => {
                 let key = ObjectKey::new(pod.namespace.clone(), pod.name.clone());
                 self.engine.set_pod(&pod, self.sources.pods.get(&key).map(|object| PodFacts::of(&object)));
-                self.engine.set_attached(&pod, Some(address));
+                self.engine.set_attached(&pod, &addresses);
                 self.sandboxes.insert(sandbox, pod);
                 // A caller that is gone has no pod to start.
                 let _ = done.send(self.commit().await);
@@ -343,7 +345,7 @@ impl Worker {
                 if let Some(pod) = self.sandboxes.remove(&sandbox)
                     && !self.sandboxes.values().any(|other| *other == pod)
                 {
-                    self.engine.set_attached(&pod, None);
+                    self.engine.set_attached(&pod, &[]);
                 }
                 if let Err(what) = self.commit().await {
                     tracing::warn!(what, "rules of a pod that is gone may still be there");

@@ -83,8 +83,8 @@ impl Guard {
 
 #[async_trait]
 impl PodGuard for Guard {
-    async fn cover(&self, _: &str, pod: &PodRef, address: IpAddr) -> Result<(), NetworkError> {
-        self.change(|engine| engine.set_attached(&Name::new("ns", pod.name.as_str()), Some(address)));
+    async fn cover(&self, _: &str, pod: &PodRef, addresses: &[IpAddr]) -> Result<(), NetworkError> {
+        self.change(|engine| engine.set_attached(&Name::new("ns", pod.name.as_str()), addresses));
         Ok(())
     }
 

@@ -274,7 +274,7 @@ const PLUGINS: &[Row] = &[
     made(pod_security::NAME, true, pod_security::make),
     made(pod_node_selector::NAME, false, pod_node_selector::make),
     on(&priority::Priority),
-    on(&default_tolerations::DefaultTolerationSeconds),
+    made(default_tolerations::NAME, true, default_tolerations::make),
     made(toleration_restriction::NAME, false, toleration_restriction::make),
     made(event_rate_limit::NAME, false, event_rate_limit::make),
     off(&extended_toleration::ExtendedResourceToleration),

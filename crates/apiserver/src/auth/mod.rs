@@ -5,10 +5,12 @@ mod certificate;
 mod escalation;
 mod impersonation;
 mod legacy_tokens;
+mod modes;
 pub(crate) mod node;
 mod param_access;
 mod rbac;
 mod request_header;
+mod static_tokens;
 pub(crate) mod token;
 mod user;
 
@@ -16,10 +18,13 @@ pub(crate) use certificate::{Client, RefusedCertificate};
 pub(crate) use escalation::{Grant, check as check_escalation};
 pub(crate) use impersonation::{forget as forget_impersonation, impersonate, impersonates};
 pub(crate) use legacy_tokens::LegacyTokens;
+pub(crate) use modes::usual as usual_modes;
+pub use modes::{AbacPolicy, Mode, PolicyFileError};
 pub(crate) use param_access::check as check_param_access;
 pub(crate) use rbac::{Rbac, Rule};
 pub use request_header::RequestHeader;
 pub(crate) use request_header::{FrontProxies, forget as forget_front_proxy};
+pub use static_tokens::{StaticTokens, TokenFileError};
 pub(crate) use token::bearer as bearer_token;
 pub use user::User;
 
@@ -111,29 +116,38 @@ static DECISIONS: LazyLock<Arc<Family<Counter>>> = LazyLock::new(|| {
 static BY_NODE: LazyLock<Arc<Counter>> = LazyLock::new(|| DECISIONS.with(&["allowed", "node", "Node"]));
 static BY_ROLE: LazyLock<Arc<Counter>> = LazyLock::new(|| DECISIONS.with(&["allowed", "rbac", "RBAC"]));
 
-/// Node authorization, then roles; who is in `system:masters` may do everything.
+/// Asks the authorizers in their order; who is in `system:masters` may do everything.
 pub(crate) fn decide(rbac: &Rbac, view: &View, user: &User, action: &Action) -> Decision {
+    let allowed = || Decision { allowed: true, reason: String::new() };
     if user.is_master() {
-        return Decision { allowed: true, reason: String::new() };
+        return allowed();
     }
-    let mut said = String::new();
-    if let Some(name) = node::name(user) {
-        match node::decide(rbac, view, name, action) {
-            decision if decision.allowed => {
-                BY_NODE.increment();
-                return decision;
+    let mut reasons: Vec<String> = Vec::new();
+    for mode in rbac.modes() {
+        let decision = match mode {
+            Mode::AlwaysAllow => allowed(),
+            Mode::AlwaysDeny => Decision { allowed: false, reason: "Everything is forbidden.".into() },
+            Mode::Rbac => rbac.decide(user, action),
+            Mode::Abac(policy) if policy.allows(user, action) => allowed(),
+            Mode::Abac(_) => Decision { allowed: false, reason: "No policy matched.".into() },
+            Mode::Node => match node::name(user) {
+                Some(name) => node::decide(rbac, view, name, action),
+                None => continue,
+            },
+        };
+        if decision.allowed {
+            match mode {
+                Mode::Node => BY_NODE.increment(),
+                Mode::Rbac => BY_ROLE.increment(),
+                Mode::AlwaysAllow | Mode::AlwaysDeny | Mode::Abac(_) => {}
             }
-            decision => said = decision.reason,
+            return decision;
+        }
+        if !decision.reason.is_empty() {
+            reasons.push(decision.reason);
         }
     }
-    let decision = rbac.decide(user, action);
-    match decision.allowed {
-        true => {
-            BY_ROLE.increment();
-            decision
-        }
-        false => Decision { allowed: false, reason: said },
-    }
+    Decision { allowed: false, reason: reasons.join("\n") }
 }
 
 /// Refuses what is not allowed.

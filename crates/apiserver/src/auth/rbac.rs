@@ -2,6 +2,7 @@
 //!
 //! Roles and bindings are kept decoded and follow the store: before each decision what has changed is taken in.
 
+use super::modes::Mode;
 use super::{Action, Decision, User};
 use crate::registry::{ResourceMap, stored};
 use ferrite_api::meta;
@@ -230,14 +231,21 @@ struct State {
 pub(crate) struct Rbac {
     store: Arc<Store>,
     table: Arc<ResourceMap>,
+    /// The authorizers of the server, of which this is one.
+    modes: Vec<Mode>,
     state: Mutex<State>,
 }
 
 impl Rbac {
-    pub fn new(store: Arc<Store>, table: Arc<ResourceMap>) -> Self {
-        let rbac = Self { store, table, state: Mutex::new(State::default()) };
+    pub fn new(store: Arc<Store>, table: Arc<ResourceMap>, modes: Vec<Mode>) -> Self {
+        let rbac = Self { store, table, modes, state: Mutex::new(State::default()) };
         *rbac.lock() = rbac.load();
         rbac
+    }
+
+    /// The authorizers that are asked, in their order.
+    pub fn modes(&self) -> &[Mode] {
+        &self.modes
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

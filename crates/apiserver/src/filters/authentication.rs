@@ -33,10 +33,11 @@ fn authenticate(server: &ApiServer, user: Option<Arc<User>>, parts: &Parts) -> R
     let Some(token) = parts.headers.get(header::AUTHORIZATION).and_then(auth::bearer_token) else {
         return match parts.extensions.get::<auth::RefusedCertificate>() {
             Some(auth::RefusedCertificate) => Err(Status::unauthorized()),
+            None if !server.config.anonymous_auth => Err(Status::unauthorized()),
             None => Ok(Arc::new(User::anonymous())),
         };
     };
-    let issuer = server.config.service_account_issuer.as_str();
-    let known = server.token_user(token, &[issuer]).ok();
+    let audiences = server.config.audiences();
+    let known = server.token_user(token, &audiences).ok();
     known.map(|(user, _)| Arc::new(user)).ok_or_else(Status::unauthorized)
 }

@@ -10,7 +10,15 @@ pub(crate) fn registry() -> super::Registry {
     let outbound = Arc::default();
     let admission =
         crate::admission::Chain::new(&crate::AdmissionPlugins::default(), &outbound).expect("a chain");
-    super::Registry::new(Arc::new(ferrite_store::Store::memory()), table, services, 3600, admission, outbound)
+    super::Registry::new(
+        Arc::new(ferrite_store::Store::memory()),
+        table,
+        services,
+        3600,
+        admission,
+        crate::auth::usual_modes(),
+        outbound,
+    )
 }
 
 /// Pods that behave as `strategy` says.

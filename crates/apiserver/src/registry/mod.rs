@@ -28,7 +28,7 @@ pub(crate) use update::{Change, Update, precondition_failed};
 pub(crate) use watch::{WatchEvent, WatchStream};
 
 use crate::admission::Chain;
-use crate::auth::{Rbac, User};
+use crate::auth::{Mode, Rbac, User};
 use crate::extensions::{Converter, ResourceTables};
 use crate::metrics::StoreTimes;
 use crate::options::{Query, WriteOptions};
@@ -223,6 +223,8 @@ pub(crate) struct Write<'a> {
 pub(crate) struct Registry {
     /// Whether writers of objects on which nothing acts are warned.
     pub warns_of_inert: bool,
+    /// Resources of which they are not, because an optional part acts on them.
+    pub acted_on: &'static [&'static str],
     pub rbac: Arc<Rbac>,
     pub store: Arc<Store>,
     /// The built-in resources, which never change.
@@ -251,6 +253,7 @@ impl Registry {
         services: ServiceAllocator,
         event_ttl: u64,
         admission: Chain,
+        authorization: Vec<Mode>,
         outbound: Arc<Outbound>,
     ) -> Self {
         let decoded = Arc::<decoded::DecodedObjects>::default();
@@ -258,7 +261,8 @@ impl Registry {
             Viewer { store: Arc::clone(&store), table: Arc::clone(&table), decoded: Arc::clone(&decoded) };
         Self {
             warns_of_inert: false,
-            rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table))),
+            acted_on: &[],
+            rbac: Arc::new(Rbac::new(Arc::clone(&store), Arc::clone(&table), authorization)),
             store,
             tables: ResourceTables::new(Arc::clone(&table)),
             table,
@@ -337,7 +341,8 @@ impl Registry {
     }
 
     fn inert_warning(&self, resource: &Resource) -> Option<String> {
-        crate::inert::warning(resource).filter(|_| self.warns_of_inert)
+        let warns = self.warns_of_inert && !self.acted_on.contains(&&*resource.plural);
+        if warns { crate::inert::warning(resource) } else { None }
     }
 
     /// The stored object, decoded.

@@ -291,12 +291,16 @@ pub(crate) async fn read(server: &ApiServer, node: &str, path: &str, limit: usiz
 pub(super) fn endpoint(server: &ApiServer, name: &str) -> Result<(IpAddr, u16), Status> {
     let view = server.registry.view();
     let node = view.get("", "nodes", "", name).ok_or_else(|| Status::not_found("", "nodes", name))?;
-    let address = node
-        .pointer("/status/addresses")
-        .and_then(Value::as_array)
-        .and_then(|list| list.iter().find(|a| a["type"] == "InternalIP"))
-        .and_then(|a| a["address"].as_str()?.parse().ok())
-        .ok_or_else(|| Status::internal(format!("node {name} has no internal address yet")))?;
+    let listed = node.pointer("/status/addresses").and_then(Value::as_array);
+    let of_type = |wanted: &String| {
+        let found = listed?.iter().find(|address| address["type"] == wanted.as_str())?;
+        found["address"].as_str()?.parse::<IpAddr>().ok()
+    };
+    let address = server.config.kubelet_addresses.iter().find_map(of_type);
+    let address = address.ok_or_else(|| {
+        let types = server.config.kubelet_addresses.join(", ");
+        Status::internal(format!("node {name} has no address of the types {types} yet"))
+    })?;
     dial::check_address(address)?;
     let port = node
         .pointer("/status/daemonEndpoints/kubeletEndpoint/Port")

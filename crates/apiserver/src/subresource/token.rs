@@ -58,11 +58,17 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     check_seconds(seconds)?;
     crate::managed::on_body(&gvk, &mut request, &options, "token", now);
     admit(call, &options, &mut request).await?;
-    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(seconds);
+    let mut seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(seconds);
     check_seconds(seconds)?;
     let spec = &mut request["spec"];
+    if let Some(longest) = call.server.config.max_token_seconds.filter(|longest| seconds > *longest) {
+        call.warnings
+            .push(format!("requested expiration of {seconds} seconds shortened to {longest} seconds"));
+        seconds = longest;
+        spec["expirationSeconds"] = seconds.into();
+    }
     if spec["audiences"].as_array().is_none_or(Vec::is_empty) {
-        spec["audiences"] = json!([signer.issuer]);
+        spec["audiences"] = json!(call.server.config.audiences());
     }
     let bound = bound_object(call, &request["spec"]["boundObjectRef"])?;
     let id = uuid::Uuid::new_v4().to_string();
@@ -205,7 +211,7 @@ pub(crate) fn user_of<'a>(
         if audiences.is_empty() {
             return Err(Rejected::Because(format!(
                 "token audiences {:?} is invalid for the target audiences {wanted:?}",
-                [&server.config().service_account_issuer]
+                server.config().audiences()
             )));
         }
         return legacy_user(server, text, &claims).map(|user| (user, audiences));

@@ -22,11 +22,12 @@ use super::AutoscalingConfig;
 use super::conditions::{self, ABLE_TO_SCALE, SCALED_TO_ZERO, SCALING_ACTIVE, SCALING_LIMITED};
 use super::discovery::Discovery;
 use super::limits::{Behavior, Bounds, History};
+use super::measures::{self, Action, Fault};
 use super::metrics::MetricsClient;
 use super::pods::Readiness;
 use super::proposal::{Failure, Proposal, Target, selected};
 use super::replicas::Tolerances;
-use super::scale::Scale;
+use super::scale::{Scale, ScaleError};
 use crate::{Context, pods};
 
 const NAME: &str = "horizontal-pod-autoscaler-controller";
@@ -85,6 +86,17 @@ struct Outcome {
     status: HorizontalPodAutoscalerStatus,
     /// Told in the log; users see it in events.
     problem: Option<String>,
+    fault: Fault,
+    /// The target was scaled in this direction.
+    action: Action,
+    /// The number of replicas that was decided on, if one was.
+    desired: Option<i32>,
+}
+
+impl Outcome {
+    fn failed(status: HorizontalPodAutoscalerStatus, problem: String) -> Self {
+        Self { status, problem: Some(problem), fault: Fault::Internal, action: Action::None, desired: None }
+    }
 }
 
 impl Autoscalers {
@@ -93,11 +105,16 @@ impl Autoscalers {
         let key = ObjectKey::of(&**change.object());
         if matches!(change, Change::Deleted(_)) {
             // Its selector must not make others ambiguous, and its history is not that of one made later.
-            self.known().remove(&key);
+            if self.known().remove(&key).is_some() {
+                measures::deleted(&key);
+            }
             return;
         }
         let unknown = || Known { history: History::default(), selector: LabelSelector::nothing() };
-        self.known().entry(key.clone()).or_insert_with(unknown);
+        self.known().entry(key.clone()).or_insert_with(|| {
+            measures::added();
+            unknown()
+        });
         queue.add_after(key, self.config.sync_period);
     }
 
@@ -121,9 +138,14 @@ impl Autoscalers {
     async fn sync(&self, key: &ObjectKey) -> Option<Duration> {
         let autoscaler = self.autoscalers.get(key)?;
         let before = autoscaler.status.clone().unwrap_or_default();
+        let began = Instant::now();
         let outcome = self.look(key, &autoscaler, before.clone()).await;
+        let mut fault = outcome.fault;
         if let Some(problem) = outcome.problem {
             tracing::warn!(autoscaler = %key, problem, "cannot scale as wanted");
+        }
+        if let Some(desired) = outcome.desired {
+            measures::desires(key, desired);
         }
         if outcome.status != before {
             let mut new = (*autoscaler).clone();
@@ -133,8 +155,10 @@ impl Autoscalers {
                 let message = message_of(&error);
                 tracing::warn!(autoscaler = %key, error = message, "cannot write the status");
                 self.warn(&autoscaler, "FailedUpdateStatus", message);
+                fault = Fault::Internal;
             }
         }
+        measures::looked(outcome.action, fault, began.elapsed());
         Some(self.config.sync_period)
     }
 
@@ -153,6 +177,10 @@ impl Autoscalers {
         let scale = match Scale::get(&self.client, &self.discovery, &key.namespace, target).await {
             Ok(scale) => scale,
             Err(error) => {
+                let fault = match error {
+                    ScaleError::ApiVersion(_) => Fault::Spec,
+                    _ => Fault::Internal,
+                };
                 let error = error.to_string();
                 self.warn(autoscaler, "FailedGetScale", error.clone());
                 let message =
@@ -160,7 +188,7 @@ impl Autoscalers {
                 conditions::set(&mut told, ABLE_TO_SCALE, false, ("FailedGetScale", &message), now);
                 status.conditions = Some(told);
                 let problem = format!("failed to query scale subresource for {reference}: {error}");
-                return Outcome { status, problem: Some(problem) };
+                return Outcome { fault, ..Outcome::failed(status, problem) };
             }
         };
         let got = ("SucceededGetScale", "the HPA controller was able to get the target's current scale");
@@ -197,7 +225,7 @@ impl Autoscalers {
                         failed.error
                     );
                     let status = renewed(status, told, current, None, statuses);
-                    return Outcome { status, problem: Some(problem) };
+                    return Outcome::failed(status, problem);
                 }
                 Ok(recommended) => {
                     let message = format!(
@@ -224,7 +252,8 @@ impl Autoscalers {
         }
         if desired == current {
             let status = renewed(status, told, current, Some(current), statuses);
-            return Outcome { status, problem };
+            let fault = if problem.is_some() { Fault::Internal } else { Fault::None };
+            return Outcome { status, problem, fault, action: Action::None, desired: Some(current) };
         }
         if let Err(error) = scale.set(&self.client, desired).await {
             let error = error.to_string();
@@ -233,7 +262,7 @@ impl Autoscalers {
             let message = format!("the HPA controller was unable to update the target scale: {error}");
             conditions::set(&mut told, ABLE_TO_SCALE, false, ("FailedUpdateScale", &message), now);
             let status = renewed(status, told, current, None, statuses);
-            return Outcome { status, problem: Some(format!("failed to rescale {reference}: {error}")) };
+            return Outcome::failed(status, format!("failed to rescale {reference}: {error}"));
         }
         let message = format!("the HPA controller was able to update the target scale to {desired}");
         conditions::set(&mut told, ABLE_TO_SCALE, true, ("SucceededRescale", &message), now);
@@ -244,7 +273,8 @@ impl Autoscalers {
         tracing::info!(autoscaler = %key, current, desired, reason, "rescaled");
         let mut status = renewed(status, told, current, Some(desired), statuses);
         status.last_scale_time = Some(Time(Timestamp::from_second(now.as_second()).unwrap_or(now)));
-        Outcome { status, problem }
+        let fault = if problem.is_some() { Fault::Internal } else { Fault::None };
+        Outcome { status, problem, fault, action: Action::between(current, desired), desired: Some(desired) }
     }
 
     /// Asks every metric and takes the highest number.
@@ -282,7 +312,14 @@ impl Autoscalers {
         };
         let mut outcomes = Vec::with_capacity(specs.len());
         for spec in specs {
+            let began = Instant::now();
             let outcome = target.propose(spec).await;
+            let (action, fault) = match &outcome {
+                Ok(proposal) => (Action::between(scale.spec_replicas, proposal.replicas), Fault::None),
+                Err(failure) if failure.reason == "InvalidMetricSourceType" => (Action::None, Fault::Spec),
+                Err(_) => (Action::None, Fault::Internal),
+            };
+            measures::computed(action, fault, &spec.type_, began.elapsed());
             if let Err(failure) = &outcome {
                 self.warn(autoscaler, failure.reason, failure.error.to_string());
             }

@@ -8,6 +8,7 @@ mod conditions;
 mod controller;
 mod discovery;
 mod limits;
+mod measures;
 mod metrics;
 mod pods;
 mod proposal;

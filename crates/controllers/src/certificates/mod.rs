@@ -9,6 +9,7 @@ pub(crate) use approve::start as start_approving;
 pub(crate) use clean::start as start_cleaning;
 pub use nodes::NodeCertificates;
 pub(crate) use nodes::start as start_approving_nodes;
+pub use sign::Signers;
 pub(crate) use sign::start as start_signing;
 
 use ferrite_client::{is_conflict, is_not_found};
@@ -22,6 +23,7 @@ use crate::error::{During, SyncError};
 const API_CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 const KUBELET_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const KUBELET_SERVING: &str = "kubernetes.io/kubelet-serving";
+const LEGACY_UNKNOWN: &str = "kubernetes.io/legacy-unknown";
 const NODES: &str = "system:nodes";
 const NODE: &str = "system:node:";
 

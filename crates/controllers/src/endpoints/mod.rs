@@ -6,6 +6,9 @@ mod mirror;
 mod slices;
 mod watch;
 
+pub(crate) use mirror::decide::CAPACITY as MIRROR_CAPACITY;
+pub(crate) use slices::decide::CAPACITY as SLICE_CAPACITY;
+
 pub(crate) use legacy::start as start_endpoints;
 pub(crate) use mirror::controller::start as start_mirroring;
 pub(crate) use slices::controller::start as start_slices;

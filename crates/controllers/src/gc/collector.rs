@@ -8,6 +8,7 @@ use ferrite_client::{
     Api, Backoff, Change, Informer, ListSelector, Object, ObjectKey, Scope, WorkQueue, is_conflict,
     is_not_found, run_workers,
 };
+use ferrite_component::Pages;
 use ferrite_json::{Value, json};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -18,6 +19,7 @@ use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::decide::{self, Owner, Step};
+use super::dump::{Snapshot, uids};
 use super::graph::{Graph, Identity, Node, Observation, Uid, Work};
 use super::{FOREGROUND, ORPHAN};
 use crate::Context;
@@ -25,6 +27,9 @@ use crate::discovery::{self, Served};
 use crate::error::{During, SyncError};
 
 const NAME: &str = "garbage-collector-controller";
+/// The paths of the graph: the controller's name, and the name that it had before v1.28.
+const PAGES: [&str; 2] =
+    ["/debug/controllers/garbage-collector-controller/graph", "/debug/controllers/garbagecollector/graph"];
 /// Resources that are never collected: events go by their age.
 const IGNORED: &[(&str, &str)] = &[("", "events"), ("events.k8s.io", "events")];
 
@@ -54,7 +59,8 @@ struct Monitor {
 }
 
 pub(crate) fn start(context: &Context) {
-    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.config.workers);
+    let (client, scope, workers) = (context.client.clone(), context.scope.clone(), context.workers(NAME));
+    let pages = context.config.pages.clone();
     // Kinds come and go with definitions: each change of one is a reason to look what there is.
     let changed = Arc::new(Notify::new());
     let definitions: Informer<CustomResourceDefinition> = context.informers.get();
@@ -71,11 +77,18 @@ pub(crate) fn start(context: &Context) {
                 }
             }
         };
-        run(client, scope, workers, served, changed).await;
+        run(client, scope, workers, served, changed, &pages).await;
     });
 }
 
-async fn run(client: Client, scope: Scope, workers: usize, served: Vec<Served>, changed: Arc<Notify>) {
+async fn run(
+    client: Client,
+    scope: Scope,
+    workers: usize,
+    served: Vec<Served>,
+    changed: Arc<Notify>,
+    pages: &Pages,
+) {
     let collector = Arc::new(Collector {
         client,
         graph: Mutex::default(),
@@ -84,6 +97,13 @@ async fn run(client: Client, scope: Scope, workers: usize, served: Vec<Served>, 
         deletions: Arc::new(WorkQueue::new()),
         orphanings: Arc::new(WorkQueue::new()),
     });
+    for path in PAGES {
+        let shown = collector.clone();
+        pages.add(path, "text/vnd.graphviz", move |query| {
+            let snapshot = Snapshot::of(&shown.graph(), &uids(query));
+            snapshot.to_dot()
+        });
+    }
     let monitors = collector.follow(&served, &scope);
     for monitor in &monitors {
         monitor.synced().await;

@@ -63,6 +63,10 @@ impl Graph {
         self.nodes.get(uid)
     }
 
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
     pub(super) fn is_absent(&self, uid: &str) -> bool {
         self.absent.contains(uid)
     }

@@ -2,6 +2,7 @@
 
 mod collector;
 mod decide;
+mod dump;
 mod graph;
 
 pub(crate) use collector::start;

@@ -41,7 +41,7 @@ struct JobController {
 }
 
 pub(crate) fn start(context: &Context) {
-    let workers = context.config.workers;
+    let workers = context.workers(NAME);
     let kit = Controller::with_limits(NAME, workers, &context.scope, LIMITS);
     let orphans = Controller::with_limits("job-controller-orphans", workers, &context.scope, LIMITS);
     let controller = Arc::new(JobController {

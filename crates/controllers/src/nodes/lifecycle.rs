@@ -182,7 +182,7 @@ impl Monitor {
             }
         }
         let zone = zone_of(node);
-        let rate = zones::rate(&all, &zone);
+        let rate = zones::rate(&all, &zone, self.config.evictions);
         if rate <= 0.0 {
             return Err(None);
         }

@@ -10,3 +10,4 @@ mod zones;
 pub(crate) use eviction::start as start_taint_eviction;
 pub(crate) use lifecycle::start as start_lifecycle;
 pub(crate) use pod_gc::start as start_pod_gc;
+pub use zones::EvictionRates;

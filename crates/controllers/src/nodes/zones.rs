@@ -2,14 +2,24 @@
 
 use std::collections::BTreeMap;
 
-/// Evicted nodes per second in a zone that is well, or entirely lost among others that are not.
-const NORMAL_RATE: f64 = 0.1;
-/// The same in a large zone that is partly lost.
-const REDUCED_RATE: f64 = 0.01;
-/// A zone with more nodes is large.
-const LARGE: usize = 50;
-/// Share of lost nodes from which a zone counts as partly lost.
-const UNHEALTHY_SHARE: f64 = 0.55;
+/// The rates at which silent nodes lose their pods.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EvictionRates {
+    /// Evicted nodes per second in a zone that is well, or entirely lost among others that are not.
+    pub normal: f64,
+    /// The same in a large zone that is partly lost.
+    pub reduced: f64,
+    /// A zone with more nodes is large.
+    pub large: usize,
+    /// Share of lost nodes from which a zone counts as partly lost.
+    pub unhealthy_share: f64,
+}
+
+impl Default for EvictionRates {
+    fn default() -> Self {
+        Self { normal: 0.1, reduced: 0.01, large: 50, unhealthy_share: 0.55 }
+    }
+}
 
 /// A zone's nodes: how many answer and how many do not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -23,22 +33,22 @@ impl Zone {
         self.ready == 0 && self.lost > 0
     }
 
-    fn is_partly_lost(self) -> bool {
+    fn is_partly_lost(self, share: f64) -> bool {
         let total = self.ready + self.lost;
-        self.lost > 2 && self.lost as f64 / total as f64 >= UNHEALTHY_SHARE
+        self.lost > 2 && self.lost as f64 / total as f64 >= share
     }
 }
 
 /// Evictions per second allowed in the zone named `name`.
-pub(super) fn rate(zones: &BTreeMap<String, Zone>, name: &str) -> f64 {
+pub(super) fn rate(zones: &BTreeMap<String, Zone>, name: &str, rates: EvictionRates) -> f64 {
     if zones.values().all(|zone| zone.is_lost()) {
         return 0.0;
     }
     let zone = zones.get(name).copied().unwrap_or_default();
-    if zone.is_lost() || !zone.is_partly_lost() {
-        NORMAL_RATE
-    } else if zone.ready + zone.lost > LARGE {
-        REDUCED_RATE
+    if zone.is_lost() || !zone.is_partly_lost(rates.unhealthy_share) {
+        rates.normal
+    } else if zone.ready + zone.lost > rates.large {
+        rates.reduced
     } else {
         0.0
     }
@@ -50,19 +60,21 @@ mod tests {
 
     #[test]
     fn rates() {
+        let rates = EvictionRates::default();
+        let (normal, reduced) = (rates.normal, rates.reduced);
         let zone = |ready, lost| Zone { ready, lost };
         for (what, a, b, expected) in [
-            ("one lost node", zone(3, 1), zone(3, 0), NORMAL_RATE),
-            ("a zone lost among others", zone(0, 5), zone(3, 0), NORMAL_RATE),
+            ("one lost node", zone(3, 1), zone(3, 0), normal),
+            ("a zone lost among others", zone(0, 5), zone(3, 0), normal),
             ("everything lost", zone(0, 1), zone(0, 3), 0.0),
             ("small zone partly lost", zone(2, 3), zone(3, 0), 0.0),
-            ("large zone partly lost", zone(20, 40), zone(3, 0), REDUCED_RATE),
-            ("two of three are not many", zone(1, 2), zone(3, 0), NORMAL_RATE),
+            ("large zone partly lost", zone(20, 40), zone(3, 0), reduced),
+            ("two of three are not many", zone(1, 2), zone(3, 0), normal),
         ] {
             let zones = BTreeMap::from([("a".to_owned(), a), ("b".to_owned(), b)]);
-            assert_eq!(rate(&zones, "a"), expected, "{what}");
+            assert_eq!(rate(&zones, "a", rates), expected, "{what}");
         }
         let only = BTreeMap::from([("a".to_owned(), zone(0, 1))]);
-        assert_eq!(rate(&only, "a"), 0.0, "the only node of a cluster keeps its pods");
+        assert_eq!(rate(&only, "a", rates), 0.0, "the only node of a cluster keeps its pods");
     }
 }

@@ -463,8 +463,10 @@ async fn evicted_pods_are_ignored_and_foreign_conditions_stay() {
     jobs.patch("evicted", &PatchParams::default(), &Patch::Strategic(labels)).await.unwrap();
     for pod in &old {
         let name = pod.metadata.name.as_deref().unwrap();
+        // An announcement of long ago would be taken back.
+        let now = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap();
         let target = json!({"status": {"conditions": [{"type": "DisruptionTarget", "status": "True",
-            "lastTransitionTime": "2024-01-01T00:00:00Z", "reason": "EvictionByEvictionAPI"}]}});
+            "lastTransitionTime": now, "reason": "EvictionByEvictionAPI"}]}});
         api.patch_status(name, &PatchParams::default(), &Patch::Strategic(target)).await.unwrap();
         api.delete(name, &DeleteParams::default()).await.unwrap();
     }

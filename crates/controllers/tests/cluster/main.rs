@@ -7,9 +7,11 @@ mod storage;
 mod support;
 
 mod autoscaling;
+mod balancers;
 mod collection;
 mod daemons;
 mod deployments;
+mod devices;
 mod jobs;
 mod leader;
 mod lifecycle;

@@ -127,3 +127,30 @@ async fn nodes_get_pod_cidrs_and_give_them_back() {
     cluster.eventually("what the first had", has("n3", ["10.244.0.0/24", "fd00::/64"])).await;
     cluster.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_of_a_node_that_is_out_of_service_are_ended_without_it() {
+    let cluster = Cluster::start(&["n1", "n2"]).await;
+    // The finalizer keeps the pod for us to see; nobody on the node ends it.
+    let pod = json!({"metadata": {"name": "p", "labels": {"keeps-room": ""}, "finalizers": ["example.com/kept"]},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "a"}],
+            "tolerations": [{"operator": "Exists"}]}});
+    cluster.create::<Pod>("default", pod).await;
+    let in_phase = |phase: &'static str| {
+        cluster.eventually(phase, move |pods: &[Arc<Pod>]| {
+            let pod = pods.first()?;
+            (pod.status.as_ref()?.phase.as_deref() == Some(phase)).then(|| pod.clone())
+        })
+    };
+    in_phase("Running").await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let silent = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
+    nodes.patch_status("n1", &PatchParams::default(), &Patch::Strategic(silent)).await.unwrap();
+    cluster.api::<Pod>("default").delete("p", &kube::api::DeleteParams::default()).await.unwrap();
+    let taint = json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown",
+        "effect": "NoExecute"}]}});
+    nodes.patch("n1", &PatchParams::default(), &Patch::Strategic(taint)).await.unwrap();
+    let ended = in_phase("Failed").await;
+    assert!(ended.metadata.deletion_timestamp.is_some());
+    cluster.stop().await;
+}

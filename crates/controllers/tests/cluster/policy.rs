@@ -1,7 +1,7 @@
 use ferrite_client::Api;
 use std::sync::Arc;
 
-use ferrite_controllers::Config;
+use ferrite_controllers::{Config, Signers};
 use ferrite_json::{Value, json};
 use ferrite_pki::Authority;
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
@@ -138,7 +138,7 @@ async fn a_budget_knows_how_many_may_go() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_approved_is_signed() {
     let authority = Arc::new(Authority::create("kubernetes").unwrap());
-    let config = Config { authority: Some(authority), ..Config::default() };
+    let config = Config { signers: Signers::all(authority), ..Config::default() };
     let cluster = Cluster::start_with(&[], config).await;
     let key = rcgen::KeyPair::generate().unwrap();
     let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
@@ -265,5 +265,24 @@ async fn expressions_of_policies_are_checked_against_the_kinds_they_match() {
         "{custom:?}"
     );
     assert!(cluster.eventually("good", warnings("good")).await.is_empty());
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_announced_disruption_that_does_not_happen_is_taken_back() {
+    let cluster = Cluster::start(&["n"]).await;
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "a"}]}});
+    cluster.create::<Pod>("default", pod).await;
+    let announced = json!({"status": {"conditions": [{"type": "DisruptionTarget", "status": "True",
+        "reason": "PreemptionByScheduler", "lastTransitionTime": "2020-01-01T00:00:00Z"}]}});
+    let pods = cluster.api::<Pod>("default");
+    pods.patch_status("p", &PatchParams::default(), &Patch::Strategic(announced)).await.unwrap();
+    let condition = cluster
+        .eventually("the announcement taken back", |pods: &[Arc<Pod>]| {
+            let conditions = pods.first()?.status.as_ref()?.conditions.as_ref()?;
+            conditions.iter().find(|c| c.type_ == "DisruptionTarget" && c.status == "False").cloned()
+        })
+        .await;
+    assert_eq!(condition.reason, None);
     cluster.stop().await;
 }

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use ferrite_client::Api;
 use ferrite_json::{Value, json};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttachment};
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSIDriver, StorageClass, VolumeAttachment};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 
 use crate::support::Cluster;
@@ -209,5 +209,42 @@ async fn attachments_that_others_made_are_left_alone() {
         })
         .await;
     assert!(attachments.get_opt("by-hand").await.unwrap().is_some());
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_would_label_a_volume_differently_are_told() {
+    let cluster = Cluster::start(&["n1"]).await;
+    let driver = ferrite_json::from_value(json!({"metadata": {"name": "d.example"},
+        "spec": {"attachRequired": false, "seLinuxMount": true}}))
+    .unwrap();
+    let drivers: Api<CSIDriver> = Api::all(cluster.client.clone());
+    drivers.create(&PostParams::default(), &driver).await.unwrap();
+    let source = json!({"hostPath": null, "csi": {"driver": "d.example", "volumeHandle": "h"},
+        "accessModes": ["ReadWriteMany"]});
+    cluster.create_volume("pv", source).await;
+    cluster
+        .create::<PersistentVolumeClaim>("default", claim("c", json!({"accessModes": ["ReadWriteMany"]})))
+        .await;
+    cluster.claim_in("c", "Bound").await;
+    for (name, level) in [("one", "s0:c1"), ("two", "s0:c2")] {
+        let pod = json!({"metadata": {"name": name}, "spec": {
+            "securityContext": {"seLinuxOptions": {"level": level}},
+            "containers": [{"name": "c", "image": "a", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}});
+        cluster.create::<Pod>("default", pod).await;
+    }
+    for (pod, other) in [("one", "pod two"), ("two", "pod one")] {
+        cluster
+            .eventually("a warning", |events: &[Arc<Event>]| {
+                let found = events.iter().any(|event| {
+                    event.reason.as_deref() == Some("SELinuxLabelConflict")
+                        && event.involved_object.name.as_deref() == Some(pod)
+                        && event.message.as_ref().is_some_and(|message| message.contains(other))
+                });
+                found.then_some(())
+            })
+            .await;
+    }
     cluster.stop().await;
 }

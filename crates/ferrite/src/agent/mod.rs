@@ -177,14 +177,7 @@ impl Agent {
             None => late.clone(),
         };
         let embedded = node::start_runtime(paths, registries, driver, network, scope).await?;
-        if let Some(plugins) = &plugins
-            && let Err(error) = node::collect_garbage(plugins, &embedded.runtime).await
-        {
-            tracing::warn!(
-                error = crate::chain(error.as_ref()),
-                "pods that are gone may still have addresses"
-            );
-        }
+        node::collect_garbage(&embedded.runtime, plugins.as_deref(), None).await;
         listen(paths, &embedded, scope)?;
         progress.done("runtime", &paths.runtime().display().to_string());
 
@@ -212,8 +205,9 @@ impl Agent {
         let bridge = self.open_bridge(paths, &settings, pod_cidr, address).await?;
         scope.spawn(Arc::clone(&bridge).heal());
         // Before the first pod can be attached.
+        node::collect_garbage(&embedded.runtime, None, Some(&bridge)).await;
         let sources = ferrite_policy::Sources::start(&member.proxy, scope);
-        if let Err(error) = node::start_policies(&bridge, sources, scope).await {
+        if let Err(error) = node::start_policies(name, &bridge, plugins.as_deref(), sources, scope).await {
             // As on a kernel built without nftables.
             tracing::warn!(%error, "NetworkPolicies have no effect on this node");
         }

@@ -3,6 +3,7 @@
 
 mod flags;
 mod identity;
+mod resources;
 mod settings;
 mod table;
 
@@ -174,6 +175,7 @@ fn config(
         value.ok_or_else(|| bad(field, "it is not between 0 and 100"))
     };
     let reserved = Reserved::of(settings)?;
+    let gates = settings.gates()?;
     let eviction = eviction(settings)?;
     let healthz_port = port("healthzPort")?;
     let providers =
@@ -218,6 +220,7 @@ fn config(
         node_status_report_frequency: settings.duration("nodeStatusReportFrequency"),
         image_gc_high_threshold: percent("imageGCHighThresholdPercent")?,
         image_gc_low_threshold: percent("imageGCLowThresholdPercent")?,
+        resources: resources::read(settings, |gate| gates.enabled(gate))?,
         container_log_max_size: quantity("containerLogMaxSize", &settings.text("containerLogMaxSize"))?
             .value()
             .try_into()
@@ -299,6 +302,9 @@ impl Reserved {
                     }
                 }
             }
+        }
+        if let Some(count) = resources::reserved_cpus(settings)? {
+            reserved.cpu_milli = i64::try_from(count).unwrap_or(i64::MAX).saturating_mul(1000);
         }
         Ok(reserved)
     }

@@ -479,7 +479,7 @@ mod tests {
             ("authentication: {x: 1}\n", "unknown field \"authentication.x\""),
             ("maxPods: many\n", "maxPods: \"many\" is not a whole number"),
             ("fileCheckFrequency: soon\n", "is not a duration"),
-            ("cpuManagerPolicy: static\n", "cpuManagerPolicy cannot be \"static\""),
+            ("memoryManagerPolicy: Static\n", "memoryManagerPolicy cannot be \"Static\""),
             ("podPidsLimit: 5\n", "podPidsLimit cannot be 5"),
             ("readOnlyPort: 10255\n", "readOnlyPort cannot be 10255"),
             ("maxPods: [\n", "config.yaml: "),

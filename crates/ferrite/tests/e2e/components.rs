@@ -74,7 +74,9 @@ fn controllers_and_scheduler_work_alone_and_hand_over() {
     assert_eq!(page(&[], "/healthz"), "ok");
     assert_eq!(page(&[], "/metrics"), "forbidden: User \"system:anonymous\" cannot get path \"/metrics\"");
     kubectl(&world, &["create", "serviceaccount", "scraper"]);
-    kubectl(&world, &["create", "clusterrole", "scrape", "--verb=get", "--non-resource-url=/metrics"]);
+    let graph = "/debug/controllers/garbage-collector-controller/graph";
+    let paths = ["--non-resource-url=/metrics", "--non-resource-url", graph];
+    kubectl(&world, &[&["create", "clusterrole", "scrape", "--verb=get"], &paths[..]].concat());
     let binding = [
         "create",
         "clusterrolebinding",
@@ -88,6 +90,13 @@ fn controllers_and_scheduler_work_alone_and_hand_over() {
     let metrics = page(&["-H", &header], "/metrics");
     assert!(metrics.contains("workqueue_adds_total{name=\"replicaset-controller\"}"), "{metrics}");
     assert_eq!(page(&["-H", "Authorization: Bearer wrong"], "/metrics"), "Unauthorized");
+    let deployment = get(&world, &["deployment", "web"]);
+    let query = format!("{graph}?uid={}", deployment["metadata"]["uid"].as_str().unwrap());
+    eventually("the graph of the deployment", || {
+        let page = page(&["-H", &header], &query);
+        (page.starts_with("strict digraph full {") && page.contains("Pod.v1/web-")).then_some(())
+    });
+    assert!(page(&[], &query).starts_with("forbidden"), "not for everybody");
 
     // The leader dies without a word; the other takes over and works.
     drop(first);

@@ -426,6 +426,83 @@ fn a_kubelet_without_an_api_server_runs_its_directory() {
     kubelet.end();
 }
 
+/// The processors that a container may use, as the kernel says.
+fn processors(pod: &Value) -> std::collections::BTreeSet<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", container_pid(pod))).unwrap();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    let range = |part: &str| {
+        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+        first.parse::<u32>().unwrap()..=last.parse().unwrap()
+    };
+    list.split(',').flat_map(range).collect()
+}
+
+#[test]
+fn a_guaranteed_pod_has_its_processors_for_itself() {
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        return;
+    }
+    let world = World::prepare(&[]);
+    let machine = Machine::new(&world);
+    let configuration = machine.configuration(json!({
+        "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "cpuManagerPolicy": "static", "reservedSystemCPUs": "0", "topologyManagerPolicy": "single-numa-node",
+    }));
+    machine.write_web("shared", 8092);
+    let kubelet = machine.kubelet(&configuration, &[]);
+    machine.web(8092);
+    let found = |name: &str| {
+        let pods: Value = ferrite_json::from_str(&ask(&world, "", "/pods").1).ok()?;
+        let pod = pods["items"].as_array()?.iter().find(|pod| pod["metadata"]["name"] == name)?.clone();
+        container_status(&pod)["state"]["running"].is_object().then_some(pod)
+    };
+    let shared = eventually("the pod is told", || found("shared-alone"));
+    let before = processors(&shared);
+    assert!(before.contains(&0) && before.len() > 1, "{before:?}");
+
+    // A pod with a whole processor gets one, and the others leave it.
+    let amounts = json!({"cpu": "1", "memory": "64Mi"});
+    let own = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "own"},
+        "spec": {"hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [{
+            "name": "c", "image": TOOLS, "resources": {"requests": &amounts, "limits": &amounts},
+            "command": ["/ferrite", "tools", "http", "--text=own", "--port=8093"]}]},
+    });
+    std::fs::write(machine.manifest("own.yaml"), own.to_string()).unwrap();
+    machine.web(8093);
+    let own = eventually("the pod is told", || found("own-alone"));
+    let its = processors(&own);
+    assert!(its.len() == 1 && !its.contains(&0), "{its:?}");
+    eventually("the others share the rest", || {
+        let rest: std::collections::BTreeSet<u32> = before.difference(&its).copied().collect();
+        (processors(&shared) == rest).then_some(())
+    });
+
+    // A kubelet that was killed knows whose the processor is; with the pod it is everybody's again.
+    drop(kubelet);
+    let kubelet = machine.kubelet(&configuration, &[]);
+    let again = eventually("it is adopted", || found("own-alone"));
+    assert_eq!((processors(&again), container_status(&again)["restartCount"].as_i64()), (its, Some(0)));
+    std::fs::remove_file(machine.manifest("own.yaml")).unwrap();
+    machine.until_silent(8093);
+    eventually("the processor is everybody's", || (processors(&shared) == before).then_some(()));
+    let state = std::fs::read_to_string(world.path("kubelet/cpu_manager_state")).unwrap();
+    assert!(state.contains("\"policyName\":\"static\""), "{state}");
+    kubelet.end();
+
+    // Another policy does not go with the state of this one.
+    let none = machine.configuration(json!({
+        "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+        "authorization": {"mode": "AlwaysAllow"},
+    }));
+    let mut command = world.command(ferrite().to_str().unwrap(), &["kubelet", "--config"]);
+    command.arg(none).arg("--root-dir").arg(world.path("kubelet")).arg("--cert-dir").arg(world.path("pki"));
+    let output = command.args(["--hostname-override=alone", "--node-ip", NODE_IP]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("please drain this node"), "{said}");
+}
+
 #[test]
 fn mistakes_of_the_kubelets_owner_are_named() {
     let world = World::prepare(&[]);
@@ -434,12 +511,12 @@ fn mistakes_of_the_kubelets_owner_are_named() {
         world.write(name, &format!("{head}{text}")).to_str().unwrap().to_owned()
     };
     let unknown = config("a.yaml", "maxPosd: 3\n");
-    let inert = config("b.yaml", "cpuManagerPolicy: static\n");
+    let inert = config("b.yaml", "memoryManagerPolicy: Static\n");
     let fine = config("c.yaml", "");
     for (arguments, said) in [
         (vec!["--max-pdos=3"], "unknown flag: --max-pdos (did you mean --max-pods?)"),
         (vec!["--config", &unknown], "unknown field \"maxPosd\": did you mean \"maxPods\"?"),
-        (vec!["--config", &inert], "cpuManagerPolicy cannot be \"static\""),
+        (vec!["--config", &inert], "memoryManagerPolicy cannot be \"Static\""),
         (vec!["--config", "/none.yaml"], "cannot read /none.yaml"),
         (vec!["--config", &fine], "no client provided, cannot use webhook authentication"),
         (

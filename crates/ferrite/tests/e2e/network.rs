@@ -218,6 +218,40 @@ fn the_program_is_the_plugins_by_their_names() {
     let url = format!("http://{address}:8080/");
     assert!(world.kubectl(&["exec", "client", "--", "/ferrite", "tools", "get", &url]).contains("one"));
     assert!(world.netns.http_get("127.0.0.1:54323".parse().unwrap(), "/").unwrap().contains("one"));
+
+    // Policies hold for pods of plugins from their first packet on, where the kernel filters bridged packets.
+    let filtered =
+        world.netns.run(|| std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables"));
+    if filtered.is_ok_and(|value| value.trim() == "1") {
+        world.create(
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: quiet}\nspec: {podSelector: \
+             {matchLabels: {run: quiet}}, policyTypes: [Egress]}\n",
+        );
+        for (name, phase) in [("loud", "Succeeded"), ("quiet", "Failed")] {
+            let get = ["get", &url, "--timeout", "2"];
+            world.kubectl(&[&["run", name, "--image", TOOLS, "--restart=Never", "--"], &get[..]].concat());
+            world.watch(&["pod", name], |pod| {
+                ["Succeeded", "Failed"].iter().any(|end| pod["status"]["phase"] == *end)
+            });
+            assert_eq!(world.get(&["pod", name])["status"]["phase"], phase, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_second_cluster_on_the_same_addresses_is_refused() {
+    let world = World::start();
+    world.create(&member("server", "node"));
+    let server = world.wait_ready("server");
+    let second = world.path("second").display().to_string();
+    let program = ferrite().display().to_string();
+    let arguments =
+        ["up", "--data-dir", &second, "--no-kubeconfig", "--port", "7443", "--kubelet-port", "11250"];
+    let output = world.command(&program, &arguments).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && complaint.contains("overlaps with"), "{complaint}");
+    assert!(complaint.contains("--pod-cidr"), "{complaint}");
+    assert!(world.page(&server).contains("hello"), "the first cluster is as it was");
 }
 
 #[test]

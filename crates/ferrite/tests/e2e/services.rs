@@ -92,6 +92,60 @@ fn a_cluster_ip_leads_to_every_pod_of_its_service() {
 }
 
 #[test]
+fn a_load_balancer_answers_at_the_nodes_address() {
+    let world = World::start();
+    let program = ["--", "/ferrite", "tools", "http", "--text=hello"];
+    let create = ["create", "deployment", "web", "--image", TOOLS];
+    world.kubectl(&create.iter().chain(&program).copied().collect::<Vec<_>>());
+    world.wait_rolled_out("web", 1);
+    world.kubectl(&[
+        "expose",
+        "deployment",
+        "web",
+        "--port=8088",
+        "--target-port=8080",
+        "--type=LoadBalancer",
+    ]);
+    let service = world.watch(&["service", "web"], |service| {
+        service["status"]["loadBalancer"]["ingress"][0]["ip"] == "10.244.0.1"
+    });
+    assert_eq!(service["metadata"]["finalizers"][0], "service.kubernetes.io/load-balancer-cleanup");
+    assert!(world.kubectl(&["get", "service", "web"]).contains("10.244.0.1"), "the column EXTERNAL-IP");
+    let target: SocketAddr = "10.244.0.1:8088".parse().unwrap();
+    assert!(first_answer(&world, target).starts_with("hello web-"));
+    // From a pod, too.
+    world.kubectl(&[
+        "run",
+        "client",
+        "--image",
+        TOOLS,
+        "--restart=Never",
+        "--",
+        "get",
+        "http://10.244.0.1:8088/",
+    ]);
+    world.watch(&["pod", "client"], |pod| pod["status"]["phase"] == "Succeeded");
+
+    // The API server's port stays the API server's.
+    world.kubectl(&["expose", "deployment", "web", "--name=thief", "--port=6443", "--type=LoadBalancer"]);
+    eventually("a refusal", || {
+        let events = world.kubectl(&["get", "events", "--field-selector=involvedObject.name=thief"]);
+        events.contains("SyncLoadBalancerFailed").then_some(())
+    });
+    world.kubectl(&["delete", "service", "thief"]);
+
+    // Traffic that stays on the node, and no endpoint there: no address.
+    world.kubectl(&["patch", "service", "web", "-p", r#"{"spec":{"externalTrafficPolicy":"Local"}}"#]);
+    assert!(first_answer(&world, target).starts_with("hello web-"));
+    world.kubectl(&["scale", "deployment", "web", "--replicas=0"]);
+    world.watch(&["service", "web"], |service| service["status"]["loadBalancer"]["ingress"].is_null());
+
+    // The finalizer keeps nobody from deleting it.
+    world.kubectl(&["delete", "service", "web", "--timeout=60s"]);
+    eventually("no answer", || world.netns.http_get(target, "/").err());
+}
+
+#[test]
 fn a_pod_reaches_the_api_server_by_the_kubernetes_service() {
     let world = World::start();
     assert_eq!(cluster_ip(&world, "kubernetes"), "10.96.0.1");

@@ -5,8 +5,9 @@ use super::seccomp::SeccompError;
 use super::{resources, security};
 use crate::pod::labels;
 use crate::pod::model::{PodContainer, PodId};
+use crate::topology::ContainerCpus;
 use ferrite_cri::v1::{
-    ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
+    CdiDevice, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
     UserNamespace,
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -19,8 +20,13 @@ pub(crate) struct ConfigInputs<'a> {
     pub attempt: u32,
     pub env: Vec<(String, String)>,
     pub mounts: Vec<Mount>,
-    /// Raw devices.
+    /// Raw devices, and those of plugins.
     pub devices: Vec<Device>,
+    pub cdi_devices: Vec<CdiDevice>,
+    /// The processors it runs on; without them, all.
+    pub cpus: Option<ContainerCpus>,
+    /// Of device plugins, for the runtime.
+    pub annotations: BTreeMap<String, String>,
     /// What the image service calls the image that was pulled.
     pub image_ref: String,
     pub image_user: &'a security::ImageUser,
@@ -68,13 +74,21 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> Result<ContainerConf
             .collect(),
         devices: inputs.devices,
         labels: labels::container_labels(&PodId::of(pod), container),
-        annotations: labels::container_annotations(pod, container, inputs.attempt),
+        cdi_devices: inputs.cdi_devices,
+        annotations: {
+            let mut annotations = inputs.annotations;
+            annotations.extend(labels::container_annotations(pod, container, inputs.attempt));
+            annotations
+        },
         log_path: log_path(&spec.name, inputs.attempt),
         stdin: spec.stdin.unwrap_or(false),
         stdin_once: spec.stdin_once.unwrap_or(false),
         tty: spec.tty.unwrap_or(false),
         linux: Some(LinuxContainerConfig {
-            resources: Some(resources::container_resources(pod, spec, inputs.node_memory)),
+            resources: Some(resources::on_cpus(
+                resources::container_resources(pod, spec, inputs.node_memory),
+                inputs.cpus.as_ref(),
+            )),
             security_context: Some(security::container_context(
                 pod,
                 container,

@@ -2,6 +2,7 @@
 
 use crate::pod::model::{self, ContainerKind, QosClass};
 use crate::quantity;
+use crate::topology::ContainerCpus;
 use ferrite_cri::v1::{HugepageLimit, LinuxContainerResources};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use std::collections::BTreeMap;
@@ -90,6 +91,16 @@ pub(crate) fn container_resources(
         hugepage_limits: hugepages.collect(),
         ..LinuxContainerResources::default()
     }
+}
+
+/// The same, on these processors. One that has them for itself has no quota, as upstream.
+pub(crate) fn on_cpus(
+    resources: LinuxContainerResources,
+    cpus: Option<&ContainerCpus>,
+) -> LinuxContainerResources {
+    let Some(cpus) = cpus else { return resources };
+    let cpu_quota = if cpus.exclusive { -1 } else { resources.cpu_quota };
+    LinuxContainerResources { cpuset_cpus: cpus.set.clone(), cpu_quota, ..resources }
 }
 
 /// What a whole pod asks for and may use.

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tokio::fs::File;
-use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncSeekExt, SeekFrom};
 use tokio::sync::mpsc;
 
 const CHUNK: usize = 32 * 1024;
@@ -33,12 +33,18 @@ pub(crate) async fn stream(
         false => None,
     };
     let mut file = open(&path).await?;
-    if let Some(tail) = options.tail {
-        let offset = tail_offset(&mut file, tail).await?;
-        file.seek(SeekFrom::Start(offset)).await?;
-    }
     let mut formatter = Formatter::new(&options);
     let mut pending = Vec::new();
+    if let Some(tail) = options.tail {
+        let length = file.metadata().await?.len();
+        let offset = tail_offset(&mut file, tail, length).await?;
+        file.seek(SeekFrom::Start(offset)).await?;
+        if !options.follow {
+            // Lines that were written since are more than was asked for.
+            drain(&mut file.take(length - offset), &mut pending, &mut formatter, &out).await?;
+            return Ok(());
+        }
+    }
     let mut ended = false;
     let ending = end.ended();
     tokio::pin!(ending);
@@ -70,7 +76,7 @@ pub(crate) async fn stream(
 
 /// Sends what the file holds beyond the present position. Answers false when the reader wants no more.
 async fn drain(
-    file: &mut File,
+    file: &mut (impl AsyncRead + Unpin),
     pending: &mut Vec<u8>,
     formatter: &mut Formatter,
     out: &mpsc::Sender<Bytes>,
@@ -121,9 +127,8 @@ async fn reopen(path: &Path, current: &File) -> io::Result<Option<File>> {
     }
 }
 
-/// Where the last `lines` lines begin.
-async fn tail_offset(file: &mut File, lines: u64) -> io::Result<u64> {
-    let length = file.metadata().await?.len();
+/// Where the last `lines` lines of the first `length` bytes begin.
+async fn tail_offset(file: &mut File, lines: u64, length: u64) -> io::Result<u64> {
     if lines == 0 {
         return Ok(length);
     }
@@ -206,8 +211,25 @@ mod tests {
             let options = LogOptions { tail: Some(tail), ..LogOptions::default() };
             assert_eq!(read(&path, options).await, expected);
         }
+        // More than one piece is in the channel before the end is reached: lines that come meanwhile are not for this reader.
+        let (sender, mut receiver) = mpsc::channel(1);
+        let options = LogOptions { tail: Some(4000), ..LogOptions::default() };
+        let reading = tokio::spawn(stream(path.clone(), options, Box::new(Ends(None)), sender));
+        let mut got = receiver.recv().await.unwrap().to_vec();
+        std::fs::OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .unwrap()
+            .write_all(line("late").as_bytes())
+            .unwrap();
+        while let Some(bytes) = receiver.recv().await {
+            got.extend_from_slice(&bytes);
+        }
+        reading.await.unwrap().unwrap();
+        let got = String::from_utf8(got).unwrap();
+        assert_eq!((got.lines().count(), got.lines().last()), (4000, Some("4999")));
         let all = read(&path, LogOptions { tail: Some(100_000), ..LogOptions::default() }).await;
-        assert_eq!(all.lines().count(), 5000);
+        assert_eq!(all.lines().count(), 5001);
     }
 
     #[tokio::test]

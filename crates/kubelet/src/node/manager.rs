@@ -5,6 +5,7 @@ use super::machine::Machine;
 use super::status::{self, Observed};
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::devices::{Devices, is_extended_resource};
 use crate::eviction::{Pressure, Pressures};
 use crate::pod::writer_difference;
 use crate::volumes::local_path;
@@ -84,6 +85,7 @@ pub(crate) struct NodeManager {
     pub pressures: watch::Receiver<Pressures>,
     /// Asks for a report: an image came or went, pressure changed.
     pub refresh: Arc<Notify>,
+    pub devices: Devices,
 }
 
 impl NodeManager {
@@ -153,7 +155,11 @@ impl NodeManager {
                     let patch =
                         json!({"metadata": {"labels": self.labels(), "annotations": self.annotations()}});
                     let name = &self.config.node_name;
-                    nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+                    let patched = nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+                    match patched {
+                        Ok(known) => self.reset_extended(&nodes, &known).await,
+                        Err(e) => Err(e),
+                    }
                 }
                 other => other.map(drop),
             };
@@ -165,6 +171,19 @@ impl NodeManager {
                 }
             }
         }
+    }
+
+    /// As upstream: a node without a checkpoint was made anew, and has no devices until plugins say so.
+    async fn reset_extended(&self, nodes: &Api<Node>, known: &Node) -> kube::Result<()> {
+        let capacity = known.status.as_ref().and_then(|s| s.capacity.clone()).unwrap_or_default();
+        let gone: BTreeMap<String, &str> =
+            capacity.into_keys().filter(|name| is_extended_resource(name)).map(|name| (name, "0")).collect();
+        if gone.is_empty() || !self.devices.take_new() {
+            return Ok(());
+        }
+        let patch = json!({"status": {"capacity": &gone, "allocatable": &gone}});
+        let name = &self.config.node_name;
+        nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
     }
 
     async fn report(self, informer: Informer<Node>) {
@@ -293,6 +312,7 @@ impl NodeManager {
             pid_pressure: pressures.contains(&Pressure::Pid),
             problem: self.readiness.borrow().problem(),
             features: self.readiness.borrow().features.clone(),
+            devices: self.devices.capacity(),
             runtime_version,
             images: images
                 .into_iter()

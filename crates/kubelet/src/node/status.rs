@@ -55,6 +55,8 @@ pub(crate) struct Observed {
     pub memory_pressure: bool,
     pub disk_pressure: bool,
     pub pid_pressure: bool,
+    /// Capacity and allocatable amount of the resources of device plugins.
+    pub devices: BTreeMap<String, (usize, usize)>,
     pub runtime_version: String,
     pub features: RuntimeFeatures,
     pub images: Vec<(Vec<String>, i64)>,
@@ -91,7 +93,11 @@ pub(crate) fn node_status(
         capacity.insert(format!("hugepages-{size}"), quantity(amount.clone()));
         usable.insert(format!("hugepages-{size}"), quantity(amount));
     }
-    // What others (device plugins, administrators) added stays.
+    for (name, (all, healthy)) in &observed.devices {
+        capacity.insert(name.clone(), quantity(all.to_string()));
+        usable.insert(name.clone(), quantity(healthy.to_string()));
+    }
+    // What others (administrators, plugins that are gone) added stays.
     for (name, amount) in before.capacity.iter().flatten() {
         capacity.entry(name.clone()).or_insert_with(|| amount.clone());
     }

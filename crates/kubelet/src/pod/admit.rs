@@ -8,13 +8,35 @@ use super::status::Verdict;
 use super::worker::Worker;
 use ferrite_client::EventType;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use std::borrow::Cow;
 
 const PREEMPTED: &str = "Preempted in order to admit critical pod";
 
 impl Worker {
     /// Decides whether the pod may run here. False while pods that make room for it are still ending.
-    pub(super) fn admit(&mut self, pod: &Pod) -> bool {
+    pub(super) async fn admit(&mut self, pod: &Pod) -> bool {
+        let admitted = self.decide_admission(pod);
+        if !admitted || self.verdict.is_some() {
+            return admitted;
+        }
+        // A pod that is gone from the API may have devices and processors until its containers have ended.
+        let context = self.context.clone();
+        let others_leave = context.resources.pods().iter().any(|uid| context.workers.is_gone(uid));
+        let Err(e) = context.resources.allocate(pod).await else { return true };
+        if e.is_shortage() && others_leave {
+            // What it got of it so far is free until it tries again.
+            context.resources.release(&self.id.uid).await;
+            return false;
+        }
+        let (reason, message) = e.refusal();
+        let message = format!("Pod was rejected: {message}");
+        context.event(pod, EventType::Warning, reason, message.clone());
+        self.verdict = Some(Verdict { reason: reason.into(), message, disruption: None, grace: None });
+        true
+    }
+
+    fn decide_admission(&mut self, pod: &Pod) -> bool {
         let context = &self.context;
         let (offer, node_state) = self.offer();
         // Pods that came earlier and still run; who came first is decided by creation, then name.
@@ -76,6 +98,11 @@ impl Worker {
         };
         let node = context.node.list();
         let node = node.first();
+        let mut allocatable = node.and_then(|n| n.status.as_ref()?.allocatable.clone()).unwrap_or_default();
+        // The device manager knows before the API does.
+        for (name, amount) in context.devices.allocatable_for(&self.id.uid) {
+            allocatable.insert(name, Quantity(amount.to_string()));
+        }
         let features = context.readiness.borrow().features.clone();
         let taints = node.and_then(|n| n.spec.as_ref()?.taints.clone());
         let node_state = NodeState {
@@ -83,7 +110,7 @@ impl Worker {
             taints: taints.unwrap_or_default(),
             labels: node
                 .map_or(context.own_labels.clone(), |n| n.metadata.labels.clone().unwrap_or_default()),
-            allocatable: node.and_then(|n| n.status.as_ref()?.allocatable.clone()).unwrap_or_default(),
+            allocatable,
             abilities: context.abilities,
             supplemental_groups_policy: features.supplemental_groups_policy,
         };

@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::fields::NodeLimits;
+use crate::devices::Devices;
 use crate::eviction::Pressures;
 use crate::images::Images;
 use crate::node::Readiness;
@@ -13,6 +14,7 @@ use crate::pod::admission::Abilities;
 use crate::pod::manager::Workers;
 use crate::pod::table::PodTable;
 use crate::probe::ProbeContext;
+use crate::topology::ResourceManager;
 use crate::userns::UserNamespaces;
 use crate::volumes::Volumes;
 use ferrite_client::{EventRecorder, EventType, Informer};
@@ -43,6 +45,8 @@ pub(crate) struct Context {
     pub images: Images,
     pub volumes: Volumes,
     pub userns: UserNamespaces,
+    pub devices: Devices,
+    pub resources: Arc<ResourceManager>,
     /// What the node's kernel can do for pods.
     pub abilities: Abilities,
     pub objects: Arc<Objects>,

@@ -76,6 +76,11 @@ impl Workers {
         handles.iter().filter(|(_, handle)| ordered(handle)).map(|(uid, _)| uid.clone()).collect()
     }
 
+    /// True if the pod is gone from the API, and what is left of it is being removed.
+    pub(crate) fn is_gone(&self, uid: &str) -> bool {
+        self.lock().get(uid).is_some_and(|handle| matches!(&*handle.desired.borrow(), Desired::Gone(_)))
+    }
+
     /// How many pods have a worker, now and as it changes.
     pub(crate) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()
@@ -326,6 +331,7 @@ async fn clean_orphans(
     let live: BTreeSet<String> = known.iter().cloned().chain(orphans.into_keys()).collect();
     let leftovers: Vec<String> =
         context.volumes.known_pods().into_iter().filter(|uid| !live.contains(uid)).collect();
+    context.resources.retain(&live).await;
     let logs = orphaned_logs(&context.log_dir, &live);
     // A tree that takes long or cannot be removed must not keep the kubelet from starting.
     context.volumes.csi().release_unused();

@@ -207,6 +207,8 @@ pub(crate) fn allocated_by_status(pod: &Pod) -> Cow<'_, Pod> {
 pub(crate) struct Progress {
     /// The node has no room for what the pod asks for now.
     pub deferred: Option<String>,
+    /// The node will never have what the pod asks for.
+    pub infeasible: Option<String>,
     /// Containers do not have yet what is allocated to them.
     pub is_applying: bool,
     /// The last attempt to apply it failed.
@@ -222,7 +224,9 @@ pub(crate) fn conditions(progress: &Progress) -> Vec<PodCondition> {
         message: message.cloned(),
         ..PodCondition::default()
     };
-    let pending = progress.deferred.as_ref().map(|why| holds(PENDING, Some("Deferred"), Some(why)));
+    let infeasible = progress.infeasible.as_ref().map(|why| ("Infeasible", why));
+    let deferred = progress.deferred.as_ref().map(|why| ("Deferred", why));
+    let pending = infeasible.or(deferred).map(|(reason, why)| holds(PENDING, Some(reason), Some(why)));
     let error = progress.error.as_ref();
     let in_progress = progress.is_applying.then(|| holds(IN_PROGRESS, error.map(|_| "Error"), error));
     pending.into_iter().chain(in_progress).collect()

@@ -43,6 +43,7 @@ impl Worker {
         };
         if !resize::is_pending(pod, &allocated) {
             self.resize.deferred = None;
+            self.resize.infeasible = None;
             self.resize.is_applying |= resize::is_in_progress(&allocated, runtime);
             return Ok(allocated);
         }
@@ -57,6 +58,15 @@ impl Worker {
             .map(|p| resize::allocated_by_status(p))
             .collect();
         let others: Vec<&Pod> = others.iter().map(|p| &**p).collect();
+        if context.resources.is_static() && model::qos_class(pod) == model::QosClass::Guaranteed {
+            let why = "Resize is infeasible for Guaranteed Pods alongside CPU Manager static policy";
+            if self.resize.infeasible.as_deref() != Some(why) {
+                let text = resize::summary("Pod resize Infeasible", pod, Some(why));
+                context.event(pod, EventType::Warning, "ResizeInfeasible", text);
+            }
+            self.resize.infeasible = Some(why.into());
+            return Ok(allocated);
+        }
         if let Err(verdict) = admission::admit_resources(pod, &others, &offer, &node) {
             if self.resize.deferred.as_ref() != Some(&verdict.message) {
                 let text = resize::summary("Pod resize Deferred", pod, Some(&verdict.message));

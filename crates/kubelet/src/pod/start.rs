@@ -172,12 +172,21 @@ impl Context {
             WaitingReason::new("CreateContainerConfigError", message)
         };
         security::check_non_root(pod, container, &image.user).map_err(|e| config_error(e.to_string()))?;
-        let env = self.environment(inputs, container).await.map_err(&config_error)?;
+        let given = tokio::select! {
+            given = self.devices.prepare(pod, container) => given,
+            _ = ending.wait_for(Desired::must_end) => return Err(StartError::Interrupted),
+        };
+        let given = given.map_err(|e| config_error(e.to_string()))?;
+        // As upstream: the pod's own variables, mounts and devices come after those of plugins.
+        let mut env = given.env;
+        env.extend(self.environment(inputs, container).await.map_err(&config_error)?);
         let devices = self.volumes.devices(container, inputs.volumes);
         let devices = devices.map_err(|e| config_error(e.to_string()))?;
+        let devices = given.devices.into_iter().chain(devices).collect();
         let mounts = self.mounts(inputs, container, start.attempt, &images, &env);
         let mounts = mounts.await.map_err(&config_error)?;
         let mounts = self.read_only_mounts(pod, container, mounts).await.map_err(&config_error)?;
+        let mounts = given.mounts.into_iter().chain(mounts).collect();
         let target_id = match container.target.as_deref() {
             None => None,
             Some(name) => {
@@ -193,6 +202,9 @@ impl Context {
             env,
             mounts,
             devices,
+            cpus: self.resources.cpus(&PodId::of(pod).uid, container.name()),
+            cdi_devices: given.cdi_devices,
+            annotations: given.annotations,
             image_ref: image.reference,
             image_user: &image.user,
             target_id,
@@ -224,6 +236,7 @@ impl Context {
                 WaitingReason::new("RunContainerError", e.to_string())
             },
         )?;
+        self.resources.started();
         self.recorder.event(&about, EventType::Normal, "Started", "Container started".to_string());
         tokio::select! {
             done = self.post_start(inputs, container, &id) => Ok(done?),

@@ -8,7 +8,7 @@ use crate::probe::ProbeResults;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
-    HostIP, Pod, PodCondition, PodIP, PodStatus,
+    HostIP, Pod, PodCondition, PodIP, PodStatus, ResourceStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::collections::HashMap;
@@ -50,6 +50,8 @@ pub(crate) struct StatusInputs<'a> {
     /// The pod with the resources that are allocated to it.
     pub pod: &'a Pod,
     pub resize: &'a resize::Progress,
+    /// The health of a container's devices.
+    pub devices: &'a dyn Fn(&str) -> Vec<ResourceStatus>,
     pub runtime: &'a RuntimePod,
     pub probes: &'a ProbeResults,
     pub waiting: &'a HashMap<String, WaitingReason>,
@@ -82,7 +84,11 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
         of_kind(kind).map(|c| container_status(inputs, &old, c, initialized)).collect()
     };
     let init = statuses(ContainerKind::Init);
-    let regular = statuses(ContainerKind::Regular);
+    let mut regular = statuses(ContainerKind::Regular);
+    // As upstream: of regular containers only.
+    for status in &mut regular {
+        status.allocated_resources_status = some((inputs.devices)(&status.name));
+    }
     let ephemeral = statuses(ContainerKind::Ephemeral);
 
     let computed = phase(inputs, &containers, &init, &regular);

@@ -38,6 +38,7 @@ fn run(case: Case<'_>) -> PodStatus {
         .map(|(name, reason)| (name.to_string(), WaitingReason::new(reason, "m")))
         .collect();
     pod_status(&StatusInputs {
+        devices: &|_| Vec::new(),
         resize: &resize::Progress::default(),
         pod: &pod(case.spec),
         runtime: &runtime,
@@ -129,6 +130,7 @@ fn a_final_phase_stays() {
     let mut finished = pod(json!({"containers": [{"name": "a"}]}));
     finished.status = Some(PodStatus { phase: Some("Succeeded".into()), ..PodStatus::default() });
     let status = pod_status(&StatusInputs {
+        devices: &|_| Vec::new(),
         resize: &resize::Progress::default(),
         pod: &finished,
         runtime: &RuntimePod::default(),
@@ -166,6 +168,7 @@ fn a_termination_message_stays_when_its_file_is_gone() {
     ] {
         let instance = Instance { message: read.into(), ..instance("a", RunState::Exited, 0) };
         let status = pod_status(&StatusInputs {
+            devices: &|_| Vec::new(),
             resize: &resize::Progress::default(),
             pod: &told(id),
             runtime: &RuntimePod::new(Vec::new(), vec![instance]),

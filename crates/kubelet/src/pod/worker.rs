@@ -97,6 +97,13 @@ enum Cause {
     Anything,
 }
 
+/// Whether the states between the beginning and the end of a round are published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Shown,
+    Hidden,
+}
+
 pub(super) struct Worker {
     pub(super) context: Arc<Context>,
     pub(super) id: PodId,
@@ -262,7 +269,7 @@ impl Worker {
         }
         if !self.admitted {
             // What runs already was admitted before: a restart of the kubelet takes nothing away.
-            if runtime.is_empty() && !self.admit(pod) {
+            if runtime.is_empty() && !self.admit_unless_ended(pod).await? {
                 self.publish(pod, &runtime, false, false);
                 return Ok(Some(clock::add(now, AFTER_PREEMPTION)));
             }
@@ -299,20 +306,23 @@ impl Worker {
         }
         self.ensure_cgroup(pod, &runtime).await?;
         self.ensure_volumes(pod).await?;
-        let probes = self.probes.results();
-        let actions = decide::decide(&decide::Inputs {
-            pod,
-            runtime: &runtime,
-            probes: &probes,
-            backoff: &self.backoff,
-            now: context.clock.now(),
-        });
+        let mut actions = self.decide(pod, &runtime);
         if actions.finished {
             self.finish(pod, &runtime).await?;
             return Ok(None);
         }
-        let acted = Box::pin(self.apply(pod, &runtime, &actions)).await;
-        let runtime = self.observe().await?;
+        let mut acted = Box::pin(self.apply(pod, &runtime, &actions, Progress::Shown)).await;
+        let mut runtime = self.observe().await?;
+        // As upstream: a container whose definition changed is replaced within one round, so that nobody sees the time
+        // between the two.
+        if acted.is_ok() && actions.kill.iter().any(|kill| kill.cause == KillCause::SpecChanged) {
+            let next = self.decide(pod, &runtime);
+            if !next.finished {
+                acted = Box::pin(self.apply(pod, &runtime, &next, Progress::Hidden)).await;
+                runtime = self.observe().await?;
+                actions = next;
+            }
+        }
         self.end_resize(pod, &runtime).await?;
         self.publish(pod, &runtime, false, false);
         let ip = self.pod_ip(pod, &runtime);
@@ -321,6 +331,20 @@ impl Worker {
         let retry = acted?;
         let refresh = self.volumes.as_ref().and_then(|v| v.refresh_at);
         Ok([actions.wake_at(), retry, deadline, refresh, self.resize_again_at()].into_iter().flatten().min())
+    }
+
+    fn decide(&self, pod: &Pod, runtime: &RuntimePod) -> Actions {
+        let (probes, now) = (self.probes.results(), self.context.clock.now());
+        decide::decide(&decide::Inputs { pod, runtime, probes: &probes, backoff: &self.backoff, now })
+    }
+
+    /// Admission may wait for a device plugin; a pod that must end does not.
+    async fn admit_unless_ended(&mut self, pod: &Pod) -> Result<bool, SyncError> {
+        let mut ending = self.desired.clone();
+        tokio::select! {
+            admitted = self.admit(pod) => Ok(admitted),
+            _ = ending.wait_for(Desired::must_end) => Err(SyncError::Interrupted),
+        }
     }
 
     pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
@@ -346,6 +370,7 @@ impl Worker {
         let status = status::pod_status(&StatusInputs {
             pod: &self.allocation.of(pod, runtime),
             resize: &self.resize,
+            devices: &|container| context.devices.statuses(&self.id.uid, container),
             runtime,
             probes: &probes,
             waiting: &self.waiting,
@@ -361,7 +386,11 @@ impl Worker {
 
     /// Makes the pod's cgroup, or brings its limits up to date when the pod's changed.
     pub(super) async fn ensure_cgroup(&mut self, pod: &Pod, runtime: &RuntimePod) -> Result<(), SyncError> {
-        let total = resize::widest(pod, runtime);
+        let mut total = resize::widest(pod, runtime);
+        if self.context.resources.has_exclusive(&self.id.uid) {
+            // As upstream: a quota would slow down containers that have processors of their own.
+            total.cpu_limit = None;
+        }
         if self.cgroup_of == Some(total) {
             return Ok(());
         }
@@ -425,6 +454,7 @@ impl Worker {
         pod: &Arc<Pod>,
         runtime: &RuntimePod,
         actions: &Actions,
+        progress: Progress,
     ) -> Result<Option<Timestamp>, SyncError> {
         let context = self.context.clone();
         let containers = model::containers(pod);
@@ -479,7 +509,9 @@ impl Worker {
             }
             // The address is shown, and earlier containers are, while later images are pulled.
             let current = self.observe().await?;
-            self.publish(pod, &current, false, false);
+            if progress == Progress::Shown {
+                self.publish(pod, &current, false, false);
+            }
             let inputs = StartInputs {
                 pod,
                 sandbox: &sandbox,
@@ -549,6 +581,7 @@ impl Worker {
             self.until_gone_or(self.writer.flushed()).await;
             context.volumes.tear_down(&self.id.uid).await.map_err(SyncError::CleanUp)?;
             context.userns.release(&self.id.uid);
+            context.resources.release(&self.id.uid).await;
             context.cgroups.remove(&self.id.uid).await.map_err(SyncError::Cgroup)?;
             self.finished = true;
         }

@@ -505,3 +505,18 @@ async fn a_policy_may_want_a_restart() {
     h.until("p", "restarted with more", done).await;
     assert!(!h.runtime.calls().iter().any(|note| note.starts_with("resize:")));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_container_of_another_image_is_replaced_while_the_pod_stays_ready() {
+    let h = Harness::start().await;
+    h.create("p", one());
+    let mut pod = h.until("p", "ready", ready).await;
+    h.runtime.add_image("busybox:2");
+    let before = h.api.history(&Harness::key("p")).len();
+    pod["spec"]["containers"][0]["image"] = "busybox:2".into();
+    h.api.put("pods", pod);
+    let restarted = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"] == 1 && ready(pod);
+    h.until("p", "the other image runs", restarted).await;
+    let history = h.api.history(&Harness::key("p"));
+    assert!(history.len() > before && history[before..].iter().all(ready), "{:?}", &history[before..]);
+}

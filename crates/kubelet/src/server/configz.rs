@@ -45,6 +45,7 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         image_gc_low_threshold,
         container_log_max_size,
         container_log_max_files,
+        resources,
         image_credential_providers: _,
     } = config;
     json!({"kubeletconfig": {
@@ -102,6 +103,13 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         "imageGCLowThresholdPercent": image_gc_low_threshold,
         "containerLogMaxSize": container_log_max_size.to_string(),
         "containerLogMaxFiles": container_log_max_files,
+        "cpuManagerPolicy": resources.cpu_policy.name(),
+        "cpuManagerPolicyOptions": resources.cpu_policy.options(),
+        "cpuManagerReconcilePeriod": go_duration(resources.cpu_reconcile_period),
+        "reservedSystemCPUs": resources.reserved_cpus,
+        "topologyManagerPolicy": resources.topology_policy.name(),
+        "topologyManagerScope": resources.topology_scope.name(),
+        "topologyManagerPolicyOptions": resources.topology_options(),
     }})
 }
 

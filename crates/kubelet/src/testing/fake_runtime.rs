@@ -41,6 +41,8 @@ pub(crate) struct FakeRuntime {
     state: Arc<Mutex<State>>,
     events: broadcast::Sender<ContainerEventResponse>,
     clock: Clock,
+    /// A container runs on other processors.
+    moved: Arc<tokio::sync::Notify>,
 }
 
 fn nanos(clock: &Clock) -> i64 {
@@ -49,7 +51,7 @@ fn nanos(clock: &Clock) -> i64 {
 
 impl FakeRuntime {
     pub(crate) fn new(clock: Clock) -> Self {
-        Self { state: Arc::default(), events: broadcast::channel(1024).0, clock }
+        Self { state: Arc::default(), events: broadcast::channel(1024).0, clock, moved: Arc::default() }
     }
 
     /// What was asked of the runtime, in order.
@@ -121,6 +123,21 @@ impl FakeRuntime {
                 && c.config.metadata.as_ref().unwrap().name == name
         };
         state.containers.values().find(live).map(|c| c.status.id.clone())
+    }
+
+    /// Waits until the container runs on these processors.
+    pub(crate) async fn until_cpus(&self, name: &str, cpus: &str) {
+        let wait = async {
+            loop {
+                let moved = self.moved.notified();
+                let config = self.container_config(name).unwrap();
+                if config.linux.unwrap().resources.unwrap().cpuset_cpus == cpus {
+                    return;
+                }
+                moved.await;
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(3600), wait).await.expect("moved in vain");
     }
 
     /// The running container of that name ends.
@@ -373,7 +390,16 @@ impl RuntimeService for FakeRuntime {
         &self,
         request: UpdateContainerResourcesRequest,
     ) -> Result<UpdateContainerResourcesResponse> {
-        let quota = request.linux.unwrap_or_default().cpu_quota;
+        let linux = request.linux.unwrap_or_default();
+        if !linux.cpuset_cpus.is_empty() {
+            let mut state = self.state.lock().unwrap();
+            let live = state.containers.get_mut(&request.container_id).unwrap();
+            let resources = live.config.linux.get_or_insert_default().resources.get_or_insert_default();
+            resources.cpuset_cpus = linux.cpuset_cpus;
+            self.moved.notify_waiters();
+            return Ok(UpdateContainerResourcesResponse {});
+        }
+        let quota = linux.cpu_quota;
         self.note(format!("resize:{quota}"));
         Ok(UpdateContainerResourcesResponse {})
     }

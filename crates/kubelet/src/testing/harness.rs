@@ -7,6 +7,7 @@ use crate::clock::Clock;
 use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::fields::NodeLimits;
+use crate::devices::Devices;
 use crate::images::Images;
 use crate::node::{Readiness, RuntimeFeatures};
 use crate::objects::Objects;
@@ -16,6 +17,7 @@ use crate::pod::manager::{self, Workers};
 use crate::pod::table::PodTable;
 use crate::probe::{Checker, ProbeContext};
 use crate::sources::{DirectorySource, LocalPods, Source};
+use crate::topology::{ResourceManager, ResourceSettings, test_machine};
 use crate::userns::UserNamespaces;
 use crate::volumes::{Volumes, VolumesConfig};
 use ferrite_client::{Api, Events, Informer, ListSelector, Scope};
@@ -33,23 +35,30 @@ pub(crate) struct Harness {
     pub context: Arc<Context>,
     scope: Scope,
     clock: Clock,
+    settings: ResourceSettings,
     pub readiness: watch::Sender<Readiness>,
 }
 
 impl Harness {
     pub(crate) async fn start() -> Self {
+        Self::start_with(ResourceSettings::default()).await
+    }
+
+    /// On a machine of two sockets with two processors each, of which one is reserved.
+    pub(crate) async fn start_with(settings: ResourceSettings) -> Self {
         let clock = Clock::paused();
         let api = FakeApi::new();
         api.put("nodes", json!({"metadata": {"name": "node", "uid": "n"}}));
         let runtime = FakeRuntime::new(clock);
         let dir = Arc::new(tempfile::tempdir().unwrap());
-        Self::assemble(api, runtime, dir, clock).await
+        Self::assemble(api, runtime, dir, clock, settings).await
     }
 
     /// The kubelet dies and starts anew; the API, the runtime and the disk stay as they are.
     pub(crate) async fn restart(self) -> Self {
         self.scope.shutdown().await;
-        Self::assemble(self.api.clone(), self.runtime.clone(), self.dir.clone(), self.clock).await
+        let settings = self.settings.clone();
+        Self::assemble(self.api.clone(), self.runtime.clone(), self.dir.clone(), self.clock, settings).await
     }
 
     /// The kubelet dies; what is left can be changed before it starts anew.
@@ -57,7 +66,13 @@ impl Harness {
         self.scope.shutdown().await;
     }
 
-    async fn assemble(api: FakeApi, runtime: FakeRuntime, dir: Arc<tempfile::TempDir>, clock: Clock) -> Self {
+    async fn assemble(
+        api: FakeApi,
+        runtime: FakeRuntime,
+        dir: Arc<tempfile::TempDir>,
+        clock: Clock,
+        settings: ResourceSettings,
+    ) -> Self {
         let scope = Scope::new();
         let client = api.client();
         let recorder = Events::start(client.clone(), &scope).recorder("kubelet", Some("node"));
@@ -78,6 +93,19 @@ impl Harness {
         let local = Arc::new(LocalPods::new([Source::File]));
         let source = DirectorySource::new(manifests, "node", Duration::from_secs(20), clock);
         scope.spawn(source.run(local.clone()));
+        let waking = workers.clone();
+        let plugins = dir.path().join("kubelet/device-plugins");
+        let devices =
+            Devices::open(&plugins, clock, Arc::default(), move |uid| waking.wake(uid), &scope).unwrap();
+        devices.serve().unwrap();
+        let resources = ResourceManager::start(
+            settings.clone(),
+            test_machine(2, 1, 2, 1),
+            1000,
+            &dir.path().join("kubelet"),
+            devices.clone(),
+        )
+        .unwrap();
         let context = Arc::new(Context {
             node_name: "node".into(),
             node_hostname: "node".into(),
@@ -93,6 +121,8 @@ impl Harness {
             runtime_name: "ferrite".into(),
             runtime: shared.clone(),
             images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
+            resources: Arc::new(resources),
+            devices: devices.clone(),
             userns: UserNamespaces::open(dir.path().join("kubelet/pods")).unwrap(),
             abilities: Abilities { apparmor: false, kernel: (6, 1) },
             volumes: Volumes::new(
@@ -131,7 +161,8 @@ impl Harness {
         });
         manager::start_local(&context, &workers, &scope);
         manager::start(context.clone(), workers.clone(), &scope).await.unwrap();
-        Self { api, runtime, workers, dir, context, scope, clock, readiness }
+        scope.spawn(context.resources.clone().follow(context.runtime.clone()));
+        Self { api, runtime, workers, dir, context, scope, clock, settings, readiness }
     }
 
     /// Creates a pod bound to this node.

@@ -11,7 +11,7 @@ use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 use crate::bridge::open_netns;
 use crate::host_ports::PortProtocol;
 use crate::state::write_atomic;
-use crate::{Attachment, NetworkError, PodNetwork, PodRef};
+use crate::{Attachment, NetworkError, PodGuard, PodNetwork, PodRef};
 pub use config::{ConfigError, NetworkConfig, PluginConfig, discover};
 pub use plugin::PluginError;
 use plugin::{Invocation, call};
@@ -101,11 +101,17 @@ pub struct CniNetwork {
     config: CniConfig,
     /// Why the plugins of the network refuse pods, by the configuration that was asked about.
     status: Mutex<Option<(Value, Option<String>)>>,
+    guard: OnceLock<Arc<dyn PodGuard>>,
 }
 
 impl CniNetwork {
     pub fn new(config: CniConfig) -> Self {
-        Self { config, status: Mutex::new(None) }
+        Self { config, status: Mutex::new(None), guard: OnceLock::new() }
+    }
+
+    /// Pods that are attached from now on are covered by the guard before they start. The first one stays.
+    pub fn set_guard(&self, guard: Arc<dyn PodGuard>) {
+        let _ = self.guard.set(guard);
     }
 
     fn network(&self) -> Result<NetworkConfig, CniError> {
@@ -318,11 +324,20 @@ impl PodNetwork for CniNetwork {
         let conn = Connection::<Route>::new_in(&open_netns(netns)?);
         let conn = conn.map_err(NetworkError::netlink("open a netlink socket"))?;
         conn.set_link_up("lo").await.map_err(fail)?;
-        self.add(sandbox, netns, pod).await
+        let attachment = self.add(sandbox, netns, pod).await?;
+        // The addresses are the plugins' to choose. Nothing of the pod runs yet, so that this is before its first packet.
+        if let Some(guard) = self.guard.get() {
+            guard.cover(sandbox, pod, &attachment.ips).await?;
+        }
+        Ok(attachment)
     }
 
     async fn detach(&self, sandbox: &str, _netns: &Path) -> Result<(), NetworkError> {
-        self.delete(sandbox).await
+        self.delete(sandbox).await?;
+        if let Some(guard) = self.guard.get() {
+            guard.uncover(sandbox).await;
+        }
+        Ok(())
     }
 
     fn ready(&self) -> Result<(), String> {

@@ -36,8 +36,10 @@ type NameKey = (Protocol, String);
 struct PodState {
     /// `None` for a pod that has a link before its object is known.
     facts: Option<PodFacts>,
-    /// The address of its link on this node; it counts for more than the object's status.
-    attached: Option<IpAddr>,
+    /// The addresses of its link on this node; they count for more than the object's status.
+    attached: Vec<IpAddr>,
+    /// Whether it is judged on this node.
+    local: bool,
     addresses: Vec<IpAddr>,
     groups: BTreeSet<Id>,
     /// Elements of named ports.
@@ -49,8 +51,10 @@ struct PodState {
 #[derive(Debug)]
 pub struct Engine {
     family: IpFamily,
-    /// Addresses of this node's pods: only those are judged here.
+    /// Addresses of this node's pods: only pods of the node are judged here.
     local: Vec<Cidr>,
+    /// The node's name: networks of plugins give its pods addresses of ranges that nobody knows here.
+    node: Option<String>,
     policies: BTreeMap<String, BTreeMap<String, Policy>>,
     namespaces: HashMap<String, Labels>,
     pods: BTreeMap<Name, PodState>,
@@ -73,6 +77,7 @@ impl Engine {
         Self {
             family,
             local,
+            node: None,
             policies: BTreeMap::new(),
             namespaces: HashMap::new(),
             pods: BTreeMap::new(),
@@ -88,6 +93,12 @@ impl Engine {
         }
     }
 
+    /// Pods of the node of this name are judged here, whatever addresses they have.
+    pub fn of_node(mut self, name: Option<String>) -> Self {
+        self.node = name;
+        self
+    }
+
     pub fn set_policy(&mut self, name: &Name, policy: Option<Policy>) {
         let known = self.policies.entry(name.namespace.clone()).or_default();
         match policy {
@@ -97,7 +108,7 @@ impl Engine {
         if known.is_empty() {
             self.policies.remove(&name.namespace);
         }
-        let of_node = |(_, pod): &(&Name, &PodState)| self.is_local(&pod.addresses);
+        let of_node = |(_, pod): &(&Name, &PodState)| pod.local;
         let pods: Vec<Name> =
             self.pods_in(&name.namespace).filter(of_node).map(|(name, _)| name.clone()).collect();
         pods.iter().for_each(|name| self.refresh(name));
@@ -124,9 +135,9 @@ impl Engine {
         self.refresh(name);
     }
 
-    /// A pod has, or will have at once, a link with this address; `None` takes it back.
-    pub fn set_attached(&mut self, name: &Name, address: Option<IpAddr>) {
-        self.pods.entry(name.clone()).or_default().attached = address;
+    /// A pod has, or will have at once, a link with these addresses; none takes it back.
+    pub fn set_attached(&mut self, name: &Name, addresses: &[IpAddr]) {
+        self.pods.entry(name.clone()).or_default().attached = addresses.to_vec();
         self.refresh(name);
     }
 
@@ -171,8 +182,12 @@ impl Engine {
         self.pods.range(from..).take_while(move |(name, _)| name.namespace == namespace)
     }
 
-    fn is_local(&self, addresses: &[IpAddr]) -> bool {
-        addresses.iter().any(|address| self.local.iter().any(|range| range.contains(*address)))
+    fn is_local(&self, pod: &PodState, facts: &PodFacts, addresses: &[IpAddr]) -> bool {
+        let of_node = self.node.is_some() && facts.node == self.node;
+        let attached = pod.attached.iter().any(|address| addresses.contains(address));
+        attached
+            || of_node
+            || addresses.iter().any(|address| self.local.iter().any(|range| range.contains(*address)))
     }
 
     fn new_id(&mut self) -> Id {
@@ -184,7 +199,7 @@ impl Engine {
     /// Brings the table in line with what is known of a pod.
     fn refresh(&mut self, name: &Name) {
         let Some(mut pod) = self.pods.remove(name) else { return };
-        if pod.facts.is_none() && pod.attached.is_none() {
+        if pod.facts.is_none() && pod.attached.is_empty() {
             self.withdraw(name, &pod);
             self.release_classes(std::mem::take(&mut pod.classes));
             return;
@@ -199,18 +214,20 @@ impl Engine {
                     labels: Labels::new(),
                     addresses: Vec::new(),
                     ports: Vec::new(),
+                    node: None,
                 };
                 &stranger
             }
         };
-        let addresses: Vec<IpAddr> = match pod.attached {
-            Some(address) => vec![address],
-            None => facts.addresses.clone(),
+        let addresses = match pod.attached.is_empty() {
+            true => facts.addresses.clone(),
+            false => pod.attached.clone(),
         };
         let addresses: Vec<IpAddr> =
             addresses.into_iter().filter(|address| IpFamily::of(*address) == self.family).collect();
         let mut classes = BTreeMap::new();
-        if self.is_local(&addresses) {
+        let local = self.is_local(&pod, facts, &addresses);
+        if local {
             for direction in Direction::BOTH {
                 let mut policies = self.selecting(facts, direction).peekable();
                 if policies.peek().is_none() {
@@ -232,9 +249,8 @@ impl Engine {
                 Some(named_port_key(name.id, address, port))
             })
             .collect();
-        let fresh = PodState { addresses, groups, ports, classes: BTreeMap::new(), ..PodState::default() };
         self.withdraw(name, &pod);
-        pod = PodState { facts: pod.facts.take(), attached: pod.attached, classes: pod.classes, ..fresh };
+        pod = PodState { addresses, groups, ports, local, ..pod };
         // The new classes come first, so that what both have in common stays.
         let old = std::mem::take(&mut pod.classes);
         self.claim(name, &pod);
@@ -441,7 +457,7 @@ impl Engine {
 fn claim_class(elements: &mut Elements, name: &Name, pod: &PodState, direction: Direction, id: Id) {
     let class = Value::Bytes(id.to_ne_bytes().to_vec());
     // The pod whose link has the address goes before one whose object still says so.
-    let first = pod.attached.is_some();
+    let first = !pod.attached.is_empty();
     for address in &pod.addresses {
         elements.claim(pods_set(direction), Key::address(*address), name, class.clone(), first);
         elements.claim(PolicySet::Themselves, themselves_key(*address), name, Value::Member, first);

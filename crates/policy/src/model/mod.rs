@@ -200,6 +200,8 @@ pub struct PodFacts {
     /// Empty when the pod has none of its own: not yet, not any more, or because it uses its node's.
     pub addresses: Vec<IpAddr>,
     pub ports: Vec<NamedPort>,
+    /// The node that it runs on.
+    pub node: Option<String>,
 }
 
 /// A port that a container has a name for.
@@ -239,6 +241,7 @@ impl PodFacts {
                 pod.metadata.namespace.clone().unwrap_or_default(),
                 pod.metadata.name.clone().unwrap_or_default(),
             ),
+            node: spec.and_then(|spec| spec.node_name.clone()),
             labels: pod.metadata.labels.clone().unwrap_or_default(),
             addresses,
             ports: ports.collect(),

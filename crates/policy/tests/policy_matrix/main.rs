@@ -256,7 +256,7 @@ fn a_pod_is_covered_by_its_address_before_its_object_says_it() {
 
     // Not even the object is known.
     let new = Name::new("red", "new");
-    engine.set_attached(&new, Some(packet.destination));
+    engine.set_attached(&new, &[packet.destination]);
     let changes = engine.take_changes();
     kernel.apply(&changes);
     assert!(!kernel.allows(&packet));
@@ -268,9 +268,43 @@ fn a_pod_is_covered_by_its_address_before_its_object_says_it() {
     kernel.apply(&engine.take_changes());
     assert!(!kernel.allows(&packet));
 
-    engine.set_attached(&new, None);
+    engine.set_attached(&new, &[]);
     kernel.apply(&engine.take_changes());
     assert!(kernel.allows(&packet));
+}
+
+/// Plugins give pods addresses of ranges that the node does not know.
+#[test]
+fn a_pod_of_another_range_is_judged_on_its_node() {
+    let mut kernel = Kernel::default();
+    let mut engine =
+        Engine::new(IpFamily::V4, vec!["10.244.0.0/24".parse().unwrap()]).of_node(Some("here".into()));
+    let deny = json!({"metadata": {"namespace": "red", "name": "deny"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}});
+    engine.set_policy(&name_of(&deny), Some(Policy::of(&serde_json::from_value(deny.clone()).unwrap())));
+    kernel.apply(&engine.rebuild());
+    let to = |last: u8| Packet {
+        source: [10, 244, 0, 9].into(),
+        destination: [10, 22, 0, last].into(),
+        protocol: 6,
+        port: 80,
+    };
+    // A link that was just made.
+    let new = Name::new("red", "new");
+    engine.set_attached(&new, &[to(2).destination]);
+    // Pods of an earlier process, here and elsewhere.
+    for (name, node, last) in [("old", "here", 3), ("far", "there", 4)] {
+        let pod = json!({"metadata": {"namespace": "red", "name": name}, "spec": {"nodeName": node, "containers": []},
+            "status": {"phase": "Running", "podIPs": [{"ip": format!("10.22.0.{last}")}]}});
+        engine.set_pod(&name_of(&pod), Some(PodFacts::of(&serde_json::from_value(pod.clone()).unwrap())));
+    }
+    kernel.apply(&engine.take_changes());
+    for (last, allowed) in [(2, false), (3, false), (4, true)] {
+        assert_eq!(kernel.allows(&to(last)), allowed, "10.22.0.{last}");
+    }
+    // A policy that goes takes its rules from all of them.
+    engine.set_policy(&name_of(&deny), None);
+    kernel.apply(&engine.take_changes());
+    assert!(kernel.allows(&to(2)) && kernel.allows(&to(3)));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::kinds::pod::validate_node_selector;
 use crate::kinds::volume_source::validate_driver_name;
 use crate::meta_validation::{dns1123_label, dns1123_subdomain, qualified_name};
 use ferrite_json::{Value, json};
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 const POOL_NAME_MAX: usize = 253;
@@ -78,6 +79,24 @@ fn printed(identity: &Value) -> String {
     let part = |key: &str| identity[key].to_string();
     let (driver, pool, device, share) = (part("Driver"), part("Pool"), part("Device"), part("ShareID"));
     format!("{{\"Driver\":{driver},\"Pool\":{pool},\"Device\":{device},\"ShareID\":{share}}}")
+}
+
+/// Drops what drivers reported of devices that the claim had and has no longer: whoever takes an allocation away need
+/// not know of the reports.
+pub(super) fn drop_deallocated(status: &mut Value, old: &Value) {
+    let named = |device: &Value| identity(device).to_string();
+    let allocated = |status: &Value| -> HashSet<String> {
+        list(&status["allocation"]["devices"], "results").iter().map(named).collect()
+    };
+    let is = allocated(status);
+    let gone: HashSet<String> = allocated(old).into_iter().filter(|device| !is.contains(device)).collect();
+    let Some(devices) = status.get_mut("devices").and_then(Value::as_array_mut) else { return };
+    devices.retain(|device| !gone.contains(&named(device)));
+    if devices.is_empty()
+        && let Some(status) = status.as_object_mut()
+    {
+        status.remove("devices");
+    }
 }
 
 /// What drivers report of devices. Each must be one that the claim was given.
@@ -255,6 +274,22 @@ mod tests {
 
     fn fields(errors: FieldErrors) -> Vec<String> {
         errors.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn reports_go_with_their_devices() {
+        let device = |name: &str| json!({"driver": "d.example", "pool": "p", "device": name});
+        let old = json!({"allocation": {"devices": {"results": [device("a"), device("b")]}}});
+        let mut status = json!({"allocation": {"devices": {"results": [device("a")]}}, "devices": [device("a"), device("b"), device("c")]});
+        drop_deallocated(&mut status, &old);
+        assert_eq!(
+            status["devices"],
+            json!([device("a"), device("c")]),
+            "validation refuses the unknown one"
+        );
+        let mut status = json!({"devices": [device("a"), device("b")]});
+        drop_deallocated(&mut status, &old);
+        assert_eq!(status, json!({}));
     }
 
     #[test]

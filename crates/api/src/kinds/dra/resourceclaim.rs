@@ -1,7 +1,7 @@
 //! ResourceClaims and ResourceClaimTemplates.
 
 use super::admin;
-use super::allocation::{validate_allocation, validate_devices};
+use super::allocation::{drop_deallocated, validate_allocation, validate_devices};
 use super::claim::{default_claim, validate_claim};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{ensure_object, list, present, text};
@@ -9,7 +9,7 @@ use crate::kinds::check::IMMUTABLE;
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::{cell, go};
 use crate::meta_validation::{validate_annotations, validate_labels};
-use crate::resource::{Column, MetadataUse, StatusUse, Strategy};
+use crate::resource::{Column, MetadataUse, StatusUse, Strategy, keep_all_but_status};
 use ferrite_json::Value;
 use jiff::Timestamp;
 use std::collections::HashSet;
@@ -29,6 +29,13 @@ impl Strategy for ResourceClaims {
 
     fn status_use(&self) -> StatusUse {
         StatusUse::Alone
+    }
+
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep_all_but_status(new, old);
+        if new["status"].is_object() {
+            drop_deallocated(&mut new["status"], &old["status"]);
+        }
     }
 
     fn validate(&self, object: &Value) -> FieldErrors {

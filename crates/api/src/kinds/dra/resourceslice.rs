@@ -11,7 +11,7 @@ use crate::kinds::pod::validate_node_selector;
 use crate::kinds::row::{NAME, shown};
 use crate::kinds::volume_source::validate_driver_name;
 use crate::kinds::{cell, go};
-use crate::meta_validation::{dns1123_label, dns1123_subdomain};
+use crate::meta_validation::{dns1123_label, dns1123_subdomain, label_value, qualified_name};
 use crate::quantity::canonicalise;
 use crate::resource::{Column, Strategy};
 use ferrite_json::Value;
@@ -19,6 +19,9 @@ use jiff::Timestamp;
 use std::collections::HashSet;
 
 const DEVICES_MAX: usize = 128;
+/// The limit where a device has taints or consumes counters: such devices cost more to validate and to allocate.
+const ADVANCED_DEVICES_MAX: usize = 64;
+const TAINTS_MAX: usize = 16;
 const ATTRIBUTES_MAX: usize = 32;
 const VALUE_MAX: usize = 64;
 const WHERE: [&str; 4] = ["nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"];
@@ -28,6 +31,7 @@ pub(in crate::kinds) struct ResourceSlices;
 impl Strategy for ResourceSlices {
     fn default(&self, object: &mut Value) {
         for device in list_mut(ensure_object(object, "spec"), "devices") {
+            default_taints(device);
             let Some(capacity) = object_mut(device, "capacity") else { continue };
             for amount in capacity.as_object_mut().into_iter().flatten().map(|(_, amount)| amount) {
                 if let Some(value) = amount.get_mut("value") {
@@ -100,8 +104,9 @@ fn validate_spec(spec: &Value, old: Option<&Value>) -> FieldErrors {
     errors.extend(validate_where(spec, &path));
     let devices = list(spec, "devices");
     let path = path.child("devices");
-    if devices.len() > DEVICES_MAX {
-        errors.push(FieldError::too_many(&path, devices.len(), DEVICES_MAX));
+    let max = if devices.iter().any(is_advanced) { ADVANCED_DEVICES_MAX } else { DEVICES_MAX };
+    if devices.len() > max {
+        errors.push(FieldError::too_many(&path, devices.len(), max));
     }
     let mut names = HashSet::new();
     for (index, device) in devices.iter().enumerate() {
@@ -209,6 +214,41 @@ fn validate_device(device: &Value, path: &Path) -> FieldErrors {
     for name in capacity.into_iter().flat_map(ferrite_json::Map::keys) {
         errors.extend(validate_attribute_name(name, false, &path.child("capacity").key(name)));
     }
+    let (taints, path) = (list(device, "taints"), path.child("taints"));
+    if taints.len() > TAINTS_MAX {
+        errors.push(FieldError::too_many(&path, taints.len(), TAINTS_MAX));
+    }
+    for (index, taint) in taints.iter().enumerate() {
+        errors.extend(validate_taint(taint, &path.index(index)));
+    }
+    errors
+}
+
+fn is_advanced(device: &Value) -> bool {
+    !list(device, "taints").is_empty() || !list(device, "consumesCounters").is_empty()
+}
+
+/// A taint without a time was added now: the time that a claim tolerates it starts with its first write.
+fn default_taints(device: &mut Value) {
+    for taint in list_mut(device, "taints").filter(|taint| taint.is_object()) {
+        if taint["timeAdded"].is_null() {
+            let now = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default();
+            taint["timeAdded"] = now.to_string().into();
+        }
+    }
+}
+
+fn validate_taint(taint: &Value, path: &Path) -> FieldErrors {
+    const EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
+    let (key, value, effect) = (text(taint, "key"), text(taint, "value"), text(taint, "effect"));
+    let mut errors = complaints(&path.child("key"), key, qualified_name(key));
+    errors.extend(complaints(&path.child("value"), value, label_value(value)));
+    let path = path.child("effect");
+    if effect.is_empty() {
+        errors.push(FieldError::required(&path, ""));
+    } else if !EFFECTS.contains(&effect) {
+        errors.push(FieldError::not_supported(&path, effect, &EFFECTS));
+    }
     errors
 }
 
@@ -265,7 +305,34 @@ fn is_semver(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::is_semver;
+    use ferrite_json::json;
+
+    use super::*;
+
+    #[test]
+    fn taints_are_dated_and_validated() {
+        let mut device = json!({"name": "d", "taints": [
+            {"key": "example.com/broken", "effect": "NoExecute"},
+            {"key": "a b", "value": "?", "effect": "Never", "timeAdded": "2026-01-01T00:00:00Z"},
+            {"key": "", "timeAdded": null},
+        ]});
+        default_taints(&mut device);
+        assert!(device["taints"][0]["timeAdded"].as_str().unwrap().parse::<Timestamp>().is_ok());
+        assert_eq!(device["taints"][1]["timeAdded"], "2026-01-01T00:00:00Z");
+        let errors = validate_device(&device, &Path::new("d"));
+        let found: Vec<String> = errors.iter().map(|error| error.path.to_string()).collect();
+        assert_eq!(
+            found,
+            [
+                "d.taints[1].key",
+                "d.taints[1].value",
+                "d.taints[1].effect",
+                "d.taints[2].key",
+                "d.taints[2].key",
+                "d.taints[2].effect"
+            ]
+        );
+    }
 
     #[test]
     fn versions() {

@@ -11,7 +11,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Client;
 use kube::api::{DeleteParams, PostParams};
 
-use super::decide::{self, CAPACITY, MANAGED_BY, MANAGER, Plan, SERVICE_NAME};
+use super::decide::{self, MANAGED_BY, MANAGER, Plan, SERVICE_NAME};
 use crate::Context;
 use crate::error::{During, SyncError, is_namespace_terminating};
 
@@ -30,6 +30,8 @@ struct MirrorController {
     slices: Informer<EndpointSlice>,
     /// Slices made and not yet seen: until then another sync would make them again.
     expectations: Expectations,
+    /// Addresses of one subset at most.
+    capacity: usize,
     recorder: EventRecorder,
 }
 
@@ -54,6 +56,7 @@ pub(crate) fn start(context: &Context) {
         endpoints: context.informers.get(),
         slices: context.informers.get(),
         expectations: Expectations::new(),
+        capacity: context.config.mirrored_endpoints_per_subset.max(1),
         recorder: context.events.recorder("endpoint-slice-mirroring-controller", None),
     });
     controller
@@ -106,7 +109,7 @@ impl MirrorController {
             self.expectations.forget(&key);
             return Ok(None);
         };
-        let mut plan = decide::plan(&endpoints, &existing);
+        let mut plan = decide::plan(&endpoints, &existing, self.capacity);
         if plan.invalid > 0 {
             let message =
                 format!("Skipped {} invalid IP addresses when mirroring to EndpointSlices", plan.invalid);
@@ -114,9 +117,9 @@ impl MirrorController {
         }
         if plan.skipped > plan.invalid {
             let message = format!(
-                "A max of {CAPACITY} addresses can be mirrored to EndpointSlices per Endpoints subset. {} addresses were \
+                "A max of {} addresses can be mirrored to EndpointSlices per Endpoints subset. {} addresses were \
                  skipped",
-                plan.skipped
+                self.capacity, plan.skipped
             );
             self.recorder.event_for(&*endpoints, EventType::Warning, "TooManyAddressesToMirror", message);
         }

@@ -17,7 +17,7 @@ pub(super) const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
 /// Annotations that belong to the Endpoints alone.
 const NOT_COPIED: &[&str] = &[TRIGGER_TIME, "kubectl.kubernetes.io/last-applied-configuration"];
 /// Addresses of one subset that are mirrored at most.
-pub(super) const CAPACITY: usize = 1000;
+pub(crate) const CAPACITY: usize = 1000;
 
 /// A port by all it says: name, number, protocol and protocol of the application.
 type PortKey = (String, i32, String, Option<String>);
@@ -120,14 +120,14 @@ fn ports_of(slice: &EndpointSlice) -> PortsKey {
     ports
 }
 
-pub(super) fn plan(endpoints: &Endpoints, existing: &[Arc<EndpointSlice>]) -> Plan {
+pub(super) fn plan(endpoints: &Endpoints, existing: &[Arc<EndpointSlice>], capacity: usize) -> Plan {
     let mut plan = Plan::default();
     let mut wanted: Wanted = BTreeMap::new();
     for (ports, addresses) in repacked(endpoints) {
         let mut added = 0;
         let total = addresses.len();
         for (address, ready) in addresses {
-            if added >= CAPACITY {
+            if added >= capacity {
                 break;
             }
             match endpoint(address, ready) {
@@ -229,6 +229,10 @@ mod tests {
     use ferrite_json::{Value, json};
 
     use super::*;
+
+    fn plan(endpoints: &Endpoints, existing: &[Arc<EndpointSlice>]) -> Plan {
+        super::plan(endpoints, existing, CAPACITY)
+    }
 
     fn endpoints(subsets: Value) -> Endpoints {
         ferrite_json::from_value(json!({"metadata": {"name": "e", "namespace": "ns", "uid": "u",

@@ -29,6 +29,8 @@ struct SliceController {
     slices: Informer<EndpointSlice>,
     /// Slices made and not yet seen: until then another sync would make them again.
     expectations: Expectations,
+    /// Endpoints in one slice at most.
+    capacity: usize,
     recorder: EventRecorder,
 }
 
@@ -49,6 +51,7 @@ pub(crate) fn start(context: &Context) {
         nodes: context.informers.get(),
         slices: context.informers.get(),
         expectations: Expectations::new(),
+        capacity: context.config.endpoints_per_slice.max(1),
         recorder: context.events.recorder("endpoint-slice-controller", None),
     });
     controller
@@ -84,7 +87,7 @@ impl SliceController {
         let existing = self.slices.by_index(BY_SERVICE, &key.to_string());
         let zone_of =
             |node: &str| self.nodes.get(&ObjectKey::cluster(node)).and_then(|node| decide::zone(&node));
-        let plan = decide::plan(&service, &pods, zone_of, &existing);
+        let plan = decide::plan(&service, &pods, zone_of, &existing, self.capacity);
         let result = self.act(&key, plan).await;
         if let Err(error) = &result {
             let message = format!("Error updating Endpoint Slices for Service {key}: {error}");

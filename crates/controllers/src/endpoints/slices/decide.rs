@@ -20,8 +20,8 @@ pub(super) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(super) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(super) const MANAGER: &str = "endpointslice-controller.k8s.io";
 const ZONE: &str = "topology.kubernetes.io/zone";
-/// Endpoints in one slice at most.
-const CAPACITY: usize = 100;
+/// Endpoints in one slice at most, unless configured.
+pub(crate) const CAPACITY: usize = 100;
 
 /// What to write.
 #[derive(Debug, Default)]
@@ -47,6 +47,7 @@ pub(super) fn plan(
     pods: &[Arc<Pod>],
     zone_of: impl Fn(&str) -> Option<String>,
     existing: &[Arc<EndpointSlice>],
+    capacity: usize,
 ) -> Plan {
     let mut plan = Plan::default();
     let families = families(service);
@@ -66,7 +67,8 @@ pub(super) fn plan(
             }
         }
         let present: Vec<_> = existing.iter().filter(|slice| slice.address_type == family).collect();
-        plan_family(service, family, wanted, &present, trigger.as_deref(), &mut plan);
+        let trigger = trigger.as_deref();
+        plan_family(service, family, wanted, &present, trigger, capacity, &mut plan);
     }
     plan
 }
@@ -148,6 +150,7 @@ fn plan_family(
     mut wanted: BTreeMap<Vec<Port>, Vec<Endpoint>>,
     present: &[&Arc<EndpointSlice>],
     trigger: Option<&str>,
+    capacity: usize,
     plan: &mut Plan,
 ) {
     let labels = labels(service);
@@ -176,7 +179,7 @@ fn plan_family(
             endpoints.into_iter().filter(|endpoint| missing.contains_key(&uid(endpoint))).collect();
         filled.sort_by_key(|(_, kept)| std::cmp::Reverse(kept.len()));
         for (_, kept) in &mut filled {
-            let room = CAPACITY.saturating_sub(kept.len()).min(rest.len());
+            let room = capacity.saturating_sub(kept.len()).min(rest.len());
             kept.extend(rest.drain(..room));
         }
         let mut keep_one_empty = is_placeholder;
@@ -197,7 +200,7 @@ fn plan_family(
             plan.update.push(updated);
         }
         while !rest.is_empty() || std::mem::take(&mut keep_one_empty) {
-            let chunk: Vec<Endpoint> = rest.drain(..CAPACITY.min(rest.len())).collect();
+            let chunk: Vec<Endpoint> = rest.drain(..capacity.min(rest.len())).collect();
             plan.create.push(new_slice(service, family, &ports, chunk, &labels, trigger));
         }
     }
@@ -277,7 +280,7 @@ mod tests {
 
     fn run(service: &Service, pods: &[Arc<Pod>], existing: &[EndpointSlice]) -> Plan {
         let existing: Vec<_> = existing.iter().cloned().map(Arc::new).collect();
-        plan(service, pods, |node| Some(format!("zone-of-{node}")), &existing)
+        plan(service, pods, |node| Some(format!("zone-of-{node}")), &existing, CAPACITY)
     }
 
     /// As the API would return what was created.

@@ -1,4 +1,4 @@
 //! EndpointSlices.
 
 pub(in crate::endpoints) mod controller;
-mod decide;
+pub(in crate::endpoints) mod decide;

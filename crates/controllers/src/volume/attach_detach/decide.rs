@@ -35,6 +35,8 @@ pub(super) struct NodeState {
     pub gone: bool,
     pub ready: bool,
     pub out_of_service: bool,
+    /// Time alone forces no volume off a node.
+    pub patient: bool,
     pub in_use: BTreeSet<String>,
     /// `status.volumesAttached`.
     pub reported: BTreeSet<String>,
@@ -87,7 +89,7 @@ pub(super) fn decide(state: &NodeState) -> Decision {
         decision.unwanted_since.insert(name.clone(), since);
         let waited = Duration::try_from(state.now.duration_since(since)).unwrap_or_default();
         let mounted = state.in_use.contains(name) && !state.gone;
-        let overdue = waited >= FORCE_AFTER && !state.ready;
+        let overdue = waited >= FORCE_AFTER && !state.ready && !state.patient;
         let forced = mounted && (overdue || state.out_of_service);
         if attachment.deleting {
             continue;
@@ -98,7 +100,7 @@ pub(super) fn decide(state: &NodeState) -> Decision {
             }
             let left = FORCE_AFTER.saturating_sub(waited);
             // A node that is ready is woken by its status.
-            if !state.ready {
+            if !state.ready && !state.patient {
                 decision.wake = Some(decision.wake.map_or(left, |wake| wake.min(left)));
             }
             continue;

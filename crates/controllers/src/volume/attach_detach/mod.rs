@@ -54,6 +54,8 @@ struct AttachDetach {
     attachments: Informer<VolumeAttachment>,
     drivers: Informer<CSIDriver>,
     recorder: EventRecorder,
+    /// Time alone forces no volume off a node.
+    patient: bool,
     /// Since when volumes of each node are wanted by nobody.
     unwanted: Mutex<BTreeMap<String, BTreeMap<String, Timestamp>>>,
     /// What was said last of a volume of a node: it is not said again.
@@ -62,6 +64,7 @@ struct AttachDetach {
 
 pub(crate) fn start(context: &Context) {
     let controller = Arc::new(AttachDetach {
+        patient: !context.config.force_detach,
         client: context.client.clone(),
         pods: context.informers.get(),
         claims: context.informers.get(),
@@ -264,6 +267,7 @@ impl AttachDetach {
         }
         let unwanted = self.unwanted.lock().unwrap_or_else(PoisonError::into_inner);
         let state = NodeState {
+            patient: self.patient,
             gone: object.is_none(),
             ready: facts.ready,
             out_of_service: facts.out_of_service,

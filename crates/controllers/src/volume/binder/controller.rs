@@ -76,6 +76,8 @@ struct Binder {
     classes: Informer<StorageClass>,
     pods: Informer<Pod>,
     queue: Arc<WorkQueue<Key>>,
+    /// Claims are handed to the provisioners of their classes.
+    provisions: bool,
     recorder: EventRecorder,
 }
 
@@ -83,6 +85,7 @@ pub(crate) fn start(context: &Context) {
     // One worker, as upstream has one for claims and one for volumes: two claims must not race for one volume.
     let declared: Controller<Key> = Controller::with_limits(NAME, 1, &context.scope, RateLimits::default());
     let binder = Arc::new(Binder {
+        provisions: context.config.dynamic_provisioning,
         client: context.client.clone(),
         claims: context.informers.get(),
         volumes: context.informers.get(),
@@ -184,7 +187,12 @@ impl Binder {
                 false => self.classes.list(),
             };
         }
-        let view = ClaimView { named: named.as_ref(), candidates: &candidates, classes: &classes };
+        let view = ClaimView {
+            named: named.as_ref(),
+            candidates: &candidates,
+            classes: &classes,
+            provisions: self.provisions,
+        };
         match claim_step(&claim, view) {
             ClaimStep::Bind(volume) => self.bind(&volume, &claim).await,
             ClaimStep::AssignClass(class) => {

@@ -23,6 +23,8 @@ pub(crate) struct ClaimView<'a> {
     /// Free volumes, and volumes reserved for the claim.
     pub candidates: &'a [Arc<PersistentVolume>],
     pub classes: &'a [Arc<StorageClass>],
+    /// Claims are handed to the provisioners of their classes.
+    pub provisions: bool,
 }
 
 /// The next step for a claim.
@@ -99,7 +101,7 @@ fn unbound_claim_step(claim: &PersistentVolumeClaim, view: ClaimView<'_>) -> Cla
     if delayed && annotation(&claim.metadata, SELECTED_NODE).is_none() {
         return ClaimStep::WaitForConsumer;
     }
-    if class_name.is_empty() {
+    if class_name.is_empty() || !view.provisions {
         return ClaimStep::NoVolume;
     }
     let Some(class) = class else {

@@ -121,7 +121,7 @@ fn claims_that_are_not_bound() {
             ClaimStep::CannotProvision("no volume plugin matched".into()),
         ),
     ] {
-        let view = ClaimView { named: None, candidates: &candidates, classes: &classes };
+        let view = ClaimView { named: None, candidates: &candidates, classes: &classes, provisions: true };
         assert_eq!(claim_step(&claim(spec, annotations), view), expected, "{what}");
     }
 }
@@ -191,7 +191,7 @@ fn claims_that_name_a_volume() {
             lost("ClaimMisbound", "Two claims are bound to the same volume, this one is bound incorrectly"),
         ),
     ] {
-        let view = ClaimView { named: named.as_ref(), candidates: &[], classes: &[] };
+        let view = ClaimView { named: named.as_ref(), candidates: &[], classes: &[], provisions: true };
         assert_eq!(claim_step(&claim(spec, annotations), view), expected, "{what}");
     }
 }

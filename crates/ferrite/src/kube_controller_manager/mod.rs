@@ -1,17 +1,25 @@
 //! `ferrite kube-controller-manager`: the controllers in a process of their own, with upstream's flags.
 
+mod accepted;
+mod concurrency;
+
+use self::accepted::AcceptedFlags;
+use self::concurrency::Concurrency;
 use crate::alone::{Alone, AloneOptions};
 use crate::apiserver::BoxError;
 use ferrite_api::Cidr;
 use ferrite_client::{Scope, service_account_client};
 use ferrite_component::GoDuration;
-use ferrite_controllers::{AutoscalingConfig, Clients, Config, Context, Identity, NodeCidrs};
+use ferrite_controllers::{
+    AutoscalingConfig, Clients, Config, Context, EvictionRates, Identity, NodeCidrs, Signers,
+};
 use ferrite_json::json;
 use ferrite_pki::{Authority, TokenSigner};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 const NAME: &str = "kube-controller-manager";
 /// The namespace of the controllers' service accounts.
@@ -43,12 +51,11 @@ pub struct KubeControllerManager {
     /// Key that signs tokens kept in Secrets.
     #[arg(long, value_name = "FILE")]
     service_account_private_key_file: Option<PathBuf>,
-    /// Certificate of the authority that signs approved requests.
-    #[arg(long, requires = "cluster_signing_key_file", value_name = "FILE")]
-    cluster_signing_cert_file: Option<PathBuf>,
-    /// Key of that authority.
-    #[arg(long, requires = "cluster_signing_cert_file", value_name = "FILE")]
-    cluster_signing_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    signing: SigningFlags,
+    /// Tokens in Secrets that nobody used for so long are marked invalid, and deleted after as long again.
+    #[arg(long, default_value = "8760h0m0s", value_name = "DURATION")]
+    legacy_service_account_token_clean_up_period: GoDuration,
     /// Give each node a range of addresses for its pods.
     #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     allocate_node_cidrs: bool,
@@ -63,14 +70,152 @@ pub struct KubeControllerManager {
     /// The same for a node that has never reported.
     #[arg(long, default_value = "1m0s", value_name = "DURATION")]
     node_startup_grace_period: GoDuration,
+    #[command(flatten)]
+    evictions: EvictionFlags,
+    /// Endpoints in one EndpointSlice at most.
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    max_endpoints_per_slice: u16,
+    /// Addresses of one subset of Endpoints that are mirrored at most.
+    #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    mirroring_max_endpoints_per_subset: u16,
+    /// Delete what belonged to objects that are gone. The API server must have the same setting.
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    enable_garbage_collector: bool,
+    /// Hand claims without a volume to the provisioners of their classes.
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    enable_dynamic_provisioning: bool,
+    /// Leave volumes on a node that does not answer, however long that takes; only the taint
+    /// `node.kubernetes.io/out-of-service` takes them from it.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    disable_force_detach_on_timeout: bool,
+    /// Quotas are counted anew so often even if nothing changed.
+    #[arg(long, default_value = "5m0s", value_name = "DURATION")]
+    resource_quota_sync_period: GoDuration,
     /// Finished pods beyond so many are removed, oldest first; 0 keeps all.
     #[arg(long, default_value_t = 12500, value_name = "N")]
     terminated_pod_gc_threshold: usize,
     #[command(flatten)]
     autoscaling: AutoscalingFlags,
-    /// Keys that one controller works on at once.
+    #[command(flatten)]
+    concurrency: Concurrency,
+    /// Keys that a controller works on at once for which there is no flag of its own.
     #[arg(long, default_value_t = 5, value_name = "N")]
     concurrent_syncs: usize,
+    #[command(flatten)]
+    accepted: AcceptedFlags,
+}
+
+/// The authorities that sign approved requests for certificates.
+#[derive(Debug, clap::Args)]
+pub struct SigningFlags {
+    /// Certificate of the authority of all signers.
+    #[arg(long, requires = "cluster_signing_key_file", value_name = "FILE")]
+    cluster_signing_cert_file: Option<PathBuf>,
+    /// Key of that authority.
+    #[arg(long, requires = "cluster_signing_cert_file", value_name = "FILE")]
+    cluster_signing_key_file: Option<PathBuf>,
+    /// Certificate of the authority of kubernetes.io/kubelet-serving alone.
+    #[arg(long, requires = "cluster_signing_kubelet_serving_key_file", value_name = "FILE")]
+    cluster_signing_kubelet_serving_cert_file: Option<PathBuf>,
+    /// Key of that authority.
+    #[arg(long, requires = "cluster_signing_kubelet_serving_cert_file", value_name = "FILE")]
+    cluster_signing_kubelet_serving_key_file: Option<PathBuf>,
+    /// Certificate of the authority of kubernetes.io/kube-apiserver-client-kubelet alone.
+    #[arg(long, requires = "cluster_signing_kubelet_client_key_file", value_name = "FILE")]
+    cluster_signing_kubelet_client_cert_file: Option<PathBuf>,
+    /// Key of that authority.
+    #[arg(long, requires = "cluster_signing_kubelet_client_cert_file", value_name = "FILE")]
+    cluster_signing_kubelet_client_key_file: Option<PathBuf>,
+    /// Certificate of the authority of kubernetes.io/kube-apiserver-client alone.
+    #[arg(long, requires = "cluster_signing_kube_apiserver_client_key_file", value_name = "FILE")]
+    cluster_signing_kube_apiserver_client_cert_file: Option<PathBuf>,
+    /// Key of that authority.
+    #[arg(long, requires = "cluster_signing_kube_apiserver_client_cert_file", value_name = "FILE")]
+    cluster_signing_kube_apiserver_client_key_file: Option<PathBuf>,
+    /// Certificate of the authority of kubernetes.io/legacy-unknown alone.
+    #[arg(long, requires = "cluster_signing_legacy_unknown_key_file", value_name = "FILE")]
+    cluster_signing_legacy_unknown_cert_file: Option<PathBuf>,
+    /// Key of that authority.
+    #[arg(long, requires = "cluster_signing_legacy_unknown_cert_file", value_name = "FILE")]
+    cluster_signing_legacy_unknown_key_file: Option<PathBuf>,
+    /// The lifetime of certificates whose requests do not ask for less.
+    #[arg(long, default_value = "8760h0m0s", value_name = "DURATION")]
+    cluster_signing_duration: GoDuration,
+}
+
+impl SigningFlags {
+    fn signers(&self) -> Result<Signers, BoxError> {
+        let authority = |certificate: &Option<PathBuf>, key: &Option<PathBuf>| match (certificate, key) {
+            (Some(certificate), Some(key)) => {
+                let identity = ferrite_pki::Identity { certificate: read(certificate)?, key: read(key)? };
+                Ok::<_, BoxError>(Some(Arc::new(Authority::from_identity(identity)?)))
+            }
+            _ => Ok(None),
+        };
+        let own = Signers {
+            kubelet_serving: authority(
+                &self.cluster_signing_kubelet_serving_cert_file,
+                &self.cluster_signing_kubelet_serving_key_file,
+            )?,
+            kubelet_client: authority(
+                &self.cluster_signing_kubelet_client_cert_file,
+                &self.cluster_signing_kubelet_client_key_file,
+            )?,
+            api_client: authority(
+                &self.cluster_signing_kube_apiserver_client_cert_file,
+                &self.cluster_signing_kube_apiserver_client_key_file,
+            )?,
+            legacy_unknown: authority(
+                &self.cluster_signing_legacy_unknown_cert_file,
+                &self.cluster_signing_legacy_unknown_key_file,
+            )?,
+        };
+        let is_given = [&own.kubelet_serving, &own.kubelet_client, &own.api_client, &own.legacy_unknown];
+        let is_given = is_given.iter().any(|authority| authority.is_some());
+        match authority(&self.cluster_signing_cert_file, &self.cluster_signing_key_file)? {
+            // As upstream: nobody should have to know which of two wins.
+            Some(_) if is_given => Err("--cluster-signing-cert-file is for all signers: leave it out, or the flags of single signers".into()),
+            Some(authority) => Ok(Signers::all(authority)),
+            None => Ok(own),
+        }
+    }
+}
+
+/// The rates at which silent nodes lose their pods.
+#[derive(Debug, clap::Args)]
+pub struct EvictionFlags {
+    /// Nodes per second that lose their pods in a zone that is well.
+    #[arg(long, default_value_t = 0.1, value_name = "RATE")]
+    node_eviction_rate: f64,
+    /// The same in a large zone of which many nodes do not answer.
+    #[arg(long, default_value_t = 0.01, value_name = "RATE")]
+    secondary_node_eviction_rate: f64,
+    /// A zone with more nodes is large; a smaller one of which many nodes do not answer keeps its pods.
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    large_cluster_size_threshold: usize,
+    /// The share of a zone's nodes that are many.
+    #[arg(long, default_value_t = 0.55, value_name = "SHARE")]
+    unhealthy_zone_threshold: f64,
+}
+
+impl EvictionFlags {
+    fn rates(&self) -> Result<EvictionRates, BoxError> {
+        for (flag, value) in [
+            ("node-eviction-rate", self.node_eviction_rate),
+            ("secondary-node-eviction-rate", self.secondary_node_eviction_rate),
+            ("unhealthy-zone-threshold", self.unhealthy_zone_threshold),
+        ] {
+            if !value.is_finite() || value < 0.0 {
+                return Err(format!("--{flag} must be a number that is not negative: {value}").into());
+            }
+        }
+        Ok(EvictionRates {
+            normal: self.node_eviction_rate,
+            reduced: self.secondary_node_eviction_rate,
+            large: self.large_cluster_size_threshold,
+            unhealthy_share: self.unhealthy_zone_threshold,
+        })
+    }
 }
 
 /// Flags of the horizontal pod autoscaler.
@@ -165,10 +310,15 @@ impl KubeControllerManager {
                 "Generic": {"Controllers": self.controllers, "LeaderElection": {"leaderElect": self.alone.leader_elect}},
             }}),
             options: self.alone,
+            pages: config.pages.clone(),
         };
         let server = alone.server().await?;
         let manager = kube::Client::try_from(server.clone())?;
-        let names = self.controllers;
+        let mut names = self.controllers;
+        if !self.enable_garbage_collector {
+            // The first entry for a controller decides.
+            names.insert(0, "-garbage-collector-controller".into());
+        }
         let own_accounts = self.use_service_account_credentials;
         let acting = manager.clone();
         alone
@@ -184,7 +334,7 @@ impl KubeControllerManager {
                 let names: Vec<&str> = names.iter().map(String::as_str).collect();
                 match ferrite_controllers::start_all(&context, &names).as_slice() {
                     [] => Ok(()),
-                    unknown => Err(format!("no controller is called {}", unknown.join(", ")).into()),
+                    unknown => Err(unknown_controllers(unknown).into()),
                 }
             })
             .await?;
@@ -192,13 +342,6 @@ impl KubeControllerManager {
     }
 
     fn config(&self) -> Result<Config, BoxError> {
-        let authority = match (&self.cluster_signing_cert_file, &self.cluster_signing_key_file) {
-            (Some(certificate), Some(key)) => {
-                let identity = ferrite_pki::Identity { certificate: read(certificate)?, key: read(key)? };
-                Some(Arc::new(Authority::from_identity(identity)?))
-            }
-            _ => None,
-        };
         let tokens = match &self.service_account_private_key_file {
             Some(key) => Some(Arc::new(TokenSigner::new(&read(key)?, ferrite_pki::LEGACY_ISSUER)?)),
             None => None,
@@ -210,7 +353,19 @@ impl KubeControllerManager {
         Ok(Config {
             node_cidrs,
             root_ca: self.root_ca_file.as_deref().map(read).transpose()?,
-            authority,
+            signers: self.signing.signers()?,
+            signing_duration: self.signing.cluster_signing_duration.0,
+            legacy_token_period: jiff::SignedDuration::try_from(
+                self.legacy_service_account_token_clean_up_period.0,
+            )
+            .map_err(|_| "--legacy-service-account-token-clean-up-period is too long")?,
+            evictions: self.evictions.rates()?,
+            endpoints_per_slice: self.max_endpoints_per_slice.into(),
+            mirrored_endpoints_per_subset: self.mirroring_max_endpoints_per_subset.into(),
+            dynamic_provisioning: self.enable_dynamic_provisioning,
+            force_detach: !self.disable_force_detach_on_timeout,
+            quota_resync: self.resource_quota_sync_period.0.max(Duration::from_secs(1)),
+            concurrency: self.concurrency.0.clone(),
             tokens,
             node_monitor_grace: self.node_monitor_grace_period.0,
             node_startup_grace: self.node_startup_grace_period.0,
@@ -220,6 +375,18 @@ impl KubeControllerManager {
             ..Config::default()
         })
     }
+}
+
+/// Says which names are wrong, and what may have been meant.
+fn unknown_controllers(names: &[String]) -> String {
+    let hints = names.iter().map(|name| {
+        let known = ferrite_controllers::CONTROLLERS.iter().map(|entry| entry.name);
+        match ferrite_component::nearest(name, known) {
+            Some(known) => format!("{name:?} (did you mean {known:?}?)"),
+            None => format!("{name:?}"),
+        }
+    });
+    format!("--controllers: no controller is called {}", hints.collect::<Vec<_>>().join(", "))
 }
 
 fn read(path: &Path) -> Result<String, BoxError> {

@@ -1,6 +1,6 @@
 //! How many queries a second one core answers.
 //!
-//! `cargo run --release -p ferrite-dns --example throughput [SECONDS]` measures the answer itself, from packet to packet,
+//! `cargo xtask bench network`, or `cargo bench -p ferrite-dns --bench names -- [SECONDS]`, measures the answer itself, from packet to packet,
 //! and the whole server over UDP on the loopback interface, with clients on other threads.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -71,7 +71,9 @@ fn processor_time() -> Duration {
 }
 
 fn main() {
-    let seconds = std::env::args().nth(1).and_then(|s| s.parse().ok()).unwrap_or(3);
+    // Cargo adds an option of its own.
+    let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
+    let seconds = arguments.next().and_then(|s| s.parse().ok()).unwrap_or(3);
     let time = Duration::from_secs(seconds);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let scope = Scope::new();

@@ -1,4 +1,5 @@
-//! How long a table of many Services takes: `cargo run --release -p ferrite-proxy --example scale -- 10000 10`.
+//! How long a table of many Services takes, and how much memory: `cargo xtask bench network`, or
+//! `cargo bench -p ferrite-proxy --bench services -- 10000 10`.
 //!
 //! Needs root. It works in a network namespace of its own, which ends with it.
 
@@ -16,7 +17,8 @@ use serde_json::json;
 const CHANGES: u32 = 100;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
+    // Cargo adds an option of its own.
+    let mut arguments = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
     let services: u32 = arguments.next().as_deref().unwrap_or("10000").parse()?;
     let endpoints: u32 = arguments.next().as_deref().unwrap_or("10").parse()?;
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
@@ -32,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let table = Table::open(IpFamily::V4, "kube-proxy-scale", None, OwnGenerations::default())?;
     let mut proxy = FamilyProxy::new(config, table);
+    let empty = private_memory();
 
     let started = Instant::now();
     for number in 0..services {
@@ -46,6 +49,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         synced.added,
         synced.chains
     );
+
+    println!("private memory for it: {} KiB", private_memory().saturating_sub(empty));
 
     // Every change is another Service's, so that none is like the one before.
     let mut replaced = Vec::new();
@@ -72,6 +77,13 @@ fn measure(proxy: &mut FamilyProxy, service: u32, endpoints: &[u32]) -> Result<D
     proxy.update("ns", &format!("s{service}"), &ports);
     proxy.sync()?;
     Ok(started.elapsed())
+}
+
+/// KiB that this process alone has.
+fn private_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let private = text.lines().filter(|line| line.starts_with("Private_"));
+    private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {

@@ -1,5 +1,6 @@
-//! How long the table of many policies and pods takes, and one more pod. Needs root; run it in a network namespace of its
-//! own: `unshare -n cargo run --release -p ferrite-policy --example policy_scale`.
+//! How long the table of many policies and pods takes, and one more pod: `cargo xtask bench network`.
+//!
+//! Needs root. It works in a network namespace of its own, which ends with it.
 
 use std::error::Error;
 use std::net::IpAddr;
@@ -22,11 +23,13 @@ fn pod(number: usize) -> Result<(Name, PodFacts), Box<dyn Error>> {
         labels: serde_json::from_value(labels)?,
         addresses: vec![IpAddr::from([10, 244, u8::try_from(number >> 8)?, u8::try_from(number & 255)?])],
         ports: Vec::new(),
+        node: None,
     };
     Ok((name, facts))
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
     let mut engine = Engine::new(IpFamily::V4, vec!["10.244.0.0/16".parse()?]);
     let started = Instant::now();
     for number in 0..POLICIES {

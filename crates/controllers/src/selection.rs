@@ -1,0 +1,165 @@
+//! Selects the controllers that run, with the rules and names of upstream's `--controllers`.
+
+use crate::{CONTROLLERS, Context};
+
+/// Controllers that upstream's API server runs itself: they tell what becomes of objects only the server reads.
+pub const OF_THE_SERVER: &[&str] = &["priority-and-fairness-config-consumer"];
+
+/// Controllers that `*` does not select: upstream starts them only where they are named.
+pub const ON_REQUEST: &[&str] =
+    &["bootstrap-signer-controller", "selinux-warning-controller", "token-cleaner-controller"];
+
+/// Those of them that keep the tokens with which nodes join.
+pub const FOR_JOINING: &[&str] = &["bootstrap-signer-controller", "token-cleaner-controller"];
+
+/// Controllers of upstream whose feature is off by default in v1.36, with its gate. Upstream accepts their names and
+/// starts them only with the gate, which cannot be set here.
+const GATED: &[(&str, &str)] = &[
+    ("kube-apiserver-serving-clustertrustbundle-publisher-controller", "ClusterTrustBundle"),
+    ("podcertificaterequest-cleaner-controller", "PodCertificateRequest"),
+    ("podgroup-protection-controller", "GenericWorkload"),
+    ("resourcepoolstatusrequest-controller", "DRAResourcePoolStatus"),
+    ("storage-version-migrator-controller", "StorageVersionMigrator"),
+    ("storageversion-garbage-collector-controller", "StorageVersionAPI"),
+];
+
+/// Controllers of a cloud's controller manager. Upstream's manager knows their names and starts none of them.
+const OF_CLOUDS: &[&str] =
+    &["cloud-node-lifecycle-controller", "node-route-controller", "service-lb-controller"];
+
+/// Names that controllers had before v1.28, which `--controllers` still understands.
+const ALIASES: &[(&str, &str)] = &[
+    ("attachdetach", "persistentvolume-attach-detach-controller"),
+    ("bootstrapsigner", "bootstrap-signer-controller"),
+    ("cloud-node-lifecycle", "cloud-node-lifecycle-controller"),
+    ("clusterrole-aggregation", "clusterrole-aggregation-controller"),
+    ("cronjob", "cronjob-controller"),
+    ("csrapproving", "certificatesigningrequest-approving-controller"),
+    ("csrcleaner", "certificatesigningrequest-cleaner-controller"),
+    ("csrsigning", "certificatesigningrequest-signing-controller"),
+    ("daemonset", "daemonset-controller"),
+    ("deployment", "deployment-controller"),
+    ("disruption", "disruption-controller"),
+    ("endpoint", "endpoints-controller"),
+    ("endpointslice", "endpointslice-controller"),
+    ("endpointslicemirroring", "endpointslice-mirroring-controller"),
+    ("ephemeral-volume", "ephemeral-volume-controller"),
+    ("garbagecollector", "garbage-collector-controller"),
+    ("horizontalpodautoscaling", "horizontal-pod-autoscaler-controller"),
+    ("job", "job-controller"),
+    ("legacy-service-account-token-cleaner", "legacy-serviceaccount-token-cleaner-controller"),
+    ("namespace", "namespace-controller"),
+    ("nodeipam", "node-ipam-controller"),
+    ("nodelifecycle", "node-lifecycle-controller"),
+    ("persistentvolume-binder", "persistentvolume-binder-controller"),
+    ("persistentvolume-expander", "persistentvolume-expander-controller"),
+    ("podgc", "pod-garbage-collector-controller"),
+    ("pv-protection", "persistentvolume-protection-controller"),
+    ("pvc-protection", "persistentvolumeclaim-protection-controller"),
+    ("replicaset", "replicaset-controller"),
+    ("replicationcontroller", "replicationcontroller-controller"),
+    ("resource-claim-controller", "resourceclaim-controller"),
+    ("resourcequota", "resourcequota-controller"),
+    ("root-ca-cert-publisher", "root-ca-certificate-publisher-controller"),
+    ("route", "node-route-controller"),
+    ("service", "service-lb-controller"),
+    ("serviceaccount", "serviceaccount-controller"),
+    ("serviceaccount-token", "serviceaccount-token-controller"),
+    ("statefulset", "statefulset-controller"),
+    ("storage-version-gc", "storageversion-garbage-collector-controller"),
+    ("svm", "storage-version-migrator-controller"),
+    ("tokencleaner", "token-cleaner-controller"),
+    ("ttl", "ttl-controller"),
+    ("ttl-after-finished", "ttl-after-finished-controller"),
+];
+
+/// Starts the controllers `names` selects, with the rules of `--controllers`: `*` is all, `name` one, `-name` all
+/// but that one; the first match for a controller decides. Returns the names that match no controller.
+pub fn start_all(context: &Context, names: &[&str]) -> Vec<String> {
+    for (name, gate) in GATED.iter().filter(|(name, _)| is_named(name, names)) {
+        tracing::warn!(
+            controller = name,
+            gate,
+            "not started: its feature gate is off, as in v1.36 by default"
+        );
+    }
+    for name in OF_CLOUDS.iter().filter(|name| is_named(name, names)) {
+        tracing::warn!(controller = name, "not started: it belongs to a cloud's own controller manager");
+    }
+    for entry in CONTROLLERS {
+        if is_enabled(entry.name, names) {
+            tracing::info!(controller = entry.name, "starting");
+            (entry.start)(&context.acting_as(entry.identity));
+        }
+    }
+    names
+        .iter()
+        .map(|name| split(name).1)
+        .filter(|name| *name != "*" && !is_known(name))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// A name in today's form, and whether it turns its controller on.
+fn split(name: &str) -> (bool, &str) {
+    let (on, name) = name.strip_prefix('-').map_or((true, name), |name| (false, name));
+    let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
+    (on, alias.map_or(name, |(_, name)| *name))
+}
+
+fn is_known(name: &str) -> bool {
+    CONTROLLERS.iter().any(|entry| entry.name == name)
+        || GATED.iter().any(|(gated, _)| *gated == name)
+        || OF_CLOUDS.contains(&name)
+}
+
+/// The first entry for a controller decides.
+fn choice(controller: &str, names: &[&str]) -> Option<bool> {
+    names.iter().map(|name| split(name)).find(|(_, name)| *name == controller).map(|(on, _)| on)
+}
+
+fn is_named(controller: &str, names: &[&str]) -> bool {
+    choice(controller, names) == Some(true)
+}
+
+fn is_enabled(controller: &str, names: &[&str]) -> bool {
+    choice(controller, names).unwrap_or_else(|| names.contains(&"*") && !ON_REQUEST.contains(&controller))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selection_follows_upstreams_flag() {
+        for (names, enabled) in [
+            (&["*"][..], true),
+            (&[], false),
+            (&["a"], true),
+            (&["-a", "*"], false),
+            (&["*", "-a"], false),
+            (&["b"], false),
+            (&["a", "-a"], true),
+        ] {
+            assert_eq!(is_enabled("a", names), enabled, "{names:?}");
+        }
+        assert!(!is_enabled(ON_REQUEST[0], &["*"]));
+        assert!(is_enabled(ON_REQUEST[0], &["*", ON_REQUEST[0]]));
+        assert!(!is_enabled("deployment-controller", &["*", "-deployment"]), "an older name");
+        assert!(is_enabled("ttl-controller", &["ttl"]));
+    }
+
+    #[test]
+    fn every_name_of_upstream_is_known() {
+        for (alias, name) in ALIASES {
+            assert!(is_known(name), "{alias} stands for {name}");
+        }
+        for name in ["podgroup-protection-controller", "service-lb-controller", "deployment-controller"] {
+            assert!(is_known(name), "{name}");
+        }
+        assert!(!is_known("deploymnet-controller"));
+        for (name, _) in GATED {
+            assert!(CONTROLLERS.iter().all(|entry| entry.name != *name), "{name} runs");
+        }
+    }
+}

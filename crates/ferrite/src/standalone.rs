@@ -1,0 +1,373 @@
+//! Flags of upstream's kube-apiserver for a server among foreign components: certificates and keys that somebody else
+//! made, ways to authenticate and to authorize.
+
+use crate::apiserver::{BoxError, read_file};
+use ferrite_apiserver::{AbacPolicy, Mode, StaticTokens, go_duration};
+use ferrite_component::FeatureGates;
+use ferrite_pki::{Handshake, Identity, NamedIdentity, VerifyingKey};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Options of `ferrite kube-apiserver` alone. Without them the server makes what it needs in its data directory.
+#[derive(Debug, Clone, clap::Args)]
+pub struct StandaloneOptions {
+    /// File with the certificate that clients see, and the certificates that lead to its authority.
+    #[arg(long, value_name = "FILE", requires = "tls_private_key_file")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// File with the key of --tls-cert-file.
+    #[arg(long, value_name = "FILE", requires = "tls_cert_file")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Certificate and key for clients that ask for other names; may be given several times.
+    #[arg(long, value_name = "CERT,KEY[:NAMES]", value_parser = parse_sni)]
+    pub tls_sni_cert_key: Vec<SniFiles>,
+    /// The oldest version of TLS: VersionTLS12 or VersionTLS13.
+    #[arg(long, value_name = "VERSION", default_value = "VersionTLS12", value_parser = ["VersionTLS12", "VersionTLS13"])]
+    pub tls_min_version: String,
+    /// Cipher suites of TLS 1.2, by their IANA names.
+    #[arg(long, value_name = "SUITES", value_delimiter = ',')]
+    pub tls_cipher_suites: Vec<String>,
+    /// File with the authorities of clients' certificates.
+    #[arg(long, value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
+    /// File with the certificate that the server shows to kubelets.
+    #[arg(long, value_name = "FILE", requires = "kubelet_client_key")]
+    pub kubelet_client_certificate: Option<PathBuf>,
+    /// File with the key of --kubelet-client-certificate.
+    #[arg(long, value_name = "FILE", requires = "kubelet_client_certificate")]
+    pub kubelet_client_key: Option<PathBuf>,
+    /// File with the authority of kubelets' serving certificates. With --kubelet-client-certificate and without this,
+    /// as upstream, their certificates are not verified.
+    #[arg(long, value_name = "FILE")]
+    pub kubelet_certificate_authority: Option<PathBuf>,
+    /// Types of nodes' addresses at which kubelets are reached, the best first. Hostname, InternalDNS and ExternalDNS
+    /// are passed over: names are not looked up.
+    #[arg(long, value_name = "TYPES", value_delimiter = ',')]
+    pub kubelet_preferred_address_types: Vec<String>,
+    /// File with keys that verify tokens of service accounts: public or private keys, or certificates; may be given
+    /// several times.
+    #[arg(long, value_name = "FILE")]
+    pub service_account_key_file: Vec<PathBuf>,
+    /// File with the private key that signs tokens of service accounts.
+    #[arg(long, value_name = "FILE")]
+    pub service_account_signing_key_file: Option<PathBuf>,
+    /// Audiences that stand for this server; the issuer without it.
+    #[arg(long, value_name = "AUDIENCES", value_delimiter = ',')]
+    pub api_audiences: Vec<String>,
+    /// The longest life of a token that somebody asks for.
+    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
+    pub service_account_max_token_expiration: Option<Duration>,
+    /// Where clients find the keys that verify tokens, if not at this server.
+    #[arg(long, value_name = "URL")]
+    pub service_account_jwks_uri: Option<String>,
+    /// Let requests without credentials in as `system:anonymous`.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub anonymous_auth: Option<bool>,
+    /// File of comma-separated tokens: token, user name, user uid, and groups in quotes.
+    #[arg(long, value_name = "FILE")]
+    pub token_auth_file: Option<PathBuf>,
+    /// Authorizers in the order in which they are asked: AlwaysAllow, AlwaysDeny, ABAC, Node, RBAC. Without it Node and RBAC.
+    #[arg(long, value_name = "MODES", value_delimiter = ',')]
+    pub authorization_mode: Vec<String>,
+    /// File with the rules of the authorizer ABAC, one in JSON a line.
+    #[arg(long, value_name = "FILE")]
+    pub authorization_policy_file: Option<PathBuf>,
+    /// Events are kept this long.
+    #[arg(long, value_name = "DURATION", value_parser = go_duration)]
+    pub event_ttl: Option<Duration>,
+    /// Features to turn on or off: `A=true,B=false`.
+    #[arg(long, value_name = "GATES")]
+    pub feature_gates: Option<FeatureGates>,
+    /// Seconds that pods tolerate a node that is not ready, unless they say otherwise.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub default_not_ready_toleration_seconds: i64,
+    /// Seconds that pods tolerate a node that cannot be reached, unless they say otherwise.
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    pub default_unreachable_toleration_seconds: i64,
+    #[command(flatten)]
+    pub accepted: AcceptedOptions,
+}
+
+impl Default for StandaloneOptions {
+    /// As the command line without a flag.
+    fn default() -> Self {
+        use clap::{Args, FromArgMatches};
+        let matches =
+            Self::augment_args(clap::Command::new("kube-apiserver")).get_matches_from(["kube-apiserver"]);
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+}
+
+/// Flags that installations give and that ask for what this server does anyway. A value that asks for anything else is
+/// refused.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct AcceptedOptions {
+    /// Privileged containers are allowed; Pod Security admission restricts them.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = only_true)]
+    allow_privileged: Option<bool>,
+    /// Tokens of service accounts end with their account.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = only_true)]
+    service_account_lookup: Option<bool>,
+    /// Dependents are deleted with their owners.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = only_true)]
+    enable_garbage_collector: Option<bool>,
+    /// Lists and watches are answered from memory.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = only_true)]
+    watch_cache: Option<bool>,
+    /// Extension API servers are reached at their endpoints.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = only_true)]
+    enable_aggregator_routing: Option<bool>,
+    /// The API of etcd.
+    #[arg(long, value_name = "BACKEND", value_parser = ["etcd3"])]
+    storage_backend: Option<String>,
+    /// Objects are stored as JSON whatever this says; both forms are read.
+    #[arg(long, value_name = "TYPE", value_parser = ["application/json", "application/vnd.kubernetes.protobuf"])]
+    storage_media_type: Option<String>,
+    /// The endpoints of the `kubernetes` Service are kept by lease.
+    #[arg(long, value_name = "TYPE", value_parser = ["lease"])]
+    endpoint_reconciler_type: Option<String>,
+    /// The log goes to standard error.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", value_parser = only_true)]
+    logtostderr: Option<bool>,
+}
+
+fn only_true(text: &str) -> Result<bool, String> {
+    match text {
+        "true" => Ok(true),
+        "false" => Err("this server cannot do without it".into()),
+        _ => Err(format!("{text:?} is neither true nor false")),
+    }
+}
+
+/// The files of `--tls-sni-cert-key`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SniFiles {
+    certificate: PathBuf,
+    key: PathBuf,
+    names: Vec<String>,
+}
+
+/// `cert,key` or `cert,key:name,name`.
+fn parse_sni(text: &str) -> Result<SniFiles, String> {
+    let bad =
+        || format!("{text:?} is not like cert.pem,key.pem or cert.pem,key.pem:*.example.com,example.com");
+    let (certificate, rest) = text.split_once(',').ok_or_else(bad)?;
+    let (key, names) = rest.split_once(':').unwrap_or((rest, ""));
+    if certificate.is_empty() || key.is_empty() {
+        return Err(bad());
+    }
+    let names = names.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    Ok(SniFiles { certificate: certificate.into(), key: key.into(), names })
+}
+
+fn read_identity(
+    flags: [&str; 2],
+    certificate: &std::path::Path,
+    key: &std::path::Path,
+) -> Result<Identity, BoxError> {
+    Ok(Identity { certificate: read_file(flags[0], certificate)?, key: read_file(flags[1], key)? })
+}
+
+impl StandaloneOptions {
+    /// The certificate that clients see, if somebody else made it.
+    pub fn serving(&self) -> Result<Option<Identity>, BoxError> {
+        match (&self.tls_cert_file, &self.tls_private_key_file) {
+            (Some(certificate), Some(key)) => {
+                read_identity(["tls-cert-file", "tls-private-key-file"], certificate, key).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The authorities of clients' certificates, if they are not the cluster's own.
+    pub fn client_ca(&self) -> Result<Option<String>, BoxError> {
+        self.client_ca_file.as_ref().map(|file| read_file("client-ca-file", file)).transpose()
+    }
+
+    /// True if the administrator that the data directory knows can get in.
+    pub fn knows_own_clients(&self) -> bool {
+        self.tls_cert_file.is_none() && self.client_ca_file.is_none()
+    }
+
+    /// The choices of the handshake.
+    pub fn handshake<'a>(
+        &self,
+        protocols: &'a [&'a str],
+        other_clients: Option<&'a str>,
+    ) -> Result<Handshake<'a>, BoxError> {
+        let mut by_name = Vec::new();
+        for files in &self.tls_sni_cert_key {
+            let identity = read_identity(["tls-sni-cert-key"; 2], &files.certificate, &files.key)?;
+            by_name.push(NamedIdentity { identity, names: files.names.clone() });
+        }
+        Ok(Handshake {
+            protocols,
+            by_name,
+            newest_only: self.tls_min_version == "VersionTLS13",
+            cipher_suites: self.tls_cipher_suites.clone(),
+            other_clients,
+        })
+    }
+
+    /// The server's way into kubelets: None if it is the cluster's own.
+    pub fn kubelet_client(&self, own: &Identity) -> Result<Option<rustls::ClientConfig>, BoxError> {
+        let authority = self.kubelet_certificate_authority.as_ref();
+        let authority = authority.map(|file| read_file("kubelet-certificate-authority", file)).transpose()?;
+        let foreign = match (&self.kubelet_client_certificate, &self.kubelet_client_key) {
+            (Some(certificate), Some(key)) => {
+                Some(read_identity(["kubelet-client-certificate", "kubelet-client-key"], certificate, key)?)
+            }
+            _ => None,
+        };
+        match (authority, &foreign) {
+            (None, None) => Ok(None),
+            (Some(authority), identity) => {
+                Ok(Some(ferrite_pki::client_config(&authority, Some(identity.as_ref().unwrap_or(own)))?))
+            }
+            (None, Some(identity)) => {
+                tracing::warn!(
+                    "serving certificates of kubelets are not verified: give --kubelet-certificate-authority"
+                );
+                Ok(Some(ferrite_pki::unverified_client_config_as(Some(identity))?))
+            }
+        }
+    }
+
+    /// Types of nodes' addresses that are addresses.
+    pub fn kubelet_addresses(&self) -> Option<Vec<String>> {
+        let known = |kind: &&String| matches!(kind.as_str(), "InternalIP" | "ExternalIP");
+        let chosen: Vec<String> =
+            self.kubelet_preferred_address_types.iter().filter(known).cloned().collect();
+        (!chosen.is_empty()).then_some(chosen)
+    }
+
+    /// The key that signs tokens, if it is not the cluster's own, and all that verify them. A private key that verifies
+    /// also signs where no other is given.
+    pub fn token_keys(&self) -> Result<(Option<String>, Vec<VerifyingKey>), BoxError> {
+        let mut keys = Vec::new();
+        let mut signing = match &self.service_account_signing_key_file {
+            Some(file) => Some(read_file("service-account-signing-key-file", file)?),
+            None => None,
+        };
+        for file in &self.service_account_key_file {
+            let pem = read_file("service-account-key-file", file)?;
+            let all = VerifyingKey::all_from_pem(&pem);
+            keys.extend(
+                all.map_err(|e| format!("cannot use --service-account-key-file {}: {e}", file.display()))?,
+            );
+            if signing.is_none() && pem.contains("PRIVATE KEY-----") {
+                signing = Some(pem);
+            }
+        }
+        Ok((signing, keys))
+    }
+
+    pub fn max_token_seconds(&self) -> Option<i64> {
+        let longest = self.service_account_max_token_expiration.filter(|longest| !longest.is_zero())?;
+        i64::try_from(longest.as_secs()).ok()
+    }
+
+    /// The configuration of the admission plugin DefaultTolerationSeconds, unless it is the usual one.
+    pub fn tolerations(&self) -> Option<ferrite_json::Value> {
+        let (ready, reachable) =
+            (self.default_not_ready_toleration_seconds, self.default_unreachable_toleration_seconds);
+        let configuration = ferrite_json::json!({"notReadySeconds": ready, "unreachableSeconds": reachable});
+        (ready != 300 || reachable != 300).then_some(configuration)
+    }
+
+    pub fn static_tokens(&self) -> Result<StaticTokens, BoxError> {
+        match &self.token_auth_file {
+            Some(file) => Ok(StaticTokens::parse(&read_file("token-auth-file", file)?)?),
+            None => Ok(StaticTokens::default()),
+        }
+    }
+
+    /// The authorizers, in their order.
+    pub fn authorization(&self) -> Result<Option<Vec<Mode>>, BoxError> {
+        if self.authorization_mode.is_empty() {
+            return match self.authorization_policy_file {
+                Some(_) => Err("--authorization-policy-file needs --authorization-mode ABAC".into()),
+                None => Ok(None),
+            };
+        }
+        let mut modes = Vec::new();
+        for name in &self.authorization_mode {
+            let mode = match name.as_str() {
+                "AlwaysAllow" => Mode::AlwaysAllow,
+                "AlwaysDeny" => Mode::AlwaysDeny,
+                "RBAC" => Mode::Rbac,
+                "Node" => Mode::Node,
+                "ABAC" => {
+                    let file = self.authorization_policy_file.as_ref();
+                    let file = file.ok_or("--authorization-mode ABAC needs --authorization-policy-file")?;
+                    let text = read_file("authorization-policy-file", file)?;
+                    Mode::Abac(Arc::new(AbacPolicy::parse(&text)?))
+                }
+                "Webhook" => return Err("--authorization-mode Webhook is not supported yet".into()),
+                other => {
+                    let known = "AlwaysAllow, AlwaysDeny, ABAC, Node, RBAC";
+                    return Err(format!("there is no authorizer {other:?}: choose among {known}").into());
+                }
+            };
+            if modes.contains(&mode) {
+                return Err(format!("--authorization-mode has {name} more than once").into());
+            }
+            modes.push(mode);
+        }
+        Ok(Some(modes))
+    }
+
+    /// As upstream: strangers are not let in where everything is allowed.
+    pub fn anonymous_auth(&self, modes: &[Mode]) -> bool {
+        let allowed = self.anonymous_auth.unwrap_or(true);
+        if allowed && modes.contains(&Mode::AlwaysAllow) {
+            tracing::warn!("requests without credentials are refused: everything is allowed to all others");
+            return false;
+        }
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_by_name_are_read_as_upstream_writes_them() {
+        let sni = |certificate: &str, key: &str, names: &[&str]| SniFiles {
+            certificate: certificate.into(),
+            key: key.into(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let rows = [
+            ("a.crt,a.key", Some(sni("a.crt", "a.key", &[]))),
+            ("a.crt,a.key:*.foo,bar", Some(sni("a.crt", "a.key", &["*.foo", "bar"]))),
+            ("a.crt", None),
+            (",a.key", None),
+            ("a.crt,:x", None),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(parse_sni(text).ok(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn authorizers_are_asked_in_the_order_given() {
+        let of = |names: &[&str]| StandaloneOptions {
+            authorization_mode: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..StandaloneOptions::default()
+        };
+        assert_eq!(of(&[]).authorization().unwrap(), None);
+        assert_eq!(of(&["RBAC", "Node"]).authorization().unwrap(), Some(vec![Mode::Rbac, Mode::Node]));
+        for (names, part) in [
+            (&["RBAC", "RBAC"][..], "more than once"),
+            (&["Rbac"], "choose among"),
+            (&["Webhook"], "not supported"),
+            (&["ABAC"], "--authorization-policy-file"),
+        ] {
+            let error = of(names).authorization().unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(of(&[]).anonymous_auth(&[Mode::Rbac]) && !of(&[]).anonymous_auth(&[Mode::AlwaysAllow]));
+    }
+}

@@ -1,0 +1,156 @@
+//! The API server alone among certificates, keys and tokens that somebody else made.
+
+use crate::server::{Server, fails, text};
+use crate::world::*;
+use std::path::PathBuf;
+
+/// An authority with certificates of a server, an administrator and a server of another name, and a key of service
+/// accounts: all made with openssl, as installation guides do.
+struct ForeignPki(PathBuf);
+
+impl ForeignPki {
+    fn make(world: &World) -> Self {
+        let pki = Self(world.path("pki"));
+        std::fs::create_dir(&pki.0).unwrap();
+        let ca = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=foreign", "-days", "2"];
+        pki.openssl(world, &ca, &[("-keyout", "ca.key"), ("-out", "ca.crt")]);
+        pki.issue(world, "server", "/CN=kube-apiserver", "IP:127.0.0.1,DNS:localhost");
+        pki.issue(world, "other", "/CN=other", "DNS:other.example");
+        pki.issue(world, "admin", "/O=system:masters/CN=foreign-admin", "DNS:admin");
+        pki.openssl(world, &["genpkey", "-algorithm", "RSA"], &[("-out", "sa.key")]);
+        pki.openssl(world, &["rsa", "-pubout"], &[("-in", "sa.key"), ("-out", "sa.pub")]);
+        std::fs::write(pki.0.join("tokens.csv"), "secret-token,alice,7,\"system:masters\"\nother,bob,8\n")
+            .unwrap();
+        pki
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    fn openssl(&self, world: &World, arguments: &[&str], files: &[(&str, &str)]) {
+        let mut command = world.command("openssl", arguments);
+        files.iter().for_each(|(flag, name)| {
+            command.arg(flag).arg(self.0.join(name));
+        });
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+    }
+
+    fn issue(&self, world: &World, name: &str, subject: &str, names: &str) {
+        let [key, request, certificate, extensions] =
+            ["key", "csr", "crt", "ext"].map(|ending| format!("{name}.{ending}"));
+        std::fs::write(self.0.join(&extensions), format!("subjectAltName={names}\n")).unwrap();
+        let ask = ["req", "-newkey", "rsa:2048", "-nodes", "-subj", subject];
+        self.openssl(world, &ask, &[("-keyout", &key), ("-out", &request)]);
+        let sign = ["x509", "-req", "-days", "2", "-CAcreateserial"];
+        let files = [
+            ("-in", request.as_str()),
+            ("-CA", "ca.crt"),
+            ("-CAkey", "ca.key"),
+            ("-out", &certificate),
+            ("-extfile", &extensions),
+        ];
+        self.openssl(world, &sign, &files);
+    }
+}
+
+fn curl(world: &World, arguments: &[&str]) -> String {
+    let output = world.command("curl", &["-sS", "--max-time", "20"]).args(arguments).output().unwrap();
+    assert!(output.status.success(), "curl {arguments:?}: {}", text(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn foreign_certificates_keys_and_tokens() {
+    let world = World::prepare(&[]);
+    let pki = ForeignPki::make(&world);
+    let file = |name: &str| pki.file(name);
+    let sni = format!("{},{}", file("other.crt"), file("other.key"));
+    let files = [
+        ("--tls-cert-file", file("server.crt")),
+        ("--tls-private-key-file", file("server.key")),
+        ("--tls-sni-cert-key", sni),
+        ("--client-ca-file", file("ca.crt")),
+        ("--service-account-key-file", file("sa.pub")),
+        ("--service-account-signing-key-file", file("sa.key")),
+        ("--token-auth-file", file("tokens.csv")),
+        ("--kubelet-client-certificate", file("admin.crt")),
+        ("--kubelet-client-key", file("admin.key")),
+    ];
+    let mut flags: Vec<&str> = vec![
+        "--authorization-mode=Node,RBAC",
+        "--anonymous-auth=false",
+        "--allow-privileged=true",
+        "--event-ttl=2h",
+        "--service-account-max-token-expiration=20m",
+        "--tls-min-version=VersionTLS13",
+        "--controllers=serviceaccount-controller",
+    ];
+    files.iter().for_each(|(flag, path)| flags.extend([*flag, path]));
+    let server = Server::start(&world, &flags);
+    let (url, ca) = ("https://127.0.0.1:6443", file("ca.crt"));
+    let (certificate, key) = (file("admin.crt"), file("admin.key"));
+    let get = |path: &str, more: &[&str]| {
+        let url = format!("{url}{path}");
+        curl(&world, &[&["--cacert", &ca, &url], more].concat())
+    };
+
+    // Certificates of the foreign authority are known, strangers are not.
+    let admin = ["--cert", certificate.as_str(), "--key", key.as_str()];
+    assert!(get("/api/v1/namespaces/kube-system", &admin).contains("\"Active\""));
+    assert!(get("/version", &[]).contains("\"code\":401"));
+    assert!(!world.data().join("config/admin.kubeconfig").exists(), "nobody would get in with it");
+
+    // Tokens of the file.
+    let bearer = |token: &str| format!("Authorization: Bearer {token}");
+    let alice = bearer("secret-token");
+    assert!(get("/api/v1/nodes", &["-H", &alice]).contains("NodeList"));
+    let bob = get("/api/v1/nodes", &["-H", &bearer("other")]);
+    assert!(bob.contains("User \\\"bob\\\" cannot list resource"), "{bob}");
+    assert!(get("/version", &["-H", &bearer("wrong")]).contains("\"code\":401"));
+
+    // Another certificate for another name.
+    let other = "https://other.example:6443/version";
+    curl(&world, &["--cacert", &ca, "--resolve", "other.example:6443:127.0.0.1", "-H", &alice, other]);
+
+    // Tokens are signed with the foreign key, and live no longer than allowed.
+    let path = "/api/v1/namespaces/default/serviceaccounts/default";
+    eventually("the account", || get(path, &["-H", &alice]).contains("\"uid\"").then_some(()));
+    let body = r#"{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"expirationSeconds":7200}}"#;
+    let json = "Content-Type: application/json";
+    let reply = get(&format!("{path}/token"), &["-i", "-H", &alice, "-H", json, "-d", body]);
+    assert!(reply.contains("requested expiration of 7200 seconds shortened to 1200 seconds"), "{reply}");
+    let token = reply.split("\"token\":\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+    let review = get(
+        "/apis/authentication.k8s.io/v1/selfsubjectreviews",
+        &[
+            "-H",
+            &bearer(token),
+            "-H",
+            json,
+            "-d",
+            r#"{"apiVersion":"authentication.k8s.io/v1","kind":"SelfSubjectReview"}"#,
+        ],
+    );
+    assert!(review.contains("system:serviceaccount:default:default"), "{review}");
+    assert!(get("/openid/v1/jwks", &["-H", &alice]).contains("\"kty\":\"RSA\""));
+    server.stop();
+}
+
+#[test]
+fn flags_that_ask_for_what_is_not_there_are_refused() {
+    let world = World::prepare(&[]);
+    for (flags, part) in [
+        (&["--authorization-mode=RBAC,Magic"][..], "choose among"),
+        (&["--authorization-mode=Webhook"], "not supported"),
+        (&["--allow-privileged=false"], "cannot do without"),
+        (&["--tls-cert-file=/no/such"], "--tls-private-key-file"),
+        (&["--client-ca-file=/no/such"], "cannot read --client-ca-file /no/such"),
+        (&["--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA"], "no cipher suite"),
+        (&["--anonymous-auht=true"], "--anonymous-auth"),
+    ] {
+        let message = fails(&world, &[&["kube-apiserver", "--bind-address=127.0.0.1"], flags].concat());
+        assert!(message.contains(part), "{flags:?}: {message}");
+    }
+}

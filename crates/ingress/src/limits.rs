@@ -1,0 +1,142 @@
+//! How much the proxy takes on, and who may hold how much of it.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Bounds of time and number. Memory follows from them: a connection has buffers of a fixed size, and bodies stream.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Connections of clients.
+    pub connections: usize,
+    /// Those of one client: an IPv4 address, or a /64 of IPv6.
+    pub each_client: usize,
+    /// Requests that are being answered.
+    pub requests: usize,
+    /// A handshake of TLS.
+    pub handshake: Duration,
+    /// The whole head of a request, and the time between two requests of a connection.
+    pub head: Duration,
+    /// The next piece of a request's body.
+    pub request_body: Duration,
+    /// A connection to an endpoint.
+    pub connect: Duration,
+    /// The head of an answer.
+    pub response: Duration,
+    /// The next piece of an answer's body.
+    pub response_body: Duration,
+    /// A client that takes nothing of what is written to it.
+    pub write: Duration,
+    /// A WebSocket on which nothing is said.
+    pub tunnel: Duration,
+    /// A connection to an endpoint that nobody uses.
+    pub idle: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::with_descriptors(usize::MAX)
+    }
+}
+
+impl Limits {
+    /// A request needs two descriptors, and the process has other uses for them.
+    pub fn with_descriptors(count: usize) -> Self {
+        let connections = (count / 8).clamp(64, 8192);
+        Self {
+            connections,
+            each_client: connections / 4,
+            requests: connections,
+            handshake: Duration::from_secs(10),
+            head: Duration::from_secs(30),
+            request_body: Duration::from_secs(60),
+            connect: Duration::from_secs(5),
+            response: Duration::from_secs(60),
+            response_body: Duration::from_secs(600),
+            write: Duration::from_secs(60),
+            tunnel: Duration::from_secs(3600),
+            idle: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The open connections, counted.
+#[derive(Debug, Default)]
+pub(crate) struct Connections {
+    clients: Mutex<Counted>,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    total: usize,
+    each: HashMap<IpAddr, usize>,
+}
+
+/// A connection's place, until dropped.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    connections: Arc<Connections>,
+    client: IpAddr,
+}
+
+impl Connections {
+    /// A place for a connection; None if there are too many, of all or of this client.
+    pub fn admit(self: &Arc<Self>, address: IpAddr, limits: &Limits) -> Option<Slot> {
+        let client = client_of(address);
+        let mut counted = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = counted.each.get(&client).copied().unwrap_or(0);
+        if counted.total >= limits.connections || held >= limits.each_client {
+            return None;
+        }
+        counted.total += 1;
+        counted.each.insert(client, held + 1);
+        Some(Slot { connections: Arc::clone(self), client })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut counted = self.connections.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.total -= 1;
+        if let Some(held) = counted.each.get_mut(&self.client) {
+            *held -= 1;
+            if *held == 0 {
+                counted.each.remove(&self.client);
+            }
+        }
+    }
+}
+
+/// Whoever has one address of a /64 has all of it.
+fn client_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::from((u128::from(v6) >> 64 << 64).to_be_bytes()),
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_cannot_take_every_place() {
+        let connections = Arc::new(Connections::default());
+        let limits = Limits { connections: 3, each_client: 2, ..Limits::default() };
+        let admit = |address: &str| connections.admit(address.parse().unwrap(), &limits);
+        let first = admit("10.0.0.1");
+        let second = admit("::ffff:10.0.0.1");
+        assert!(first.is_some() && second.is_some());
+        assert!(admit("10.0.0.1").is_none(), "its own places are taken");
+        let other = admit("10.0.0.2");
+        assert!(other.is_some());
+        assert!(admit("10.0.0.3").is_none(), "all places are taken");
+        drop((first, second));
+        let (six, same) = (admit("2001:db8::1"), admit("2001:db8::2"));
+        assert!(six.is_some() && same.is_some());
+        drop((other, same, six));
+        assert_eq!(connections.clients.lock().unwrap().total, 0);
+        assert!(connections.clients.lock().unwrap().each.is_empty());
+    }
+}

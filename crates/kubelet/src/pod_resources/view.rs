@@ -1,0 +1,55 @@
+//! Devices as the API shows them: one entry for each device and NUMA node, as upstream.
+
+use crate::devices::{ContainerDevices as Given, Device, NO_NUMA};
+use ferrite_devices::podresources::{ContainerDevices, NumaNode, TopologyInfo};
+use std::collections::BTreeMap;
+
+fn entry(resource: &str, device: &str, node: Option<i64>) -> ContainerDevices {
+    ContainerDevices {
+        resource_name: resource.to_owned(),
+        device_ids: vec![device.to_owned()],
+        topology: node.map(|id| TopologyInfo { nodes: vec![NumaNode { id }] }),
+    }
+}
+
+/// What a container has.
+pub(crate) fn of_container(given: &Given) -> Vec<ContainerDevices> {
+    let mut shown = Vec::new();
+    for (resource, one) in given {
+        for (node, devices) in &one.devices {
+            let node = (*node != NO_NUMA).then_some(*node);
+            shown.extend(devices.iter().map(|device| entry(resource, device, node)));
+        }
+    }
+    shown
+}
+
+/// What the node has.
+pub(crate) fn allocatable(all: &BTreeMap<String, BTreeMap<String, Device>>) -> Vec<ContainerDevices> {
+    let mut shown = Vec::new();
+    for (resource, devices) in all {
+        for (id, device) in devices {
+            match device.nodes.is_empty() {
+                true => shown.push(entry(resource, id, None)),
+                false => shown.extend(device.nodes.iter().map(|node| entry(resource, id, Some(*node)))),
+            }
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_entry_for_each_device_and_node() {
+        let device = |nodes: &[i64]| Device { healthy: true, nodes: nodes.to_vec() };
+        let all = BTreeMap::from([(
+            "r/x".to_owned(),
+            BTreeMap::from([("a".to_owned(), device(&[])), ("b".to_owned(), device(&[0, 1]))]),
+        )]);
+        let expected = [entry("r/x", "a", None), entry("r/x", "b", Some(0)), entry("r/x", "b", Some(1))];
+        assert_eq!(allocatable(&all), expected);
+    }
+}

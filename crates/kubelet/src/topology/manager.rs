@@ -1,0 +1,420 @@
+//! Gives pods the resources that the node keeps account of one by one: processors of their own, and devices.
+
+use super::cpu::{self, CpuError, CpuPolicy, CpuStartError, CpuState};
+use super::cpuset::{CpuSet, CpuSetError};
+use super::device_hints;
+use super::hint::{self, Hint, NumaInfo, ProviderHints, TopologyPolicy, TopologyScope};
+use super::machine::CpuTopology;
+use crate::devices::{AllocateError, Devices, Reusable};
+use crate::pod::labels;
+use crate::pod::model::{self, ContainerKind, PodContainer, PodId};
+use crate::state_file;
+use ferrite_cri::RuntimeService;
+use ferrite_cri::v1::{
+    ContainerFilter, ContainerState, ContainerStateValue, LinuxContainerResources, ListContainersRequest,
+    UpdateContainerResourcesRequest,
+};
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// What the node's administrator wants of the managers of resources.
+#[derive(Debug, Clone)]
+pub struct ResourceSettings {
+    pub cpu_policy: CpuPolicy,
+    /// Processors for the system, such as `0-1`; without a name some are chosen.
+    pub reserved_cpus: String,
+    /// Containers are looked at so often, in case one does not run where it should.
+    pub cpu_reconcile_period: Duration,
+    pub topology_policy: TopologyPolicy,
+    pub topology_scope: TopologyScope,
+    pub prefer_closest_numa: bool,
+    /// A machine with more NUMA nodes has no topology policy.
+    pub most_numa_nodes: usize,
+}
+
+impl Default for ResourceSettings {
+    fn default() -> Self {
+        Self {
+            cpu_policy: CpuPolicy::None,
+            reserved_cpus: String::new(),
+            cpu_reconcile_period: Duration::from_secs(10),
+            topology_policy: TopologyPolicy::None,
+            topology_scope: TopologyScope::Container,
+            prefer_closest_numa: false,
+            most_numa_nodes: 8,
+        }
+    }
+}
+
+impl ResourceSettings {
+    /// The options of the topology manager as its configuration has them.
+    pub(crate) fn topology_options(&self) -> BTreeMap<&'static str, String> {
+        let mut options = BTreeMap::new();
+        if self.prefer_closest_numa {
+            options.insert("prefer-closest-numa-nodes", "true".to_owned());
+        }
+        if self.most_numa_nodes != Self::default().most_numa_nodes {
+            options.insert("max-allowable-numa-nodes", self.most_numa_nodes.to_string());
+        }
+        options
+    }
+}
+
+/// Why the managers of resources cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ResourceStartError {
+    #[error(
+        "could not restore state from checkpoint, please drain this node and delete the CPU manager checkpoint file {path:?} before restarting Kubelet"
+    )]
+    Cpu { path: PathBuf, source: CpuStartError },
+    #[error("the file {path:?}")]
+    File { path: PathBuf, source: io::Error },
+    #[error("reserved processors")]
+    Reserved(#[source] CpuSetError),
+    #[error("unsupported on machines with more than {most} NUMA Nodes: this one has {count}")]
+    NumaNodes { most: usize, count: usize },
+    #[error("the option align-by-socket does not go with the topology policy single-numa-node")]
+    AlignBySocket,
+    #[error(
+        "align-by-socket is not compatible with hardware where number of sockets are more than number of NUMA"
+    )]
+    Sockets,
+}
+
+/// Why a pod does not get its resources.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ResourceError {
+    #[error("Resources cannot be allocated with Topology locality")]
+    Topology,
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    #[error(transparent)]
+    Devices(#[from] AllocateError),
+    #[error("could not write the CPU manager's state: {0}")]
+    File(io::Error),
+}
+
+impl ResourceError {
+    /// The reason and the message of a pod that is refused, as upstream.
+    pub(crate) fn refusal(&self) -> (&'static str, String) {
+        let unexpected =
+            || ("UnexpectedAdmissionError", format!("Allocate failed due to {self}, which is unexpected"));
+        match self {
+            ResourceError::Topology => ("TopologyAffinityError", self.to_string()),
+            ResourceError::Cpu(e) if e.reason() != "UnexpectedAdmissionError" => (e.reason(), e.to_string()),
+            _ => unexpected(),
+        }
+    }
+
+    /// The node has enough, and others have it.
+    pub(crate) fn is_shortage(&self) -> bool {
+        match self {
+            ResourceError::Devices(e) => e.is_shortage(),
+            ResourceError::Cpu(_) | ResourceError::Topology => true,
+            ResourceError::File(_) => false,
+        }
+    }
+}
+
+/// Processors for a container that is to start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ContainerCpus {
+    /// As the kernel writes them.
+    pub set: String,
+    /// Nobody else's: there is no quota then.
+    pub exclusive: bool,
+}
+
+pub(crate) struct ResourceManager {
+    settings: ResourceSettings,
+    devices: Devices,
+    cpu: Mutex<CpuState>,
+    path: PathBuf,
+    /// One writer of the file at a time, so that the newest state is the last one written.
+    saving: tokio::sync::Mutex<()>,
+    /// Where nodes are chosen for several resources at once, pods are admitted one after the other.
+    alone: tokio::sync::Mutex<()>,
+    /// The processors that containers share have changed, or a container has started.
+    changed: Notify,
+}
+
+impl ResourceManager {
+    /// Reads the state file in the kubelet's root and writes it anew.
+    pub(crate) fn start(
+        settings: ResourceSettings,
+        topology: CpuTopology,
+        reserved_milli: i64,
+        root: &Path,
+        devices: Devices,
+    ) -> Result<Self, ResourceStartError> {
+        let nodes = topology.numa_nodes().len();
+        if settings.topology_policy != TopologyPolicy::None && nodes > settings.most_numa_nodes {
+            return Err(ResourceStartError::NumaNodes { most: settings.most_numa_nodes, count: nodes });
+        }
+        if let CpuPolicy::Static(options) = settings.cpu_policy
+            && options.align_by_socket
+        {
+            if settings.topology_policy == TopologyPolicy::SingleNumaNode {
+                return Err(ResourceStartError::AlignBySocket);
+            }
+            if topology.sockets().len() > nodes {
+                return Err(ResourceStartError::Sockets);
+            }
+        }
+        let reserved: CpuSet = settings.reserved_cpus.parse().map_err(ResourceStartError::Reserved)?;
+        let path = root.join(cpu::FILE);
+        let file = |source| ResourceStartError::File { path: path.clone(), source };
+        let found = state_file::read(&path).map_err(file)?;
+        let state =
+            CpuState::start(settings.cpu_policy, topology, &reserved, reserved_milli, found.as_deref());
+        let state = state.map_err(|source| ResourceStartError::Cpu { path: path.clone(), source })?;
+        state_file::write(&path, &state.file()).map_err(file)?;
+        Ok(Self {
+            settings,
+            devices,
+            cpu: Mutex::new(state),
+            path,
+            saving: tokio::sync::Mutex::default(),
+            alone: tokio::sync::Mutex::default(),
+            changed: Notify::new(),
+        })
+    }
+
+    fn cpu(&self) -> MutexGuard<'_, CpuState> {
+        self.cpu.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives every container of the pod its devices and processors.
+    pub(crate) async fn allocate(&self, pod: &Pod) -> Result<(), ResourceError> {
+        let chooses = self.settings.topology_policy != TopologyPolicy::None;
+        let _alone = match chooses {
+            true => Some(self.alone.lock().await),
+            false => None,
+        };
+        let uid = PodId::of(pod).uid;
+        let (mut cpus, mut reusable) = (CpuSet::default(), Reusable::new());
+        let of_pod = match self.settings.topology_scope {
+            TopologyScope::Pod if chooses => Some(self.choose(&self.pod_hints(pod))?),
+            _ => None,
+        };
+        let mut changed = false;
+        for container in model::containers(pod).iter().filter(|c| c.kind != ContainerKind::Ephemeral) {
+            let hint = match of_pod {
+                Some(hint) => hint,
+                None if chooses => self.choose(&self.hints(pod, container, &cpus, &reusable))?,
+                None => Hint { affinity: None, preferred: true },
+            };
+            let near = hint.affinity.map(|mask| mask.nodes().map(i64::from).collect::<BTreeSet<i64>>());
+            self.devices.allocate_container(pod, container, near.as_ref(), &mut reusable).await?;
+            let mut state = self.cpu();
+            state.allocate(pod, container, hint.affinity, &cpus)?;
+            let Some(own) = state.exclusive(&uid, container.name()) else { continue };
+            changed = true;
+            cpus = match container.kind == ContainerKind::Init && !container.is_sidecar() {
+                true => cpus.union(own),
+                false => cpus.difference(own),
+            };
+        }
+        self.devices.save_allocations().await?;
+        if changed {
+            self.save().await.map_err(ResourceError::File)?;
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    fn choose(&self, providers: &[ProviderHints]) -> Result<Hint, ResourceError> {
+        let state = self.cpu();
+        let numa = NumaInfo { topology: state.topology(), prefer_closest: self.settings.prefer_closest_numa };
+        match hint::merge(self.settings.topology_policy, &numa, providers) {
+            (hint, true) => Ok(hint),
+            (_, false) => Err(ResourceError::Topology),
+        }
+    }
+
+    fn hints(
+        &self,
+        pod: &Pod,
+        container: &PodContainer,
+        cpus: &CpuSet,
+        reusable: &Reusable,
+    ) -> Vec<ProviderHints> {
+        let uid = PodId::of(pod).uid;
+        let views = self.devices.views(pod, std::slice::from_ref(container), reusable);
+        let state = self.cpu();
+        let nodes = state.topology().numa_nodes();
+        let devices = views.iter().map(|(name, view)| (name.clone(), device_hints::hints(view, &nodes)));
+        let count = state.wanted(pod, container);
+        let cpu = state.hints(count, state.exclusive(&uid, container.name()), cpus);
+        vec![devices.collect(), ProviderHints::from([("cpu".to_owned(), cpu)])]
+    }
+
+    /// The hints of a pod as a whole.
+    fn pod_hints(&self, pod: &Pod) -> Vec<ProviderHints> {
+        let uid = PodId::of(pod).uid;
+        let all = model::containers(pod);
+        let containers: Vec<PodContainer> =
+            all.into_iter().filter(|c| c.kind != ContainerKind::Ephemeral).collect();
+        let views = self.devices.views(pod, &containers, &Reusable::new());
+        let state = self.cpu();
+        let nodes = state.topology().numa_nodes();
+        let devices = views.iter().map(|(name, view)| (name.clone(), device_hints::hints(view, &nodes)));
+        let count = at_once(&containers, |container| state.wanted(pod, container));
+        let mut has = CpuSet::default();
+        for container in &containers {
+            if let Some(own) = state.exclusive(&uid, container.name()) {
+                has = has.union(own);
+            }
+        }
+        let cpu = match has.len() == count && count > 0 {
+            true => state.hints(count, Some(&has), &CpuSet::default()),
+            false => state.hints(count, None, &has),
+        };
+        vec![devices.collect(), ProviderHints::from([("cpu".to_owned(), cpu)])]
+    }
+
+    /// UIDs of pods that have something of their own.
+    pub(crate) fn pods(&self) -> BTreeSet<String> {
+        let mut pods: BTreeSet<String> = self.devices.pods().into_iter().collect();
+        pods.extend(self.cpu().pods());
+        pods
+    }
+
+    /// The processors for a container that is to start.
+    pub(crate) fn cpus(&self, pod: &str, container: &str) -> Option<ContainerCpus> {
+        let state = self.cpu();
+        let set = state.of(pod, container)?.to_string();
+        Some(ContainerCpus { set, exclusive: state.exclusive(pod, container).is_some() })
+    }
+
+    /// The processors that are a container's own, and those that could be.
+    pub(crate) fn exclusive(&self, pod: &str, container: &str) -> Vec<i64> {
+        self.cpu().exclusive(pod, container).into_iter().flat_map(CpuSet::iter).map(i64::from).collect()
+    }
+
+    pub(crate) fn allocatable_cpus(&self) -> Vec<i64> {
+        let state = self.cpu();
+        match state.is_static() {
+            true => state.allocatable().iter().map(i64::from).collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// A pod with processors of its own has no quota.
+    pub(crate) fn has_exclusive(&self, pod: &str) -> bool {
+        self.cpu().has_exclusive(pod)
+    }
+
+    /// True if processors are given to containers one by one: their number cannot change then.
+    pub(crate) fn is_static(&self) -> bool {
+        self.cpu().is_static()
+    }
+
+    /// A container has started: what it shares may have changed meanwhile.
+    pub(crate) fn started(&self) {
+        if self.is_static() {
+            self.changed.notify_one();
+        }
+    }
+
+    /// The pod has ended.
+    pub(crate) async fn release(&self, pod: &str) {
+        self.devices.release(pod).await;
+        let released = self.cpu().release(pod);
+        self.after_release(released).await;
+    }
+
+    /// Frees what pods have that do not exist any longer.
+    pub(crate) async fn retain(&self, live: &BTreeSet<String>) {
+        self.devices.retain(live).await;
+        let released = self.cpu().retain(live);
+        self.after_release(released).await;
+    }
+
+    async fn after_release(&self, released: bool) {
+        if !released {
+            return;
+        }
+        if let Err(error) = self.save().await {
+            tracing::warn!(%error, "could not write the CPU manager's state; the next change tries again");
+        }
+        self.changed.notify_one();
+    }
+
+    async fn save(&self) -> io::Result<()> {
+        let _last = self.saving.lock().await;
+        let (path, bytes) = (self.path.clone(), self.cpu().file());
+        let written = tokio::task::spawn_blocking(move || state_file::write(&path, &bytes)).await;
+        written.unwrap_or_else(|e| Err(io::Error::other(e)))
+    }
+
+    /// Keeps running containers on the processors that are theirs, until the scope ends.
+    pub(crate) async fn follow(self: Arc<Self>, runtime: Arc<dyn RuntimeService>) {
+        if !self.is_static() {
+            return;
+        }
+        let mut applied: BTreeMap<String, String> = BTreeMap::new();
+        loop {
+            if let Err(error) = self.reconcile(&*runtime, &mut applied).await {
+                tracing::warn!(%error, "could not keep containers on their processors; will try again");
+            }
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = tokio::time::sleep(self.settings.cpu_reconcile_period) => {}
+            }
+        }
+    }
+
+    async fn reconcile(
+        &self,
+        runtime: &dyn RuntimeService,
+        applied: &mut BTreeMap<String, String>,
+    ) -> ferrite_cri::Result<()> {
+        let state = ContainerStateValue { state: ContainerState::ContainerRunning.into() };
+        let filter = ContainerFilter { state: Some(state), ..ContainerFilter::default() };
+        let request = ListContainersRequest { filter: Some(filter) };
+        let running = runtime.list_containers(request).await?.containers;
+        applied.retain(|id, _| running.iter().any(|container| container.id == *id));
+        let mut failed = None;
+        for container in running {
+            let text = |key: &str| container.labels.get(key).map(String::as_str).unwrap_or_default();
+            let Some(cpus) = self.cpus(text(labels::POD_UID), text(labels::CONTAINER_NAME)) else { continue };
+            if applied.get(&container.id) == Some(&cpus.set) {
+                continue;
+            }
+            let linux = LinuxContainerResources { cpuset_cpus: cpus.set.clone(), ..Default::default() };
+            let request = UpdateContainerResourcesRequest {
+                container_id: container.id.clone(),
+                linux: Some(linux),
+                ..Default::default()
+            };
+            match runtime.update_container_resources(request).await {
+                Ok(_) => drop(applied.insert(container.id, cpus.set)),
+                Err(e) => failed = Some(e),
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// What containers need together: those that run beside one another, or the most that an init container needs.
+pub(crate) fn at_once(containers: &[PodContainer], need: impl Fn(&PodContainer) -> usize) -> usize {
+    let (mut sidecars, mut init, mut regular) = (0, 0, 0);
+    for container in containers {
+        match container.kind {
+            ContainerKind::Init if container.is_sidecar() => sidecars += need(container),
+            ContainerKind::Init => init = init.max(sidecars + need(container)),
+            ContainerKind::Regular => regular += need(container),
+            ContainerKind::Ephemeral => {}
+        }
+    }
+    init.max(sidecars + regular)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,23 @@
+//! The CPU manager and the topology manager: processors of a container's own, and resources near to one another.
+//!
+//! `machine.rs` reads where processors are; `assign.rs`, `cpu.rs`, `hint.rs` and `device_hints.rs` decide and are pure;
+//! `manager.rs` holds the state, keeps it in the file `cpu_manager_state` and tells the runtime.
+
+mod assign;
+mod cpu;
+mod cpuset;
+mod device_hints;
+mod hint;
+mod machine;
+mod manager;
+mod mask;
+
+pub use cpu::{CpuOptionError, CpuOptions, CpuPolicy, CpuStartError};
+pub use cpuset::{CpuSetError, cpu_count};
+pub(crate) use device_hints::DeviceView;
+pub use hint::{TopologyPolicy, TopologyScope};
+pub(crate) use machine::CpuTopology;
+#[cfg(test)]
+pub(crate) use machine::tests::machine as test_machine;
+pub(crate) use manager::{ContainerCpus, ResourceManager, at_once};
+pub use manager::{ResourceSettings, ResourceStartError};

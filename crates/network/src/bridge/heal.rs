@@ -1,0 +1,87 @@
+//! A network that is kept as it was made.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ferrite_nft::{Change, Monitor};
+use nlink::netlink::uevent_filter::UeventFilter;
+use nlink::netlink::{Connection, KobjectUevent};
+
+use super::{Bridge, error_source, path_of};
+use crate::host_ports;
+
+/// Rules that somebody keeps changing are not made again more often than this.
+const PERIOD: Duration = Duration::from_secs(1);
+/// The module that passes bridged packets to the packet filter.
+const BRIDGE_FILTER: &str = "/module/br_netfilter";
+
+impl Bridge {
+    /// Makes the rules of host ports again when somebody else changes them, and changes the way of packets between pods
+    /// when the kernel begins or ceases to filter bridges. Never returns.
+    pub async fn heal(self: Arc<Self>) {
+        tokio::join!(self.heal_host_ports(), self.follow_bridge_filter());
+    }
+
+    async fn heal_host_ports(&self) {
+        let table = host_ports::table_name(&self.config.name);
+        let mut monitor = match Monitor::open(&table, Some(&path_of(&self.host)), self.own_rules.clone()) {
+            Ok(monitor) => monitor,
+            Err(error) => {
+                tracing::warn!(%error, "changes of the rules of host ports go unnoticed");
+                return std::future::pending().await;
+            }
+        };
+        loop {
+            let change = monitor.changed().await;
+            if self.removed.load(Ordering::SeqCst) {
+                return std::future::pending().await;
+            }
+            if change == Change::Foreign {
+                tracing::warn!("somebody else changed the rules of host ports; making them again");
+            }
+            let healed = self.with_host_ports(|ports| match ports.is_empty() {
+                true => Ok(()),
+                false => ports.rebuild(),
+            });
+            if let Err(error) = healed.await {
+                tracing::error!(%error, cause = error_source(&error), "host ports do not work");
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
+    }
+
+    /// Without it, a module that is loaded later would break translated packets between pods until the next pod comes.
+    async fn follow_bridge_filter(&self) {
+        let filter = UeventFilter::new().subsystem("module");
+        let opened = Connection::<KobjectUevent>::in_namespace_path(path_of(&self.host)).and_then(|events| {
+            events.attach_filter(&filter)?;
+            Ok(events)
+        });
+        let events = match opened {
+            Ok(events) => events,
+            Err(error) => {
+                tracing::debug!(%error, "modules that are loaded go unnoticed");
+                return std::future::pending().await;
+            }
+        };
+        loop {
+            match events.recv().await {
+                Ok(event) if event.devpath != BRIDGE_FILTER => continue,
+                // Events that were lost may have been about it.
+                Ok(_) => {}
+                Err(error) if error.is_no_buffer_space() => {}
+                Err(error) => {
+                    tracing::warn!(%error, "modules that are loaded go unnoticed");
+                    return std::future::pending().await;
+                }
+            }
+            if self.removed.load(Ordering::SeqCst) {
+                return std::future::pending().await;
+            }
+            if let Err(error) = self.isolate_ports().await {
+                tracing::error!(%error, cause = error_source(&error), "packets between pods may take a way on which Services do not work");
+            }
+        }
+    }
+}

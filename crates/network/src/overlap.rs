@@ -1,0 +1,124 @@
+//! Ranges of addresses that somebody else on this machine has already.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use nlink::netlink::types::route::RouteType;
+use nlink::netlink::{Connection, Route};
+
+use crate::rules::UNREACHABLE_METRIC;
+use crate::{Cidr, NetworkError};
+
+/// What a network is about to use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ranges {
+    pub(crate) pods: Cidr,
+    pub(crate) cluster: Cidr,
+    pub(crate) services: Option<Cidr>,
+}
+
+/// What is there, but for the network's own.
+#[derive(Debug, Default)]
+struct Present {
+    /// Networks of other links.
+    links: Vec<(String, Cidr)>,
+    /// Ranges of other networks of ours: where their packets end if nobody has them.
+    clusters: Vec<Cidr>,
+}
+
+fn overlap(a: Cidr, b: Cidr) -> bool {
+    a.covers(b) || b.covers(a)
+}
+
+/// Why the ranges cannot be used, in words. A link may be within the range of all pods (a machine's network, of which
+/// no pod is given an address); another cluster may not, for both would route and translate the same addresses.
+fn refuse(ranges: Ranges, present: &Present) -> Option<String> {
+    let own = || [Some(ranges.pods), ranges.services].into_iter().flatten();
+    for (link, there) in &present.links {
+        if let Some(range) = own().find(|range| overlap(*range, *there)) {
+            return Some(format!(
+                "{range} overlaps with {there} of link {link}: another cluster or network of this machine has these addresses; choose other ranges (--pod-cidr, --service-cluster-ip-range)"
+            ));
+        }
+    }
+    let all = || own().chain([ranges.cluster]);
+    for there in &present.clusters {
+        if let Some(range) = all().find(|range| overlap(*range, *there)) {
+            return Some(format!(
+                "{range} overlaps with {there} of another cluster on this machine: choose other ranges (--pod-cidr, --service-cluster-ip-range), or stop the other cluster with `ferrite down`"
+            ));
+        }
+    }
+    None
+}
+
+/// Refuses ranges that somebody else on this machine has. A network whose bridge is there already is completed, and not
+/// asked.
+pub(crate) async fn check(
+    conn: &Connection<Route>,
+    bridge: &str,
+    ranges: Ranges,
+) -> Result<(), NetworkError> {
+    let fail = || NetworkError::netlink("look for networks that overlap");
+    let links = conn.get_links().await.map_err(fail())?;
+    if links.iter().any(|link| link.name() == Some(bridge)) {
+        return Ok(());
+    }
+    let mut present = Present::default();
+    for address in conn.get_addresses().await.map_err(fail())? {
+        let Some(IpAddr::V4(ip)) = address.primary_address().copied() else { continue };
+        let Some(network) = Cidr::containing(ip, address.prefix_len()) else { continue };
+        let link = links.iter().find(|link| link.ifindex() == address.ifindex());
+        let name = link.and_then(|link| link.name()).unwrap_or_default();
+        present.links.push((name.to_owned(), network));
+    }
+    for route in conn.get_routes().await.map_err(fail())? {
+        let ours =
+            route.route_type() == RouteType::Unreachable && route.priority() == Some(UNREACHABLE_METRIC);
+        let range = match route.destination() {
+            Some(IpAddr::V4(network)) => Cidr::containing(*network, route.dst_len()),
+            None if route.is_ipv4() => Cidr::containing(Ipv4Addr::UNSPECIFIED, 0),
+            _ => None,
+        };
+        present.clusters.extend(range.filter(|_| ours));
+    }
+    match refuse(ranges, &present) {
+        Some(why) => Err(NetworkError::Conflict(why)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_others_are_left_to_them() {
+        let range = |text: &str| text.parse::<Cidr>().unwrap();
+        let ranges = Ranges {
+            pods: range("10.244.0.0/24"),
+            cluster: range("10.244.0.0/16"),
+            services: Some(range("10.96.0.0/12")),
+        };
+        for (what, links, clusters, refused) in [
+            ("nothing", &[][..], &[][..], false),
+            ("loopback and a LAN", &["127.0.0.0/8", "192.168.1.0/24"], &[], false),
+            ("the pods of another cluster", &["10.244.0.0/24"], &[], true),
+            ("a wide network around the pods", &["10.0.0.0/8"], &[], true),
+            ("an address of a Service", &["10.96.0.10/32"], &[], true),
+            ("a link within the range of all pods", &["10.244.9.0/24"], &[], false),
+            ("a cluster with other ranges", &["10.245.0.0/24"], &["10.245.0.0/16", "10.112.0.0/12"], false),
+            (
+                "a cluster with the same Services",
+                &["10.245.0.0/24"],
+                &["10.245.0.0/16", "10.96.0.0/12"],
+                true,
+            ),
+            ("a cluster within the range of all pods", &[], &["10.244.128.0/17"], true),
+        ] {
+            let links = links.iter().map(|text| ("eth9".to_owned(), range(text))).collect();
+            let clusters = clusters.iter().map(|text| range(text)).collect();
+            let why = refuse(ranges, &Present { links, clusters });
+            assert_eq!(why.is_some(), refused, "{what}: {why:?}");
+        }
+    }
+}
