@@ -1,5 +1,6 @@
 //! One request for a resource, on its way through the verbs.
 
+use crate::audit::Record;
 use crate::auth::{self, Action, User};
 use crate::encode::IncludeObject;
 use crate::flowcontrol::Seat;
@@ -45,6 +46,11 @@ pub(crate) struct Call {
 impl Call {
     pub fn header(&self, name: header::HeaderName) -> &str {
         self.parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
+    }
+
+    /// The audit of the request, if it is audited.
+    pub fn audit(&self) -> Option<&Arc<Record>> {
+        self.parts.extensions.get()
     }
 
     pub fn name(&self) -> &str {
@@ -128,7 +134,27 @@ impl Call {
         let bytes = self.read_body().await?;
         let format = negotiate::content_type(self.header(header::CONTENT_TYPE))?;
         let decoded = decode_custom(format, &bytes, &self.resource)?;
-        self.take_strict(&expected.kind, decoded, validation)
+        let object = self.take_strict(&expected.kind, decoded, validation)?;
+        self.audit_object(&object);
+        Ok(object)
+    }
+
+    pub fn audit_patch(&self, patch: &[u8]) {
+        if let Some(record) = self.audit() {
+            record.request_patch(patch);
+        }
+    }
+
+    fn audit_object(&self, object: &Value) {
+        if let Some(record) = self.audit() {
+            let is_own = object["kind"] == *self.resource.kind;
+            let strategy = is_own.then_some(&self.resource.strategy);
+            record.request_object(object, |object| {
+                if let Some(strategy) = strategy {
+                    strategy.default(object);
+                }
+            });
+        }
     }
 
     /// Reads the body as an object of the given kind: missing kind and version are taken as meant.
@@ -136,7 +162,9 @@ impl Call {
         let bytes = self.read_body().await?;
         let format = negotiate::content_type(self.header(header::CONTENT_TYPE))?;
         let decoded = decode(format, &bytes, expected)?;
-        self.take_strict(&expected.kind, decoded, validation)
+        let object = self.take_strict(&expected.kind, decoded, validation)?;
+        self.audit_object(&object);
+        Ok(object)
     }
 
     /// A whole object that replaces another says where it belongs, and it is the place that the path names.

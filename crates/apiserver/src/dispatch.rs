@@ -133,6 +133,7 @@ pub(crate) async fn handle(
         let why = "object *unstructured.Unstructured does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message";
         return Err(plain(Status::new(406, "NotAcceptable", why)));
     }
+    let admission = crate::options::Warnings::new(parts.extensions.get().cloned());
     let call = Call {
         server: Arc::clone(&server),
         user,
@@ -145,7 +146,7 @@ pub(crate) async fn handle(
         representation,
         deadline,
         warnings: Vec::new(),
-        admission: crate::options::Warnings::default(),
+        admission,
         seat,
     };
     verbs::handle(call).await.map_err(|s| (s, for_errors))

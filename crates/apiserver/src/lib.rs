@@ -5,6 +5,7 @@
 
 mod admission;
 mod aggregation;
+mod audit;
 mod auth;
 mod bootstrap;
 mod call;
@@ -49,6 +50,10 @@ mod zpages;
 
 pub use admission::{AdmissionPlugins, ConfigError, Configurations, read_admission_config};
 pub use aggregation::{MountedGroup, MountedRequest, MountedResource};
+pub use audit::{
+    AuditBatch, AuditConfig, AuditFormat, AuditLog, AuditMode, AuditPolicy, AuditSender, AuditThrottle,
+    AuditTruncate, AuditWebhook, PolicyError,
+};
 pub use auth::{AbacPolicy, Mode, PolicyFileError, RequestHeader, StaticTokens, TokenFileError, User};
 pub use components::Component;
 pub use connections::ConnectionLimits;

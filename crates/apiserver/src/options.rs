@@ -1,8 +1,10 @@
 //! Options of a request: the query, and for deletes the body.
 
+use crate::audit::{Level, Record};
 use ferrite_api::Status;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_json::Value;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The query of a request, decoded.
@@ -124,45 +126,46 @@ pub(crate) struct WriteOptions {
     pub delete: Option<Box<DeleteOptions>>,
 }
 
-/// Warnings gathered while a request is worked on. Clones share them.
+/// Warnings gathered while a request is worked on, and the audit of the request. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Warnings(std::sync::Arc<std::sync::Mutex<Notes>>);
-
-/// What admission leaves behind.
-#[derive(Debug, Default)]
-struct Notes {
-    warnings: Vec<String>,
-    /// For the audit of the request.
-    annotations: std::collections::BTreeMap<String, String>,
+pub(crate) struct Warnings {
+    warnings: Arc<std::sync::Mutex<Vec<String>>>,
+    /// None if the request is not audited.
+    audit: Option<Arc<Record>>,
 }
 
-/// Annotations of one request. More are dropped.
-const MAX_ANNOTATIONS: usize = 1024;
-
 impl Warnings {
-    fn notes(&self) -> std::sync::MutexGuard<'_, Notes> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    pub fn new(audit: Option<Arc<Record>>) -> Self {
+        Self { warnings: Arc::default(), audit }
+    }
+
+    fn all(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
+        self.warnings.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     pub fn add(&self, text: impl Into<String>) {
-        let mut notes = self.notes();
+        let mut warnings = self.all();
         let text = text.into();
         // A write that is tried again says the same again.
-        if !notes.warnings.contains(&text) {
-            notes.warnings.push(text);
+        if !warnings.contains(&text) {
+            warnings.push(text);
         }
     }
 
     pub fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.notes().warnings)
+        std::mem::take(&mut *self.all())
     }
 
     /// Annotates the audit event of the request. As upstream: the first value of a key stays.
-    pub fn annotate(&self, key: impl Into<String>, value: impl Into<String>) {
-        let annotations = &mut self.notes().annotations;
-        if annotations.len() < MAX_ANNOTATIONS {
-            annotations.entry(key.into()).or_insert_with(|| value.into());
+    pub fn annotate(&self, key: impl AsRef<str>, value: impl Into<String>) {
+        if let Some(record) = &self.audit {
+            record.annotate(key.as_ref(), value);
         }
+    }
+
+    /// Whether the audit of the request tells its objects.
+    pub fn audits_objects(&self) -> bool {
+        self.audit.as_ref().is_some_and(|record| record.level() >= Level::Request)
     }
 }
 

@@ -167,6 +167,7 @@ pub(crate) async fn handle(call: &mut Call, subresource: Option<&str>) -> Result
     let kind = Kind::of(call.header(header::CONTENT_TYPE))?;
     let options = call.write_options()?;
     let body = call.read_body().await?;
+    call.audit_patch(&body);
     let (code, result) = match kind {
         Kind::Apply => apply(call, &body, subresource, &options).await?,
         kind => (200, plain(call, kind, &body, subresource, &options).await?),

@@ -2,6 +2,7 @@
 
 use crate::admission::{AdmissionPlugins, Chain};
 use crate::aggregation::{self, Aggregator, MountedGroup};
+use crate::audit::{self, AuditConfig, Auditor};
 use crate::auth::{self, FrontProxies, LegacyTokens, Mode, RequestHeader, StaticTokens, User};
 use crate::components::{Component, Hosted};
 use crate::connections::ConnectionLimits;
@@ -140,6 +141,8 @@ pub struct Config {
     pub endpoint_reconciler: EndpointReconciler,
     /// The name of this machine, as the server's Lease has it. Without a name there is no Lease.
     pub host_name: String,
+    /// How requests are audited. None is not at all.
+    pub audit: Option<AuditConfig>,
 }
 
 impl Config {
@@ -175,6 +178,7 @@ impl Config {
             bootstrap_tokens: false,
             endpoint_reconciler: EndpointReconciler::default(),
             host_name: String::new(),
+            audit: None,
         }
     }
 
@@ -218,6 +222,7 @@ pub struct ApiServer {
     /// None if all requests are served alike.
     pub(crate) flow_control: Option<Arc<FlowControl>>,
     pub(crate) memory: MemoryReclaimer,
+    pub(crate) audit: Option<Arc<Auditor>>,
     pub(crate) started: Timestamp,
     ready: AtomicBool,
     /// Set as soon as the server is told to stop.
@@ -259,6 +264,9 @@ impl ApiServer {
             None => None,
         };
         let front_proxies = config.request_header.as_ref().map(FrontProxies::new).transpose();
+        audit::register_metrics();
+        let audit = config.audit.as_ref().map(Auditor::start).transpose();
+        let audit = audit.map_err(|why| Status::internal(format!("cannot open the audit log: {why}")))?;
         let serving = &config.serving;
         let (reading, mutating) = (serving.max_requests_inflight, serving.max_mutating_requests_inflight);
         // Zero is no limit, and there is nothing to divide.
@@ -269,6 +277,7 @@ impl ApiServer {
             legacy_tokens: LegacyTokens::default(),
             front_proxies: front_proxies.map_err(Status::internal)?,
             memory: MemoryReclaimer::default(),
+            audit,
             hosted: Hosted::default(),
             metrics: Metrics::default(),
             in_flight: match flow_control {
@@ -347,6 +356,10 @@ impl ApiServer {
         self.abort.cancel();
         self.outbound.close().await;
         self.tasks.wait().await;
+        // Last, so that the audit has what all others did.
+        if let Some(audit) = &self.audit {
+            audit.stop().await;
+        }
     }
 
     /// Ends when the server stops: no more connections, and streams end.

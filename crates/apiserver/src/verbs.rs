@@ -85,6 +85,9 @@ async fn dispatch(call: &mut Call) -> Result<Response, Status> {
         let part = call.target.subresource.as_deref().unwrap_or_default();
         let Resource { group, version, plural, .. } = &*call.resource;
         DEPRECATED_USED.with(&[group, "", plural, part, version]).set(1);
+        if let Some(record) = call.audit() {
+            record.annotate("k8s.io/deprecated", "true");
+        }
     }
     call.server.registry.catch_up(call.verb, &call.query).await?;
     // What is rarer or larger than a look at one object is kept apart, so that the look stays small.
@@ -313,6 +316,9 @@ async fn delete_options(call: &mut Call) -> Result<DeleteOptions, Status> {
         }
     };
     let decoded = crate::call::decode_options(format, &bytes, &gvk)?;
+    if let Some(record) = call.audit() {
+        record.request_options(&decoded.value);
+    }
     DeleteOptions::parse(&call.query, Some(&decoded.value))
 }
 

@@ -201,7 +201,10 @@ fn stream(call: &mut Call, body: Body, framing: Framing, switching: Response) ->
     };
     let slot = call.parts.extensions.get::<Arc<Slot>>().cloned();
     let stopping = call.server.stopping();
+    // The audit of the request is complete when the stream ends.
+    let audit = call.audit().cloned();
     call.server.spawn(async move {
+        let _audit = audit;
         let Ok(upgraded) = upgrade.await else { return };
         let limits = WebSocketConfig::default()
             .max_message_size(Some(MAX_RECEIVED))

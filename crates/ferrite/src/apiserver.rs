@@ -1,5 +1,6 @@
 //! The API server with its store, PKI and sockets: alone as `kube-apiserver`, or as part of a cluster.
 
+use crate::auditing::AuditOptions;
 use crate::authority;
 use crate::joining;
 use crate::kubeconfig::{self, Access};
@@ -68,6 +69,8 @@ pub struct ServerOptions {
     pub endpoint_reconciler_type: EndpointReconcilerType,
     #[command(flatten)]
     pub request_header: RequestHeaderOptions,
+    #[command(flatten)]
+    pub audit: AuditOptions,
 }
 
 /// Upstream's `--endpoint-reconciler-type`, without the deprecated `master-count`.
@@ -479,6 +482,7 @@ impl ApiServerHandle {
                 EndpointReconcilerType::None => EndpointReconciler::None,
             },
             host_name: nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
+            audit: options.audit.read().await?,
             admission: AdmissionPlugins {
                 enable: options.enable_admission_plugins.clone(),
                 disable: options.disable_admission_plugins.clone(),

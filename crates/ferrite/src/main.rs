@@ -3,6 +3,7 @@
 mod agent;
 mod alone;
 mod apiserver;
+mod auditing;
 mod authority;
 mod certificates;
 mod cli;

@@ -160,10 +160,9 @@ impl<'a> Attributes<'a> {
         self.options.warnings.add(text);
     }
 
-    /// Notes something for those who audit requests. The server's log takes the place of an audit log.
-    fn annotate(&self, key: &str, value: String) {
-        let (resource, namespace, name) = (&*self.resource.plural, self.namespace, self.name);
-        tracing::info!(target: "audit", resource, namespace, name, user = self.user.name, key, value);
+    /// Annotates the audit of the request.
+    fn annotate(&self, key: impl AsRef<str>, value: impl Into<String>) {
+        self.options.warnings.annotate(key, value);
     }
 
     /// Whether the user may do something else as well.

@@ -59,15 +59,16 @@ static ATTEMPTS: LazyLock<Attempts> = LazyLock::new(|| {
     }
 });
 
-/// The user a request is made as: the one who asks, unless its headers name another.
+/// The user a request is made as: the one who asks, unless its headers name another. With the mode of constrained
+/// impersonation that allows it.
 pub(crate) fn impersonate(
     rbac: &Rbac,
     view: &View,
     user: Arc<User>,
     headers: &HeaderMap,
     action: &Action,
-) -> Result<Arc<User>, Status> {
-    let Some(wanted) = Wanted::parse(headers)? else { return Ok(user) };
+) -> Result<(Arc<User>, Option<&'static str>), Status> {
+    let Some(wanted) = Wanted::parse(headers)? else { return Ok((user, None)) };
     let started = Instant::now();
     let asked = Cell::new(0);
     let may = |action: &Action| {
@@ -82,7 +83,7 @@ pub(crate) fn impersonate(
     ATTEMPTS.total.with(&[decision, mode]).increment();
     ATTEMPTS.duration.with(&[decision, mode]).observe(started.elapsed());
     ATTEMPTS.authorizations.with(&[decision, mode]).add(asked.get());
-    became.map(|(user, _)| Arc::new(user))
+    became.map(|(user, mode)| (Arc::new(user), mode.map(Mode::name)))
 }
 
 /// Modes of constrained impersonation, in the order in which they are tried.

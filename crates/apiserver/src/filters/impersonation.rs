@@ -15,8 +15,11 @@ pub(super) fn before(exchange: &mut Exchange) -> Result<(), Refusal> {
     let action = asked.action();
     let user = auth::impersonate(&registry.rbac, &registry.view(), user, &asked.parts.headers, &action);
     times::IMPERSONATION.observe(asked_at.elapsed());
-    let user = user?;
+    let (user, mode) = user?;
     auth::forget_impersonation(&mut asked.parts.headers);
+    if let Some(record) = asked.audit() {
+        record.impersonates(&user, mode);
+    }
     asked.user = Some(user);
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! `after` runs on the way out, in reverse order, for the filters whose `before` let the request pass. A row that
 //! stands higher therefore sees the response of every row below it.
 
+mod audit;
 mod audit_id;
 mod authentication;
 mod authorization;
@@ -18,6 +19,7 @@ mod request_info;
 mod request_metrics;
 mod times;
 
+use crate::audit::Record;
 use crate::auth::{Action, User};
 use crate::dispatch;
 use crate::flowcontrol::{Schema, Seat};
@@ -91,8 +93,12 @@ const CHAIN: &[Filter] = &[
     // Requests are counted from here on, also those that a filter below refuses.
     Filter::after(request_metrics::after),
     Filter::before(request_info::before),
+    // The filters below may refuse the request before its user is known.
+    Filter::both(audit::arrived, audit::refused),
     Filter::before(deadline::before),
     Filter::before(authentication::before),
+    // The audit tells who asks, not whom they impersonate, and sees every response from here on.
+    Filter::waiting(audit::before, audit::after),
     // Authorization is about the user that the request is made as.
     Filter::before(impersonation::before),
     // As upstream: also a request that will be forbidden takes its turn.
@@ -137,6 +143,8 @@ pub(crate) struct Facts {
     pub flow_schema: Option<Arc<Schema>>,
     /// Held until the response is made, or a watch has begun.
     pub seat: Option<Arc<Seat>>,
+    /// None if the request is not audited. Handlers find it among the request's extensions.
+    pub audit: Option<Arc<Record>>,
 }
 
 /// The request itself, consumed by its handler.
@@ -161,6 +169,11 @@ impl Asked {
     /// The representation of errors, from before the route is known to serve another one.
     pub fn for_errors(&self) -> Representation {
         negotiate::for_errors(self.accept())
+    }
+
+    /// The audit of the request, if it is audited.
+    pub fn audit(&self) -> Option<&Arc<Record>> {
+        self.parts.extensions.get()
     }
 
     /// The request in the words of authorization.
@@ -191,6 +204,7 @@ impl Exchange {
                 place: None,
                 flow_schema: None,
                 seat: None,
+                audit: None,
                 server,
             },
             asked: Asked { parts, body, route, query, verb, user, seat: None },
@@ -227,7 +241,11 @@ pub(crate) async fn handle(
         Ok(Err(Refusal::Response(answer))) => answer,
         Err(_) => bug(&facts),
     };
-    CHAIN[..passed].iter().rev().fold(answer, |answer, filter| (filter.after)(&facts, answer))
+    let answer = CHAIN[..passed].iter().rev().fold(answer, |answer, filter| (filter.after)(&facts, answer));
+    if let Some(record) = &facts.audit {
+        record.written().await;
+    }
+    answer
 }
 
 /// Takes a request through the filters, and counts those that it passed.
@@ -269,6 +287,9 @@ async fn dispatched(facts: &Facts, asked: Asked) -> Response {
 }
 
 fn bug(facts: &Facts) -> Response {
+    if let Some(record) = &facts.audit {
+        record.panicked();
+    }
     tracing::error!(method = %facts.method, path = facts.uri.path(), "a request handler panicked");
     error(&Status::internal("the server has a bug; the request was not completed"), PLAIN_JSON)
 }

@@ -1,5 +1,6 @@
 //! Connections from the server to kubelets, pods and services, on behalf of a request.
 
+use crate::audit::Record;
 use crate::http::{BoxError, Response};
 use crate::server::ApiServer;
 use ::http::request::Parts;
@@ -140,7 +141,10 @@ pub(crate) fn join(
     };
     let far_side = hyper::upgrade::on(&mut response);
     let stopping = server.stopping();
+    // The audit of the request is complete when the stream ends.
+    let audit = parts.extensions.get::<Arc<Record>>().cloned();
     server.spawn(async move {
+        let _audit = audit;
         let (Ok(client), Ok(far)) = tokio::join!(client_side, far_side) else { return };
         let (mut client, mut far) = (TokioIo::new(client), TokioIo::new(far));
         tokio::select! {

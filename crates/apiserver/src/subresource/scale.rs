@@ -41,7 +41,9 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
                 return apply(call).await;
             }
             let validation = call.write_options()?.field_validation;
-            let document = patch::parse(kind, &call.read_body().await?, validation);
+            let body = call.read_body().await?;
+            call.audit_patch(&body);
+            let document = patch::parse(kind, &body, validation);
             let type_ = call::type_of(&gvk())?;
             let (gvk, name) = (gvk(), call.name().to_owned());
             let found = Mutex::new(Vec::new());
@@ -74,6 +76,7 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
 async fn apply(call: &mut Call) -> Result<Response, Status> {
     let options = call.write_options()?;
     let body = call.read_body().await?;
+    call.audit_patch(&body);
     patch::check_applied_body(&body, &gvk())?;
     let decoded = call::decode(crate::negotiate::Format::Yaml, &body, &gvk())?;
     let scale = call.take_strict("Scale", decoded, options.field_validation)?;

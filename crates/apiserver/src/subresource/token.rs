@@ -31,6 +31,12 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
     let options = call.write_options()?;
     let gvk = Gvk::new("authentication.k8s.io", "v1", "TokenRequest");
     let mut request = call.read_as(&gvk, options.field_validation).await?;
+    if let Some(record) = call.audit() {
+        record.request_object(&request, |request| {
+            let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
+            request["spec"]["expirationSeconds"] = seconds.into();
+        });
+    }
     call.check_namespace(&request)?;
     let given = meta::name(&request);
     if !given.is_empty() && given != call.name() {
@@ -65,12 +71,16 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
         spec["audiences"] = json!(call.server.config.audiences());
     }
     let bound = bound_object(call, &request["spec"]["boundObjectRef"])?;
+    let id = uuid::Uuid::new_v4().to_string();
+    if let Some(record) = call.audit() {
+        record.annotate("authentication.kubernetes.io/issued-credential-id", format!("JTI={id}"));
+    }
     let mut claims = json!({
         "aud": request["spec"]["audiences"],
         "exp": now.as_second() + seconds,
         "iat": now.as_second(),
         "iss": signer.issuer,
-        "jti": uuid::Uuid::new_v4().to_string(),
+        "jti": id,
         "kubernetes.io": {
             "namespace": call.namespace(),
             "serviceaccount": {"name": call.name(), "uid": meta::uid(&account)},

@@ -5,6 +5,7 @@ mod world;
 
 mod admitting;
 mod allowed;
+mod auditing;
 mod bounded;
 mod compared;
 mod converting;

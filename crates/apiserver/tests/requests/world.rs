@@ -3,8 +3,8 @@
 use base64::Engine;
 use bytes::Bytes;
 use ferrite_apiserver::{
-    AdmissionPlugins, ApiServer, Body, BoxError, Config, InProcessClient, RequestHeader, Response, Serving,
-    User,
+    AdmissionPlugins, ApiServer, AuditConfig, AuditLog, AuditPolicy, Body, BoxError, Config, InProcessClient,
+    RequestHeader, Response, Serving, User,
 };
 use ferrite_json::{Value, json};
 use ferrite_store::Store;
@@ -84,6 +84,17 @@ impl World {
         let client_ca = Some("the authority of clients".to_owned());
         let config = Config { request_header: Some(proxies), client_ca, ..Self::config() };
         Self::start_as(Store::memory(), config).await
+    }
+
+    /// A server that audits by `rules` into a log.
+    pub async fn start_audited(rules: &str, log: AuditLog) -> Self {
+        let policy = format!("apiVersion: audit.k8s.io/v1\nkind: Policy\n{rules}");
+        let policy = AuditPolicy::parse(policy.as_bytes()).expect("a policy");
+        let audit = Some(AuditConfig { policy, log: Some(log), webhook: None });
+        let world = Self::start_as(Store::memory(), Config { audit, ..Self::config() }).await;
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}});
+        assert_eq!(world.post("/api/v1/namespaces/default/serviceaccounts", &account).await.code, 201);
+        world
     }
 
     fn config() -> Config {

@@ -89,7 +89,9 @@ impl Plugin for PodSecurity {
                 if let Some(template) = template.and_then(|row| object.pointer(row.2))
                     && !self.exempts(attributes, template)
                 {
-                    warn(attributes, &self.policy_of(view, attributes.namespace), template);
+                    let policy = self.policy_of(view, attributes.namespace);
+                    audit(attributes, &policy, template);
+                    warn(attributes, &policy, template);
                 }
                 Ok(())
             }
@@ -99,12 +101,15 @@ impl Plugin for PodSecurity {
 }
 
 impl Exemptions {
-    /// Whether a pod is none of the plugin's business.
-    fn holds(&self, attributes: &Attributes<'_>, pod: &Value) -> bool {
+    /// Why a pod is none of the plugin's business. None if it is.
+    fn reason(&self, attributes: &Attributes<'_>, pod: &Value) -> Option<&'static str> {
         let class = pod["spec"]["runtimeClassName"].as_str();
-        self.namespaces.contains(attributes.namespace)
-            || self.users.contains(&attributes.user.name)
-            || class.is_some_and(|class| self.runtime_classes.contains(class))
+        match () {
+            () if self.namespaces.contains(attributes.namespace) => Some("namespace"),
+            () if self.users.contains(&attributes.user.name) => Some("user"),
+            () if class.is_some_and(|class| self.runtime_classes.contains(class)) => Some("runtimeClass"),
+            () => None,
+        }
     }
 }
 
@@ -115,11 +120,12 @@ impl PodSecurity {
     }
 
     fn exempts(&self, attributes: &Attributes<'_>, pod: &Value) -> bool {
-        let exempt = self.exempt.holds(attributes, pod);
-        if exempt {
+        let exempt = self.exempt.reason(attributes, pod);
+        if let Some(reason) = exempt {
             metrics::exempted(attributes);
+            attributes.annotate("pod-security.kubernetes.io/exempt", reason);
         }
-        exempt
+        exempt.is_some()
     }
 
     fn pod(&self, view: &View, attributes: &Attributes<'_>, pod: &Value) -> Result<(), Status> {
@@ -163,6 +169,8 @@ fn check_pod(
     let policy = policy();
     let violations = checks::run(policy.enforce, pod);
     metrics::evaluated(attributes, "enforce", policy.enforce, violations.is_empty());
+    attributes.annotate("pod-security.kubernetes.io/enforce-policy", policy.enforce.to_string());
+    audit(attributes, &policy, pod);
     if !violations.is_empty() {
         return Err(attributes.forbid(format!(
             "violates PodSecurity \"{}\": {}",
@@ -172,6 +180,18 @@ fn check_pod(
     }
     warn(attributes, &policy, pod);
     Ok(())
+}
+
+/// Tells the audit of the request what the namespace's audit level does not allow.
+fn audit(attributes: &Attributes<'_>, policy: &Policy, pod: &Value) {
+    let violations = checks::run(policy.audit, pod);
+    if !violations.is_empty() {
+        metrics::evaluated(attributes, "audit", policy.audit, false);
+        attributes.annotate(
+            "pod-security.kubernetes.io/audit-violations",
+            format!("would violate PodSecurity \"{}\": {}", policy.audit, details(&violations)),
+        );
+    }
 }
 
 fn warn(attributes: &Attributes<'_>, policy: &Policy, pod: &Value) {

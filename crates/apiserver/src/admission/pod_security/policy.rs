@@ -39,10 +39,11 @@ impl Default for Rule {
     }
 }
 
-/// What holds in a namespace. Audit has no listener here.
+/// What holds in a namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Policy {
     pub enforce: Rule,
+    pub audit: Rule,
     pub warn: Rule,
 }
 
@@ -77,8 +78,7 @@ impl Policy {
             (level, version)
         };
         let (enforce_level, enforce_version) = read("enforce", Level::Restricted);
-        // Read for its errors only.
-        read("audit", Level::Privileged);
+        let (audit_level, audit_version) = read("audit", Level::Privileged);
         let (warn_level, warn_version) = read("warn", Level::Privileged);
         let enforce = Rule {
             level: enforce_level.unwrap_or(defaults.enforce.level),
@@ -90,7 +90,11 @@ impl Policy {
             Some(level) => Rule { level, version: warn_version.unwrap_or(defaults.warn.version) },
             None => Rule { level: fallback.level, version: warn_version.unwrap_or(fallback.version) },
         };
-        (Self { enforce, warn }, errors)
+        let audit = Rule {
+            level: audit_level.unwrap_or(defaults.audit.level),
+            version: audit_version.unwrap_or(defaults.audit.version),
+        };
+        (Self { enforce, audit, warn }, errors)
     }
 }
 
@@ -111,8 +115,7 @@ impl Policy {
             };
             Ok(Rule { level, version })
         };
-        rule("audit")?;
-        Ok(Self { enforce: rule("enforce")?, warn: rule("warn")? })
+        Ok(Self { enforce: rule("enforce")?, audit: rule("audit")?, warn: rule("warn")? })
     }
 }
 

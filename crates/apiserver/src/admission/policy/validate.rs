@@ -391,7 +391,7 @@ impl Notes {
 
     fn publish(self, definition: &Definition, attributes: &Attributes<'_>) {
         for (key, values) in self.0 {
-            attributes.annotate(&format!("{}/{key}", definition.name), values.join(", "));
+            attributes.annotate(format!("{}/{key}", definition.name), values.join(", "));
         }
     }
 }

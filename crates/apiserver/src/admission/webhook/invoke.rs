@@ -18,6 +18,8 @@ const LIMIT: usize = 8 << 20;
 pub(super) struct Outcome {
     /// The object as it is now, if it was changed.
     pub object: Option<Value>,
+    /// The patch that was applied, if the audit of the request tells it.
+    pub patch: Option<Value>,
 }
 
 /// Why a webhook does not admit a request.
@@ -124,7 +126,7 @@ pub(super) async fn invoke(
         return Err(Failure::Refused(review::refusal(&webhook.name, &verdict.status)));
     }
     if verdict.patch.is_empty() {
-        return Ok(Outcome { object: None });
+        return Ok(Outcome { object: None, patch: None });
     }
     let Some(shown) = shown else {
         let why = format!(
@@ -132,7 +134,7 @@ pub(super) async fn invoke(
             webhook.name
         );
         return match is_empty_patch(&verdict) {
-            true => Ok(Outcome { object: None }),
+            true => Ok(Outcome { object: None, patch: None }),
             false => Err(Failure::Internal(Status::internal(why))),
         };
     };
@@ -158,7 +160,7 @@ async fn patched(
         ferrite_api::codec::json::decode_any(&verdict.patch).map_err(|e| undecodable(e.to_string()))?.value;
     match patch.as_array() {
         None => return Err(undecodable("it is no list".to_owned())),
-        Some(operations) if operations.is_empty() => return Ok(Outcome { object: None }),
+        Some(operations) if operations.is_empty() => return Ok(Outcome { object: None, patch: None }),
         Some(_) => {}
     }
     if verdict.patch_type != "JSONPatch" {
@@ -191,7 +193,8 @@ async fn patched(
             object = view.convert(matched, own, &object).await.map_err(Failure::Internal)?;
         }
     }
-    Ok(Outcome { object: Some(object) })
+    let patch = attributes.options.warnings.audits_objects().then_some(patch);
+    Ok(Outcome { object: Some(object), patch })
 }
 
 /// An answer that is no AdmissionReview, in the words of upstream's client.

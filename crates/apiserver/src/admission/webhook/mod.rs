@@ -21,7 +21,7 @@ use compiled::{Configuration, Webhook};
 use conditions::Met;
 use ferrite_api::Status;
 use ferrite_api::resource::Resource;
-use ferrite_json::Value;
+use ferrite_json::{Value, json};
 use futures_util::future::join_all;
 use invoke::{Failure, Outcome};
 use metrics::Rejection;
@@ -187,11 +187,13 @@ impl MutatingWebhooks {
             let outcome =
                 self.0.call(webhook, view, attributes, matched, object.as_deref(), (round, index)).await?;
             let mut changed = false;
-            if let (Some(Outcome { object: Some(patched), .. }), Some(object)) =
+            let mut patch = None;
+            if let (Some(Outcome { object: Some(patched), patch: applied }), Some(object)) =
                 (outcome, object.as_deref_mut())
             {
                 changed = *object != patched;
                 *object = patched;
+                patch = applied.filter(|_| changed);
             }
             attributes.options.warnings.annotate(
                 format!("mutation.webhook.admission.k8s.io/round_{round}_index_{index}"),
@@ -200,6 +202,16 @@ impl MutatingWebhooks {
                     webhook.configuration, webhook.name
                 ),
             );
+            if let Some(patch) = patch {
+                let (configuration, name) = (&webhook.configuration, &webhook.name);
+                let told = json!({
+                    "configuration": configuration, "webhook": name, "patch": patch, "patchType": "JSONPatch",
+                });
+                attributes.options.warnings.annotate(
+                    format!("patch.webhook.admission.k8s.io/round_{round}_index_{index}"),
+                    told.to_string(),
+                );
+            }
             if changed {
                 reinvocation.changed(Self::NAME);
             }

@@ -1,0 +1,408 @@
+//! Auditing of the API server: upstream's flags, and the client that posts events to a webhook.
+
+use crate::apiserver::BoxError;
+use bytes::Bytes;
+use ferrite_apiserver::{
+    AuditBatch, AuditConfig, AuditFormat, AuditLog, AuditMode, AuditPolicy, AuditSender, AuditThrottle,
+    AuditTruncate, AuditWebhook, go_duration,
+};
+use futures_util::future::BoxFuture;
+use http::{Request, header};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+const VERSION: &str = "audit.k8s.io/v1";
+const MODES: [&str; 3] = ["batch", "blocking", "blocking-strict"];
+
+/// Options of auditing, with upstream's names and defaults.
+#[derive(Debug, Clone, clap::Args)]
+pub struct AuditOptions {
+    /// File with the audit policy: a Policy of audit.k8s.io/v1. Without it nothing is audited.
+    #[arg(long, value_name = "FILE")]
+    pub audit_policy_file: Option<PathBuf>,
+    /// File to which audit events are written; `-` is standard output.
+    #[arg(long, value_name = "FILE")]
+    pub audit_log_path: Option<String>,
+    /// Days that old audit logs are kept; 0 is for ever.
+    #[arg(long, default_value_t = 366, value_name = "DAYS")]
+    pub audit_log_maxage: u32,
+    /// Old audit logs that are kept; 0 is all.
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    pub audit_log_maxbackup: usize,
+    /// Megabytes after which a new audit log begins; 0 is never.
+    #[arg(long, default_value_t = 100, value_name = "MEGABYTES")]
+    pub audit_log_maxsize: u64,
+    /// Compress old audit logs with gzip.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub audit_log_compress: bool,
+    /// Format of the audit log: json, or legacy, which is one line of text for each event.
+    #[arg(long, default_value = "json", value_name = "FORMAT", value_parser = ["legacy", "json"])]
+    pub audit_log_format: String,
+    /// Version of the events in the audit log.
+    #[arg(long, default_value = VERSION, value_name = "VERSION", value_parser = [VERSION])]
+    pub audit_log_version: String,
+    /// Who waits for the audit log: a request (blocking), also if the event is lost (blocking-strict), or nobody (batch).
+    #[arg(long, default_value = "blocking", value_name = "MODE", value_parser = MODES)]
+    pub audit_log_mode: String,
+    /// Events that may wait for the audit log in mode batch.
+    #[arg(long, default_value_t = 10000, value_name = "N")]
+    pub audit_log_batch_buffer_size: usize,
+    /// Events that are written to the audit log together in mode batch.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub audit_log_batch_max_size: usize,
+    /// The longest that an event waits for others in mode batch.
+    #[arg(long, default_value = "0s", value_name = "DURATION", value_parser = go_duration)]
+    pub audit_log_batch_max_wait: Duration,
+    /// Limit the batches that are written to the audit log.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub audit_log_batch_throttle_enable: bool,
+    /// Batches per second.
+    #[arg(long, default_value_t = 0.0, value_name = "QPS")]
+    pub audit_log_batch_throttle_qps: f64,
+    /// Batches at once after a time without any.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub audit_log_batch_throttle_burst: u32,
+    /// Leave objects out of events that are too large.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub audit_log_truncate_enabled: bool,
+    /// Bytes of a batch.
+    #[arg(long, default_value_t = 10 << 20, value_name = "BYTES")]
+    pub audit_log_truncate_max_batch_size: usize,
+    /// Bytes of an event. A larger one loses its objects; if that is not enough, it is dropped.
+    #[arg(long, default_value_t = 100 << 10, value_name = "BYTES")]
+    pub audit_log_truncate_max_event_size: usize,
+    /// Kubeconfig file with the server to which audit events are posted.
+    #[arg(long, value_name = "FILE")]
+    pub audit_webhook_config_file: Option<PathBuf>,
+    /// The time before a post that failed is tried again.
+    #[arg(long, visible_alias = "audit-webhook-batch-initial-backoff", default_value = "10s", value_name = "DURATION", value_parser = go_duration)]
+    pub audit_webhook_initial_backoff: Duration,
+    /// Version of the events that are posted.
+    #[arg(long, default_value = VERSION, value_name = "VERSION", value_parser = [VERSION])]
+    pub audit_webhook_version: String,
+    /// Who waits for the webhook, as --audit-log-mode.
+    #[arg(long, default_value = "batch", value_name = "MODE", value_parser = MODES)]
+    pub audit_webhook_mode: String,
+    /// Events that may wait for the webhook in mode batch.
+    #[arg(long, default_value_t = 10000, value_name = "N")]
+    pub audit_webhook_batch_buffer_size: usize,
+    /// Events that are posted together in mode batch.
+    #[arg(long, default_value_t = 400, value_name = "N")]
+    pub audit_webhook_batch_max_size: usize,
+    /// The longest that an event waits for others in mode batch.
+    #[arg(long, default_value = "30s", value_name = "DURATION", value_parser = go_duration)]
+    pub audit_webhook_batch_max_wait: Duration,
+    /// Limit the batches that are posted.
+    #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub audit_webhook_batch_throttle_enable: bool,
+    /// Batches per second.
+    #[arg(long, default_value_t = 10.0, value_name = "QPS")]
+    pub audit_webhook_batch_throttle_qps: f64,
+    /// Batches at once after a time without any.
+    #[arg(long, default_value_t = 15, value_name = "N")]
+    pub audit_webhook_batch_throttle_burst: u32,
+    /// Leave objects out of events that are too large.
+    #[arg(long, default_value_t = false, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    pub audit_webhook_truncate_enabled: bool,
+    /// Bytes of a batch. A larger one is posted in parts.
+    #[arg(long, default_value_t = 10 << 20, value_name = "BYTES")]
+    pub audit_webhook_truncate_max_batch_size: usize,
+    /// Bytes of an event. A larger one loses its objects; if that is not enough, it is dropped.
+    #[arg(long, default_value_t = 100 << 10, value_name = "BYTES")]
+    pub audit_webhook_truncate_max_event_size: usize,
+}
+
+/// What is wrong with the flags or the files that they name.
+#[derive(Debug, thiserror::Error)]
+pub enum AuditOptionsError {
+    #[error("invalid audit batch {plugin} {what} {value}, must be a positive number")]
+    Batch { plugin: &'static str, what: &'static str, value: String },
+    #[error("invalid audit truncate {0} max event size 0, must be a positive number")]
+    EventSize(&'static str),
+    #[error(
+        "invalid audit truncate {plugin} max batch size {batch}, must be greater than max event size ({event})"
+    )]
+    BatchSize { plugin: &'static str, batch: usize, event: usize },
+    #[error("loading audit policy file: {0}")]
+    Policy(#[from] ferrite_apiserver::PolicyError),
+    #[error("initializing audit webhook: {0}")]
+    Webhook(#[source] BoxError),
+}
+
+/// The flags of one backend.
+struct Flags<'a> {
+    plugin: &'static str,
+    mode: &'a str,
+    buffer_size: usize,
+    max_size: usize,
+    max_wait: Duration,
+    throttled: bool,
+    rate: f64,
+    burst: u32,
+    truncates: bool,
+    max_event_size: usize,
+    max_batch_size: usize,
+}
+
+impl Flags<'_> {
+    fn read(&self) -> Result<(AuditMode, Option<AuditTruncate>), AuditOptionsError> {
+        let plugin = self.plugin;
+        let positive = |what: &'static str, good: bool, value: &dyn std::fmt::Display| match good {
+            true => Ok(()),
+            false => Err(AuditOptionsError::Batch { plugin, what, value: value.to_string() }),
+        };
+        let mode = match self.mode {
+            "blocking" => AuditMode::Blocking,
+            "blocking-strict" => AuditMode::BlockingStrict,
+            _ => {
+                positive("buffer size", self.buffer_size > 0, &self.buffer_size)?;
+                positive("max batch size", self.max_size > 0, &self.max_size)?;
+                if self.throttled {
+                    positive("throttle QPS", self.rate > 0.0, &self.rate)?;
+                    positive("throttle burst", self.burst > 0, &self.burst)?;
+                }
+                AuditMode::Batch(AuditBatch {
+                    buffer_size: self.buffer_size,
+                    max_size: self.max_size,
+                    max_wait: self.max_wait,
+                    throttle: self.throttled.then_some(AuditThrottle { rate: self.rate, burst: self.burst }),
+                })
+            }
+        };
+        let (event, batch) = (self.max_event_size, self.max_batch_size);
+        match event {
+            0 => return Err(AuditOptionsError::EventSize(plugin)),
+            event if batch < event => return Err(AuditOptionsError::BatchSize { plugin, batch, event }),
+            _ => {}
+        }
+        let truncate = AuditTruncate { max_event_size: event, max_batch_size: batch };
+        Ok((mode, self.truncates.then_some(truncate)))
+    }
+}
+
+impl AuditOptions {
+    /// What the flags ask for. None if nothing is audited.
+    pub async fn read(&self) -> Result<Option<AuditConfig>, AuditOptionsError> {
+        let log = self.log()?;
+        let webhook = match &self.audit_webhook_config_file {
+            None => None,
+            Some(file) => {
+                let (mode, truncate) = self.webhook_flags().read()?;
+                let sender = Webhook::open(file).await.map_err(AuditOptionsError::Webhook)?;
+                let initial_backoff = self.audit_webhook_initial_backoff;
+                Some(AuditWebhook { sender: Arc::new(sender), initial_backoff, mode, truncate })
+            }
+        };
+        let policy = self.audit_policy_file.as_deref().map(AuditPolicy::read).transpose()?;
+        let Some(policy) = policy else {
+            if log.is_some() || webhook.is_some() {
+                tracing::warn!("there is no --audit-policy-file, so that no request is audited");
+            }
+            return Ok(None);
+        };
+        if log.is_none() && webhook.is_none() {
+            tracing::warn!(
+                "there is an audit policy and neither --audit-log-path nor --audit-webhook-config-file, \
+                 so that no request is audited"
+            );
+            return Ok(None);
+        }
+        Ok(Some(AuditConfig { policy, log, webhook }))
+    }
+
+    fn log(&self) -> Result<Option<AuditLog>, AuditOptionsError> {
+        let Some(path) = self.audit_log_path.as_deref().filter(|path| !path.is_empty()) else {
+            return Ok(None);
+        };
+        let flags = Flags {
+            plugin: "log",
+            mode: &self.audit_log_mode,
+            buffer_size: self.audit_log_batch_buffer_size,
+            max_size: self.audit_log_batch_max_size,
+            max_wait: self.audit_log_batch_max_wait,
+            throttled: self.audit_log_batch_throttle_enable,
+            rate: self.audit_log_batch_throttle_qps,
+            burst: self.audit_log_batch_throttle_burst,
+            truncates: self.audit_log_truncate_enabled,
+            max_event_size: self.audit_log_truncate_max_event_size,
+            max_batch_size: self.audit_log_truncate_max_batch_size,
+        };
+        let (mode, truncate) = flags.read()?;
+        Ok(Some(AuditLog {
+            path: (path != "-").then(|| path.into()),
+            max_age: self.audit_log_maxage,
+            max_backups: self.audit_log_maxbackup,
+            max_size: self.audit_log_maxsize,
+            compress: self.audit_log_compress,
+            format: match self.audit_log_format.as_str() {
+                "legacy" => AuditFormat::Legacy,
+                _ => AuditFormat::Json,
+            },
+            mode,
+            truncate,
+        }))
+    }
+
+    fn webhook_flags(&self) -> Flags<'_> {
+        Flags {
+            plugin: "webhook",
+            mode: &self.audit_webhook_mode,
+            buffer_size: self.audit_webhook_batch_buffer_size,
+            max_size: self.audit_webhook_batch_max_size,
+            max_wait: self.audit_webhook_batch_max_wait,
+            throttled: self.audit_webhook_batch_throttle_enable,
+            rate: self.audit_webhook_batch_throttle_qps,
+            burst: self.audit_webhook_batch_throttle_burst,
+            truncates: self.audit_webhook_truncate_enabled,
+            max_event_size: self.audit_webhook_truncate_max_event_size,
+            max_batch_size: self.audit_webhook_truncate_max_batch_size,
+        }
+    }
+}
+
+/// The server of a kubeconfig, to which events are posted at the path of its address.
+struct Webhook {
+    client: kube::Client,
+    path: String,
+}
+
+impl std::fmt::Debug for Webhook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Webhook").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// An answer that is no success.
+#[derive(Debug, thiserror::Error)]
+#[error("the server answered {0}")]
+struct Refused(http::StatusCode);
+
+impl Webhook {
+    async fn open(file: &std::path::Path) -> Result<Self, BoxError> {
+        let kubeconfig = Kubeconfig::read_from(file)?;
+        let mut config =
+            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        let path = match config.cluster_url.path().trim_end_matches('/') {
+            "" => "/".to_owned(),
+            path => path.to_owned(),
+        };
+        let mut parts = config.cluster_url.clone().into_parts();
+        parts.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
+        config.cluster_url = http::Uri::from_parts(parts)?;
+        Ok(Self { client: kube::Client::try_from(config)?, path })
+    }
+}
+
+impl AuditSender for Webhook {
+    fn post(&self, body: Bytes) -> BoxFuture<'_, Result<(), BoxError>> {
+        Box::pin(async move {
+            let request = Request::post(&self.path)
+                .header(header::CONTENT_TYPE, "application/json")
+                .header(header::ACCEPT, "application/json, */*")
+                .header(header::USER_AGENT, "kube-apiserver")
+                .body(kube::client::Body::from(body))?;
+            let response = self.client.send(request).await?;
+            match response.status() {
+                status if status.is_success() => Ok(()),
+                status => Err(Refused(status).into()),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        audit: AuditOptions,
+    }
+
+    fn options(flags: &[&str]) -> Result<AuditOptions, clap::Error> {
+        Ok(Line::try_parse_from([&["x"], flags].concat())?.audit)
+    }
+
+    #[tokio::test]
+    async fn flags_are_checked_as_upstream_checks_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let policy = directory.path().join("policy.yaml");
+        std::fs::write(&policy, "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]")
+            .unwrap();
+        let policy = format!("--audit-policy-file={}", policy.display());
+        let log = "--audit-log-path=-";
+        assert!(options(&[]).unwrap().read().await.unwrap().is_none());
+        assert!(options(&[log]).unwrap().read().await.unwrap().is_none(), "no policy, no audit");
+        let config = options(&[log, &policy]).unwrap().read().await.unwrap().expect("an audit");
+        let log_options = config.log.expect("a log");
+        assert!(log_options.path.is_none() && matches!(log_options.mode, AuditMode::Blocking));
+        assert_eq!((log_options.max_age, log_options.max_backups, log_options.max_size), (366, 100, 100));
+        for (flags, why) in [
+            (
+                &[log, "--audit-log-mode=batch", "--audit-log-batch-buffer-size=0"][..],
+                "invalid audit batch log buffer size 0, must be a positive number",
+            ),
+            (
+                &[log, "--audit-log-mode=batch", "--audit-log-batch-throttle-enable"],
+                "invalid audit batch log throttle QPS 0, must be a positive number",
+            ),
+            (
+                &[log, "--audit-log-truncate-max-event-size=9", "--audit-log-truncate-max-batch-size=5"],
+                "invalid audit truncate log max batch size 5, must be greater than max event size (9)",
+            ),
+        ] {
+            let error = options(flags).unwrap().read().await.expect_err(why);
+            assert_eq!(error.to_string(), why);
+        }
+        for flag in
+            ["--audit-log-mode=fast", "--audit-log-format=xml", "--audit-log-version=audit.k8s.io/v1beta1"]
+        {
+            assert!(options(&[flag]).is_err(), "{flag}");
+        }
+        let missing = options(&["--audit-policy-file=/nowhere", log]).unwrap().read().await.unwrap_err();
+        assert!(
+            missing.to_string().starts_with("loading audit policy file: failed to read file path"),
+            "{missing}"
+        );
+    }
+
+    #[tokio::test]
+    async fn events_are_posted_to_the_server_of_the_kubeconfig() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("kubeconfig");
+        let kubeconfig = format!(
+            "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: 'http://{address}/audit/here'}}}}]\n\
+             users: [{{name: u, user: {{token: secret}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
+             current-context: x\n"
+        );
+        std::fs::write(&file, kubeconfig).unwrap();
+        let webhook = Webhook::open(&file).await.unwrap();
+        for (answer, good) in [("200 OK", true), ("500 Internal Server Error", false)] {
+            let serve = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut seen = Vec::new();
+                while !seen.ends_with(b"{\"kind\":\"EventList\"}") {
+                    let mut buffer = [0; 4096];
+                    let read = stream.read(&mut buffer).await.unwrap();
+                    assert!(read > 0, "{}", String::from_utf8_lossy(&seen));
+                    seen.extend_from_slice(&buffer[..read]);
+                }
+                let reply = format!("HTTP/1.1 {answer}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                stream.write_all(reply.as_bytes()).await.unwrap();
+                String::from_utf8_lossy(&seen).to_lowercase()
+            };
+            let body = Bytes::from_static(b"{\"kind\":\"EventList\"}");
+            let (seen, sent) = tokio::join!(serve, webhook.post(body));
+            assert!(seen.starts_with("post /audit/here http/1.1\r\n"), "{seen}");
+            assert!(seen.contains("authorization: bearer secret"), "{seen}");
+            assert_eq!(sent.is_ok(), good, "{sent:?}");
+        }
+    }
+}
