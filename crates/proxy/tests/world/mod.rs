@@ -211,6 +211,8 @@ impl World {
             config.service_cidrs = vec!["fd96::/112".parse().unwrap()];
         })
         .await;
+        // The network has no addresses of IPv6 for pods, and lets none out; these pods get theirs by hand.
+        world.nft().del_table("ferrite-senders-ferrite0", Family::Netdev).await.unwrap();
         world.node.run(|| std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap());
         let gateway: Ipv6Addr = "fd44::1".parse().unwrap();
         world.node.route().add_address(Ipv6Address::new("ferrite0", gateway, 64).nodad()).await.unwrap();
