@@ -73,10 +73,15 @@ impl Registry {
         if after < oldest {
             return Err(gone(&WatchEnd::Compacted { wanted: after.next(), oldest: oldest.next() }));
         }
+        // Objects of another version can be told from others only after they are converted.
+        let of_stored = match crate::extensions::converts(resource) {
+            true => Selectors::default(),
+            false => selectors.clone(),
+        };
         let trigger = trigger::of(resource, &selectors);
         let watch = self.store.watch_selected(prefix.as_bytes(), trigger, after).map_err(|end| gone(&end))?;
         Ok(WatchStream {
-            initial: from_now.then(|| Items::all(resource, selectors.clone(), snapshot, prefix)),
+            initial: from_now.then(|| Items::all(resource, of_stored, snapshot, prefix)),
             initial_end: (initial && options.bookmarks).then_some(current),
             hub: self.hubs.of(resource),
             converter: Arc::clone(&self.converter),
@@ -141,12 +146,11 @@ impl WatchStream {
             false => std::mem::take(&mut self.unconverted),
             true => {
                 let (entries, changes) = self.unconverted.clone();
-                let converted = (
-                    Box::pin(self.converter.entries(&self.resource, entries)).await?,
-                    Box::pin(self.converter.changes(&self.resource, changes)).await?,
-                );
+                let mut entries = Box::pin(self.converter.entries(&self.resource, entries)).await?;
+                let changes = Box::pin(self.converter.changes(&self.resource, changes)).await?;
                 self.unconverted = (Vec::new(), Vec::new());
-                converted
+                entries.retain(|entry| self.selectors.select(&self.resource, entry));
+                (entries, changes)
             }
         };
         self.hub.initial.add(entries.len() as u64);

@@ -154,6 +154,28 @@ async fn watches_are_converted() {
 }
 
 #[tokio::test]
+async fn a_watch_begins_with_the_objects_that_are_selected_after_conversion() {
+    let (world, hook) = (World::start().await, HookServer::start(convert).await);
+    serve(&world, &definition(hook.config("/convert"), "v1")).await;
+    for (name, place) in [("a", "here:80"), ("b", "there:80")] {
+        assert_eq!(world.post(V1, &v1(name, place)).await.code, 201);
+    }
+    let query =
+        "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let mut watch = world.open(&format!("{V2}?{query}&fieldSelector=host%3Dthere")).await.into_body();
+    let mut names = Vec::new();
+    loop {
+        let frame = watch.frame().await.expect("a frame").expect("no error").into_data().expect("data");
+        let event: Value = ferrite_json::from_slice(&frame).expect("an event");
+        if event["type"] == "BOOKMARK" {
+            break;
+        }
+        names.push(event["object"]["metadata"]["name"].clone());
+    }
+    assert_eq!(names, ["b"]);
+}
+
+#[tokio::test]
 async fn objects_stored_in_two_versions_are_listed_in_one() {
     let (world, hook) = (World::start().await, HookServer::start(convert).await);
     serve(&world, &definition(hook.config("/convert"), "v1")).await;
