@@ -58,20 +58,22 @@ impl Sizes {
     fn of(&self, resource: &Resource, snapshot: impl FnOnce() -> Snapshot) -> Size {
         let key = (resource.group.to_string(), resource.plural.to_string());
         let now = Instant::now();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((then, size)) = known.get(&key)
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((then, size)) = lock().get(&key)
             && now.duration_since(*then) < AGE
         {
             return *size;
         }
+        // Without the lock: other lists do not wait for the count.
         let (snapshot, prefix) = (snapshot(), stored::prefix(resource));
         let entries = snapshot.range(prefix.as_bytes(), None);
         let size = entries.fold(Size::default(), |size, (_, entry)| Size {
             objects: size.objects + 1,
             bytes: size.bytes + entry.value.len() as u64,
         });
+        let mut known = lock();
         // Resources come and go; those that went are forgotten with the old ones.
-        known.retain(|_, (then, _)| now.duration_since(*then) < AGE);
+        known.retain(|_, (then, _)| now.saturating_duration_since(*then) < AGE);
         known.insert(key, (now, size));
         size
     }
