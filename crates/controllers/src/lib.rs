@@ -16,6 +16,7 @@ mod discovery;
 mod disruption;
 mod endpoints;
 mod error;
+mod evict;
 mod gc;
 mod hash;
 mod history;

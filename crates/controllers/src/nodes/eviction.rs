@@ -4,23 +4,22 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ferrite_client::{
-    Api, Change, EventRecorder, EventType, Informer, ObjectKey, is_conflict, is_not_found, tolerates,
-};
-use ferrite_json::json;
-use jiff::Timestamp;
+use ferrite_client::{Api, Change, EventRecorder, EventType, Informer, ObjectKey, tolerates};
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use tokio::time::Instant;
 
 use super::taints::NO_EXECUTE;
 use crate::Context;
-use crate::error::{During, SyncError};
+use crate::error::SyncError;
+use crate::evict::{self, Disruption};
 use crate::pods::{self, BY_NODE, is_terminating, node_name};
 
 const NAME: &str = "taint-eviction-controller";
+const DISRUPTION: Disruption = Disruption {
+    reason: "DeletionByTaintManager",
+    message: "Taint manager: deleting due to NoExecute taint",
+};
 
 struct Evictor {
     client: Client,
@@ -138,21 +137,7 @@ impl Evictor {
         let message = format!("Marking for deletion Pod {key}");
         self.recorder.event_for(pod, EventType::Normal, "TaintManagerEviction", message);
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
-        let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [{
-            "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
-            "message": "Taint manager: deleting due to NoExecute taint",
-            "lastTransitionTime": Time(Timestamp::now())}]}});
-        match api.patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(patch)).await {
-            Ok(_) => {}
-            Err(error) if is_not_found(&error) || is_conflict(&error) => return Ok(()),
-            Err(error) => return Err(error).during(|| format!("mark pod {key} for eviction")),
-        }
-        let same = Preconditions { uid: pod.metadata.uid.clone(), resource_version: None };
-        match api.delete(&key.name, &DeleteParams::default().preconditions(same)).await {
-            Ok(_) => Ok(()),
-            Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(()),
-            Err(error) => Err(error).during(|| format!("evict pod {key}")),
-        }
+        evict::mark_and_delete(&api, key, pod, &DISRUPTION).await.map(drop)
     }
 }
 

@@ -4,17 +4,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferrite_client::{
-    Api, Change, EventRecorder, EventType, Informer, ObjectKey, WorkQueue, is_conflict, is_not_found,
-};
+use ferrite_client::{Api, Change, EventRecorder, EventType, Informer, ObjectKey, WorkQueue};
 use ferrite_component::metrics::{Counter, Histogram, registry};
-use ferrite_json::json;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Client;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 
 use super::decide::{evicting, eviction, results};
 use crate::Context;
@@ -22,9 +17,14 @@ use crate::devices::reference::{
     Named, PODS_BY_CLAIM, claim_index, consumers, entries, is_for_pod, is_pod, is_reserved_for,
 };
 use crate::error::{During, SyncError};
+use crate::evict::{self, Disruption};
 use crate::pods::{is_terminating, node_name};
 
 const NAME: &str = "device-taint-eviction-controller";
+const DISRUPTION: Disruption = Disruption {
+    reason: "DeletionByDeviceTaintManager",
+    message: "Device Taint manager: deleting due to NoExecute taint",
+};
 const REASON: &str = "DeviceTaintManagerEviction";
 
 /// Index of slices and of claims by `driver/pool`.
@@ -184,23 +184,9 @@ impl Evictor {
             return Ok(());
         }
         self.recorder.event_for(pod, EventType::Normal, REASON, "Marking for deletion");
-        let patch = json!({"metadata": {"uid": pod.metadata.uid}, "status": {"conditions": [{
-            "type": "DisruptionTarget", "status": "True", "reason": "DeletionByDeviceTaintManager",
-            "message": "Device Taint manager: deleting due to NoExecute taint",
-            "lastTransitionTime": Time(Timestamp::now())}]}});
-        match api.patch_status(&key.name, &PatchParams::default(), &Patch::Strategic(patch)).await {
-            Ok(_) => {}
-            Err(error) if is_not_found(&error) || is_conflict(&error) => return Ok(()),
-            Err(error) => return Err(error).during(|| format!("mark pod {key} for eviction")),
+        if evict::mark_and_delete(&api, key, pod, &DISRUPTION).await? {
+            DELETIONS.increment();
         }
-        let same = Preconditions { uid: pod.metadata.uid.clone(), resource_version: None };
-        match api.delete(&key.name, &DeleteParams::default().preconditions(same)).await {
-            Ok(()) => {
-                DELETIONS.increment();
-                Ok(())
-            }
-            Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(()),
-            Err(error) => Err(error).during(|| format!("evict pod {key}")),
-        }
+        Ok(())
     }
 }
