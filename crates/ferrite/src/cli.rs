@@ -15,6 +15,7 @@ use crate::runtime::RuntimeAlone;
 use crate::server::{AgentSettings, ServerPlace};
 use crate::standalone::StandaloneOptions;
 use crate::store_cmd::{SnapshotCommand, StoreCommand};
+use crate::timeline::Timeline;
 use crate::up::Up;
 use crate::{down, kubelet, logging, status, tools, watchdog};
 use clap::{Args, CommandFactory, Parser, Subcommand};
@@ -120,6 +121,8 @@ enum Command {
     KubeScheduler(Box<KubeScheduler>),
     /// Explain which node a pod gets and why: who rejects each node, every score, and what would have to change.
     ExplainSchedule(ExplainSchedule),
+    /// Show the life of an object step by step: who did what to it and to its owners, when, and how long it took.
+    Timeline(Timeline),
     /// Show what the data path does with a pod, a Service or a name, read back from the kernel.
     Network(NetworkCommand),
     /// Run the container runtime alone, for crictl and for any kubelet.
@@ -173,6 +176,7 @@ impl Cli {
             Command::KubeControllerManager(manager) => block_on(manager.run()),
             Command::KubeScheduler(scheduler) => block_on(scheduler.run()),
             Command::ExplainSchedule(explain) => block_on(explain.run()),
+            Command::Timeline(timeline) => block_on(timeline.run()),
             Command::Network(command) => block_on(command.run()),
             Command::Runtime(runtime) => block_on(runtime.run()),
             Command::Store(command) => block_on(command.run()),
