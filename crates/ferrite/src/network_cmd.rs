@@ -7,6 +7,7 @@ use crate::machines::Machines;
 use crate::paths::Paths;
 use crate::status::State;
 use ferrite_client::Api;
+use ferrite_network::IpFamily;
 use ferrite_nft::Protocol;
 use ferrite_policy::model::{Direction, PodFacts, Policy};
 use ferrite_policy::view::PodView;
@@ -79,8 +80,8 @@ impl NodeView {
         }
     }
 
-    fn services(&self) -> Result<Option<TableView>, BoxError> {
-        Ok(TableView::read(&self.paths.proxy_table(), self.netns.as_deref())?)
+    fn services(&self, family: IpFamily) -> Result<Option<TableView>, BoxError> {
+        Ok(TableView::read(family, &self.paths.proxy_table(), self.netns.as_deref())?)
     }
 }
 
@@ -112,22 +113,25 @@ impl NetworkCommand {
         let node = NodeView::find(paths, self.node.as_deref().or(on.as_deref()))?;
         let facts = PodFacts::of(&pod);
         let mut out = format!("pod {}\n", facts.name);
-        let Some(address) = facts.addresses.iter().copied().find(IpAddr::is_ipv4) else {
+        if facts.addresses.is_empty() {
             let host = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
             let why =
                 if host { "it uses the network of its node" } else { "it has no address, or has it no more" };
             writeln!(out, "  address     none: {why}; no policy and no host port concerns it")?;
             return Ok(out);
-        };
-        writeln!(out, "  address     {address} on node {}", on.as_deref().unwrap_or("(none)"))?;
+        }
         let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &self.namespace);
         let policies: Vec<Policy> =
             policies.list(&ListParams::default()).await?.items.iter().map(Policy::of).collect();
+        let services = Api::<Service>::all(client.clone()).list(&ListParams::default()).await?.items;
         let table = ferrite_network::policy_table(&node.paths.bridge());
-        let seen = PodView::read(&table, node.netns.as_deref(), address)?;
-        out.push_str(&policy_lines(&facts, &policies, seen.as_ref(), &table));
-        if let IpAddr::V4(v4) = address {
-            for port in ferrite_network::published_ports(&node.paths.bridge(), node.netns.as_deref(), v4)? {
+        for address in facts.addresses.iter().copied() {
+            writeln!(out, "  address     {address} on node {}", on.as_deref().unwrap_or("(none)"))?;
+            let seen = PodView::read(&table, node.netns.as_deref(), address)?;
+            out.push_str(&policy_lines(&facts, &policies, seen.as_ref(), &table));
+            for port in
+                ferrite_network::published_ports(&node.paths.bridge(), node.netns.as_deref(), address)?
+            {
                 let ip = port.host_ip.map_or_else(|| "every address of the node".into(), |ip| ip.to_string());
                 let protocol = format!("{:?}", port.protocol).to_lowercase();
                 writeln!(
@@ -136,12 +140,12 @@ impl NetworkCommand {
                     port.host_port, port.container_port
                 )?;
             }
-        }
-        let services = Api::<Service>::all(client.clone()).list(&ListParams::default()).await?.items;
-        if let Some(view) = node.services()? {
-            for (ip, port) in view.leading_to(address) {
-                let name = services.iter().find(|service| addresses_of(service).contains(&ip)).map(name_of);
-                writeln!(out, "  service     {} at {ip}:{port}", name.as_deref().unwrap_or("(unknown)"))?;
+            if let Some(view) = node.services(IpFamily::of(address))? {
+                for (ip, port) in view.leading_to(address) {
+                    let name =
+                        services.iter().find(|service| addresses_of(service).contains(&ip)).map(name_of);
+                    writeln!(out, "  service     {} at {ip}:{port}", name.as_deref().unwrap_or("(unknown)"))?;
+                }
             }
         }
         Ok(out)
@@ -165,7 +169,11 @@ impl NetworkCommand {
             .map(PodFacts::of)
             .flat_map(|pod| pod.addresses.clone().into_iter().map(move |ip| (ip, pod.name.to_string())))
             .collect();
-        Ok(service_lines(&service, &node.name, node.services()?.as_ref(), &names))
+        let mut views = Vec::new();
+        for family in IpFamily::BOTH {
+            views.extend(node.services(family)?.map(|view| (family, view)));
+        }
+        Ok(service_lines(&service, &node.name, &views, &names))
     }
 
     async fn name(&self, paths: &Paths, client: &kube::Client) -> Result<String, BoxError> {
@@ -269,7 +277,7 @@ fn way_text(way: &Way, pods: &PodNames) -> String {
     }
 }
 
-fn service_lines(service: &Service, node: &str, view: Option<&TableView>, pods: &PodNames) -> String {
+fn service_lines(service: &Service, node: &str, views: &[(IpFamily, TableView)], pods: &PodNames) -> String {
     let mut out = format!("service {}, as node {node} has it\n", name_of(service));
     let spec = service.spec.clone().unwrap_or_default();
     if spec.type_.as_deref() == Some("ExternalName") {
@@ -282,10 +290,12 @@ fn service_lines(service: &Service, node: &str, view: Option<&TableView>, pods: 
         out.push_str("  headless: its name has the addresses of its pods, and no packet is translated\n");
         return out;
     }
-    let Some(view) = view else {
-        out.push_str("  NOT IN THE KERNEL: there is no table of Services\n");
-        return out;
-    };
+    let families: Vec<IpFamily> = addresses.iter().map(|ip| IpFamily::of(*ip)).collect();
+    let of = |family: IpFamily| views.iter().find(|(known, _)| *known == family).map(|(_, view)| view);
+    for family in families.iter().filter(|family| of(**family).is_none()) {
+        let family = family.api_name();
+        out.push_str(&format!("  NOT IN THE KERNEL: there is no table of Services of {family}\n"));
+    }
     let number = |number: Option<i32>| number.and_then(|number| u16::try_from(number).ok());
     for port in spec.ports.iter().flatten() {
         let ServicePort { port: own, node_port, protocol, .. } = port;
@@ -293,12 +303,15 @@ fn service_lines(service: &Service, node: &str, view: Option<&TableView>, pods: 
             continue;
         };
         for ip in &addresses {
+            let Some(view) = of(IpFamily::of(*ip)) else { continue };
             let way = way_text(&view.service(*ip, protocol, own), pods);
             out.push_str(&format!("  {ip}:{own}/{protocol} {way}\n"));
         }
         if let Some(port) = number(*node_port).filter(|port| *port > 0) {
-            let way = way_text(&view.node_port(protocol, port), pods);
-            out.push_str(&format!("  node port {port}/{protocol} {way}\n"));
+            for view in families.iter().filter_map(|family| of(*family)) {
+                let way = way_text(&view.node_port(protocol, port), pods);
+                out.push_str(&format!("  node port {port}/{protocol} {way}\n"));
+            }
         }
     }
     out
