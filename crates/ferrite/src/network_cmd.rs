@@ -20,7 +20,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::ListParams;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -180,15 +180,23 @@ impl NetworkCommand {
         let dns = Api::<Service>::namespaced(client.clone(), "kube-system").get_opt("kube-dns").await?;
         let server = dns.as_ref().and_then(|service| addresses_of(service).first().copied());
         let server = server.ok_or(ViewError::NoDns)?;
-        let query = dns_query(&self.target).ok_or_else(|| ViewError::BadName(self.target.clone()))?;
-        let answer = tokio::task::spawn_blocking(move || ask(SocketAddr::new(server, 53), &query)).await??;
-        let mut out =
-            format!("name {}\n  answer      {} by {server}\n", self.target, answer.metadata.response_code);
+        let mut out = format!("name {}\n", self.target);
         let mut addresses: Vec<IpAddr> = Vec::new();
-        for record in &answer.answers {
-            writeln!(out, "  record      {} {} {}", record.name, record.record_type(), record.data)?;
-            if let RData::A(address) = &record.data {
-                addresses.push(address.0.into());
+        for family in IpFamily::BOTH {
+            let query = dns_query(&self.target, family);
+            let query = query.ok_or_else(|| ViewError::BadName(self.target.clone()))?;
+            let asked = tokio::task::spawn_blocking(move || ask(SocketAddr::new(server, 53), &query));
+            let answer = asked.await??;
+            if family == IpFamily::V4 {
+                writeln!(out, "  answer      {} by {server}", answer.metadata.response_code)?;
+            }
+            for record in &answer.answers {
+                writeln!(out, "  record      {} {} {}", record.name, record.record_type(), record.data)?;
+                match &record.data {
+                    RData::A(address) => addresses.push(address.0.into()),
+                    RData::AAAA(address) => addresses.push(address.0.into()),
+                    _ => {}
+                }
             }
         }
         let services = Api::<Service>::all(client.clone()).list(&ListParams::default()).await?.items;
@@ -218,7 +226,7 @@ fn addresses_of(service: &Service) -> Vec<IpAddr> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = status.and_then(|status| status.ingress.as_ref()).into_iter().flatten();
     let balancers = ingress.filter_map(|ingress| ingress.ip.as_ref());
-    own.chain(balancers).filter_map(|text| text.parse().ok()).filter(IpAddr::is_ipv4).collect()
+    own.chain(balancers).filter_map(|text| text.parse().ok()).collect()
 }
 
 /// Which policies judge a pod, and whether the kernel agrees.
@@ -317,9 +325,10 @@ fn service_lines(service: &Service, node: &str, views: &[(IpFamily, TableView)],
     out
 }
 
-/// A question for the addresses of a name.
-fn dns_query(name: &str) -> Option<Vec<u8>> {
+/// A question for the addresses of a name, of one family.
+fn dns_query(name: &str, family: IpFamily) -> Option<Vec<u8>> {
     const QUESTION_A: [u8; 4] = [0, 1, 0, 1];
+    const QUESTION_AAAA: [u8; 4] = [0, 28, 0, 1];
     // An id, recursion desired, one question.
     let mut bytes = vec![0x66, 0x65, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     let name = name.trim_end_matches('.');
@@ -331,12 +340,16 @@ fn dns_query(name: &str) -> Option<Vec<u8>> {
         bytes.extend_from_slice(label.as_bytes());
     }
     bytes.push(0);
-    bytes.extend_from_slice(&QUESTION_A);
+    bytes.extend_from_slice(if family == IpFamily::V4 { &QUESTION_A } else { &QUESTION_AAAA });
     Some(bytes)
 }
 
 fn ask(server: SocketAddr, query: &[u8]) -> Result<Message, BoxError> {
-    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    let anywhere: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((anywhere, 0))?;
     socket.connect(server)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.send(query)?;
@@ -379,9 +392,10 @@ mod tests {
 
     #[test]
     fn names_become_questions() {
-        assert_eq!(dns_query("a.bc").unwrap()[12..], [1, b'a', 2, b'b', b'c', 0, 0, 1, 0, 1]);
+        assert_eq!(dns_query("a.bc", IpFamily::V4).unwrap()[12..], [1, b'a', 2, b'b', b'c', 0, 0, 1, 0, 1]);
+        assert_eq!(dns_query("a.bc", IpFamily::V6).unwrap()[12..], [1, b'a', 2, b'b', b'c', 0, 0, 28, 0, 1]);
         for bad in ["", ".", "a..b", &"x".repeat(64)] {
-            assert!(dns_query(bad).is_none(), "{bad}");
+            assert!(dns_query(bad, IpFamily::V4).is_none(), "{bad}");
         }
     }
 }

@@ -18,7 +18,7 @@ use ferrite_client::{Informers, Scope};
 use ferrite_component::GoDuration;
 use ferrite_controllers::{Config, Identity, NodeCertificates, NodeCidrs};
 use ferrite_network::{Addresses, Cidrs, Encapsulation, IpFamily, Router, RouterConfig};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 
 /// A server without a node: where it keeps its files and how it is reached.
@@ -75,7 +75,7 @@ impl ServerPlace {
         };
         let place = Place {
             address: advertise,
-            listen: vec![Ipv4Addr::UNSPECIFIED.into()],
+            listen: vec![everywhere(advertise)],
             whole: agents.is_some(),
             domain: agents.map_or_else(|| CLUSTER_DOMAIN.into(), |agents| agents.cluster_domain.clone()),
             standalone,
@@ -109,7 +109,7 @@ impl ServerPlace {
         control_plane::start_elected(&running, &paths, work, agents.is_some(), &scope)?;
         let mut routes = None;
         if let Some(agents) = agents {
-            let everywhere = [Ipv4Addr::UNSPECIFIED.into()];
+            let everywhere = [everywhere(advertise)];
             let clients = running.local().controller_clients();
             let informers = Informers::new(clients(Identity::Manager), scope.clone());
             agents.extras.start(&everywhere, advertise, &running, &informers, &scope).await?;
@@ -126,6 +126,14 @@ impl ServerPlace {
         }
         running.stop().await;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// All addresses of this machine: those of IPv4, and of IPv6 too where the server is known by one. `::` takes both.
+fn everywhere(advertise: IpAddr) -> IpAddr {
+    match advertise {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 
