@@ -14,6 +14,7 @@ use ferrite_apiserver::{
 };
 use ferrite_client::{Fence, Scope};
 use ferrite_controllers::{Clients, Identity};
+use ferrite_network::{Cidr, Cidrs};
 use ferrite_pki::{ClusterPki, Purpose, Subject};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -179,26 +180,18 @@ fn parse_runtime_config(text: &str) -> Result<(String, bool), String> {
     }
 }
 
-/// An IPv4 network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cidr {
-    pub network: Ipv4Addr,
-    pub prefix: u8,
-}
-
-impl std::fmt::Display for Cidr {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.network, self.prefix)
-    }
-}
-
-pub fn parse_cidr(text: &str) -> Result<Cidr, String> {
-    let bad = || format!("{text:?} is not a network like 10.96.0.0/12");
-    let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
-    let address: Ipv4Addr = address.parse().map_err(|_| bad())?;
-    let prefix: u8 = prefix.parse().ok().filter(|p| (8..=30).contains(p)).ok_or_else(bad)?;
-    let mask = u32::MAX << (32 - u32::from(prefix));
-    Ok(Cidr { network: Ipv4Addr::from(u32::from(address) & mask), prefix })
+/// Ranges of addresses for pods or nodes: one, or one of each family. Host bits are cut off.
+pub fn parse_cidrs(text: &str) -> Result<Cidrs, String> {
+    let read = |text: &str| {
+        let bad = || format!("{text:?} is not a network like 10.244.0.0/16 or fd00:10:244::/56");
+        let (address, prefix) = text.trim().split_once('/').ok_or_else(bad)?;
+        let address: IpAddr = address.parse().map_err(|_| bad())?;
+        let (widest, narrowest) = if address.is_ipv4() { (8, 30) } else { (8, 126) };
+        let prefix: u8 = prefix.parse().ok().filter(|p| (widest..=narrowest).contains(p)).ok_or_else(bad)?;
+        Cidr::containing(address, prefix).ok_or_else(bad)
+    };
+    let ranges = text.split(',').map(read).collect::<Result<Vec<_>, _>>()?;
+    Cidrs::new(ranges).map_err(|error| error.to_string())
 }
 
 /// The ranges Services get their addresses from: one, or one of each family.
@@ -224,9 +217,12 @@ impl ServiceRanges {
         primary.contains_host(address).then_some(address)
     }
 
-    /// The range of IPv4, as text.
-    pub fn v4(&self) -> Option<String> {
-        self.0.iter().find(|range| range.address.is_ipv4()).map(ToString::to_string)
+    /// The ranges of the families of pods, in their order: Services of other families have no endpoints.
+    pub fn for_pods(&self, pods: Cidrs) -> Option<Cidrs> {
+        let ranges = self.0.iter().filter_map(|range| Cidr::containing(range.address, range.bits));
+        let ranges: Vec<Cidr> = ranges.collect();
+        let of = |family| ranges.iter().copied().find(|range| range.family() == family);
+        Cidrs::new(pods.families().into_iter().filter_map(of)).ok()
     }
 }
 

@@ -3,7 +3,7 @@
 //! Parts start in the order in which they need each other and stop in reverse. Containers belong to their
 //! supervisors and outlive all of it.
 
-use crate::apiserver::{ApiServerHandle, BoxError, Cidr, Place, ServerOptions};
+use crate::apiserver::{ApiServerHandle, BoxError, Place, ServerOptions, parse_cidrs};
 use crate::control::Control;
 use crate::control_plane::{self, ManagerWork};
 use crate::dns::{ClusterDns, DnsOptions, DnsPlace};
@@ -23,12 +23,14 @@ use ferrite_client::{Informers, Scope};
 use ferrite_component::GoDuration;
 use ferrite_controllers::{NodeCertificates, NodeCidrs};
 use ferrite_kubelet::Kubelet;
-use ferrite_network::{Bridge, BridgeConfig, Encapsulation, PodNetwork, RouterConfig, Segment};
+use ferrite_network::{
+    Addresses, Bridge, BridgeConfig, Cidr, Cidrs, Encapsulation, IpFamily, PodNetwork, RouterConfig, Segment,
+};
 use ferrite_pki::{Purpose, Subject};
 use ferrite_policy::Sources;
 use ferrite_proxy::Proxy;
 use k8s_openapi::api::core::v1::Node;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,17 +52,19 @@ pub struct ClusterOptions {
     /// Name of the node; the host name by default.
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Addresses of all pods; the node takes the first /24.
-    #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
-    pub pod_cidr: Cidr,
+    /// Addresses of all pods: a range, or one of each family, the primary one first, like
+    /// 10.244.0.0/16,fd00:10:244::/56. The node takes the first /24 of IPv4 and the first /64 of IPv6.
+    #[arg(long, alias = "pod-cidr", default_value = "10.244.0.0/16", value_name = "CIDRS", value_parser = parse_cidrs)]
+    pub cluster_cidr: Cidrs,
     /// Real nodes on this machine. This process is the first; the others are agents with networks, mounts and
     /// directories of their own, on a virtual segment without a way out. Without it there is one node, and none can
     /// join.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=200))]
     pub nodes: Option<u16>,
-    /// Addresses of nodes on the virtual segment.
-    #[arg(long, default_value = "10.243.0.0/24", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
-    pub node_cidr: Cidr,
+    /// Addresses of nodes on the virtual segment, of the families of pods; 10.243.0.0/24 and fd00:10:243::/112 by
+    /// default.
+    #[arg(long, value_name = "CIDRS", value_parser = parse_cidrs)]
+    pub node_cidr: Option<Cidrs>,
     /// How long a node may be silent before it is taken for lost.
     #[arg(long, default_value = "50s", value_name = "DURATION")]
     pub node_monitor_grace_period: GoDuration,
@@ -122,24 +126,26 @@ impl Cluster {
             Some(name) => name.clone(),
             None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
         };
-        let services = options.server.service_cluster_ip_range.v4();
-        let bridge = start_network(paths, &options.pod_cidr, services.as_deref()).await?;
+        let services = options.server.service_cluster_ip_range.for_pods(options.cluster_cidr);
+        let bridge = start_network(paths, options.cluster_cidr, services).await?;
         let segment = match options.nodes {
-            Some(_) => Some(open_segment(paths, options, services.as_deref()).await?),
+            Some(_) => Some(open_segment(paths, options, services).await?),
             None => None,
         };
         // Nobody outside this machine has a reason to reach it unless the user says so: the bridge's address will do.
-        let gateway = IpAddr::V4(bridge.gateway());
-        let node_ip = match (&segment, options.server.bind_address) {
-            (Some(segment), _) => segment.address().into(),
-            (None, None) => gateway,
-            (None, Some(_)) => ferrite_network::node_address().await?.unwrap_or(gateway),
+        let gateways = bridge.gateways();
+        let node_ips = match (&segment, options.server.bind_address) {
+            (Some(segment), _) => segment.addresses(),
+            (None, None) => gateways,
+            (None, Some(_)) => machine_addresses(gateways).await?,
         };
-        progress.done("network", &format!("{}, node address {node_ip}", paths.bridge()));
+        let node_ip = *node_ips.primary();
+        progress.done("network", &format!("{}, node address {node_ips}", paths.bridge()));
 
-        let mut listen = vec![Ipv4Addr::LOCALHOST.into(), gateway];
-        if node_ip != gateway && segment.is_some() {
-            listen.push(node_ip);
+        let mut listen: Vec<IpAddr> = vec![Ipv4Addr::LOCALHOST.into()];
+        listen.extend(gateways.iter());
+        if segment.is_some() {
+            listen.extend(node_ips.iter());
         }
         let domain = options.dns.cluster_domain.clone();
         let standalone = StandaloneOptions::default();
@@ -158,7 +164,7 @@ impl Cluster {
         config.node_cidrs = Some(node_cidrs(options, &node_name)?);
         config.node_monitor_grace = options.node_monitor_grace_period.0;
         if segment.is_some() {
-            config.node_certificates = Some(node_certificates(options, node_ip));
+            config.node_certificates = Some(node_certificates(options, node_ips));
         }
         let on_request = ferrite_controllers::FOR_JOINING.iter().copied();
         let names: Vec<String> = std::iter::once("*").chain(on_request).map(str::to_owned).collect();
@@ -183,17 +189,17 @@ impl Cluster {
 
         let others = match &segment {
             Some(segment) => {
-                Box::pin(start_others(paths, options, &api, node_ip, segment, &node_name)).await?
+                Box::pin(start_others(paths, options, &api, node_ips, segment, &node_name)).await?
             }
             None => Vec::new(),
         };
         let dns = match options.dns.no_dns {
             true => None,
             false => {
-                let place = dns_place(options, node_ip)?;
+                let place = dns_place(options, node_ips);
                 let dns = ClusterDns::start(&place, &bridge, &scope).await?;
                 let nodes = segment.as_ref().map(|_| informers.get::<Node>());
-                dns.serve_cluster(place.service, bridge.gateway(), nodes, &api, &scope);
+                dns.serve_cluster(place.service, gateways, nodes, &api, &scope);
                 progress.done("DNS", &format!("{} at {}", options.dns.cluster_domain, dns.address));
                 Some(dns)
             }
@@ -223,8 +229,8 @@ impl Cluster {
 
         let node = NodePlace {
             name: &node_name,
-            ip: node_ip,
-            pods: options.pod_cidr.to_string().parse()?,
+            ips: node_ips,
+            pods: options.cluster_cidr,
             api_service: options.server.service_cluster_ip_range.first_address(),
             dns: dns.as_ref().map(|dns| dns.address),
             domain: &options.dns.cluster_domain,
@@ -340,18 +346,36 @@ impl Cluster {
     }
 }
 
-/// The network of the node's pods, which get their addresses from the first /24 of `pods`.
+/// The length of the prefix of a node's range, as upstream's defaults are.
+pub fn node_mask(pods: Cidr) -> u8 {
+    match pods.family() {
+        IpFamily::V4 => pods.prefix().max(24),
+        IpFamily::V6 => pods.prefix().max(64),
+    }
+}
+
+/// The machine's own address of each family; the gateway's where it has none.
+async fn machine_addresses(gateways: Addresses) -> Result<Addresses, BoxError> {
+    let found = ferrite_network::node_addresses(&gateways.families()).await?;
+    let own = |gateway: &IpAddr| {
+        let same = |address: &&IpAddr| address.is_ipv4() == gateway.is_ipv4();
+        Some(found.iter().find(same).copied().unwrap_or(*gateway))
+    };
+    Ok(gateways.try_map(own).unwrap_or(gateways))
+}
+
+/// The network of the node's pods, which get their addresses from the first part of `pods`.
 pub async fn start_network(
     paths: &Paths,
-    pods: &Cidr,
-    services: Option<&str>,
+    pods: Cidrs,
+    services: Option<Cidrs>,
 ) -> Result<Arc<Bridge>, BoxError> {
-    let prefix = pods.prefix.max(24);
+    let first = |range: &Cidr| Cidr::containing(range.network(), node_mask(*range));
     let config = BridgeConfig {
         name: paths.bridge(),
-        pod_cidr: format!("{}/{prefix}", pods.network).parse()?,
-        cluster_cidr: pods.to_string().parse()?,
-        service_cidr: services.map(str::parse).transpose()?,
+        pod_cidrs: pods.try_map(first).unwrap_or(pods),
+        cluster_cidrs: pods,
+        service_cidrs: services,
         state: paths.network(),
         mtu: 1500,
         routed: true,
@@ -373,13 +397,13 @@ pub fn with_node_restriction(server: &ServerOptions) -> ServerOptions {
 async fn open_segment(
     paths: &Paths,
     options: &ClusterOptions,
-    services: Option<&str>,
+    services: Option<Cidrs>,
 ) -> Result<Segment, BoxError> {
-    let range: ferrite_network::Cidr = options.node_cidr.to_string().parse()?;
-    let pods: ferrite_network::Cidr = options.pod_cidr.to_string().parse()?;
-    let services = services.map(str::parse::<ferrite_network::Cidr>).transpose()?;
-    for other in services.into_iter().chain([pods]) {
-        if other.covers(range) || range.covers(other) {
+    let pods = options.cluster_cidr;
+    let ranges = segment_ranges(options.node_cidr, pods)?;
+    for range in ranges.iter() {
+        let mut others = services.iter().flat_map(Cidrs::iter).chain(pods.iter());
+        if let Some(other) = others.find(|other| other.overlaps(*range)) {
             return Err(format!("--node-cidr {range} overlaps with {other}: choose another range").into());
         }
     }
@@ -392,25 +416,49 @@ async fn open_segment(
     if options.cni.cni_conf_dir.is_some() {
         return Err("--nodes works with the built-in network only: leave --cni-conf-dir out".into());
     }
-    Ok(Segment::open(&paths.segment(), range, &paths.bridge()).await?)
+    Ok(Segment::open(&paths.segment(), ranges, &paths.bridge()).await?)
 }
 
-/// Pod CIDRs are /24; this node has the first, which its network is made with.
+/// The addresses of nodes: a range of each family of pods.
+fn segment_ranges(given: Option<Cidrs>, pods: Cidrs) -> Result<Cidrs, BoxError> {
+    let usual = |pods: &Cidr| match pods.family() {
+        IpFamily::V4 => "10.243.0.0/24".parse().ok(),
+        IpFamily::V6 => "fd00:10:243::/112".parse().ok(),
+    };
+    let ranges = given.or_else(|| pods.try_map(usual)).ok_or("there are no addresses for nodes")?;
+    match ranges.families() == pods.families() {
+        true => Ok(ranges),
+        false => Err(format!(
+            "--node-cidr {ranges} has other families than --cluster-cidr {pods}: give a range of each, in the same order"
+        )
+        .into()),
+    }
+}
+
+/// Pod CIDRs are parts of each family's range; this node has the first, which its network is made with.
 fn node_cidrs(options: &ClusterOptions, node: &str) -> Result<NodeCidrs, BoxError> {
-    let pods = range_of(&options.pod_cidr);
-    let mask = options.pod_cidr.prefix.max(24);
     let reserved = options.server.service_cluster_ip_range.all().to_vec();
-    Ok(NodeCidrs::new(vec![(pods, mask)])?.without(reserved).first_for(node))
+    Ok(NodeCidrs::new(ranges_with_masks(options.cluster_cidr))?.without(reserved).first_for(node))
 }
 
-pub fn range_of(cidr: &Cidr) -> ferrite_api::Cidr {
-    ferrite_api::Cidr { address: cidr.network.into(), bits: cidr.prefix }
+/// The ranges of all pods, each with the length of the prefix of a node's part.
+pub fn ranges_with_masks(pods: Cidrs) -> Vec<(ferrite_api::Cidr, u8)> {
+    pods.iter().map(|range| (range_of(*range), node_mask(*range))).collect()
 }
 
-fn node_certificates(options: &ClusterOptions, node_ip: IpAddr) -> NodeCertificates {
+pub fn range_of(cidr: Cidr) -> ferrite_api::Cidr {
+    ferrite_api::Cidr { address: cidr.network(), bits: cidr.prefix() }
+}
+
+/// The range with one address.
+pub fn host_of(address: IpAddr) -> ferrite_api::Cidr {
+    ferrite_api::Cidr { address, bits: if address.is_ipv4() { 32 } else { 128 } }
+}
+
+fn node_certificates(options: &ClusterOptions, node_ips: Addresses) -> NodeCertificates {
     let mut protected = options.server.service_cluster_ip_range.all().to_vec();
-    protected.push(range_of(&options.pod_cidr));
-    protected.push(ferrite_api::Cidr { address: node_ip, bits: if node_ip.is_ipv4() { 32 } else { 128 } });
+    protected.extend(options.cluster_cidr.iter().map(|range| range_of(*range)));
+    protected.extend(node_ips.iter().map(|ip| host_of(*ip)));
     NodeCertificates {
         users: vec![PROXY_USER.into(), DNS_USER.into()],
         protected,
@@ -418,16 +466,16 @@ fn node_certificates(options: &ClusterOptions, node_ip: IpAddr) -> NodeCertifica
     }
 }
 
-fn dns_place(options: &ClusterOptions, node_ip: IpAddr) -> Result<DnsPlace<'_>, BoxError> {
-    Ok(DnsPlace {
+fn dns_place(options: &ClusterOptions, node_ips: Addresses) -> DnsPlace<'_> {
+    DnsPlace {
         domain: &options.dns.cluster_domain,
         resolv_conf: &options.dns.resolv_conf,
         stub_domains: &options.dns.dns_stub_domain,
         service: options.server.service_cluster_ip_range.dns_address(),
-        pods: options.pod_cidr.to_string().parse()?,
-        node_ip,
+        pods: options.cluster_cidr,
+        node_ips,
         own_runtime: options.container_runtime_endpoint.is_none(),
-    })
+    }
 }
 
 /// Lets nodes join, and starts those of this machine. They join while this node starts.
@@ -435,15 +483,18 @@ async fn start_others(
     paths: &Paths,
     options: &ClusterOptions,
     api: &ApiServerHandle,
-    node_ip: IpAddr,
+    node_ips: Addresses,
     segment: &Segment,
     node_name: &str,
 ) -> Result<Vec<String>, BoxError> {
     let ranges = &options.server.service_cluster_ip_range;
-    let dns = ranges.dns_address().filter(|address| address.is_ipv4() && !options.dns.no_dns);
+    let pods = options.cluster_cidr;
+    let node_ip = *node_ips.primary();
+    let reached = |address: &IpAddr| pods.of(IpFamily::of(*address)).is_some();
+    let dns = ranges.dns_address().filter(reached).filter(|_| !options.dns.no_dns);
     let settings = ClusterSettings {
-        pods: options.pod_cidr.to_string().parse()?,
-        services: ranges.v4().map(|range| range.parse()).transpose()?,
+        pods,
+        services: ranges.for_pods(pods),
         api_service: ranges.first_address(),
         dns,
         domain: options.dns.cluster_domain.clone(),
@@ -452,7 +503,10 @@ async fn start_others(
     Box::pin(joining::publish(&admin, api.pki.ca(), &settings, node_ip)).await?;
     let port = api.url.rsplit(':').next().unwrap_or_default();
     let machines = Machines::open(paths).await?;
-    let server = format!("https://{}:{port}", SocketAddr::new(node_ip, 0).ip());
+    let server = match node_ip {
+        IpAddr::V4(v4) => format!("https://{v4}:{port}"),
+        IpAddr::V6(v6) => format!("https://[{v6}]:{port}"),
+    };
     let common = MachineOptions {
         server,
         insecure_registries: options.insecure_registry.clone(),
@@ -480,13 +534,12 @@ async fn start_routes(
     client: kube::Client,
     scope: &Scope,
 ) -> Result<(), BoxError> {
-    let IpAddr::V4(address) = node.ip else { return Err("nodes have addresses of IPv4".into()) };
     let config = RouterConfig {
         bridge: paths.bridge(),
-        address,
-        pod_cidr: Some(bridge.pod_cidr()),
-        cluster_cidr: node.pods,
-        service_cidr: options.server.service_cluster_ip_range.v4().map(|range| range.parse()).transpose()?,
+        node_ips: node.ips,
+        pod_cidrs: Some(bridge.pod_cidrs()),
+        cluster_cidrs: node.pods,
+        service_cidrs: options.server.service_cluster_ip_range.for_pods(node.pods),
         encapsulation: Encapsulation::Auto,
     };
     node_routes::start(node.name, config, client, scope).await
@@ -502,12 +555,16 @@ async fn start_own_kubelet(
     scope: &Scope,
 ) -> Result<Kubelet, BoxError> {
     let user = format!("system:node:{}", node.name);
-    let names = vec![node.name.to_owned(), node.ip.to_string(), Ipv4Addr::LOCALHOST.to_string()];
+    let mut names = vec![node.name.to_owned(), Ipv4Addr::LOCALHOST.to_string()];
+    names.extend(node.ips.iter().map(ToString::to_string));
     let subject = Subject { common_name: user.clone(), organization: Some("system:nodes".into()), names };
     let serving = api.pki.ensure("kubelet", &subject, Purpose::Server)?;
     let kubelet = KubeletOptions {
         address: match options.server.bind_address {
-            None => SocketAddr::new(node.ip, options.kubelet_port),
+            None => SocketAddr::new(*node.ips.primary(), options.kubelet_port),
+            Some(_) if node.ips.of(IpFamily::V6).is_some() => {
+                SocketAddr::from((Ipv6Addr::UNSPECIFIED, options.kubelet_port))
+            }
             Some(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, options.kubelet_port)),
         },
         tls: tokio::sync::watch::channel(Some(ferrite_pki::server_config(

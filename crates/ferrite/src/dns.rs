@@ -1,13 +1,14 @@
 //! The cluster's DNS server as a part of a cluster: where it listens, whom it answers, and its objects in the API.
 
 use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, LocalApi};
+use crate::cluster::{host_of, range_of};
 use ferrite_api::Cidr;
 use ferrite_client::{Api, Informer, Object, Scope, is_already_exists, is_not_found, message_of};
 use ferrite_dns::{
     Config, DNS_NAMESPACE, DNS_SERVICE, Dns, Listen, Patience, StubDomain, bind_tcp, domain_name,
 };
 use ferrite_json::{Value, json};
-use ferrite_network::Bridge;
+use ferrite_network::{Addresses, Bridge, Cidrs, IpFamily};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::service::service_fn;
@@ -18,7 +19,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use std::convert::Infallible;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,8 +93,8 @@ pub struct DnsPlace<'a> {
     /// The address of the Service.
     pub service: Option<IpAddr>,
     /// Addresses of all pods.
-    pub pods: ferrite_network::Cidr,
-    pub node_ip: IpAddr,
+    pub pods: Cidrs,
+    pub node_ips: Addresses,
     /// Pods of another runtime come from interfaces that we do not know.
     pub own_runtime: bool,
 }
@@ -102,18 +103,20 @@ impl ClusterDns {
     /// Listens on the bridge's address and on the Service's. The sockets hear the bridge and this machine, and nothing
     /// from other interfaces: there is no recursion for strangers. Names are known once the server is fed.
     pub async fn start(place: &DnsPlace<'_>, bridge: &Bridge, scope: &Scope) -> Result<Self, BoxError> {
-        let gateway = bridge.gateway();
-        let mut own = vec![gateway];
-        if let Some(IpAddr::V4(address)) = place.service {
+        let gateways = bridge.gateways();
+        let mut own: Vec<IpAddr> = gateways.iter().copied().collect();
+        // Pods reach addresses of their own families only.
+        let service = place.service.filter(|address| gateways.of(IpFamily::of(*address)).is_some());
+        if let Some(address) = service {
             // The address is the node's own, so that it works without a service proxy and no packet to it can leave.
             bridge.add_node_address(address).await?;
             own.push(address);
         }
         let device = place.own_runtime.then(|| bridge.name().to_owned());
-        let pods = clients(place.pods, &own, place.node_ip);
+        let pods = clients(place.pods, &own, place.node_ips);
         let at = |device: Option<&str>, port, clients: &[Cidr]| -> Vec<Listen> {
-            let listen = |ip: &Ipv4Addr| Listen {
-                address: SocketAddr::from((*ip, port)),
+            let listen = |ip: &IpAddr| Listen {
+                address: SocketAddr::new(*ip, port),
                 device: device.map(str::to_owned),
                 clients: clients.to_vec(),
             };
@@ -131,11 +134,7 @@ impl ClusterDns {
         let dns = Arc::new(Dns::start(config, scope).map_err(explain)?);
         let metrics = at(device.as_deref(), METRICS_PORT, &pods).into_iter().next();
         let metrics = metrics.and_then(|listen| serve_metrics(&listen, &dns, scope)).is_some();
-        let address = match place.service {
-            Some(address @ IpAddr::V4(_)) => address,
-            // Pods have addresses of IPv4 only, and the Service has none.
-            _ => IpAddr::V4(gateway),
-        };
+        let address = service.unwrap_or(*gateways.primary());
         Ok(Self { address, dns, metrics })
     }
 
@@ -150,12 +149,14 @@ impl ClusterDns {
     pub fn serve_cluster(
         &self,
         service: Option<IpAddr>,
-        gateway: Ipv4Addr,
+        gateways: Addresses,
         nodes: Option<Informer<Node>>,
         api: &ApiServerHandle,
         scope: &Scope,
     ) {
-        let objects = Objects { service, endpoint: gateway, metrics: self.metrics, local: nodes.is_some() };
+        let endpoint = service.and_then(|service| gateways.of(IpFamily::of(service)).copied());
+        let endpoint = endpoint.unwrap_or(*gateways.primary());
+        let objects = Objects { service, endpoint, metrics: self.metrics, local: nodes.is_some() };
         let (admin, client) = (api.client("system:apiserver", &["system:masters"]), identity(api));
         let (fed, tasks, writer) = (Arc::clone(&self.dns), scope.clone(), admin.clone());
         scope.spawn(async move {
@@ -180,8 +181,8 @@ impl ClusterDns {
 
 /// Publishes the Service of a cluster in which each node answers for itself.
 pub fn publish(service: IpAddr, nodes: Informer<Node>, api: &LocalApi, scope: &Scope) {
-    let objects =
-        Objects { service: Some(service), endpoint: Ipv4Addr::UNSPECIFIED, metrics: true, local: true };
+    // The bridges of nodes are the endpoints; only the family of this one counts.
+    let objects = Objects { service: Some(service), endpoint: service, metrics: true, local: true };
     let admin = api.client("system:apiserver", &["system:masters"]);
     scope.spawn(async move {
         until_written("rights", || ensure_rights(&admin)).await;
@@ -211,12 +212,11 @@ fn explain(error: ferrite_dns::StartError) -> BoxError {
 }
 
 /// Pods, and this machine by whichever of its addresses it asks from.
-fn clients(pods: ferrite_network::Cidr, own: &[Ipv4Addr], node_ip: IpAddr) -> Vec<Cidr> {
-    let host = |address: IpAddr| Cidr { address, bits: if address.is_ipv4() { 32 } else { 128 } };
-    let mut clients = vec![Cidr { address: pods.network().into(), bits: pods.prefix() }];
+fn clients(pods: Cidrs, own: &[IpAddr], node_ips: Addresses) -> Vec<Cidr> {
+    let mut clients: Vec<Cidr> = pods.iter().map(|range| range_of(*range)).collect();
     clients.push(Cidr { address: Ipv4Addr::new(127, 0, 0, 0).into(), bits: 8 });
-    clients.extend(own.iter().map(|ip| host((*ip).into())));
-    clients.push(host(node_ip));
+    clients.push(host_of(Ipv6Addr::LOCALHOST.into()));
+    clients.extend(own.iter().chain(node_ips.iter()).map(|ip| host_of(*ip)));
     clients
 }
 
@@ -273,7 +273,8 @@ async fn accept_scrapers(listener: TcpListener, dns: Arc<Dns>, scope: Scope) {
 struct Objects {
     /// The Service's address; the API server chooses one if there is none.
     service: Option<IpAddr>,
-    endpoint: Ipv4Addr,
+    /// Where this node answers; its family is that of all endpoints.
+    endpoint: IpAddr,
     metrics: bool,
     /// Each node answers for itself, so that no packet of a pod's question leaves its node.
     local: bool,
@@ -283,18 +284,18 @@ struct Objects {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct NodeEndpoint {
     node: String,
-    address: Ipv4Addr,
+    address: IpAddr,
 }
 
 /// As many as upstream puts into a slice.
 const ENDPOINTS_PER_SLICE: usize = 100;
 
 /// The bridges of all nodes that have pods.
-fn node_endpoints(nodes: &[Arc<Node>]) -> Vec<NodeEndpoint> {
+fn node_endpoints(nodes: &[Arc<Node>], family: IpFamily) -> Vec<NodeEndpoint> {
     let mut found: Vec<NodeEndpoint> = nodes
         .iter()
         .filter_map(|node| {
-            let address = crate::node_routes::pod_cidr(node)?.nth(1)?;
+            let address = crate::node_routes::pod_cidr(node, family)?.nth(1)?;
             Some(NodeEndpoint { node: node.metadata.name.clone()?, address })
         })
         .collect();
@@ -343,7 +344,7 @@ impl Objects {
         nodes.synced().await;
         let mut written = Vec::new();
         loop {
-            let endpoints = node_endpoints(&nodes.list());
+            let endpoints = node_endpoints(&nodes.list(), IpFamily::of(self.endpoint));
             if endpoints != written {
                 until_written("endpoints", || self.write_slices(client, &endpoints, written.len())).await;
                 written = endpoints;
@@ -438,7 +439,7 @@ impl Objects {
                     "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
                 },
             },
-            "addressType": "IPv4",
+            "addressType": IpFamily::of(self.endpoint).api_name(),
             "endpoints": endpoints,
             "ports": self.ports("port", false),
         })
@@ -461,7 +462,7 @@ impl Objects {
     }
 }
 
-fn endpoint_object(address: Ipv4Addr) -> Value {
+fn endpoint_object(address: IpAddr) -> Value {
     json!({
         "addresses": [address.to_string()],
         "conditions": {"ready": true, "serving": true, "terminating": false},

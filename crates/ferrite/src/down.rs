@@ -53,7 +53,7 @@ pub async fn run(paths: &Paths, keep_data: bool) -> Result<ExitCode, BoxError> {
     ferrite_runtime::destroy(NodeParts::runtime_config(paths, Arc::new(NoNetwork), images, driver)).await?;
     ferrite_hostfs::mounts::unmount_below(&paths.kubelet())?;
     progress.done("containers", "ended, unmounted, their cgroups removed");
-    if let Err(error) = ferrite_proxy::remove_tables(&paths.proxy_table(), &[IpFamily::V4]).await {
+    if let Err(error) = ferrite_proxy::remove_tables(&paths.proxy_table(), &IpFamily::BOTH).await {
         // A kernel without nftables never had it.
         tracing::warn!(%error, "the rules of Services may still be there");
     }

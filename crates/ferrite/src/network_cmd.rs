@@ -7,6 +7,7 @@ use crate::machines::Machines;
 use crate::paths::Paths;
 use crate::status::State;
 use ferrite_client::Api;
+use ferrite_network::IpFamily;
 use ferrite_nft::Protocol;
 use ferrite_policy::model::{Direction, PodFacts, Policy};
 use ferrite_policy::view::PodView;
@@ -19,7 +20,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::ListParams;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -79,8 +80,8 @@ impl NodeView {
         }
     }
 
-    fn services(&self) -> Result<Option<TableView>, BoxError> {
-        Ok(TableView::read(&self.paths.proxy_table(), self.netns.as_deref())?)
+    fn services(&self, family: IpFamily) -> Result<Option<TableView>, BoxError> {
+        Ok(TableView::read(family, &self.paths.proxy_table(), self.netns.as_deref())?)
     }
 }
 
@@ -112,22 +113,25 @@ impl NetworkCommand {
         let node = NodeView::find(paths, self.node.as_deref().or(on.as_deref()))?;
         let facts = PodFacts::of(&pod);
         let mut out = format!("pod {}\n", facts.name);
-        let Some(address) = facts.addresses.iter().copied().find(IpAddr::is_ipv4) else {
+        if facts.addresses.is_empty() {
             let host = pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true));
             let why =
                 if host { "it uses the network of its node" } else { "it has no address, or has it no more" };
             writeln!(out, "  address     none: {why}; no policy and no host port concerns it")?;
             return Ok(out);
-        };
-        writeln!(out, "  address     {address} on node {}", on.as_deref().unwrap_or("(none)"))?;
+        }
         let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &self.namespace);
         let policies: Vec<Policy> =
             policies.list(&ListParams::default()).await?.items.iter().map(Policy::of).collect();
+        let services = Api::<Service>::all(client.clone()).list(&ListParams::default()).await?.items;
         let table = ferrite_network::policy_table(&node.paths.bridge());
-        let seen = PodView::read(&table, node.netns.as_deref(), address)?;
-        out.push_str(&policy_lines(&facts, &policies, seen.as_ref(), &table));
-        if let IpAddr::V4(v4) = address {
-            for port in ferrite_network::published_ports(&node.paths.bridge(), node.netns.as_deref(), v4)? {
+        for address in facts.addresses.iter().copied() {
+            writeln!(out, "  address     {address} on node {}", on.as_deref().unwrap_or("(none)"))?;
+            let seen = PodView::read(&table, node.netns.as_deref(), address)?;
+            out.push_str(&policy_lines(&facts, &policies, seen.as_ref(), &table));
+            for port in
+                ferrite_network::published_ports(&node.paths.bridge(), node.netns.as_deref(), address)?
+            {
                 let ip = port.host_ip.map_or_else(|| "every address of the node".into(), |ip| ip.to_string());
                 let protocol = format!("{:?}", port.protocol).to_lowercase();
                 writeln!(
@@ -136,12 +140,12 @@ impl NetworkCommand {
                     port.host_port, port.container_port
                 )?;
             }
-        }
-        let services = Api::<Service>::all(client.clone()).list(&ListParams::default()).await?.items;
-        if let Some(view) = node.services()? {
-            for (ip, port) in view.leading_to(address) {
-                let name = services.iter().find(|service| addresses_of(service).contains(&ip)).map(name_of);
-                writeln!(out, "  service     {} at {ip}:{port}", name.as_deref().unwrap_or("(unknown)"))?;
+            if let Some(view) = node.services(IpFamily::of(address))? {
+                for (ip, port) in view.leading_to(address) {
+                    let name =
+                        services.iter().find(|service| addresses_of(service).contains(&ip)).map(name_of);
+                    writeln!(out, "  service     {} at {ip}:{port}", name.as_deref().unwrap_or("(unknown)"))?;
+                }
             }
         }
         Ok(out)
@@ -165,22 +169,34 @@ impl NetworkCommand {
             .map(PodFacts::of)
             .flat_map(|pod| pod.addresses.clone().into_iter().map(move |ip| (ip, pod.name.to_string())))
             .collect();
-        Ok(service_lines(&service, &node.name, node.services()?.as_ref(), &names))
+        let mut views = Vec::new();
+        for family in IpFamily::BOTH {
+            views.extend(node.services(family)?.map(|view| (family, view)));
+        }
+        Ok(service_lines(&service, &node.name, &views, &names))
     }
 
     async fn name(&self, paths: &Paths, client: &kube::Client) -> Result<String, BoxError> {
         let dns = Api::<Service>::namespaced(client.clone(), "kube-system").get_opt("kube-dns").await?;
         let server = dns.as_ref().and_then(|service| addresses_of(service).first().copied());
         let server = server.ok_or(ViewError::NoDns)?;
-        let query = dns_query(&self.target).ok_or_else(|| ViewError::BadName(self.target.clone()))?;
-        let answer = tokio::task::spawn_blocking(move || ask(SocketAddr::new(server, 53), &query)).await??;
-        let mut out =
-            format!("name {}\n  answer      {} by {server}\n", self.target, answer.metadata.response_code);
+        let mut out = format!("name {}\n", self.target);
         let mut addresses: Vec<IpAddr> = Vec::new();
-        for record in &answer.answers {
-            writeln!(out, "  record      {} {} {}", record.name, record.record_type(), record.data)?;
-            if let RData::A(address) = &record.data {
-                addresses.push(address.0.into());
+        for family in IpFamily::BOTH {
+            let query = dns_query(&self.target, family);
+            let query = query.ok_or_else(|| ViewError::BadName(self.target.clone()))?;
+            let asked = tokio::task::spawn_blocking(move || ask(SocketAddr::new(server, 53), &query));
+            let answer = asked.await??;
+            if family == IpFamily::V4 {
+                writeln!(out, "  answer      {} by {server}", answer.metadata.response_code)?;
+            }
+            for record in &answer.answers {
+                writeln!(out, "  record      {} {} {}", record.name, record.record_type(), record.data)?;
+                match &record.data {
+                    RData::A(address) => addresses.push(address.0.into()),
+                    RData::AAAA(address) => addresses.push(address.0.into()),
+                    _ => {}
+                }
             }
         }
         let services = Api::<Service>::all(client.clone()).list(&ListParams::default()).await?.items;
@@ -210,7 +226,7 @@ fn addresses_of(service: &Service) -> Vec<IpAddr> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = status.and_then(|status| status.ingress.as_ref()).into_iter().flatten();
     let balancers = ingress.filter_map(|ingress| ingress.ip.as_ref());
-    own.chain(balancers).filter_map(|text| text.parse().ok()).filter(IpAddr::is_ipv4).collect()
+    own.chain(balancers).filter_map(|text| text.parse().ok()).collect()
 }
 
 /// Which policies judge a pod, and whether the kernel agrees.
@@ -269,7 +285,7 @@ fn way_text(way: &Way, pods: &PodNames) -> String {
     }
 }
 
-fn service_lines(service: &Service, node: &str, view: Option<&TableView>, pods: &PodNames) -> String {
+fn service_lines(service: &Service, node: &str, views: &[(IpFamily, TableView)], pods: &PodNames) -> String {
     let mut out = format!("service {}, as node {node} has it\n", name_of(service));
     let spec = service.spec.clone().unwrap_or_default();
     if spec.type_.as_deref() == Some("ExternalName") {
@@ -282,10 +298,12 @@ fn service_lines(service: &Service, node: &str, view: Option<&TableView>, pods: 
         out.push_str("  headless: its name has the addresses of its pods, and no packet is translated\n");
         return out;
     }
-    let Some(view) = view else {
-        out.push_str("  NOT IN THE KERNEL: there is no table of Services\n");
-        return out;
-    };
+    let families: Vec<IpFamily> = addresses.iter().map(|ip| IpFamily::of(*ip)).collect();
+    let of = |family: IpFamily| views.iter().find(|(known, _)| *known == family).map(|(_, view)| view);
+    for family in families.iter().filter(|family| of(**family).is_none()) {
+        let family = family.api_name();
+        out.push_str(&format!("  NOT IN THE KERNEL: there is no table of Services of {family}\n"));
+    }
     let number = |number: Option<i32>| number.and_then(|number| u16::try_from(number).ok());
     for port in spec.ports.iter().flatten() {
         let ServicePort { port: own, node_port, protocol, .. } = port;
@@ -293,20 +311,24 @@ fn service_lines(service: &Service, node: &str, view: Option<&TableView>, pods: 
             continue;
         };
         for ip in &addresses {
+            let Some(view) = of(IpFamily::of(*ip)) else { continue };
             let way = way_text(&view.service(*ip, protocol, own), pods);
             out.push_str(&format!("  {ip}:{own}/{protocol} {way}\n"));
         }
         if let Some(port) = number(*node_port).filter(|port| *port > 0) {
-            let way = way_text(&view.node_port(protocol, port), pods);
-            out.push_str(&format!("  node port {port}/{protocol} {way}\n"));
+            for view in families.iter().filter_map(|family| of(*family)) {
+                let way = way_text(&view.node_port(protocol, port), pods);
+                out.push_str(&format!("  node port {port}/{protocol} {way}\n"));
+            }
         }
     }
     out
 }
 
-/// A question for the addresses of a name.
-fn dns_query(name: &str) -> Option<Vec<u8>> {
+/// A question for the addresses of a name, of one family.
+fn dns_query(name: &str, family: IpFamily) -> Option<Vec<u8>> {
     const QUESTION_A: [u8; 4] = [0, 1, 0, 1];
+    const QUESTION_AAAA: [u8; 4] = [0, 28, 0, 1];
     // An id, recursion desired, one question.
     let mut bytes = vec![0x66, 0x65, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     let name = name.trim_end_matches('.');
@@ -318,12 +340,16 @@ fn dns_query(name: &str) -> Option<Vec<u8>> {
         bytes.extend_from_slice(label.as_bytes());
     }
     bytes.push(0);
-    bytes.extend_from_slice(&QUESTION_A);
+    bytes.extend_from_slice(if family == IpFamily::V4 { &QUESTION_A } else { &QUESTION_AAAA });
     Some(bytes)
 }
 
 fn ask(server: SocketAddr, query: &[u8]) -> Result<Message, BoxError> {
-    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    let anywhere: IpAddr = match server {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((anywhere, 0))?;
     socket.connect(server)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.send(query)?;
@@ -366,9 +392,10 @@ mod tests {
 
     #[test]
     fn names_become_questions() {
-        assert_eq!(dns_query("a.bc").unwrap()[12..], [1, b'a', 2, b'b', b'c', 0, 0, 1, 0, 1]);
+        assert_eq!(dns_query("a.bc", IpFamily::V4).unwrap()[12..], [1, b'a', 2, b'b', b'c', 0, 0, 1, 0, 1]);
+        assert_eq!(dns_query("a.bc", IpFamily::V6).unwrap()[12..], [1, b'a', 2, b'b', b'c', 0, 0, 28, 0, 1]);
         for bad in ["", ".", "a..b", &"x".repeat(64)] {
-            assert!(dns_query(bad).is_none(), "{bad}");
+            assert!(dns_query(bad, IpFamily::V4).is_none(), "{bad}");
         }
     }
 }

@@ -6,11 +6,10 @@ use ferrite_client::Scope;
 use ferrite_cri::{ImageService, RuntimeService};
 use ferrite_kubelet::Kubelet;
 use ferrite_network::cni::{CniConfig, CniNetwork};
-use ferrite_network::{Bridge, PodNetwork};
+use ferrite_network::{Addresses, Bridge, Cidrs, PodNetwork};
 use ferrite_pki::ServerTls;
 use ferrite_policy::{PolicyConfig, PolicyGuard, Sources};
 use ferrite_proxy::layout::LocalTraffic;
-use ferrite_proxy::model::IpFamily;
 use ferrite_proxy::{Proxy, ProxyConfig};
 use ferrite_runtime::Runtime;
 use ferrite_runtime::image::cri::Images;
@@ -160,9 +159,9 @@ async fn add_tools_image(images: &Images) -> Result<(), BoxError> {
 /// What the parts of a node are told of it and of its cluster.
 pub struct NodePlace<'a> {
     pub name: &'a str,
-    pub ip: IpAddr,
+    pub ips: Addresses,
     /// Addresses of all pods.
-    pub pods: ferrite_network::Cidr,
+    pub pods: Cidrs,
     /// The API server's Service.
     pub api_service: IpAddr,
     /// The name server of pods.
@@ -185,17 +184,16 @@ pub async fn start_proxy(
     const MIN_SYNC_PERIOD: Duration = Duration::from_millis(20);
     bridge.route_services().await?;
     let config = ProxyConfig {
-        node_ips: vec![node.ip],
+        node_ips: node.ips.iter().copied().collect(),
         table: paths.proxy_table(),
-        // Pods have IPv4 addresses.
-        families: vec![IpFamily::V4],
-        local_traffic: LocalTraffic::Cidrs(vec![node.pods.to_string().parse()?]),
+        families: node.pods.families(),
+        local_traffic: LocalTraffic::Cidrs(node.pods.iter().map(|range| (*range).into()).collect()),
         // Node ports answer where the node does, and nowhere else.
-        node_port_addresses: vec![ferrite_proxy::model::Cidr::single(node.ip)],
+        node_port_addresses: node.ips.iter().map(|ip| ferrite_proxy::model::Cidr::single(*ip)).collect(),
         // Packets between pods of one node pass its routing, and are tracked there.
         pod_bridge: None,
         min_sync_period: MIN_SYNC_PERIOD,
-        healthz_bind_address: Some(SocketAddr::new(node.ip, HEALTHZ_PORT)),
+        healthz_bind_address: Some(SocketAddr::new(*node.ips.primary(), HEALTHZ_PORT)),
         ..ProxyConfig::new(node.name)
     };
     Ok(Proxy::start(config, client, scope).await?)
@@ -211,7 +209,8 @@ pub async fn start_policies(
 ) -> Result<(), BoxError> {
     let config = PolicyConfig {
         table: ferrite_network::policy_table(bridge.name()),
-        pods: vec![bridge.pod_cidr().to_string().parse()?],
+        families: bridge.pod_cidrs().families(),
+        pods: bridge.pod_cidrs().iter().map(|range| (*range).into()).collect(),
         node: Some(node.to_owned()),
         netns: None,
     };
@@ -262,7 +261,8 @@ pub async fn start_kubelet(
         cluster_domain: node.domain.to_owned(),
         resolv_conf: node.resolv_conf.to_owned(),
         image_credential_providers: options.credential_providers,
-        ..ferrite_kubelet::Config::new(node.name, node.ip)
+        node_ips: node.ips.iter().copied().collect(),
+        ..ferrite_kubelet::Config::new(node.name, *node.ips.primary())
     };
     Ok(Kubelet::start(config, services.runtime, services.images, client, scope).await?)
 }

@@ -2,9 +2,9 @@
 
 use crate::apiserver::BoxError;
 use ferrite_client::{Api, Backoff, Informer, ListSelector, Scope};
-use ferrite_network::{Changes, Cidr, Peer, Router, RouterConfig};
+use ferrite_network::{Changes, Cidr, Cidrs, IpFamily, Peer, Router, RouterConfig};
 use k8s_openapi::api::core::v1::Node;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -16,7 +16,7 @@ pub async fn start(
     client: kube::Client,
     scope: &Scope,
 ) -> Result<(), BoxError> {
-    let cluster = config.cluster_cidr;
+    let cluster = config.cluster_cidrs;
     let router = Router::open(config).await?;
     let changes = Changes::watch(cluster)?;
     let nodes = Informer::start_slim(Api::all(client), ListSelector::everything(), scope, slim);
@@ -62,29 +62,40 @@ fn peers(own: &str, nodes: &[Arc<Node>]) -> Vec<Peer> {
         .iter()
         .filter_map(|node| {
             let name = node.metadata.name.as_deref().filter(|name| *name != own)?;
-            let (pod_cidr, address) = (pod_cidr(node)?, internal_address(node)?);
+            let (pod_cidrs, addresses) = (pod_cidrs(node), internal_addresses(node));
+            if pod_cidrs.is_empty() || addresses.is_empty() {
+                return None;
+            }
             let age = (node.metadata.creation_timestamp.as_ref().map(|time| time.0), name.to_owned());
-            Some((age, Peer { name: name.to_owned(), address, pod_cidr }))
+            Some((age, Peer { name: name.to_owned(), addresses, pod_cidrs }))
         })
         .collect();
     peers.sort_by(|(a, _), (b, _)| a.cmp(b));
     peers.into_iter().map(|(_, peer)| peer).collect()
 }
 
-/// The first range of IPv4 that the node has.
-pub fn pod_cidr(node: &Node) -> Option<Cidr> {
-    let spec = node.spec.as_ref()?;
+/// The ranges that the node says it has.
+fn pod_cidrs(node: &Node) -> Vec<Cidr> {
+    let Some(spec) = &node.spec else { return Vec::new() };
     let all = spec.pod_cidrs.as_deref().unwrap_or_default();
-    all.iter().chain(spec.pod_cidr.as_ref()).find_map(|text| text.parse().ok())
+    let first = spec.pod_cidr.iter().filter(|_| all.is_empty());
+    all.iter().chain(first).filter_map(|text| text.parse().ok()).collect()
 }
 
-fn internal_address(node: &Node) -> Option<Ipv4Addr> {
-    let addresses = node.status.as_ref()?.addresses.as_deref()?;
+/// The node's first range of a family.
+pub fn pod_cidr(node: &Node, family: IpFamily) -> Option<Cidr> {
+    pod_cidrs(node).into_iter().find(|range| range.family() == family)
+}
+
+/// The node's ranges of the families of all pods, in their order; none until it has all of them.
+pub fn pod_cidrs_of(node: &Node, cluster: Cidrs) -> Option<Cidrs> {
+    cluster.try_map(|all| pod_cidr(node, all.family()))
+}
+
+fn internal_addresses(node: &Node) -> Vec<IpAddr> {
+    let addresses = node.status.as_ref().and_then(|status| status.addresses.as_deref()).unwrap_or_default();
     let internal = addresses.iter().filter(|address| address.type_ == "InternalIP");
-    internal.filter_map(|address| address.address.parse::<IpAddr>().ok()).find_map(|address| match address {
-        IpAddr::V4(address) => Some(address),
-        IpAddr::V6(_) => None,
-    })
+    internal.filter_map(|address| address.address.parse().ok()).collect()
 }
 
 /// Routes need names, ranges and addresses.
@@ -130,8 +141,13 @@ mod tests {
         ];
         let found: Vec<String> = peers("own", &nodes)
             .into_iter()
-            .map(|peer| format!("{} {} {}", peer.name, peer.address, peer.pod_cidr))
+            .map(|peer| format!("{} {:?} {}", peer.name, peer.addresses, peer.pod_cidrs.len()))
             .collect();
-        assert_eq!(found, ["old 192.0.2.2 10.244.1.0/24", "young 192.0.2.3 10.244.2.0/24"]);
+        let want =
+            ["lost [2001:db8::1] 1", "old [2001:db8::1, 192.0.2.2] 1", "young [2001:db8::1, 192.0.2.3] 2"];
+        assert_eq!(found, want);
+        let both = "10.244.0.0/16,fd00::/56".parse().unwrap();
+        assert_eq!(pod_cidrs_of(&nodes[0], both).unwrap().to_string(), "10.244.2.0/24,fd00::/64");
+        assert_eq!(pod_cidrs_of(&nodes[2], both), None, "not all of them yet");
     }
 }

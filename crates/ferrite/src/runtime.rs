@@ -1,6 +1,6 @@
 //! `ferrite runtime`: the container runtime alone, on a CRI socket.
 
-use crate::apiserver::{BoxError, Cidr};
+use crate::apiserver::BoxError;
 use crate::cli::{DataDir, interrupted};
 use crate::cluster::start_network;
 use crate::data_dir::DataDirectory;
@@ -8,6 +8,7 @@ use crate::node::{CgroupDriver, start_runtime};
 use crate::status::State;
 use crate::up::{check_machine, create_private};
 use ferrite_client::Scope;
+use ferrite_network::Cidrs;
 use std::process::ExitCode;
 
 /// Options of `ferrite runtime`.
@@ -15,9 +16,9 @@ use std::process::ExitCode;
 pub struct RuntimeAlone {
     #[command(flatten)]
     data: DataDir,
-    /// Addresses of pods; the first /24 is taken.
-    #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDR", value_parser = crate::apiserver::parse_cidr)]
-    pod_cidr: Cidr,
+    /// Addresses of pods: a range, or one of each family. The first /24 of IPv4 and the first /64 of IPv6 are taken.
+    #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDRS", value_parser = crate::apiserver::parse_cidrs)]
+    pod_cidr: Cidrs,
     /// Registries (host or host:port) to talk to without TLS; loopback addresses always are.
     #[arg(long, value_name = "REGISTRY")]
     insecure_registry: Vec<String>,
@@ -34,7 +35,7 @@ impl RuntimeAlone {
         State::refuse_if_running(&paths)?;
         let _claimed = DataDirectory::claim(&paths)?;
         create_private(&paths)?;
-        let bridge = start_network(&paths, &self.pod_cidr, None).await?;
+        let bridge = start_network(&paths, self.pod_cidr, None).await?;
         let scope = Scope::new();
         let embedded =
             start_runtime(&paths, &self.insecure_registry, self.cgroup_driver, bridge, &scope).await?;

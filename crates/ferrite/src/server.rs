@@ -1,8 +1,8 @@
 //! `ferrite server` and `ferrite kube-apiserver`: a control plane without a node of its own.
 
-use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, Cidr, Place, ServerOptions, parse_cidr};
+use crate::apiserver::{ApiServerHandle, BoxError, CLUSTER_DOMAIN, Place, ServerOptions, parse_cidrs};
 use crate::cli::{DataDir, interrupted};
-use crate::cluster::{Part, range_of, with_node_restriction};
+use crate::cluster::{Part, host_of, range_of, ranges_with_masks, with_node_restriction};
 use crate::control_plane::{self, ManagerWork};
 use crate::data_dir::DataDirectory;
 use crate::dns::parse_domain;
@@ -17,8 +17,8 @@ use clap::Args;
 use ferrite_client::{Informers, Scope};
 use ferrite_component::GoDuration;
 use ferrite_controllers::{Config, Identity, NodeCertificates, NodeCidrs};
-use ferrite_network::{Encapsulation, Router, RouterConfig};
-use std::net::{IpAddr, Ipv4Addr};
+use ferrite_network::{Addresses, Cidrs, Encapsulation, IpFamily, Router, RouterConfig};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 
 /// A server without a node: where it keeps its files and how it is reached.
@@ -36,9 +36,10 @@ pub struct ServerPlace {
 /// What agents that join a server are told.
 #[derive(Debug, Clone, Args)]
 pub struct AgentSettings {
-    /// Addresses of all pods; each node gets a /24 of it.
-    #[arg(long, default_value = "10.244.0.0/16", value_name = "CIDR", value_parser = parse_cidr)]
-    pod_cidr: Cidr,
+    /// Addresses of all pods: a range, or one of each family, the primary one first. Each node gets a /24 of IPv4 and a
+    /// /64 of IPv6.
+    #[arg(long, alias = "pod-cidr", default_value = "10.244.0.0/16", value_name = "CIDRS", value_parser = parse_cidrs)]
+    cluster_cidr: Cidrs,
     /// The domain of the cluster's names.
     #[arg(long, default_value = CLUSTER_DOMAIN, value_name = "DOMAIN", value_parser = parse_domain)]
     cluster_domain: String,
@@ -74,7 +75,7 @@ impl ServerPlace {
         };
         let place = Place {
             address: advertise,
-            listen: vec![Ipv4Addr::UNSPECIFIED.into()],
+            listen: vec![everywhere(advertise)],
             whole: agents.is_some(),
             domain: agents.map_or_else(|| CLUSTER_DOMAIN.into(), |agents| agents.cluster_domain.clone()),
             standalone,
@@ -108,7 +109,7 @@ impl ServerPlace {
         control_plane::start_elected(&running, &paths, work, agents.is_some(), &scope)?;
         let mut routes = None;
         if let Some(agents) = agents {
-            let everywhere = [Ipv4Addr::UNSPECIFIED.into()];
+            let everywhere = [everywhere(advertise)];
             let clients = running.local().controller_clients();
             let informers = Informers::new(clients(Identity::Manager), scope.clone());
             agents.extras.start(&everywhere, advertise, &running, &informers, &scope).await?;
@@ -128,27 +129,44 @@ impl ServerPlace {
     }
 }
 
+/// All addresses of this machine: those of IPv4, and of IPv6 too where the server is known by one. `::` takes both.
+fn everywhere(advertise: IpAddr) -> IpAddr {
+    match advertise {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
 impl AgentSettings {
     /// Lets the controllers give nodes their ranges and certificates.
     fn allow(&self, options: &ServerOptions, advertise: IpAddr, config: &mut Config) -> Result<(), BoxError> {
         let services = options.service_cluster_ip_range.all().to_vec();
-        let pods = range_of(&self.pod_cidr);
-        let cidrs = NodeCidrs::new(vec![(pods, self.pod_cidr.prefix.max(24))])?;
+        let pods = self.cluster_cidr.iter().map(|range| range_of(*range));
+        let cidrs = NodeCidrs::new(ranges_with_masks(self.cluster_cidr))?;
         config.signing_duration = self.cluster_signing_duration.0;
         config.node_cidrs = Some(cidrs.without(services.clone()));
-        let own = ferrite_api::Cidr { address: advertise, bits: if advertise.is_ipv4() { 32 } else { 128 } };
         config.node_certificates = Some(NodeCertificates {
             users: vec![PROXY_USER.into(), DNS_USER.into()],
-            protected: services.into_iter().chain([pods, own]).collect(),
+            protected: services.into_iter().chain(pods).chain([host_of(advertise)]).collect(),
             servers: joining::server_list(),
         });
         Ok(())
     }
 
+    /// The address that others know, and the machine's own of the other family of pods.
+    async fn own_addresses(&self, advertise: IpAddr) -> Result<Addresses, BoxError> {
+        let known = IpFamily::of(advertise);
+        let others: Vec<IpFamily> =
+            self.cluster_cidr.families().into_iter().filter(|family| *family != known).take(1).collect();
+        let found = ferrite_network::node_addresses(&others).await?;
+        Ok(Addresses::new(std::iter::once(advertise).chain(found))?)
+    }
+
     /// The address of the DNS Service, if there is one.
     fn dns_service(&self, options: &ServerOptions) -> Option<IpAddr> {
         let address = options.service_cluster_ip_range.dns_address();
-        address.filter(|address| address.is_ipv4() && !self.no_dns)
+        let reached = |address: &IpAddr| self.cluster_cidr.of(IpFamily::of(*address)).is_some();
+        address.filter(reached).filter(|_| !self.no_dns)
     }
 
     /// Publishes what agents need, and follows them. Answers what routes are to be removed at the end.
@@ -161,8 +179,8 @@ impl AgentSettings {
         scope: &Scope,
     ) -> Result<Option<RouterConfig>, BoxError> {
         let ranges = &options.service_cluster_ip_range;
-        let pods: ferrite_network::Cidr = self.pod_cidr.to_string().parse()?;
-        let services = ranges.v4().map(|range| range.parse()).transpose()?;
+        let pods = self.cluster_cidr;
+        let services = ranges.for_pods(pods);
         let settings = ClusterSettings {
             pods,
             services,
@@ -172,14 +190,13 @@ impl AgentSettings {
         };
         let admin = api.client("system:apiserver", &["system:masters"]);
         Box::pin(joining::publish(&admin, api.pki.ca(), &settings, advertise)).await?;
-        let IpAddr::V4(address) = advertise else { return Ok(None) };
         // The server asks pods: webhooks, aggregated APIs, proxies. It reaches those of nodes on its own segment.
         let config = RouterConfig {
             bridge: paths.bridge(),
-            address,
-            pod_cidr: None,
-            cluster_cidr: pods,
-            service_cidr: services,
+            node_ips: self.own_addresses(advertise).await?,
+            pod_cidrs: None,
+            cluster_cidrs: pods,
+            service_cidrs: services,
             encapsulation: Encapsulation::Never,
         };
         let client = api.client(PROXY_USER, &[]);

@@ -10,7 +10,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use std::convert::Infallible;
 use std::io::{BufRead, Write};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -212,7 +212,10 @@ fn eat(mebibytes: usize) {
 }
 
 async fn serve(args: HttpArgs, mut terminate: tokio::signal::unix::Signal) -> Result<ExitCode, BoxError> {
-    let listener = TcpListener::bind(("0.0.0.0", args.port)).await?;
+    // The first takes both families; a kernel without IPv6 takes the second.
+    let anywhere: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
+    let anywhere = anywhere.map(|address| SocketAddr::new(address, args.port));
+    let listener = TcpListener::bind(&anywhere[..]).await?;
     println!("serving on port {}", args.port);
     let hostname = nix::unistd::gethostname()?.to_string_lossy().into_owned();
     let greeting: Bytes = format!("{} {hostname}\n", args.text).into();
@@ -289,7 +292,9 @@ async fn ask_api(path: &str) -> Result<ExitCode, BoxError> {
 async fn get(url: &str) -> Result<ExitCode, BoxError> {
     let rest = url.strip_prefix("http://").ok_or("only http:// addresses can be fetched")?;
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let address = if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
+    // The last part of an address of IPv6 is in brackets.
+    let has_port = authority.rsplit(']').next().is_some_and(|rest| rest.contains(':'));
+    let address = if has_port { authority.to_owned() } else { format!("{authority}:80") };
     let stream = TcpStream::connect(&address).await.map_err(|e| format!("{address}: {e}"))?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);

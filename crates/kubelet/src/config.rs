@@ -52,8 +52,8 @@ impl Default for KubeletAccess {
 pub struct Config {
     /// The name of the Node object.
     pub node_name: String,
-    /// The address published as the node's internal address and as the host address of pods.
-    pub node_ip: IpAddr,
+    /// The addresses published as the node's internal addresses and as the host addresses of pods, the primary one first.
+    pub node_ips: Vec<IpAddr>,
     /// Pod directories and volumes live here.
     pub root_dir: PathBuf,
     /// Local volumes that a provisioner asks for are made here; without it the node has none.
@@ -129,7 +129,7 @@ impl Config {
     pub fn new(node_name: impl Into<String>, node_ip: IpAddr) -> Self {
         Self {
             node_name: node_name.into(),
-            node_ip,
+            node_ips: vec![node_ip],
             root_dir: PathBuf::from("/var/lib/ferrite/kubelet"),
             local_volumes: None,
             log_dir: PathBuf::from("/var/log/pods"),

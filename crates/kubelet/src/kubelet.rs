@@ -138,7 +138,7 @@ impl Kubelet {
         let context = Arc::new(Context {
             node_name: config.node_name.clone(),
             node_hostname: machine.hostname.clone(),
-            host_ip: config.node_ip.to_string(),
+            host_ips: config.node_ips.iter().map(ToString::to_string).collect(),
             log_dir: config.log_dir.clone(),
             seccomp_root: config.root_dir.join("seccomp"),
             cluster_dns: ClusterDns { address: config.cluster_dns, domain: config.cluster_domain.clone() },

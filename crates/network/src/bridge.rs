@@ -2,7 +2,8 @@
 
 mod heal;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,41 +11,43 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
 use ferrite_nft::OwnGenerations;
-use nlink::netlink::addr::Ipv4Address;
 use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
 use nlink::netlink::messages::LinkMessage;
 use nlink::netlink::namespace::Netns;
-use nlink::netlink::route::Ipv4Route;
-use nlink::netlink::types::addr::Scope;
 use nlink::netlink::{Connection, Route};
 
+use crate::addresses::{self, hardware_address};
 use crate::host_ports::{self, HostPorts};
 use crate::ipam::Ipam;
 use crate::overlap::{self, Ranges};
 use crate::port_filter::{self, Sender};
-use crate::state::{Before, Record, State, boot_id};
-use crate::{Attachment, Cidr, NetworkError, PodGuard, PodNetwork, PodRef, bandwidth, routes, rules};
+use crate::state::{Record, State, boot_id};
+use crate::{
+    Addresses, Attachment, Cidr, Cidrs, IpFamily, NetworkError, PodGuard, PodNetwork, PodRef, bandwidth,
+    forwarding, routes, rules,
+};
 
+/// A link with a smaller MTU has no IPv6.
+const LEAST_IPV6_MTU: u32 = 1280;
 /// The pod's end of the pair.
 const POD_LINK: &str = "eth0";
-const IP_FORWARD: &str = "net.ipv4.ip_forward";
 
 /// What a [`Bridge`] is made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BridgeConfig {
     /// The name of the bridge link, at most 15 characters.
     pub name: String,
-    /// This node's range; its first address is the gateway.
-    pub pod_cidr: Cidr,
-    /// The range of all pods of the cluster; covers `pod_cidr`.
-    pub cluster_cidr: Cidr,
-    /// The range of all services, where there are any.
-    pub service_cidr: Option<Cidr>,
+    /// This node's ranges; the first address of each is the gateway. Pods have an address of each.
+    pub pod_cidrs: Cidrs,
+    /// The ranges of all pods of the cluster; they cover `pod_cidrs`.
+    pub cluster_cidrs: Cidrs,
+    /// The ranges of all services, where there are any.
+    pub service_cidrs: Option<Cidrs>,
     /// A directory for reservations and the record of what was made. Must survive reboots.
     pub state: PathBuf,
     /// The MTU of the bridge and the pods' interfaces.
     pub mtu: u32,
-    /// Whether packets between pods of this node pass the packet filter and connection tracking of IPv4, also where the
+    /// Whether packets between pods of this node pass the packet filter and connection tracking, also where the
     /// kernel leaves those out for packets that stay on a bridge.
     pub routed: bool,
 }
@@ -56,19 +59,22 @@ impl BridgeConfig {
         if !(1..=15).contains(&self.name.len()) || !self.name.bytes().all(good) {
             return fail(format!("bridge name {:?} is not 1 to 15 letters, digits, '-' or '_'", self.name));
         }
-        if self.pod_cidr.prefix() > 30 {
-            return fail(format!("pod CIDR {} has no room for a gateway and a pod", self.pod_cidr));
+        for pods in self.pod_cidrs.iter() {
+            if pods.prefix() > pods.family().bits() - 2 {
+                return fail(format!("pod CIDR {pods} has no room for a gateway and a pod"));
+            }
+            if !self.cluster_cidrs.of(pods.family()).is_some_and(|cluster| cluster.covers(*pods)) {
+                return fail(format!("pod CIDR {pods} is not inside the cluster's {}", self.cluster_cidrs));
+            }
         }
-        if !self.cluster_cidr.covers(self.pod_cidr) {
-            return fail(format!(
-                "pod CIDR {} is not inside the cluster's {}",
-                self.pod_cidr, self.cluster_cidr
-            ));
+        for service in self.service_cidrs.iter().flat_map(Cidrs::iter) {
+            if let Some(cluster) = self.cluster_cidrs.iter().find(|cluster| cluster.overlaps(*service)) {
+                return fail(format!("service CIDR {service} and cluster CIDR {cluster} overlap"));
+            }
         }
-        if let Some(service) = self.service_cidr
-            && (self.cluster_cidr.covers(service) || service.covers(self.cluster_cidr))
-        {
-            return fail(format!("service CIDR {service} and cluster CIDR {} overlap", self.cluster_cidr));
+        let least = if self.pod_cidrs.of(IpFamily::V6).is_some() { LEAST_IPV6_MTU } else { 576 };
+        if self.mtu < least {
+            return fail(format!("MTU {} is less than {least}", self.mtu));
         }
         if !(576..=65_535).contains(&self.mtu) {
             return fail(format!("MTU {} is not between 576 and 65535", self.mtu));
@@ -82,8 +88,8 @@ impl BridgeConfig {
 pub struct Port {
     /// The interface's name in the sandbox.
     pub link: String,
-    /// The address it must have; any free one when not given.
-    pub address: Option<Ipv4Addr>,
+    /// The address of the primary family it must have; any free one when not given.
+    pub address: Option<IpAddr>,
     /// Whether the sandbox's way to everywhere else is through this network.
     pub default_route: bool,
 }
@@ -122,6 +128,8 @@ pub struct Bridge {
     /// The generations of rulesets that changes of host ports made.
     own_rules: OwnGenerations,
     guard: OnceLock<Arc<dyn PodGuard>>,
+    /// The pods behind links of this node, by link: what the table of senders must have.
+    senders: Mutex<HashMap<String, Sender>>,
     /// Whether ports were isolated when the last one was made.
     isolated: AtomicBool,
     state: State,
@@ -131,8 +139,8 @@ pub struct Bridge {
 impl Bridge {
     /// Makes or completes the network in the calling thread's network namespace.
     ///
-    /// `net.ipv4.ip_forward` is turned on. If it was off, it goes off again when the network is removed
-    /// in the same boot.
+    /// Forwarding of the families that pods have is turned on. If it was off, it goes off again when the network is
+    /// removed in the same boot.
     pub async fn open(config: BridgeConfig) -> Result<Arc<Self>, NetworkError> {
         let host = Netns::current().map_err(NetworkError::netlink("open this thread's network namespace"))?;
         Self::open_on(host, config).await
@@ -151,14 +159,16 @@ impl Bridge {
         let earlier = state.load()?;
         let mut record = Record {
             bridge: config.name.clone(),
-            pod_cidr: config.pod_cidr,
-            cluster_cidr: config.cluster_cidr,
-            service_cidr: config.service_cidr,
+            pod_cidrs: config.pod_cidrs,
+            cluster_cidrs: config.cluster_cidrs,
+            service_cidrs: config.service_cidrs,
             ip_forward: earlier
                 .as_ref()
                 .and_then(|earlier| earlier.ip_forward.clone())
                 .filter(|before| before.boot == boot_id()),
+            ipv6_settings: earlier.iter().flat_map(|earlier| earlier.ipv6_settings.clone()).collect(),
         };
+        record.ipv6_settings.retain(|_, before| before.boot == boot_id());
         if let Some(earlier) = &earlier
             && !earlier.same_network(&record)
         {
@@ -166,32 +176,29 @@ impl Bridge {
                 bridge = earlier.bridge,
                 "pod network configuration changed; pods lose their links"
             );
-            let sandboxes = Ipam::open(state.reservations(), earlier.pod_cidr)?.sandboxes();
+            let sandboxes = Ipam::open(state.reservations(), earlier.pod_cidrs)?.sandboxes();
             dismantle(&host, &conn, earlier, &sandboxes).await?;
         }
         let ranges =
-            Ranges { pods: config.pod_cidr, cluster: config.cluster_cidr, services: config.service_cidr };
+            Ranges { pods: config.pod_cidrs, cluster: config.cluster_cidrs, services: config.service_cidrs };
         overlap::check(&conn, &config.name, ranges).await?;
-        let sysctl = NetworkError::netlink(format!("read {IP_FORWARD}"));
-        let forwarding = host.sysctl().get(IP_FORWARD).map_err(sysctl)?;
-        if forwarding.trim() == "0" && record.ip_forward.is_none() {
-            record.ip_forward = Some(Before { value: "0".into(), boot: boot_id() });
-        }
+        forwarding::note(&host, &mut record)?;
         state.save(&record)?;
-        let sysctl = NetworkError::netlink(format!("set {IP_FORWARD}"));
-        host.sysctl().set(IP_FORWARD, "1").map_err(sysctl)?;
+        forwarding::enable(&host, &record)?;
 
-        let ipam = Ipam::open(state.reservations(), config.pod_cidr)?;
-        make_bridge(&conn, &config).await?;
-        if config.routed {
+        let ipam = Ipam::open(state.reservations(), config.pod_cidrs)?;
+        make_bridge(&host, &conn, &config).await?;
+        if config.routed && config.pod_cidrs.of(IpFamily::V4).is_some() {
             route_between_pods(&host, &config.name)?;
         }
-        let own_rules = OwnGenerations::default();
+        let (own_rules, families) = (OwnGenerations::default(), config.pod_cidrs.families());
         let mut ports =
-            HostPorts::open(state.host_ports(), &config.name, &path_of(&host), own_rules.clone())?;
+            HostPorts::open(state.host_ports(), &config.name, &families, &path_of(&host), &own_rules)?;
         if !ports.is_empty() {
             ports.rebuild()?;
-            allow_loopback(&host, &config.name)?;
+            if config.pod_cidrs.of(IpFamily::V4).is_some() {
+                allow_loopback(&host, &config.name)?;
+            }
         }
         rules::add_routes(&conn, &record).await?;
         if let Err(error) = rules::add_masquerade(&host, &record).await {
@@ -208,6 +215,7 @@ impl Bridge {
             host_ports: Arc::new(Mutex::new(ports)),
             own_rules,
             guard: OnceLock::new(),
+            senders: Mutex::default(),
             isolated: AtomicBool::new(false),
             state,
             removed,
@@ -224,23 +232,22 @@ impl Bridge {
         &self.config.name
     }
 
-    /// The address pods use as their default gateway: the node, on the bridge.
-    pub fn gateway(&self) -> Ipv4Addr {
-        gateway(self.config.pod_cidr)
+    /// The addresses pods use as their default gateways: the node, on the bridge.
+    pub fn gateways(&self) -> Addresses {
+        gateways(self.config.pod_cidrs)
     }
 
     /// Gives the node another address on the bridge, for a server of the node that pods reach by it. It goes with the
-    /// bridge. Its scope is this host: the node never uses it as the source of what it sends elsewhere.
-    pub async fn add_node_address(&self, address: Ipv4Addr) -> Result<(), NetworkError> {
+    /// bridge. The node never uses it as the source of what it sends elsewhere.
+    pub async fn add_node_address(&self, address: IpAddr) -> Result<(), NetworkError> {
         self.check_open()?;
-        let config = Ipv4Address::new(self.config.name.as_str(), address, 32).scope(Scope::Host);
         let fail = NetworkError::netlink(format!("address {address} of bridge {}", self.config.name));
-        self.conn.replace_address(config).await.map_err(fail)
+        addresses::add_host(&self.conn, &self.config.name, address).await.map_err(fail)
     }
 
-    /// The range of this node's pods.
-    pub fn pod_cidr(&self) -> Cidr {
-        self.config.pod_cidr
+    /// The ranges of this node's pods.
+    pub fn pod_cidrs(&self) -> Cidrs {
+        self.config.pod_cidrs
     }
 
     /// Pods that are attached from now on are covered by the guard before they get their link. The first one stays.
@@ -261,7 +268,8 @@ impl Bridge {
     /// Sets the network apart from others of this node. The first word holds until the network is removed.
     pub async fn isolate(&self, isolation: Isolation) -> Result<(), NetworkError> {
         self.check_open()?;
-        rules::add_isolation(&self.host, &self.config.name, isolation).await
+        let families = self.config.pod_cidrs.families();
+        rules::add_isolation(&self.host, &self.config.name, &families, isolation).await
     }
 
     /// Joins a sandbox that may be on other networks too. `owner` names the reservation and must differ from
@@ -273,7 +281,7 @@ impl Bridge {
         netns: &Path,
         pod: &PodRef,
         port: &Port,
-    ) -> Result<Ipv4Addr, NetworkError> {
+    ) -> Result<Addresses, NetworkError> {
         self.check_open()?;
         let netns = open_netns(netns)?;
         let fail = |what: &str| {
@@ -282,12 +290,12 @@ impl Bridge {
         let pod_conn =
             Connection::<Route>::new_in(&netns).map_err(fail("netlink socket in the namespace"))?;
         let (name, wanted) = (owner.to_owned(), port.address);
-        let address = self.with_ipam(move |ipam| ipam.reserve_wanted(&name, wanted)).await?;
+        let addresses = self.with_ipam(move |ipam| ipam.reserve_wanted(&name, wanted)).await?;
         if let Some(guard) = self.guard.get() {
-            guard.cover(owner, pod, &[address.into()]).await?;
+            guard.cover(owner, pod, &addresses.iter().copied().collect::<Vec<_>>()).await?;
         }
         let link = port.link.as_str();
-        self.link_pod(owner, &netns, &pod_conn, link, address).await?;
+        self.link_pod(owner, &netns, &pod_conn, link, *addresses.primary()).await?;
 
         let host_end = host_link(owner);
         let host_end = host_end.as_str();
@@ -297,7 +305,7 @@ impl Bridge {
         let isolated = self.isolate_ports().await?;
         let flags = BridgePortConfig::new().hairpin(true).isolated(isolated);
         self.conn.set_bridge_port(host_end, flags).await.map_err(fail("bridge port flags"))?;
-        self.guard_sender(host_end, address, pod.bandwidth.egress).await;
+        self.guard_sender(host_end, addresses, pod.bandwidth.egress).await;
         if let Some(bits) = pod.bandwidth.ingress {
             bandwidth::limit(&self.conn, host_end, bits).await.map_err(fail("ingress bandwidth"))?;
         }
@@ -307,37 +315,66 @@ impl Bridge {
         self.conn.set_link_up(host_end).await.map_err(fail("host link"))?;
 
         pod_conn.set_link_up("lo").await.map_err(fail("loopback"))?;
-        let prefix = self.config.pod_cidr.prefix();
-        let config = Ipv4Address::new(link, address, prefix).broadcast(self.config.pod_cidr.broadcast());
-        pod_conn.replace_address(config).await.map_err(fail("address"))?;
+        for address in addresses.iter() {
+            let range = self.range_in_pod(*address);
+            addresses::add(&pod_conn, link, *address, range).await.map_err(fail("address"))?;
+        }
         pod_conn.set_link_up(link).await.map_err(fail(link))?;
         if port.default_route {
             self.route(&pod_conn, link).await.map_err(fail("default route"))?;
+        } else if let Some((gateway, range)) = self.ipv6() {
+            let routed = addresses::route_by(&pod_conn, link, gateway, Some(range)).await;
+            routed.map_err(fail("route to neighbours"))?;
         }
-        tracing::debug!(owner, %address, pod = pod.name, namespace = pod.namespace, "attached");
-        Ok(address)
+        tracing::debug!(owner, %addresses, pod = pod.name, namespace = pod.namespace, "attached");
+        Ok(addresses)
+    }
+
+    /// The neighbours that a pod of this address sees: those of its range in IPv4, none in IPv6.
+    fn range_in_pod(&self, address: IpAddr) -> Cidr {
+        let alone = || Cidr::containing(address, IpFamily::V6.bits());
+        let range = self.config.pod_cidrs.of(IpFamily::of(address)).copied();
+        let range = if address.is_ipv6() { alone().or(range) } else { range };
+        range.unwrap_or(*self.config.pod_cidrs.primary())
+    }
+
+    /// The gateway and the range of IPv6, where pods have it.
+    fn ipv6(&self) -> Option<(IpAddr, Cidr)> {
+        let range = *self.config.pod_cidrs.of(IpFamily::V6)?;
+        Some((range.nth(1)?, range))
     }
 
     /// Lets the pod behind a link send from its own address only.
-    async fn guard_sender(&self, link: &str, address: Ipv4Addr, limit: Option<u64>) {
-        let sender = Sender { link, hardware: hardware_address(address), address, limit };
-        if let Err(error) = port_filter::guard(&self.host, &self.config.name, sender).await {
+    async fn guard_sender(&self, link: &str, addresses: Addresses, limit: Option<u64>) {
+        let sender = Sender::new(link, addresses, limit);
+        if let Err(error) = port_filter::guard(&self.host, &self.config.name, &sender).await {
             // As on a kernel built without nftables for links.
-            tracing::warn!(%error, cause = error_source(&error), %address, "a pod can forge the source of its packets");
+            tracing::warn!(%error, cause = error_source(&error), %addresses, "a pod can forge the source of its packets");
+            return;
         }
+        self.senders.lock().unwrap_or_else(PoisonError::into_inner).insert(link.to_owned(), sender);
     }
 
     /// Looks at what pods of an earlier process send, where nobody does yet.
     async fn guard_senders(&self) -> Result<(), NetworkError> {
         port_filter::prepare(&self.host, &self.config.name).await?;
         let guarded = port_filter::guarded(&self.host, &self.config.name).await?;
-        for (sandbox, address) in self.with_ipam(|ipam| Ok(ipam.reservations())).await? {
+        for (sandbox, addresses) in self.with_ipam(|ipam| Ok(ipam.reservations())).await? {
             let link = host_link(&sandbox);
-            if !guarded.contains(&link) && find_link(&self.conn, &link).await?.is_some() {
-                self.guard_sender(&link, address, None).await;
+            let sender = Sender::new(&link, addresses, None);
+            if port_filter::is_whole(&guarded, &sender) {
+                self.senders.lock().unwrap_or_else(PoisonError::into_inner).insert(link, sender);
+            } else if find_link(&self.conn, &link).await?.is_some() {
+                self.guard_sender(&link, addresses, None).await;
             }
         }
         Ok(())
+    }
+
+    /// The link of a pod is gone, and the rules for it with it.
+    async fn forget_sender(&self, link: &str) -> Result<(), NetworkError> {
+        self.senders.lock().unwrap_or_else(PoisonError::into_inner).remove(link);
+        port_filter::forget(&self.host, &self.config.name, link).await
     }
 
     /// Whether ports are to be isolated now. When that changes, the ports that are there follow.
@@ -346,7 +383,9 @@ impl Bridge {
     /// routing. Where the kernel passes bridged packets to the packet filter (br_netfilter), they stay on the bridge: it
     /// sends translated packets straight to another port.
     async fn isolate_ports(&self) -> Result<bool, NetworkError> {
-        let isolated = self.config.routed && !bridges_are_filtered(&self.host);
+        // Packets of IPv6 take the way through the node in both cases; the primary family decides.
+        let family = self.config.pod_cidrs.primary().family();
+        let isolated = self.config.routed && !bridges_are_filtered(&self.host, family);
         if self.isolated.swap(isolated, Ordering::SeqCst) != isolated {
             for name in ports(&self.conn, &self.config.name).await? {
                 let flags = BridgePortConfig::new().isolated(isolated);
@@ -365,7 +404,10 @@ impl Bridge {
     }
 
     async fn route(&self, pod: &Connection<Route>, link: &str) -> Result<(), nlink::netlink::Error> {
-        pod.replace_route(Ipv4Route::default_route().gateway(self.gateway()).dev(link)).await
+        for gateway in self.gateways().iter() {
+            addresses::route_by(pod, link, *gateway, None).await?;
+        }
+        Ok(())
     }
 
     /// Frees the addresses and links of sandboxes that are not in `live`.
@@ -379,7 +421,7 @@ impl Bridge {
         for name in ports(&self.conn, &self.config.name).await? {
             if !expected.contains(&name) {
                 delete_link(&self.conn, &name).await?;
-                port_filter::forget(&self.host, &self.config.name, &name).await?;
+                self.forget_sender(&name).await?;
             }
         }
         Ok(())
@@ -416,7 +458,7 @@ impl Bridge {
         if let Some(record) = state.load()? {
             let conn =
                 Connection::<Route>::new_in(host).map_err(NetworkError::netlink("open a netlink socket"))?;
-            let sandboxes = Ipam::open(state.reservations(), record.pod_cidr)?.sandboxes();
+            let sandboxes = Ipam::open(state.reservations(), record.pod_cidrs)?.sandboxes();
             undo(host, &conn, &record, &sandboxes).await?;
         }
         state.clear()
@@ -454,32 +496,35 @@ impl Bridge {
     }
 
     /// Makes ports of the node lead to the sandbox.
-    async fn publish(&self, sandbox: &str, address: Ipv4Addr, pod: &PodRef) -> Result<(), NetworkError> {
-        if pod.host_ports.iter().any(|port| !port.applies()) {
+    async fn publish(&self, sandbox: &str, addresses: Addresses, pod: &PodRef) -> Result<(), NetworkError> {
+        if pod.host_ports.iter().any(|port| !port.applies_to(addresses)) {
             tracing::warn!(
                 pod = pod.name,
                 namespace = pod.namespace,
-                "host ports at IPv6 addresses lead nowhere: the pod has an IPv4 address"
+                "a host port leads nowhere: the pod has no address of the family of its hostIP"
             );
         }
         let (name, ports) = (sandbox.to_owned(), pod.host_ports.clone());
-        self.with_host_ports(move |known| known.publish(&name, address, &ports)).await?;
+        self.with_host_ports(move |known| known.publish(&name, addresses, &ports)).await?;
         // After the rules that keep pods from using it.
-        allow_loopback(&self.host, &self.config.name)
+        match addresses.of(IpFamily::V4) {
+            Some(_) => allow_loopback(&self.host, &self.config.name),
+            None => Ok(()),
+        }
     }
 
     /// The link goes before the address, so that nobody gets an address that still answers.
     async fn release(&self, sandbox: &str) -> Result<(), NetworkError> {
         let name = sandbox.to_owned();
         let published = self.with_host_ports(move |ports| ports.withdraw(&name)).await?;
-        if let Some(address) = published
-            && let Err(error) = host_ports::forget_flows(&self.host, address).await
+        if let Some(addresses) = published
+            && let Err(error) = host_ports::forget_flows(&self.host, addresses).await
         {
-            tracing::warn!(%error, %address, "UDP clients may stay with a pod that is gone");
+            tracing::warn!(%error, %addresses, "UDP clients may stay with a pod that is gone");
         }
         let link = host_link(sandbox);
         delete_link(&self.conn, &link).await?;
-        port_filter::forget(&self.host, &self.config.name, &link).await?;
+        self.forget_sender(&link).await?;
         if let Some(guard) = self.guard.get() {
             guard.uncover(sandbox).await;
         }
@@ -494,7 +539,7 @@ impl Bridge {
         netns: &Netns,
         pod: &Connection<Route>,
         link: &str,
-        address: Ipv4Addr,
+        address: IpAddr,
     ) -> Result<(), NetworkError> {
         let name = host_link(sandbox);
         let host_end = find_link(&self.conn, &name).await?;
@@ -525,11 +570,11 @@ impl Bridge {
 #[async_trait]
 impl PodNetwork for Bridge {
     async fn attach(&self, sandbox: &str, netns: &Path, pod: &PodRef) -> Result<Attachment, NetworkError> {
-        let address = self.attach_port(sandbox, netns, pod, &Port::default()).await?;
+        let addresses = self.attach_port(sandbox, netns, pod, &Port::default()).await?;
         if !pod.host_ports.is_empty() {
-            self.publish(sandbox, address, pod).await?;
+            self.publish(sandbox, addresses, pod).await?;
         }
-        Ok(Attachment { ips: vec![IpAddr::V4(address)] })
+        Ok(Attachment { ips: addresses.iter().copied().collect() })
     }
 
     async fn detach(&self, sandbox: &str, _netns: &Path) -> Result<(), NetworkError> {
@@ -564,15 +609,9 @@ pub(crate) fn is_host_link(name: &str) -> bool {
         && name.strip_prefix("veth").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-fn gateway(range: Cidr) -> Ipv4Addr {
-    range.nth(1).unwrap_or(range.network())
-}
-
-/// A locally administered hardware address made from the IP address: whoever gets the IP address next
-/// has the hardware address its neighbours remember.
-pub(crate) fn hardware_address(address: Ipv4Addr) -> [u8; 6] {
-    let [a, b, c, d] = address.octets();
-    [0x0a, 0x58, a, b, c, d]
+fn gateways(ranges: Cidrs) -> Addresses {
+    let first = |range: &Cidr| Some(range.nth(1).unwrap_or(range.network()));
+    ranges.try_map(first).unwrap_or(Addresses::single(ranges.primary().network()))
 }
 
 pub(crate) fn open_netns(path: &Path) -> Result<Netns, NetworkError> {
@@ -580,13 +619,17 @@ pub(crate) fn open_netns(path: &Path) -> Result<Netns, NetworkError> {
         .map_err(|source| NetworkError::Netns { path: path.to_owned(), source: Box::new(source) })
 }
 
-async fn make_bridge(conn: &Connection<Route>, config: &BridgeConfig) -> Result<(), NetworkError> {
+async fn make_bridge(
+    host: &Netns,
+    conn: &Connection<Route>,
+    config: &BridgeConfig,
+) -> Result<(), NetworkError> {
     let name = config.name.as_str();
     let fail = |what: &str| NetworkError::netlink(format!("{what} of bridge {name}"));
-    let address = gateway(config.pod_cidr);
+    let addresses = gateways(config.pod_cidrs);
     match find_link(conn, name).await? {
         None => {
-            let bridge = BridgeLink::new(name).address(hardware_address(address));
+            let bridge = BridgeLink::new(name).address(hardware_address(*addresses.primary()));
             conn.add_link(bridge).await.map_err(fail("creation"))?;
         }
         Some(link) if link.kind() == Some("bridge") => {}
@@ -598,10 +641,23 @@ async fn make_bridge(conn: &Connection<Route>, config: &BridgeConfig) -> Result<
         }
     }
     conn.pin_bridge_mtu(name, config.mtu).await.map_err(fail("MTU"))?;
-    let with_prefix = Ipv4Address::new(name, address, config.pod_cidr.prefix());
-    let with_prefix = with_prefix.broadcast(config.pod_cidr.broadcast());
-    conn.replace_address(with_prefix).await.map_err(fail("address"))?;
+    if addresses.of(IpFamily::V6).is_some() {
+        prepare_ipv6(host, name)?;
+    }
+    for (address, range) in addresses.iter().zip(config.pod_cidrs.iter()) {
+        addresses::add(conn, name, *address, *range).await.map_err(fail("address"))?;
+    }
     conn.set_link_up(name).await.map_err(fail("activation"))
+}
+
+/// The bridge's addresses of IPv6 are usable as soon as a pod has a link, and pods tell the node nothing about routes.
+fn prepare_ipv6(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
+    [("disable_ipv6", "0"), ("accept_dad", "0"), ("accept_ra", "0"), ("accept_redirects", "0")]
+        .into_iter()
+        .try_for_each(|(setting, value)| {
+            let name = format!("net.ipv6.conf.{bridge}.{setting}");
+            host.sysctl().set(&name, value).map_err(NetworkError::netlink(format!("set {name}")))
+        })
 }
 
 /// Makes the bridge answer for pods that its isolated ports cannot ask: a pod sends packets for its neighbours to the
@@ -618,9 +674,13 @@ fn route_between_pods(host: &Netns, bridge: &str) -> Result<(), NetworkError> {
     })
 }
 
-/// Whether packets that stay on a bridge pass the packet filter of IPv4.
-fn bridges_are_filtered(host: &Netns) -> bool {
-    host.sysctl().get("net.bridge.bridge-nf-call-iptables").is_ok_and(|value| value.trim() == "1")
+/// Whether packets that stay on a bridge pass the packet filter.
+fn bridges_are_filtered(host: &Netns, family: IpFamily) -> bool {
+    let setting = match family {
+        IpFamily::V4 => "net.bridge.bridge-nf-call-iptables",
+        IpFamily::V6 => "net.bridge.bridge-nf-call-ip6tables",
+    };
+    host.sysctl().get(setting).is_ok_and(|value| value.trim() == "1")
 }
 
 /// Lets the node's own processes reach host ports at 127.0.0.1: their packets leave by the bridge.
@@ -642,15 +702,11 @@ async fn undo(
     sandboxes: &[String],
 ) -> Result<(), NetworkError> {
     dismantle(host, conn, record, sandboxes).await?;
-    let before = record.ip_forward.as_ref().filter(|before| before.boot == boot_id());
     // Another network of ours came later and found forwarding on: it still needs it.
-    if let Some(before) = before
-        && !rules::others_exist(host, record).await
-    {
-        let fail = NetworkError::netlink(format!("restore {IP_FORWARD}"));
-        host.sysctl().set(IP_FORWARD, &before.value).map_err(fail)?;
+    match rules::others_exist(host, record).await {
+        true => Ok(()),
+        false => forwarding::restore(host, record),
     }
-    Ok(())
 }
 
 async fn dismantle(
@@ -718,9 +774,9 @@ mod tests {
     fn configurations_that_cannot_work() {
         let good = BridgeConfig {
             name: "ferrite0".into(),
-            pod_cidr: "10.244.0.0/24".parse().unwrap(),
-            cluster_cidr: "10.244.0.0/16".parse().unwrap(),
-            service_cidr: Some("10.96.0.0/12".parse().unwrap()),
+            pod_cidrs: "10.244.0.0/24,fd00:1::/64".parse().unwrap(),
+            cluster_cidrs: "10.244.0.0/16,fd00:1::/56".parse().unwrap(),
+            service_cidrs: Some("10.96.0.0/12,fd00:2::/108".parse().unwrap()),
             state: "/nonexistent".into(),
             mtu: 1500,
             routed: true,
@@ -729,12 +785,19 @@ mod tests {
         let rows: Vec<(&str, BridgeConfig)> = vec![
             ("bridge name", BridgeConfig { name: "a/b".into(), ..good.clone() }),
             ("bridge name", BridgeConfig { name: "x".repeat(16), ..good.clone() }),
-            ("no room", BridgeConfig { pod_cidr: "10.244.0.0/31".parse().unwrap(), ..good.clone() }),
-            ("not inside", BridgeConfig { pod_cidr: "10.1.0.0/24".parse().unwrap(), ..good.clone() }),
+            ("no room", BridgeConfig { pod_cidrs: "10.244.0.0/31".parse().unwrap(), ..good.clone() }),
+            ("no room", BridgeConfig { pod_cidrs: "fd00:1::/127".parse().unwrap(), ..good.clone() }),
+            ("not inside", BridgeConfig { pod_cidrs: "10.1.0.0/24".parse().unwrap(), ..good.clone() }),
+            ("not inside", BridgeConfig { cluster_cidrs: "10.244.0.0/16".parse().unwrap(), ..good.clone() }),
             (
                 "overlap",
-                BridgeConfig { service_cidr: Some("10.244.128.0/17".parse().unwrap()), ..good.clone() },
+                BridgeConfig { service_cidrs: Some("10.244.128.0/17".parse().unwrap()), ..good.clone() },
             ),
+            (
+                "overlap",
+                BridgeConfig { service_cidrs: Some("fd00:1::/108".parse().unwrap()), ..good.clone() },
+            ),
+            ("less than 1280", BridgeConfig { mtu: 1279, ..good.clone() }),
             ("MTU", BridgeConfig { mtu: 60, ..good.clone() }),
         ];
         for (want, config) in rows {

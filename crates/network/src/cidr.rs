@@ -1,52 +1,61 @@
-//! An IPv4 range.
+//! A range of addresses of one family.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use ferrite_nft::IpFamily;
 use serde::{Deserialize, Serialize};
 
-/// An IPv4 network in canonical form: no host bits are set.
+/// A network in canonical form: no host bits are set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cidr {
-    network: Ipv4Addr,
+    network: IpAddr,
     prefix: u8,
 }
 
 /// Why a text is not a range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not an IPv4 CIDR: {why}")]
+#[error("{text:?} is not a CIDR: {why}")]
 pub struct CidrError {
     text: String,
     why: &'static str,
 }
 
+fn number(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(v4) => u128::from(v4.to_bits()),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+fn address(number: u128, family: IpFamily) -> Option<IpAddr> {
+    match family {
+        IpFamily::V4 => u32::try_from(number).ok().map(|bits| Ipv4Addr::from_bits(bits).into()),
+        IpFamily::V6 => Some(Ipv6Addr::from_bits(number).into()),
+    }
+}
+
 impl Cidr {
     /// The network `address`/`prefix`; host bits in `address` are an error, as in the API.
-    pub fn new(address: Ipv4Addr, prefix: u8) -> Result<Self, CidrError> {
+    pub fn new(address: IpAddr, prefix: u8) -> Result<Self, CidrError> {
         let fail = |why| CidrError { text: format!("{address}/{prefix}"), why };
-        if prefix > 32 {
-            return Err(fail("the prefix is longer than 32"));
+        let cidr = Self::containing(address, prefix).ok_or_else(|| fail("the prefix is too long"))?;
+        match cidr.network == address {
+            true => Ok(cidr),
+            false => Err(fail("bits are set to the right of the prefix")),
         }
-        let cidr = Self { network: address, prefix };
-        if u32::from(address) & !cidr.mask() != 0 {
-            return Err(fail("bits are set to the right of the prefix"));
-        }
-        Ok(cidr)
     }
 
     /// The network of this prefix that has the address.
-    pub fn containing(address: Ipv4Addr, prefix: u8) -> Option<Self> {
-        if prefix > 32 {
-            return None;
-        }
-        let mask = Self { network: address, prefix }.mask();
-        Some(Self { network: Ipv4Addr::from(u32::from(address) & mask), prefix })
+    pub fn containing(address: IpAddr, prefix: u8) -> Option<Self> {
+        let range = ferrite_nft::Cidr::new(address, prefix)?;
+        Some(Self { network: range.network(), prefix })
     }
 
     /// The network address.
-    pub fn network(self) -> Ipv4Addr {
+    pub fn network(self) -> IpAddr {
         self.network
     }
 
@@ -55,39 +64,50 @@ impl Cidr {
         self.prefix
     }
 
-    /// The last address of the range.
-    pub fn broadcast(self) -> Ipv4Addr {
-        Ipv4Addr::from(u32::from(self.network) | !self.mask())
+    pub fn family(self) -> IpFamily {
+        IpFamily::of(self.network)
     }
 
-    /// How many addresses the range has, the network and broadcast address included.
-    pub fn size(self) -> u64 {
-        1 << (32 - self.prefix)
+    /// The last address of the range; of IPv4, the broadcast address.
+    pub fn last(self) -> IpAddr {
+        ferrite_nft::Cidr::from(self).last()
+    }
+
+    /// How many addresses the range has, the first and the last included; of all of IPv6, one less.
+    pub fn size(self) -> u128 {
+        1_u128.checked_shl(u32::from(self.family().bits() - self.prefix)).unwrap_or(u128::MAX)
     }
 
     /// The address `index` places after the network address.
-    pub fn nth(self, index: u64) -> Option<Ipv4Addr> {
-        let index = u32::try_from(index).ok().filter(|_| index < self.size())?;
-        Some(Ipv4Addr::from(u32::from(self.network) + index))
+    pub fn nth(self, index: u128) -> Option<IpAddr> {
+        (index < self.size()).then(|| address(number(self.network) + index, self.family())).flatten()
     }
 
     /// The place of `address` in the range, if it is inside.
-    pub fn index_of(self, address: Ipv4Addr) -> Option<u64> {
-        self.contains(address).then(|| u64::from(u32::from(address) - u32::from(self.network)))
+    pub fn index_of(self, address: IpAddr) -> Option<u128> {
+        self.contains(address).then(|| number(address) - number(self.network))
     }
 
     /// Whether `address` is inside.
-    pub fn contains(self, address: Ipv4Addr) -> bool {
-        u32::from(address) & self.mask() == u32::from(self.network)
+    pub fn contains(self, address: IpAddr) -> bool {
+        ferrite_nft::Cidr::from(self).contains(address)
     }
 
     /// Whether every address of `other` is inside.
     pub fn covers(self, other: Cidr) -> bool {
-        self.prefix <= other.prefix && self.contains(other.network)
+        ferrite_nft::Cidr::from(self).covers(other.into())
     }
 
-    fn mask(self) -> u32 {
-        u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0)
+    /// Whether an address is in both.
+    pub fn overlaps(self, other: Cidr) -> bool {
+        self.covers(other) || other.covers(self)
+    }
+}
+
+impl From<Cidr> for ferrite_nft::Cidr {
+    fn from(cidr: Cidr) -> Self {
+        // The prefix was compared with the family when the range was made.
+        Self::new(cidr.network, cidr.prefix).unwrap_or(Self::single(cidr.network))
     }
 }
 
@@ -134,31 +154,47 @@ mod tests {
             ("10.0.0.0/8", 1 << 24, "10.0.0.1", "10.255.255.255"),
             ("192.0.2.4/30", 4, "192.0.2.5", "192.0.2.7"),
             ("0.0.0.0/0", 1 << 32, "0.0.0.1", "255.255.255.255"),
+            ("fd00::/64", 1 << 64, "fd00::1", "fd00::ffff:ffff:ffff:ffff"),
+            ("fd00:0:0:5::/126", 4, "fd00:0:0:5::1", "fd00:0:0:5::3"),
         ] {
             let cidr: Cidr = text.parse().unwrap();
             assert_eq!(cidr.to_string(), text);
             assert_eq!(cidr.size(), size, "{text}");
             assert_eq!(cidr.nth(1).unwrap().to_string(), first, "{text}");
-            assert_eq!(cidr.broadcast().to_string(), last, "{text}");
+            assert_eq!(cidr.last().to_string(), last, "{text}");
             assert_eq!(cidr.nth(size), None, "{text}");
-            assert_eq!(cidr.index_of(cidr.broadcast()), Some(size - 1), "{text}");
+            assert_eq!(cidr.index_of(cidr.last()), Some(size - 1), "{text}");
         }
+        let all: Cidr = "::/0".parse().unwrap();
+        assert_eq!((all.size(), all.nth(2).unwrap().to_string()), (u128::MAX, "::2".into()));
     }
 
     #[test]
     fn refused() {
-        for text in
-            ["", "10.0.0.0", "10.0.0.1/24", "10.0.0.0/33", "10.0.0/8", "10.0.0.0/-1", "::/0", "10.0.0.0/"]
-        {
+        for text in [
+            "",
+            "10.0.0.0",
+            "10.0.0.1/24",
+            "10.0.0.0/33",
+            "10.0.0/8",
+            "10.0.0.0/-1",
+            "10.0.0.0/",
+            "fd00::1/64",
+            "fd00::/129",
+            "::ffff:10.0.0.0/8",
+        ] {
             assert!(text.parse::<Cidr>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn cover() {
-        let all: Cidr = "10.244.0.0/16".parse().unwrap();
-        let node: Cidr = "10.244.7.0/24".parse().unwrap();
-        assert!(all.covers(node) && all.covers(all) && !node.covers(all));
-        assert!(!all.covers("10.96.0.0/16".parse().unwrap()));
+        let cidr = |text: &str| text.parse::<Cidr>().unwrap();
+        for (all, node) in [("10.244.0.0/16", "10.244.7.0/24"), ("fd00::/56", "fd00:0:0:7::/64")] {
+            let (all, node) = (cidr(all), cidr(node));
+            assert!(all.covers(node) && all.covers(all) && !node.covers(all) && node.overlaps(all));
+        }
+        assert!(!cidr("10.244.0.0/16").covers(cidr("10.96.0.0/16")));
+        assert!(!cidr("::/0").overlaps(cidr("10.0.0.0/8")) && !cidr("0.0.0.0/0").overlaps(cidr("fd00::/8")));
     }
 }

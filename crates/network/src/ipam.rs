@@ -1,17 +1,18 @@
-//! Which sandbox has which address, kept on disk.
+//! Which sandbox has which addresses, kept on disk.
 //!
-//! One file per address in use, named by the address, holding the sandbox id. A file appears by rename
+//! A sandbox has one place, and the address at that place in the range of each family. One file per place in use, named
+//! by the address of the primary family, holding the sandbox id. A file appears by rename
 //! and goes by unlink, each followed by a sync of the directory, so that after a crash an address is
 //! either reserved or free, never half of both. The directory is small and read once, when opened.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use crate::state::{sync_dir, write_atomic};
-use crate::{Cidr, NetworkError};
+use crate::{Addresses, Cidrs, NetworkError};
 
 /// The name of the file that remembers where the round-robin search goes on.
 const CURSOR: &str = "last";
@@ -19,40 +20,48 @@ const CURSOR: &str = "last";
 /// Which index to try first and which are taken: the pure half of the allocator.
 #[derive(Debug)]
 struct Pool {
-    range: Cidr,
-    taken: BTreeMap<Ipv4Addr, String>,
-    by_sandbox: HashMap<String, Ipv4Addr>,
+    ranges: Cidrs,
+    /// By address of the primary family.
+    taken: BTreeMap<IpAddr, String>,
+    by_sandbox: HashMap<String, IpAddr>,
     /// The address handed out last; the search starts after it so that a released address rests for as
     /// long as possible (peers may still send to it, connection tracking may still know it).
-    last: Option<Ipv4Addr>,
+    last: Option<IpAddr>,
 }
 
+/// Hardware addresses are made of 32 bits of the place.
+const MOST: u128 = 1 << 32;
+
 impl Pool {
-    /// Pods may have index 2 up to the one before broadcast: 0 is the network, 1 the gateway.
-    fn capacity(&self) -> u64 {
-        self.range.size().saturating_sub(3)
+    /// Pods may have index 2 up to the one before the last of the smallest range: 0 is the network, 1 the gateway, the
+    /// last is IPv4's broadcast address.
+    fn capacity(&self) -> u128 {
+        self.ranges.iter().map(|range| range.size()).min().unwrap_or(0).min(MOST).saturating_sub(3)
     }
 
-    fn next_free(&self) -> Option<Ipv4Addr> {
+    /// The addresses of all families at the place of the primary one.
+    fn addresses(&self, primary: IpAddr) -> Option<Addresses> {
+        let index = self.ranges.primary().index_of(primary)?;
+        self.ranges.try_map(|range| range.nth(index))
+    }
+
+    fn next_free(&self) -> Option<IpAddr> {
         let capacity = self.capacity();
         let start = self
             .last
-            .and_then(|last| self.range.index_of(last))
+            .and_then(|last| self.ranges.primary().index_of(last))
             .map_or(0, |index| (index + 1).saturating_sub(2) % capacity.max(1));
         (0..capacity)
-            .filter_map(|step| self.range.nth(2 + (start + step) % capacity))
+            .filter_map(|step| self.ranges.primary().nth(2 + (start + step) % capacity))
             .find(|address| !self.taken.contains_key(address))
     }
 
     /// An address somebody chose, if it is one of ours and free.
-    fn check_wanted(&self, wanted: Ipv4Addr) -> Result<Ipv4Addr, NetworkError> {
-        let usable =
-            self.range.index_of(wanted).is_some_and(|index| (2..2 + self.capacity()).contains(&index));
+    fn check_wanted(&self, wanted: IpAddr) -> Result<IpAddr, NetworkError> {
+        let range = *self.ranges.primary();
+        let usable = range.index_of(wanted).is_some_and(|index| (2..2 + self.capacity()).contains(&index));
         if !usable {
-            return Err(NetworkError::Conflict(format!(
-                "{wanted} is no address for a pod of {}",
-                self.range
-            )));
+            return Err(NetworkError::Conflict(format!("{wanted} is no address for a pod of {range}")));
         }
         if self.taken.contains_key(&wanted) {
             return Err(NetworkError::Conflict("Address already in use".into()));
@@ -60,12 +69,12 @@ impl Pool {
         Ok(wanted)
     }
 
-    fn insert(&mut self, address: Ipv4Addr, sandbox: &str) {
+    fn insert(&mut self, address: IpAddr, sandbox: &str) {
         self.taken.insert(address, sandbox.to_owned());
         self.by_sandbox.insert(sandbox.to_owned(), address);
     }
 
-    fn remove(&mut self, sandbox: &str) -> Option<Ipv4Addr> {
+    fn remove(&mut self, sandbox: &str) -> Option<IpAddr> {
         let address = self.by_sandbox.remove(sandbox)?;
         self.taken.remove(&address);
         Some(address)
@@ -80,15 +89,15 @@ pub(crate) struct Ipam {
 }
 
 impl Ipam {
-    /// Reads the reservations under `dir`, making it if needed. Files that are no reservation of `range`
+    /// Reads the reservations under `dir`, making it if needed. Files that are no reservation of the primary range
     /// (another range's, or left by an interrupted write) are removed.
-    pub(crate) fn open(dir: PathBuf, range: Cidr) -> Result<Self, NetworkError> {
+    pub(crate) fn open(dir: PathBuf, ranges: Cidrs) -> Result<Self, NetworkError> {
         let fail = |what| {
             let path = dir.clone();
             move |source| NetworkError::State { path, what, source }
         };
         fs::create_dir_all(&dir).map_err(fail("create"))?;
-        let mut pool = Pool { range, taken: BTreeMap::new(), by_sandbox: HashMap::new(), last: None };
+        let mut pool = Pool { ranges, taken: BTreeMap::new(), by_sandbox: HashMap::new(), last: None };
         for entry in fs::read_dir(&dir).map_err(fail("list"))? {
             let entry = entry.map_err(fail("list"))?;
             let name = entry.file_name();
@@ -97,8 +106,10 @@ impl Ipam {
                 pool.last = text.trim().parse().ok();
                 continue;
             }
-            let address =
-                name.to_str().and_then(|n| n.parse::<Ipv4Addr>().ok()).filter(|a| range.contains(*a));
+            let address = name
+                .to_str()
+                .and_then(|n| n.parse::<IpAddr>().ok())
+                .filter(|a| ranges.primary().contains(*a));
             let sandbox = fs::read_to_string(entry.path()).map_err(fail("read a reservation"))?;
             match address {
                 // A second address of one sandbox can only come from outside; keep the first read.
@@ -112,17 +123,23 @@ impl Ipam {
     }
 
     #[cfg(test)]
-    fn reserve(&mut self, sandbox: &str) -> Result<Ipv4Addr, NetworkError> {
+    fn reserve(&mut self, sandbox: &str) -> Result<Addresses, NetworkError> {
         self.reserve_wanted(sandbox, None)
     }
 
-    /// The address of `sandbox`: the one it has, or the wanted one, or a free one; reserved on disk before
-    /// it is returned.
+    /// The addresses of `sandbox`: those it has, or the wanted one of the primary family, or free ones; reserved on disk
+    /// before they are returned.
     pub(crate) fn reserve_wanted(
         &mut self,
         sandbox: &str,
-        wanted: Option<Ipv4Addr>,
-    ) -> Result<Ipv4Addr, NetworkError> {
+        wanted: Option<IpAddr>,
+    ) -> Result<Addresses, NetworkError> {
+        let primary = self.reserve_primary(sandbox, wanted)?;
+        let outside = || NetworkError::Conflict(format!("{primary} is not in {}", self.pool.ranges));
+        self.pool.addresses(primary).ok_or_else(outside)
+    }
+
+    fn reserve_primary(&mut self, sandbox: &str, wanted: Option<IpAddr>) -> Result<IpAddr, NetworkError> {
         if !is_sandbox_id(sandbox) {
             return Err(NetworkError::BadSandbox(sandbox.chars().take(64).collect()));
         }
@@ -135,7 +152,7 @@ impl Ipam {
         let address = match wanted {
             Some(wanted) => self.pool.check_wanted(wanted)?,
             None => self.pool.next_free().ok_or_else(|| NetworkError::Exhausted {
-                range: self.pool.range,
+                range: self.pool.ranges.to_string(),
                 capacity: self.pool.capacity(),
             })?,
         };
@@ -163,9 +180,10 @@ impl Ipam {
         Ok(())
     }
 
-    /// The sandboxes that hold an address, each with it.
-    pub(crate) fn reservations(&self) -> Vec<(String, Ipv4Addr)> {
-        self.pool.taken.iter().map(|(address, sandbox)| (sandbox.clone(), *address)).collect()
+    /// The sandboxes that hold addresses, each with them.
+    pub(crate) fn reservations(&self) -> Vec<(String, Addresses)> {
+        let taken = self.pool.taken.iter();
+        taken.filter_map(|(first, sandbox)| Some((sandbox.clone(), self.pool.addresses(*first)?))).collect()
     }
 
     /// The sandboxes that hold an address.
@@ -259,6 +277,35 @@ mod tests {
             assert_eq!(first.is_ok(), range.ends_with("/30"), "{range}");
             assert!(matches!(ipam.reserve("b"), Err(NetworkError::Exhausted { .. })), "{range}");
         }
+    }
+
+    #[test]
+    fn both_families_share_a_place() {
+        for (ranges, first, capacity) in [
+            ("10.1.0.0/29,fd00:1::/64", "10.1.0.2,fd00:1::2", 5),
+            ("fd00:1::/64,10.1.0.0/29", "fd00:1::2,10.1.0.2", 5),
+            ("fd00:1::/125", "fd00:1::2", 5),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut ipam = open(dir.path(), ranges);
+            assert_eq!(ipam.reserve("a").unwrap().to_string(), first);
+            for index in 1..capacity {
+                ipam.reserve(&index.to_string()).unwrap();
+            }
+            assert!(matches!(ipam.reserve("more"), Err(NetworkError::Exhausted { .. })), "{ranges}");
+            drop(ipam);
+            let mut ipam = open(dir.path(), ranges);
+            assert_eq!(ipam.reserve("a").unwrap().to_string(), first, "after a restart");
+            assert_eq!(ipam.reservations().len(), capacity);
+        }
+    }
+
+    #[test]
+    fn a_whole_subnet_of_ipv6_is_no_endless_search() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ipam = open(dir.path(), "fd00:1::/64");
+        ipam.pool.last = "fd00:1::ffff:fffe".parse().ok();
+        assert_eq!(ipam.reserve("a").unwrap().to_string(), "fd00:1::2", "wraps where hardware addresses do");
     }
 
     #[test]

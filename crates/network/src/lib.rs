@@ -3,10 +3,13 @@
 //! A container runtime knows this crate only through [`PodNetwork`]: it makes a network namespace for a
 //! sandbox and asks for it to be attached. [`Bridge`] is the built-in implementation for one node.
 
+mod addresses;
 mod bandwidth;
 mod bridge;
 mod cidr;
 pub mod cni;
+mod families;
+mod forwarding;
 mod host_ports;
 mod ipam;
 mod node;
@@ -25,9 +28,14 @@ use async_trait::async_trait;
 pub use bandwidth::{Bandwidth, BandwidthError};
 pub use bridge::{Bridge, BridgeConfig, Isolation, Port};
 pub use cidr::{Cidr, CidrError};
+pub use families::{Addresses, Cidrs, FamiliesError, OfFamily, PerFamily};
+pub use ferrite_nft::IpFamily;
 pub use host_ports::{HostPort, PortProtocol, published_ports};
-pub use node::node_address;
-pub use routes::{Changes, Encapsulation, Peer, Router, RouterConfig, VXLAN_OVERHEAD, pod_mtu, pod_mtu_in};
+pub use node::{node_address, node_addresses};
+pub use routes::{
+    Changes, Encapsulation, Peer, Router, RouterConfig, VXLAN_OVERHEAD, VXLAN_OVERHEAD_IPV6, pod_mtu,
+    pod_mtu_in,
+};
 pub use rules::policy_table;
 pub use segment::{Segment, remove_port, set_port};
 
@@ -115,7 +123,7 @@ pub enum NetworkError {
     #[error(
         "no free address in {range}: all {capacity} are in use; remove pods or give the node a larger pod CIDR"
     )]
-    Exhausted { range: Cidr, capacity: u64 },
+    Exhausted { range: String, capacity: u128 },
     /// The configuration cannot work.
     #[error("network configuration: {0}")]
     Config(String),

@@ -4,10 +4,11 @@ use std::net::IpAddr;
 
 use nlink::netlink::{Connection, Route};
 
-use crate::NetworkError;
+use crate::{IpFamily, NetworkError};
 
 /// A route, as far as the choice needs it.
 struct DefaultRoute {
+    family: IpFamily,
     link: u32,
     metric: u32,
 }
@@ -23,6 +24,17 @@ struct Global {
 /// The address of the interface of the best default route, else any global address that is not a
 /// bridge's, else `None`. IPv4 goes before IPv6.
 pub async fn node_address() -> Result<Option<IpAddr>, NetworkError> {
+    let (defaults, globals) = read().await?;
+    Ok(IpFamily::BOTH.into_iter().find_map(|family| choose(&defaults, &globals, family)))
+}
+
+/// The addresses of the node in these families, in their order: for each family as [`node_address`] chooses.
+pub async fn node_addresses(families: &[IpFamily]) -> Result<Vec<IpAddr>, NetworkError> {
+    let (defaults, globals) = read().await?;
+    Ok(families.iter().filter_map(|family| choose(&defaults, &globals, *family)).collect())
+}
+
+async fn read() -> Result<(Vec<DefaultRoute>, Vec<Global>), NetworkError> {
     let fail = || NetworkError::netlink("look up the node's address");
     let conn = Connection::<Route>::new().map_err(fail())?;
     let bridges: Vec<u32> = conn
@@ -34,11 +46,15 @@ pub async fn node_address() -> Result<Option<IpAddr>, NetworkError> {
         .map(|link| link.ifindex())
         .collect();
     let routes = conn.get_routes().await.map_err(fail())?;
-    let defaults = routes
+    let mut defaults: Vec<DefaultRoute> = routes
         .iter()
         .filter(|route| route.is_default() && route.table_id() == u32::from(nix::libc::RT_TABLE_MAIN))
-        .filter_map(|route| Some(DefaultRoute { link: route.oif()?, metric: route.priority().unwrap_or(0) }))
+        .filter_map(|route| {
+            let family = if route.is_ipv4() { IpFamily::V4 } else { IpFamily::V6 };
+            Some(DefaultRoute { family, link: route.oif()?, metric: route.priority().unwrap_or(0) })
+        })
         .collect();
+    defaults.sort_by_key(|route| route.metric);
     let addresses = conn.get_addresses().await.map_err(fail())?;
     let globals = addresses
         .iter()
@@ -49,17 +65,18 @@ pub async fn node_address() -> Result<Option<IpAddr>, NetworkError> {
             Some(Global { link, address, on_bridge: bridges.contains(&link) })
         })
         .collect();
-    Ok(choose(defaults, globals))
+    Ok((defaults, globals))
 }
 
-fn choose(mut defaults: Vec<DefaultRoute>, mut globals: Vec<Global>) -> Option<IpAddr> {
-    globals.retain(|global| !global.address.is_loopback());
-    globals.sort_by_key(|global| global.address.is_ipv6());
-    defaults.sort_by_key(|route| route.metric);
-    defaults
-        .iter()
-        .find_map(|route| globals.iter().find(|global| global.link == route.link))
-        .or_else(|| globals.iter().find(|global| !global.on_bridge))
+/// Default routes come with the lowest metric first. A route of the other family says which link is the way out, too.
+fn choose(defaults: &[DefaultRoute], globals: &[Global], family: IpFamily) -> Option<IpAddr> {
+    let usable = |global: &&Global| !global.address.is_loopback() && IpFamily::of(global.address) == family;
+    let at = |route: &DefaultRoute| globals.iter().filter(usable).find(|global| global.link == route.link);
+    let (own, other): (Vec<_>, Vec<_>) = defaults.iter().partition(|route| route.family == family);
+    own.into_iter()
+        .chain(other)
+        .find_map(at)
+        .or_else(|| globals.iter().filter(usable).find(|global| !global.on_bridge))
         .map(|global| global.address)
 }
 
@@ -97,8 +114,12 @@ mod tests {
             ("loopback is no node address", &[], &[(1, "127.0.0.2", false)], None),
         ];
         for (name, defaults, globals, want) in rows {
-            let defaults = defaults.iter().map(|&(link, metric)| DefaultRoute { link, metric }).collect();
-            let globals = globals
+            let mut defaults: Vec<DefaultRoute> = defaults
+                .iter()
+                .map(|&(link, metric)| DefaultRoute { family: IpFamily::V4, link, metric })
+                .collect();
+            defaults.sort_by_key(|route| route.metric);
+            let globals: Vec<Global> = globals
                 .iter()
                 .map(|&(link, address, on_bridge)| Global {
                     link,
@@ -106,7 +127,23 @@ mod tests {
                     on_bridge,
                 })
                 .collect();
-            assert_eq!(choose(defaults, globals), want.map(|a| a.parse().unwrap()), "{name}");
+            let chosen = IpFamily::BOTH.into_iter().find_map(|family| choose(&defaults, &globals, family));
+            assert_eq!(chosen, want.map(|a| a.parse().unwrap()), "{name}");
         }
+    }
+
+    #[test]
+    fn each_family_has_a_choice_of_its_own() {
+        let route = |family, link, metric| DefaultRoute { family, link, metric };
+        let global =
+            |link, address: &str| Global { link, address: address.parse().unwrap(), on_bridge: false };
+        let defaults = [route(IpFamily::V4, 2, 0), route(IpFamily::V6, 3, 100)];
+        let globals = [global(2, "192.0.2.2"), global(2, "2001:db8:2::2"), global(3, "2001:db8:3::3")];
+        let chosen = |family| choose(&defaults, &globals, family).map(|address| address.to_string());
+        assert_eq!(chosen(IpFamily::V4).as_deref(), Some("192.0.2.2"));
+        assert_eq!(chosen(IpFamily::V6).as_deref(), Some("2001:db8:3::3"));
+        let only_v4 = &defaults[..1];
+        let chosen = choose(only_v4, &globals, IpFamily::V6).map(|address| address.to_string());
+        assert_eq!(chosen.as_deref(), Some("2001:db8:2::2"), "the link of the other family's way out");
     }
 }

@@ -1,19 +1,19 @@
 //! Ranges of addresses that somebody else on this machine has already.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nlink::netlink::types::route::RouteType;
 use nlink::netlink::{Connection, Route};
 
 use crate::rules::UNREACHABLE_METRIC;
-use crate::{Cidr, NetworkError};
+use crate::{Cidr, Cidrs, NetworkError};
 
 /// What a network is about to use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ranges {
-    pub(crate) pods: Cidr,
-    pub(crate) cluster: Cidr,
-    pub(crate) services: Option<Cidr>,
+    pub(crate) pods: Cidrs,
+    pub(crate) cluster: Cidrs,
+    pub(crate) services: Option<Cidrs>,
 }
 
 /// What is there, but for the network's own.
@@ -25,26 +25,22 @@ struct Present {
     clusters: Vec<Cidr>,
 }
 
-fn overlap(a: Cidr, b: Cidr) -> bool {
-    a.covers(b) || b.covers(a)
-}
-
 /// Why the ranges cannot be used, in words. A link may be within the range of all pods (a machine's network, of which
 /// no pod is given an address); another cluster may not, for both would route and translate the same addresses.
 fn refuse(ranges: Ranges, present: &Present) -> Option<String> {
-    let own = || [Some(ranges.pods), ranges.services].into_iter().flatten();
+    let own = || ranges.pods.iter().chain(ranges.services.iter().flat_map(Cidrs::iter));
     for (link, there) in &present.links {
-        if let Some(range) = own().find(|range| overlap(*range, *there)) {
+        if let Some(range) = own().find(|range| range.overlaps(*there)) {
             return Some(format!(
-                "{range} overlaps with {there} of link {link}: another cluster or network of this machine has these addresses; choose other ranges (--pod-cidr, --service-cluster-ip-range)"
+                "{range} overlaps with {there} of link {link}: another cluster or network of this machine has these addresses; choose other ranges (--cluster-cidr, --service-cluster-ip-range)"
             ));
         }
     }
-    let all = || own().chain([ranges.cluster]);
+    let all = || own().chain(ranges.cluster.iter());
     for there in &present.clusters {
-        if let Some(range) = all().find(|range| overlap(*range, *there)) {
+        if let Some(range) = all().find(|range| range.overlaps(*there)) {
             return Some(format!(
-                "{range} overlaps with {there} of another cluster on this machine: choose other ranges (--pod-cidr, --service-cluster-ip-range), or stop the other cluster with `ferrite down`"
+                "{range} overlaps with {there} of another cluster on this machine: choose other ranges (--cluster-cidr, --service-cluster-ip-range), or stop the other cluster with `ferrite down`"
             ));
         }
     }
@@ -65,7 +61,7 @@ pub(crate) async fn check(
     }
     let mut present = Present::default();
     for address in conn.get_addresses().await.map_err(fail())? {
-        let Some(IpAddr::V4(ip)) = address.primary_address().copied() else { continue };
+        let Some(ip) = address.primary_address().copied() else { continue };
         let Some(network) = Cidr::containing(ip, address.prefix_len()) else { continue };
         let link = links.iter().find(|link| link.ifindex() == address.ifindex());
         let name = link.and_then(|link| link.name()).unwrap_or_default();
@@ -75,9 +71,9 @@ pub(crate) async fn check(
         let ours =
             route.route_type() == RouteType::Unreachable && route.priority() == Some(UNREACHABLE_METRIC);
         let range = match route.destination() {
-            Some(IpAddr::V4(network)) => Cidr::containing(*network, route.dst_len()),
-            None if route.is_ipv4() => Cidr::containing(Ipv4Addr::UNSPECIFIED, 0),
-            _ => None,
+            Some(network) => Cidr::containing(*network, route.dst_len()),
+            None if route.is_ipv4() => Cidr::containing(Ipv4Addr::UNSPECIFIED.into(), 0),
+            None => Cidr::containing(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
         };
         present.clusters.extend(range.filter(|_| ours));
     }
@@ -95,9 +91,9 @@ mod tests {
     fn addresses_of_others_are_left_to_them() {
         let range = |text: &str| text.parse::<Cidr>().unwrap();
         let ranges = Ranges {
-            pods: range("10.244.0.0/24"),
-            cluster: range("10.244.0.0/16"),
-            services: Some(range("10.96.0.0/12")),
+            pods: "10.244.0.0/24,fd00:1::/64".parse().unwrap(),
+            cluster: "10.244.0.0/16,fd00:1::/56".parse().unwrap(),
+            services: Some("10.96.0.0/12,fd00:2::/108".parse().unwrap()),
         };
         for (what, links, clusters, refused) in [
             ("nothing", &[][..], &[][..], false),
@@ -114,6 +110,9 @@ mod tests {
                 true,
             ),
             ("a cluster within the range of all pods", &[], &["10.244.128.0/17"], true),
+            ("link-local addresses and a LAN of IPv6", &["fe80::/64", "2001:db8::/64"], &[], false),
+            ("the pods of another cluster, by IPv6", &["fd00:1::/64"], &[], true),
+            ("a cluster with the same Services, by IPv6", &[], &["fd00:2::/108"], true),
         ] {
             let links = links.iter().map(|text| ("eth9".to_owned(), range(text))).collect();
             let clusters = clusters.iter().map(|text| range(text)).collect();

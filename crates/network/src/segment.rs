@@ -1,37 +1,37 @@
 //! A virtual segment that connects nodes on one machine with each other and with the machine, and with nothing else.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use nlink::netlink::addr::Ipv4Address;
 use nlink::netlink::link::{BridgeLink, BridgePortConfig, VethLink};
 use nlink::netlink::namespace::Netns;
+use nlink::netlink::types::addr::Scope;
 use nlink::netlink::{Connection, Route};
 
-use crate::bridge::{delete_link, find_link, hardware_address, open_netns};
-use crate::{Cidr, NetworkError, rules};
+use crate::addresses::{self, hardware_address};
+use crate::bridge::{delete_link, find_link, open_netns};
+use crate::{Addresses, Cidr, Cidrs, NetworkError, rules};
 
 /// A node's end of its link to the segment.
 const NODE_LINK: &str = "eth0";
 
-/// The segment: a bridge whose first address is the machine's. Routes of the segment lead nowhere else: packets between
+/// The segment: a bridge whose first address of each family is the machine's. Routes of the segment lead nowhere else: packets between
 /// it and the machine's other links are dropped, except those of the machine's own pods.
 pub struct Segment {
     name: String,
-    range: Cidr,
+    ranges: Cidrs,
     conn: Connection<Route>,
 }
 
 impl Segment {
     /// Makes or completes the segment in the calling thread's network namespace. `pod_bridge` is the bridge of the
     /// pods that run on the machine itself.
-    pub async fn open(name: &str, range: Cidr, pod_bridge: &str) -> Result<Self, NetworkError> {
+    pub async fn open(name: &str, ranges: Cidrs, pod_bridge: &str) -> Result<Self, NetworkError> {
         let fail = |what: &str| NetworkError::netlink(format!("{what} of segment {name}"));
-        let address = first_address(range)?;
+        let own = first_addresses(ranges)?;
         let conn = connect()?;
         match find_link(&conn, name).await? {
             None => {
-                let bridge = BridgeLink::new(name).address(hardware_address(address));
+                let bridge = BridgeLink::new(name).address(hardware_address(*own.primary()));
                 conn.add_link(bridge).await.map_err(fail("creation"))?;
             }
             Some(link) if link.kind() == Some("bridge") => {}
@@ -39,11 +39,12 @@ impl Segment {
         }
         // The drop comes before the address: at no moment is there a way out.
         let host = Netns::current().map_err(NetworkError::netlink("open this thread's network namespace"))?;
-        rules::add_segment_isolation(&host, name, pod_bridge).await?;
-        let config = Ipv4Address::new(name, address, range.prefix()).broadcast(range.broadcast());
-        conn.replace_address(config).await.map_err(fail("address"))?;
+        rules::add_segment_isolation(&host, name, &ranges.families(), pod_bridge).await?;
+        for (address, range) in own.iter().zip(ranges.iter()) {
+            addresses::add(&conn, name, *address, *range).await.map_err(fail("address"))?;
+        }
         conn.set_link_up(name).await.map_err(fail("activation"))?;
-        Ok(Self { name: name.to_owned(), range, conn })
+        Ok(Self { name: name.to_owned(), ranges, conn })
     }
 
     /// The segment that is there; none if there is none.
@@ -54,35 +55,34 @@ impl Segment {
         }
         let fail = NetworkError::netlink(format!("addresses of segment {name}"));
         let addresses = conn.get_addresses_by_name(name).await.map_err(fail)?;
-        let range = addresses.iter().find_map(|address| match address.primary_address()? {
-            IpAddr::V4(ip) => Cidr::containing(*ip, address.prefix_len()),
-            IpAddr::V6(_) => None,
-        });
-        match range {
-            Some(range) => Self::open(name, range, pod_bridge).await.map(Some),
-            None => Ok(None),
+        // The kernel lists IPv4 first, which is the primary family of a segment that has both, and each address once.
+        let global = addresses.iter().filter(|address| address.scope() == Scope::Universe);
+        let ranges = global.filter_map(|a| Cidr::containing(*a.primary_address()?, a.prefix_len()));
+        match Cidrs::new(ranges) {
+            Ok(ranges) => Self::open(name, ranges, pod_bridge).await.map(Some),
+            Err(_) => Ok(None),
         }
     }
 
     /// The addresses of nodes.
-    pub fn range(&self) -> Cidr {
-        self.range
+    pub fn ranges(&self) -> Cidrs {
+        self.ranges
     }
 
-    /// The machine's own address.
-    pub fn address(&self) -> Ipv4Addr {
-        self.range.nth(1).unwrap_or(self.range.network())
+    /// The machine's own addresses.
+    pub fn addresses(&self) -> Addresses {
+        first_addresses(self.ranges).unwrap_or(Addresses::single(self.ranges.primary().network()))
     }
 
     /// Connects the network namespace at `netns`: `port` is the machine's end of the link. May be repeated.
-    pub async fn attach(&self, port: &str, netns: &Path, address: Ipv4Addr) -> Result<(), NetworkError> {
+    pub async fn attach(&self, port: &str, netns: &Path, node_ips: Addresses) -> Result<(), NetworkError> {
         let fail = |what: &str| NetworkError::netlink(format!("{what} of node link {port}"));
         let netns = open_netns(netns)?;
         let node = Connection::<Route>::new_in(&netns).map_err(fail("netlink socket"))?;
         if find_link(&node, NODE_LINK).await?.is_none() {
             delete_link(&self.conn, port).await?;
-            let veth =
-                VethLink::new(port, NODE_LINK).peer_address(hardware_address(address)).peer_netns_fd(&netns);
+            let hardware = hardware_address(*node_ips.primary());
+            let veth = VethLink::new(port, NODE_LINK).peer_address(hardware).peer_netns_fd(&netns);
             self.conn.add_link(veth).await.map_err(fail("creation"))?;
         }
         self.conn.set_link_master(port, self.name.as_str()).await.map_err(fail("bridge port"))?;
@@ -92,9 +92,12 @@ impl Segment {
         self.conn.set_bridge_port(port, hairpin).await.map_err(fail("hairpin mode"))?;
         self.conn.set_link_up(port).await.map_err(fail("activation"))?;
         node.set_link_up("lo").await.map_err(fail("loopback"))?;
-        let config =
-            Ipv4Address::new(NODE_LINK, address, self.range.prefix()).broadcast(self.range.broadcast());
-        node.replace_address(config).await.map_err(fail("address"))?;
+        for address in node_ips.iter() {
+            let Some(range) = self.ranges.iter().find(|range| range.contains(*address)) else {
+                return Err(NetworkError::Config(format!("{address} is not in {}", self.ranges)));
+            };
+            addresses::add(&node, NODE_LINK, *address, *range).await.map_err(fail("address"))?;
+        }
         node.set_link_up(NODE_LINK).await.map_err(fail("node's end"))
     }
 
@@ -128,7 +131,8 @@ fn connect() -> Result<Connection<Route>, NetworkError> {
     Connection::<Route>::new().map_err(NetworkError::netlink("open a netlink socket"))
 }
 
-fn first_address(range: Cidr) -> Result<Ipv4Addr, NetworkError> {
-    let room = NetworkError::Config(format!("{range} has no room for a machine and a node"));
-    range.nth(1).filter(|_| range.prefix() <= 29).ok_or(room)
+fn first_addresses(ranges: Cidrs) -> Result<Addresses, NetworkError> {
+    let room = |range: &Cidr| range.nth(1).filter(|_| range.prefix() <= range.family().bits() - 3);
+    let none = || NetworkError::Config(format!("{ranges} has no room for a machine and a node"));
+    ranges.try_map(room).ok_or_else(none)
 }

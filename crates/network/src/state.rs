@@ -1,5 +1,6 @@
 //! The network's files: what was made, and by whom it is in use.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -7,24 +8,30 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
-use crate::{Cidr, NetworkError};
+use crate::{Cidrs, NetworkError};
 
 /// What one network made on the machine: enough to remove it without the configuration that made it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) bridge: String,
-    pub(crate) pod_cidr: Cidr,
-    pub(crate) cluster_cidr: Cidr,
-    pub(crate) service_cidr: Option<Cidr>,
+    #[serde(rename = "pod_cidr")]
+    pub(crate) pod_cidrs: Cidrs,
+    #[serde(rename = "cluster_cidr")]
+    pub(crate) cluster_cidrs: Cidrs,
+    #[serde(rename = "service_cidr")]
+    pub(crate) service_cidrs: Option<Cidrs>,
     /// What `net.ipv4.ip_forward` was before this network turned it on, and in which boot: after a
     /// reboot the value is the machine's own again and nothing is to be restored.
     pub(crate) ip_forward: Option<Before>,
+    /// The same for the settings that forwarding of IPv6 needs, by name.
+    #[serde(default)]
+    pub(crate) ipv6_settings: BTreeMap<String, Before>,
 }
 
 impl Record {
     /// Whether both describe the same links and routes.
     pub(crate) fn same_network(&self, other: &Self) -> bool {
-        let key = |r: &Self| (r.bridge.clone(), r.pod_cidr, r.cluster_cidr, r.service_cidr);
+        let key = |r: &Self| (r.bridge.clone(), r.pod_cidrs, r.cluster_cidrs, r.service_cidrs);
         key(self) == key(other)
     }
 }

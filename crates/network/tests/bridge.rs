@@ -19,9 +19,9 @@ use support::{TestNs, attach, connect_error, echo, pod};
 fn config(state: &Path) -> BridgeConfig {
     BridgeConfig {
         name: "ferrite0".into(),
-        pod_cidr: "10.244.1.0/24".parse().unwrap(),
-        cluster_cidr: "10.244.0.0/16".parse().unwrap(),
-        service_cidr: Some("10.96.0.0/16".parse().unwrap()),
+        pod_cidrs: "10.244.1.0/24".parse().unwrap(),
+        cluster_cidrs: "10.244.0.0/16".parse().unwrap(),
+        service_cidrs: Some("10.96.0.0/16".parse().unwrap()),
         state: state.join("network"),
         mtu: 1450,
         routed: true,
@@ -63,7 +63,11 @@ async fn pods_talk_through_the_bridge() {
     assert_eq!(echo(&a, &b, ip_b), format!("ping from {ip_a}"));
     assert_eq!(echo(&b, &a, ip_a), format!("ping from {ip_b}"));
     assert_eq!(echo(&node, &a, ip_a), "ping from 10.244.1.1", "the node reaches pods");
-    assert_eq!(echo(&a, &node, bridge.gateway().into()), format!("ping from {ip_a}"), "pods reach the node");
+    assert_eq!(
+        echo(&a, &node, *bridge.gateways().primary()),
+        format!("ping from {ip_a}"),
+        "pods reach the node"
+    );
     assert_eq!(echo(&a, &a, "127.0.0.1".parse().unwrap()), "ping from 127.0.0.1", "loopback is up");
 
     let link = a.route().get_link_by_name("eth0").await.unwrap().unwrap();
@@ -107,7 +111,7 @@ async fn attach_is_idempotent_and_survives_restart() {
 async fn detach_frees_and_reconcile_reclaims() {
     let state = tempfile::tempdir().unwrap();
     let node = TestNs::new();
-    let small = BridgeConfig { pod_cidr: "10.244.1.0/30".parse().unwrap(), ..config(state.path()) };
+    let small = BridgeConfig { pod_cidrs: "10.244.1.0/30".parse().unwrap(), ..config(state.path()) };
     let bridge = Bridge::open_in(&node.path, small).await.unwrap();
     let empty = inventory(&node).await;
     let a = TestNs::new();
@@ -178,7 +182,7 @@ async fn pods_reach_the_node_by_an_address_it_was_given() {
     assert_ne!(connect_error(&a, "10.96.0.10:53"), io::ErrorKind::ConnectionRefused, "nobody has it yet");
     bridge.add_node_address(address).await.unwrap();
     bridge.add_node_address(address).await.unwrap();
-    assert_eq!(echo(&a, &node, address.into()), format!("ping from {pod}"));
+    assert_eq!(echo(&a, &node, address), format!("ping from {pod}"));
     assert_eq!(echo(&node, &a, pod), "ping from 10.244.1.1", "it is no source for other destinations");
     bridge.remove().await.unwrap();
     assert_eq!(inventory(&node).await, before);
@@ -220,8 +224,8 @@ async fn a_changed_range_replaces_the_old_network() {
     attach(&bridge, "a", &a).await;
     drop(bridge);
     let moved = BridgeConfig {
-        pod_cidr: "10.245.7.0/24".parse().unwrap(),
-        cluster_cidr: "10.245.0.0/16".parse().unwrap(),
+        pod_cidrs: "10.245.7.0/24".parse().unwrap(),
+        cluster_cidrs: "10.245.0.0/16".parse().unwrap(),
         ..config(state.path())
     };
     let bridge = Bridge::open_in(&node.path, moved).await.unwrap();
@@ -289,9 +293,9 @@ async fn a_sandbox_on_two_networks_and_one_that_is_apart() {
     let before = inventory(&node).await;
     let other = |name: &str, range: &str| BridgeConfig {
         name: name.into(),
-        pod_cidr: range.parse().unwrap(),
-        cluster_cidr: range.parse().unwrap(),
-        service_cidr: None,
+        pod_cidrs: range.parse().unwrap(),
+        cluster_cidrs: range.parse().unwrap(),
+        service_cidrs: None,
         state: state.path().join(name),
         mtu: 1500,
         routed: true,
@@ -310,12 +314,13 @@ async fn a_sandbox_on_two_networks_and_one_that_is_apart() {
     assert_eq!(two.attach_port("both.two", &both.path, &pod("both"), &port).await.unwrap(), second);
     let far_ip = two.attach_port("far", &far.path, &pod("far"), &Port::default()).await.unwrap();
 
-    assert_eq!(echo(&far, &both, second.into()), "ping from 10.30.0.2");
-    assert_eq!(echo(&both, &far, far_ip.into()), "ping from 10.30.0.9");
+    let (first, second, far_ip) = (*first.primary(), *second.primary(), *far_ip.primary());
+    assert_eq!(echo(&far, &both, second), "ping from 10.30.0.2");
+    assert_eq!(echo(&both, &far, far_ip), "ping from 10.30.0.9");
     // Without the other network in between there is no way from one to the other.
     two.detach("both.two", &both.path).await.unwrap();
-    let soon = |from: &TestNs, address: std::net::Ipv4Addr| {
-        let target: SocketAddr = (IpAddr::from(address), 9).into();
+    let soon = |from: &TestNs, address: IpAddr| {
+        let target: SocketAddr = (address, 9).into();
         from.run(|| TcpStream::connect_timeout(&target, Duration::from_millis(500)).unwrap_err().kind())
     };
     assert_eq!(soon(&far, first), io::ErrorKind::TimedOut, "nobody begins a connection into it");
@@ -507,9 +512,9 @@ async fn two_networks_of_one_node_have_different_addresses() {
     let before = inventory(&node).await;
     let other = |pods: &str, cluster: &str, services: &str| BridgeConfig {
         name: "ferrite1".into(),
-        pod_cidr: pods.parse().unwrap(),
-        cluster_cidr: cluster.parse().unwrap(),
-        service_cidr: Some(services.parse().unwrap()),
+        pod_cidrs: pods.parse().unwrap(),
+        cluster_cidrs: cluster.parse().unwrap(),
+        service_cidrs: Some(services.parse().unwrap()),
         state: state.path().join("other"),
         ..config(state.path())
     };

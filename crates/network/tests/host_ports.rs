@@ -25,9 +25,9 @@ const NODE: &str = "192.0.2.1";
 fn config(state: &Path) -> BridgeConfig {
     BridgeConfig {
         name: "ferrite0".into(),
-        pod_cidr: "10.244.1.0/24".parse().unwrap(),
-        cluster_cidr: "10.244.0.0/16".parse().unwrap(),
-        service_cidr: None,
+        pod_cidrs: "10.244.1.0/24".parse().unwrap(),
+        cluster_cidrs: "10.244.0.0/16".parse().unwrap(),
+        service_cidrs: None,
         state: state.join("network"),
         mtu: 1450,
         routed: true,

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ferrite_network::{Bridge, BridgeConfig, Encapsulation, Peer, Router, RouterConfig};
+use ferrite_network::{
+    Addresses, Bridge, BridgeConfig, Cidr, Cidrs, Encapsulation, Peer, Router, RouterConfig,
+};
 use nlink::netlink::addr::Ipv4Address;
 use nlink::netlink::link::VethLink;
 use nlink::netlink::namespace::Netns;
@@ -33,13 +35,23 @@ struct Node {
     _state: tempfile::TempDir,
 }
 
+/// The ranges of the families that a node has.
+fn cluster(peer: &Peer) -> Cidrs {
+    let range = |cidr: &Cidr| if cidr.network().is_ipv4() { "10.244.0.0/16" } else { "fd00:244::/56" };
+    Cidrs::new(peer.pod_cidrs.iter().map(|cidr| range(cidr).parse().unwrap())).unwrap()
+}
+
+fn list<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> Vec<T> {
+    text.split(',').map(|part| part.parse().unwrap()).collect()
+}
+
 fn router_config(peer: &Peer, encapsulation: Encapsulation) -> RouterConfig {
     RouterConfig {
         bridge: "ferrite0".into(),
-        address: peer.address,
-        pod_cidr: Some(peer.pod_cidr),
-        cluster_cidr: "10.244.0.0/16".parse().unwrap(),
-        service_cidr: Some("10.96.0.0/16".parse().unwrap()),
+        node_ips: Addresses::new(peer.addresses.clone()).unwrap(),
+        pod_cidrs: Some(Cidrs::new(peer.pod_cidrs.clone()).unwrap()),
+        cluster_cidrs: cluster(peer),
+        service_cidrs: Some("10.96.0.0/16,fd00:96::/108".parse().unwrap()),
         encapsulation,
     }
 }
@@ -48,15 +60,14 @@ impl Node {
     /// A node in a namespace that is connected already.
     async fn new(ns: TestNs, name: &str, address: &str, pods: &str, how: Encapsulation, mtu: u32) -> Self {
         let state = tempfile::tempdir().unwrap();
-        let peer =
-            Peer { name: name.into(), address: address.parse().unwrap(), pod_cidr: pods.parse().unwrap() };
+        let peer = Peer { name: name.into(), addresses: list(address), pod_cidrs: list(pods) };
         let bridge = Bridge::open_in(
             &ns.path,
             BridgeConfig {
                 name: "ferrite0".into(),
-                pod_cidr: peer.pod_cidr,
-                cluster_cidr: "10.244.0.0/16".parse().unwrap(),
-                service_cidr: Some("10.96.0.0/16".parse().unwrap()),
+                pod_cidrs: Cidrs::new(peer.pod_cidrs.clone()).unwrap(),
+                cluster_cidrs: cluster(&peer),
+                service_cidrs: Some("10.96.0.0/16,fd00:96::/108".parse().unwrap()),
                 state: state.path().join("network"),
                 mtu,
                 routed: true,
@@ -77,7 +88,7 @@ impl Node {
 
     async fn routes(&self) -> Vec<String> {
         let routes = self.ns.route().get_routes().await.unwrap();
-        let pods = |text: &String| text.starts_with("10.244.");
+        let pods = |text: &String| text.starts_with("10.244.") || text.starts_with("fd00:244:");
         let mut found: Vec<String> = routes.iter().map(|r| r.destination_str()).filter(pods).collect();
         found.sort();
         found.dedup();
@@ -181,7 +192,7 @@ async fn pods_of_nodes_on_one_segment_reach_each_other_as_they_are() {
     a.apply(&[&b.peer]).await;
     echo(&a.pod, &b.pod, b.pod_ip);
     // Claims of nodes that cannot be true change nothing.
-    let liar = |pods: &str| Peer { name: "liar".into(), pod_cidr: pods.parse().unwrap(), ..b.peer.clone() };
+    let liar = |pods: &str| Peer { name: "liar".into(), pod_cidrs: list(pods), ..b.peer.clone() };
     let lies = [liar("0.0.0.0/0"), liar("10.244.1.0/24"), liar("10.244.2.0/25"), liar("10.96.0.0/24")];
     let mut peers = vec![&b.peer];
     peers.extend(&lies);
@@ -233,7 +244,7 @@ async fn nodes_beyond_a_router_are_reached_through_a_tunnel() {
 
     // The node moves: its tunnel follows.
     c.ns.route().replace_address(Ipv4Address::new("eth0", "203.0.113.9".parse().unwrap(), 24)).await.unwrap();
-    c.peer.address = "203.0.113.9".parse().unwrap();
+    c.peer.addresses = list("203.0.113.9");
     c.router = Router::open_in(&c.ns.path, router_config(&c.peer, how)).await.unwrap();
     c.apply(&[&a.peer]).await;
     a.apply(&[&b.peer, &c.peer]).await;

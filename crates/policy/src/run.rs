@@ -1,4 +1,4 @@
-//! The running guard: informers in front, one table behind.
+//! The running guard: informers in front, a table of each family behind.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -33,8 +33,10 @@ const REQUESTS: usize = 64;
 /// How the guard works.
 #[derive(Debug, Clone)]
 pub struct PolicyConfig {
-    /// The name of the nftables table.
+    /// The name of the nftables tables.
     pub table: String,
+    /// The families that pods have addresses of; each has a table.
+    pub families: Vec<IpFamily>,
     /// Addresses of this node's pods, and the node's name. A pod that has either is judged here.
     pub pods: Vec<Cidr>,
     pub node: Option<String>,
@@ -170,7 +172,12 @@ impl PolicyGuard {
         let own = OwnGenerations::default();
         let netns = config.netns.as_deref();
         let monitor = Monitor::open(&config.table, netns, own.clone())?;
-        let table = Table::open(IpFamily::V4, &config.table, netns, own)?.for_purpose(PURPOSE);
+        let open = |family: &IpFamily| -> Result<FamilyTable, KernelError> {
+            let table = Table::open(*family, &config.table, netns, own.clone())?.for_purpose(PURPOSE);
+            let engine = Engine::new(*family, config.pods.clone()).of_node(config.node.clone());
+            Ok(FamilyTable { engine, table: Some(table) })
+        };
+        let tables = config.families.iter().map(open).collect::<Result<_, _>>()?;
         let shared = Arc::new(Shared::default());
         subscribe(&sources, &shared);
         let (requests, received) = mpsc::channel(REQUESTS);
@@ -178,8 +185,7 @@ impl PolicyGuard {
         let guard =
             Arc::new(Self { requests, ready, pods: sources.pods.clone(), shared: Arc::clone(&shared) });
         let worker = Worker {
-            engine: Engine::new(IpFamily::V4, config.pods).of_node(config.node),
-            table: Some(table),
+            tables,
             must_rebuild: true,
             sources,
             shared: Arc::clone(&shared),
@@ -292,11 +298,16 @@ async fn watch_table(mut monitor: Monitor, shared: Arc<Shared>) {
     }
 }
 
-/// The task that keeps the table.
-struct Worker {
+/// The rules of one family.
+struct FamilyTable {
     engine: Engine,
     /// Away while a thread works on it.
     table: Option<Table>,
+}
+
+/// The task that keeps the tables.
+struct Worker {
+    tables: Vec<FamilyTable>,
     must_rebuild: bool,
     sources: Sources,
     shared: Arc<Shared>,
@@ -335,8 +346,11 @@ impl Worker {
         match request {
             Request::Cover { sandbox, pod, addresses, done } => {
                 let key = ObjectKey::new(pod.namespace.clone(), pod.name.clone());
-                self.engine.set_pod(&pod, self.sources.pods.get(&key).map(|object| PodFacts::of(&object)));
-                self.engine.set_attached(&pod, &addresses);
+                let facts = self.sources.pods.get(&key).map(|object| PodFacts::of(&object));
+                for engine in self.engines() {
+                    engine.set_pod(&pod, facts.clone());
+                    engine.set_attached(&pod, &addresses);
+                }
                 self.sandboxes.insert(sandbox, pod);
                 // A caller that is gone has no pod to start.
                 let _ = done.send(self.commit().await);
@@ -345,7 +359,7 @@ impl Worker {
                 if let Some(pod) = self.sandboxes.remove(&sandbox)
                     && !self.sandboxes.values().any(|other| *other == pod)
                 {
-                    self.engine.set_attached(&pod, &[]);
+                    self.engines().for_each(|engine| engine.set_attached(&pod, &[]));
                 }
                 if let Err(what) = self.commit().await {
                     tracing::warn!(what, "rules of a pod that is gone may still be there");
@@ -355,6 +369,10 @@ impl Worker {
         }
     }
 
+    fn engines(&mut self) -> impl Iterator<Item = &mut Engine> {
+        self.tables.iter_mut().map(|table| &mut table.engine)
+    }
+
     /// Takes what the informers have heard.
     fn learn(&mut self) {
         let pending = self.shared.take();
@@ -362,22 +380,35 @@ impl Worker {
         for key in pending.namespaces {
             let labels = self.sources.namespaces.get(&key);
             let labels = labels.map(|namespace| namespace.metadata.labels.clone().unwrap_or_default());
-            self.engine.set_namespace(&key.name, labels);
+            self.engines().for_each(|engine| engine.set_namespace(&key.name, labels.clone()));
         }
         for key in pending.pods {
             let facts = self.sources.pods.get(&key).map(|pod| PodFacts::of(&pod));
-            self.engine.set_pod(&Name::new(key.namespace.as_str(), key.name.as_str()), facts);
+            let name = Name::new(key.namespace.as_str(), key.name.as_str());
+            self.engines().for_each(|engine| engine.set_pod(&name, facts.clone()));
         }
         for key in pending.policies {
             let policy = self.sources.policies.get(&key).map(|policy| Policy::of(&policy));
-            self.engine.set_policy(&Name::new(key.namespace.as_str(), key.name.as_str()), policy);
+            let name = Name::new(key.namespace.as_str(), key.name.as_str());
+            self.engines().for_each(|engine| engine.set_policy(&name, policy.clone()));
         }
     }
 
-    /// Brings the kernel's table in line. A change that the kernel refuses means that somebody else changed the table:
-    /// it is then made again as a whole.
+    /// Brings the kernel's tables in line.
     async fn commit(&mut self) -> Result<(), String> {
-        if !self.must_rebuild {
+        let rebuild = std::mem::replace(&mut self.must_rebuild, true);
+        for table in &mut self.tables {
+            table.commit(rebuild).await?;
+        }
+        self.must_rebuild = false;
+        Ok(())
+    }
+}
+
+impl FamilyTable {
+    /// A change that the kernel refuses means that somebody else changed the table: it is then made again as a whole.
+    async fn commit(&mut self, rebuild: bool) -> Result<(), String> {
+        if !rebuild {
             let transaction = self.engine.take_changes();
             let retired = self.engine.take_retired();
             if transaction.is_empty() && retired.is_empty() {
@@ -389,11 +420,8 @@ impl Worker {
                 Err(what) => tracing::warn!(what, "the table is not as expected; making it again"),
             }
         }
-        self.must_rebuild = true;
         let transaction = self.engine.rebuild();
-        self.apply(transaction, Vec::new()).await?;
-        self.must_rebuild = false;
-        Ok(())
+        self.apply(transaction, Vec::new()).await.map(drop)
     }
 
     /// Answers whether somebody else may have changed the table unnoticed.

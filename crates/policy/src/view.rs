@@ -18,7 +18,7 @@ pub struct PodView {
 impl PodView {
     /// Reads the table in the network namespace at `netns`, else in that of the calling thread; `None` if there is none.
     pub fn read(table: &str, netns: Option<&Path>, address: IpAddr) -> Result<Option<Self>, KernelError> {
-        let mut table = Table::open(IpFamily::V4, table, netns, OwnGenerations::default())?;
+        let mut table = Table::open(IpFamily::of(address), table, netns, OwnGenerations::default())?;
         if !table.exists()? {
             return Ok(None);
         }

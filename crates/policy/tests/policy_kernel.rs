@@ -100,26 +100,31 @@ struct World {
 
 impl World {
     /// `filtered`: whether the kernel passes bridged packets to the packet filter.
-    async fn new(filtered: bool) -> Self {
+    async fn new(family: IpFamily, filtered: bool) -> Self {
         let node = TestNs::new();
-        let file = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+        let (file, pods, cluster) = match family {
+            IpFamily::V4 => ("bridge-nf-call-iptables", "10.244.1.0/24", "10.244.0.0/16"),
+            IpFamily::V6 => ("bridge-nf-call-ip6tables", "fd00:244:0:1::/64", "fd00:244::/56"),
+        };
+        let file = format!("/proc/sys/net/bridge/{file}");
+        let file = file.as_str();
         if Path::new(file).exists() {
             node.run(|| std::fs::write(file, if filtered { "1" } else { "0" }).unwrap());
         }
         let state = tempfile::tempdir().unwrap();
         let config = BridgeConfig {
             name: "ferrite0".into(),
-            pod_cidr: "10.244.1.0/24".parse().unwrap(),
-            cluster_cidr: "10.244.0.0/16".parse().unwrap(),
-            service_cidr: None,
+            pod_cidrs: pods.parse().unwrap(),
+            cluster_cidrs: cluster.parse().unwrap(),
+            service_cidrs: None,
             state: state.path().join("network"),
             mtu: 1450,
             routed: true,
         };
         let bridge = Bridge::open_in(&node.path, config).await.unwrap();
         let own = OwnGenerations::default();
-        let table = Table::open(IpFamily::V4, "ferrite-policy-test", Some(&node.path), own).unwrap();
-        let engine = Engine::new(IpFamily::V4, vec!["10.244.1.0/24".parse().unwrap()]);
+        let table = Table::open(family, "ferrite-policy-test", Some(&node.path), own).unwrap();
+        let engine = Engine::new(family, vec![pods.parse().unwrap()]);
         let guard = Arc::new(Guard(Mutex::new((engine, table))));
         guard.rebuild();
         bridge.set_guard(guard.clone());
@@ -138,7 +143,7 @@ impl World {
         let pod = PodRef { namespace: "ns".into(), name: name.into(), ..PodRef::default() };
         let address = self.bridge.attach(name, &ns.path, &pod).await.unwrap().ips[0];
         for port in [80, 81, 8080] {
-            let listener = ns.run(|| TcpListener::bind(("0.0.0.0", port)).unwrap());
+            let listener = ns.run(|| TcpListener::bind((anywhere(address), port)).unwrap());
             thread::spawn(move || {
                 for stream in listener.incoming() {
                     let stream = stream.unwrap();
@@ -146,7 +151,7 @@ impl World {
                 }
             });
         }
-        let socket = ns.run(|| UdpSocket::bind("0.0.0.0:80").unwrap());
+        let socket = ns.run(|| UdpSocket::bind((anywhere(address), 80)).unwrap());
         thread::spawn(move || {
             let mut buffer = [0; 16];
             while let Ok((len, peer)) = socket.recv_from(&mut buffer) {
@@ -154,6 +159,14 @@ impl World {
             }
         });
         Server { ns, address }
+    }
+}
+
+/// All addresses of the family of one.
+fn anywhere(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 
@@ -179,7 +192,7 @@ impl TestNs {
     fn reaches_by_udp(&self, to: &Server) -> bool {
         let target = SocketAddr::new(to.address, 80);
         self.run(|| {
-            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            let socket = UdpSocket::bind((anywhere(target.ip()), 0)).unwrap();
             socket.set_read_timeout(Some(DROPPED)).unwrap();
             socket.send_to(b"ping", target).unwrap();
             socket.recv(&mut [0; 16]).is_ok()
@@ -195,16 +208,22 @@ fn answers(mut stream: &TcpStream) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn policies_hold_on_a_bridge_that_the_kernel_filters() {
-    policies_hold(true).await;
+    policies_hold(IpFamily::V4, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn policies_hold_for_ipv6() {
+    policies_hold(IpFamily::V6, true).await;
+    policies_hold(IpFamily::V6, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn policies_hold_on_a_bridge_that_the_kernel_does_not_filter() {
-    policies_hold(false).await;
+    policies_hold(IpFamily::V4, false).await;
 }
 
-async fn policies_hold(filtered: bool) {
-    let world = World::new(filtered).await;
+async fn policies_hold(family: IpFamily, filtered: bool) {
+    let world = World::new(family, filtered).await;
     let (server, friend, stranger) = (
         world.pod("server", "server").await,
         world.pod("friend", "friend").await,
@@ -221,7 +240,7 @@ async fn policies_hold(filtered: bool) {
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [
                 {"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}], "ports": [{"port": "web"}]},
-                {"from": [{"ipBlock": {"cidr": format!("{}/32", stranger.address)}}], "ports": [{"port": 8000, "endPort": 8100}]},
+                {"from": [{"ipBlock": {"cidr": format!("{}/{}", stranger.address, family.bits())}}], "ports": [{"port": 8000, "endPort": 8100}]},
                 {"ports": [{"protocol": "UDP", "port": 80}]},
             ],
             "egress": [{"to": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}],
@@ -243,7 +262,7 @@ async fn policies_hold(filtered: bool) {
         ("pods that nothing selects", friend.ns.reaches(&stranger, 81), true),
     ];
     for (name, seen, want) in rows {
-        assert_eq!(seen, want, "{name}, filtered: {filtered}");
+        assert_eq!(seen, want, "{name}, {family:?}, filtered: {filtered}");
     }
 
     // A pod that comes later is covered before it has a link, and known to others at once.
@@ -258,7 +277,7 @@ async fn policies_hold(filtered: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_can_be_made_again_under_traffic() {
-    let world = World::new(true).await;
+    let world = World::new(IpFamily::V4, true).await;
     let (server, friend) = (world.pod("server", "server").await, world.pod("friend", "friend").await);
     world.guard.policy("deny", Some(json!({"podSelector": {}, "policyTypes": ["Ingress"]})));
     assert!(!friend.ns.reaches(&server, 80));

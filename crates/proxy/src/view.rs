@@ -25,9 +25,10 @@ pub enum Way {
 /// Class and id of a service port.
 type ClassAndId = (u32, Vec<u8>);
 
-/// The table of IPv4, at one moment.
+/// The table of one family, at one moment.
 #[derive(Debug)]
 pub struct TableView {
+    family: IpFamily,
     services: BTreeMap<Vec<u8>, ClassAndId>,
     node_ports: HashMap<Vec<u8>, ClassAndId>,
     chains: HashMap<u32, String>,
@@ -39,8 +40,11 @@ fn number(bytes: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?))
 }
 
-fn address(bytes: &[u8]) -> Option<IpAddr> {
-    Some(IpAddr::from(<[u8; 4]>::try_from(bytes.get(..4)?).ok()?))
+fn address(family: IpFamily, bytes: &[u8]) -> Option<IpAddr> {
+    match family {
+        IpFamily::V4 => Some(IpAddr::from(<[u8; 4]>::try_from(bytes.get(..4)?).ok()?)),
+        IpFamily::V6 => Some(IpAddr::from(<[u8; 16]>::try_from(bytes.get(..16)?).ok()?)),
+    }
 }
 
 fn port(bytes: &[u8]) -> Option<u16> {
@@ -53,15 +57,16 @@ fn class_and_id(element: &RawElement) -> Option<ClassAndId> {
 
 impl TableView {
     /// Reads the table in the network namespace at `netns`, else in that of the calling thread; `None` if there is none.
-    pub fn read(table: &str, netns: Option<&Path>) -> Result<Option<Self>, KernelError> {
-        let mut table = Table::open(IpFamily::V4, table, netns, OwnGenerations::default())?;
+    pub fn read(family: IpFamily, table: &str, netns: Option<&Path>) -> Result<Option<Self>, KernelError> {
+        let length = usize::from(family.bits() / 8);
+        let mut table = Table::open(family, table, netns, OwnGenerations::default())?;
         if !table.exists()? {
             return Ok(None);
         }
         let mut endpoints: HashMap<Vec<u8>, Vec<EndpointAddress>> = HashMap::new();
         for element in table.elements(SetName::Endpoints)? {
             let value = &element.value;
-            let found = address(value).zip(value.get(4..).and_then(port));
+            let found = address(family, value).zip(value.get(length..).and_then(port));
             if let (Some(id), Some((ip, port))) = (element.key.get(..8), found) {
                 endpoints.entry(id.to_vec()).or_default().push(EndpointAddress { ip, port });
             }
@@ -81,6 +86,7 @@ impl TableView {
             elements.into_iter().filter_map(|element| Some((element.key.clone(), class_and_id(&element)?)))
         };
         Ok(Some(Self {
+            family,
             services: by_key(table.elements(SetName::ServiceIps)?).collect(),
             node_ports: by_key(table.elements(SetName::ServiceNodePorts)?).collect(),
             chains: table
@@ -124,6 +130,8 @@ impl TableView {
             self.endpoints.get(id).is_some_and(|list| list.iter().any(|known| known.ip == endpoint))
         };
         let services = self.services.iter().filter(|(_, found)| leads(found));
-        services.filter_map(|(key, _)| Some((address(key)?, port(key.get(8..)?)?))).collect()
+        // A protocol is between address and port.
+        let at = usize::from(self.family.bits() / 8) + 4;
+        services.filter_map(|(key, _)| Some((address(self.family, key)?, port(key.get(at..)?)?))).collect()
     }
 }

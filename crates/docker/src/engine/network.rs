@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use ferrite_cri::with_causes;
 use ferrite_network::{
-    Attachment, Bridge, BridgeConfig, Cidr, Isolation, NetworkError, PodNetwork, PodRef, Port,
+    Attachment, Bridge, BridgeConfig, Cidr, Cidrs, Isolation, NetworkError, PodNetwork, PodRef, Port,
 };
 
 use super::hosts::{Endpoint, base_hosts};
@@ -36,11 +36,12 @@ fn free_range(routes: &str, taken: &[Cidr]) -> Option<Cidr> {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let (network, mask) = (number(fields.get(1)?)?, number(fields.get(7)?)?);
             // The default route covers everything and means nothing here.
-            (mask != 0).then(|| Cidr::new(network.into(), mask.count_ones() as u8).ok())?
+            (mask != 0)
+                .then(|| Cidr::new(Ipv4Addr::from_bits(network).into(), mask.count_ones() as u8).ok())?
         })
         .collect();
     candidates()
-        .filter_map(|(address, prefix)| Cidr::new(address, prefix).ok())
+        .filter_map(|(address, prefix)| Cidr::new(address.into(), prefix).ok())
         .find(|range| !routed.iter().chain(taken).any(|known| overlap(*known, *range)))
 }
 
@@ -49,7 +50,15 @@ pub(super) fn overlap(a: Cidr, b: Cidr) -> bool {
 }
 
 fn gateway_of(range: Cidr) -> Option<Ipv4Addr> {
-    range.nth(1)
+    range.nth(1).and_then(v4)
+}
+
+/// Networks of containers are of IPv4.
+fn v4(address: IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(v4) => Some(v4),
+        IpAddr::V6(_) => None,
+    }
 }
 
 fn internal(error: &NetworkError) -> EngineError {
@@ -113,9 +122,9 @@ impl Engine {
         };
         let config = BridgeConfig {
             name: network.link(&self.paths),
-            pod_cidr: range,
-            cluster_cidr: range,
-            service_cidr: None,
+            pod_cidrs: Cidrs::single(range),
+            cluster_cidrs: Cidrs::single(range),
+            service_cidrs: None,
             state: self.network_directory(network).join("bridge"),
             mtu: MTU,
             routed: false,
@@ -175,10 +184,12 @@ impl Engine {
             uid: container.id.clone(),
             ..PodRef::default()
         };
-        let port = Port { link, address: joined.ip, default_route };
-        let address = Box::pin(bridge.attach_port(&owner(container, network), netns, &pod, &port))
+        let port = Port { link, address: joined.ip.map(IpAddr::V4), default_route };
+        let addresses = Box::pin(bridge.attach_port(&owner(container, network), netns, &pod, &port))
             .await
             .map_err(|error| internal(&error))?;
+        let address = v4(*addresses.primary())
+            .ok_or_else(|| EngineError::Internal(format!("{addresses} is no address of IPv4")))?;
         endpoint.address = Some(address);
         self.write_endpoint(turn, network, &endpoint)?;
         Ok(address)

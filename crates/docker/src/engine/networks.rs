@@ -79,13 +79,13 @@ fn range_of(request: &NetworkRequest) -> Result<Option<Cidr>> {
             None => Ok(None),
         };
     };
-    let range: Cidr =
-        text.parse().map_err(|_| invalid(format!("invalid subnet {text}: not an IPv4 CIDR")))?;
+    let range: Option<Cidr> = text.parse().ok().filter(|range: &Cidr| range.network().is_ipv4());
+    let range = range.ok_or_else(|| invalid(format!("invalid subnet {text}: not an IPv4 CIDR")))?;
     if range.prefix() > 30 {
         return Err(invalid(format!("invalid subnet {text}: it has no room for a gateway and a container")));
     }
     match request.gateway {
-        Some(gateway) if range.nth(1) != Some(gateway) => Err(invalid(format!(
+        Some(gateway) if range.nth(1) != Some(gateway.into()) => Err(invalid(format!(
             "invalid gateway {gateway}: a network's gateway is the first address of its subnet {range}"
         ))),
         _ => Ok(Some(range)),
@@ -418,7 +418,7 @@ pub(super) fn hardware_address(address: Ipv4Addr) -> String {
 fn check_joinable(network: &Network, joined: &Joined) -> Result<()> {
     if !network.is_predefined() {
         if let (Some(ip), Some(range)) = (joined.ip, network.subnet)
-            && !range.contains(ip)
+            && !range.contains(ip.into())
         {
             return Err(invalid(format!(
                 "invalid config for network {}: no configured subnet contains IP address {ip}",

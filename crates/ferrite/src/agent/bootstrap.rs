@@ -11,13 +11,13 @@ use crate::joining::{DISCOVERY, DISCOVERY_NAMESPACE, DNS_USER, PROXY_USER};
 use crate::kubeconfig::{self, Access};
 use ferrite_client::{Backoff, Scope};
 use ferrite_json::{Value, json};
+use ferrite_network::Addresses;
 use ferrite_pki::{Identity, NodePki, ServerTls, Subject};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use rustls::pki_types::ServerName;
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub struct Joining<'a> {
     pub url: &'a str,
     pub token: Option<&'a JoinToken>,
     pub node: &'a str,
-    pub address: IpAddr,
+    pub addresses: Addresses,
     pub pki: &'a Path,
 }
 
@@ -94,7 +94,9 @@ impl Joining<'_> {
             subject: Subject {
                 common_name: format!("system:node:{}", self.node),
                 organization: Some("system:nodes".into()),
-                names: vec![self.node.to_owned(), self.address.to_string()],
+                names: std::iter::once(self.node.to_owned())
+                    .chain(self.addresses.iter().map(ToString::to_string))
+                    .collect(),
             },
             signer: KUBELET_SERVING,
             usage: "server auth",

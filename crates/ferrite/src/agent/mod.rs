@@ -19,11 +19,11 @@ use crate::status::State;
 use crate::up::{check_machine, create_private};
 use bootstrap::{Joining, Member, Target};
 use ferrite_client::{Api, Backoff, Change, Informer, ListSelector, Scope, message_of};
-use ferrite_network::{Bridge, BridgeConfig, Encapsulation, RouterConfig};
+use ferrite_network::{Addresses, Bridge, BridgeConfig, Cidrs, Encapsulation, IpFamily, RouterConfig};
 use k8s_openapi::api::core::v1::Node;
 use network::LateNetwork;
 use servers::{ServerAddress, Servers};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -68,9 +68,9 @@ pub struct Agent {
     /// Name of the node; the host name by default.
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// Address of the node; that of the default route's interface by default.
-    #[arg(long, value_name = "IP")]
-    node_ip: Option<Ipv4Addr>,
+    /// Addresses of the node, one or one of each family; those of the default route's interface by default.
+    #[arg(long, value_name = "IPS")]
+    node_ip: Option<Addresses>,
     /// Port of the kubelet.
     #[arg(long, default_value_t = 10250, value_name = "PORT")]
     kubelet_port: u16,
@@ -108,7 +108,7 @@ impl Agent {
             Some(name) => name.clone(),
             None => nix::unistd::gethostname()?.to_string_lossy().to_lowercase(),
         };
-        let address = self.address().await?;
+        let addresses = self.addresses().await?;
         let remembered = State::load(&paths).map(|state| state.url).filter(|url| !url.is_empty());
         let server = self.server.clone().or(remembered);
         let server =
@@ -118,7 +118,7 @@ impl Agent {
         state.save(&paths)?;
         let scope = Scope::new();
         let started = tokio::select! {
-            started = self.start(&paths, &server, &name, address, &scope) => Some(started?),
+            started = self.start(&paths, &server, &name, addresses, &scope) => Some(started?),
             signal = interrupted() => {
                 signal?;
                 None
@@ -136,14 +136,14 @@ impl Agent {
         Ok(ExitCode::SUCCESS)
     }
 
-    async fn address(&self) -> Result<Ipv4Addr, BoxError> {
-        if let Some(address) = self.node_ip {
-            return Ok(address);
+    /// The addresses of this machine, which may be of more families than the cluster has.
+    async fn addresses(&self) -> Result<Addresses, BoxError> {
+        if let Some(addresses) = self.node_ip {
+            return Ok(addresses);
         }
-        match ferrite_network::node_address().await? {
-            Some(IpAddr::V4(address)) => Ok(address),
-            _ => Err("this machine has no address of IPv4 that others reach: give --node-ip".into()),
-        }
+        let found = ferrite_network::node_addresses(&IpFamily::BOTH).await?;
+        Addresses::new(found)
+            .map_err(|_| "this machine has no address that others reach: give --node-ip".into())
     }
 
     fn token(&self) -> Result<Option<JoinToken>, BoxError> {
@@ -161,7 +161,7 @@ impl Agent {
         paths: &Paths,
         server: &str,
         name: &str,
-        address: Ipv4Addr,
+        addresses: Addresses,
         scope: &Scope,
     ) -> Result<Running, BoxError> {
         let progress = Progress::new(self.log_to_file);
@@ -174,7 +174,7 @@ impl Agent {
             url: &servers.url(),
             token: token.as_ref(),
             node: name,
-            address: address.into(),
+            addresses,
             pki: &paths.pki(),
         };
         let member = joining.join(scope).await?;
@@ -182,6 +182,7 @@ impl Agent {
         scope.spawn(servers.follow(member.proxy.clone(), scope.clone()));
         progress.done("joined", &format!("{server} as {name}"));
         let settings = settings(&member.kubelet).await;
+        let node_ips = node_ips(addresses, settings.pods)?;
         let late = Arc::new(LateNetwork::default());
         let (registries, driver) = (&self.insecure_registry, self.cgroup_driver);
         let plugins = self.cni.network(paths, scope);
@@ -196,7 +197,7 @@ impl Agent {
 
         let place = NodePlace {
             name,
-            ip: address.into(),
+            ips: node_ips,
             pods: settings.pods,
             api_service: settings.api_service,
             dns: settings.dns,
@@ -204,7 +205,7 @@ impl Agent {
             resolv_conf: &self.resolv_conf,
         };
         let options = KubeletOptions {
-            address: SocketAddr::from((address, self.kubelet_port)),
+            address: SocketAddr::new(*node_ips.primary(), self.kubelet_port),
             tls: member.serving.clone(),
             cgroup_driver: driver,
             credential_providers: None,
@@ -212,10 +213,10 @@ impl Agent {
         let services = Services { runtime: embedded.runtime.clone(), images: embedded.runtime.clone() };
         let kubelet =
             node::start_kubelet(paths, &place, options, services, member.kubelet.clone(), scope).await?;
-        progress.done("kubelet", &format!("node {name} at {address}"));
+        progress.done("kubelet", &format!("node {name} at {node_ips}"));
 
-        let pod_cidr = pod_cidr(&member.kubelet, name, scope).await?;
-        let bridge = self.open_bridge(paths, &settings, pod_cidr, address).await?;
+        let pod_cidrs = pod_cidrs(&member.kubelet, name, settings.pods, scope).await?;
+        let bridge = self.open_bridge(paths, &settings, pod_cidrs, node_ips).await?;
         scope.spawn(Arc::clone(&bridge).heal());
         // Before the first pod can be attached.
         node::collect_garbage(&embedded.runtime, None, Some(&bridge)).await;
@@ -225,7 +226,7 @@ impl Agent {
             tracing::warn!(%error, "NetworkPolicies have no effect on this node");
         }
         late.set(Arc::clone(&bridge));
-        progress.done("network", &format!("{} with pods in {pod_cidr}", paths.bridge()));
+        progress.done("network", &format!("{} with pods in {pod_cidrs}", paths.bridge()));
         self.start_network_services(paths, &place, &settings, &bridge, &member, scope).await?;
         progress.done("node", &format!("{name} is up"));
         Ok(Running { embedded, _kubelet: kubelet })
@@ -235,16 +236,16 @@ impl Agent {
         &self,
         paths: &Paths,
         settings: &ClusterSettings,
-        pod_cidr: ferrite_network::Cidr,
-        address: Ipv4Addr,
+        pod_cidrs: Cidrs,
+        node_ips: Addresses,
     ) -> Result<Arc<Bridge>, BoxError> {
         let config = BridgeConfig {
             name: paths.bridge(),
-            pod_cidr,
-            cluster_cidr: settings.pods,
-            service_cidr: settings.services,
+            pod_cidrs,
+            cluster_cidrs: settings.pods,
+            service_cidrs: settings.services,
             state: paths.network(),
-            mtu: ferrite_network::pod_mtu(address, self.pod_routes.into()).await?,
+            mtu: ferrite_network::pod_mtu(*node_ips.primary(), self.pod_routes.into()).await?,
             routed: true,
         };
         Ok(Bridge::open(config).await?)
@@ -260,13 +261,12 @@ impl Agent {
         member: &Member,
         scope: &Scope,
     ) -> Result<(), BoxError> {
-        let IpAddr::V4(address) = place.ip else { return Err("nodes have addresses of IPv4".into()) };
         let routes = RouterConfig {
             bridge: paths.bridge(),
-            address,
-            pod_cidr: Some(bridge.pod_cidr()),
-            cluster_cidr: settings.pods,
-            service_cidr: settings.services,
+            node_ips: place.ips,
+            pod_cidrs: Some(bridge.pod_cidrs()),
+            cluster_cidrs: settings.pods,
+            service_cidrs: settings.services,
             encapsulation: self.pod_routes.into(),
         };
         node_routes::start(place.name, routes, member.proxy.clone(), scope).await?;
@@ -277,7 +277,7 @@ impl Agent {
                 stub_domains: &[],
                 service: settings.dns,
                 pods: settings.pods,
-                node_ip: place.ip,
+                node_ips: place.ips,
                 own_runtime: true,
             };
             ClusterDns::start(&dns, bridge, scope).await?.feed(member.dns.clone(), scope);
@@ -314,25 +314,36 @@ async fn settings(client: &kube::Client) -> ClusterSettings {
     }
 }
 
-/// Waits until the node has a range for its pods.
-async fn pod_cidr(
+/// The node's addresses of the families of pods, in their order. A node without one of them has what it has: pods of other
+/// nodes are reached through tunnels then.
+fn node_ips(own: Addresses, pods: Cidrs) -> Result<Addresses, BoxError> {
+    let of_pods = pods.families().into_iter().filter_map(|family| own.of(family).copied());
+    Addresses::new(of_pods).map_err(|_| {
+        format!("pods have addresses in {pods}, and this machine ({own}) has none of these families: give --node-ip")
+            .into()
+    })
+}
+
+/// Waits until the node has ranges for its pods.
+async fn pod_cidrs(
     client: &kube::Client,
     name: &str,
+    cluster: Cidrs,
     scope: &Scope,
-) -> Result<ferrite_network::Cidr, BoxError> {
+) -> Result<Cidrs, BoxError> {
     let scope = scope.child();
     let selector = ListSelector::fields(format!("metadata.name={name}"));
     let informer = Informer::<Node>::start(Api::all(client.clone()), selector, &scope);
     let (found, mut seen) = tokio::sync::mpsc::channel(1);
     informer.subscribe(move |change: &Change<Node>| {
-        if let Some(cidr) = node_routes::pod_cidr(change.object()) {
+        if let Some(cidrs) = node_routes::pod_cidrs_of(change.object(), cluster) {
             // One is enough; later ones find the channel full or closed.
-            let _ = found.try_send(cidr);
+            let _ = found.try_send(cidrs);
         }
     });
-    let cidr = seen.recv().await;
+    let cidrs = seen.recv().await;
     scope.cancel();
-    cidr.ok_or_else(|| "the node was never given a range for its pods".into())
+    cidrs.ok_or_else(|| "the node was never given a range for its pods".into())
 }
 
 /// Opens the door for `ferrite image`.

@@ -8,6 +8,7 @@ use crate::apiserver::BoxError;
 use crate::paths::Paths;
 use ferrite_client::{Api, Object, is_already_exists, is_not_found};
 use ferrite_json::{Value, json};
+use ferrite_network::Cidrs;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -37,9 +38,9 @@ const SERVERS: &str = "ferrite-servers";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterSettings {
     /// Addresses of all pods.
-    pub pods: ferrite_network::Cidr,
-    /// Addresses of Services of IPv4.
-    pub services: Option<ferrite_network::Cidr>,
+    pub pods: Cidrs,
+    /// Addresses of Services, of the families of pods.
+    pub services: Option<Cidrs>,
     /// The API server's Service.
     pub api_service: IpAddr,
     /// The name server of pods; none if pods resolve names as their node does.
@@ -252,7 +253,14 @@ mod tests {
             dns: Some("10.96.0.10".parse().unwrap()),
             domain: "cluster.local".into(),
         };
-        for settings in [settings.clone(), ClusterSettings { services: None, dns: None, ..settings }] {
+        let both = ClusterSettings {
+            pods: "fd00:1::/56,10.244.0.0/16".parse().unwrap(),
+            services: Some("fd00:2::/108,10.96.0.0/12".parse().unwrap()),
+            api_service: "fd00:2::1".parse().unwrap(),
+            dns: Some("fd00:2::a".parse().unwrap()),
+            ..settings.clone()
+        };
+        for settings in [settings.clone(), both, ClusterSettings { services: None, dns: None, ..settings }] {
             let data = settings.to_data();
             let read = |key: &str| data[key].as_str().map(str::to_owned);
             assert_eq!(ClusterSettings::from_data(read).unwrap(), settings);

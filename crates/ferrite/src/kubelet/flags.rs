@@ -3,9 +3,9 @@
 use super::settings::{Form, Setting};
 use super::table::SETTINGS;
 use ferrite_component::nearest;
+use ferrite_network::Addresses;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// A command line that cannot be used.
@@ -34,7 +34,10 @@ const PROCESS: &[(&str, &str)] = &[
     ("kubeconfig", "kubeconfig file; without it the kubelet runs static pods alone, without an API server"),
     ("bootstrap-kubeconfig", "kubeconfig file with which the first client certificate is asked for"),
     ("hostname-override", "name of the node; the host name without it"),
-    ("node-ip", "address of the node; that of the default route's interface without it"),
+    (
+        "node-ip",
+        "addresses of the node, one or one of each family; that of the default route's interface without it",
+    ),
     ("cert-dir", "directory of the kubelet's certificates; /var/lib/kubelet/pki without it"),
     ("root-dir", "directory of pods and volumes; /var/lib/kubelet without it"),
     ("node-labels", "labels of the node: a=b,c=d"),
@@ -129,11 +132,11 @@ impl Flags {
         self.text("v").and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    pub fn node_ip(&self) -> Result<Option<IpAddr>, FlagError> {
+    pub fn node_ips(&self) -> Result<Option<Addresses>, FlagError> {
         let bad = |value: &str| FlagError::Value {
             name: "node-ip",
             value: value.to_owned(),
-            wanted: "one address of the node",
+            wanted: "one address of the node, or one of each family",
         };
         self.text("node-ip").map(|text| text.parse().map_err(|_| bad(text))).transpose()
     }

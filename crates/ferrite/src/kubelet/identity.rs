@@ -7,10 +7,10 @@ use crate::certificates::{
 };
 use ferrite_client::{Backoff, Scope};
 use ferrite_json::{Value, json};
+use ferrite_network::Addresses;
 use ferrite_pki::{Authority, Identity, Purpose, ServerTls, Subject};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use std::io::Write;
-use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -264,7 +264,7 @@ async fn rotate_client(
 /// The certificate of the kubelet's own port.
 pub struct ServingIdentity<'a> {
     pub node: &'a str,
-    pub address: IpAddr,
+    pub addresses: Addresses,
     /// Certificate and key of somebody else.
     pub files: Option<(PathBuf, PathBuf)>,
     /// The cluster signs it.
@@ -278,7 +278,9 @@ impl ServingIdentity<'_> {
         Subject {
             common_name: format!("system:node:{}", self.node),
             organization: Some("system:nodes".into()),
-            names: vec![self.node.to_owned(), self.address.to_string()],
+            names: std::iter::once(self.node.to_owned())
+                .chain(self.addresses.iter().map(ToString::to_string))
+                .collect(),
         }
     }
 

@@ -16,6 +16,7 @@ use ferrite_component::GoDuration;
 use ferrite_cri::ImageService;
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_kubelet::{Authorization, Config, EvictionSettings, Kubelet, KubeletAccess};
+use ferrite_network::Addresses;
 use flags::Flags;
 use identity::{CertificateStore, ClientIdentity, ServingIdentity};
 use settings::{Settings, SettingsError};
@@ -93,15 +94,15 @@ async fn start(flags: &Flags, settings: &Settings, scope: &Scope) -> Result<Kube
     if standalone && flags.path("bootstrap-kubeconfig").is_some() {
         return Err(RefusedStart::BootstrapAlone.into());
     }
-    let node_ip = match flags.node_ip()? {
-        Some(address) => address,
+    let node_ips = match flags.node_ips()? {
+        Some(addresses) => addresses,
         None => match ferrite_network::node_address().await? {
-            Some(address) => address,
-            None if standalone => IpAddr::from(Ipv4Addr::LOCALHOST),
+            Some(address) => Addresses::single(address),
+            None if standalone => Addresses::single(Ipv4Addr::LOCALHOST.into()),
             None => return Err("this machine has no address that others reach: give --node-ip".into()),
         },
     };
-    let config = config(flags, settings, &name, node_ip, standalone)?;
+    let config = config(flags, settings, &name, node_ips, standalone)?;
     let cert_dir = flags.path("cert-dir").unwrap_or_else(|| PathBuf::from("/var/lib/kubelet/pki"));
     let store = Arc::new(CertificateStore::open(&cert_dir)?);
     let client = match &kubeconfig {
@@ -118,7 +119,7 @@ async fn start(flags: &Flags, settings: &Settings, scope: &Scope) -> Result<Kube
         }
     };
     let tls = match settings.bool("enableServer") {
-        true => Some(serving(settings, &name, node_ip)?.serve(store, client.as_ref(), scope)?),
+        true => Some(serving(settings, &name, node_ips)?.serve(store, client.as_ref(), scope)?),
         false => None,
     };
     let config = Config { tls, ..config };
@@ -138,7 +139,11 @@ fn runtime(settings: &Settings) -> Result<Services, BoxError> {
     Ok(Services { runtime, images })
 }
 
-fn serving<'a>(settings: &Settings, node: &'a str, address: IpAddr) -> Result<ServingIdentity<'a>, BoxError> {
+fn serving<'a>(
+    settings: &Settings,
+    node: &'a str,
+    addresses: Addresses,
+) -> Result<ServingIdentity<'a>, BoxError> {
     let files = match (settings.path("tlsCertFile"), settings.path("tlsPrivateKeyFile")) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
@@ -146,7 +151,7 @@ fn serving<'a>(settings: &Settings, node: &'a str, address: IpAddr) -> Result<Se
     };
     Ok(ServingIdentity {
         node,
-        address,
+        addresses,
         files,
         from_cluster: settings.bool("serverTLSBootstrap"),
         client_ca: settings.path("authentication.x509.clientCAFile"),
@@ -161,7 +166,7 @@ fn config(
     flags: &Flags,
     settings: &Settings,
     name: &str,
-    node_ip: IpAddr,
+    node_ips: Addresses,
     standalone: bool,
 ) -> Result<Config, BoxError> {
     let address = |field: &'static str| -> Result<IpAddr, SettingsError> {
@@ -240,7 +245,8 @@ fn config(
                 .into());
             }
         },
-        ..Config::new(name, node_ip)
+        node_ips: node_ips.iter().copied().collect(),
+        ..Config::new(name, *node_ips.primary())
     })
 }
 

@@ -68,7 +68,7 @@ impl NodeCommand {
                 let (client, ca) = (client_of(&paths).await?, authority(&paths)?);
                 let segment =
                     Segment::find(&paths.segment(), &paths.bridge()).await?.ok_or(MachineError::NoSegment)?;
-                let machine = machines.add(&name, segment.range())?;
+                let machine = machines.add(&name, segment.ranges())?;
                 let token =
                     JoinToken::create(&client, &ca, Some(TOKEN_LIFETIME), "node of this machine").await?;
                 machines.start(machine, &segment, Some(&token)).await?;
@@ -122,6 +122,6 @@ fn list(paths: &Paths) {
     println!("{:<32} {:<16} STATE", "NAME", "ADDRESS");
     for machine in Machines::list(paths) {
         let state = Machines::condition(paths, &machine);
-        println!("{:<32} {:<16} {state}", machine.name, machine.address);
+        println!("{:<32} {:<16} {state}", machine.name, machine.addresses.to_string());
     }
 }

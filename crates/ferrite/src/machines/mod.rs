@@ -12,13 +12,12 @@ use crate::joining::token::JoinToken;
 use crate::node::{CgroupDriver, NodeParts};
 use crate::paths::Paths;
 use crate::status::{self, State};
-use ferrite_network::Segment;
+use ferrite_network::{Addresses, Cidr, Cidrs, Segment};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::net::Ipv4Addr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -39,9 +38,10 @@ pub struct MachineOptions {
 #[serde(rename_all = "camelCase")]
 pub struct Machine {
     pub name: String,
-    /// Its place on the segment: the last part of its address and of its link's name.
+    /// Its place on the segment: the last part of its addresses and of its link's name.
     pub index: u8,
-    pub address: Ipv4Addr,
+    #[serde(rename = "address")]
+    pub addresses: Addresses,
     /// The process that holds its namespaces; none when it is switched off.
     pub holder: Option<i32>,
     /// When that process started: a recycled number is not mistaken for it.
@@ -170,7 +170,7 @@ impl Machines {
     }
 
     /// A place on the segment for a new node.
-    pub fn add(&self, name: &str, range: ferrite_network::Cidr) -> Result<Machine, BoxError> {
+    pub fn add(&self, name: &str, ranges: Cidrs) -> Result<Machine, BoxError> {
         check_name(name)?;
         let known = Self::list(&self.paths);
         if known.iter().any(|machine| machine.name == name) {
@@ -178,9 +178,10 @@ impl Machines {
         }
         let taken: Vec<u8> = known.iter().map(|machine| machine.index).collect();
         let index = (FIRST..=LAST).find(|index| !taken.contains(index)).ok_or(MachineError::Full)?;
-        let address =
-            range.nth(u64::from(index)).filter(|a| *a != range.broadcast()).ok_or(MachineError::Full)?;
-        let machine = Machine { name: name.to_owned(), index, address, holder: None, started: 0, off: false };
+        let place = |range: &Cidr| range.nth(u128::from(index)).filter(|address| *address != range.last());
+        let addresses = ranges.try_map(place).ok_or(MachineError::Full)?;
+        let machine =
+            Machine { name: name.to_owned(), index, addresses, holder: None, started: 0, off: false };
         self.save(&machine)?;
         Ok(machine)
     }
@@ -202,7 +203,7 @@ impl Machines {
             let name = format!("{first}-{number}");
             number += 1;
             if machines.iter().all(|machine| machine.name != name) {
-                machines.push(self.add(&name, segment.range())?);
+                machines.push(self.add(&name, segment.ranges())?);
             }
         }
         machines.retain(|machine| !machine.off);
@@ -245,7 +246,7 @@ impl Machines {
         self.save(&machine)?;
         let port = self.paths.node_port(machine.index);
         let netns = PathBuf::from(format!("/proc/{holder}/ns/net"));
-        segment.attach(&port, &netns, machine.address).await?;
+        segment.attach(&port, &netns, machine.addresses).await?;
         match State::load(&paths).and_then(|state| state.running()) {
             Some(agent) => Ok(kill(Pid::from_raw(agent), Signal::SIGCONT)?),
             None => self.start_agent(&machine, holder, &paths, token),
@@ -279,7 +280,7 @@ impl Machines {
             .args(["agent", "-v", "2", "--log-to-file", "--pod-routes", "direct", "--data-dir"])
             .arg(&paths.data);
         command.args(["--server", &options.server, "--node-name", &machine.name]);
-        command.args(["--node-ip", &machine.address.to_string(), "--token-file"]).arg(&token_file);
+        command.args(["--node-ip", &machine.addresses.to_string(), "--token-file"]).arg(&token_file);
         command.arg("--resolv-conf").arg(&options.resolv_conf);
         for registry in &options.insecure_registries {
             command.args(["--insecure-registry", registry]);
@@ -442,7 +443,7 @@ mod tests {
         let a = machines.add("a", range).unwrap();
         let b = machines.add("b", range).unwrap();
         assert_eq!(
-            (a.address.to_string(), b.address.to_string()),
+            (a.addresses.to_string(), b.addresses.to_string()),
             ("10.243.0.2".into(), "10.243.0.3".into())
         );
         assert!(machines.add("a", range).is_err() && machines.find("c").is_err());
@@ -450,6 +451,8 @@ mod tests {
         assert_eq!(machines.add("c", range).unwrap().index, 2);
         let names: Vec<String> = Machines::list(&machines.paths).into_iter().map(|m| m.name).collect();
         assert_eq!(names, ["c", "b"]);
+        let both = machines.add("both", "10.243.0.0/24,fd00:243::/112".parse().unwrap()).unwrap();
+        assert_eq!(both.addresses.to_string(), "10.243.0.4,fd00:243::4");
         let tiny = "10.243.0.0/30".parse().unwrap();
         assert!(machines.add("d", tiny).is_err(), "no room");
     }

@@ -21,6 +21,7 @@ mod docker;
 mod docker_network;
 mod docker_options;
 mod ingress;
+mod ipv6;
 mod kubectl;
 mod kubelet;
 mod lifecycle;

@@ -250,7 +250,7 @@ fn a_second_cluster_on_the_same_addresses_is_refused() {
     let output = world.command(&program, &arguments).output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && complaint.contains("overlaps with"), "{complaint}");
-    assert!(complaint.contains("--pod-cidr"), "{complaint}");
+    assert!(complaint.contains("--cluster-cidr"), "{complaint}");
     assert!(world.page(&server).contains("hello"), "the first cluster is as it was");
 }
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Addresses {
     pub pod_ips: Vec<String>,
-    pub host_ip: String,
+    pub host_ips: Vec<String>,
 }
 
 /// Allocatable amounts of the node, the limit of containers that have none.
@@ -51,7 +51,8 @@ pub(crate) fn field(pod: &Pod, path: &str, addresses: &Addresses) -> Result<Stri
         "metadata.annotations" => Some(formatted(meta.annotations.as_ref())),
         "spec.nodeName" => spec.node_name.clone(),
         "spec.serviceAccountName" => spec.service_account_name.clone(),
-        "status.hostIP" | "status.hostIPs" => Some(addresses.host_ip.clone()),
+        "status.hostIP" => addresses.host_ips.first().cloned(),
+        "status.hostIPs" => Some(addresses.host_ips.join(",")),
         "status.podIP" => addresses.pod_ips.first().cloned(),
         "status.podIPs" => Some(addresses.pod_ips.join(",")),
         _ => return Err(FieldError::UnknownField(path.into())),
@@ -134,8 +135,10 @@ mod tests {
 
     #[test]
     fn fields_of_the_pod() {
-        let addresses =
-            Addresses { pod_ips: vec!["10.1.0.2".into(), "fd00::2".into()], host_ip: "192.0.2.1".into() };
+        let addresses = Addresses {
+            pod_ips: vec!["10.1.0.2".into(), "fd00::2".into()],
+            host_ips: vec!["192.0.2.1".into(), "2001:db8::1".into()],
+        };
         for (path, expected) in [
             ("metadata.name", Ok("p")),
             ("metadata.labels", Ok("a=\"x\\\"y\"\nb=\"2\"")),
@@ -145,6 +148,7 @@ mod tests {
             ("status.podIP", Ok("10.1.0.2")),
             ("status.podIPs", Ok("10.1.0.2,fd00::2")),
             ("status.hostIP", Ok("192.0.2.1")),
+            ("status.hostIPs", Ok("192.0.2.1,2001:db8::1")),
             ("spec.containers", Err(())),
         ] {
             let got = field(&pod(), path, &addresses);

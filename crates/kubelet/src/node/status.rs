@@ -108,10 +108,7 @@ pub(crate) fn node_status(
     NodeStatus {
         features,
         runtime_handlers,
-        addresses: Some(vec![
-            NodeAddress { type_: "InternalIP".into(), address: config.node_ip.to_string() },
-            NodeAddress { type_: "Hostname".into(), address: config.node_name.clone() },
-        ]),
+        addresses: Some(addresses(config)),
         capacity: Some(capacity),
         allocatable: Some(usable),
         conditions: Some(conditions(observed, before, now)),
@@ -202,6 +199,14 @@ fn conditions(observed: &Observed, before: &NodeStatus, now: Timestamp) -> Vec<N
     let foreign: Vec<NodeCondition> = foreign.collect();
     conditions.extend(foreign);
     conditions
+}
+
+/// The node's addresses, the primary family's first, and its name.
+fn addresses(config: &Config) -> Vec<NodeAddress> {
+    let internal = config.node_ips.iter();
+    let internal = internal.map(|ip| NodeAddress { type_: "InternalIP".into(), address: ip.to_string() });
+    let name = NodeAddress { type_: "Hostname".into(), address: config.node_name.clone() };
+    internal.chain([name]).collect()
 }
 
 /// Equal but for the times of heartbeats, which alone are not worth a write.

@@ -28,7 +28,7 @@ use tokio::sync::watch;
 pub(crate) struct Context {
     pub node_name: String,
     pub node_hostname: String,
-    pub host_ip: String,
+    pub host_ips: Vec<String>,
     pub log_dir: PathBuf,
     /// Where Localhost seccomp profiles are.
     pub seccomp_root: PathBuf,

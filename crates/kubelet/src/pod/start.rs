@@ -283,7 +283,12 @@ impl Context {
         let Some(hook) = container.spec.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
             return Ok(());
         };
-        let pod_ip = inputs.sandbox.ips.first().cloned().unwrap_or_else(|| self.host_ip.clone());
+        let pod_ip = inputs
+            .sandbox
+            .ips
+            .first()
+            .cloned()
+            .unwrap_or_else(|| self.host_ips.first().cloned().unwrap_or_default());
         let target =
             crate::probe::Target { container_id: id.to_string(), pod_ip, container: container.spec.clone() };
         let Err(e) = hooks::run(&*self.runtime, hook, &target).await else { return Ok(()) };
@@ -356,13 +361,13 @@ impl Context {
         let services =
             env::service_variables(&self.services.list(), &id.namespace, links, self.api_address.as_ref());
         let pod_ips =
-            if model::is_host_network(pod) { vec![self.host_ip.clone()] } else { inputs.sandbox.ips.clone() };
+            if model::is_host_network(pod) { self.host_ips.clone() } else { inputs.sandbox.ips.clone() };
         env::environment(&EnvInputs {
             pod,
             container: &container.spec,
             services: &services,
             sources: &sources,
-            addresses: &Addresses { pod_ips, host_ip: self.host_ip.clone() },
+            addresses: &Addresses { pod_ips, host_ips: self.host_ips.clone() },
             node: &self.limits,
         })
         .map_err(|e| e.to_string())

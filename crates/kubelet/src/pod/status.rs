@@ -61,7 +61,7 @@ pub(crate) struct StatusInputs<'a> {
     pub terminating: bool,
     /// Everything of the pod has stopped for good.
     pub terminated: bool,
-    pub host_ip: &'a str,
+    pub host_ips: &'a [String],
     /// The runtime's name, before `://` in container identifiers.
     pub runtime_name: &'a str,
     pub now: Timestamp,
@@ -105,7 +105,7 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
     };
 
     let mut ips: Vec<String> = if model::is_host_network(pod) {
-        if inputs.runtime.sandboxes.is_empty() { Vec::new() } else { vec![inputs.host_ip.to_string()] }
+        if inputs.runtime.sandboxes.is_empty() { Vec::new() } else { inputs.host_ips.to_vec() }
     } else {
         inputs.runtime.sandboxes.iter().find(|s| s.ready).map(|s| s.ips.clone()).unwrap_or_default()
     };
@@ -119,8 +119,8 @@ pub(crate) fn pod_status(inputs: &StatusInputs<'_>) -> PodStatus {
         container_statuses: some(regular),
         init_container_statuses: some(init),
         ephemeral_container_statuses: some(ephemeral),
-        host_ip: Some(inputs.host_ip.to_string()),
-        host_ips: Some(vec![HostIP { ip: inputs.host_ip.to_string() }]),
+        host_ip: inputs.host_ips.first().cloned(),
+        host_ips: some(inputs.host_ips.iter().map(|ip| HostIP { ip: ip.clone() }).collect()),
         pod_ip: ips.first().cloned(),
         pod_ips: some(ips.into_iter().map(|ip| PodIP { ip }).collect()),
         phase: Some(phase),

@@ -47,7 +47,7 @@ fn run(case: Case<'_>) -> PodStatus {
         verdict: None,
         terminating: case.terminated,
         terminated: case.terminated,
-        host_ip: "192.0.2.1",
+        host_ips: &["192.0.2.1".to_owned()],
         runtime_name: "ferrite",
         now: at(9),
     })
@@ -144,7 +144,7 @@ fn a_final_phase_stays() {
         }),
         terminating: true,
         terminated: true,
-        host_ip: "192.0.2.1",
+        host_ips: &["192.0.2.1".to_owned()],
         runtime_name: "ferrite",
         now: at(9),
     });
@@ -177,7 +177,7 @@ fn a_termination_message_stays_when_its_file_is_gone() {
             verdict: None,
             terminating: true,
             terminated: true,
-            host_ip: "192.0.2.1",
+            host_ips: &["192.0.2.1".to_owned()],
             runtime_name: "ferrite",
             now: at(9),
         });

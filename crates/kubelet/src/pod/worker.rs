@@ -350,7 +350,7 @@ impl Worker {
 
     pub(super) fn pod_ip(&self, pod: &Pod, runtime: &RuntimePod) -> String {
         if model::is_host_network(pod) {
-            return self.context.host_ip.clone();
+            return self.context.host_ips.first().cloned().unwrap_or_default();
         }
         runtime.sandbox().and_then(|s| s.ips.first()).cloned().unwrap_or_default()
     }
@@ -378,7 +378,7 @@ impl Worker {
             verdict: self.verdict.as_ref(),
             terminating,
             terminated,
-            host_ip: &context.host_ip,
+            host_ips: &context.host_ips,
             runtime_name: &context.runtime_name,
             now: context.clock.now(),
         });

@@ -11,7 +11,7 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
     // Taken apart, so that a new setting is not forgotten here.
     let Config {
         node_name: _,
-        node_ip: _,
+        node_ips: _,
         root_dir: _,
         local_volumes: _,
         log_dir,

@@ -109,7 +109,7 @@ impl Harness {
         let context = Arc::new(Context {
             node_name: "node".into(),
             node_hostname: "node".into(),
-            host_ip: "192.0.2.1".into(),
+            host_ips: vec!["192.0.2.1".into()],
             log_dir: dir.path().join("logs"),
             seccomp_root: dir.path().join("kubelet/seccomp"),
             cluster_dns: ClusterDns { address: None, domain: "cluster.local".into() },

@@ -1,15 +1,16 @@
 //! A network that is kept as it was made.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use ferrite_nft::{Change, Monitor};
+use ferrite_nft::{Change, Monitor, OwnGenerations};
 use nlink::netlink::uevent_filter::UeventFilter;
 use nlink::netlink::{Connection, KobjectUevent};
 
 use super::{Bridge, error_source, path_of};
-use crate::host_ports;
+use crate::port_filter::{self, Sender};
+use crate::{NetworkError, host_ports};
 
 /// Rules that somebody keeps changing are not made again more often than this.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -17,10 +18,56 @@ const PERIOD: Duration = Duration::from_secs(1);
 const BRIDGE_FILTER: &str = "/module/br_netfilter";
 
 impl Bridge {
-    /// Makes the rules of host ports again when somebody else changes them, and changes the way of packets between pods
-    /// when the kernel begins or ceases to filter bridges. Never returns.
+    /// Makes the rules of host ports and of senders again when somebody else changes them, and changes the way of packets
+    /// between pods when the kernel begins or ceases to filter bridges. Never returns.
     pub async fn heal(self: Arc<Self>) {
-        tokio::join!(self.heal_host_ports(), self.follow_bridge_filter());
+        tokio::join!(self.heal_host_ports(), self.heal_senders(), self.follow_bridge_filter());
+    }
+
+    /// A change of this process looks like one of somebody else here, so the rules are compared with the pods.
+    async fn heal_senders(&self) {
+        let table = port_filter::table(&self.config.name);
+        let opened = Monitor::open(&table, Some(&path_of(&self.host)), OwnGenerations::default());
+        let mut monitor = match opened {
+            Ok(monitor) => monitor,
+            Err(error) => {
+                tracing::warn!(%error, "changes of the rules for what pods send go unnoticed");
+                return std::future::pending().await;
+            }
+        };
+        loop {
+            monitor.changed().await;
+            if self.removed.load(Ordering::SeqCst) {
+                return std::future::pending().await;
+            }
+            if let Err(error) = self.restore_senders().await {
+                tracing::error!(%error, cause = error_source(&error), "pods can forge the source of their packets");
+            }
+            // Changes that come together are looked at together.
+            tokio::time::sleep(PERIOD).await;
+        }
+    }
+
+    /// Makes the rules again of pods that have none, or not all of them.
+    async fn restore_senders(&self) -> Result<(), NetworkError> {
+        let known = || self.senders.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let expected = known();
+        let found = port_filter::guarded(&self.host, &self.config.name).await?;
+        let now = known();
+        // Pods that have gone in between took their rules along.
+        let broken = |(link, sender): &(String, Sender)| {
+            now.contains_key(link) && !port_filter::is_whole(&found, sender)
+        };
+        let broken: Vec<(String, Sender)> = expected.into_iter().filter(broken).collect();
+        if broken.is_empty() {
+            return Ok(());
+        }
+        tracing::warn!("somebody else changed the rules for what pods send; making them again");
+        port_filter::prepare(&self.host, &self.config.name).await?;
+        for (link, sender) in broken {
+            self.guard_sender(&link, sender.addresses, sender.limit).await;
+        }
+        Ok(())
     }
 
     async fn heal_host_ports(&self) {

@@ -8,16 +8,16 @@ mod table;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use ferrite_nft::{IpFamily, KernelError, OwnGenerations, Protocol, Table, Transaction, Value};
+use ferrite_nft::{IpFamily, KernelError, OwnGenerations, Protocol, Table, Transaction, Value, octets};
 use nlink::netlink::netfilter::{ConntrackFilter, IpProtocol};
 use nlink::netlink::{Connection, Netfilter};
 use serde::{Deserialize, Serialize};
 
-use crate::NetworkError;
 use crate::state::{sync_dir, write_atomic};
+use crate::{Addresses, NetworkError};
 use table::HostPortSet;
 pub(crate) use table::table as whole_table;
 
@@ -32,7 +32,8 @@ pub enum PortProtocol {
 /// A port of the node that leads to a port of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPort {
-    /// The only address of the node that has it; all of them, loopback included, when absent or unspecified.
+    /// The only address of the node that has it; all of them when absent, all of its family when unspecified. The loopback
+    /// address of IPv6 is never one of them: the kernel takes no answer for it from a link.
     pub host_ip: Option<IpAddr>,
     pub host_port: u16,
     pub container_port: u16,
@@ -52,7 +53,8 @@ impl HostPort {
 /// The host ports of one sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Published {
-    pub(crate) address: Ipv4Addr,
+    #[serde(rename = "address")]
+    pub(crate) addresses: Addresses,
     pub(crate) ports: Vec<HostPort>,
 }
 
@@ -62,7 +64,8 @@ const PURPOSE: &str = "host ports of pods";
 pub(crate) struct HostPorts {
     dir: PathBuf,
     bridge: String,
-    table: Table,
+    /// One for each family that pods have.
+    tables: Vec<Table>,
     published: BTreeMap<String, Published>,
     programmed: bool,
 }
@@ -72,8 +75,9 @@ impl HostPorts {
     pub(crate) fn open(
         dir: PathBuf,
         bridge: &str,
+        families: &[IpFamily],
         netns: &Path,
-        own: OwnGenerations,
+        own: &OwnGenerations,
     ) -> Result<Self, NetworkError> {
         let fail = |what| {
             let path = dir.clone();
@@ -94,22 +98,28 @@ impl HostPorts {
                 _ => fs::remove_file(entry.path()).map_err(fail("remove a stale file"))?,
             }
         }
-        let table = Table::open(IpFamily::V4, &table_name(bridge), Some(netns), own)
-            .map_err(NetworkError::rules("open the table of host ports"))?
-            .for_purpose(PURPOSE);
-        Ok(Self { dir, bridge: bridge.to_owned(), table, published, programmed: false })
+        let open = |family: &IpFamily| {
+            Table::open(*family, &table_name(bridge), Some(netns), own.clone())
+                .map(|table| table.for_purpose(PURPOSE))
+                .map_err(NetworkError::rules("open the table of host ports"))
+        };
+        let tables = families.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Self { dir, bridge: bridge.to_owned(), tables, published, programmed: false })
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.published.is_empty()
     }
 
-    /// Makes the whole table again.
+    /// Makes the tables again as a whole.
     pub(crate) fn rebuild(&mut self) -> Result<(), NetworkError> {
         self.programmed = false;
-        self.table
-            .apply(&table::table(std::slice::from_ref(&self.bridge), &self.published), &[])
-            .map_err(NetworkError::rules("make the table of host ports"))?;
+        for table in &mut self.tables {
+            let links = std::slice::from_ref(&self.bridge);
+            table
+                .apply(&table::table(table.family(), links, &self.published), &[])
+                .map_err(NetworkError::rules("make the table of host ports"))?;
+        }
         self.programmed = true;
         Ok(())
     }
@@ -118,10 +128,10 @@ impl HostPorts {
     pub(crate) fn publish(
         &mut self,
         sandbox: &str,
-        address: Ipv4Addr,
+        addresses: Addresses,
         ports: &[HostPort],
     ) -> Result<(), NetworkError> {
-        let wanted = Published { address, ports: ports.to_vec() };
+        let wanted = Published { addresses, ports: ports.to_vec() };
         if self.programmed && self.published.get(sandbox) == Some(&wanted) {
             return Ok(());
         }
@@ -135,49 +145,56 @@ impl HostPorts {
         self.change(|published| drop(published.insert(sandbox.to_owned(), wanted)))
     }
 
-    /// Takes the ports of a sandbox away. Answers its address if it had any.
-    pub(crate) fn withdraw(&mut self, sandbox: &str) -> Result<Option<Ipv4Addr>, NetworkError> {
-        let Some(address) = self.published.get(sandbox).map(|known| known.address) else { return Ok(None) };
+    /// Takes the ports of a sandbox away. Answers its addresses if it had any.
+    pub(crate) fn withdraw(&mut self, sandbox: &str) -> Result<Option<Addresses>, NetworkError> {
+        let Some(addresses) = self.published.get(sandbox).map(|known| known.addresses) else {
+            return Ok(None);
+        };
         self.change(|published| drop(published.remove(sandbox)))?;
         let path = self.dir.join(sandbox);
         match fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(NetworkError::State { path, what: "remove", source })
             }
-            _ => sync_dir(&self.dir).map(|()| Some(address)),
+            _ => sync_dir(&self.dir).map(|()| Some(addresses)),
         }
     }
 
     fn change(&mut self, with: impl FnOnce(&mut BTreeMap<String, Published>)) -> Result<(), NetworkError> {
-        let before = table::elements(&self.published);
+        let families: Vec<IpFamily> = self.tables.iter().map(Table::family).collect();
+        let before: Vec<_> =
+            families.iter().map(|family| table::elements(*family, &self.published)).collect();
         with(&mut self.published);
         if !self.programmed {
             return self.rebuild();
         }
-        let after = table::elements(&self.published);
         let changed = |from: &BTreeMap<_, (Value, String)>, to: &BTreeMap<_, (Value, String)>| {
             let missing =
                 |(key, value): &(&_, &(Value, String))| to.get(*key).map(|v| &v.0) != Some(&value.0);
             from.iter().filter(missing).map(table::element).collect::<Vec<_>>()
         };
-        let transaction = Transaction {
-            rebuild: false,
-            delete: changed(&before, &after),
-            chains: Vec::new(),
-            add: changed(&after, &before),
-        };
-        if transaction.is_empty() {
-            return Ok(());
-        }
-        match self.table.apply(&transaction, &[]) {
-            Ok(()) if !self.table.take_missed() => Ok(()),
-            Ok(()) => self.rebuild(),
-            // A table that is not as expected was changed by somebody else.
-            Err(error) => {
-                tracing::warn!(%error, "the table of host ports is not as expected; making it again");
-                self.rebuild()
+        for (table, before) in self.tables.iter_mut().zip(before) {
+            let after = table::elements(table.family(), &self.published);
+            let transaction = Transaction {
+                rebuild: false,
+                delete: changed(&before, &after),
+                chains: Vec::new(),
+                add: changed(&after, &before),
+            };
+            if transaction.is_empty() {
+                continue;
+            }
+            match table.apply(&transaction, &[]) {
+                Ok(()) if !table.take_missed() => {}
+                Ok(()) => return self.rebuild(),
+                // A table that is not as expected was changed by somebody else.
+                Err(error) => {
+                    tracing::warn!(%error, "the table of host ports is not as expected; making it again");
+                    return self.rebuild();
+                }
             }
         }
+        Ok(())
     }
 }
 
@@ -189,14 +206,15 @@ pub(crate) fn table_name(bridge: &str) -> String {
 pub fn published_ports(
     bridge: &str,
     netns: Option<&Path>,
-    pod: Ipv4Addr,
+    pod: IpAddr,
 ) -> Result<Vec<HostPort>, KernelError> {
-    let mut table = Table::open(IpFamily::V4, &table_name(bridge), netns, OwnGenerations::default())?;
+    let family = IpFamily::of(pod);
+    let mut table = Table::open(family, &table_name(bridge), netns, OwnGenerations::default())?;
     let mut found = Vec::new();
     for set in [HostPortSet::Addressed, HostPortSet::Anywhere] {
         let ports =
-            table.elements(set)?.into_iter().filter(|element| element.value.starts_with(&pod.octets()));
-        found.extend(ports.filter_map(|element| table::host_port(set, &element.key, &element.value)));
+            table.elements(set)?.into_iter().filter(|element| element.value.starts_with(&octets(pod)));
+        found.extend(ports.filter_map(|element| table::host_port(family, set, &element.key, &element.value)));
     }
     Ok(found)
 }
@@ -205,13 +223,13 @@ pub fn published_ports(
 /// the entry would keep the client at an address that another pod gets.
 pub(crate) async fn forget_flows(
     host: &nlink::netlink::namespace::Netns,
-    pod: Ipv4Addr,
+    pod: Addresses,
 ) -> Result<(), nlink::Error> {
     let conn = Connection::<Netfilter>::new_in(host)?;
     let filter = ConntrackFilter::new().proto(IpProtocol::Udp);
     for entry in conn.get_conntrack_matching(&filter).await? {
-        let translated = entry.reply.src_ip == Some(pod.into()) && entry.orig.dst_ip != Some(pod.into());
-        if !translated {
+        let from = pod.iter().find(|pod| entry.reply.src_ip == Some(**pod));
+        if from.is_none_or(|pod| entry.orig.dst_ip == Some(*pod)) {
             continue;
         }
         match conn.del_conntrack_entry(&entry).await {

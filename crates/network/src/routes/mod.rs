@@ -7,23 +7,23 @@
 mod plan;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use nlink::netlink::addr::Ipv4Address;
 use nlink::netlink::fdb::FdbEntryBuilder;
 use nlink::netlink::link::VxlanLink;
 use nlink::netlink::namespace::Netns;
 use nlink::netlink::neigh::Neighbor;
-use nlink::netlink::route::{Ipv4Route, RouteMetrics};
+use nlink::netlink::route::{Ipv4Route, Ipv6Route, RouteMetrics};
+use nlink::netlink::types::addr::Scope;
 use nlink::netlink::types::route::{RouteProtocol, RouteScope, RouteType};
 use nlink::netlink::{Connection, Route};
 
 use crate::bridge::{delete_link, find_link, is_host_link, open_netns};
 use crate::state::Record;
-use crate::{Cidr, NetworkError, rules};
+use crate::{Cidr, Cidrs, IpFamily, NetworkError, addresses, rules};
 pub use plan::{Encapsulation, Peer, RouterConfig};
-use plan::{Hop, Plan, Segment, plan, tunnel_address};
+use plan::{Hop, Plan, Segment, plan, tunnel_address, tunnel_gateway};
 
 /// Marks our routes.
 const PROTOCOL: RouteProtocol = RouteProtocol::Other(0xfe);
@@ -32,6 +32,18 @@ const VXLAN_PORT: u16 = 8472;
 const VXLAN_ID: u32 = 1;
 /// What VXLAN over IPv4 adds to a packet.
 pub const VXLAN_OVERHEAD: u32 = 50;
+/// What VXLAN over IPv6 adds to a packet.
+pub const VXLAN_OVERHEAD_IPV6: u32 = 70;
+
+fn overhead(underlay: IpAddr) -> u32 {
+    match underlay {
+        IpAddr::V4(_) => VXLAN_OVERHEAD,
+        IpAddr::V6(_) => VXLAN_OVERHEAD_IPV6,
+    }
+}
+
+/// A route of ours: range, gateway, link.
+type OwnRoute = (Cidr, IpAddr, u32);
 
 /// The name of the tunnel's link: at most 15 bytes, as the kernel wants it.
 fn tunnel_link(bridge: &str) -> String {
@@ -44,7 +56,7 @@ pub struct Router {
     host: Netns,
     conn: Connection<Route>,
     /// Nodes that the tunnel leads to.
-    tunnels: BTreeSet<(Cidr, Ipv4Addr)>,
+    tunnels: BTreeSet<(Cidr, IpAddr)>,
     /// Peers that were refused in the last call: each refusal is reported once.
     refused: BTreeSet<String>,
 }
@@ -73,7 +85,7 @@ impl Router {
     pub async fn apply(&mut self, peers: &[Peer]) -> Result<(), NetworkError> {
         let plan = plan(&self.config, &self.segments().await?, peers);
         self.report(&plan);
-        let tunnels: BTreeSet<(Cidr, Ipv4Addr)> = plan
+        let tunnels: BTreeSet<(Cidr, IpAddr)> = plan
             .hops
             .iter()
             .filter_map(|(cidr, hop)| match hop {
@@ -88,17 +100,14 @@ impl Router {
             match hop {
                 Hop::Direct { gateway, link } => {
                     if !present.contains(&(*cidr, *gateway, *link)) {
-                        let route = own_route(*cidr).gateway(*gateway).dev_index(*link);
-                        self.conn.replace_route(route).await.map_err(fail)?;
+                        set_route(&self.conn, *cidr, *gateway, *link, None).await.map_err(fail)?;
                     }
                 }
-                Hop::Tunnel { .. } => {
+                Hop::Tunnel { node } => {
                     let Some((link, mtu)) = tunnel else { continue };
-                    let gateway = cidr.network();
+                    let gateway = tunnel_gateway(*cidr, *node);
                     if !present.contains(&(*cidr, gateway, link)) {
-                        let metrics = RouteMetrics::new().mtu(mtu);
-                        let route = own_route(*cidr).gateway(gateway).dev_index(link).onlink();
-                        self.conn.replace_route(route.metrics(metrics)).await.map_err(fail)?;
+                        set_route(&self.conn, *cidr, gateway, link, Some(mtu)).await.map_err(fail)?;
                     }
                 }
             }
@@ -109,8 +118,8 @@ impl Router {
             }
         }
         self.tunnels = tunnels;
-        if self.config.pod_cidr.is_some() {
-            rules::open_forward(&self.host, &self.config.bridge, self.config.cluster_cidr).await?;
+        if self.config.pod_cidrs.is_some() {
+            rules::open_forward(&self.host, &self.config.bridge, self.config.cluster_cidrs).await?;
         }
         if self.tunnels.is_empty() {
             delete_link(&self.conn, &tunnel_link(&self.config.bridge)).await?;
@@ -132,25 +141,26 @@ impl Router {
         let fail = NetworkError::netlink("list addresses");
         let addresses = self.conn.get_addresses().await.map_err(fail)?;
         let segment = |address: &nlink::netlink::messages::AddressMessage| {
-            let IpAddr::V4(ip) = *address.local().or(address.primary_address())? else { return None };
+            let ip = *address.local().or(address.primary_address())?;
             let range = Cidr::containing(ip, address.prefix_len())?;
-            let pods = self.config.cluster_cidr.covers(range) || range.covers(self.config.cluster_cidr);
-            (range.prefix() < 31 && !pods && !ip.is_loopback())
+            let pods = self.config.cluster_cidrs.iter().any(|cluster| cluster.overlaps(range));
+            let has_neighbours = range.prefix() < range.family().bits() - 1;
+            (has_neighbours && !pods && !ip.is_loopback() && address.scope() != Scope::Link)
                 .then_some(Segment { link: address.ifindex(), range })
         };
         Ok(addresses.iter().filter_map(segment).collect())
     }
 
-    /// Our routes to pods: range, gateway, link.
-    async fn present(&self) -> Result<BTreeSet<(Cidr, Ipv4Addr, u32)>, NetworkError> {
-        let routes = own_routes(&self.conn, self.config.cluster_cidr).await?;
+    /// Our routes to pods.
+    async fn present(&self) -> Result<BTreeSet<OwnRoute>, NetworkError> {
+        let routes = own_routes(&self.conn, self.config.cluster_cidrs).await?;
         Ok(routes.into_iter().collect())
     }
 
     /// Makes the tunnel lead to these nodes, and to no others. Answers its index and its MTU.
     async fn lead_tunnel(
         &self,
-        tunnels: &BTreeSet<(Cidr, Ipv4Addr)>,
+        tunnels: &BTreeSet<(Cidr, IpAddr)>,
     ) -> Result<Option<(u32, u32)>, NetworkError> {
         if tunnels.is_empty() {
             return Ok(None);
@@ -169,11 +179,14 @@ impl Router {
         for (cidr, node) in self.tunnels.difference(tunnels) {
             // Another range of the same node keeps the entry of the node.
             if tunnels.iter().all(|(_, other)| other != node) {
-                let entry =
-                    FdbEntryBuilder::new(tunnel_address(*node)).ifindex(index).dst((*node).into()).self_();
+                let entry = FdbEntryBuilder::new(tunnel_address(*node)).ifindex(index).dst(*node).self_();
                 ignore_missing(self.conn.del_fdb_entry(entry).await).map_err(fail("forwarding"))?;
             }
-            let neighbour = Neighbor::with_index_v4(index, cidr.network());
+            let gateway = tunnel_gateway(*cidr, *node);
+            if tunnels.iter().any(|(other, node)| tunnel_gateway(*other, *node) == gateway) {
+                continue;
+            }
+            let neighbour = Neighbor::with_index(index, gateway);
             self.conn.del_neighbor_if_exists(neighbour).await.map_err(fail("neighbour"))?;
         }
         for (cidr, node) in tunnels {
@@ -181,9 +194,10 @@ impl Router {
                 continue;
             }
             let address = tunnel_address(*node);
-            let entry = FdbEntryBuilder::new(address).ifindex(index).dst((*node).into()).self_().permanent();
+            let entry = FdbEntryBuilder::new(address).ifindex(index).dst(*node).self_().permanent();
             self.conn.replace_fdb(entry).await.map_err(fail("forwarding"))?;
-            let neighbour = Neighbor::with_index_v4(index, cidr.network()).lladdr(address).permanent();
+            let gateway = tunnel_gateway(*cidr, *node);
+            let neighbour = Neighbor::with_index(index, gateway).lladdr(address).permanent();
             self.conn.replace_neighbor(neighbour).await.map_err(fail("neighbour"))?;
         }
         Ok(Some((index, link.mtu().unwrap_or(1500))))
@@ -191,25 +205,63 @@ impl Router {
 
     async fn make_tunnel(&self, name: &str) -> Result<(), NetworkError> {
         let fail = |what: &str| NetworkError::netlink(format!("{what} of tunnel {name}"));
-        let mtu = mtu_of(&self.conn, self.config.address).await?.saturating_sub(VXLAN_OVERHEAD).max(576);
-        let link = VxlanLink::new(name, VXLAN_ID)
-            .local(self.config.address)
-            .port(VXLAN_PORT)
-            .learning(false)
-            .address(tunnel_address(self.config.address))
-            .mtu(mtu);
+        let underlay = *self.config.node_ips.primary();
+        let six = self.config.cluster_cidrs.of(IpFamily::V6).is_some();
+        let least = if six { 1280 } else { 576 };
+        let mtu = mtu_of(&self.conn, underlay).await?.saturating_sub(overhead(underlay)).max(least);
+        let link = VxlanLink::new(name, VXLAN_ID);
+        let link = match underlay {
+            IpAddr::V4(v4) => link.local(v4),
+            IpAddr::V6(v6) => link.local6(v6),
+        };
+        let link = link.port(VXLAN_PORT).learning(false).address(tunnel_address(underlay)).mtu(mtu);
         self.conn.add_link(link).await.map_err(fail("creation"))?;
-        if let Some(own) = self.config.pod_cidr {
+        let own = self.config.pod_cidrs.and_then(|own| own.of(IpFamily::V4).copied());
+        if let Some(address) = own.map(|own| own.network()) {
             // What this node itself sends to pods behind the tunnel comes from an address that leads back through it.
-            let address = Ipv4Address::new(name, own.network(), 32);
-            self.conn.replace_address(address).await.map_err(fail("address"))?;
+            // Of IPv6 the kernel chooses the bridge's address by itself.
+            if let Some(alone) = Cidr::containing(address, IpFamily::V4.bits()) {
+                addresses::add(&self.conn, name, address, alone).await.map_err(fail("address"))?;
+            }
         }
         self.conn.set_link_up(name).await.map_err(fail("activation"))
     }
 }
 
+/// Sets the route to the pods of a node. The gateway of a tunnel is on no segment.
+async fn set_route(
+    conn: &Connection<Route>,
+    cidr: Cidr,
+    gateway: IpAddr,
+    link: u32,
+    tunnel_mtu: Option<u32>,
+) -> Result<(), nlink::netlink::Error> {
+    let metrics = tunnel_mtu.map(|mtu| RouteMetrics::new().mtu(mtu));
+    match (cidr.network(), gateway) {
+        (IpAddr::V4(network), IpAddr::V4(gateway)) => {
+            let route = own_route_v4(network, cidr.prefix()).gateway(gateway).dev_index(link);
+            let route = match metrics {
+                Some(metrics) => route.onlink().metrics(metrics),
+                None => route,
+            };
+            conn.replace_route(route).await
+        }
+        (IpAddr::V6(network), IpAddr::V6(gateway)) => {
+            let route = own_route_v6(network, cidr.prefix());
+            let route = route.gateway(gateway).dev_index(link);
+            let route = match metrics {
+                Some(metrics) => route.metrics(metrics),
+                None => route,
+            };
+            conn.replace_route(route).await
+        }
+        // The plan makes none such.
+        _ => Ok(()),
+    }
+}
+
 /// The MTU that packets of pods may have on a node with this address, with room for encapsulation unless there is none.
-pub async fn pod_mtu(address: Ipv4Addr, encapsulation: Encapsulation) -> Result<u32, NetworkError> {
+pub async fn pod_mtu(address: IpAddr, encapsulation: Encapsulation) -> Result<u32, NetworkError> {
     pod_mtu_on(
         &Connection::<Route>::new().map_err(NetworkError::netlink("open a netlink socket"))?,
         address,
@@ -221,7 +273,7 @@ pub async fn pod_mtu(address: Ipv4Addr, encapsulation: Encapsulation) -> Result<
 /// [`pod_mtu`], in the network namespace at `host`.
 pub async fn pod_mtu_in(
     host: &Path,
-    address: Ipv4Addr,
+    address: IpAddr,
     encapsulation: Encapsulation,
 ) -> Result<u32, NetworkError> {
     let conn = Connection::<Route>::new_in(&open_netns(host)?);
@@ -230,53 +282,54 @@ pub async fn pod_mtu_in(
 
 async fn pod_mtu_on(
     conn: &Connection<Route>,
-    address: Ipv4Addr,
+    address: IpAddr,
     encapsulation: Encapsulation,
 ) -> Result<u32, NetworkError> {
-    let mtu = mtu_of(conn, address).await?.clamp(576 + VXLAN_OVERHEAD, 65_535);
+    let mtu = mtu_of(conn, address).await?.clamp(576 + overhead(address), 65_535);
     Ok(match encapsulation {
         Encapsulation::Never => mtu,
-        Encapsulation::Auto | Encapsulation::Always => mtu - VXLAN_OVERHEAD,
+        Encapsulation::Auto | Encapsulation::Always => mtu - overhead(address),
     })
 }
 
 /// The MTU of the link that has the address; Ethernet's when none has it.
-async fn mtu_of(conn: &Connection<Route>, address: Ipv4Addr) -> Result<u32, NetworkError> {
+async fn mtu_of(conn: &Connection<Route>, address: IpAddr) -> Result<u32, NetworkError> {
     let fail = || NetworkError::netlink(format!("look up the link of {address}"));
     let addresses = conn.get_addresses().await.map_err(fail())?;
-    let own = IpAddr::V4(address);
-    let index = addresses.iter().find(|a| a.primary_address() == Some(&own)).map(|a| a.ifindex());
+    let index = addresses.iter().find(|a| a.primary_address() == Some(&address)).map(|a| a.ifindex());
     let Some(index) = index else { return Ok(1500) };
     let link = conn.get_link_by_index(index).await.map_err(fail())?;
     Ok(link.and_then(|link| link.mtu()).unwrap_or(1500))
 }
 
 /// With a scope: without a gateway, as when it is removed, the library would look for a route of another scope.
-fn own_route(cidr: Cidr) -> Ipv4Route {
-    Ipv4Route::new(cidr.network(), cidr.prefix()).protocol(PROTOCOL).scope(RouteScope::Universe)
+fn own_route_v4(network: Ipv4Addr, prefix: u8) -> Ipv4Route {
+    Ipv4Route::new(network, prefix).protocol(PROTOCOL).scope(RouteScope::Universe)
+}
+
+fn own_route_v6(network: Ipv6Addr, prefix: u8) -> Ipv6Route {
+    Ipv6Route::new(network, prefix).protocol(PROTOCOL).scope(RouteScope::Universe)
 }
 
 async fn remove_route(conn: &Connection<Route>, cidr: Cidr) -> Result<(), NetworkError> {
     let fail = NetworkError::netlink(format!("remove the route to the pods {cidr}"));
-    conn.del_route_if_exists(own_route(cidr)).await.map(drop).map_err(fail)
+    let removed = match cidr.network() {
+        IpAddr::V4(network) => conn.del_route_if_exists(own_route_v4(network, cidr.prefix())).await,
+        IpAddr::V6(network) => conn.del_route_if_exists(own_route_v6(network, cidr.prefix())).await,
+    };
+    removed.map(drop).map_err(fail)
 }
 
-async fn own_routes(
-    conn: &Connection<Route>,
-    cluster: Cidr,
-) -> Result<Vec<(Cidr, Ipv4Addr, u32)>, NetworkError> {
+async fn own_routes(conn: &Connection<Route>, cluster: Cidrs) -> Result<Vec<OwnRoute>, NetworkError> {
     let routes = conn.get_routes().await.map_err(NetworkError::netlink("list routes"))?;
     let own = |route: &nlink::netlink::messages::RouteMessage| {
         let main = route.table_id() == u32::from(nix::libc::RT_TABLE_MAIN);
         if !main || route.protocol() != PROTOCOL || route.route_type() != RouteType::Unicast {
             return None;
         }
-        let IpAddr::V4(network) = *route.destination()? else { return None };
-        let cidr = Cidr::new(network, route.dst_len()).ok().filter(|cidr| cluster.covers(*cidr))?;
-        let gateway = match route.gateway() {
-            Some(IpAddr::V4(gateway)) => *gateway,
-            _ => Ipv4Addr::UNSPECIFIED,
-        };
+        let cidr = Cidr::new(*route.destination()?, route.dst_len()).ok()?;
+        cluster.of(cidr.family()).filter(|all| all.covers(cidr))?;
+        let gateway = route.gateway().copied().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         Some((cidr, gateway, route.oif().unwrap_or(0)))
     };
     Ok(routes.iter().filter_map(own).collect())
@@ -285,7 +338,7 @@ async fn own_routes(
 /// Removes everything that a router made for this network.
 pub(crate) async fn remove(conn: &Connection<Route>, record: &Record) -> Result<(), NetworkError> {
     delete_link(conn, &tunnel_link(&record.bridge)).await?;
-    for (cidr, ..) in own_routes(conn, record.cluster_cidr).await? {
+    for (cidr, ..) in own_routes(conn, record.cluster_cidrs).await? {
         remove_route(conn, cidr).await?;
     }
     Ok(())
@@ -306,17 +359,20 @@ fn is_pod_link(link: &nlink::netlink::messages::LinkMessage) -> bool {
 /// Waits until links, addresses or routes of this node have changed.
 pub struct Changes {
     conn: Connection<Route>,
-    cluster: Cidr,
+    cluster: Cidrs,
 }
 
 impl Changes {
     /// Watches the calling thread's network namespace.
-    pub fn watch(cluster: Cidr) -> Result<Self, NetworkError> {
+    pub fn watch(cluster: Cidrs) -> Result<Self, NetworkError> {
         let host = Netns::current().map_err(NetworkError::netlink("open this thread's network namespace"))?;
         let fail = || NetworkError::netlink("watch links, addresses and routes");
         let conn = Connection::<Route>::new_in(&host).map_err(fail())?;
-        use nlink::netlink::RtnetlinkGroup::{Ipv4Addr, Ipv4Route, Link};
+        use nlink::netlink::RtnetlinkGroup::{Ipv4Addr, Ipv4Route, Ipv6Addr, Ipv6Route, Link};
         conn.subscribe(&[Link, Ipv4Addr, Ipv4Route]).map_err(fail())?;
+        if cluster.of(IpFamily::V6).is_some() {
+            conn.subscribe(&[Ipv6Addr, Ipv6Route]).map_err(fail())?;
+        }
         Ok(Self { conn, cluster })
     }
 
@@ -327,13 +383,18 @@ impl Changes {
         let mut events = std::pin::pin!(self.conn.events().await);
         while let Some(event) = events.next().await {
             let matters = match event {
-                Ok(NetworkEvent::NewAddress(_) | NetworkEvent::DelAddress(_)) => true,
+                // Links of pods get link-local addresses by themselves.
+                Ok(NetworkEvent::NewAddress(address) | NetworkEvent::DelAddress(address)) => {
+                    address.scope() != Scope::Link
+                }
                 Ok(NetworkEvent::DelLink(link)) => !is_pod_link(&link),
                 // A link that goes down takes its routes along, and the kernel does not report those.
                 Ok(NetworkEvent::NewLink(link)) => !link.is_up() && !is_pod_link(&link),
                 Ok(NetworkEvent::DelRoute(route)) => {
                     route.protocol() == PROTOCOL
-                        && matches!(route.destination(), Some(IpAddr::V4(ip)) if self.cluster.contains(*ip))
+                        && route
+                            .destination()
+                            .is_some_and(|ip| self.cluster.iter().any(|all| all.contains(*ip)))
                 }
                 Ok(_) => false,
                 // Events were lost: any of them may have mattered.

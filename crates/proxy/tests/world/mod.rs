@@ -233,9 +233,9 @@ impl World {
         let node = TestNs::new();
         let config = BridgeConfig {
             name: "ferrite0".into(),
-            pod_cidr: "10.244.1.0/24".parse().unwrap(),
-            cluster_cidr: "10.244.0.0/16".parse().unwrap(),
-            service_cidr: Some("10.96.0.0/16".parse().unwrap()),
+            pod_cidrs: "10.244.1.0/24".parse().unwrap(),
+            cluster_cidrs: "10.244.0.0/16".parse().unwrap(),
+            service_cidrs: Some("10.96.0.0/16".parse().unwrap()),
             state: state.path().join("network"),
             mtu: 1450,
             routed: false,

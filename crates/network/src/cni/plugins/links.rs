@@ -79,7 +79,8 @@ pub(super) async fn add_address(
 ) -> Result<(), Failure> {
     let added = match address {
         IpAddr::V4(v4) => conn.replace_address(Ipv4Address::new(link, v4, prefix)).await,
-        IpAddr::V6(v6) => conn.replace_address(Ipv6Address::new(link, v6, prefix)).await,
+        // IPAM gives an address once; looking for duplicates would make the container wait for it.
+        IpAddr::V6(v6) => conn.replace_address(Ipv6Address::new(link, v6, prefix).nodad()).await,
     };
     added.map_err(Failure::of(format!("address {address}/{prefix} of {link}")))
 }
@@ -172,27 +173,36 @@ pub(super) async fn masquerade(call: &Call, ips: &[IpConfig]) -> Result<(), Fail
     let name = masquerade_table(call);
     let fail = || Failure::of(format!("nftables table {name}"));
     let conn = Connection::<Nftables>::new().map_err(fail())?;
-    let chain = Chain::new(name.as_str(), "postrouting")
-        .map_err(fail())?
-        .family(Family::Ip)
-        .base(BaseChain::nat(NatHook::Postrouting, Priority::SrcNat));
-    conn.del_table_if_exists(name.as_str(), Family::Ip).await.map_err(fail())?;
-    let mut transaction = conn.transaction().add_table(&name, Family::Ip).add_chain(chain);
-    for ip in ips {
-        let IpAddr::V4(address) = ip.address else { continue };
-        let rule = Rule::new(&name, "postrouting")
-            .family(Family::Ip)
-            .match_saddr_v4(address, 32)
-            .match_daddr_v4_not(address, ip.prefix)
-            .masquerade();
-        transaction = transaction.add_rule(rule);
+    for (family, v6) in [(Family::Ip, false), (Family::Ip6, true)] {
+        let chain = Chain::new(name.as_str(), "postrouting")
+            .map_err(fail())?
+            .family(family)
+            .base(BaseChain::nat(NatHook::Postrouting, Priority::SrcNat));
+        conn.del_table_if_exists(name.as_str(), family).await.map_err(fail())?;
+        let of_family = |ip: &&IpConfig| ip.address.is_ipv6() == v6;
+        if !ips.iter().any(|ip| of_family(&ip)) {
+            continue;
+        }
+        let mut transaction = conn.transaction().add_table(&name, family).add_chain(chain);
+        for ip in ips.iter().filter(of_family) {
+            let rule = Rule::new(&name, "postrouting")
+                .family(family)
+                .match_saddr(ip.address, if v6 { 128 } else { 32 })
+                .match_daddr_not(ip.address, ip.prefix)
+                .masquerade();
+            transaction = transaction.add_rule(rule);
+        }
+        transaction.commit(&conn).await.map_err(fail())?;
     }
-    transaction.commit(&conn).await.map_err(fail())
+    Ok(())
 }
 
 pub(super) async fn stop_masquerade(call: &Call) -> Result<(), Failure> {
     // A kernel without nftables has no such rules.
     let Ok(conn) = Connection::<Nftables>::new() else { return Ok(()) };
     let name = masquerade_table(call);
-    conn.del_table_if_exists(name.as_str(), Family::Ip).await.map(drop).map_err(Failure::of(name.clone()))
+    for family in [Family::Ip, Family::Ip6] {
+        conn.del_table_if_exists(name.as_str(), family).await.map_err(Failure::of(name.clone()))?;
+    }
+    Ok(())
 }

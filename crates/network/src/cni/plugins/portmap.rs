@@ -1,7 +1,6 @@
 //! `portmap`: ports of the node that lead to the container, as the built-in network has them.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
 
 use async_trait::async_trait;
 use ferrite_nft::{IpFamily, OwnGenerations, Table};
@@ -9,14 +8,15 @@ use nlink::netlink::namespace::Netns;
 use serde_json::Value;
 
 use super::{Call, Failure, Plugin, code, ips};
+use crate::Addresses;
 use crate::bridge::hash_name;
 use crate::host_ports::{HostPort, PortProtocol, Published, forget_flows, whole_table};
 
 pub(super) struct PortMap;
 
-fn table(call: &Call) -> Result<Table, Failure> {
+fn table(call: &Call, family: IpFamily) -> Result<Table, Failure> {
     let name = hash_name("cni-ports-", &format!("{}/{}", call.environment.container, call.interface()));
-    Table::open(IpFamily::V4, &name, None, OwnGenerations::default()).map_err(Failure::of("nftables"))
+    Table::open(family, &name, None, OwnGenerations::default()).map_err(Failure::of("nftables"))
 }
 
 fn port(mapping: &Value) -> Result<HostPort, Failure> {
@@ -41,11 +41,11 @@ fn port(mapping: &Value) -> Result<HostPort, Failure> {
     })
 }
 
-fn address(result: &Value) -> Option<Ipv4Addr> {
-    ips(result).into_iter().find_map(|ip| match ip.address {
-        IpAddr::V4(v4) => Some(v4),
-        IpAddr::V6(_) => None,
-    })
+/// The container's first address of each family.
+fn addresses(result: &Value) -> Option<Addresses> {
+    let all = ips(result);
+    let first = |family| all.iter().map(|ip| ip.address).find(|address| IpFamily::of(*address) == family);
+    Addresses::new(IpFamily::BOTH.into_iter().filter_map(first)).ok()
 }
 
 /// The node's links of the container: those without a sandbox.
@@ -65,13 +65,16 @@ impl Plugin for PortMap {
         if ports.is_empty() {
             return Ok(previous.clone());
         }
-        let address =
-            address(previous).ok_or_else(|| Failure::config("the container has no address of IPv4"))?;
+        let addresses = addresses(previous).ok_or_else(|| Failure::config("the container has no address"))?;
         let links = links(previous);
-        let published = BTreeMap::from([(call.environment.container.clone(), Published { address, ports })]);
-        table(call)?.apply(&whole_table(&links, &published), &[]).map_err(Failure::of("nftables"))?;
+        let published =
+            BTreeMap::from([(call.environment.container.clone(), Published { addresses, ports })]);
+        for family in addresses.families() {
+            let whole = whole_table(family, &links, &published);
+            table(call, family)?.apply(&whole, &[]).map_err(Failure::of("nftables"))?;
+        }
         let host = Netns::current().map_err(Failure::of("this namespace"))?;
-        for link in &links {
+        for link in links.iter().filter(|_| addresses.of(IpFamily::V4).is_some()) {
             let name = format!("net.ipv4.conf.{link}.route_localnet");
             host.sysctl().set(&name, "1").map_err(Failure::of(format!("set {name}")))?;
         }
@@ -79,14 +82,19 @@ impl Plugin for PortMap {
     }
 
     async fn del(&self, call: &Call) -> Result<(), Failure> {
-        let mut table = table(call)?;
-        if !table.exists().map_err(Failure::of("nftables"))? {
-            return Ok(());
+        let mut published = false;
+        for family in IpFamily::BOTH {
+            let mut table = table(call, family)?;
+            if table.exists().map_err(Failure::of("nftables"))? {
+                table.remove().map_err(Failure::of("nftables"))?;
+                published = true;
+            }
         }
-        table.remove().map_err(Failure::of("nftables"))?;
         let host = Netns::current().map_err(Failure::of("this namespace"))?;
-        match call.previous().and_then(address) {
-            Some(address) => forget_flows(&host, address).await.map_err(Failure::of("connection tracking")),
+        match call.previous().and_then(addresses).filter(|_| published) {
+            Some(addresses) => {
+                forget_flows(&host, addresses).await.map_err(Failure::of("connection tracking"))
+            }
             None => Ok(()),
         }
     }
@@ -94,9 +102,11 @@ impl Plugin for PortMap {
     async fn check(&self, call: &Call) -> Result<(), Failure> {
         let wanted =
             call.capability("portMappings").and_then(Value::as_array).is_some_and(|all| !all.is_empty());
-        match !wanted || table(call)?.exists().map_err(Failure::of("nftables"))? {
-            true => Ok(()),
-            false => Err(Failure::new(code::OTHER, "the rules of host ports are gone")),
+        for family in call.previous().and_then(addresses).map(|all| all.families()).into_iter().flatten() {
+            if wanted && !table(call, family)?.exists().map_err(Failure::of("nftables"))? {
+                return Err(Failure::new(code::OTHER, "the rules of host ports are gone"));
+            }
         }
+        Ok(())
     }
 }
