@@ -2,7 +2,7 @@
 //!
 //! Components record a step when it has ended, by the object's UID. The life of a pod is the union of the steps of its
 //! owner chain. The ring of the process holds the most recent steps; `/debug/steps?uid=…` shows them, and
-//! `ferrite timeline` puts those of several processes in order. Decision 0020 has the reasons.
+//! `ferrite timeline` puts those of several processes in order. Decision 0021 has the reasons.
 
 use std::collections::VecDeque;
 use std::fmt;
