@@ -5,7 +5,7 @@
 
 use super::field_set::{FieldSet, PathElement};
 use super::node::Node;
-use super::walk::{is_map_or_nothing, list_of};
+use super::walk::{is_map_or_nothing, is_tracked, list_of};
 use super::{STRIPPED, Writer};
 use ferrite_json::{Map, Text, Value};
 
@@ -87,6 +87,7 @@ fn members(node: Node<'_>, old: Option<&Map>, new: Option<&Map>, came: bool, ski
             let element = PathElement::Field(name.clone());
             let ignored = skipped.ignored.and_then(|set| set.get(&element));
             if ignored.is_some_and(|entry| entry.member) {
+                out.untracked |= !is_tracked(node.member(name), after);
                 continue;
             }
             let entry = skipped.stripped.and_then(|set| set.get(&element));
@@ -120,7 +121,11 @@ fn elements(
                 part(node.element(), before.first().copied(), first, Skipped::NOTHING)
             }
             // Elements that cannot be told apart come and change together.
-            _ => Part { member: true, ..Part::default() },
+            _ => Part {
+                member: true,
+                untracked: !same.iter().all(|(_, value)| is_tracked(node.element(), value)),
+                ..Part::default()
+            },
         };
         out.put(element.encode(), part);
     }

@@ -205,7 +205,7 @@ mod tests {
         let held = |port: u16| port == 30001 || own.contains(&port);
         let (mut reserved, mut got) = (BTreeSet::new(), Vec::new());
         let mut giving = Giving {
-            counts: false,
+            counts: true,
             range: &(30000..=30099),
             held: &held,
             reserved: &mut reserved,
