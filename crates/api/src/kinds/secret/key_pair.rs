@@ -212,7 +212,8 @@ mod tests {
         let (ed, ed_certificate) = pair(&["ed25519"]);
         let garbage =
             |kind: &str| format!("-----BEGIN {kind}-----\nYWJj\n-----END {kind}-----\n").into_bytes();
-        let rows: [(&[u8], &[u8], Result<(), KeyPairError>); 14] = [
+        type Row<'a> = (&'a [u8], &'a [u8], Result<(), KeyPairError>);
+        let rows: [Row<'_>; 14] = [
             (&rsa_certificate, &rsa, Ok(())),
             (&ec_certificate, &ec, Ok(())),
             (&ed_certificate, &ed, Ok(())),
