@@ -277,6 +277,10 @@ pub trait Strategy: Send + Sync + 'static {
         }
     }
 
+    /// After [`Strategy::prepare_create`], if all labels of the object are defaults: adds those that depend on what was
+    /// prepared.
+    fn complete_default_labels(&self, _object: &mut Value) {}
+
     /// Before an update of the main resource: keeps what only subresources may change. Generation is bumped
     /// by the server when [`Strategy::generation_fields`] differ.
     fn prepare_update(&self, new: &mut Value, old: &Value) {
@@ -355,8 +359,11 @@ pub trait Strategy: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Takes from an object's metadata what upstream's tables do not show: they are made of its internal form.
-    fn trim_for_table(&self, _object: &mut Value) {}
+    /// The annotation that stands for a field of upstream's internal form. Tables and metadata alone are made of that
+    /// form, and leave the annotation out.
+    fn hidden_annotation(&self) -> Option<&'static str> {
+        None
+    }
 
     /// The refusal of a field selector that names an unknown field of a kind that lists its fields.
     fn unknown_field(&self, field: &str) -> String {

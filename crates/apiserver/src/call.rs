@@ -233,7 +233,7 @@ pub(crate) fn decode(format: Format, bytes: &[u8], expected: &Gvk) -> Result<Dec
         }
         Format::Json => given_and_decoded(bytes, bytes, expected, json::decode(type_, bytes))?,
         Format::Yaml => {
-            let document = yaml::read(bytes).map_err(|e| unreadable(bytes, expected, &e))?;
+            let document = yaml::read(bytes).map_err(|e| no_yaml(bytes, expected, &e))?;
             given_and_decoded(bytes, document.json().as_bytes(), expected, document.decode(type_))?
         }
     };
@@ -250,7 +250,7 @@ pub(crate) fn decode_custom(format: Format, bytes: &[u8], resource: &Resource) -
             conform_custom(bytes, resource, decoded)
         }
         Format::Yaml => {
-            let decoded = yaml::decode_any(bytes).map_err(|e| unreadable(bytes, &expected, &e))?;
+            let decoded = yaml::decode_any(bytes).map_err(|e| no_yaml(bytes, &expected, &e))?;
             conform_custom(bytes, resource, decoded)
         }
         Format::Protobuf => Err(Status::new(
@@ -480,6 +480,14 @@ fn unrecognised(bytes: &[u8], expected: &Gvk, why: &dyn std::fmt::Display) -> St
         "the object provided is unrecognized (must be of type {}): {why} ({beginning}{more})",
         expected.kind
     ))
+}
+
+/// The body is no YAML, or no object.
+fn no_yaml(bytes: &[u8], expected: &Gvk, why: &DecodeError) -> Status {
+    match why {
+        DecodeError::Yaml(why) => unrecognised(bytes, expected, &format!("yaml: {why}")),
+        other => unreadable(bytes, expected, other),
+    }
 }
 
 /// The body is no JSON, or no object.

@@ -70,9 +70,11 @@ pub(crate) async fn handle(
         };
     };
     // A namespaced object needs its namespace, and a cluster-wide one has none.
-    if target.namespace.is_some() != resource.is_namespaced()
-        && (target.name.is_some() || target.namespace.is_some())
-    {
+    let wants_place = target.name.is_some() || target.namespace.is_some();
+    // As upstream: the server of custom kinds looks at the verb, too.
+    let makes_nowhere =
+        resource.custom.is_some() && matches!(verb, Some(Verb::Create | Verb::DeleteCollection));
+    if target.namespace.is_some() != resource.is_namespaced() && (wants_place || makes_nowhere) {
         if resource.custom.is_some() {
             return Ok(documents::page_not_found());
         }
@@ -116,6 +118,10 @@ pub(crate) async fn handle(
             let has_table = has_table(resource, part);
             let found = negotiate::accept(&accept, |format, shape| match shape {
                 Shape::Table { .. } => has_table && format != Format::Protobuf,
+                // Objects of custom kinds have no protobuf form.
+                Shape::AsIs => {
+                    resource.custom.is_none() || part == Some("scale") || format != Format::Protobuf
+                }
                 shape => shape != Shape::AggregatedDiscovery,
             });
             match (found, verb) {
@@ -125,14 +131,6 @@ pub(crate) async fn handle(
             }
         }
     };
-    if resource.custom.is_some()
-        && representation.format == Format::Protobuf
-        && representation.shape == Shape::AsIs
-        && target.subresource.as_deref() != Some("scale")
-    {
-        let why = "object *unstructured.Unstructured does not implement the protobuf marshalling interface and cannot be encoded to a protobuf message";
-        return Err(plain(Status::new(406, "NotAcceptable", why)));
-    }
     let admission = crate::options::Warnings::new(parts.extensions.get().cloned());
     let call = Call {
         server: Arc::clone(&server),

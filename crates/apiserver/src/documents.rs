@@ -27,7 +27,7 @@ pub(crate) async fn answer(
         crate::extensions::openapi_schema(&server.registry, resource)
     };
     let unacceptable = || Status::not_acceptable(negotiate::ACCEPTED);
-    let plain = || negotiate::accept(accept, |_, _| false).ok_or_else(unacceptable);
+    let plain = || negotiate::accept(accept, |_, shape| shape == Shape::AsIs).ok_or_else(unacceptable);
     let address = server.config.advertise.to_string();
     match route {
         Route::Version => {
@@ -42,8 +42,10 @@ pub(crate) async fn answer(
             }
             // As upstream: with a slash at the end it is another handler, which knows no shapes.
             let aggregates = core || !parts.uri.path().ends_with('/');
-            let as_ = negotiate::accept(accept, |_, shape| aggregates && shape == Shape::AggregatedDiscovery)
-                .ok_or_else(unacceptable)?;
+            let as_ = negotiate::accept(accept, |_, shape| {
+                shape == Shape::AsIs || aggregates && shape == Shape::AggregatedDiscovery
+            })
+            .ok_or_else(unacceptable)?;
             if as_.shape == Shape::AggregatedDiscovery {
                 let mut answer =
                     encode::value(200, &discovery::aggregated(table, &server.aggregator, core), as_)?;

@@ -79,14 +79,14 @@ pub(crate) fn clauses(header: &str) -> Vec<&str> {
     clauses.into_iter().map(|(_, clause)| clause).collect()
 }
 
-/// Picks the best clause of an `Accept` header that we can serve, of those whose shape is `allowed`.
+/// Picks the best clause of an `Accept` header that we can serve, of those that are `allowed`.
 pub(crate) fn accept(header: &str, allowed: impl Fn(Format, Shape) -> bool) -> Option<Representation> {
     if header.trim().is_empty() {
         return Some(PLAIN_JSON);
     }
     clauses(header).into_iter().find_map(|clause| {
         let format = Format::of(clause.split(';').next().unwrap_or_default().trim())?;
-        let shape = shape(clause).filter(|shape| *shape == Shape::AsIs || allowed(format, *shape))?;
+        let shape = shape(clause).filter(|shape| allowed(format, *shape))?;
         let pretty = parameter(clause, "pretty").is_some_and(|p| matches!(p, "1" | "true"));
         Some(Representation { format, shape, pretty })
     })
@@ -94,7 +94,7 @@ pub(crate) fn accept(header: &str, allowed: impl Fn(Format, Shape) -> bool) -> O
 
 /// What an error is encoded as: errors have no other shape, and JSON is for whoever accepts nothing we have.
 pub(crate) fn for_errors(header: &str) -> Representation {
-    accept(header, |_, _| false).unwrap_or(PLAIN_JSON)
+    accept(header, |_, shape| shape == Shape::AsIs).unwrap_or(PLAIN_JSON)
 }
 
 /// Refuses a header that names no media type of a route. As upstream, whose router looks before the handler does:
@@ -193,7 +193,8 @@ mod tests {
             ("text/html", None),
         ];
         for (header, expected) in rows {
-            let got = accept(header, |format, _| format != Format::Protobuf).map(|r| (r.format, r.shape));
+            let got = accept(header, |format, shape| shape == Shape::AsIs || format != Format::Protobuf)
+                .map(|r| (r.format, r.shape));
             assert_eq!(got, expected, "{header}");
         }
     }

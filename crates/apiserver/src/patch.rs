@@ -15,7 +15,7 @@ use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
 use ferrite_api::schema::TypeRef;
 use ferrite_api::{Gvk, Status, meta, patch};
-use ferrite_json::{Value, json};
+use ferrite_json::{Map, Value, json};
 use std::sync::{Mutex, PoisonError};
 
 /// What the content type says the body is.
@@ -44,6 +44,10 @@ fn patch_status(error: patch::PatchError) -> Status {
 fn refuse_custom(patched: &Value, why: String) -> Status {
     let error = FieldError::invalid(&Path::new("patch"), patched.to_string(), why);
     Status::invalid("", "", "", &[error])
+}
+
+fn is_unversioned(object: &Value) -> bool {
+    object.get("apiVersion").and_then(Value::as_str).unwrap_or_default().is_empty()
 }
 
 /// Refuses a patch of a kind that its target does not take.
@@ -107,6 +111,14 @@ impl Kind {
             && let Some(why) = crate::call::kind_problem(&patched, gvk)
         {
             return Err(refused(why));
+        }
+        if self != Self::Strategic && is_unversioned(&patched) {
+            // As upstream: an object without a version is read as one of the internal version, which has none of the
+            // fields.
+            let fields = patched.as_object().into_iter().flat_map(Map::keys);
+            let fields = fields.filter(|name| !matches!(name.as_str(), "apiVersion" | "kind"));
+            let strict = fields.map(|name| format!("unknown field {name:?}")).collect();
+            return Ok(Decoded { value: json!({}), strict });
         }
         let mut decoded = codec::json::conform(type_, &patched)
             .map_err(|e| refused(if self == Self::Strategic { e.unstructured() } else { e.to_string() }))?;

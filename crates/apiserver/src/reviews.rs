@@ -227,6 +227,14 @@ fn ignored_selectors(attributes: &Value) -> Vec<String> {
     if labels["rawSelector"].as_str().is_some_and(|raw| LabelSelector::parse(raw).is_err()) {
         tell("labelSelector", "");
     }
+    let requirements = labels["requirements"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let readable =
+        requirements.iter().filter(|r| LabelSelector::from_value(&json!({"matchExpressions": [r]})).is_ok());
+    match readable.count() {
+        all if all == requirements.len() => {}
+        0 => tell("labelSelector", ""),
+        _ => tell("labelSelector", "partially "),
+    }
     ignored
 }
 

@@ -387,6 +387,11 @@ async fn delete_collection(call: &mut Call) -> Result<Response, Status> {
     let mut page = registry.list(&call.resource, namespace, selectors, &list_options).await?;
     let (continue_token, remaining) = (page.continue_token.take(), page.remaining);
     let write_options = delete_write(call, &options);
+    if options.propagation.is_none()
+        && let Some(warning) = call.resource.strategy.deletion_warning()
+    {
+        write_options.warnings.add(warning);
+    }
     // As upstream: objects are deleted one by one, each in its namespace, and an empty one is none.
     let nowhere = call.resource.is_namespaced() && namespace.is_none();
     let mut objects = Vec::new();
@@ -407,7 +412,8 @@ async fn delete_collection(call: &mut Call) -> Result<Response, Status> {
             }
         }
     }
-    let metadata = encode::list_metadata(page.revision, continue_token.as_deref(), remaining);
+    let mut metadata = encode::list_metadata(page.revision, continue_token.as_deref(), remaining);
+    encode::say_continue(&call.resource, &mut metadata);
     encode::values(&call.resource, objects, metadata, call.representation, call.include_object()?)
 }
 

@@ -35,12 +35,17 @@ impl DecodeError {
     /// The same problem as upstream words it when the object comes from a strategic merge, which it converts
     /// from an unstructured map rather than from JSON.
     pub fn unstructured(&self) -> String {
-        let Self::Mismatch { found, expected, .. } = self else {
+        let Self::Mismatch { found, place, expected } = self else {
             return match self {
-                Self::Text(why) => format!("error decoding from json: {why}"),
+                // Only bytes are decoded by the converter itself.
+                Self::Text(why) if why.contains("base64") => format!("error decoding from json: {why}"),
                 other => other.to_string(),
             };
         };
+        // An IntOrString reads itself.
+        if place == "value" && expected == "int32" {
+            return self.to_string();
+        }
         let found = match found.split_once(' ') {
             Some((_, number)) if number.contains(['.', 'e', 'E']) => "float64",
             Some(_) => "int64",

@@ -79,30 +79,81 @@ pub fn read(bytes: &[u8]) -> Result<Document, DecodeError> {
     match read {
         // As upstream: what follows a document that ends with a bracket is not looked at.
         Err(_) if whole && text.trim_start().starts_with(['{', '[']) => Ok(document),
-        read => {
-            read.map(|()| document).map_err(|error| DecodeError::Yaml(in_upstreams_words(&error.to_string())))
-        }
+        read => read
+            .map(|()| document)
+            .map_err(|error| DecodeError::Yaml(in_upstreams_words(text, &error.to_string()))),
     }
 }
 
+/// Which of upstream's two parts complains: they count lines differently.
+enum Part {
+    Scanner,
+    Parser,
+}
+
 /// The parser's complaint as upstream's parser says it: the line first, unless it is the first, and no column.
-fn in_upstreams_words(error: &str) -> String {
+fn in_upstreams_words(text: &str, error: &str) -> String {
     let place = error.rsplit_once(" at line ").and_then(|(why, place)| {
         let line: u32 = place.split(',').next()?.trim().parse().ok()?;
         Some((why, line))
     });
     let Some((why, line)) = place else { return error.to_owned() };
-    // The position is that of the bracket; upstream complains about what follows.
-    let why = match why {
+    const NO_CONTENT: &str = "did not find expected node content";
+    const NO_KEY: &str = "did not find expected key";
+    const NO_TOKEN: &str = "found character that cannot start any token";
+    // The position of an open bracket is its own; upstream complains about the end, which begins a line.
+    let end = || 1 + u32::try_from(text.lines().count()).unwrap_or(u32::MAX - 1);
+    let awaits = text.trim_end().ends_with(['{', '[', ',', ':']);
+    let (part, line, why) = match why {
+        why if why.starts_with("unclosed bracket") && awaits => (Part::Parser, end(), NO_CONTENT),
         why if why.starts_with("unclosed bracket '{'") => {
-            return "line 1: did not find expected ',' or '}'".into();
+            (Part::Parser, end(), "did not find expected ',' or '}'")
         }
         why if why.starts_with("unclosed bracket '['") => {
-            return "line 1: did not find expected ',' or ']'".into();
+            (Part::Parser, end(), "did not find expected ',' or ']'")
         }
-        why => why,
+        "misplaced bracket" if text.trim_start().starts_with(['}', ']']) => (Part::Parser, line, NO_CONTENT),
+        "misplaced bracket" => (Part::Parser, line, NO_KEY),
+        why if why.ends_with("found unknown escape character") => {
+            (Part::Scanner, line, "found unknown escape character")
+        }
+        why if why.starts_with("mismatched bracket '['") => {
+            (Part::Parser, line, "did not find expected ',' or ']'")
+        }
+        why if why.starts_with("mismatched bracket '{'") => {
+            (Part::Parser, line, "did not find expected ',' or '}'")
+        }
+        "unclosed quote" => (Part::Scanner, line, "found unexpected end of stream"),
+        why if why.starts_with("while ") => {
+            let (context, problem) = why.split_once(", ").unwrap_or(("", why));
+            let part = if context.starts_with("while parsing") { Part::Parser } else { Part::Scanner };
+            (part, line, problem)
+        }
+        why if why.starts_with("invalid trailing content after") => (Part::Parser, line, NO_KEY),
+        why if why.starts_with("unexpected character") || why.starts_with("tabs disallowed") => {
+            (Part::Scanner, line, NO_TOKEN)
+        }
+        "invalid indentation in multiline quoted scalar" => {
+            (Part::Scanner, line, "found unexpected end of stream")
+        }
+        "simple key expected ':'" => (Part::Scanner, line.saturating_add(1), "could not find expected ':'"),
+        "alias references unknown anchor" => return unknown_anchor(text, line),
+        why => (Part::Scanner, line, why),
     };
-    if line > 1 { format!("line {line}: {why}") } else { why.to_owned() }
+    let told = match part {
+        Part::Parser => line.saturating_sub(1),
+        Part::Scanner if line > 1 => line,
+        Part::Scanner => 0,
+    };
+    if told > 0 { format!("line {told}: {why}") } else { why.to_owned() }
+}
+
+/// The complaint about an alias of the line. Upstream names it, and no line.
+fn unknown_anchor(text: &str, line: u32) -> String {
+    let line = text.lines().nth(line.saturating_sub(1) as usize).unwrap_or_default();
+    let rest = line.split_once('*').map_or("", |(_, rest)| rest);
+    let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect();
+    format!("unknown anchor '{name}' referenced")
 }
 
 /// What stands before the second document, which upstream does not look at.
@@ -112,7 +163,8 @@ fn first_document(text: &str) -> &str {
     for line in text.split_inclusive('\n') {
         let bare = line.trim_end();
         let marker = bare == "---" || line.starts_with("--- ");
-        if marker && begun {
+        let ends = marker || bare == "...";
+        if ends && begun {
             return &text[..at];
         }
         begun |= marker || !(bare.is_empty() || bare.trim_start().starts_with(['#', '%']));
@@ -329,6 +381,27 @@ mod tests {
         let value = json!({"a": "true", "b": ["1", 1, null, {"c": ""}], "d": "x: y\n", "e": {}, "f": [], "g": "2026-01-02"});
         let text = encode(&value).expect("encodes");
         assert_eq!(decode_any(text.as_bytes()).expect("decodes").value, value);
+    }
+
+    #[test]
+    fn complains_in_upstreams_words() {
+        for (text, told) in [
+            ("a: {b: c}}", "did not find expected key"),
+            ("x: y\na: {b: c}}", "line 1: did not find expected key"),
+            ("}", "did not find expected node content"),
+            ("{", "line 1: did not find expected node content"),
+            ("a: [", "line 1: did not find expected node content"),
+            ("x: y\na: {b: c\n", "line 2: did not find expected ',' or '}'"),
+            ("x: y\na: @b\n", "line 2: found character that cannot start any token"),
+            ("x: y\na: \"b\\q\"\n", "line 2: found unknown escape character"),
+            ("x: *nope\n", "unknown anchor 'nope' referenced"),
+            ("x: y\na: b: c\n", "line 2: mapping values are not allowed in this context"),
+        ] {
+            let error = to_json(text.as_bytes()).unwrap_err();
+            assert_eq!(error, DecodeError::Yaml(told.into()), "{text}");
+        }
+        // What follows the end of the first document is not read.
+        assert_eq!(to_json(b"a: b\n...\nc\n").unwrap(), to_json(b"a: b\n").unwrap());
     }
 
     proptest::proptest! {

@@ -99,7 +99,14 @@ fn accessor_error(path: &[String], value: &Value, wanted: &str) -> String {
 
 fn check_replicas(object: &Value, path: &[String]) -> Option<FieldError> {
     let field = Path::new(&format!(".{}", path.join(".")));
-    let value = at(object, path)?;
+    let mut value = object;
+    for name in path {
+        let Some(members) = value.as_object() else {
+            let why = accessor_error(path, value, "map[string]interface{}");
+            return Some(FieldError::invalid(&field, 0, why));
+        };
+        value = members.get(name.as_str())?;
+    }
     let Some(replicas) = value.as_i64() else {
         return Some(FieldError::invalid(&field, 0, accessor_error(path, value, "int64")));
     };

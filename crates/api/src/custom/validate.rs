@@ -52,7 +52,6 @@ impl Walk<'_> {
     fn path(&self, at: &str) -> Path {
         match at.trim_start_matches('.') {
             "" => self.base.clone(),
-            at if at.starts_with('[') => Path::new(&format!("{}{at}", self.base.as_str())),
             at => self.base.child(at),
         }
     }

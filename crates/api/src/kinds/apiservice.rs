@@ -3,6 +3,7 @@
 use super::access::{default_field, ensure_object, flag, int, list, object, object_mut, text};
 use super::cell;
 use super::check::{complaints, required};
+use super::configmap::decoded_len;
 use super::row::{NAME, shown};
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::meta_validation::{dns1035_label, dns1123_subdomain, path_segment, port_number};
@@ -13,6 +14,7 @@ use jiff::Timestamp;
 const GROUP_PRIORITY_MAX: i64 = 20_000;
 const VERSION_PRIORITY_MAX: i64 = 1000;
 const PORT: i64 = 443;
+const CONDITION_STATUSES: [&str; 3] = ["True", "False", "Unknown"];
 
 pub(super) struct ApiServices;
 
@@ -31,13 +33,16 @@ impl Strategy for ApiServices {
         let (spec, path) = (&object["spec"], Path::new("spec"));
         let (group, version) = (text(spec, "group"), text(spec, "version"));
         let mut errors = Vec::new();
-        let (name, wanted) = (crate::meta::name(object), format!("{version}.{group}"));
-        if name != wanted {
-            errors.push(FieldError::invalid(
-                &Path::new("metadata").child("name"),
-                name,
-                format!("must be `spec.version+\".\"+spec.group`: {wanted:?}"),
-            ));
+        let wanted = format!("{version}.{group}");
+        for key in ["generateName", "name"] {
+            let name = crate::meta::str(object, key);
+            if !name.is_empty() && path_segment(name).is_empty() && name != wanted {
+                errors.push(FieldError::invalid(
+                    &Path::new("metadata").child(key),
+                    name,
+                    format!("must be `spec.version+\".\"+spec.group`: {wanted:?}"),
+                ));
+            }
         }
         if group.is_empty() {
             if version != "v1" {
@@ -67,6 +72,18 @@ impl Strategy for ApiServices {
         }
         errors.extend(validate_service(spec, &path));
         errors
+    }
+
+    fn validate_status_update(&self, new: &Value, _old: &Value) -> FieldErrors {
+        let path = Path::new("status").child("conditions");
+        let conditions = list(&new["status"], "conditions").iter().enumerate();
+        let wrong = conditions.filter(|(_, c)| !CONDITION_STATUSES.contains(&text(c, "status")));
+        wrong
+            .map(|(index, condition)| {
+                let path = path.index(index).child("status");
+                FieldError::not_supported(&path, text(condition, "status"), &CONDITION_STATUSES)
+            })
+            .collect()
     }
 
     fn validate_name(&self, name: &str) -> Vec<String> {
@@ -102,7 +119,7 @@ fn validate_service(spec: &Value, path: &Path) -> FieldErrors {
         if bundle {
             errors.push(FieldError::invalid(
                 &path.child("caBundle"),
-                format!("{} bytes", text(spec, "caBundle").len()),
+                format!("{} bytes", decoded_len(&spec["caBundle"])),
                 "local APIServices may not have a caBundle",
             ));
         }

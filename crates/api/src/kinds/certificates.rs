@@ -1,6 +1,6 @@
 //! CertificateSigningRequests.
 
-mod pem;
+pub(in crate::kinds) mod pem;
 
 use super::access::{
     clear_status, ensure_object, keep, keep_metadata, list, list_mut, present, strings, text,
@@ -326,11 +326,13 @@ fn validate_conditions(status: &Value) -> FieldErrors {
             )),
         }
     }
-    let has = |kind: &str| conditions.iter().any(|c| text(c, "type") == kind);
-    if has("Approved") && has("Denied") {
+    // The later of the two is the one too many.
+    let first = |kind: &str| conditions.iter().position(|c| text(c, "type") == kind);
+    if let (Some(approved), Some(denied)) = (first("Approved"), first("Denied")) {
+        let later = if approved > denied { "Approved" } else { "Denied" };
         errors.push(FieldError::invalid(
             &path,
-            "Approved",
+            later,
             "Approved and Denied conditions are mutually exclusive",
         ));
     }

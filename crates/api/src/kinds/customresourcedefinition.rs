@@ -26,8 +26,10 @@ impl Strategy for CustomResourceDefinitions {
             default_text(names, "singular", &kind.to_lowercase());
             default_text(names, "listKind", &format!("{kind}List"));
         }
+        if !present(spec, "conversion") {
+            spec["conversion"] = json!({"strategy": "None"});
+        }
         let conversion = ensure_object(spec, "conversion");
-        default_text(conversion, "strategy", "None");
         if let Some(config) = object_mut(conversion, "webhook").and_then(|w| object_mut(w, "clientConfig")) {
             default_service_port(config);
         }
@@ -605,32 +607,36 @@ fn validate_names(names: &Value, path: &Path) -> FieldErrors {
 
 fn validate_conversion(conversion: &Value, path: &Path) -> FieldErrors {
     let mut errors = Vec::new();
-    match text(conversion, "strategy") {
-        "None" => {
-            if present(conversion, "webhook") {
-                errors.push(FieldError::forbidden(
-                    &path.child("webhook"),
-                    "should not be set when strategy is not set to Webhook",
-                ));
-            }
-        }
-        "Webhook" => match object(&conversion["webhook"], "clientConfig") {
-            None => errors.push(FieldError::required(
-                &path.child("webhookClientConfig"),
-                "required when strategy is set to Webhook",
-            )),
-            Some(config) => {
-                errors.extend(validate_client_config(config, &path.child("webhookClientConfig")));
-                errors.extend(validate_review_versions(
-                    &strings(&conversion["webhook"], "conversionReviewVersions"),
-                    &path.child("conversionReviewVersions"),
-                ));
-            }
-        },
+    let strategy = text(conversion, "strategy");
+    match strategy {
+        "None" | "Webhook" => {}
         "" => errors.push(FieldError::required(&path.child("strategy"), "")),
         other => {
             errors.push(FieldError::not_supported(&path.child("strategy"), other, &["None", "Webhook"]));
         }
+    }
+    // As upstream: the fields are those of its internal form.
+    let (config_path, versions_path) =
+        (path.child("webhookClientConfig"), path.child("conversionReviewVersions"));
+    let config = object(&conversion["webhook"], "clientConfig");
+    let versions = strings(&conversion["webhook"], "conversionReviewVersions");
+    if strategy != "Webhook" {
+        let unwanted = [(config.is_some(), &config_path), (!versions.is_empty(), &versions_path)];
+        let unwanted = unwanted.into_iter().filter(|(set, _)| *set);
+        let why = "should not be set when strategy is not set to Webhook";
+        errors.extend(unwanted.map(|(_, path)| FieldError::forbidden(path, why)));
+        return errors;
+    }
+    match config {
+        None => {
+            errors.push(FieldError::required(&config_path, "required when strategy is set to Webhook"));
+        }
+        Some(config) => errors.extend(validate_client_config(config, &config_path)),
+    }
+    if versions.is_empty() {
+        errors.push(FieldError::required(&versions_path, ""));
+    } else {
+        errors.extend(validate_review_versions(&versions, &versions_path));
     }
     errors
 }

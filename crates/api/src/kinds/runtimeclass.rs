@@ -41,10 +41,11 @@ impl Strategy for RuntimeClasses {
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        if text(new, "handler") == text(old, "handler") {
-            return Vec::new();
+        let mut errors = self.validate(new);
+        if text(new, "handler") != text(old, "handler") {
+            errors.push(FieldError::invalid(&Path::new("handler"), text(new, "handler"), IMMUTABLE));
         }
-        vec![FieldError::invalid(&Path::new("handler"), text(new, "handler"), IMMUTABLE)]
+        errors
     }
 
     fn columns(&self) -> &'static [Column] {

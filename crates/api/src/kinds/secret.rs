@@ -1,5 +1,7 @@
 //! Secrets.
 
+mod key_pair;
+
 use super::access::{default_text, ensure_object, map, text};
 use super::configmap::{DATA_MAX, decoded_len, immutable_errors};
 use super::row::{NAME, shown};
@@ -85,6 +87,15 @@ impl Strategy for Secrets {
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         // An update that does not name the type keeps it.
         default_text(new, "type", text(old, "type"));
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        if text(object, "type") != "kubernetes.io/tls" {
+            return Vec::new();
+        }
+        let part = |key: &str| STANDARD.decode(text(&object["data"], key)).unwrap_or_default();
+        let problem = key_pair::check(&part("tls.crt"), &part("tls.key")).err();
+        problem.map(|problem| problem.to_string()).into_iter().collect()
     }
 
     fn selectable_fields(&self) -> &'static [&'static str] {

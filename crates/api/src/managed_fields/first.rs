@@ -5,7 +5,7 @@
 
 use super::field_set::{FieldSet, PathElement};
 use super::node::Node;
-use super::walk::{is_map_or_nothing, list_of};
+use super::walk::{is_map_or_nothing, is_tracked, list_of};
 use super::{STRIPPED, Writer};
 use ferrite_json::{Map, Text, Value};
 
@@ -14,7 +14,7 @@ pub(super) fn fields(writer: &Writer<'_>, object: &Value) -> Option<Value> {
     let ignored = FieldSet::of_fields(writer.ignored);
     let skipped = Skipped { ignored: Some(&ignored), stripped: Some(&STRIPPED) };
     let part = part(Node::root(writer), Some(&writer.blank()), object, skipped);
-    (!part.below.is_empty()).then(|| Value::Object(Map::from_members(part.below)))
+    (!part.below.is_empty() && !part.untracked).then(|| Value::Object(Map::from_members(part.below)))
 }
 
 /// What nobody owns, seen from a part of the object. Neither reaches deep.
@@ -37,11 +37,14 @@ struct Part {
     member: bool,
     /// What is below, in the form of `fieldsV1`.
     below: Vec<(Text, Value)>,
+    /// A list below has elements without their keys. As upstream: nobody keeps track of such an object.
+    untracked: bool,
 }
 
 impl Part {
     fn put(&mut self, key: Text, part: Self) {
-        let Self { member, mut below } = part;
+        let Self { member, mut below, untracked } = part;
+        self.untracked |= untracked;
         if member && !below.is_empty() {
             below.insert(0, (Text::const_new("."), Value::Object(Map::new())));
         }
@@ -67,11 +70,12 @@ fn part(node: Node<'_>, old: Option<&Value>, new: &Value, skipped: Skipped<'_>) 
     {
         return elements(node, &old_list, new_list, came);
     }
-    Part { member: came || old != Some(new), below: Vec::new() }
+    let untracked = node.is_list() && list_of(node, Some(new)).is_none();
+    Part { member: came || old != Some(new), below: Vec::new(), untracked }
 }
 
 fn members(node: Node<'_>, old: Option<&Map>, new: Option<&Map>, came: bool, skipped: Skipped<'_>) -> Part {
-    let mut out = Part { member: came, below: Vec::with_capacity(new.map_or(0, Map::len)) };
+    let mut out = Part { member: came, below: Vec::with_capacity(new.map_or(0, Map::len)), untracked: false };
     for (name, after) in new.into_iter().flatten() {
         let before = old.and_then(|map| map.get(name));
         if before == Some(after) {
@@ -83,6 +87,7 @@ fn members(node: Node<'_>, old: Option<&Map>, new: Option<&Map>, came: bool, ski
             let element = PathElement::Field(name.clone());
             let ignored = skipped.ignored.and_then(|set| set.get(&element));
             if ignored.is_some_and(|entry| entry.member) {
+                out.untracked |= !is_tracked(node.member(name), after);
                 continue;
             }
             let entry = skipped.stripped.and_then(|set| set.get(&element));
@@ -103,7 +108,7 @@ fn elements(
     mut new: Vec<(PathElement, &Value)>,
     came: bool,
 ) -> Part {
-    let mut out = Part { member: came, below: Vec::with_capacity(new.len()) };
+    let mut out = Part { member: came, below: Vec::with_capacity(new.len()), untracked: false };
     new.sort_by(|(a, _), (b, _)| a.cmp(b));
     for same in new.chunk_by(|(a, _), (b, _)| a == b) {
         let Some((element, first)) = same.first() else { continue };
@@ -116,7 +121,11 @@ fn elements(
                 part(node.element(), before.first().copied(), first, Skipped::NOTHING)
             }
             // Elements that cannot be told apart come and change together.
-            _ => Part { member: true, below: Vec::new() },
+            _ => Part {
+                member: true,
+                untracked: !same.iter().all(|(_, value)| is_tracked(node.element(), value)),
+                ..Part::default()
+            },
         };
         out.put(element.encode(), part);
     }

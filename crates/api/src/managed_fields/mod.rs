@@ -221,6 +221,10 @@ pub fn update_scale(writer: &Writer<'_>, live: &Value, new: &mut Value) {
 }
 
 fn record_update(writer: &Writer<'_>, node: Node<'_>, old: &Value, new: &Value, managers: &mut Managers) {
+    // As upstream: nobody keeps track of an object whose lists have elements that cannot be told apart by their keys.
+    if !walk::is_tracked(node, new) || !walk::is_tracked(node, old) {
+        return;
+    }
     let ignored = FieldSet::of_fields(writer.ignored);
     let comparison = walk::compare(node, old, new).without(&ignored);
     take_from_others(managers, None, &comparison, as_stored(writer, old, new).as_ref());
@@ -336,22 +340,23 @@ pub fn apply(
     {
         merged = prune(node, &merged, &managers, &former.set);
     }
-    let mut object = merged;
-    if let Some(type_) = writer.type_ {
-        crate::codec::normalise(type_, &mut object);
-    }
-    let comparison = walk::compare(node, live, &object).without(&ignored);
+    // As upstream: values are compared as they were applied, so that `1.5Gi` is not `1536Mi`.
+    let comparison = walk::compare(node, live, &merged).without(&ignored);
     if !force {
         let conflicts = conflicts(&managers, &identity, &comparison, writer.subresource == "scale");
         if !conflicts.is_empty() {
             return Err(ApplyError::Conflicts(conflicts));
         }
     }
+    // The order of a set and fields that this endpoint resets are changes, too.
+    let changed = merged != *live;
+    let mut object = merged;
+    if let Some(type_) = writer.type_ {
+        crate::codec::normalise(type_, &mut object);
+    }
     let stored = as_stored(writer, live, &object);
     take_from_others(&mut managers, Some(&identity), &comparison, stored.as_ref());
 
-    // As upstream: the order of a set and fields that this endpoint resets are changes, too.
-    let changed = object != *live;
     if let Some(owned) = managers.0.get_mut(&identity) {
         owned.set = std::mem::take(&mut owned.set).difference(&STRIPPED);
         if changed {

@@ -331,3 +331,48 @@ fn a_scale_takes_the_replicas_from_others() {
     let nobody = deployment(1, json!([entry("kubectl", "Update", Some(T0), None, &paused)]));
     assert_eq!(written(&nobody, 3), *managed(&nobody), "replicas that nobody owns stay so");
 }
+
+#[test]
+fn nobody_tracks_an_object_whose_lists_have_elements_without_keys() {
+    let account = |manager| writer(("", "v1", "ServiceAccount"), manager, "v1", T0);
+    let mut new = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a"},
+        "secrets": [{"name": "s"}, {}]});
+    update(&account("m"), None, &mut new);
+    assert_eq!(managed(&new), &Value::Null);
+    let old = new.clone();
+    new["metadata"]["labels"] = json!({"a": "b"});
+    update(&account("m"), Some(&old), &mut new);
+    assert_eq!(managed(&new), &Value::Null);
+}
+
+#[test]
+fn elements_that_stood_twice_come_anew_when_one_is_left() {
+    let pod = |manager| writer(("", "v1", "Pod"), manager, "v1", T0);
+    let with = |env: Value| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
+            "spec": {"containers": [{"name": "c", "env": env}]}})
+    };
+    let mut old = with(json!([{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]));
+    update(&pod("m"), None, &mut old);
+    let mut new = with(json!([{"name": "A", "value": "1"}]));
+    new["metadata"] = old["metadata"].clone();
+    update(&pod("n"), Some(&old), &mut new);
+    let entries = managed(&new).as_array().expect("entries");
+    let of_n = entries.iter().find(|entry| entry["manager"] == "n").expect("an entry of n");
+    let env = of_n.pointer("/fieldsV1/f:spec/f:containers/k:{\"name\":\"c\"}/f:env/k:{\"name\":\"A\"}");
+    assert_eq!(env, Some(&json!({".": {}, "f:name": {}, "f:value": {}})));
+}
+
+#[test]
+fn an_applied_value_is_compared_as_it_was_written() {
+    let claim = |manager| writer(("", "v1", "PersistentVolumeClaim"), manager, "v1", T0);
+    let with = |size: &str| {
+        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "a"},
+            "spec": {"resources": {"requests": {"storage": size}}}})
+    };
+    let mut live = with("1536Mi");
+    update(&claim("m"), None, &mut live);
+    let refused = apply(&claim("n"), Some(&live), &with("1.5Gi"), false).unwrap_err();
+    assert!(matches!(refused, ApplyError::Conflicts(conflicts) if conflicts.len() == 1));
+    assert!(apply(&claim("n"), Some(&live), &with("1536Mi"), false).is_ok());
+}

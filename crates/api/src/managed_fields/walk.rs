@@ -23,6 +23,19 @@ impl Comparison {
     }
 }
 
+/// Whether all elements of the granular lists below have what identifies them.
+pub(super) fn is_tracked(node: Node<'_>, value: &Value) -> bool {
+    match value {
+        Value::Object(map) if node.is_map() => map.iter().all(|(name, value)| {
+            !value.is_object() && !value.is_array() || is_tracked(node.member(name), value)
+        }),
+        Value::Array(list) if node.is_list() => {
+            list.iter().all(|item| node.identify(item).is_some() && is_tracked(node.element(), item))
+        }
+        _ => true,
+    }
+}
+
 /// The fields an applied configuration sets.
 pub(super) fn field_set(node: Node<'_>, value: &Value) -> FieldSet {
     entry(node, value).below
@@ -129,10 +142,16 @@ fn difference(node: Node<'_>, old: Option<&Value>, new: Option<&Value>) -> Diffe
                     (before @ ([] | [_]), after @ ([] | [_])) => {
                         difference(node.element(), before.first().copied(), after.first().copied())
                     }
-                    // Elements that cannot be told apart come, change and go together.
+                    // Elements that cannot be told apart come, change and go together. As upstream: one that stays
+                    // alone comes anew, and one that others join goes.
                     (before, after) => {
-                        let mut together = Difference::default();
-                        let (came, went) = (before.is_empty(), after.is_empty());
+                        let alone = |list: &[&'_ Value]| list.len() == 1;
+                        let mut together = match (alone(before), alone(after)) {
+                            (false, true) => difference(node.element(), None, after.first().copied()),
+                            (true, false) => difference(node.element(), before.first().copied(), None),
+                            _ => Difference::default(),
+                        };
+                        let (came, went) = (before.len() < 2, after.len() < 2);
                         together.note(came, went, !came && !went);
                         together
                     }

@@ -87,10 +87,25 @@ pub fn go_format(value: &Value) -> String {
     out
 }
 
+/// A number as Go's `%v` prints it: with an exponent unless that is small.
+fn go_float(number: f64) -> String {
+    let scientific = format!("{number:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..6).contains(&exponent) {
+        return number.to_string();
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
+}
+
 fn go_format_into(value: &Value, out: &mut String) {
     match value {
         Value::Null => out.push_str("<nil>"),
         Value::String(text) => out.push_str(text),
+        Value::Number(number) if number.as_i64().is_none() => {
+            out.push_str(&go_float(number.as_f64().unwrap_or(0.0)))
+        }
         Value::Bool(_) | Value::Number(_) => {
             let _ = write!(out, "{value}");
         }

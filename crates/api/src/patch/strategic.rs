@@ -27,7 +27,40 @@ pub fn strategic_merge(type_: TypeRef, target: &mut Value, patch: &Value) -> Res
         _ => Object::new(),
     };
     *target = Value::Object(merge_map(original, patch.clone(), Node::Struct(type_))?);
+    fit_struct(type_, target);
     Ok(())
+}
+
+/// Makes the numbers of a merged object fit their fields. As upstream: a whole number of any form becomes an integer, and
+/// one that is too large is cut.
+fn fit_struct(type_: TypeRef, value: &mut Value) {
+    for (name, member) in value.as_object_mut().into_iter().flat_map(Map::iter_mut) {
+        if let Some(field) = type_.field(name) {
+            fit(&field.kind, member);
+        }
+    }
+}
+
+fn fit(kind: &Kind, value: &mut Value) {
+    match (kind, &mut *value) {
+        (Kind::Int32 | Kind::Int64, Value::Number(number)) => {
+            let Some(whole) = number.as_i64().or_else(|| cut(number.as_f64()?)) else { return };
+            *value = match kind {
+                Kind::Int32 => i64::from(whole as i32).into(),
+                _ => whole.into(),
+            };
+        }
+        (Kind::Struct(type_), value) => fit_struct(type_, value),
+        (Kind::List(item), Value::Array(list)) => list.iter_mut().for_each(|value| fit(item, value)),
+        (Kind::Map(item), Value::Object(map)) => map.iter_mut().for_each(|(_, value)| fit(item, value)),
+        _ => {}
+    }
+}
+
+/// A whole number as Go converts it on most processors: one that does not fit becomes the least.
+fn cut(number: f64) -> Option<i64> {
+    const LIMIT: f64 = i64::MAX as f64;
+    (number.trunc() == number).then(|| if number.abs() < LIMIT { number as i64 } else { i64::MIN })
 }
 
 /// Where in the schema a map stands.
@@ -35,6 +68,8 @@ pub fn strategic_merge(type_: TypeRef, target: &mut Value, patch: &Value) -> Res
 enum Node {
     Struct(TypeRef),
     Map(&'static Kind),
+    /// A RawExtension, which upstream cannot look into.
+    Raw,
     /// Something the schema does not describe: merged as plain JSON.
     Unknown,
 }
@@ -49,6 +84,7 @@ impl Node {
             | Kind::SchemaOrBool(type_)
             | Kind::SchemaOrStrings(type_) => Self::Struct(type_),
             Kind::Map(item) => Self::Map(item),
+            Kind::Raw => Self::Raw,
             _ => Self::Unknown,
         }
     }
@@ -61,7 +97,7 @@ impl Node {
                 None => return (Self::Unknown, NO_PATCH),
             },
             Self::Map(item) => (item, NO_PATCH),
-            Self::Unknown => return (Self::Unknown, NO_PATCH),
+            Self::Unknown | Self::Raw => return (Self::Unknown, NO_PATCH),
         };
         let element = match kind {
             Kind::List(item) => item,
@@ -74,6 +110,10 @@ impl Node {
 
 fn directive(text: impl Into<String>) -> PatchError {
     PatchError::Directive(text.into())
+}
+
+fn no_field(type_: &str, name: &str) -> PatchError {
+    directive(format!("unable to find api field in struct {type_} for the json field {name:?}"))
 }
 
 fn malformed(text: impl Into<String>) -> PatchError {
@@ -134,11 +174,13 @@ fn merge_map(mut original: Object, mut patch: Object, node: Node) -> Result<Obje
         let (below, strategy) = node.member(&key);
         let merged = match (original.remove(&key), patch_value) {
             (Some(Value::Object(old)), Value::Object(new)) if !deleting => {
-                if strategy.replace {
-                    Value::Object(new)
-                } else {
-                    Value::Object(merge_map(old, new, below)?)
+                if let Node::Raw = node {
+                    return Err(no_field("RawExtension", &key));
                 }
+                if strategy.replace { Value::Object(new) } else { Value::Object(merge_map(old, new, below)?) }
+            }
+            (Some(Value::Array(_)), Value::Array(_)) if matches!(node, Node::Raw) => {
+                return Err(no_field("RawExtension", &key));
             }
             (Some(Value::Array(old)), Value::Array(new)) => {
                 Value::Array(merge_list(old, new, below, strategy, deleting)?)
@@ -191,10 +233,7 @@ fn apply_element_order(original: &mut Object, patch: &mut Object, node: Node) ->
         if let Node::Struct(type_) = node
             && type_.field(&name).is_none()
         {
-            return Err(directive(format!(
-                "unable to find api field in struct {} for the json field {name:?}",
-                type_.go_name()
-            )));
+            return Err(no_field(type_.go_name(), &name));
         }
         check_order(new.as_deref().unwrap_or_default(), &order, strategy.merge_key)?;
         let patched = new.clone();

@@ -384,3 +384,49 @@ fn a_patch_of_the_server_itself_tells_why_it_does_not_apply() {
     assert_eq!(json_patch_explained(&mut document(), &test(1)), Ok(true));
     assert_eq!(json_patch_explained(&mut document(), &test(2)), Ok(false));
 }
+
+#[test]
+fn strategic_numbers_are_cut_to_their_fields() {
+    let deployment = |patch: Value| {
+        strategic(("apps", "v1", "Deployment"), json!({"spec": {"replicas": 1}}), json!({"spec": patch}))
+            .map(|v| v["spec"].clone())
+    };
+    for (patch, expected) in [
+        (json!({"replicas": 3_000_000_000_i64}), json!({"replicas": -1_294_967_296})),
+        (json!({"replicas": -3_000_000_000_i64}), json!({"replicas": 1_294_967_296})),
+        (json!({"replicas": 4.0}), json!({"replicas": 4})),
+        (json!({"replicas": 1.5}), json!({"replicas": 1.5})),
+    ] {
+        assert_eq!(deployment(patch), Ok(expected));
+    }
+    let seconds =
+        strategic(("", "v1", "Pod"), json!({}), json!({"spec": {"terminationGracePeriodSeconds": 1e20}}));
+    assert_eq!(seconds, Ok(json!({"spec": {"terminationGracePeriodSeconds": i64::MIN}})));
+}
+
+#[test]
+fn strategic_patches_do_not_reach_into_raw_values() {
+    let revision = |patch: Value| {
+        let target = json!({"data": {"a": 1, "spec": {"x": 1}}});
+        strategic(("apps", "v1", "ControllerRevision"), target, json!({"data": patch}))
+    };
+    assert_eq!(revision(json!({"a": 2})).unwrap()["data"]["a"], 2);
+    assert_eq!(
+        revision(json!({"spec": {"x": 2}})).unwrap_err().to_string(),
+        "unable to find api field in struct RawExtension for the json field \"spec\""
+    );
+}
+
+#[test]
+fn numbers_are_printed_as_go_does() {
+    for (number, expected) in [
+        (1000.0, "1000"),
+        (2e6, "2e+06"),
+        (1.5, "1.5"),
+        (1e20, "1e+20"),
+        (1e-5, "1e-05"),
+        (123_456_789.5, "1.234567895e+08"),
+    ] {
+        assert_eq!(go_format(&json!(number)), expected);
+    }
+}

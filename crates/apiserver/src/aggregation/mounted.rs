@@ -6,7 +6,7 @@
 use crate::encode;
 use crate::filters::Asked;
 use crate::http::Response;
-use crate::negotiate::{self, Representation};
+use crate::negotiate::{self, Representation, Shape};
 use crate::request::{Route, Verb};
 use crate::server::ApiServer;
 use ferrite_api::Status;
@@ -96,7 +96,7 @@ fn representation(accept: &str) -> Result<Representation, Status> {
     if known.is_empty() {
         return Err(unacceptable());
     }
-    negotiate::accept(&known.join(","), |_, _| false).ok_or_else(unacceptable)
+    negotiate::accept(&known.join(","), |_, shape| shape == Shape::AsIs).ok_or_else(unacceptable)
 }
 
 /// Answers a request for a mounted group.

@@ -17,6 +17,9 @@ pub(crate) const PIECE: usize = 128 << 10;
 /// Where little is selected, a piece is sent when so many were read for it.
 const MAX_READS: usize = 8;
 
+/// The type of an object's metadata alone.
+const PARTIAL: &str = "meta.v1.PartialObjectMetadata";
+
 /// A list on its way out.
 pub(crate) struct Pieces {
     resource: Arc<Resource>,
@@ -66,12 +69,12 @@ impl Pieces {
         let form = match (as_.format, as_.shape) {
             (_, Shape::PartialObjectMetadata { .. }) => return Err(super::one_for_many(resource)),
             (Format::Protobuf, Shape::Table { .. }) => return Err(super::not_acceptable()),
-            (Format::Protobuf, Shape::PartialObjectMetadataList { .. }) => {
-                Form::Protobuf(named("meta.v1.PartialObjectMetadata")?)
-            }
+            (Format::Protobuf, Shape::PartialObjectMetadataList { .. }) => Form::Protobuf(named(PARTIAL)?),
             (Format::Protobuf, _) => Form::Protobuf(crate::call::type_of(&resource.gvk())?),
             (_, Shape::Table { beta }) => Form::Row { beta },
-            (_, Shape::PartialObjectMetadataList { beta }) if copies => Form::CopiedMetadata { beta },
+            (_, Shape::PartialObjectMetadataList { beta }) if super::copies_metadata(resource) => {
+                Form::CopiedMetadata { beta }
+            }
             (_, Shape::PartialObjectMetadataList { beta }) => Form::Metadata { beta },
             _ if copies => Form::Copied { beginning: stored::beginning(resource) },
             _ => Form::Json,
@@ -133,8 +136,7 @@ impl Pieces {
 
     fn put(&mut self, entry: &Entry, out: &mut BytesMut) -> Result<(), Status> {
         if let Form::Protobuf(type_) = self.form {
-            let Some(object) = stored::decode(&self.resource, entry) else { return Ok(()) };
-            let item = protobuf::encode_message(type_, &object).map_err(Status::internal)?;
+            let Some(item) = self.message(type_, entry)? else { return Ok(()) };
             out.put_u8(ITEMS);
             put_varint(out, item.len());
             out.put_slice(&item);
@@ -153,7 +155,9 @@ impl Pieces {
         match (self.form, value) {
             (Form::Copied { beginning }, _) => stored::put_item(beginning, entry, out),
             (Form::CopiedMetadata { beta }, _) => put_partial(entry, beta, out),
-            (Form::Metadata { beta }, Some(object)) => put_json(&partial(&object, beta), out)?,
+            (Form::Metadata { beta }, Some(object)) => {
+                put_json(&partial(&self.resource, &object, beta), out)?
+            }
             (Form::Row { beta }, Some(object)) => {
                 put_json(&row(&self.resource, &object, beta, self.include), out)?;
             }
@@ -185,6 +189,15 @@ impl Pieces {
         format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},{items}"#)
     }
 
+    /// A stored object, or its metadata alone, as a message of `type_`. `None` if it cannot be read.
+    fn message(&self, type_: TypeRef, entry: &Entry) -> Result<Option<Vec<u8>>, Status> {
+        let Some(mut object) = stored::decode(&self.resource, entry) else { return Ok(None) };
+        if type_.name == PARTIAL {
+            object = partial(&self.resource, &object, false);
+        }
+        protobuf::encode_message(type_, &object).map(Some).map_err(Status::internal)
+    }
+
     /// The envelope tells the length of what it holds, so the items are measured before the first is sent.
     /// Measuring is encoding: a list costs twice the work, but never more memory than an item.
     async fn protobuf_head(&self, type_: TypeRef, metadata: &Value, shape: Shape) -> Result<Bytes, Status> {
@@ -204,8 +217,7 @@ impl Pieces {
         let mut items = self.items.clone();
         while let Some(entries) = items.take(PIECE) {
             for entry in entries {
-                let Some(object) = stored::decode(&self.resource, &entry) else { continue };
-                let size = protobuf::encode_message(type_, &object).map_err(Status::internal)?.len();
+                let Some(size) = self.message(type_, &entry)?.map(|message| message.len()) else { continue };
                 length += 1 + varint_size(size) + size;
             }
             // Others have their turn.

@@ -73,13 +73,16 @@ pub(crate) fn object(
             let table = table(resource, [object].into_iter(), beta, include, metadata);
             value(code, &table, as_)
         }
-        Shape::PartialObjectMetadata { beta } => value(code, &partial(object, beta), as_),
-        Shape::PartialObjectMetadataList { .. } => Err(wrong_shape(
-            "PartialObjectMetadataList",
-            "not a list",
-            &resource.group,
-            object.get("kind").and_then(Value::as_str).unwrap_or(&resource.kind),
-        )),
+        Shape::PartialObjectMetadata { beta } => value(code, &partial(resource, object, beta), as_),
+        Shape::PartialObjectMetadataList { .. } => Err(match resource.custom {
+            Some(_) => wrong_type("PartialObjectMetadataList", "not a list", "unstructured.Unstructured"),
+            None => wrong_shape(
+                "PartialObjectMetadataList",
+                "not a list",
+                &resource.group,
+                object.get("kind").and_then(Value::as_str).unwrap_or(&resource.kind),
+            ),
+        }),
         Shape::AsIs | Shape::AggregatedDiscovery => value(code, object, as_),
     }
 }
@@ -103,13 +106,20 @@ pub(crate) fn written(
 /// The refusal to show an object as a list or a list as an object, with the Go type it has upstream.
 fn wrong_shape(asked: &str, is: &str, group: &str, kind: &str) -> Status {
     let package = crate::call::internal_package(group);
-    let message = format!("you requested {asked}, but the requested object is {is} (*{package}.{kind})");
+    wrong_type(asked, is, &format!("{package}.{kind}"))
+}
+
+fn wrong_type(asked: &str, is: &str, type_: &str) -> Status {
+    let message = format!("you requested {asked}, but the requested object is {is} (*{type_})");
     Status::new(406, "NotAcceptable", message)
 }
 
 /// The refusal of a list as the metadata of one object.
 fn one_for_many(resource: &Resource) -> Status {
-    wrong_shape("PartialObjectMetadata", "a list", &resource.group, &resource.list_kind())
+    match resource.custom {
+        Some(_) => wrong_type("PartialObjectMetadata", "a list", "unstructured.UnstructuredList"),
+        None => wrong_shape("PartialObjectMetadata", "a list", &resource.group, &resource.list_kind()),
+    }
 }
 
 fn not_acceptable() -> Status {
@@ -170,7 +180,7 @@ pub(crate) fn list_metadata(revision: Revision, token: Option<&str>, remaining: 
 }
 
 /// As upstream: a list of a custom kind says that nothing follows.
-fn say_continue(resource: &Resource, metadata: &mut Value) {
+pub(crate) fn say_continue(resource: &Resource, metadata: &mut Value) {
     if resource.custom.is_some() && metadata.get("continue").is_none() {
         metadata["continue"] = "".into();
     }
@@ -187,7 +197,7 @@ pub(crate) fn values(
     let listed = match as_.shape {
         Shape::Table { beta } => table(resource, objects.iter(), beta, include, metadata),
         Shape::PartialObjectMetadataList { beta } => {
-            let items: Vec<Value> = objects.iter().map(|o| partial(o, beta)).collect();
+            let items: Vec<Value> = objects.iter().map(|o| partial(resource, o, beta)).collect();
             json!({
                 "kind": "PartialObjectMetadataList",
                 "apiVersion": meta_version(beta),
@@ -221,12 +231,24 @@ fn strip_type(resource: &Resource, object: &mut Value) {
     }
 }
 
-fn partial(object: &Value, beta: bool) -> Value {
-    json!({
-        "kind": "PartialObjectMetadata",
-        "apiVersion": meta_version(beta),
-        "metadata": object.get("metadata").cloned().unwrap_or_else(|| json!({})),
-    })
+fn partial(resource: &Resource, object: &Value, beta: bool) -> Value {
+    let mut metadata = object.get("metadata").cloned().unwrap_or_else(|| json!({}));
+    if let Some(hidden) = resource.strategy.hidden_annotation()
+        && let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut)
+    {
+        annotations.remove(hidden);
+        if annotations.is_empty()
+            && let Some(metadata) = metadata.as_object_mut()
+        {
+            metadata.remove("annotations");
+        }
+    }
+    json!({"kind": "PartialObjectMetadata", "apiVersion": meta_version(beta), "metadata": metadata})
+}
+
+/// Whether metadata alone is made of stored bytes as they are.
+fn copies_metadata(resource: &Resource) -> bool {
+    resource.is_read_as_stored() && resource.strategy.hidden_annotation().is_none()
 }
 
 fn table<'a>(
@@ -268,9 +290,7 @@ fn row(resource: &Resource, object: &Value, beta: bool, include: IncludeObject) 
             row.insert("object", Value::Null);
         }
         IncludeObject::Metadata => {
-            let mut shown = partial(object, beta);
-            resource.strategy.trim_for_table(&mut shown);
-            row.insert("object", shown);
+            row.insert("object", partial(resource, object, beta));
         }
         IncludeObject::Object => {
             row.insert("object", object.clone());
@@ -347,6 +367,7 @@ impl WatchEncoder {
             return Ok(out.freeze());
         }
         if copied
+            && copies_metadata(&self.resource)
             && let Shape::PartialObjectMetadata { beta } | Shape::PartialObjectMetadataList { beta } =
                 self.as_.shape
         {
@@ -402,7 +423,7 @@ impl WatchEncoder {
                 self.frame(type_, &table)
             }
             Shape::PartialObjectMetadata { beta } | Shape::PartialObjectMetadataList { beta } => {
-                self.frame(type_, &partial(object, beta))
+                self.frame(type_, &partial(&self.resource, object, beta))
             }
             _ => self.frame(type_, object),
         }

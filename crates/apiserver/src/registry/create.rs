@@ -96,12 +96,13 @@ impl Registry {
             let why = "create not allowed while custom resource definition is terminating";
             return Err(Status::forbidden(&resource.group, &resource.plural, meta::name(&object), why));
         }
-        if resource.custom.is_some() && !resource.is_namespaced() {
+        if !resource.is_namespaced() && !given.is_empty() {
             // As upstream: an object without a namespace is one whatever the client says.
             meta::metadata_mut(&mut object).remove("namespace");
         }
         let versioned = meta::str(&object, "resourceVersion").parse().is_ok_and(|version: u64| version != 0);
         let sent = Sent::take(resource, &mut object);
+        let unlabelled = object.pointer("/metadata/labels").is_none();
         if drawn.is_some() {
             // As upstream: defaults come before names are drawn.
             let name = meta::name(&object).to_owned();
@@ -159,6 +160,9 @@ impl Registry {
         // Changes nothing where admission has changed nothing. What admission sets is complete: it needs no defaults.
         metadata::merge_owners(&mut object, &write.options.warnings, metadata::OWNERS_ADMITTED);
         strategy.prepare_create(&mut object);
+        if unlabelled {
+            strategy.complete_default_labels(&mut object);
+        }
         let allocation = self.services.allocate(&view, resource, &mut object, None, write.options.dry_run)?;
         super::normalise(resource, &mut object);
         super::check_depth(&object)?;

@@ -178,20 +178,25 @@ impl Registry {
             }
             return Ok(ListPage { revision, items, continue_token: None, remaining: None });
         }
+        // As upstream: an object that is selected by its name is read by its key.
+        let single =
+            selectors.exact("metadata.name").is_some() && (namespace.is_some() || !resource.is_namespaced());
         let mut entries = Vec::new();
         let mut next = None;
         let mut rest = snapshot.range(prefix.as_bytes(), from.as_deref().map(str::as_bytes));
         let mut evaluated = 0;
         for (key, entry) in rest.by_ref() {
-            evaluated += 1;
-            if !selectors.select(resource, entry) {
-                continue;
-            }
+            // As upstream: a full page does not look whether what follows is selected.
             if entries.len() == limit {
-                next = Some(String::from_utf8_lossy(&key.as_bytes()[prefix.len()..]).into_owned());
+                if !single {
+                    next = Some(String::from_utf8_lossy(&key.as_bytes()[prefix.len()..]).into_owned());
+                }
                 break;
             }
-            entries.push(Arc::clone(entry));
+            evaluated += 1;
+            if selectors.select(resource, entry) {
+                entries.push(Arc::clone(entry));
+            }
         }
         LISTED.add(resource, evaluated, entries.len());
         let remaining = (next.is_some() && selectors.is_everything()).then(|| rest.count() + 1);
@@ -220,6 +225,7 @@ impl Registry {
                 remaining: None,
             }
         };
+        let single = selectors.exact("metadata.name").is_some();
         let mut found = Vec::new();
         let mut rest = snapshot.range(prefix.as_bytes(), from.map(str::as_bytes)).peekable();
         while rest.peek().is_some() {
@@ -227,13 +233,13 @@ impl Registry {
                 rest.by_ref().take(CONVERTED).map(|(key, entry)| (key, Arc::clone(entry))).unzip();
             let converted = self.converter.entries(resource, entries).await?;
             for (key, entry) in keys.into_iter().zip(converted) {
-                if !selectors.select(resource, &entry) {
-                    continue;
-                }
                 if limit > 0 && found.len() == limit {
-                    return Ok(page(found, Some(key.as_bytes())));
+                    let next = (!single).then_some(key.as_bytes());
+                    return Ok(page(found, next));
                 }
-                found.push(entry);
+                if selectors.select(resource, &entry) {
+                    found.push(entry);
+                }
             }
         }
         Ok(page(found, None))

@@ -127,7 +127,7 @@ async fn stream(call: &mut Call, what: &str) -> Result<Response, Status> {
     require_create(call)?;
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
     let container = container(call, &pod)?;
-    host(&pod)?;
+    check_host(call, &pod)?;
     if what == "exec" && call.query.all("command").next().is_none() {
         return Err(Status::bad_request("you must specify at least 1 command for the container"));
     }
@@ -153,7 +153,7 @@ pub(super) async fn port_forward(call: &mut Call) -> Result<Response, Status> {
         return Err(Status::bad_request(why));
     }
     let pod = call.server.registry.read(&call.resource, call.namespace(), call.name())?;
-    host(&pod)?;
+    check_host(call, &pod)?;
     let query = encode(ports.iter().map(|port| ("port", port.as_str())));
     let path = format!("/portForward/{}/{}?{query}", call.namespace(), call.name());
     upgrade(call, &pod, &path).await
@@ -242,6 +242,14 @@ async fn relay_error(response: ::http::Response<hyper::body::Incoming>) -> Statu
 fn host(pod: &Value) -> Result<&str, Status> {
     let node = pod.pointer("/spec/nodeName").and_then(Value::as_str).filter(|name| !name.is_empty());
     node.ok_or_else(|| Status::bad_request(format!("pod {} does not have a host assigned", meta::name(pod))))
+}
+
+/// Refuses a pod whose node is not there. As upstream: before anything else about the stream is looked at, and in words
+/// about pods.
+fn check_host(call: &Call, pod: &Value) -> Result<(), Status> {
+    let node = host(pod)?;
+    let found = call.server.registry.view().get("", "nodes", "", node);
+    found.map(drop).ok_or_else(|| Status::not_found("", "pods", node))
 }
 
 /// How the server shows itself to kubelets.

@@ -12,6 +12,7 @@ use ferrite_api::codec::Decoded;
 use ferrite_api::custom::ScalePaths;
 use ferrite_api::field::{FieldError, Path};
 use ferrite_api::resource::Resource;
+use ferrite_api::schema::Kind;
 use ferrite_api::selector::LabelSelector;
 use ferrite_api::{Gvk, Status, meta};
 use ferrite_json::{Value, json};
@@ -27,6 +28,13 @@ pub(super) async fn handle(call: &mut Call) -> Result<Response, Status> {
             let entry = call.server.registry.load(&call.resource, call.namespace(), call.name()).await?;
             let object = crate::registry::stored::decode(&call.resource, &entry)
                 .ok_or_else(|| crate::registry::unreadable(&call.resource, call.name()))?;
+            if let Some(paths) = scale_paths(&call.resource)
+                && at(&object, &paths.spec_replicas).is_none()
+            {
+                let field = paths.spec_replicas.join(".");
+                let why = format!("the spec replicas field \".{field}\" does not exist");
+                return Err(Status::internal(why));
+            }
             answer(call, &object)
         }
         Verb::Update => {
@@ -197,6 +205,16 @@ pub(crate) fn set_replicas(resource: &Resource, object: &mut Value, scale: &Valu
     }
 }
 
+/// Whether the selector of a kind is a map of labels, as that of the oldest kinds is.
+fn selects_by_map(resource: &Resource) -> bool {
+    let spec = resource.schema.and_then(|type_| type_.field("spec"));
+    let selector = spec.and_then(|spec| match spec.kind {
+        Kind::Struct(type_) => type_.field("selector"),
+        _ => None,
+    });
+    selector.is_some_and(|selector| matches!(selector.kind, Kind::Map(_)))
+}
+
 /// The scale of an object.
 pub(crate) fn scale_of(resource: &Resource, object: &Value) -> Value {
     let mut metadata = json!({});
@@ -221,7 +239,11 @@ pub(crate) fn scale_of(resource: &Resource, object: &Value) -> Value {
     }
     let replicas = |pointer: &str| number(object.pointer(pointer));
     let mut status = json!({"replicas": replicas("/status/replicas")});
-    if let Ok(selector) = LabelSelector::from_value(&object["spec"]["selector"]) {
+    let mut selector = object["spec"]["selector"].clone();
+    if selects_by_map(resource) {
+        selector = json!({"matchLabels": selector});
+    }
+    if let Ok(selector) = LabelSelector::from_value(&selector) {
         status["selector"] = selector.to_string().into();
     }
     let mut spec = json!({});

@@ -227,3 +227,100 @@ async fn finalizers_in_a_specification_hold_namespaces_alone() {
     assert_eq!(world.delete(&format!("{WIDS}/w")).await.code, 200);
     assert_eq!(world.get(&format!("{WIDS}/w")).await.code, 404);
 }
+
+#[tokio::test]
+async fn an_object_of_the_cluster_has_no_namespace_whatever_it_says() {
+    let world = World::start().await;
+    let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 1,
+        "metadata": {"name": "p", "namespace": "elsewhere"}});
+    let made = world.post("/apis/scheduling.k8s.io/v1/priorityclasses", &class).await;
+    assert_eq!((made.code, made.at("/metadata/namespace")), (201, json!(null)));
+}
+
+#[tokio::test]
+async fn metadata_alone_leaves_out_an_annotation_that_stands_for_a_field() {
+    let world = World::start().await;
+    let sets = "/apis/apps/v1/namespaces/default/daemonsets";
+    let set = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d"}, "spec": {
+        "selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}}}});
+    assert_eq!(world.post(sets, &set).await.code, 201);
+    let one = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io";
+    let list = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
+    for (path, accept, place) in
+        [(format!("{sets}/d"), one, "/metadata"), (sets.to_owned(), list, "/items/0/metadata")]
+    {
+        let reply = world.send("GET", &path, &[("accept", accept)], b"").await;
+        assert_eq!(reply.at(&format!("{place}/name")), "d");
+        assert_eq!(reply.at(&format!("{place}/annotations")), json!(null), "{accept}");
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_a_patch_takes_the_version_from_has_no_name() {
+    let world = World::start().await;
+    assert_eq!(world.post(MAPS, &config_map("a", json!({}))).await.code, 201);
+    let headers = [("content-type", "application/merge-patch+json")];
+    let reply = world.send("PATCH", &format!("{MAPS}/a"), &headers, br#"{"apiVersion":null}"#).await;
+    assert_eq!(reply.code, 400);
+    assert_eq!(
+        reply.at("/message"),
+        "the name of the object (a based on URL) was undeterminable: name must be provided"
+    );
+}
+
+#[tokio::test]
+async fn yaml_that_cannot_be_read_is_refused_in_upstreams_words() {
+    let world = World::start().await;
+    let reply = world.send("POST", MAPS, &[("content-type", "application/yaml")], b"a: [").await;
+    assert_eq!(reply.code, 400);
+    assert_eq!(
+        reply.at("/message"),
+        "the object provided is unrecognized (must be of type ConfigMap): yaml: line 1: did not find expected node content (613a205b)"
+    );
+}
+
+#[tokio::test]
+async fn the_scale_of_a_controller_has_its_selector() {
+    let world = World::start().await;
+    let controllers = "/api/v1/namespaces/default/replicationcontrollers";
+    let controller = json!({"apiVersion": "v1", "kind": "ReplicationController", "metadata": {"name": "r"}, "spec": {
+        "selector": {"a": "b"}, "template": {"metadata": {"labels": {"a": "b"}},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}}}});
+    assert_eq!(world.post(controllers, &controller).await.code, 201);
+    let scale = world.get(&format!("{controllers}/r/scale")).await;
+    assert_eq!(scale.at("/status/selector"), "a=b");
+}
+
+#[tokio::test]
+async fn a_full_page_does_not_look_whether_more_is_selected() {
+    let world = World::start().await;
+    for name in ["a", "b"] {
+        assert_eq!(world.post(MAPS, &config_map(name, json!({}))).await.code, 201);
+    }
+    let labels = br#"{"metadata":{"labels":{"l":"m"}}}"#;
+    let headers = [("content-type", "application/merge-patch+json")];
+    assert_eq!(world.send("PATCH", &format!("{MAPS}/a"), &headers, labels).await.code, 200);
+    let page = world.get(&format!("{MAPS}?labelSelector=l%3Dm&limit=1")).await;
+    assert_eq!(page.at("/items/0/metadata/name"), "a");
+    assert!(page.at("/metadata/continue").is_string());
+    let named = world.get(&format!("{MAPS}?fieldSelector=metadata.name%3Da&limit=1")).await;
+    assert_eq!(named.at("/metadata/continue"), json!(null));
+}
+
+#[tokio::test]
+async fn a_dry_run_gives_any_port_and_any_address_of_the_range() {
+    let world = World::start().await;
+    let services = "/api/v1/namespaces/default/services";
+    let service = |spec: ferrite_json::Value| json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}, "spec": spec});
+    let port = service(json!({"type": "NodePort", "ports": [{"port": 80, "nodePort": 1}]}));
+    assert_eq!(world.post(&format!("{services}?dryRun=All"), &port).await.code, 201);
+    assert_eq!(world.post(services, &port).await.code, 422);
+    let address = service(json!({"clusterIP": "192.0.2.1", "ports": [{"port": 80}]}));
+    let refused = world.post(&format!("{services}?dryRun=All"), &address).await;
+    let why = refused.at("/message");
+    assert!(
+        why.as_str().is_some_and(|why| why.contains("the provided IP (192.0.2.1) is not in the valid range")),
+        "{why}"
+    );
+}

@@ -185,7 +185,7 @@ async fn a_stream_that_begins_with_a_get_needs_create() {
             "{stream}"
         );
         // There is no node to stream from.
-        assert_eq!(operator.get(&path).await.code, 400, "{stream}");
+        assert_eq!(operator.get(&path).await.code, 404, "{stream}");
     }
 }
 

@@ -86,6 +86,9 @@ fn tokens(path: &str) -> Vec<&str> {
 
 /// What is wrong with the selectable fields of a version.
 pub fn validate_selectable(fields: &[Value], schema: &Value, path: &Path) -> FieldErrors {
+    if !fields.is_empty() && schema.is_null() {
+        return vec![FieldError::invalid(path, "", "may only be set when validations.schema is included")];
+    }
     let mut errors = Vec::new();
     let mut seen: Vec<&str> = Vec::new();
     for (index, field) in fields.iter().enumerate() {

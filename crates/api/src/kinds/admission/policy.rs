@@ -237,11 +237,13 @@ fn validate_validations(policy: &Value, spec: &Value, compiler: &mut Compiler, p
     }
     let path = path.child("auditAnnotations");
     if annotations.len() > AUDIT_ANNOTATIONS_MAX {
-        errors.push(FieldError::invalid(
-            &path,
-            annotations.to_vec(),
-            format!("must not have more than {AUDIT_ANNOTATIONS_MAX} auditAnnotations"),
-        ));
+        let why = format!("must not have more than {AUDIT_ANNOTATIONS_MAX} auditAnnotations");
+        let shown = annotations.iter().map(|annotation| {
+            let [key, value] = ["key", "valueExpression"].map(|field| Value::from(text(annotation, field)));
+            format!("{{\"Key\":{key},\"ValueExpression\":{value}}}")
+        });
+        let shown = format!("[{}]", shown.collect::<Vec<_>>().join(","));
+        errors.push(FieldError::invalid(&path, annotations.to_vec(), why).rendered_as(shown));
     }
     let mut keys = HashSet::new();
     for (index, annotation) in annotations.iter().enumerate() {

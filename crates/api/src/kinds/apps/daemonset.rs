@@ -2,8 +2,7 @@
 
 use crate::field::{FieldError, FieldErrors, Path};
 use crate::kinds::access::{
-    clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, object_mut,
-    remove, text,
+    clear_status, default_field, default_text, ensure_object, int, keep, list, map, object, text,
 };
 use crate::kinds::cell;
 use crate::kinds::check::{at_most_whole, int_or_percent, not_negative, percent};
@@ -120,13 +119,8 @@ impl Strategy for DaemonSets {
         &["spec"]
     }
 
-    fn trim_for_table(&self, object: &mut Value) {
-        if let Some(annotations) = object_mut(&mut object["metadata"], "annotations") {
-            remove(annotations, TEMPLATE_GENERATION);
-            if annotations.as_object().is_some_and(ferrite_json::Map::is_empty) {
-                remove(&mut object["metadata"], "annotations");
-            }
-        }
+    fn hidden_annotation(&self) -> Option<&'static str> {
+        Some(TEMPLATE_GENERATION)
     }
 
     fn columns(&self) -> &'static [Column] {

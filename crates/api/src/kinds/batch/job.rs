@@ -67,6 +67,17 @@ impl Strategy for Jobs {
         }
     }
 
+    fn complete_default_labels(&self, object: &mut Value) {
+        // As upstream: labels that were defaulted are the template's, and what is generated there is the job's, too.
+        let labels = &object["spec"]["template"]["metadata"]["labels"];
+        if map(&object["metadata"], "labels").is_some_and(|own| !own.is_empty())
+            && labels.is_object()
+            && !flag(&object["spec"], "manualSelector")
+        {
+            object["metadata"]["labels"] = labels.clone();
+        }
+    }
+
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
     }
@@ -148,6 +159,10 @@ impl Strategy for Jobs {
 
     fn selectable_value(&self, object: &Value, _field: &str) -> String {
         int(&object["status"], "succeeded").to_string()
+    }
+
+    fn unknown_field(&self, field: &str) -> String {
+        format!("field label {field:?} not supported for Job")
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -3,14 +3,14 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-pub(super) struct Block {
+pub(in crate::kinds) struct Block {
     pub kind: String,
     pub has_headers: bool,
     pub content: Vec<u8>,
 }
 
 /// The blocks of a text, in their order.
-pub(super) fn blocks(bytes: &[u8]) -> Vec<Block> {
+pub(in crate::kinds) fn blocks(bytes: &[u8]) -> Vec<Block> {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines().map(str::trim_end);
     let mut blocks = Vec::new();
@@ -41,7 +41,7 @@ pub(super) fn blocks(bytes: &[u8]) -> Vec<Block> {
 }
 
 /// Whether bytes are whole DER sequences, as certificates are.
-pub(super) fn is_sequences(mut bytes: &[u8]) -> bool {
+pub(in crate::kinds) fn is_sequences(mut bytes: &[u8]) -> bool {
     const SEQUENCE: u8 = 0x30;
     while let [tag, first, rest @ ..] = bytes {
         let (length, rest) = match *first {

@@ -308,8 +308,11 @@ fn validate_data_sources(spec: &Value, path: &Path) -> FieldErrors {
 }
 
 fn requested(spec: &Value) -> Quantity {
-    let zero = Quantity::from_value(0, crate::quantity::Format::DecimalSi);
-    amounts(&spec["resources"], "requests").get("storage").copied().unwrap_or(zero)
+    amounts(&spec["resources"], "requests").get("storage").copied().unwrap_or_else(nothing)
+}
+
+fn nothing() -> Quantity {
+    Quantity::from_value(0, crate::quantity::Format::DecimalSi)
 }
 
 /// A claim keeps to what it asked for: only a bound one may ask for more, or for another class of attributes.
@@ -352,8 +355,8 @@ fn validate_change(new: &Value, old: &Value) -> FieldErrors {
         ));
     }
     let (size, before) = (requested(&new["spec"]), requested(&old["spec"]));
-    let has = amounts(&old["status"], "capacity").get("storage").copied();
-    if size < before && has.is_some_and(|has| size <= has) {
+    let has = amounts(&old["status"], "capacity").get("storage").copied().unwrap_or_else(nothing);
+    if size < before && size <= has {
         errors.push(FieldError::forbidden(
             &Path::new("spec").child("resources").child("requests").child("storage"),
             "field can not be less than status.capacity",

@@ -225,13 +225,16 @@ fn repetition_warnings(spec: &Value, path: &Path) -> Vec<String> {
         for (index, entry) in list(spec, key).iter().enumerate() {
             let value = text(entry, field);
             let first = seen.insert(value);
-            let place = path.child(key).index(index).child(field);
-            if key == "imagePullSecrets" && value.is_empty() {
-                warnings.push(format!("{place}: invalid empty name \"\""));
-            } else if !first {
+            if !first {
+                let place = path.child(key).index(index).child(field);
                 warnings.push(format!("{place}: duplicate {what} {value:?}"));
             }
         }
+    }
+    let secrets = list(spec, "imagePullSecrets").iter().enumerate();
+    for (index, _) in secrets.filter(|(_, secret)| text(secret, "name").is_empty()) {
+        let place = path.child("imagePullSecrets").index(index).child("name");
+        warnings.push(format!("{place}: invalid empty name \"\""));
     }
     warnings
 }

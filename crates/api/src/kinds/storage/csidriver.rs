@@ -99,6 +99,13 @@ impl Strategy for CsiDrivers {
         ]
     }
 
+    fn warnings_on_update(&self, new: &Value, old: &Value) -> Vec<String> {
+        match new["spec"]["tokenRequests"] == old["spec"]["tokenRequests"] {
+            true => Vec::new(),
+            false => self.warnings(new),
+        }
+    }
+
     fn columns(&self) -> &'static [Column] {
         const {
             &[

@@ -32,10 +32,10 @@ impl Strategy for CsiStorageCapacities {
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> FieldErrors {
-        ["nodeTopology", "storageClassName"]
-            .iter()
-            .filter_map(|key| immutable(&new[*key], &old[*key], &Path::new(key)))
-            .collect()
+        let mut errors = self.validate(new);
+        let fixed = ["nodeTopology", "storageClassName"];
+        errors.extend(fixed.iter().filter_map(|key| immutable(&new[*key], &old[*key], &Path::new(key))));
+        errors
     }
 
     fn unconditional_update(&self) -> bool {

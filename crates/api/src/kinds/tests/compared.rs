@@ -70,6 +70,29 @@ fn of_new_objects() {
             ],
         ),
         (
+            "CustomResourceDefinition",
+            json!({"spec": {"conversion": {"strategy": ""}}}),
+            vec!["spec.conversion.strategy: Required value"],
+        ),
+        (
+            "CustomResourceDefinition",
+            json!({"spec": {"conversion": {"strategy": "Webhook", "webhook": {}}}}),
+            vec![
+                "spec.conversion.webhookClientConfig: Required value: required when strategy is set to Webhook",
+                "spec.conversion.conversionReviewVersions: Required value",
+            ],
+        ),
+        (
+            "CustomResourceDefinition",
+            json!({"spec": {"conversion": {"webhook": {"clientConfig": {"url": "https://192.0.2.1/"},
+                "conversionReviewVersions": ["v1"]}}}}),
+            vec![
+                "spec.conversion.strategy: Required value",
+                "spec.conversion.webhookClientConfig: Forbidden: should not be set when strategy is not set to Webhook",
+                "spec.conversion.conversionReviewVersions: Forbidden: should not be set when strategy is not set to Webhook",
+            ],
+        ),
+        (
             "EndpointSlice",
             json!({"endpoints": [{"addresses": ["192.0.2.1"], "hints": {"forNodes": [{"name": "n"}, {"name": "n"}]}}],
                 "ports": [{"port": 0}]}),
@@ -130,6 +153,24 @@ fn of_changes() {
             ],
         ),
         (
+            "RuntimeClass",
+            json!({"handler": ""}),
+            vec!["handler: Required value", "handler: Invalid value: \"\": field is immutable"],
+        ),
+        (
+            "CSIStorageCapacity",
+            json!({"storageClassName": "B"}),
+            vec![
+                "storageClassName: Invalid value: \"B\": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')",
+                "storageClassName: Invalid value: \"B\": field is immutable",
+            ],
+        ),
+        (
+            "PersistentVolumeClaim",
+            json!({"spec": {"resources": {"requests": {"storage": "0"}}}}),
+            vec!["spec.resources.requests.storage: Forbidden: field can not be less than status.capacity"],
+        ),
+        (
             "Job",
             json!({"spec": {"successPolicy": {"rules": [{"succeededCount": 1}]}}}),
             vec![
@@ -142,4 +183,28 @@ fn of_changes() {
             told.iter().map(String::as_str).filter(|told| messages.contains(told)).collect();
         assert_eq!(told, messages, "{kind} {changes}");
     }
+}
+
+#[test]
+fn of_labels_that_a_job_has_by_default() {
+    let strategy = strategy("Job");
+    let mut job = minimal("Job");
+    overlay(
+        &mut job,
+        &json!({"metadata": {"uid": "u"}, "spec": {"template": {"metadata": {"labels": {"a": "b"}}}}}),
+    );
+    strategy.default(&mut job);
+    strategy.prepare_create(&mut job);
+    assert_eq!(job["metadata"]["labels"], json!({"a": "b"}));
+    strategy.complete_default_labels(&mut job);
+    assert_eq!(job["metadata"]["labels"], job["spec"]["template"]["metadata"]["labels"]);
+    assert_eq!(job["metadata"]["labels"]["controller-uid"], "u");
+}
+
+#[test]
+fn of_warnings_about_a_change() {
+    let strategy = strategy("CSIDriver");
+    let driver = |audience: &str| json!({"spec": {"tokenRequests": [{"audience": audience}]}});
+    assert_eq!(strategy.warnings_on_update(&driver("a"), &driver("a")), [""; 0]);
+    assert_eq!(strategy.warnings_on_update(&driver("b"), &driver("a")).len(), 1);
 }

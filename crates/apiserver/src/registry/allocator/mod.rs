@@ -214,17 +214,25 @@ impl ServiceAllocator {
         asked: &str,
         counts: bool,
         allocation: &mut Allocation<'_>,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), String> {
         const ELSEWHERE: &str = "the provided network does not match the current range";
         let address: IpAddr = asked.parse().map_err(|_| ELSEWHERE)?;
         let ranges = ranges::usable(view, &self.configured, Family::of(asked));
-        let range = ranges.iter().find(|range| range.contains_host(address)).ok_or(ELSEWHERE)?;
-        let free = !addresses::is_held(view, address) && self.reserved().addresses.insert(address);
-        if counts {
-            COUNTS.address(range, "static", free);
+        let found = ranges.iter().find(|range| range.contains_host(address));
+        if !counts {
+            // As upstream: a dry run looks at the range, and not at who has the address.
+            let range = ranges.first().ok_or(ELSEWHERE)?;
+            return found.map(drop).ok_or_else(|| {
+                format!(
+                    "the provided IP ({asked}) is not in the valid range. The range of valid IPs is {range}"
+                )
+            });
         }
+        let range = found.ok_or(ELSEWHERE)?;
+        let free = !addresses::is_held(view, address) && self.reserved().addresses.insert(address);
+        COUNTS.address(range, "static", free);
         if !free {
-            return Err("provided IP is already allocated");
+            return Err("provided IP is already allocated".into());
         }
         allocation.addresses.push(address);
         Ok(())

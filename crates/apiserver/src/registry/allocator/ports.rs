@@ -23,6 +23,11 @@ pub(super) struct Giving<'a> {
 
 impl Giving<'_> {
     fn take(&mut self, port: u64) -> Result<(), String> {
+        let in_range = |port: u64| u16::try_from(port).is_ok_and(|port| self.range.contains(&port));
+        if !self.counts && !in_range(port) {
+            // As upstream: a dry run does not look at the range.
+            return Ok(());
+        }
         let Some(port) = u16::try_from(port).ok().filter(|p| self.range.contains(p)) else {
             let (first, last) = (self.range.start(), self.range.end());
             return Err(format!(
@@ -200,7 +205,7 @@ mod tests {
         let held = |port: u16| port == 30001 || own.contains(&port);
         let (mut reserved, mut got) = (BTreeSet::new(), Vec::new());
         let mut giving = Giving {
-            counts: false,
+            counts: true,
             range: &(30000..=30099),
             held: &held,
             reserved: &mut reserved,
