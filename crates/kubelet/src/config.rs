@@ -1,6 +1,7 @@
 //! Configuration of a kubelet, with the defaults of upstream's KubeletConfiguration.
 
 use crate::eviction::EvictionSettings;
+use crate::images::VerificationPolicy;
 use crate::topology::ResourceSettings;
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_pki::ServerTls;
@@ -122,6 +123,8 @@ pub struct Config {
     /// Where the configuration of credential provider plugins is (a file or a directory), and where their
     /// programs are. Without it only pull secrets open registries.
     pub image_credential_providers: Option<(PathBuf, PathBuf)>,
+    /// Which images of the node a pod may use without credentials that are known to open them.
+    pub image_verification: VerificationPolicy,
 }
 
 impl Config {
@@ -165,6 +168,7 @@ impl Config {
             container_log_max_files: 5,
             resources: ResourceSettings::default(),
             image_credential_providers: None,
+            image_verification: VerificationPolicy::default(),
         }
     }
 }

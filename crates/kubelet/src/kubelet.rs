@@ -8,7 +8,9 @@ use crate::container::env::ApiAddress;
 use crate::container::{apparmor, sysctl};
 use crate::devices::{DevicePlugins, Devices};
 use crate::eviction::{self, EvictionManager, Pressures, ThresholdError};
-use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers, SeenImages};
+use crate::images::{
+    ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers, PulledImages, SeenImages,
+};
 use crate::logs;
 use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
@@ -135,6 +137,11 @@ impl Kubelet {
             devices.clone(),
         );
         let resources = Arc::new(resources.map_err(StartError::Resources)?);
+        let policy = config.image_verification.clone();
+        let pulled = PulledImages::open(&config.root_dir, policy, clock).map_err(|source| {
+            StartError::Directory { path: config.root_dir.join("image_manager"), source }
+        })?;
+        pulled.recover(&*images).await;
         let context = Arc::new(Context {
             node_name: config.node_name.clone(),
             node_hostname: machine.hostname.clone(),
@@ -149,7 +156,7 @@ impl Kubelet {
             own_labels: node::labels(&config, &machine),
             runtime_name: version.runtime_name,
             runtime: runtime.clone(),
-            images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone())
+            images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone(), pulled.clone())
                 .with_providers(providers),
             volumes,
             userns,
@@ -208,6 +215,7 @@ impl Kubelet {
             low: config.image_gc_low_threshold,
             changed: refresh.clone(),
             seen: SeenImages::default(),
+            pulled,
         });
         scope.spawn(gc.clone().run());
         let eviction = EvictionManager {

@@ -38,6 +38,7 @@ mod volumes;
 
 pub use config::{Authorization, Config, KubeletAccess};
 pub use eviction::{EvictionSettings, ThresholdError};
+pub use images::{Allowlist, VerificationPolicy, VerificationPolicyError};
 pub use images::{ConfigError as CredentialProviderError, Plugins as CredentialProviderPlugins};
 pub use kubelet::{Kubelet, StartError};
 pub use topology::{

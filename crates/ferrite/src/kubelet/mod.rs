@@ -15,7 +15,10 @@ use ferrite_client::Scope;
 use ferrite_component::GoDuration;
 use ferrite_cri::ImageService;
 use ferrite_cri::v1::CgroupDriver;
-use ferrite_kubelet::{Authorization, Config, EvictionSettings, Kubelet, KubeletAccess};
+use ferrite_kubelet::{
+    Authorization, Config, EvictionSettings, Kubelet, KubeletAccess, VerificationPolicy,
+    VerificationPolicyError,
+};
 use flags::Flags;
 use identity::{CertificateStore, ClientIdentity, ServingIdentity};
 use settings::{Settings, SettingsError};
@@ -240,7 +243,16 @@ fn config(
                 .into());
             }
         },
+        image_verification: image_verification(settings)?,
         ..Config::new(name, node_ip)
+    })
+}
+
+fn image_verification(settings: &Settings) -> Result<VerificationPolicy, SettingsError> {
+    let (policy, list) = ("imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist");
+    VerificationPolicy::parse(&settings.text(policy), &settings.texts(list)).map_err(|error| {
+        let field = if matches!(error, VerificationPolicyError::Policy(_)) { policy } else { list };
+        bad(field, error.to_string())
     })
 }
 

@@ -1,5 +1,6 @@
 //! Removal of unused images when the image file system fills up.
 
+use super::PulledImages;
 use crate::clock::{self, Clock};
 use ferrite_client::{EventRecorder, EventType};
 use ferrite_cri::v1::{
@@ -8,7 +9,7 @@ use ferrite_cri::v1::{
 use ferrite_cri::{ImageService, RuntimeService};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,6 +80,7 @@ pub(crate) struct ImageGc {
     /// Told when images went.
     pub changed: Arc<Notify>,
     pub seen: SeenImages,
+    pub pulled: PulledImages,
 }
 
 /// When images were seen, kept between passes. One pass at a time has it.
@@ -129,6 +131,7 @@ impl ImageGc {
             .flat_map(|c| [c.image_ref, c.image_id, c.image.map(|i| i.image).unwrap_or_default()])
             .collect();
         let images = self.images.list_images(ListImagesRequest { filter: None }).await?.images;
+        let mut present: HashSet<String> = images.iter().map(|image| image.id.clone()).collect();
         seen.retain(|id, _| images.iter().any(|i| i.id == *id));
         let mut unused = Vec::new();
         for image in images {
@@ -144,15 +147,22 @@ impl ImageGc {
             Wanted::Everything => Some(u64::MAX),
             Wanted::Excess => self.space().await?.and_then(|space| excess(space, self.high, self.low)),
         };
-        let Some(excess) = excess else { return Ok(()) };
+        let Some(excess) = excess else {
+            self.pulled.prune(present, now, &*self.images).await;
+            return Ok(());
+        };
         let mut freed = 0u64;
         for candidate in plan(unused, excess, now) {
             let spec = ImageSpec { image: candidate.id.clone(), ..ImageSpec::default() };
             match self.images.remove_image(RemoveImageRequest { image: Some(spec) }).await {
-                Ok(_) => freed = freed.saturating_add(candidate.size),
+                Ok(_) => {
+                    freed = freed.saturating_add(candidate.size);
+                    present.remove(&candidate.id);
+                }
                 Err(e) => tracing::warn!(image = %candidate.id, error = %e, "could not remove an image"),
             }
         }
+        self.pulled.prune(present, now, &*self.images).await;
         if freed > 0 {
             self.changed.notify_one();
         }

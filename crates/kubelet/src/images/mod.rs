@@ -3,18 +3,22 @@
 mod credentials;
 mod gc;
 mod providers;
+mod pulled;
 mod reference;
 
 pub(crate) use credentials::Keyring;
 pub(crate) use gc::{ImageGc, SeenImages};
 pub(crate) use providers::{ApiAccounts, Providers};
 pub use providers::{ConfigError, Plugins};
+pub(crate) use pulled::PulledImages;
+pub use pulled::{Allowlist, VerificationPolicy, VerificationPolicyError};
 
 use crate::clock::{self, Clock};
 use crate::container::security::ImageUser;
 use crate::pod::backoff::BackOff;
 use crate::pod::model::{self, PodContainer};
 use crate::pod::status::WaitingReason;
+use credentials::Credential;
 use ferrite_client::{EventRecorder, EventType};
 use ferrite_cri::ImageService;
 use ferrite_cri::v1::{Image, ImageSpec, ImageStatusRequest, PodSandboxConfig, PullImageRequest};
@@ -64,6 +68,7 @@ pub(crate) struct Images {
     changed: Arc<Notify>,
     /// Plugins that know credentials.
     providers: Option<Arc<Providers>>,
+    pulled: PulledImages,
 }
 
 impl Images {
@@ -72,8 +77,9 @@ impl Images {
         recorder: EventRecorder,
         clock: Clock,
         changed: Arc<Notify>,
+        pulled: PulledImages,
     ) -> Self {
-        Self { service, recorder, clock, changed, providers: None }
+        Self { service, recorder, clock, changed, providers: None, pulled }
     }
 
     /// The same, asking plugins for credentials.
@@ -111,22 +117,28 @@ impl Images {
             event(EventType::Warning, "InspectFailed", message.clone());
             WaitingReason::new("ImageInspectError", message)
         })?;
-        match (policy, present) {
-            ("Always", _) | ("IfNotPresent", None) => {}
-            (_, Some(found)) => {
-                state.failed.remove(container.name());
-                event(
-                    EventType::Normal,
-                    "Pulled",
-                    format!("Container image \"{image}\" already present on machine"),
-                );
-                return Ok(present_image(&image, found));
-            }
-            (_, None) => {
-                let message = format!("Container image \"{image}\" is not present with pull policy of Never");
-                event(EventType::Warning, "ErrImageNeverPull", message.clone());
-                return Err(WaitingReason::new("ErrImageNeverPull", message));
-            }
+        if policy != "Always"
+            && let Some(found) = present
+            && self
+                .pulled
+                .may_use(name, &found.id, async || self.credentials(&image, pod, keyring).await)
+                .await
+        {
+            state.failed.remove(container.name());
+            event(
+                EventType::Normal,
+                "Pulled",
+                format!(
+                    "Container image \"{name}\" already present on machine and can be accessed by the pod"
+                ),
+            );
+            return Ok(present_image(&image, found));
+        }
+        if policy == "Never" {
+            // The same for an image that the pod may not use: nobody learns that the node has it.
+            let message = format!("Container image \"{name}\" is not present with pull policy of Never");
+            event(EventType::Warning, "ErrImageNeverPull", message.clone());
+            return Err(WaitingReason::new("ErrImageNeverPull", message));
         }
         let now = self.clock.now();
         if let Some(FailedPull { at, why, .. }) = state.failed.get(container.name())
@@ -138,12 +150,11 @@ impl Images {
         }
         event(EventType::Normal, "Pulling", format!("Pulling image \"{image}\""));
         match self.pull(&image, pod, keyring, sandbox, container).await {
-            Ok(reference) => {
+            Ok((reference, found)) => {
                 state.failed.remove(container.name());
                 state.backoff.forget(&image);
                 self.changed.notify_one();
                 let took = clock::go_duration(clock::since(now, self.clock.now()));
-                let found = self.find(&image, name).await.ok().flatten();
                 let size = found.as_ref().map_or(0, |i| i.size);
                 event(
                     EventType::Normal,
@@ -177,6 +188,18 @@ impl Images {
         Ok(answer.image)
     }
 
+    /// The credentials that a pod may pull an image with.
+    async fn credentials(&self, image: &str, pod: &Pod, keyring: &Keyring) -> Vec<Credential> {
+        // As upstream: what the pod brings comes before what the node knows.
+        let mut credentials = keyring.lookup(image);
+        if let Some(providers) = &self.providers {
+            let (host, path) = reference::registry_path(image);
+            credentials.extend(providers.lookup(&format!("{host}/{path}"), pod).await);
+        }
+        credentials
+    }
+
+    /// Pulls an image and writes down what opened it. Answers the reference for containers, and the image.
     async fn pull(
         &self,
         image: &str,
@@ -184,34 +207,51 @@ impl Images {
         keyring: &Keyring,
         sandbox: &PodSandboxConfig,
         container: &PodContainer,
-    ) -> ferrite_cri::Result<String> {
+    ) -> Result<(String, Option<Image>), PullError> {
+        let as_written = container.spec.image.as_deref().unwrap_or_default();
         let request = |auth| PullImageRequest {
             image: Some(ImageSpec {
                 image: image.to_string(),
-                user_specified_image: container.spec.image.clone().unwrap_or_default(),
+                user_specified_image: as_written.to_string(),
                 ..ImageSpec::default()
             }),
             auth,
             sandbox_config: Some(sandbox.clone()),
         };
-        // As upstream: what the pod brings comes before what the node knows.
-        let mut credentials = keyring.lookup(image);
-        if let Some(providers) = &self.providers {
-            let (host, path) = reference::registry_path(image);
-            credentials.extend(providers.lookup(&format!("{host}/{path}"), pod).await);
-        }
-        if credentials.is_empty() {
-            return Ok(self.service.pull_image(request(None)).await?.image_ref);
-        }
+        let credentials = self.credentials(image, pod, keyring).await;
+        let flight = self.pulled.begin(as_written).await;
+        let flight = flight.map_err(|source| PullError::Intent { image: as_written.to_owned(), source })?;
+        // Without credentials the registry may still let anybody have the image.
+        let attempts: Vec<Option<Credential>> = match credentials.is_empty() {
+            true => vec![None],
+            false => credentials.into_iter().map(Some).collect(),
+        };
         let mut last = None;
-        for auth in credentials {
-            match self.service.pull_image(request(Some(auth))).await {
-                Ok(answer) => return Ok(answer.image_ref),
+        for used in attempts {
+            match self.service.pull_image(request(used.as_ref().map(|c| c.auth.clone()))).await {
+                Ok(answer) => {
+                    let found = self.find(image, as_written).await.ok().flatten();
+                    // The name that later looks at the image will find it by.
+                    let id = found.as_ref().map_or(&answer.image_ref, |found| &found.id);
+                    flight.succeeded(id, used.as_ref()).await;
+                    return Ok((answer.image_ref, found));
+                }
                 Err(e) => last = Some(e),
             }
         }
-        Err(last.unwrap_or_else(|| ferrite_cri::Error::internal("no credentials")))
+        flight.failed().await;
+        Err(last.unwrap_or_else(|| ferrite_cri::Error::internal("no credentials")).into())
     }
+}
+
+/// Why there is no image.
+#[derive(Debug, thiserror::Error)]
+enum PullError {
+    #[error(transparent)]
+    Runtime(#[from] ferrite_cri::Error),
+    /// The image would later be taken for one that every pod may use.
+    #[error("Failed to record image pull intent for container image {image:?}: {source}")]
+    Intent { image: String, source: std::io::Error },
 }
 
 fn present_image(asked: &str, image: Image) -> PresentImage {
@@ -222,3 +262,6 @@ fn present_image(asked: &str, image: Image) -> PresentImage {
         user: ImageUser { uid: image.uid.map(|u| u.value).or(root), name: image.username },
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,6 +47,7 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         container_log_max_files,
         resources,
         image_credential_providers: _,
+        image_verification,
     } = config;
     json!({"kubeletconfig": {
         "kind": "KubeletConfiguration",
@@ -101,6 +102,8 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         "nodeStatusReportFrequency": go_duration(*node_status_report_frequency),
         "imageGCHighThresholdPercent": image_gc_high_threshold,
         "imageGCLowThresholdPercent": image_gc_low_threshold,
+        "imagePullCredentialsVerificationPolicy": image_verification.name(),
+        "preloadedImagesVerificationAllowlist": image_verification.allowlist(),
         "containerLogMaxSize": container_log_max_size.to_string(),
         "containerLogMaxFiles": container_log_max_files,
         "cpuManagerPolicy": resources.cpu_policy.name(),

@@ -8,7 +8,7 @@ use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::fields::NodeLimits;
 use crate::devices::Devices;
-use crate::images::Images;
+use crate::images::{Images, PulledImages, VerificationPolicy};
 use crate::node::{Readiness, RuntimeFeatures};
 use crate::objects::Objects;
 use crate::pod::admission::Abilities;
@@ -106,6 +106,9 @@ impl Harness {
             devices.clone(),
         )
         .unwrap();
+        let pulled =
+            PulledImages::open(&dir.path().join("kubelet"), VerificationPolicy::default(), clock).unwrap();
+        pulled.recover(&*shared).await;
         let context = Arc::new(Context {
             node_name: "node".into(),
             node_hostname: "node".into(),
@@ -120,7 +123,7 @@ impl Harness {
             own_labels: Default::default(),
             runtime_name: "ferrite".into(),
             runtime: shared.clone(),
-            images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
+            images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default(), pulled),
             resources: Arc::new(resources),
             devices: devices.clone(),
             userns: UserNamespaces::open(dir.path().join("kubelet/pods")).unwrap(),
