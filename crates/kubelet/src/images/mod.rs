@@ -2,12 +2,14 @@
 
 mod credentials;
 mod gc;
+mod limits;
 mod providers;
 mod pulled;
 mod reference;
 
 pub(crate) use credentials::Keyring;
-pub(crate) use gc::{ImageGc, SeenImages};
+pub(crate) use gc::{ImageGc, ImageGcPolicy, SeenImages};
+pub use limits::PullLimits;
 pub(crate) use providers::{ApiAccounts, Providers};
 pub use providers::{ConfigError, Plugins};
 pub(crate) use pulled::PulledImages;
@@ -24,8 +26,10 @@ use ferrite_cri::ImageService;
 use ferrite_cri::v1::{Image, ImageSpec, ImageStatusRequest, PodSandboxConfig, PullImageRequest};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use limits::{PullGate, PullQpsExceeded};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// An image the runtime has.
@@ -56,6 +60,7 @@ impl PullState {
 struct FailedPull {
     at: Timestamp,
     image: String,
+    reason: &'static str,
     why: String,
 }
 
@@ -69,6 +74,7 @@ pub(crate) struct Images {
     /// Plugins that know credentials.
     providers: Option<Arc<Providers>>,
     pulled: PulledImages,
+    gate: Arc<PullGate>,
 }
 
 impl Images {
@@ -79,12 +85,17 @@ impl Images {
         changed: Arc<Notify>,
         pulled: PulledImages,
     ) -> Self {
-        Self { service, recorder, clock, changed, providers: None, pulled }
+        Self { service, recorder, clock, changed, providers: None, pulled, gate: Arc::default() }
     }
 
     /// The same, asking plugins for credentials.
     pub(crate) fn with_providers(self, providers: Option<Arc<Providers>>) -> Self {
         Self { providers, ..self }
+    }
+
+    /// The same, within limits of pulls.
+    pub(crate) fn with_limits(self, limits: PullLimits) -> Self {
+        Self { gate: Arc::new(PullGate::new(limits)), ..self }
     }
 
     /// Makes sure that the container's image is there, as its policy says. The error is what the container
@@ -141,26 +152,27 @@ impl Images {
             return Err(WaitingReason::new("ErrImageNeverPull", message));
         }
         let now = self.clock.now();
-        if let Some(FailedPull { at, why, .. }) = state.failed.get(container.name())
+        if let Some(FailedPull { at, reason, why, .. }) = state.failed.get(container.name())
             && state.backoff.blocked(&image, *at, now).is_some()
         {
             let message = format!("Back-off pulling image \"{image}\"");
             event(EventType::Normal, "BackOff", message.clone());
-            return Err(WaitingReason::new("ImagePullBackOff", format!("{message}: ErrImagePull: {why}")));
+            return Err(WaitingReason::new("ImagePullBackOff", format!("{message}: {reason}: {why}")));
         }
         event(EventType::Normal, "Pulling", format!("Pulling image \"{image}\""));
         match self.pull(&image, pod, keyring, sandbox, container).await {
-            Ok((reference, found)) => {
+            Ok(Pulled { reference, found, took: pulling }) => {
                 state.failed.remove(container.name());
                 state.backoff.forget(&image);
                 self.changed.notify_one();
+                let pulling = clock::go_duration(pulling);
                 let took = clock::go_duration(clock::since(now, self.clock.now()));
                 let size = found.as_ref().map_or(0, |i| i.size);
                 event(
                     EventType::Normal,
                     "Pulled",
                     format!(
-                        "Successfully pulled image \"{image}\" in {took} ({took} including waiting). Image size: {size} bytes."
+                        "Successfully pulled image \"{image}\" in {pulling} ({took} including waiting). Image size: {size} bytes."
                     ),
                 );
                 let user = found.map(|f| present_image(&image, f).user).unwrap_or_default();
@@ -169,10 +181,11 @@ impl Images {
             Err(e) => {
                 let failed_at = self.clock.now();
                 state.backoff.next(&image, failed_at, failed_at);
-                let failed = FailedPull { at: failed_at, image: image.clone(), why: e.to_string() };
-                state.failed.insert(container.name().to_string(), failed);
                 event(EventType::Warning, "Failed", format!("Failed to pull image \"{image}\": {e}"));
-                Err(WaitingReason::new("ErrImagePull", e.to_string()))
+                let (reason, why) = pull_failure(name, &e.to_string());
+                let failed = FailedPull { at: failed_at, image: image.clone(), reason, why: why.clone() };
+                state.failed.insert(container.name().to_string(), failed);
+                Err(WaitingReason::new(reason, why))
             }
         }
     }
@@ -199,7 +212,7 @@ impl Images {
         credentials
     }
 
-    /// Pulls an image and writes down what opened it. Answers the reference for containers, and the image.
+    /// Pulls an image and writes down what opened it.
     async fn pull(
         &self,
         image: &str,
@@ -207,7 +220,7 @@ impl Images {
         keyring: &Keyring,
         sandbox: &PodSandboxConfig,
         container: &PodContainer,
-    ) -> Result<(String, Option<Image>), PullError> {
+    ) -> Result<Pulled, PullError> {
         let as_written = container.spec.image.as_deref().unwrap_or_default();
         let request = |auth| PullImageRequest {
             image: Some(ImageSpec {
@@ -219,6 +232,8 @@ impl Images {
             sandbox_config: Some(sandbox.clone()),
         };
         let credentials = self.credentials(image, pod, keyring).await;
+        let begun = self.gate.enter().await?;
+        // Not while the pull waits: a pod that ends meanwhile has pulled nothing.
         let flight = self.pulled.begin(as_written).await;
         let flight = flight.map_err(|source| PullError::Intent { image: as_written.to_owned(), source })?;
         // Without credentials the registry may still let anybody have the image.
@@ -234,7 +249,7 @@ impl Images {
                     // The name that later looks at the image will find it by.
                     let id = found.as_ref().map_or(&answer.image_ref, |found| &found.id);
                     flight.succeeded(id, used.as_ref()).await;
-                    return Ok((answer.image_ref, found));
+                    return Ok(Pulled { reference: answer.image_ref, found, took: begun.elapsed() });
                 }
                 Err(e) => last = Some(e),
             }
@@ -244,14 +259,39 @@ impl Images {
     }
 }
 
+/// An image that was pulled.
+struct Pulled {
+    /// The name for containers.
+    reference: String,
+    found: Option<Image>,
+    /// Without the time in which the pull waited for others.
+    took: Duration,
+}
+
 /// Why there is no image.
 #[derive(Debug, thiserror::Error)]
 enum PullError {
     #[error(transparent)]
     Runtime(#[from] ferrite_cri::Error),
+    #[error(transparent)]
+    Rate(#[from] PullQpsExceeded),
     /// The image would later be taken for one that every pod may use.
     #[error("Failed to record image pull intent for container image {image:?}: {source}")]
     Intent { image: String, source: std::io::Error },
+}
+
+/// The reason and message of a container whose pull failed. Runtimes tell two kinds by the beginning of the message.
+fn pull_failure(image: &str, error: &str) -> (&'static str, String) {
+    let kinds = [
+        ("RegistryUnavailable", "the registry is unavailable"),
+        ("SignatureValidationFailed", "the signature validation failed"),
+    ];
+    for (reason, because) in kinds {
+        if let Some(rest) = error.strip_prefix(reason) {
+            return (reason, format!("image pull failed for {image} because {because}{rest}"));
+        }
+    }
+    ("ErrImagePull", error.to_owned())
 }
 
 fn present_image(asked: &str, image: Image) -> PresentImage {

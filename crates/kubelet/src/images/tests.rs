@@ -1,3 +1,4 @@
+use super::PullLimits;
 use crate::testing::Harness;
 use base64::Engine;
 use ferrite_json::{Value, json};
@@ -26,6 +27,56 @@ fn pulls(h: &Harness) -> usize {
 async fn until_waiting(h: &Harness, pod: &str, reason: &str) {
     let waits = |p: &Value| p["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == *reason;
     h.until(pod, &format!("{pod} waits with {reason}"), waits).await;
+}
+
+#[test]
+fn failures_have_upstreams_reasons() {
+    for (error, reason, message) in [
+        ("no such host", "ErrImagePull", "no such host"),
+        (
+            "RegistryUnavailable: timeout",
+            "RegistryUnavailable",
+            "image pull failed for x:1 because the registry is unavailable: timeout",
+        ),
+        (
+            "SignatureValidationFailed",
+            "SignatureValidationFailed",
+            "image pull failed for x:1 because the signature validation failed",
+        ),
+    ] {
+        assert_eq!(super::pull_failure("x:1", error), (reason, message.to_owned()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pulls_wait_for_one_another_and_have_a_rate() {
+    let limits = PullLimits { parallel: Some(1), qps: Some(1), burst: 2 };
+    let h = Harness::start_pulling(limits).await;
+    let spec = |image: &str| json!({"containers": [{"name": "c", "image": image}]});
+    for (pod, image) in [("a", "x:1"), ("b", "y:1"), ("c", "z:1")] {
+        h.create(pod, spec(image));
+    }
+    // One takes a second of the paused clock, so three that wait for one another have a token each.
+    for pod in ["a", "b", "c"] {
+        h.until_phase(pod, "Running").await;
+    }
+    let mut waits = Vec::new();
+    for image in ["x:1", "y:1", "z:1"] {
+        let said = h.until_event("Pulled", &format!("Successfully pulled image \"{image}\"")).await;
+        assert!(said.contains(" in 1s ("), "{said}");
+        waits.push(said.split(" in 1s (").nth(1).unwrap().split(' ').next().unwrap().to_owned());
+    }
+    waits.sort();
+    assert_eq!(waits, ["1s", "2s", "3s"]);
+
+    let h = Harness::start_pulling(PullLimits { parallel: None, ..limits }).await;
+    for (pod, image) in [("a", "x:1"), ("b", "y:1"), ("c", "z:1")] {
+        h.create(pod, spec(image));
+    }
+    h.until_event("Failed", "pull QPS exceeded").await;
+    for pod in ["a", "b", "c"] {
+        h.until_phase(pod, "Running").await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
