@@ -50,6 +50,10 @@ impl Cgroups {
         Self { layout, root: root.trim_matches('/').to_string(), driver: CgroupDriver::Cgroupfs }
     }
 
+    pub(crate) fn is_v2(&self) -> bool {
+        matches!(self.layout, Layout::V2(_))
+    }
+
     pub(crate) fn driver(&self) -> CgroupDriver {
         self.driver
     }

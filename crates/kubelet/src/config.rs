@@ -1,6 +1,9 @@
 //! Configuration of a kubelet, with the defaults of upstream's KubeletConfiguration.
 
 use crate::eviction::EvictionSettings;
+use crate::images::{PullLimits, VerificationPolicy};
+use crate::logs::LogLimits;
+use crate::shutdown::ShutdownPeriod;
 use crate::topology::ResourceSettings;
 use ferrite_cri::v1::CgroupDriver;
 use ferrite_pki::ServerTls;
@@ -113,15 +116,26 @@ pub struct Config {
     pub image_gc_high_threshold: u8,
     /// … until it is no fuller than this.
     pub image_gc_low_threshold: u8,
-    /// A container's log is rotated when it is larger.
-    pub container_log_max_size: u64,
-    /// How many files of a container's log are kept.
-    pub container_log_max_files: usize,
+    /// Younger images are not removed.
+    pub image_minimum_gc_age: Duration,
+    /// Images that nobody used for longer are removed; zero: no image is for that reason.
+    pub image_maximum_gc_age: Duration,
+    /// How many images are pulled at a time, and how often.
+    pub pull_limits: PullLimits,
+    pub logs: LogLimits,
+    /// Where the kernel can end a container as a whole when its memory runs out, it ends one process all the same.
+    pub single_process_oom_kill: bool,
+    /// How long pods have when the machine shuts down. Without periods nothing holds up a shutdown.
+    pub shutdown_periods: Vec<ShutdownPeriod>,
+    /// The longest back-off between restarts of a container.
+    pub max_restart_backoff: Duration,
     /// Managers of processors and of resources near to one another.
     pub resources: ResourceSettings,
     /// Where the configuration of credential provider plugins is (a file or a directory), and where their
     /// programs are. Without it only pull secrets open registries.
     pub image_credential_providers: Option<(PathBuf, PathBuf)>,
+    /// Which images of the node a pod may use without credentials that are known to open them.
+    pub image_verification: VerificationPolicy,
 }
 
 impl Config {
@@ -161,10 +175,16 @@ impl Config {
             node_status_report_frequency: Duration::from_secs(300),
             image_gc_high_threshold: 85,
             image_gc_low_threshold: 80,
-            container_log_max_size: 10 << 20,
-            container_log_max_files: 5,
+            image_minimum_gc_age: Duration::from_secs(120),
+            image_maximum_gc_age: Duration::ZERO,
+            pull_limits: PullLimits::default(),
+            logs: LogLimits::default(),
+            single_process_oom_kill: false,
+            shutdown_periods: Vec::new(),
+            max_restart_backoff: Duration::from_secs(300),
             resources: ResourceSettings::default(),
             image_credential_providers: None,
+            image_verification: VerificationPolicy::default(),
         }
     }
 }

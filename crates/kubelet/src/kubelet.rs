@@ -8,18 +8,23 @@ use crate::container::env::ApiAddress;
 use crate::container::{apparmor, sysctl};
 use crate::devices::{DevicePlugins, Devices};
 use crate::eviction::{self, EvictionManager, Pressures, ThresholdError};
-use crate::images::{ApiAccounts, ConfigError, ImageGc, Images, Plugins, Providers, SeenImages};
+use crate::images::{
+    ApiAccounts, ConfigError, ImageGc, ImageGcPolicy, Images, Plugins, Providers, PulledImages, SeenImages,
+};
 use crate::logs;
 use crate::node::{self, Allocatable, Machine, NodeManager, Readiness};
 use crate::objects::Objects;
+use crate::oom::OomWatcher;
 use crate::plugin_sockets::{self, PluginHandler};
 use crate::pod::admission::Abilities;
+use crate::pod::backoff::BackOff;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
 use crate::pod::table::PodTable;
 use crate::pod_resources;
 use crate::probe::{Checker, ProbeContext};
 use crate::server;
+use crate::shutdown::{LogindSource, ShutdownManager};
 use crate::sources::{DirectorySource, LocalPods, Source, UrlError, UrlSource};
 use crate::topology::{CpuTopology, ResourceManager, ResourceStartError};
 use crate::userns::UserNamespaces;
@@ -103,6 +108,7 @@ impl Kubelet {
             Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
         let thresholds = eviction::thresholds(&config.eviction).map_err(StartError::Eviction)?;
         let (pressures, pressures_seen) = watch::channel(Pressures::default());
+        let (shutting_down, shutdown_seen) = watch::channel(false);
         let (readiness, readiness_seen) = watch::channel(Readiness::default());
         let selector = ListSelector::fields(format!("spec.nodeName={}", config.node_name));
         let config = Arc::new(config);
@@ -135,6 +141,12 @@ impl Kubelet {
             devices.clone(),
         );
         let resources = Arc::new(resources.map_err(StartError::Resources)?);
+        let cgroups = Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root).with_driver(driver);
+        let policy = config.image_verification.clone();
+        let pulled = PulledImages::open(&config.root_dir, policy, clock).map_err(|source| {
+            StartError::Directory { path: config.root_dir.join("image_manager"), source }
+        })?;
+        pulled.recover(&*images).await;
         let context = Arc::new(Context {
             node_name: config.node_name.clone(),
             node_hostname: machine.hostname.clone(),
@@ -146,11 +158,14 @@ impl Kubelet {
             api_address: config.api_server.map(|(ip, port)| ApiAddress { host: ip.to_string(), port }),
             limits,
             max_pods: config.max_pods,
+            oom_group: cgroups.is_v2() && !config.single_process_oom_kill,
+            restart_backoff: BackOff::of_restarts(config.max_restart_backoff),
             own_labels: node::labels(&config, &machine),
             runtime_name: version.runtime_name,
             runtime: runtime.clone(),
-            images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone())
-                .with_providers(providers),
+            images: Images::new(images.clone(), recorder.clone(), clock, refresh.clone(), pulled.clone())
+                .with_providers(providers)
+                .with_limits(config.pull_limits),
             volumes,
             userns,
             devices: devices.clone(),
@@ -160,7 +175,7 @@ impl Kubelet {
                 kernel: sysctl::kernel_version(&machine.kernel_version),
             },
             objects,
-            cgroups: Cgroups::discover(Path::new("/sys/fs/cgroup"), &config.cgroup_root).with_driver(driver),
+            cgroups,
             services: Informer::<Service>::start(
                 Api::all(client.clone()),
                 ListSelector::everything(),
@@ -173,6 +188,7 @@ impl Kubelet {
             ),
             node,
             readiness: readiness_seen,
+            shutting_down: shutdown_seen.clone(),
             pressures: pressures_seen.clone(),
             client: client.clone(),
             recorder: recorder.clone(),
@@ -204,10 +220,16 @@ impl Kubelet {
             recorder: recorder.clone(),
             node: node::reference(&config.node_name),
             clock,
-            high: config.image_gc_high_threshold,
-            low: config.image_gc_low_threshold,
+            policy: ImageGcPolicy {
+                high: config.image_gc_high_threshold,
+                low: config.image_gc_low_threshold,
+                min_age: config.image_minimum_gc_age,
+                max_age: config.image_maximum_gc_age,
+            },
+            began: clock.now(),
             changed: refresh.clone(),
             seen: SeenImages::default(),
+            pulled,
         });
         scope.spawn(gc.clone().run());
         let eviction = EvictionManager {
@@ -233,11 +255,30 @@ impl Kubelet {
             clock,
             readiness,
             pressures: pressures_seen,
-            refresh,
+            shutting_down: shutdown_seen,
+            refresh: refresh.clone(),
             devices: devices.clone(),
         };
-        let (size, files) = (config.container_log_max_size, config.container_log_max_files);
-        scope.spawn(logs::rotate(context.clone(), size, files));
+        if !config.shutdown_periods.is_empty() {
+            let manager = ShutdownManager {
+                context: context.clone(),
+                periods: config.shutdown_periods.clone(),
+                node: node::reference(&config.node_name),
+                state: config.root_dir.join("graceful_node_shutdown_state"),
+                shutting_down,
+                refresh,
+            };
+            scope.spawn(manager.run(LogindSource::default()));
+        }
+        scope.spawn(logs::rotate(context.runtime.clone(), config.logs));
+        match OomWatcher::open(
+            Path::new("/dev/kmsg"),
+            context.recorder.clone(),
+            node::reference(&config.node_name),
+        ) {
+            Ok(watcher) => scope.spawn(watcher.run()),
+            Err(error) => tracing::warn!(%error, "no SystemOOM events: the kernel's log cannot be read"),
+        }
         if let Some(root) = config.local_volumes.clone() {
             scope.spawn(local_path::run(context.clone(), root));
         }

@@ -20,6 +20,7 @@ mod kubelet;
 mod logs;
 mod node;
 mod objects;
+mod oom;
 mod plugin_sockets;
 mod pod;
 mod pod_resources;
@@ -27,6 +28,7 @@ mod probe;
 mod quantity;
 mod runtime_class;
 mod server;
+mod shutdown;
 mod sources;
 pub mod standalone;
 mod state_file;
@@ -38,8 +40,11 @@ mod volumes;
 
 pub use config::{Authorization, Config, KubeletAccess};
 pub use eviction::{EvictionSettings, ThresholdError};
+pub use images::{Allowlist, PullLimits, VerificationPolicy, VerificationPolicyError};
 pub use images::{ConfigError as CredentialProviderError, Plugins as CredentialProviderPlugins};
 pub use kubelet::{Kubelet, StartError};
+pub use logs::LogLimits;
+pub use shutdown::{ShutdownPeriod, shutdown_periods};
 pub use topology::{
     CpuOptionError, CpuOptions, CpuPolicy, CpuSetError, CpuStartError, ResourceSettings, ResourceStartError,
     TopologyPolicy, TopologyScope, cpu_count,

@@ -1,15 +1,22 @@
 //! A connection to systemd: its own socket, or the system bus.
 
 use crate::wire::{self, Call, Kind, Malformed, Message, PROLOGUE, Reader, Writer};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// systemd's own socket, for root; it works without a bus daemon.
 const PRIVATE: &str = "/run/systemd/private";
 const BUS: &str = "/run/dbus/system_bus_socket";
-const BUS_NAME: &str = "org.freedesktop.DBus";
-const BUS_PATH: &str = "/org/freedesktop/DBus";
+pub const BUS_NAME: &str = "org.freedesktop.DBus";
+pub const BUS_PATH: &str = "/org/freedesktop/DBus";
+/// Signals that are kept until somebody asks for them; a peer may send many.
+const MAX_SIGNALS: usize = 64;
+/// Descriptors of one message.
+const MAX_DESCRIPTORS: usize = 4;
 pub const SYSTEMD: &str = "org.freedesktop.systemd1";
 pub const SYSTEMD_PATH: &str = "/org/freedesktop/systemd1";
 pub const MANAGER: &str = "org.freedesktop.systemd1.Manager";
@@ -25,6 +32,8 @@ pub enum CallError {
         "could not reach systemd at {PRIVATE} or {BUS}; the systemd cgroup driver needs it as the machine's init"
     )]
     Connect(#[source] io::Error),
+    #[error("could not reach the system bus at {BUS}")]
+    Bus(#[source] io::Error),
     #[error("the connection to systemd broke")]
     Io(#[from] io::Error),
     #[error(transparent)]
@@ -62,7 +71,9 @@ pub struct Connection {
     stream: UnixStream,
     serial: u32,
     /// Signals that came while an answer was waited for.
-    signals: Vec<Message>,
+    signals: VecDeque<Message>,
+    /// Descriptors that came with the message that was read last.
+    descriptors: Vec<OwnedFd>,
 }
 
 impl Connection {
@@ -80,20 +91,44 @@ impl Connection {
         Ok(connection)
     }
 
+    /// Connects to the system bus, for calls whose answers have descriptors.
+    pub fn open_bus() -> Result<Self, CallError> {
+        Self::on_bus(UnixStream::connect(BUS).map_err(CallError::Bus)?)
+    }
+
+    /// The same, on a connection that was made.
+    pub fn on_bus(stream: UnixStream) -> Result<Self, CallError> {
+        let mut connection = Self::agree(stream, true)?;
+        connection.call(BUS_NAME, BUS_PATH, BUS_NAME, "Hello", "", &[])?;
+        Ok(connection)
+    }
+
     /// Says who we are; the kernel vouches for it.
-    pub fn greet(mut stream: UnixStream) -> Result<Self, CallError> {
+    pub fn greet(stream: UnixStream) -> Result<Self, CallError> {
+        Self::agree(stream, false)
+    }
+
+    fn agree(mut stream: UnixStream, with_descriptors: bool) -> Result<Self, CallError> {
         stream.set_read_timeout(Some(TIME_LIMIT))?;
         stream.set_write_timeout(Some(TIME_LIMIT))?;
         let uid = nix::unistd::geteuid().to_string();
         let hex: String = uid.bytes().map(|byte| format!("{byte:02x}")).collect();
         // In one piece, as systemd's own client has it: a message that arrives together with BEGIN may lie unread.
-        stream.write_all(format!("\0AUTH EXTERNAL {hex}\r\nBEGIN\r\n").as_bytes())?;
+        let descriptors = if with_descriptors { "NEGOTIATE_UNIX_FD\r\n" } else { "" };
+        stream.write_all(format!("\0AUTH EXTERNAL {hex}\r\n{descriptors}BEGIN\r\n").as_bytes())?;
         let answer = read_line(&mut stream)?;
         if !answer.starts_with("OK ") {
             let message = format!("it does not let user {uid} in: {answer}");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message).into());
         }
-        Ok(Self { stream, serial: 0, signals: Vec::new() })
+        if with_descriptors {
+            let answer = read_line(&mut stream)?;
+            if answer != "AGREE_UNIX_FD" {
+                let message = format!("it passes no descriptors: {answer}");
+                return Err(io::Error::new(io::ErrorKind::Unsupported, message).into());
+            }
+        }
+        Ok(Self { stream, serial: 0, signals: VecDeque::new(), descriptors: Vec::new() })
     }
 
     /// A call to systemd's manager; answers the body.
@@ -117,7 +152,7 @@ impl Connection {
         loop {
             let message = self.receive()?;
             match message.kind {
-                Kind::Signal if message.member == "JobRemoved" => self.signals.push(message),
+                Kind::Signal if self.signals.len() < MAX_SIGNALS => self.signals.push_back(message),
                 Kind::Return if message.reply_serial == Some(serial) => return Ok(message.body),
                 Kind::Error if message.reply_serial == Some(serial) => {
                     let text = Reader::new(&message.body).text().unwrap_or_default().to_owned();
@@ -131,7 +166,7 @@ impl Connection {
     /// Waits until the job is over; answers its unit and what became of it.
     pub fn job(&mut self, path: &str) -> Result<(String, String), CallError> {
         loop {
-            let kept = self.signals.pop();
+            let kept = self.signals.pop_front();
             let message = match kept {
                 Some(message) => message,
                 None => self.receive()?,
@@ -149,13 +184,66 @@ impl Connection {
         }
     }
 
+    /// The next message that is no answer: one that came earlier, or the next of the stream.
+    pub fn next_signal(&mut self) -> Result<Message, CallError> {
+        match self.signals.pop_front() {
+            Some(message) => Ok(message),
+            None => self.receive(),
+        }
+    }
+
+    /// True if a signal came while an answer was waited for.
+    pub fn has_signal(&self) -> bool {
+        !self.signals.is_empty()
+    }
+
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// Takes the descriptor that came with the answer to the last call.
+    pub fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptors.pop()
+    }
+
     fn receive(&mut self) -> Result<Message, CallError> {
         let mut prologue = [0; PROLOGUE];
-        self.stream.read_exact(&mut prologue)?;
+        self.descriptors.clear();
+        let mut read = 0;
+        // Descriptors come with a message's first byte.
+        while read < PROLOGUE {
+            let count = self.receive_some(&mut prologue[read..])?;
+            if count == 0 {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+            read += count;
+        }
         let mut bytes = vec![0; PROLOGUE + wire::remaining(&prologue)?];
         bytes[..PROLOGUE].copy_from_slice(&prologue);
         self.stream.read_exact(&mut bytes[PROLOGUE..])?;
         Ok(wire::decode(&bytes)?)
+    }
+}
+
+impl Connection {
+    fn receive_some(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut space = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
+        let mut parts = [io::IoSliceMut::new(buffer)];
+        let (fd, flags) = (self.stream.as_raw_fd(), MsgFlags::MSG_CMSG_CLOEXEC);
+        let received = loop {
+            match recvmsg::<()>(fd, &mut parts, Some(&mut space), flags) {
+                Err(nix::errno::Errno::EINTR) => {}
+                received => break received?,
+            }
+        };
+        let count = received.bytes;
+        for message in received.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(raw) = message {
+                // SAFETY: the kernel made these descriptors for this call; nobody else has them.
+                self.descriptors.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+            }
+        }
+        Ok(count)
     }
 }
 

@@ -3,10 +3,11 @@
 //! On a machine where systemd owns the control groups, a pod is a slice and a container is a scope below it:
 //! units that systemd makes when it is asked to over D-Bus. [`Slice`] knows names and paths, [`Limits`] what a
 //! unit is limited to in systemd's words, [`Manager`] the calls. Everything here waits: call it where waiting
-//! is allowed.
+//! is allowed. [`Logind`] delays shutdowns of the machine.
 
 mod connection;
 mod limits;
+mod logind;
 mod manager;
 mod names;
 #[cfg(feature = "testing")]
@@ -15,6 +16,7 @@ mod wire;
 
 pub use connection::CallError;
 pub use limits::{Hierarchy, Limits};
+pub use logind::{InhibitLock, Logind};
 pub use manager::{Manager, ScopeRequest};
 pub use names::{NameError, Slice, escape};
 pub use wire::{Property, Value};

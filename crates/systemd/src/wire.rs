@@ -242,6 +242,8 @@ pub struct Message {
     pub reply_serial: Option<u32>,
     pub member: String,
     pub error_name: String,
+    /// The sender's unique name. The bus writes it.
+    pub sender: String,
     pub body: Vec<u8>,
 }
 
@@ -276,6 +278,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, Malformed> {
         reply_serial: None,
         member: String::new(),
         error_name: String::new(),
+        sender: String::new(),
         body: bytes.get(end.next_multiple_of(8)..).ok_or(Malformed)?.to_vec(),
     };
     while reader.at < end {
@@ -285,7 +288,8 @@ pub fn decode(bytes: &[u8]) -> Result<Message, Malformed> {
             (REPLY_SERIAL, "u") => message.reply_serial = Some(reader.u32()?),
             (MEMBER, "s") => message.member = reader.text()?.to_owned(),
             (ERROR_NAME, "s") => message.error_name = reader.text()?.to_owned(),
-            (PATH | INTERFACE | DESTINATION | SENDER, "s" | "o") => drop(reader.text()?),
+            (SENDER, "s") => message.sender = reader.text()?.to_owned(),
+            (PATH | INTERFACE | DESTINATION, "s" | "o") => drop(reader.text()?),
             (SIGNATURE, "g") => drop(reader.signature()?),
             (UNIX_FDS, "u") => drop(reader.u32()?),
             _ => return Err(Malformed),

@@ -3,6 +3,7 @@
 
 mod flags;
 mod identity;
+mod limits;
 mod resources;
 mod settings;
 mod table;
@@ -15,7 +16,10 @@ use ferrite_client::Scope;
 use ferrite_component::GoDuration;
 use ferrite_cri::ImageService;
 use ferrite_cri::v1::CgroupDriver;
-use ferrite_kubelet::{Authorization, Config, EvictionSettings, Kubelet, KubeletAccess};
+use ferrite_kubelet::{
+    Authorization, Config, EvictionSettings, Kubelet, KubeletAccess, VerificationPolicy,
+    VerificationPolicyError,
+};
 use ferrite_network::Addresses;
 use flags::Flags;
 use identity::{CertificateStore, ClientIdentity, ServingIdentity};
@@ -34,6 +38,8 @@ enum RefusedStart {
     Swap,
     #[error("cgroup v1 support is deprecated; set failCgroupV1: false to use it all the same")]
     CgroupV1,
+    #[error("singleProcessOOMKill must not be explicitly set to false when using cgroup v1")]
+    OomGroup,
     #[error("--bootstrap-kubeconfig needs --kubeconfig: the file that the kubelet writes")]
     BootstrapAlone,
     #[error(
@@ -179,6 +185,11 @@ fn config(
         let value = u8::try_from(settings.int(field)).ok().filter(|value| *value <= 100);
         value.ok_or_else(|| bad(field, "it is not between 0 and 100"))
     };
+    let (high, low) = (percent("imageGCHighThresholdPercent")?, percent("imageGCLowThresholdPercent")?);
+    if low >= high {
+        let problem = "it is not less than imageGCHighThresholdPercent";
+        return Err(bad("imageGCLowThresholdPercent", problem).into());
+    }
     let reserved = Reserved::of(settings)?;
     let gates = settings.gates()?;
     let eviction = eviction(settings)?;
@@ -223,17 +234,16 @@ fn config(
                 .map_err(|_| bad("nodeLeaseDurationSeconds", "it is negative"))?,
         ),
         node_status_report_frequency: settings.duration("nodeStatusReportFrequency"),
-        image_gc_high_threshold: percent("imageGCHighThresholdPercent")?,
-        image_gc_low_threshold: percent("imageGCLowThresholdPercent")?,
+        image_gc_high_threshold: high,
+        image_gc_low_threshold: low,
         resources: resources::read(settings, |gate| gates.enabled(gate))?,
-        container_log_max_size: quantity("containerLogMaxSize", &settings.text("containerLogMaxSize"))?
-            .value()
-            .try_into()
-            .map_err(|_| bad("containerLogMaxSize", "it is negative"))?,
-        container_log_max_files: usize::try_from(settings.int("containerLogMaxFiles"))
-            .ok()
-            .filter(|files| *files >= 2)
-            .ok_or_else(|| bad("containerLogMaxFiles", "it is less than 2"))?,
+        image_minimum_gc_age: settings.duration("imageMinimumGCAge"),
+        image_maximum_gc_age: limits::image_maximum_gc_age(settings)?,
+        pull_limits: limits::pulls(settings)?,
+        logs: limits::logs(settings)?,
+        single_process_oom_kill: settings.bool("singleProcessOOMKill"),
+        shutdown_periods: limits::shutdown(settings)?,
+        max_restart_backoff: limits::max_restart_backoff(settings)?,
         image_credential_providers: match providers {
             (Some(config), Some(programs)) => Some((config, programs)),
             (None, None) => None,
@@ -246,7 +256,16 @@ fn config(
             }
         },
         node_ips: node_ips.iter().copied().collect(),
+        image_verification: image_verification(settings)?,
         ..Config::new(name, *node_ips.primary())
+    })
+}
+
+fn image_verification(settings: &Settings) -> Result<VerificationPolicy, SettingsError> {
+    let (policy, list) = ("imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist");
+    VerificationPolicy::parse(&settings.text(policy), &settings.texts(list)).map_err(|error| {
+        let field = if matches!(error, VerificationPolicyError::Policy(_)) { policy } else { list };
+        bad(field, error.to_string())
     })
 }
 
@@ -372,8 +391,12 @@ fn check_machine(settings: &Settings) -> Result<(), BoxError> {
     if settings.bool("failSwapOn") && swaps.lines().skip(1).any(|line| !line.trim().is_empty()) {
         return Err(RefusedStart::Swap.into());
     }
-    if settings.bool("failCgroupV1") && !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+    let v1 = !Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    if v1 && settings.bool("failCgroupV1") {
         return Err(RefusedStart::CgroupV1.into());
+    }
+    if v1 && settings.is_set("singleProcessOOMKill") && !settings.bool("singleProcessOOMKill") {
+        return Err(RefusedStart::OomGroup.into());
     }
     let score = settings.int("oomScoreAdj");
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {

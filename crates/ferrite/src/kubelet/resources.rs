@@ -75,14 +75,7 @@ pub(super) fn reserved_cpus(settings: &Settings) -> Result<Option<usize>, Settin
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn settings(text: &str) -> Settings {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("config.yaml");
-        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-        std::fs::write(&path, format!("{head}{text}")).unwrap();
-        Settings::read(Some(&path), None, &[]).unwrap()
-    }
+    use crate::kubelet::settings::testing::settings;
 
     #[test]
     fn policies_and_options_are_read() {

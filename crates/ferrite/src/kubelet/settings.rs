@@ -136,6 +136,11 @@ impl Settings {
         Ok(())
     }
 
+    /// True if somebody gave the field a value.
+    pub fn is_set(&self, field: &str) -> bool {
+        self.value.pointer(&pointer(field)).is_some_and(|value| !value.is_null())
+    }
+
     /// The value in use.
     fn get(&self, field: &str) -> Value {
         let setting = setting(field);
@@ -143,6 +148,11 @@ impl Settings {
             Some(value) if !stands_for_default(setting.form, value) => value.clone(),
             _ => ferrite_json::from_str(setting.default).unwrap_or_default(),
         }
+    }
+
+    /// The value of a field that has a form of its own.
+    pub fn value(&self, field: &str) -> Value {
+        self.get(field)
     }
 
     pub fn bool(&self, field: &str) -> bool {
@@ -412,6 +422,20 @@ fn is_default(setting: &Setting, value: &Value) -> bool {
         || (setting.form == Form::Duration
             && duration(value).is_some()
             && duration(value) == duration(&default))
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::Settings;
+
+    /// A configuration with these lines.
+    pub(in crate::kubelet) fn settings(text: &str) -> Settings {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.yaml");
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        std::fs::write(&path, format!("{head}{text}")).unwrap();
+        Settings::read(Some(&path), None, &[]).unwrap()
+    }
 }
 
 #[cfg(test)]

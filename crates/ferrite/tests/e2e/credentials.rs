@@ -150,14 +150,16 @@ rules: [{apiGroups: [''], resources: [registry], verbs: [request-serviceaccounts
         (&bound["pod"]["uid"], &bound["serviceaccount"]["name"]),
         (&pod["metadata"]["uid"], &json!("robot"))
     );
-    // The others do without, and say so.
-    let other = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}, "spec": {"containers": always(&image)}});
+    // The others do without, and say so. That the node has the image does not help them.
+    let here = |policy: &str| json!([{"name": "main", "image": image, "imagePullPolicy": policy}]);
+    let other = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}, "spec": {"containers": here("IfNotPresent")}});
     world.create(&other.to_string());
     let waiting = world.watch(&["pod", "other"], |pod| {
         let reason = &container_status(pod)["state"]["waiting"]["reason"];
         reason == "ErrImagePull" || reason == "ImagePullBackOff"
     });
     assert!(waiting["status"].to_string().contains("pull access denied"), "{waiting}");
+    run(&world, "same", &image, &json!({"serviceAccountName": "robot", "containers": here("Never")}));
     assert_eq!(asked(&world, "account").len(), 1);
     let log = world.log();
     assert!(

@@ -33,6 +33,8 @@ pub(crate) struct ConfigInputs<'a> {
     /// The container an ephemeral one shares processes with.
     pub target_id: Option<String>,
     pub node_memory: i64,
+    /// The kernel ends all processes of the container when it has no memory left, not one.
+    pub oom_group: bool,
     /// Where Localhost seccomp profiles are.
     pub seccomp_root: &'a Path,
     /// Whose identities the pod's users are.
@@ -85,9 +87,12 @@ pub(crate) fn container_config(inputs: ConfigInputs<'_>) -> Result<ContainerConf
         stdin_once: spec.stdin_once.unwrap_or(false),
         tty: spec.tty.unwrap_or(false),
         linux: Some(LinuxContainerConfig {
-            resources: Some(resources::on_cpus(
-                resources::container_resources(pod, spec, inputs.node_memory),
-                inputs.cpus.as_ref(),
+            resources: Some(resources::in_oom_group(
+                resources::on_cpus(
+                    resources::container_resources(pod, spec, inputs.node_memory),
+                    inputs.cpus.as_ref(),
+                ),
+                inputs.oom_group,
             )),
             security_context: Some(security::container_context(
                 pod,

@@ -103,6 +103,17 @@ pub(crate) fn on_cpus(
     LinuxContainerResources { cpuset_cpus: cpus.set.clone(), cpu_quota, ..resources }
 }
 
+/// The same, ended as a whole when its memory runs out. The file is one of cgroup v2.
+pub(crate) fn in_oom_group(
+    mut resources: LinuxContainerResources,
+    as_a_whole: bool,
+) -> LinuxContainerResources {
+    if as_a_whole {
+        resources.unified.insert("memory.oom.group".into(), "1".into());
+    }
+    resources
+}
+
 /// What a whole pod asks for and may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PodResources {

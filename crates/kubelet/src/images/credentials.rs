@@ -1,10 +1,11 @@
-//! Registry credentials from image pull secrets.
+//! Registry credentials, with what they came from.
 
+use super::pulled::Coordinates;
 use super::reference;
 use base64::Engine;
 use ferrite_cri::v1::AuthConfig;
 use k8s_openapi::api::core::v1::Secret;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Deserialize)]
@@ -19,16 +20,87 @@ struct Entry {
     username: String,
     password: String,
     auth: String,
+    email: String,
     #[serde(rename = "identitytoken")]
     identity_token: String,
     #[serde(rename = "registrytoken")]
     registry_token: String,
 }
 
+/// Where credentials came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The node has them for every pod.
+    Node,
+    /// A pull secret of the pod.
+    Secret(Coordinates),
+    /// A plugin had them for the pod's service account.
+    ServiceAccount(Coordinates),
+}
+
+/// Credentials for one image.
+#[derive(Debug, Clone)]
+pub(crate) struct Credential {
+    pub auth: AuthConfig,
+    pub origin: Origin,
+    /// A hash of the content. It is upstream's, so that either kubelet can compare with the other's records.
+    pub hash: String,
+}
+
+impl Credential {
+    pub(crate) fn new(auth: AuthConfig, email: &str, origin: Origin) -> Self {
+        let hash = hash(&auth, email);
+        Self { auth, origin, hash }
+    }
+}
+
+/// The members of upstream's AuthConfig, in its order.
+#[derive(Serialize)]
+struct Hashed<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    username: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    password: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    email: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty", rename = "identitytoken")]
+    identity_token: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty", rename = "registrytoken")]
+    registry_token: &'a str,
+}
+
+/// The empty hash is equal to none.
+fn hash(auth: &AuthConfig, email: &str) -> String {
+    let members = Hashed {
+        username: &auth.username,
+        password: &auth.password,
+        email,
+        identity_token: &auth.identity_token,
+        registry_token: &auth.registry_token,
+    };
+    let Ok(text) = ferrite_json::to_string(&members) else { return String::new() };
+    // Go's encoder escapes these, too.
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                escaped.push_str(&format!("\\u{:04x}", u32::from(character)));
+            }
+            other => escaped.push(other),
+        }
+    }
+    sha256_hex(escaped.as_bytes())
+}
+
+pub(super) fn sha256_hex(bytes: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The credentials a pod may use.
 #[derive(Debug, Default)]
 pub(crate) struct Keyring {
-    entries: Vec<(String, AuthConfig)>,
+    entries: Vec<(String, Credential)>,
 }
 
 impl Keyring {
@@ -44,6 +116,13 @@ impl Keyring {
             }
             _ => None,
         };
+        let of = |text: &Option<String>| text.clone().unwrap_or_default();
+        let metadata = &secret.metadata;
+        let origin = Origin::Secret(Coordinates {
+            namespace: of(&metadata.namespace),
+            name: of(&metadata.name),
+            uid: of(&metadata.uid),
+        });
         for (server, entry) in auths.unwrap_or_default() {
             let (mut username, mut password) = (entry.username, entry.password);
             let decoded = base64::engine::general_purpose::STANDARD.decode(entry.auth.trim());
@@ -62,14 +141,14 @@ impl Keyring {
                 // pattern is equal to none.
                 ..AuthConfig::default()
             };
-            self.entries.push((server, auth));
+            self.entries.push((server, Credential::new(auth, &entry.email, origin.clone())));
         }
     }
 
     /// The credentials for an image, the most specific first.
-    pub(crate) fn lookup(&self, image: &str) -> Vec<AuthConfig> {
+    pub(crate) fn lookup(&self, image: &str) -> Vec<Credential> {
         let (host, path) = reference::registry_path(image);
-        let mut found: Vec<(usize, &AuthConfig)> = self
+        let mut found: Vec<(usize, &Credential)> = self
             .entries
             .iter()
             .filter_map(|(server, auth)| matches(server, &host, &path).map(|length| (length, auth)))
@@ -120,6 +199,7 @@ mod tests {
             "*.example.com": {"username": "glob", "password": "p"},
         }});
         let secret: Secret = ferrite_json::from_value(json!({
+            "metadata": {"namespace": "n", "name": "s", "uid": "u"},
             "type": "kubernetes.io/dockerconfigjson",
             "data": {".dockerconfigjson": encode(&config.to_string())},
         }))
@@ -137,9 +217,26 @@ mod tests {
             ("ghcr.io/x", vec![]),
         ] {
             let got = keyring.lookup(image);
-            assert!(got.iter().all(|auth| auth.server_address.is_empty()), "{image}");
-            let got: Vec<String> = got.into_iter().map(|auth| auth.username).collect();
+            assert!(got.iter().all(|c| c.auth.server_address.is_empty()), "{image}");
+            let from = Coordinates { namespace: "n".into(), name: "s".into(), uid: "u".into() };
+            assert!(got.iter().all(|c| c.origin == Origin::Secret(from.clone())), "{image}");
+            let got: Vec<String> = got.into_iter().map(|c| c.auth.username).collect();
             assert_eq!(got, users, "{image}");
         }
+    }
+
+    #[test]
+    fn hashes_are_of_the_content() {
+        let auth = |username: &str, password: &str| AuthConfig {
+            username: username.into(),
+            password: password.into(),
+            ..AuthConfig::default()
+        };
+        let of = |text: &str| sha256_hex(text.as_bytes());
+        assert_eq!(hash(&auth("u", "p"), ""), of(r#"{"username":"u","password":"p"}"#));
+        assert_eq!(hash(&auth("u", "p"), "e@x"), of(r#"{"username":"u","password":"p","email":"e@x"}"#));
+        assert_eq!(hash(&auth("", "a<b&\"c"), ""), of(r#"{"password":"a\u003cb\u0026\"c"}"#));
+        let token = AuthConfig { identity_token: "t".into(), ..AuthConfig::default() };
+        assert_eq!(hash(&token, ""), of(r#"{"identitytoken":"t"}"#));
     }
 }

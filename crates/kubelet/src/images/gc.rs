@@ -1,14 +1,16 @@
 //! Removal of unused images when the image file system fills up.
 
+use super::PulledImages;
 use crate::clock::{self, Clock};
 use ferrite_client::{EventRecorder, EventType};
 use ferrite_cri::v1::{
-    ImageFsInfoRequest, ImageSpec, ListContainersRequest, ListImagesRequest, RemoveImageRequest,
+    ContainerStatusRequest, ImageFsInfoRequest, ImageSpec, ListContainersRequest, ListImagesRequest,
+    RemoveImageRequest,
 };
 use ferrite_cri::{ImageService, RuntimeService};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +18,33 @@ use tokio::sync::Notify;
 
 /// As upstream.
 const PERIOD: Duration = Duration::from_secs(300);
-const MIN_AGE: Duration = Duration::from_secs(120);
+
+/// When images are removed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ImageGcPolicy {
+    /// Images go when the file system is this full, in percent; 100 disables it.
+    pub high: u8,
+    /// … until it is no fuller than this.
+    pub low: u8,
+    /// Younger images stay.
+    pub min_age: Duration,
+    /// Images that nobody used for longer go in any case; zero disables it.
+    pub max_age: Duration,
+}
+
+/// Parts unused images into those that are too old and the rest. As upstream, no image is too old before the kubelet has
+/// watched for that long.
+fn too_old(
+    unused: Vec<Candidate>,
+    began: Timestamp,
+    now: Timestamp,
+    max_age: Duration,
+) -> (Vec<Candidate>, Vec<Candidate>) {
+    if max_age.is_zero() || clock::since(began, now) <= max_age {
+        return (Vec::new(), unused);
+    }
+    unused.into_iter().partition(|candidate| clock::since(candidate.seen.used, now) > max_age)
+}
 
 /// When an image was first seen, and last seen in use.
 #[derive(Debug, Clone, Copy)]
@@ -54,8 +82,8 @@ fn excess(space: Space, high: u8, low: u8) -> Option<u64> {
 }
 
 /// Which images go, the longest unused first, until enough is freed.
-fn plan(mut unused: Vec<Candidate>, excess: u64, now: Timestamp) -> Vec<Candidate> {
-    unused.retain(|c| clock::since(c.seen.first, now) >= MIN_AGE);
+fn plan(mut unused: Vec<Candidate>, excess: u64, now: Timestamp, min_age: Duration) -> Vec<Candidate> {
+    unused.retain(|c| clock::since(c.seen.first, now) >= min_age);
     unused.sort_by_key(|c| (c.seen.used, c.seen.first));
     let mut freed = 0u64;
     unused
@@ -74,11 +102,13 @@ pub(crate) struct ImageGc {
     pub recorder: EventRecorder,
     pub node: ObjectReference,
     pub clock: Clock,
-    pub high: u8,
-    pub low: u8,
+    pub policy: ImageGcPolicy,
+    /// When the kubelet started.
+    pub began: Timestamp,
     /// Told when images went.
     pub changed: Arc<Notify>,
     pub seen: SeenImages,
+    pub pulled: PulledImages,
 }
 
 /// When images were seen, kept between passes. One pass at a time has it.
@@ -123,12 +153,18 @@ impl ImageGc {
         let mut seen = self.seen.0.lock().await;
         let now = self.clock.now();
         let containers = self.runtime.list_containers(ListContainersRequest { filter: None }).await?;
-        let in_use: BTreeSet<String> = containers
-            .containers
-            .into_iter()
-            .flat_map(|c| [c.image_ref, c.image_id, c.image.map(|i| i.image).unwrap_or_default()])
-            .collect();
+        let mut in_use = BTreeSet::new();
+        for container in containers.containers {
+            // Images can be volumes, too.
+            let request = ContainerStatusRequest { container_id: container.id, verbose: false };
+            let status = self.runtime.container_status(request).await.ok().and_then(|answer| answer.status);
+            let mounts = status.map(|status| status.mounts).unwrap_or_default();
+            in_use.extend(mounts.into_iter().filter_map(|mount| Some(mount.image?.image)));
+            in_use.extend([container.image_ref, container.image_id]);
+            in_use.extend(container.image.map(|image| image.image));
+        }
         let images = self.images.list_images(ListImagesRequest { filter: None }).await?.images;
+        let mut present: HashSet<String> = images.iter().map(|image| image.id.clone()).collect();
         seen.retain(|id, _| images.iter().any(|i| i.id == *id));
         let mut unused = Vec::new();
         for image in images {
@@ -140,19 +176,34 @@ impl ImageGc {
                 unused.push(Candidate { id: image.id, size: image.size, seen: *entry });
             }
         }
-        let excess = match wanted {
-            Wanted::Everything => Some(u64::MAX),
-            Wanted::Excess => self.space().await?.and_then(|space| excess(space, self.high, self.low)),
-        };
-        let Some(excess) = excess else { return Ok(()) };
-        let mut freed = 0u64;
-        for candidate in plan(unused, excess, now) {
-            let spec = ImageSpec { image: candidate.id.clone(), ..ImageSpec::default() };
-            match self.images.remove_image(RemoveImageRequest { image: Some(spec) }).await {
-                Ok(_) => freed = freed.saturating_add(candidate.size),
-                Err(e) => tracing::warn!(image = %candidate.id, error = %e, "could not remove an image"),
+        let ImageGcPolicy { high, low, min_age, max_age } = self.policy;
+        let (old, unused) = too_old(unused, self.began, now, max_age);
+        let mut removed = false;
+        for candidate in old {
+            if self.remove(&candidate).await {
+                present.remove(&candidate.id);
+                removed = true;
             }
         }
+        if removed {
+            self.changed.notify_one();
+        }
+        let excess = match wanted {
+            Wanted::Everything => Some(u64::MAX),
+            Wanted::Excess => self.space().await?.and_then(|space| excess(space, high, low)),
+        };
+        let Some(excess) = excess else {
+            self.pulled.prune(present, now, &*self.images).await;
+            return Ok(());
+        };
+        let mut freed = 0u64;
+        for candidate in plan(unused, excess, now, min_age) {
+            if self.remove(&candidate).await {
+                freed = freed.saturating_add(candidate.size);
+                present.remove(&candidate.id);
+            }
+        }
+        self.pulled.prune(present, now, &*self.images).await;
         if freed > 0 {
             self.changed.notify_one();
         }
@@ -163,6 +214,15 @@ impl ImageGc {
             self.recorder.event(&self.node, EventType::Warning, "FreeDiskSpaceFailed", message);
         }
         Ok(())
+    }
+
+    async fn remove(&self, candidate: &Candidate) -> bool {
+        let spec = ImageSpec { image: candidate.id.clone(), ..ImageSpec::default() };
+        let removed = self.images.remove_image(RemoveImageRequest { image: Some(spec) }).await;
+        if let Err(error) = &removed {
+            tracing::warn!(image = %candidate.id, %error, "could not remove an image");
+        }
+        removed.is_ok()
     }
 
     async fn space(&self) -> ferrite_cri::Result<Option<Space>> {
@@ -204,6 +264,26 @@ mod tests {
     }
 
     #[test]
+    fn images_that_nobody_used_for_long_go() {
+        let candidate =
+            |id: &str, used| Candidate { id: id.into(), size: 1, seen: Seen { first: at(0), used } };
+        let unused =
+            vec![candidate("never", Timestamp::MIN), candidate("old", at(100)), candidate("new", at(900))];
+        // Seconds of the kubelet's life and of the age, and who goes.
+        for (now, age, expected) in [
+            (1000, 0, vec![]),
+            (1000, 1000, vec![]),
+            (1000, 500, vec!["never", "old"]),
+            (1000, 50, vec!["never", "old", "new"]),
+            (40, 50, vec![]),
+        ] {
+            let (old, rest) = too_old(unused.clone(), at(0), at(now), Duration::from_secs(age));
+            assert_eq!(old.iter().map(|c| c.id.as_str()).collect::<Vec<_>>(), expected, "{now} {age}");
+            assert_eq!(old.len() + rest.len(), unused.len());
+        }
+    }
+
+    #[test]
     fn the_longest_unused_go_first_and_fresh_ones_stay() {
         let candidate = |id: &str, first, used| Candidate {
             id: id.into(),
@@ -216,8 +296,12 @@ mod tests {
             candidate("fresh", 950, 0),
             candidate("older", 0, 50),
         ];
-        let ids =
-            |excess| plan(unused.clone(), excess, at(1000)).into_iter().map(|c| c.id).collect::<Vec<_>>();
+        let ids = |excess| {
+            plan(unused.clone(), excess, at(1000), Duration::from_secs(120))
+                .into_iter()
+                .map(|c| c.id)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(ids(5), ["older"]);
         assert_eq!(ids(15), ["older", "old"]);
         assert_eq!(ids(1000), ["older", "old", "recent"]);

@@ -33,6 +33,13 @@ pub(crate) fn with_tag(image: &str) -> Option<String> {
     Some(if tag.is_none() && digest.is_none() { format!("{image}:latest") } else { image.to_string() })
 }
 
+/// The name without tag and digest. Nothing when it is not an image name.
+pub(crate) fn repository(image: &str) -> Option<&str> {
+    with_tag(image)?;
+    let name = image.split_once('@').map_or(image, |(name, _)| name);
+    Some(split_tag(name).0)
+}
+
 fn split_tag(name: &str) -> (&str, Option<&str>) {
     match name.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => (repository, Some(tag)),
@@ -89,6 +96,21 @@ mod tests {
             ("a@sha256:xyz", None),
         ] {
             assert_eq!(with_tag(image).as_deref(), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn names_without_tag_and_digest() {
+        let digest = format!("a/b:1@sha256:{}", "0".repeat(64));
+        for (image, expected) in [
+            ("busybox", Some("busybox")),
+            ("busybox:1.36", Some("busybox")),
+            ("localhost:5000/x", Some("localhost:5000/x")),
+            ("localhost:5000/x:1", Some("localhost:5000/x")),
+            (digest.as_str(), Some("a/b")),
+            ("NOT VALID", None),
+        ] {
+            assert_eq!(repository(image), expected, "{image}");
         }
     }
 

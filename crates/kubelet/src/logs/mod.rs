@@ -6,6 +6,7 @@ mod rotate;
 
 pub(crate) use line::LogOptions;
 pub(crate) use reader::{LogEnd, stream};
+pub use rotate::LogLimits;
 pub(crate) use rotate::run as rotate;
 
 use std::io;

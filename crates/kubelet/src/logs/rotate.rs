@@ -1,57 +1,95 @@
 //! Rotation of container logs.
 
-use crate::pod::context::Context;
+use ferrite_cri::RuntimeService;
 use ferrite_cri::v1::{
     ContainerFilter, ContainerState, ContainerStateValue, ContainerStatusRequest, ListContainersRequest,
     ReopenContainerLogRequest,
 };
+use futures_util::StreamExt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// As upstream's containerLogMonitorInterval.
-const INTERVAL: Duration = Duration::from_secs(10);
+/// When logs are rotated, and how many are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogLimits {
+    /// A log of this many bytes is rotated.
+    pub max_size: u64,
+    /// Files that are kept of a container's log, the one that is written included.
+    pub max_files: usize,
+    /// Logs that are rotated at a time.
+    pub workers: usize,
+    /// How often logs are looked at.
+    pub interval: Duration,
+}
+
+impl Default for LogLimits {
+    fn default() -> Self {
+        Self { max_size: 10 << 20, max_files: 5, workers: 1, interval: Duration::from_secs(10) }
+    }
+}
 
 /// Looks at the logs of running containers now and then and rotates those that are too large.
-pub(crate) async fn run(context: Arc<Context>, max_size: u64, max_files: usize) {
-    let mut ticks = tokio::time::interval(INTERVAL);
+pub(crate) async fn run(runtime: Arc<dyn RuntimeService>, limits: LogLimits) {
+    let mut ticks = tokio::time::interval(limits.interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if let Err(e) = pass(&context, max_size, max_files).await {
+        if let Err(e) = pass(&*runtime, limits).await {
             tracing::warn!(error = %e, "could not rotate container logs");
         }
     }
 }
 
-async fn pass(context: &Context, max_size: u64, max_files: usize) -> ferrite_cri::Result<()> {
+async fn pass(runtime: &dyn RuntimeService, limits: LogLimits) -> ferrite_cri::Result<()> {
     let state = ContainerStateValue { state: ContainerState::ContainerRunning.into() };
     let filter = ContainerFilter { state: Some(state), ..ContainerFilter::default() };
-    let listed = context.runtime.list_containers(ListContainersRequest { filter: Some(filter) }).await?;
-    for container in listed.containers {
-        let request = ContainerStatusRequest { container_id: container.id.clone(), verbose: false };
-        let Ok(answer) = context.runtime.container_status(request).await else { continue };
-        let Some(status) = answer.status.filter(|s| !s.log_path.is_empty()) else { continue };
-        let path = PathBuf::from(status.log_path);
-        let too_large =
-            tokio::fs::symlink_metadata(&path).await.is_ok_and(|m| m.is_file() && m.len() > max_size);
-        if !too_large {
-            continue;
-        }
-        let rotating = path.clone();
-        let rotated = tokio::task::spawn_blocking(move || rotate_files(&rotating, max_files)).await;
-        match rotated.unwrap_or_else(|e| Err(io::Error::other(e))) {
-            Ok(moved) => {
-                let request = ReopenContainerLogRequest { container_id: container.id.clone() };
-                if let Err(e) = context.runtime.reopen_container_log(request).await {
-                    tracing::warn!(container = %container.id, error = %e, "the runtime could not reopen a log");
-                    // The runtime still writes to the old file: give it its name back.
-                    let _ = tokio::fs::rename(&moved, &path).await;
-                }
+    let listed = runtime.list_containers(ListContainersRequest { filter: Some(filter) }).await?;
+    let containers = futures_util::stream::iter(listed.containers);
+    containers
+        .for_each_concurrent(limits.workers.max(1), |container| async move {
+            if let Err(error) = check(runtime, &container.id, limits).await {
+                tracing::warn!(container = %container.id, %error, "could not rotate a log");
             }
-            Err(e) => tracing::warn!(path = %path.display(), error = %e, "could not rotate a log"),
+        })
+        .await;
+    Ok(())
+}
+
+/// Why a log was not rotated.
+#[derive(Debug, thiserror::Error)]
+enum RotateError {
+    #[error("the runtime: {0}")]
+    Runtime(#[from] ferrite_cri::Error),
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+}
+
+async fn check(runtime: &dyn RuntimeService, id: &str, limits: LogLimits) -> Result<(), RotateError> {
+    let request = ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+    let Ok(answer) = runtime.container_status(request).await else { return Ok(()) };
+    let Some(status) = answer.status.filter(|s| !s.log_path.is_empty()) else { return Ok(()) };
+    let path = PathBuf::from(status.log_path);
+    let reopen = || ReopenContainerLogRequest { container_id: id.to_owned() };
+    match tokio::fs::symlink_metadata(&path).await {
+        Ok(log) if log.is_file() && log.len() >= limits.max_size => {}
+        Ok(_) => return Ok(()),
+        // Somebody moved it away: the runtime writes to a file without a name.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            runtime.reopen_container_log(reopen()).await?;
+            return Ok(());
         }
+        Err(source) => return Err(RotateError::File { path, source }),
+    }
+    let rotating = path.clone();
+    let rotated = tokio::task::spawn_blocking(move || rotate_files(&rotating, limits.max_files)).await;
+    let moved = rotated.unwrap_or_else(|e| Err(io::Error::other(e)));
+    let moved = moved.map_err(|source| RotateError::File { path: path.clone(), source })?;
+    if let Err(error) = runtime.reopen_container_log(reopen()).await {
+        // The runtime still writes to the old file: give it its name back.
+        let _ = tokio::fs::rename(&moved, &path).await;
+        return Err(error.into());
     }
     Ok(())
 }

@@ -37,16 +37,20 @@ pub(crate) struct Readiness {
     pub network_problem: Option<String>,
     /// Why nothing can.
     pub runtime_problem: Option<String>,
+    /// The machine shuts down.
+    pub shutting_down: bool,
     /// What the runtime said it can do when it last answered.
     pub features: RuntimeFeatures,
 }
 
 impl Readiness {
     fn problem(&self) -> Option<String> {
+        let shutdown = self.shutting_down.then_some("node is shutting down");
         let all: Vec<&str> = [&self.runtime_problem, &self.network_problem]
             .into_iter()
             .flatten()
             .map(String::as_str)
+            .chain(shutdown)
             .collect();
         (!all.is_empty()).then(|| all.join(", "))
     }
@@ -83,6 +87,7 @@ pub(crate) struct NodeManager {
     pub clock: Clock,
     pub readiness: watch::Sender<Readiness>,
     pub pressures: watch::Receiver<Pressures>,
+    pub shutting_down: watch::Receiver<bool>,
     /// Asks for a report: an image came or went, pressure changed.
     pub refresh: Arc<Notify>,
     pub devices: Devices,
@@ -271,7 +276,8 @@ impl NodeManager {
     /// Asks the runtime whether it and its network are ready.
     pub(crate) async fn look(&self) {
         let features = self.readiness.borrow().features.clone();
-        let mut readiness = Readiness { features, ..Readiness::default() };
+        let shutting_down = *self.shutting_down.borrow();
+        let mut readiness = Readiness { features, shutting_down, ..Readiness::default() };
         match self.runtime.status(StatusRequest { verbose: false }).await {
             Ok(answer) => {
                 readiness.features = RuntimeFeatures::from_cri(&answer);
@@ -321,6 +327,30 @@ impl NodeManager {
                     (names, i64::try_from(i.size).unwrap_or(i64::MAX))
                 })
                 .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_ready_unless_something_is_wrong() {
+        let text = |text: &str| Some(text.to_owned());
+        for (runtime, network, shutting_down, expected) in [
+            (None, None, false, None),
+            (text("a"), None, false, text("a")),
+            (text("a"), text("b"), true, text("a, b, node is shutting down")),
+            (None, None, true, text("node is shutting down")),
+        ] {
+            let readiness = Readiness {
+                runtime_problem: runtime,
+                network_problem: network,
+                shutting_down,
+                ..Readiness::default()
+            };
+            assert_eq!(readiness.problem(), expected);
         }
     }
 }

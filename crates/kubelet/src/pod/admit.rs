@@ -6,6 +6,7 @@ use super::preemption::Resident;
 use super::resize;
 use super::status::Verdict;
 use super::worker::Worker;
+use crate::shutdown;
 use ferrite_client::EventType;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -38,6 +39,17 @@ impl Worker {
 
     fn decide_admission(&mut self, pod: &Pod) -> bool {
         let context = &self.context;
+        if *context.shutting_down.borrow() {
+            let (reason, message) = (shutdown::REFUSED_REASON, shutdown::REFUSED_MESSAGE);
+            context.event(pod, EventType::Warning, reason, message);
+            self.verdict = Some(Verdict {
+                reason: reason.into(),
+                message: message.into(),
+                disruption: None,
+                grace: None,
+            });
+            return true;
+        }
         let (offer, node_state) = self.offer();
         // Pods that came earlier and still run; who came first is decided by creation, then name.
         let order = |p: &Pod| (p.metadata.creation_timestamp.clone().map(|t| t.0), p.metadata.name.clone());

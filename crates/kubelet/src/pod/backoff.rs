@@ -29,6 +29,11 @@ impl Default for BackOff {
 }
 
 impl BackOff {
+    /// Between restarts of a container, of at most this length.
+    pub(crate) fn of_restarts(max: Duration) -> Self {
+        Self::new(Duration::from_secs(10).min(max), max)
+    }
+
     pub(crate) fn new(initial: Duration, max: Duration) -> Self {
         Self { initial, max, entries: HashMap::new() }
     }

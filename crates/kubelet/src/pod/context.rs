@@ -11,6 +11,7 @@ use crate::images::Images;
 use crate::node::Readiness;
 use crate::objects::Objects;
 use crate::pod::admission::Abilities;
+use crate::pod::backoff::BackOff;
 use crate::pod::manager::Workers;
 use crate::pod::table::PodTable;
 use crate::probe::ProbeContext;
@@ -38,6 +39,10 @@ pub(crate) struct Context {
     pub api_address: Option<ApiAddress>,
     pub limits: NodeLimits,
     pub max_pods: i64,
+    /// The kernel ends a container as a whole when it has no memory left.
+    pub oom_group: bool,
+    /// The back-off that each pod begins with.
+    pub restart_backoff: BackOff,
     /// Labels that the node has in any case, for the time before the API shows the node.
     pub own_labels: BTreeMap<String, String>,
     pub runtime_name: String,
@@ -56,6 +61,8 @@ pub(crate) struct Context {
     pub workers: Arc<Workers>,
     pub node: Informer<Node>,
     pub readiness: watch::Receiver<Readiness>,
+    /// The machine shuts down: no pod is taken any more.
+    pub shutting_down: watch::Receiver<bool>,
     /// What the node is short of.
     pub pressures: watch::Receiver<Pressures>,
     pub client: kube::Client,

@@ -214,6 +214,7 @@ impl Context {
             image_user: &image.user,
             target_id,
             node_memory: self.limits.memory,
+            oom_group: self.oom_group,
             seccomp_root: &self.seccomp_root,
             users: inputs.users,
         })

@@ -162,6 +162,7 @@ pub(crate) fn start(
     };
     let probes = ProbeSet::new(context.probes.clone(), &scope, wake.clone());
     let allocation = Allocation::load(&context.volumes.pod_dir(&id.uid)).unwrap_or_default();
+    let backoff = context.restart_backoff.clone();
     let worker = Worker {
         context,
         id,
@@ -172,7 +173,7 @@ pub(crate) fn start(
         ordered_end,
         probes,
         writer,
-        backoff: BackOff::default(),
+        backoff,
         pulls: PullState::default(),
         refused_until: HashMap::new(),
         waiting: HashMap::new(),

@@ -43,10 +43,16 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         node_status_report_frequency,
         image_gc_high_threshold,
         image_gc_low_threshold,
-        container_log_max_size,
-        container_log_max_files,
+        image_minimum_gc_age,
+        image_maximum_gc_age,
+        pull_limits,
+        logs,
+        single_process_oom_kill,
+        shutdown_periods,
+        max_restart_backoff,
         resources,
         image_credential_providers: _,
+        image_verification,
     } = config;
     json!({"kubeletconfig": {
         "kind": "KubeletConfiguration",
@@ -101,8 +107,27 @@ pub(super) fn configuration(config: &Config, driver: CgroupDriver) -> Value {
         "nodeStatusReportFrequency": go_duration(*node_status_report_frequency),
         "imageGCHighThresholdPercent": image_gc_high_threshold,
         "imageGCLowThresholdPercent": image_gc_low_threshold,
-        "containerLogMaxSize": container_log_max_size.to_string(),
-        "containerLogMaxFiles": container_log_max_files,
+        "imagePullCredentialsVerificationPolicy": image_verification.name(),
+        "preloadedImagesVerificationAllowlist": image_verification.allowlist(),
+        "imageMinimumGCAge": go_duration(*image_minimum_gc_age),
+        "imageMaximumGCAge": go_duration(*image_maximum_gc_age),
+        "serializeImagePulls": pull_limits.parallel == Some(1),
+        "maxParallelImagePulls": pull_limits.parallel,
+        "registryPullQPS": pull_limits.qps.unwrap_or(0),
+        "registryBurst": pull_limits.burst,
+        "singleProcessOOMKill": single_process_oom_kill,
+        "shutdownGracePeriodByPodPriority": shutdown_periods
+            .iter()
+            .map(|period| {
+                let seconds = period.grace.as_secs();
+                json!({"priority": period.priority, "shutdownGracePeriodSeconds": seconds})
+            })
+            .collect::<Vec<_>>(),
+        "crashLoopBackOff": {"maxContainerRestartPeriod": go_duration(*max_restart_backoff)},
+        "containerLogMaxSize": logs.max_size.to_string(),
+        "containerLogMaxFiles": logs.max_files,
+        "containerLogMaxWorkers": logs.workers,
+        "containerLogMonitorInterval": go_duration(logs.interval),
         "cpuManagerPolicy": resources.cpu_policy.name(),
         "cpuManagerPolicyOptions": resources.cpu_policy.options(),
         "cpuManagerReconcilePeriod": go_duration(resources.cpu_reconcile_period),

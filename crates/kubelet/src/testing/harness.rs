@@ -8,10 +8,11 @@ use crate::container::dns::ClusterDns;
 use crate::container::env::ApiAddress;
 use crate::container::fields::NodeLimits;
 use crate::devices::Devices;
-use crate::images::Images;
+use crate::images::{Images, PullLimits, PulledImages, VerificationPolicy};
 use crate::node::{Readiness, RuntimeFeatures};
 use crate::objects::Objects;
 use crate::pod::admission::Abilities;
+use crate::pod::backoff::BackOff;
 use crate::pod::context::Context;
 use crate::pod::manager::{self, Workers};
 use crate::pod::table::PodTable;
@@ -36,7 +37,9 @@ pub(crate) struct Harness {
     scope: Scope,
     clock: Clock,
     settings: ResourceSettings,
+    limits: PullLimits,
     pub readiness: watch::Sender<Readiness>,
+    pub shutting_down: watch::Sender<bool>,
 }
 
 impl Harness {
@@ -51,14 +54,24 @@ impl Harness {
         api.put("nodes", json!({"metadata": {"name": "node", "uid": "n"}}));
         let runtime = FakeRuntime::new(clock);
         let dir = Arc::new(tempfile::tempdir().unwrap());
-        Self::assemble(api, runtime, dir, clock, settings).await
+        Self::assemble(api, runtime, dir, clock, settings, PullLimits::default()).await
+    }
+
+    /// With limits of pulls.
+    pub(crate) async fn start_pulling(limits: PullLimits) -> Self {
+        let clock = Clock::paused();
+        let api = FakeApi::new();
+        api.put("nodes", json!({"metadata": {"name": "node", "uid": "n"}}));
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        Self::assemble(api, FakeRuntime::new(clock), dir, clock, ResourceSettings::default(), limits).await
     }
 
     /// The kubelet dies and starts anew; the API, the runtime and the disk stay as they are.
     pub(crate) async fn restart(self) -> Self {
         self.scope.shutdown().await;
         let settings = self.settings.clone();
-        Self::assemble(self.api.clone(), self.runtime.clone(), self.dir.clone(), self.clock, settings).await
+        let (api, runtime, dir) = (self.api.clone(), self.runtime.clone(), self.dir.clone());
+        Self::assemble(api, runtime, dir, self.clock, settings, self.limits).await
     }
 
     /// The kubelet dies; what is left can be changed before it starts anew.
@@ -72,6 +85,7 @@ impl Harness {
         dir: Arc<tempfile::TempDir>,
         clock: Clock,
         settings: ResourceSettings,
+        pull_limits: PullLimits,
     ) -> Self {
         let scope = Scope::new();
         let client = api.client();
@@ -82,6 +96,7 @@ impl Harness {
             Arc::new(Objects::new(client.clone(), &scope, Arc::new(move |uid| told.objects_changed(uid))));
         let (readiness, seen) =
             watch::channel(Readiness { features: RuntimeFeatures::everything(), ..Readiness::default() });
+        let (shutting_down, shutdown_seen) = watch::channel(false);
         let limits = NodeLimits { cpu_milli: 2000, memory: 1 << 30, ephemeral_storage: 1 << 30 };
         let shared: Arc<FakeRuntime> = Arc::new(runtime.clone());
         let resolv_conf = dir.path().join("resolv.conf");
@@ -106,6 +121,9 @@ impl Harness {
             devices.clone(),
         )
         .unwrap();
+        let pulled =
+            PulledImages::open(&dir.path().join("kubelet"), VerificationPolicy::default(), clock).unwrap();
+        pulled.recover(&*shared).await;
         let context = Arc::new(Context {
             node_name: "node".into(),
             node_hostname: "node".into(),
@@ -117,10 +135,13 @@ impl Harness {
             api_address: Some(ApiAddress { host: "10.96.0.1".into(), port: 443 }),
             limits,
             max_pods: 3,
+            oom_group: false,
+            restart_backoff: BackOff::default(),
             own_labels: Default::default(),
             runtime_name: "ferrite".into(),
             runtime: shared.clone(),
-            images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default()),
+            images: Images::new(shared.clone(), recorder.clone(), clock, Arc::default(), pulled)
+                .with_limits(pull_limits),
             resources: Arc::new(resources),
             devices: devices.clone(),
             userns: UserNamespaces::open(dir.path().join("kubelet/pods")).unwrap(),
@@ -148,6 +169,7 @@ impl Harness {
             ),
             node,
             readiness: seen,
+            shutting_down: shutdown_seen,
             pressures: watch::channel(Default::default()).1,
             client,
             recorder: recorder.clone(),
@@ -162,7 +184,19 @@ impl Harness {
         manager::start_local(&context, &workers, &scope);
         manager::start(context.clone(), workers.clone(), &scope).await.unwrap();
         scope.spawn(context.resources.clone().follow(context.runtime.clone()));
-        Self { api, runtime, workers, dir, context, scope, clock, settings, readiness }
+        Self {
+            api,
+            runtime,
+            workers,
+            dir,
+            context,
+            scope,
+            clock,
+            settings,
+            limits: pull_limits,
+            readiness,
+            shutting_down,
+        }
     }
 
     /// Creates a pod bound to this node.

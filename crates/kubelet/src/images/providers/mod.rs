@@ -15,6 +15,8 @@ pub use config::{ConfigError, Plugins};
 
 pub(crate) use accounts::{Accounts, ApiAccounts};
 
+use super::credentials::{Credential, Origin};
+use super::pulled::Coordinates;
 use crate::clock::{self, Clock};
 use crate::pod::model::{self, PodId};
 use accounts::AccountData;
@@ -59,13 +61,14 @@ impl Providers {
 
     /// What the plugins have for a repository (an image's name without tag and digest): the most specific
     /// first, and of equals those of the plugin that is configured earlier.
-    pub(crate) async fn lookup(&self, repository: &str, pod: &Pod) -> Vec<AuthConfig> {
-        let mut found: Vec<(String, AuthConfig)> = Vec::new();
+    pub(crate) async fn lookup(&self, repository: &str, pod: &Pod) -> Vec<Credential> {
+        let mut found: Vec<(String, Credential)> = Vec::new();
         for provider in &self.plugins {
             if !provider.config.match_images.iter().any(|pattern| pattern.matches(repository)) {
                 continue;
             }
-            let Some(credentials) = provider.provide(repository, pod, self.accounts.as_ref()).await else {
+            let Some((credentials, origin)) = provider.provide(repository, pod, self.accounts.as_ref()).await
+            else {
                 continue;
             };
             for (key, entry) in credentials.iter() {
@@ -75,7 +78,7 @@ impl Providers {
                         password: entry.password.clone(),
                         ..AuthConfig::default()
                     };
-                    found.push((key.clone(), auth));
+                    found.push((key.clone(), Credential::new(auth, "", origin.clone())));
                 }
             }
         }
@@ -87,13 +90,27 @@ impl Providers {
 }
 
 impl Provider {
-    async fn provide(&self, image: &str, pod: &Pod, accounts: &dyn Accounts) -> Option<Credentials> {
+    /// What the plugin has for an image, and for whom.
+    async fn provide(
+        &self,
+        image: &str,
+        pod: &Pod,
+        accounts: &dyn Accounts,
+    ) -> Option<(Credentials, Origin)> {
         let (account, scope) = match &self.config.token {
             None => (None, Scope::Everybody),
             Some(token) => self.account(token, pod, accounts).await?,
         };
+        let origin = match &scope {
+            Scope::Everybody => Origin::Node,
+            Scope::Account { namespace, name, uid, .. } => Origin::ServiceAccount(Coordinates {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                uid: uid.clone(),
+            }),
+        };
         if let Some(known) = self.cache.get(image, &scope, self.clock.now()) {
-            return Some(known);
+            return Some((known, origin));
         }
         let flight = Flight { image: image.to_owned(), scope: scope.clone() };
         let cell = self.flying().entry(flight.clone()).or_default().clone();
@@ -102,7 +119,7 @@ impl Provider {
         if flying.get(&flight).is_some_and(|known| Arc::ptr_eq(known, &cell)) {
             flying.remove(&flight);
         }
-        answer
+        answer.map(|answer| (answer, origin))
     }
 
     fn flying(&self) -> std::sync::MutexGuard<'_, HashMap<Flight, Arc<OnceCell<Option<Credentials>>>>> {

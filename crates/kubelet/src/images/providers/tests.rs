@@ -88,7 +88,7 @@ fn everything(user: &str) -> Value {
 }
 
 async fn users(providers: &Providers, image: &str, pod: &Pod) -> Vec<String> {
-    providers.lookup(image, pod).await.into_iter().map(|auth| auth.username).collect()
+    providers.lookup(image, pod).await.into_iter().map(|found| found.auth.username).collect()
 }
 
 #[tokio::test]

@@ -88,6 +88,7 @@ pub(in crate::server) async fn metrics(context: &Context) -> Answer {
     let help = "The node's name. The count is always 1.";
     let node = format!("node=\"{}\"", context.node_name);
     family(&mut out, "kubelet_node_name", "gauge", help, one(node, 1.0));
+    out.push_str(&ferrite_component::metrics::registry().text());
     exposition(out)
 }
 
