@@ -58,7 +58,9 @@ pub use auth::{AbacPolicy, Mode, PolicyFileError, RequestHeader, StaticTokens, T
 pub use components::Component;
 pub use connections::ConnectionLimits;
 pub use endpoints::EndpointReconciler;
+pub use health::HealthCheck;
 pub use http::{Body, BoxError, Response};
 pub use options::{DurationError, go_duration};
+pub use registry::storage_places;
 pub use server::{ApiServer, Config, InProcessClient, Serving, WriteGuard};
 pub use version::KUBERNETES_VERSION;

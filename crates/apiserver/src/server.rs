@@ -9,6 +9,7 @@ use crate::connections::ConnectionLimits;
 use crate::endpoints::{self, EndpointReconciler};
 use crate::filters::{self, InFlight, InProcess, MemoryReclaimer};
 use crate::flowcontrol::{self, FlowControl};
+use crate::health::HealthCheck;
 use crate::http::{self, Body, BoxError, Response};
 use crate::metrics::Metrics;
 use crate::negotiate::Representation;
@@ -109,6 +110,8 @@ pub struct Config {
     pub max_token_seconds: Option<i64>,
     /// Where the keys that verify tokens are found; this server when it is not said.
     pub keys_url: Option<String>,
+    /// Checks of `/healthz` beside those that every server has.
+    pub health_checks: Vec<HealthCheck>,
     /// Users by tokens from a file.
     pub static_tokens: StaticTokens,
     /// Whether requests without credentials are those of `system:anonymous`; else they are refused.
@@ -164,6 +167,7 @@ impl Config {
             api_audiences: Vec::new(),
             max_token_seconds: None,
             keys_url: None,
+            health_checks: Vec::new(),
             static_tokens: StaticTokens::default(),
             anonymous_auth: true,
             authorization: auth::usual_modes(),
