@@ -5,12 +5,13 @@ use crate::kms::Kms;
 use crate::providers::{self, ENCRYPTED, Provider};
 use crate::resources::{GroupResource, Places, StoredAt};
 use bytes::Bytes;
+use ferrite_component::FollowedFiles;
 use ferrite_component::metrics::{Counter, Family, registry};
 use ferrite_store::{Key, Prepared, TransformError, Transformer};
 use std::collections::HashMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// A larger file is no configuration.
@@ -44,6 +45,8 @@ pub struct Encryption {
     options: EncryptionOptions,
     places: Places,
     active: RwLock<Arc<Active>>,
+    /// Follows the file from before it was first read, so that no change is missed. Taken by the task that reloads.
+    followed: Mutex<Option<FollowedFiles>>,
 }
 
 static OPERATIONS: LazyLock<Arc<Family<Counter>>> = LazyLock::new(|| {
@@ -142,6 +145,10 @@ impl Encryption {
         options: EncryptionOptions,
         built_in: impl IntoIterator<Item = StoredAt>,
     ) -> Result<Arc<Self>, ConfigError> {
+        let followed = match (&options.file, options.reload) {
+            (Some(file), true) => Some(FollowedFiles::new(vec![file.clone()])),
+            _ => None,
+        };
         let mut active = match &options.file {
             Some(file) => Active::new(&read(file, options.reload)?, None)?,
             None => Active::default(),
@@ -153,7 +160,12 @@ impl Encryption {
             }
         }
         active.follow_services();
-        Ok(Arc::new(Self { options, places: Places::new(built_in), active: RwLock::new(Arc::new(active)) }))
+        Ok(Arc::new(Self {
+            options,
+            places: Places::new(built_in),
+            active: RwLock::new(Arc::new(active)),
+            followed: Mutex::new(followed),
+        }))
     }
 
     pub(crate) fn active(&self) -> Arc<Active> {
@@ -162,6 +174,10 @@ impl Encryption {
 
     pub(crate) fn replace(&self, active: Active) {
         *self.active.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(active);
+    }
+
+    pub(crate) fn followed(&self) -> Option<FollowedFiles> {
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(crate) fn options(&self) -> &EncryptionOptions {
