@@ -54,7 +54,10 @@ pub use audit::{
     AuditBatch, AuditConfig, AuditFormat, AuditLog, AuditMode, AuditPolicy, AuditSender, AuditThrottle,
     AuditTruncate, AuditWebhook, PolicyError,
 };
-pub use auth::{AbacPolicy, Mode, PolicyFileError, RequestHeader, StaticTokens, TokenFileError, User};
+pub use auth::{
+    AbacPolicy, AuthenticationConfig, AuthenticationConfigError, JwtAuthentication, Mode, OidcFlags,
+    PolicyFileError, RequestHeader, StaticTokens, TokenFileError, User,
+};
 pub use components::Component;
 pub use connections::ConnectionLimits;
 pub use endpoints::EndpointReconciler;
