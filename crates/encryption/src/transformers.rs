@@ -115,8 +115,8 @@ impl Active {
             return;
         }
         let stop = CancellationToken::new();
-        for kms in self.kms.iter().cloned() {
-            let stop = stop.clone();
+        for kms in &self.kms {
+            let (kms, stop) = (Arc::clone(kms), stop.clone());
             tokio::spawn(async move {
                 tokio::select! {
                     () = kms.follow() => {}
@@ -211,7 +211,7 @@ impl Encryption {
 }
 
 impl Transformer for Encryption {
-    fn to_storage(&self, key: &Key, value: &Bytes) -> Result<Option<Bytes>, TransformError> {
+    fn seal(&self, key: &Key, value: &Bytes) -> Result<Option<Bytes>, TransformError> {
         let active = self.active();
         if active.resources.is_empty() {
             return Ok(None);
@@ -228,7 +228,7 @@ impl Transformer for Encryption {
         Ok(sealed?.map(Bytes::from))
     }
 
-    fn from_storage(&self, key: &Key, stored: &Bytes) -> Result<Option<Bytes>, TransformError> {
+    fn unseal(&self, key: &Key, stored: &Bytes) -> Result<Option<Bytes>, TransformError> {
         let encrypted = stored.starts_with(ENCRYPTED);
         let active = self.active();
         let resource = match active.resources.is_empty() && !encrypted {

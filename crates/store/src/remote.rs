@@ -45,8 +45,7 @@ impl Feed {
     /// Lets the transformer ask others for what it needs to read these values, before they are applied.
     pub async fn prepare(&self, entries: impl Iterator<Item = (&Key, &Arc<Entry>)>) {
         let Some(transformer) = self.0.transformer.get() else { return };
-        let sealed =
-            |(key, entry): &(&Key, &Arc<Entry>)| transformer.from_storage(key, &entry.value).is_err();
+        let sealed = |(key, entry): &(&Key, &Arc<Entry>)| transformer.unseal(key, &entry.value).is_err();
         let stored: Vec<_> = entries.filter(sealed).map(|(k, e)| (k.clone(), e.value.clone())).collect();
         if !stored.is_empty() {
             transformer.prepare(stored).await;

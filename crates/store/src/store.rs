@@ -172,7 +172,7 @@ impl Store {
 
     /// Why the value of an entry cannot be read.
     pub fn unreadable_why(&self, key: &Key, entry: &Entry) -> Option<TransformError> {
-        self.shared.transformer.get()?.from_storage(key, &entry.value).err()
+        self.shared.transformer.get()?.unseal(key, &entry.value).err()
     }
 
     /// True if the value would be stored in another form now.
@@ -218,7 +218,7 @@ impl Store {
     /// Commits a transaction, with values in their stored form. When it answers, the outcome is visible to every reader and, unless the transaction
     /// is relaxed, durable.
     pub async fn commit(&self, mut txn: Txn) -> Result<Outcome, StoreError> {
-        self.shared.to_storage(&mut txn)?;
+        self.shared.seal(&mut txn)?;
         if let Engine::Remote(remote) = &self.engine {
             let outcome = remote.commit(txn).await?;
             self.reach(outcome.revision()).await?;

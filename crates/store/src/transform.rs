@@ -25,11 +25,11 @@ pub struct TransformError(pub String);
 /// Makes the stored form of values, and reads it. Keys are the store's own.
 pub trait Transformer: Debug + Send + Sync {
     /// The form in which a value is stored. None: as it is.
-    fn to_storage(&self, key: &Key, value: &Bytes) -> Result<Option<Bytes>, TransformError>;
+    fn seal(&self, key: &Key, value: &Bytes) -> Result<Option<Bytes>, TransformError>;
 
     /// The value that is stored in this form. None: the same. Does not wait: a value that needs an answer of another
     /// process is an error until [`Transformer::prepare`] has obtained the answer.
-    fn from_storage(&self, key: &Key, stored: &Bytes) -> Result<Option<Bytes>, TransformError>;
+    fn unseal(&self, key: &Key, stored: &Bytes) -> Result<Option<Bytes>, TransformError>;
 
     /// Asks other processes for what these stored values need, within a time limit of its own.
     fn prepare<'a>(&'a self, stored: Vec<(Key, Bytes)>) -> Prepared<'a>;
@@ -40,11 +40,11 @@ pub trait Transformer: Debug + Send + Sync {
 
 impl Shared {
     /// Replaces the values of a transaction by their stored forms.
-    pub fn to_storage(&self, txn: &mut Txn) -> Result<(), StoreError> {
+    pub fn seal(&self, txn: &mut Txn) -> Result<(), StoreError> {
         let Some(transformer) = self.transformer.get() else { return Ok(()) };
         for op in &mut txn.ops {
             if let Op::Put { key, value, .. } = op
-                && let Some(stored) = transformer.to_storage(key, value)?
+                && let Some(stored) = transformer.seal(key, value)?
             {
                 *value = stored;
             }
@@ -58,7 +58,7 @@ impl Shared {
         if entry.plain.is_revealed() {
             return;
         }
-        match transformer.from_storage(key, &entry.value) {
+        match transformer.unseal(key, &entry.value) {
             Ok(value) => entry.plain.reveal(value),
             Err(_) => {
                 entry.plain.hide();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     impl Transformer for Backwards {
-        fn to_storage(&self, key: &Key, value: &Bytes) -> Result<Option<Bytes>, TransformError> {
+        fn seal(&self, key: &Key, value: &Bytes) -> Result<Option<Bytes>, TransformError> {
             match key.as_bytes() {
                 b"refused" => Err(TransformError("no key".into())),
                 b"secret" => Ok(Some(reversed(value))),
@@ -126,7 +126,7 @@ mod tests {
             }
         }
 
-        fn from_storage(&self, key: &Key, stored: &Bytes) -> Result<Option<Bytes>, TransformError> {
+        fn unseal(&self, key: &Key, stored: &Bytes) -> Result<Option<Bytes>, TransformError> {
             match (key.as_bytes(), self.prepared.load(Ordering::Relaxed)) {
                 (b"secret", true) => Ok(Some(reversed(stored))),
                 (b"secret", false) => Err(TransformError("not prepared".into())),

@@ -1,6 +1,7 @@
 //! Users by JSON web tokens of foreign issuers: AuthenticationConfiguration, or the `--oidc-*` flags.
 
 mod claims;
+mod compile;
 mod config;
 mod issuer;
 mod token;
